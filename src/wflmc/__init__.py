@@ -1,0 +1,41 @@
+"""Bayesian federated learning over the air: plan it, sample with it, prove its privacy.
+
+>>> import jax, wflmc
+>>> posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
+>>> link = wflmc.Link(wflmc.channel.static(power=1e-4), snr_db=20)
+>>> privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30)
+>>> step_size = 0.4 / (posterior.mu + posterior.L)
+>>> plan = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in=50, samples=1)
+>>> plan.regime
+'power-limited'
+"""
+
+from wflmc import channel, evaluation, planning, privacy, sampling
+from wflmc.channel import Link
+from wflmc.errors import InputError, SamplingError
+from wflmc.evaluation import evaluate, exact_w2_sq
+from wflmc.planning import Plan, plan
+from wflmc.posterior import gaussian_regression
+from wflmc.privacy import Privacy
+from wflmc.sampling import Trace, sample
+from wflmc.version import __version__
+
+__all__ = [
+    "InputError",
+    "Link",
+    "Plan",
+    "Privacy",
+    "SamplingError",
+    "Trace",
+    "__version__",
+    "channel",
+    "evaluate",
+    "evaluation",
+    "exact_w2_sq",
+    "gaussian_regression",
+    "plan",
+    "planning",
+    "privacy",
+    "sample",
+    "sampling",
+]

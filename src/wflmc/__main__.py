@@ -1,0 +1,5 @@
+"""`python -m wflmc`."""
+
+from wflmc.cli import main
+
+main()

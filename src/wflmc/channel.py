@@ -1,0 +1,147 @@
+"""The radio link: fading laws that give gains h[round, device], and the noisy superposition.
+
+A fading law is a small frozen value with a `draw`; arrays from a channel simulator or a measurement enter
+through `from_array`. Only |h| matters to the plan, because devices compensate the phase. `power` is always
+the mean E|h|², whatever the correlation over rounds.
+
+>>> Link(rayleigh(power=0.01), snr_db=20).gains(rounds=100, devices=30).shape
+(100, 30)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.errors import InputError
+from wflmc.keys import host_generator
+from wflmc.recursion import first_order
+
+Gains = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Fading:
+    """A law of the gains: `draw(generator, rounds, devices)` gives h[round, device], real or complex."""
+
+    name: str
+    draw: Callable[[np.random.Generator, int, int], Gains]
+
+
+def _amplitude(power: ArrayLike, devices: int) -> NDArray[np.float64]:
+    """√E|h|² per device, from one mean power or one per device (path loss)."""
+    values = np.asarray(power, dtype=float)
+    if values.ndim > 1 or values.size not in (1, devices):
+        raise InputError("power", values.tolist(), f"one number, or one for each of the {devices} devices")
+    if not np.all((values > 0) & np.isfinite(values)):
+        raise InputError("power", values.tolist(), "finite and above 0")
+    return np.broadcast_to(np.sqrt(values).reshape(-1), (devices,))
+
+
+def _check_correlation(correlation: float) -> None:
+    if not 0 <= correlation <= 1:
+        raise InputError("correlation", correlation, "between 0 and 1")
+
+
+def _scatter(generator: np.random.Generator, rounds: int, devices: int, correlation: float) -> Gains:
+    """CN(0, 1) gains, Gauss–Markov over rounds: h[s] = r h[s−1] + √(1−r²) w[s], stationary from the start."""
+    parts = generator.standard_normal((rounds, devices, 2)) / np.sqrt(2)
+    innovation = parts[..., 0] + 1j * parts[..., 1]
+    innovation[1:] *= np.sqrt(1 - correlation**2)
+    return first_order(innovation, correlation)
+
+
+def static(power: ArrayLike = 1.0) -> Fading:
+    """Constant gains |h| = √power, one power or one per device."""
+
+    def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
+        del generator
+        return np.broadcast_to(_amplitude(power, devices), (rounds, devices))
+
+    return Fading("static", draw)
+
+
+def rayleigh(power: ArrayLike = 1.0, correlation: float = 0.0) -> Fading:
+    """h ~ CN(0, power), with correlation r between successive rounds."""
+    _check_correlation(correlation)
+
+    def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
+        return _amplitude(power, devices) * _scatter(generator, rounds, devices, correlation)
+
+    return Fading("rayleigh", draw)
+
+
+def rician(power: ArrayLike = 1.0, k_factor: float = 3.0, correlation: float = 0.0) -> Fading:
+    """A constant path and a scattered one whose powers are as k_factor : 1 and add up to `power`."""
+    _check_correlation(correlation)
+    if not (k_factor >= 0 and np.isfinite(k_factor)):
+        raise InputError("rician_k", k_factor, "finite and at least 0")
+
+    def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
+        scatter = _scatter(generator, rounds, devices, correlation)
+        mixed = np.sqrt(k_factor / (k_factor + 1)) + np.sqrt(1 / (k_factor + 1)) * scatter
+        return _amplitude(power, devices) * mixed
+
+    return Fading("rician", draw)
+
+
+def from_array(gains: ArrayLike) -> Fading:
+    """Gains as they are, real or complex, [rounds, devices]; a run uses the first rounds of a longer array."""
+    table = np.asarray(gains)
+    if table.ndim != 2 or table.dtype.kind not in "fciu":
+        raise InputError("gains", f"{table.dtype} array of shape {table.shape}", "a numeric array [rounds, devices]")
+    if not np.all(np.isfinite(table)):
+        raise InputError("gains", "an array with nan or infinite entries", "finite everywhere")
+    if not np.all(np.abs(table) > 0):
+        raise InputError("gains", "an array with zeros", "non-zero everywhere")
+
+    def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
+        del generator
+        if table.shape[0] < rounds or table.shape[1] != devices:
+            raise InputError(
+                "gains",
+                f"array of shape {table.shape}",
+                f"an array of at least {rounds} rounds × {devices} devices",
+            )
+        return table[:rounds]
+
+    return Fading("file", draw)
+
+
+@dataclass(frozen=True)
+class Link:
+    """The uplink that all devices share: fading, signal-to-noise ratio P/(m N0) in dB, and noise power N0.
+
+    The channel realisation is a function of `seed` alone; asking for more rounds begins with the same ones.
+    """
+
+    fading: Fading
+    snr_db: float = 20.0
+    noise_power: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not -300 <= self.snr_db <= 300:
+            raise InputError("snr_db", self.snr_db, "between -300 and 300 dB")
+        if not (self.noise_power > 0 and np.isfinite(self.noise_power)):
+            raise InputError("noise_power", self.noise_power, "finite and above 0")
+
+    @property
+    def snr(self) -> float:
+        """P/(m N0) as a ratio."""
+        return float(10 ** (self.snr_db / 10))
+
+    def gains(self, rounds: int, devices: int) -> Gains:
+        """h[round, device] of this link's seed."""
+        return self.fading.draw(host_generator(jax.random.key(self.seed), "channel"), rounds, devices)
+
+
+def superpose(key: jax.Array, signal: jax.Array, noise_power: jax.Array) -> jax.Array:
+    """What the server hears, y = Σ_k h_k x_k + z with z ~ N(0, N0 I), eq. (12), given the sum signal[m]."""
+    return signal + jnp.sqrt(noise_power) * jax.random.normal(key, signal.shape, signal.dtype)

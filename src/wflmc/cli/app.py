@@ -1,0 +1,179 @@
+"""`wflmc plan | run | reproduce`: JSON on stdout when asked, everything else for people on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from wflmc.errors import InputError, SamplingError
+from wflmc.version import __version__
+
+app = typer.Typer(
+    name="wflmc",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Bayesian federated learning over the air: plan it, sample with it, prove its privacy.",
+)
+
+ScenarioPath = Annotated[str, typer.Argument(help="Scenario file (TOML).")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; may repeat.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"wflmc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _show(renderable: object) -> None:
+    """Print for people, on stdout, wide enough not to fold when piped."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 140).print(renderable)
+
+
+@contextmanager
+def _progress(task: str, total: int) -> Iterator[Any]:
+    """A bar with the time left on a terminal, silence elsewhere; yields a function that sets what is done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = _console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        row = bar.add_task(task, total=total)
+        yield lambda done: bar.update(row, completed=done)
+
+
+@app.command()
+def plan(scenario: ScenarioPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Decide who sends and how strongly, and what that is worth.
+
+    Example: wflmc plan scenario.toml --set link.snr_db=10
+    """
+    from wflmc.cli.commands import plan_command
+
+    document = plan_command(scenario, overrides)
+    if as_json:
+        _print_json(document)
+    else:
+        from wflmc.report import plan_table
+
+        _show(plan_table(document))
+
+
+@app.command()
+def run(
+    scenario: Annotated[str | None, typer.Argument(help="Scenario file (TOML).")] = None,
+    saved_plan: Annotated[
+        str | None,
+        typer.Option("--plan", metavar="FILE", help="Run this saved plan (JSON of `wflmc plan`) instead."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Folder for trace.nc, plan.json, summary.json, scenario.toml."),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a scenario, sample its chains and evaluate them.
+
+    Example: wflmc run scenario.toml --out results
+    """
+    from wflmc.cli.commands import run_command
+
+    _cache_compilations()
+    summary, text, folder = run_command(scenario, saved_plan, out, overrides, _progress)
+    if as_json:
+        _print_json(summary)
+    else:
+        print(text)
+        print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
+        if folder is not None:
+            print(f"Written to {folder}: trace.nc, plan.json, summary.json, scenario.toml")
+
+
+@app.command()
+def reproduce(
+    figures: Annotated[list[str] | None, typer.Argument(help="fig2 fig3a fig3b fig4a fig4b fig5, or all.")] = None,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for tables and pictures.")] = "out/reproduce",
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="PATH", help=".npz or .csv with X and y; else synthetic data."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the paper's figures again and check what it states about them.
+
+    Example: wflmc reproduce all --out results
+    """
+    from wflmc.cli.commands import reproduce_command
+
+    document, found, files = reproduce_command(figures or ["all"], out, data or [], _progress)
+    if as_json:
+        _print_json(document)
+        return
+    from wflmc.report import claims_table
+
+    _show(claims_table(found))
+    print("\n".join(["Pictures:", *(f"  {path}" for path in files), f"Claims: {Path(out) / 'claims.json'}"]))
+
+
+def _print_json(document: object) -> None:
+    from wflmc.scenario import to_json
+
+    print(to_json(document))
+
+
+def _cache_compilations() -> None:
+    """Keep compiled loops in the user's cache folder, unless the user has said where JAX should keep them."""
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        settings: Any = jax.config
+        settings.update("jax_compilation_cache_dir", str(Path(home) / "wflmc" / "jax"))
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def main() -> None:
+    """Run the command line: exit code 0 when done, 2 for bad input, 1 for anything else."""
+    try:
+        app()
+    except InputError as error:
+        print(f"wflmc: {error}", file=sys.stderr)
+        sys.exit(2)
+    except SamplingError as error:
+        print(f"wflmc: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("wflmc: interrupted; what was finished is kept.", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

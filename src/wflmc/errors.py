@@ -1,0 +1,42 @@
+"""The one error for input a person can mend: which key, what was given, what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class InputError(ValueError):
+    """Bad input, said in one sentence.
+
+    Args:
+        key: the argument or scenario key at fault, such as `link.snr_db`.
+        given: what was given.
+        allowed: what is allowed, as the end of the sentence "... must be ...".
+    """
+
+    def __init__(self, key: str, given: object, allowed: str) -> None:
+        self.key, self.given, self.allowed = key, given, allowed
+        shown = repr(given)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        super().__init__(f"{key} = {shown} was given, but it must be {allowed}.")
+
+
+class SamplingError(RuntimeError):
+    """A chain left the finite numbers; the sentence says when, and what to try."""
+
+
+@contextmanager
+def naming(section: str) -> Iterator[None]:
+    """Prefix the key of any InputError raised inside with a scenario section.
+
+    >>> with naming("link"):
+    ...     raise InputError("snr_db", "x", "a number")
+    Traceback (most recent call last):
+    wflmc.errors.InputError: link.snr_db = 'x' was given, but it must be a number.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{section}.{error.key}", error.given, error.allowed) from None

@@ -1,0 +1,68 @@
+"""One look at a trace: everything `summary.json` says, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from wflmc.evaluation.diagnostics import diagnose
+from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_w2_sq
+from wflmc.sampling import Trace
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results of `evaluate`; None where a quantity does not exist."""
+
+    w2_sq: Distance | None
+    """Estimated from the chains against the exact posterior."""
+    exact_w2_sq: tuple[float, ...] | None
+    """Exact for every round 1..S while nothing is clipped."""
+    burn_in: int
+    rhat_max: float | None
+    ess_min: float | None
+    ess_tail_min: float | None
+    clip_rate: dict[str, float | None]
+    epsilon_spent: float | None
+
+    def __str__(self) -> str:
+        lines = []
+        if self.w2_sq is not None:
+            lines.append(f"W2² worst after burn-in  {self.w2_sq.worst:.3g} ± {self.w2_sq.worst_se:.1g} (from chains)")
+        if self.exact_w2_sq is not None:
+            lines.append(f"W2² worst after burn-in  {max(self.exact_w2_sq[self.burn_in :]):.3g} (exact, if unclipped)")
+        if self.rhat_max is not None:
+            lines.append(f"R-hat max                {self.rhat_max:.4f}")
+        if self.ess_min is not None and self.ess_tail_min is not None:
+            lines.append(f"ESS min                  {self.ess_min:.0f} bulk, {self.ess_tail_min:.0f} tail")
+        early, late = (f"{rate:.2%}" if rate is not None else "–" for rate in self.clip_rate.values())
+        lines.append(f"gradients clipped        {early} in burn-in, {late} after")
+        spent = "none stated" if self.epsilon_spent is None else f"{self.epsilon_spent:.4g} for the worst device"
+        lines.append(f"ε spent (per chain)      {spent}")
+        return "\n".join(lines)
+
+
+def evaluate(trace: Trace, posterior: Any) -> Evaluation:
+    """Distance to the posterior (where it is known), R-hat, ESS, clip rate and privacy spent.
+
+    The privacy is that of one chain; chains are replicas for evaluation, and publishing several from the same
+    devices would add their losses up.
+    """
+    known = hasattr(posterior, "exact")
+    several = trace.theta.shape[0] > 1
+    diagnostics = diagnose(trace.theta)
+    epsilons = [plan.epsilon_spent for plan in trace.plans]
+    spent = [value for value in epsilons if value is not None]
+    return Evaluation(
+        w2_sq=estimate_w2_sq(trace.theta, posterior.exact) if known and several else None,
+        exact_w2_sq=tuple(exact_w2_sq(posterior, trace.plans).tolist()) if known else None,
+        burn_in=trace.plan.burn_in,
+        rhat_max=diagnostics.rhat_max,
+        ess_min=diagnostics.ess_min,
+        ess_tail_min=diagnostics.ess_tail_min,
+        clip_rate={
+            "burn_in": float(trace.burn_in_clip_rate.mean()) if trace.burn_in_clip_rate.size else None,
+            "samples": float(trace.clip_rate.mean()),
+        },
+        epsilon_spent=max(spent) if len(spent) == len(epsilons) else None,
+    )

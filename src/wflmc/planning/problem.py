@@ -1,0 +1,106 @@
+"""How strongly to send, as an optimisation problem: what a policy is given, and what it returns.
+
+The variable is a[s] = α[s]²/N0, in which noise power drops out: the channel puts η²(K/K_a)²/a on the update,
+device k's budget reads Σ_s active[s, k] a[s] ≤ B_k = R_k/(2ℓ_k²), and both power and the noise that Langevin
+sampling wants are caps on a.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.errors import InputError
+from wflmc.planning.bound import Contraction
+from wflmc.recursion import first_order
+
+Array = NDArray[np.float64]
+
+OBJECTIVES = ("worst", "average")
+
+HEADROOM = 1e-12
+"""Plans stop this relative distance short of every budget, so that rounding never overspends."""
+
+
+class Allocation(NamedTuple):
+    """a[S], and a proven lower bound on the objective where the policy claims an optimum."""
+
+    a: Array
+    lower_bound: float | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that decides the power of a plan, for given active sets."""
+
+    contraction: Contraction
+    step_size: float
+    burn_in: int
+    objective: str
+    start: float
+    """B[0]."""
+    error: Array
+    """Discretisation and participation error per round, in the units of B / κ, [S]."""
+    noise_weight: float
+    scale: Array
+    """K/K_a, [S]."""
+    active: NDArray[np.bool_]
+    """[S, K]."""
+    budget: Array
+    """B_k, [K], infinite without privacy."""
+    power_cap: Array
+    """Largest a the weakest active device can afford, [S]; infinite on an ideal link."""
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise InputError("objective", self.objective, f"one of {', '.join(OBJECTIVES)}")
+
+    @property
+    def rounds(self) -> int:
+        """S."""
+        return int(self.scale.size)
+
+    @property
+    def lmc_cap(self) -> Array:
+        """a at which the channel noise is exactly the 2η that Langevin needs, Lemma 3, [S]."""
+        return self.step_size * self.scale**2 / 2
+
+    @property
+    def cap(self) -> Array:
+        """The smaller of both caps, [S]."""
+        return np.minimum(self.power_cap, self.lmc_cap)
+
+    @property
+    def cost(self) -> Array:
+        """Coefficient of 1/a in the bound: κ q η² (K/K_a)², [S]."""
+        return self.contraction.kappa * self.noise_weight * (self.step_size * self.scale) ** 2
+
+    def bound(self, a: Array) -> Array:
+        """B[1..S], Proposition 1."""
+        excess = np.maximum(0.0, (self.step_size * self.scale) ** 2 / a - 2 * self.step_size)
+        noise = self.error + self.noise_weight * excess
+        return first_order(self.contraction.kappa * noise, self.contraction.rho**2, self.start)
+
+    def base(self) -> Array:
+        """B[1..S] without the terms cost/a, for a below the Langevin cap, where the excess is c/a − 2η."""
+        fixed = self.contraction.kappa * (self.error - 2 * self.step_size * self.noise_weight)
+        return first_order(fixed, self.contraction.rho**2, self.start)
+
+    def value(self, bound: Array) -> float:
+        """The objective: the worst or the average of the bound after burn-in."""
+        kept = bound[self.burn_in :]
+        return float(kept.max() if self.objective == "worst" else kept.mean())
+
+    def affordable(self, a: Array) -> bool:
+        """Whether a meets every budget."""
+        return bool(np.all(a @ self.active <= self.budget))
+
+    def within_budget(self, a: Array) -> Array:
+        """The same profile scaled down, if need be, until no device spends more than its budget."""
+        spent = a @ self.active
+        limit = self.budget * (1 - HEADROOM)
+        over = spent > limit
+        return a * np.min(limit[over] / spent[over]) * (1 - 1e-15) if over.any() else a

@@ -1,0 +1,192 @@
+"""Bayesian linear regression with unit noise: the model of the paper's analysis, with everything exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.errors import InputError
+from wflmc.keys import host_generator, named
+from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
+from wflmc.posterior.partition import partition as split
+
+Array = NDArray[np.float64]
+
+PAPER_PARAMETERS = (0.071, -0.518, 0.9342, 0.7198, 0.4676)
+INITS = ("prior", "zero")
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianPosterior:
+    """p(θ|D) for v = θᵀu + N(0, 1) and prior N(0, prior_std² I), held as each device's sufficient statistics.
+
+    The gradient of device k is H_k θ − b_k with H_k = Σ u uᵀ + I/(K prior_std²) and b_k = Σ v u, so a round
+    costs K small matrix products whatever the number of examples.
+    """
+
+    hessian: Array
+    """H[K, m, m], each device's share of the prior included."""
+    linear: Array
+    """b[K, m]."""
+    sizes: NDArray[np.intp]
+    """N_k, [K]."""
+    prior_std: float
+    mean: Array
+    covariance: Array
+    mu: float
+    """Smallest eigenvalue of the Hessian (strong convexity)."""
+    L: float
+    """Largest eigenvalue of the Hessian (smoothness)."""
+
+    @property
+    def dim(self) -> int:
+        """m, the number of parameters."""
+        return int(self.linear.shape[-1])
+
+    @property
+    def devices(self) -> int:
+        """K."""
+        return int(self.linear.shape[0])
+
+    @property
+    def exact(self) -> Gaussian:
+        """The posterior itself."""
+        return Gaussian(self.mean, self.covariance)
+
+    def initial(self, init: str = "prior") -> Gaussian:
+        """The law of θ[0]: the prior, or a point mass at zero."""
+        if init not in INITS:
+            raise InputError("init", init, f"one of {', '.join(INITS)}")
+        scale = self.prior_std**2 if init == "prior" else 0.0
+        return Gaussian(np.zeros(self.dim), scale * np.eye(self.dim))
+
+    def initial_w2_sq(self, init: str = "prior") -> float:
+        """W2² between the law of θ[0] and the posterior."""
+        return float(w2_squared(self.initial(init), self.exact))
+
+    def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
+        """One θ[0], [m]."""
+        self.initial(init)
+        scale = self.prior_std if init == "prior" else 0.0
+        return scale * jax.random.normal(key, (self.dim,))
+
+    def clipped_sum(
+        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
+
+        Args:
+            theta: θ[m]; weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
+            key: for models that draw mini-batches; not used here.
+        """
+        del key
+        gradient = self.hessian @ theta - self.linear
+        norm = jnp.linalg.norm(gradient, axis=-1)
+        return (weight * jnp.minimum(1.0, clip / norm)) @ gradient, norm
+
+    def device(self, index: int) -> GaussianPosterior:
+        """One device's part alone: its `clipped_sum` gives that device's clipped gradient."""
+        if not 0 <= index < self.devices:
+            raise InputError("device", index, f"between 0 and {self.devices - 1}")
+        at = slice(index, index + 1)
+        return _from_statistics(self.hessian[at], self.linear[at], self.sizes[at], self.prior_std)
+
+    def law(self, step_size: ArrayLike, weight: ArrayLike, noise_variance: ArrayLike, init: str = "prior") -> Gaussian:
+        """Exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
+
+        Args:
+            step_size: η[..., S]; weight: [..., S, K]; noise_variance: σ²[..., S] of the whole update noise.
+        """
+        eta = np.asarray(step_size, dtype=float)
+        weights = np.asarray(weight, dtype=float)
+        matrix = np.eye(self.dim) - eta[..., None, None] * np.tensordot(weights, self.hessian, 1)
+        offset = eta[..., None] * (weights @ self.linear)
+        return affine_chain(self.initial(init), matrix, offset, np.asarray(noise_variance, dtype=float))
+
+
+jax.tree_util.register_dataclass(
+    GaussianPosterior,
+    data_fields=["hessian", "linear", "sizes", "prior_std", "mean", "covariance", "mu", "L"],
+    meta_fields=[],
+)
+
+
+def _from_statistics(hessian: Array, linear: Array, sizes: NDArray[np.intp], prior_std: float) -> GaussianPosterior:
+    total = hessian.sum(0)
+    values, vectors = np.linalg.eigh(total)
+    covariance = (vectors / values) @ vectors.T
+    mean = np.linalg.solve(total, linear.sum(0))
+    return GaussianPosterior(
+        hessian, linear, sizes, prior_std, mean, covariance, mu=float(values[0]), L=float(values[-1])
+    )
+
+
+def gaussian_regression(
+    key: jax.Array,
+    devices: int = 30,
+    *,
+    examples: int = 1200,
+    dim: int = 5,
+    X: ArrayLike | None = None,
+    y: ArrayLike | None = None,
+    intercept: bool = False,
+    partition: str = "iid",
+    prior_std: float = 1.0,
+) -> GaussianPosterior:
+    """Posterior of a linear regression whose examples are spread over devices.
+
+    Without X and y the data are synthetic by the paper's recipe: u ~ N(0, I), v = θ*ᵀu + N(0, 1), with the
+    paper's θ* for dim = 5 and a draw from N(0, I) otherwise.
+
+    Args:
+        key: seeds data and partition (as two separate streams).
+        X, y: own data, [N, dim] and [N].
+        intercept: add a column of ones to X.
+        partition: see `wflmc.posterior.partition`.
+    """
+    if not (prior_std > 0 and np.isfinite(prior_std)):
+        raise InputError("prior_std", prior_std, "finite and above 0")
+    if (X is None) != (y is None):
+        raise InputError("X" if X is None else "y", None, "given together with the other of X and y")
+    features, target = _synthetic(key, examples, dim) if X is None or y is None else _checked(X, y)
+    if intercept:
+        features = np.column_stack([features, np.ones(features.shape[0])])
+    owner = split(partition, target, devices, host_generator(named(key, "data"), "partition"))
+    order = np.argsort(owner, kind="stable")
+    sizes = np.bincount(owner, minlength=devices)
+    edges = np.cumsum(sizes)[:-1]
+    parts = list(zip(np.split(features[order], edges), np.split(target[order], edges), strict=True))
+    prior_share = np.eye(features.shape[1]) / (devices * prior_std**2)
+    return _from_statistics(
+        np.stack([u.T @ u for u, _ in parts]) + prior_share,
+        np.stack([u.T @ v for u, v in parts]),
+        sizes,
+        prior_std,
+    )
+
+
+def _synthetic(key: jax.Array, examples: int, dim: int) -> tuple[Array, Array]:
+    for name, value in (("examples", examples), ("dim", dim)):
+        if value < 1:
+            raise InputError(name, value, "at least 1")
+    generator = host_generator(key, "data")
+    truth = np.array(PAPER_PARAMETERS) if dim == 5 else generator.standard_normal(dim)
+    features = generator.standard_normal((examples, dim))
+    return features, features @ truth + generator.standard_normal(examples)
+
+
+def _checked(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
+    features, target = np.asarray(X, dtype=float), np.asarray(y, dtype=float)
+    if features.ndim != 2 or target.ndim != 1 or features.shape[0] != target.shape[0] or not features.size:
+        raise InputError(
+            "data",
+            f"X of shape {features.shape} and y of shape {target.shape}",
+            "X[N, features] and y[N], not empty",
+        )
+    if not (np.all(np.isfinite(features)) and np.all(np.isfinite(target))):
+        raise InputError("data", "values that are nan or infinite", "finite everywhere")
+    return features, target

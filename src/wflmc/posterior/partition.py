@@ -1,0 +1,77 @@
+"""Who holds which example: splitting a data set over devices."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.errors import InputError
+
+PARTITIONS = "iid, blocks, by-label or dirichlet:A with A above 0"
+
+
+def partition(rule: str, labels: NDArray[np.float64], devices: int, generator: np.random.Generator) -> NDArray[np.intp]:
+    """Device index of every example, [N]; every device gets at least one.
+
+    Args:
+        rule: `iid` (shuffled), `blocks` (file order), `by-label` (sorted by label), each in nearly equal
+            parts; or `dirichlet:A`: the examples of each class are spread over the devices in proportions
+            drawn from a Dirichlet law with parameter A, so that a small A gives devices few classes and
+            unequal sizes. Labels of more than 20 values are binned at their deciles for this.
+        labels: y[N].
+    """
+    count = labels.shape[0]
+    if devices < 1:
+        raise InputError("devices", devices, "at least 1")
+    if devices > count:
+        raise InputError("devices", devices, f"at most the number of examples ({count})")
+    blocks = np.arange(count) * devices // count
+    owner = np.empty(count, dtype=np.intp)
+    if rule == "blocks":
+        return blocks
+    if rule == "iid":
+        owner[generator.permutation(count)] = blocks
+        return owner
+    if rule == "by-label":
+        owner[np.argsort(labels, kind="stable")] = blocks
+        return owner
+    return _dirichlet(_concentration(rule), labels, devices, generator)
+
+
+def _concentration(rule: str) -> float:
+    name, _, text = rule.partition(":")
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if name != "dirichlet" or not 0 < value < np.inf:
+        raise InputError("partition", rule, PARTITIONS)
+    return value
+
+
+def _dirichlet(
+    concentration: float, labels: NDArray[np.float64], devices: int, generator: np.random.Generator
+) -> NDArray[np.intp]:
+    classes = np.unique(labels, return_inverse=True)[1]
+    if classes.max() >= 20:
+        classes = np.searchsorted(np.quantile(labels, np.arange(1, 10) / 10), labels)
+    owner = np.empty(labels.shape[0], dtype=np.intp)
+    for value in np.unique(classes):
+        members = generator.permutation(np.flatnonzero(classes == value))
+        # Gamma draws in logs: for small concentrations all shares of a plain draw may underflow to zero.
+        log_share = np.log(generator.standard_gamma(concentration + 1, devices))
+        log_share += np.log(generator.random(devices)) / concentration
+        share = np.exp(log_share - log_share.max())
+        owner[members] = np.repeat(np.arange(devices), generator.multinomial(members.size, share / share.sum()))
+    return _fill_empty(owner, devices)
+
+
+def _fill_empty(owner: NDArray[np.intp], devices: int) -> NDArray[np.intp]:
+    """Give each empty device one example of the device that has most."""
+    sizes = np.bincount(owner, minlength=devices)
+    for device in np.flatnonzero(sizes == 0):
+        largest = int(np.argmax(sizes))
+        owner[np.flatnonzero(owner == largest)[0]] = device
+        sizes[largest] -= 1
+        sizes[device] += 1
+    return owner

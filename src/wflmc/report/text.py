@@ -1,0 +1,77 @@
+"""What people read on a terminal: a plan in a few lines, the claims as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from wflmc.studies import Claim
+
+
+def _number(value: object, digits: int = 4) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return _number(low) if low == high else f"{_number(low)} … {_number(high)}"
+
+
+def plan_table(document: dict[str, Any]) -> Table:
+    """A plan's JSON document in words."""
+    constants, privacy = document["constants"], document["privacy"]
+    burn_in = constants["burn_in"]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row(
+        "setting",
+        f"{constants['devices']} devices, {constants['dim']} parameters, {burn_in} + {constants['samples']} rounds, "
+        f"η = {constants['step_size']:.4g}, μ = {constants['mu']:.4g}, L = {constants['L']:.4g}",
+    )
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in document["regime_share"].items() if share)
+    table.add_row("regime", document["regime"] or "changes with the channel")
+    table.add_row("rounds at each limit", shares)
+    table.add_row("gain α", _span(document["gain"]))
+    table.add_row("devices sending", _span(document["active_devices"]))
+    gap = document["gap"]
+    proof = "" if gap is None else f", within {gap:.1g} of the best possible"
+    table.add_row(
+        "bound on W2²",
+        f"{document['objective']:.4g} after burn-in (start {constants['initial_w2_sq']:.4g}){proof}",
+    )
+    exact = document["exact_w2_sq"]
+    if exact is not None:
+        table.add_row("true W2²", f"{max(exact[burn_in:]):.4g} worst after burn-in (exact, if nothing is clipped)")
+    if privacy["spent_max"] is None:
+        table.add_row("privacy", "none: this scheme does not clip")
+    else:
+        allowed = "no budget" if privacy["budget"] is None else f"budget {privacy['budget']:.5g}"
+        epsilon = "" if privacy["epsilon_spent"] is None else f", ε = {privacy['epsilon_spent']:.5g}"
+        table.add_row(
+            "privacy (worst device)",
+            f"loss {privacy['spent_max']:.5g} ({allowed}){epsilon}, {privacy['accountant']} accountant",
+        )
+    for warning in document["warnings"]:
+        table.add_row("[yellow]warning[/yellow]", warning)
+    return table
+
+
+def verdict(claim: Claim) -> str:
+    """holds, differs, or the paper contradicts itself."""
+    if claim.holds:
+        return "holds"
+    return "the paper contradicts itself" if claim.contradiction else "differs"
+
+
+def claims_table(claims: Sequence[Claim]) -> Table:
+    """Every stated outcome with the paper's number and ours."""
+    table = Table(title="The paper's stated outcomes")
+    for name in ("figure", "statement", "paper", "ours", "verdict"):
+        table.add_column(name, overflow="fold")
+    for claim in claims:
+        said = verdict(claim) + (f" ({claim.note})" if claim.note else "")
+        table.add_row(claim.figure, claim.statement, _number(claim.paper), _number(claim.ours), said)
+    return table

@@ -1,0 +1,126 @@
+r"""One round of wireless federated Langevin Monte Carlo: transmit, receive, update.
+
+The update is eq. (16): θ ← θ − η (K/(α K_a)) y + √β q. Which devices send, and how strongly, is a matter of
+the plan; every scheme of the paper is this kernel with another plan. A kernel on its own:
+
+>>> import jax, wflmc
+>>> posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
+>>> plan = wflmc.plan(posterior, wflmc.Link(wflmc.channel.static()), wflmc.Privacy(), step_size=1e-3,
+...                   burn_in=0, samples=10)
+>>> kernel = wflmc.sampling.kernel(posterior, plan)
+>>> state = kernel.init(jax.random.key(1))
+>>> state, info = kernel.step(jax.random.key(2), state)
+>>> int(state.round), state.theta.shape
+(1, (5,))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wflmc.channel import superpose
+from wflmc.keys import named
+from wflmc.planning import Plan
+
+
+class Rounds(NamedTuple):
+    """The part of a plan that acts in a round; with a leading axis, of many rounds."""
+
+    step_size: Any
+    gain: Any
+    weight: Any
+    """[K]."""
+    clip: Any
+    """[K]."""
+    noise_power: Any
+    server_noise: Any
+    """None where no round of the plan has any, so that none is drawn."""
+
+
+class State(NamedTuple):
+    """What is carried from round to round."""
+
+    theta: jax.Array
+    round: jax.Array
+
+
+class Info(NamedTuple):
+    """What is reported of a round."""
+
+    received: jax.Array
+    """y[m], all that the server learns of the devices."""
+    norm: jax.Array
+    """‖g_k‖ before clipping, [K]."""
+    clip_rate: jax.Array
+    """Share of the sending devices whose gradient was clipped."""
+    finite: jax.Array
+    """Whether θ is still finite; a compiled loop cannot raise, the host does."""
+
+
+class Kernel(NamedTuple):
+    """init(key) -> state, and step(key, state) -> (state, info)."""
+
+    init: Callable[[jax.Array], State]
+    step: Callable[[jax.Array, State], tuple[State, Info]]
+
+
+def rounds_of(plan: Plan) -> Rounds:
+    """A plan as arrays with a leading round axis."""
+    count = plan.rounds
+    return Rounds(
+        step_size=plan.step_size,
+        gain=plan.gain,
+        weight=plan.weight,
+        clip=np.broadcast_to(plan.clip, (count, plan.devices)),
+        noise_power=np.full(count, plan.noise_power),
+        server_noise=plan.server_noise if np.any(plan.server_noise) else None,
+    )
+
+
+def transmit(posterior: Any, theta: jax.Array, now: Rounds) -> tuple[jax.Array, jax.Array]:
+    """What reaches the server before noise, α Σ_k r_k clip(g_k), with r_k = weight_k / max weight; and ‖g_k‖."""
+    total, norm = posterior.clipped_sum(theta, now.weight / now.weight.max(), now.clip)
+    return now.gain * total, norm
+
+
+def receive(key: jax.Array, signal: jax.Array, now: Rounds) -> jax.Array:
+    """y = signal + z, z ~ N(0, N0 I)."""
+    return superpose(key, signal, now.noise_power)
+
+
+def update(key: jax.Array, theta: jax.Array, received: jax.Array, weight: jax.Array, now: Rounds) -> jax.Array:
+    """θ − η (max weight/α) y + √β q, with the weights of the devices that really sent."""
+    theta = theta - now.step_size * weight.max() / now.gain * received
+    if now.server_noise is None:
+        return theta
+    return theta + jnp.sqrt(now.server_noise) * jax.random.normal(key, theta.shape, theta.dtype)
+
+
+def step(key: jax.Array, posterior: Any, theta: jax.Array, now: Rounds) -> tuple[jax.Array, Info]:
+    """One round: transmit ∘ receive ∘ update."""
+    signal, norm = transmit(posterior, theta, now)
+    received = receive(named(key, "noise"), signal, now)
+    theta = update(named(key, "server"), theta, received, now.weight, now)
+    sends = now.weight > 0
+    clip_rate = jnp.sum((norm > now.clip) & sends) / jnp.sum(sends)
+    return theta, Info(received, norm, clip_rate, jnp.all(jnp.isfinite(theta)))
+
+
+def kernel(posterior: Any, plan: Plan) -> Kernel:
+    """The plan as a kernel for loops of one's own; `state.round` says which round comes next."""
+    rounds = jax.tree.map(jnp.asarray, rounds_of(plan))
+
+    def init(key: jax.Array) -> State:
+        return State(posterior.draw_initial(named(key, "init"), plan.init), jnp.zeros((), jnp.int32))
+
+    def advance(key: jax.Array, state: State) -> tuple[State, Info]:
+        now = jax.tree.map(lambda values: values[state.round], rounds)
+        theta, info = step(key, posterior, state.theta, now)
+        return State(theta, state.round + 1), info
+
+    return Kernel(init, advance)

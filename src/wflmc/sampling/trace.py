@@ -1,0 +1,80 @@
+"""What a run leaves behind: the kept samples, how often gradients were clipped, and the plans behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.planning import Plan
+from wflmc.version import __version__
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Samples theta[chain, draw, m] of the kept rounds."""
+
+    theta: NDArray[Any]
+    clip_rate: NDArray[Any]
+    """Share of sending devices whose gradient was clipped, [chain, draw]."""
+    burn_in_clip_rate: NDArray[Any]
+    """The same per round of burn-in, over all chains, [S_b]."""
+    warmup: NDArray[Any] | None
+    """Samples of burn-in, [chain, S_b, m], where they were asked for."""
+    plans: tuple[Plan, ...]
+    """One plan for all chains, or one for each."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan; the first one where each chain has its own."""
+        return self.plans[0]
+
+    def datasets(self, attributes: dict[str, Any] | None = None) -> dict[str, Any]:
+        """xarray data sets by group, in ArviZ's schema: posterior, sample_stats, and warmup_posterior if kept."""
+        import xarray as xr
+
+        plan = self.plan
+        about = {"inference_library": "wflmc", "inference_library_version": __version__, **(attributes or {})}
+        chains, draws, dim = self.theta.shape
+        coords = {"chain": np.arange(chains), "draw": np.arange(draws), "parameter": np.arange(dim)}
+        dims = ("chain", "draw", "parameter")
+        stats: dict[str, Any] = {"clip_rate": (dims[:2], self.clip_rate)}
+        kept = slice(plan.burn_in, None)
+        per_round: dict[str, list[NDArray[Any]]] = {
+            "gain": [p.gain[kept] for p in self.plans],
+            "active_devices": [p.active_devices[kept] for p in self.plans],
+            "excess_noise": [np.maximum(p.noise_variance - 2 * p.step_size, 0.0)[kept] for p in self.plans],
+        }
+        if all(p.clips for p in self.plans):
+            per_round["loss"] = [p.loss.max(-1)[kept] for p in self.plans]
+        for name, rows in per_round.items():
+            stats[name] = (dims[:2], np.broadcast_to(np.stack(rows), (chains, draws)))
+        stat_coords = {name: coords[name] for name in dims[:2]}
+        groups = {
+            "posterior": xr.Dataset({"theta": (dims, self.theta)}, coords=coords, attrs=about),
+            "sample_stats": xr.Dataset(stats, coords=stat_coords, attrs=about),
+        }
+        if self.warmup is not None:
+            warm = {**coords, "draw": np.arange(self.warmup.shape[1])}
+            groups["warmup_posterior"] = xr.Dataset({"theta": (dims, self.warmup)}, coords=warm, attrs=about)
+        return groups
+
+    def to_arviz(self) -> Any:
+        """The trace for ArviZ: InferenceData before ArviZ 1, a DataTree from then on."""
+        import arviz
+
+        groups = self.datasets()
+        if hasattr(arviz, "InferenceData"):
+            return arviz.InferenceData(**groups)
+        import xarray as xr
+
+        return xr.DataTree.from_dict(groups)
+
+    def save(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
+        """Write NetCDF that `arviz.from_netcdf` reads."""
+        import xarray as xr
+
+        xr.DataTree.from_dict(self.datasets(attributes)).to_netcdf(path, engine="h5netcdf")

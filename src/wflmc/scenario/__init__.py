@@ -1,0 +1,22 @@
+"""The scenario file: validated, turned into posterior, link and privacy, and into a plan."""
+
+from wflmc.scenario.build import Inputs, build, make_plan
+from wflmc.scenario.document import plan_document, read_plan, summary_document
+from wflmc.scenario.files import load_data, load_scenario, to_json, to_toml, write_text
+from wflmc.scenario.schema import Scenario, validate
+
+__all__ = [
+    "Inputs",
+    "Scenario",
+    "build",
+    "load_data",
+    "load_scenario",
+    "make_plan",
+    "plan_document",
+    "read_plan",
+    "summary_document",
+    "to_json",
+    "to_toml",
+    "validate",
+    "write_text",
+]

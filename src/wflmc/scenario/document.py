@@ -1,0 +1,134 @@
+"""The JSON of a plan and of a run's summary, and a plan read back from its JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wflmc.errors import InputError
+from wflmc.evaluation import Evaluation, exact_w2_sq
+from wflmc.planning import Allocation, Plan, Problem, policy
+from wflmc.scenario.build import Inputs, build, make_plan
+from wflmc.scenario.files import plain
+from wflmc.scenario.schema import Scenario, validate
+from wflmc.version import __version__
+
+
+def plan_document(scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float) -> dict[str, Any]:
+    """What `wflmc plan --json` prints, plain data."""
+    spent = plan.spent if plan.clips else None
+    budget = plan.privacy.budget(plan.devices)
+    document = {
+        "constants": {
+            "mu": plan.mu,
+            "L": plan.L,
+            "step_size": float(plan.step_size[0]),
+            "gamma": plan.gamma,
+            "dim": plan.dim,
+            "devices": plan.devices,
+            "rounds": plan.rounds,
+            "burn_in": plan.burn_in,
+            "samples": plan.rounds - plan.burn_in,
+            "initial_w2_sq": plan.initial_w2_sq,
+        },
+        "regime": plan.regime,
+        "regime_share": plan.regime_share,
+        "gain": plan.gain,
+        "threshold": plan.threshold,
+        "active_devices": plan.active_devices,
+        "bound": plan.bound,
+        "objective": plan.objective,
+        "lower_bound": plan.lower_bound,
+        "gap": plan.gap,
+        "privacy": {
+            "budget": float(budget.min()),
+            "accountant": plan.privacy.accountant,
+            "unit": scenario.privacy.unit,
+            "spent_max": None if spent is None else float(spent.max()),
+            "epsilon_spent": plan.epsilon_spent,
+            "spent": spent,
+        },
+        "exact_w2_sq": exact_w2_sq(inputs.posterior, plan),
+        "warnings": list(plan.warnings),
+        "seconds": seconds,
+        "version": __version__,
+        "scenario": _json_scenario(scenario),
+    }
+    result: dict[str, Any] = plain(document)
+    return result
+
+
+def _json_scenario(scenario: Scenario) -> dict[str, Any]:
+    """The keys that were set; infinite values are defaults and JSON cannot write them."""
+    content: dict[str, dict[str, Any]] = scenario.model_dump(exclude_unset=True, exclude_none=True)
+    return {
+        section: {key: value for key, value in values.items() if value != math.inf}
+        for section, values in content.items()
+    }
+
+
+def summary_document(evaluation: Evaluation, seconds: float) -> dict[str, Any]:
+    """What `DIR/summary.json` holds, plain data."""
+    distance = evaluation.w2_sq
+    document = {
+        "w2_sq": None
+        if distance is None
+        else {"worst": distance.worst, "worst_se": distance.worst_se, "per_round": distance.per_round},
+        "exact_w2_sq": evaluation.exact_w2_sq,
+        "rhat_max": evaluation.rhat_max,
+        "ess_min": evaluation.ess_min,
+        "ess_tail_min": evaluation.ess_tail_min,
+        "clip_rate": evaluation.clip_rate,
+        "accuracy": None,
+        "ece": None,
+        "nll": None,
+        "epsilon_spent": evaluation.epsilon_spent,
+        "seconds": seconds,
+    }
+    result: dict[str, Any] = plain(document)
+    return result
+
+
+def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
+    """A plan as `wflmc plan --json` wrote it, its gains taken as they stand.
+
+    The scenario inside gives data, channels and schedule again; gains that do not belong to that schedule, or
+    that break the power limit or the privacy budget, are refused.
+    """
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        scenario = validate(document["scenario"])
+        gain = np.asarray(document["gain"], dtype=float)
+        constants, active = document["constants"], list(document["active_devices"])
+        settled = {"burn_in": int(constants["burn_in"]), "step_size": float(constants["step_size"])}
+    except OSError as error:
+        raise InputError("--plan", str(path), f"a readable file ({error.strerror})") from None
+    except InputError as error:
+        raise InputError(f"--plan: {error.key}", error.given, error.allowed) from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError("--plan", str(path), f"JSON as `wflmc plan --json` writes it ({error!r})") from None
+    scenario = scenario.model_copy(update={"sampler": scenario.sampler.model_copy(update=settled)})
+    inputs = build(scenario)
+
+    def as_given(problem: Problem) -> Allocation:
+        if gain.shape != (problem.rounds,) or not np.all((gain > 0) & np.isfinite(gain)):
+            raise InputError("gain", document["gain"], f"{problem.rounds} finite numbers above 0")
+        if active != problem.active.sum(-1).tolist():
+            raise InputError("active_devices", active, "the schedule that the plan's own scenario gives")
+        a = gain**2 / inputs.link.noise_power
+        if np.any(a > problem.power_cap * (1 + 1e-9)):
+            first = int(np.argmax(a > problem.power_cap * (1 + 1e-9)))
+            raise InputError("gain", float(gain[first]), f"within the power limit of round {first + 1}")
+        if np.any(a @ problem.active > problem.budget * (1 + 1e-9)):
+            raise InputError("gain", str(path), "within the privacy budget of every device")
+        return Allocation(a)
+
+    scheme = policy(scenario.policy.power)._replace(allocate=as_given)
+    try:
+        return scenario, inputs, make_plan(scenario, inputs, scheme)
+    except InputError as error:
+        raise InputError(f"--plan: {error.key.removeprefix('policy.')}", error.given, error.allowed) from None

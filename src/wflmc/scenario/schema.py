@@ -1,0 +1,211 @@
+"""The scenario file's keys, types, defaults and limits, and one clear sentence for each way to get them wrong."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from wflmc.errors import InputError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class PosteriorSection(_Section):
+    """What is sampled, from which data, and who holds them."""
+
+    model: Literal["gaussian", "softmax"] = "gaussian"
+    devices: Count = 30
+    data: str = "synthetic"
+    examples: Count = 1200
+    dim: Count = 5
+    intercept: bool = False
+    partition: str = "iid"
+    preconditioner: Literal["none", "whiten", "private-whiten"] = "none"
+    prior_std: Positive = 1.0
+    prior_on: Literal["parameters", "whitened"] = "parameters"
+    mu: NotNegative = 0.0
+    L: NotNegative = 0.0
+    initial_w2_sq: NotNegative = 0.0
+    seed: Seed = 0
+
+
+class LinkSection(_Section):
+    """The channel."""
+
+    fading: Literal["static", "rayleigh", "rician", "file"] = "rayleigh"
+    power: Positive | Annotated[list[Positive], Field(min_length=1)] = 0.01
+    rician_k: NotNegative = 3.0
+    correlation: Annotated[float, Field(ge=0, le=1)] = 0.0
+    csi_error: NotNegative = 0.0
+    downlink_snr_db: float = float("inf")
+    gains: str = ""
+    snr_db: Annotated[float, Field(ge=-300, le=300)] = 20.0
+    noise_power: Positive = 1.0
+    seed: Seed = 0
+
+
+class PrivacySection(_Section):
+    """What each device is promised."""
+
+    epsilon: Positive | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    clip: Positive = 30.0
+    unit: Literal["device", "record"] = "device"
+    example_clip: Positive | None = None
+    accountant: Literal["exact", "paper"] = "exact"
+
+
+class SamplerSection(_Section):
+    """The chain."""
+
+    step_size: Positive | str = "0.4/(mu+L)"
+    burn_in: Annotated[int, Field(ge=0)] | Literal["auto"] = 50
+    max_burn_in: Annotated[int, Field(ge=8)] = 5000
+    samples: Count = 50
+    chains: Count = 100
+    init: Literal["prior", "zero"] = "prior"
+    dynamics: Literal["overdamped", "kinetic"] = "overdamped"
+    friction: Positive = 2.0
+    seed: Seed = 0
+
+
+class PolicySection(_Section):
+    """Who sends, and how strongly."""
+
+    power: Literal["optimized", "equal", "no-dp", "noiseless-dp", "noiseless"] = "optimized"
+    schedule: Literal["threshold", "all", "unbiased"] = "threshold"
+    objective: Literal["worst", "average", "exact"] = "worst"
+    csi: Literal["full", "causal"] = "full"
+    bound: Literal["corrected", "paper"] = "corrected"
+    max_round_noise: Annotated[float, Field(gt=0)] = float("inf")
+
+
+class Scenario(_Section):
+    """A whole scenario; every key has a default."""
+
+    posterior: PosteriorSection = PosteriorSection()
+    link: LinkSection = LinkSection()
+    privacy: PrivacySection = PrivacySection()
+    sampler: SamplerSection = SamplerSection()
+    policy: PolicySection = PolicySection()
+
+    def given(self, key: str) -> bool:
+        """Whether a key such as `link.power` was set rather than left at its default."""
+        section, _, name = key.partition(".")
+        return section in self.model_fields_set and name in getattr(self, section).model_fields_set
+
+
+# Keys of features that are still to come: what works today.
+BUILT: dict[str, tuple[object, ...]] = {
+    "posterior.model": ("gaussian",),
+    "posterior.preconditioner": ("none",),
+    "posterior.prior_on": ("parameters",),
+    "link.csi_error": (0.0,),
+    "link.downlink_snr_db": (float("inf"),),
+    "privacy.unit": ("device",),
+    "sampler.dynamics": ("overdamped",),
+    "policy.schedule": ("threshold", "all"),
+    "policy.objective": ("worst", "average"),
+    "policy.csi": ("full",),
+    "policy.max_round_noise": (float("inf"),),
+}
+
+
+def validate(content: dict[str, Any]) -> Scenario:
+    """A scenario from plain data, or an InputError that names the first wrong key."""
+    try:
+        scenario = Scenario.model_validate(content)
+    except ValidationError as error:
+        raise _explain(error) from None
+    for key, values in BUILT.items():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(scenario, section), name)
+        if value not in values:
+            raise InputError(key, value, f"{' or '.join(map(repr, values))}: the rest is not built yet")
+    return scenario
+
+
+def irrelevant(scenario: Scenario) -> dict[str, str]:
+    """The keys that other keys make meaningless, each with the reason."""
+    fading, policy, data = scenario.link.fading, scenario.policy.power, scenario.posterior.data
+    ideal = policy in ("noiseless", "noiseless-dp")
+    no_fading = fading in ("file", "static")
+    rules = [
+        ("link.rician_k", fading != "rician", f"link.fading = {fading!r}"),
+        ("link.gains", fading != "file", f"link.fading = {fading!r}"),
+        ("link.power", fading == "file", "link.fading = 'file'"),
+        ("link.correlation", no_fading, f"link.fading = {fading!r}"),
+        ("link.seed", no_fading, f"link.fading = {fading!r} draws nothing"),
+        ("link.snr_db", ideal, f"policy.power = {policy!r} has an ideal link"),
+        (
+            "posterior.seed",
+            data != "synthetic" and scenario.posterior.partition in ("blocks", "by-label"),
+            "nothing is drawn",
+        ),
+        ("privacy.example_clip", scenario.privacy.unit == "device", "privacy.unit = 'device'"),
+        ("privacy.accountant", scenario.privacy.epsilon is None, "there is no privacy.epsilon"),
+        ("sampler.friction", scenario.sampler.dynamics == "overdamped", "sampler.dynamics = 'overdamped'"),
+        ("sampler.max_burn_in", scenario.sampler.burn_in != "auto", "sampler.burn_in is a number"),
+        ("policy.schedule", ideal, f"policy.power = {policy!r} always has all devices"),
+    ]
+    return {key: why for key, holds, why in rules if holds}
+
+
+def _explain(error: ValidationError) -> InputError:
+    """The first problem as key, what was given, and what is allowed."""
+    problems = error.errors()
+    first = problems[0]
+    key = ".".join(str(part) for part in first["loc"][:2])
+    kind, context = first["type"], first.get("ctx", {})
+    if kind == "extra_forbidden":
+        return InputError(key, first["input"], f"a known {_nearest(key)}")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return InputError(key, first["input"], f"a section: write [{key}] and its keys below it")
+    same_key = [problem for problem in problems if problem["loc"][:2] == first["loc"][:2]]
+    allowed = " or ".join(dict.fromkeys(_allowed(p["type"], p.get("ctx", {}), p["msg"]) for p in same_key))
+    return InputError(key, first["input"], allowed or str(context))
+
+
+def _allowed(kind: str, context: dict[str, Any], message: str) -> str:
+    phrases = {
+        "greater_than": "above {gt}",
+        "greater_than_equal": "at least {ge}",
+        "less_than": "below {lt}",
+        "less_than_equal": "at most {le}",
+        "literal_error": "{expected}",
+        "finite_number": "a finite number",
+        "float_type": "a number",
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "bool_type": "true or false",
+        "string_type": "a text",
+        "list_type": "a list of numbers",
+        "too_short": "a list that is not empty",
+    }
+    if kind in phrases:
+        return phrases[kind].format(**context)
+    return message[:1].lower() + message[1:]
+
+
+def _nearest(key: str) -> str:
+    section, _, name = key.partition(".")
+    sections = Scenario.model_fields
+    if not name:
+        near = difflib.get_close_matches(section, list(sections), n=1)
+        return f"section; did you mean [{near[0]}]?" if near else f"section ({', '.join(sections)})"
+    names = [f"{s}.{field}" for s, info in sections.items() for field in info.default.__class__.model_fields]
+    own = [full for full in names if full.startswith(section + ".")]
+    near = difflib.get_close_matches(key, own, n=1, cutoff=0.7) or difflib.get_close_matches(key, names, n=1)
+    elsewhere = [full for full in names if full.endswith("." + name)]
+    if elsewhere:
+        near = elsewhere[:1]
+    return f"key; did you mean {near[0]}?" if near else f"key ({', '.join(own)})"
