@@ -1,0 +1,60 @@
+# Two commands set everything up on a fresh machine with Python 3.11 or newer: make reproduce, make test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= out/reproduce
+
+.PHONY: help reproduce test test-full lint bench docs clean
+
+help:
+	@echo "make reproduce   draw the paper's figures and check its statements (installs what it needs)"
+	@echo "make test        lint, types, import rules and tests in a few minutes"
+	@echo "make test-full   the same with the full counts, up to an hour"
+	@echo "make lint        ruff, mypy and import-linter alone"
+	@echo "make bench       benchmarks, as ratios measured side by side"
+	@echo "make docs        the documentation as a site"
+
+# Versions are pinned per Python line: 3.11 still has its own jax and ArviZ.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	-c constraints/$$($(BIN)/python -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")').txt
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "wflmc needs Python 3.11 or newer; say which one by: make PYTHON=/path/to/python ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(INSTALL) -e '.[test]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(INSTALL) -e '.[docs]'
+	@touch $@
+
+reproduce: $(VENV)/.base
+	$(BIN)/wflmc reproduce all --out $(OUT)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/pytest -n 2 --dist worksteal
+
+test-full: lint
+	WFLMC_FULL=1 $(BIN)/pytest -n 2 --dist worksteal
+
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --site-dir site
+
+clean:
+	rm -rf $(VENV) out site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,51 @@
+"""Shared fixtures: the paper's setting, the authors' data where present, and how large a test may be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import settings
+
+import wflmc
+
+FULL = os.environ.get("WFLMC_FULL") == "1"
+
+settings.register_profile("quick", derandomize=True, deadline=None, max_examples=40)
+settings.register_profile("full", derandomize=True, deadline=None, max_examples=400)
+settings.load_profile("full" if FULL else "quick")
+
+PAPER_DATA = Path(__file__).parents[2] / "shared" / "data" / "gaussian_paper.npz"
+
+
+def count(quick: int, full: int) -> int:
+    """How many cases to run: a seeded fraction in `make test`, the stated number in `make test-full`."""
+    return full if FULL else quick
+
+
+@pytest.fixture(scope="session")
+def posterior():
+    """The paper's synthetic setting."""
+    return wflmc.gaussian_regression(jax.random.key(0), devices=30)
+
+
+@pytest.fixture(scope="session")
+def small():
+    """A small, uneven problem: 5 devices, 3 parameters, sorted labels."""
+    return wflmc.gaussian_regression(jax.random.key(1), devices=5, examples=43, dim=3, partition="by-label")
+
+
+@pytest.fixture(scope="session")
+def paper_data() -> Path:
+    if not PAPER_DATA.exists():
+        pytest.skip("the paper authors' data set is not beside this checkout")
+    return PAPER_DATA
+
+
+@pytest.fixture(scope="session")
+def paper_posterior(paper_data):
+    data = np.load(paper_data)
+    return wflmc.gaussian_regression(jax.random.key(0), devices=30, X=data["X"], y=data["y"], partition="blocks")

@@ -1,0 +1,136 @@
+"""Fading laws: power, correlation, prefixes, files."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc import channel
+from wflmc.recursion import first_order
+
+ROUNDS, DEVICES = 4000, 200
+
+
+def gains(fading, seed=0, rounds=ROUNDS, devices=DEVICES):
+    return wflmc.Link(fading, seed=seed).gains(rounds, devices)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("k_factor", [0.0, 3.0])
+def test_mean_power_does_not_depend_on_correlation(correlation, k_factor):
+    h = gains(channel.rician(power=0.01, k_factor=k_factor, correlation=correlation))
+    power = np.abs(h) ** 2
+    # Samples along a device are correlated; devices are independent, so their means give the standard error.
+    per_device = power.mean(0)
+    error = per_device.std(ddof=1) / np.sqrt(DEVICES)
+    assert abs(per_device.mean() - 0.01) < 4 * error
+    assert error < 0.01 * 0.01
+    first, last = power[0].mean(), power[-1].mean()
+    spread = power[0].std(ddof=1) / np.sqrt(DEVICES)
+    assert abs(first - 0.01) < 4 * spread
+    assert abs(last - 0.01) < 4 * spread
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_correlation_of_successive_rounds(correlation):
+    h = gains(channel.rayleigh(power=2.0, correlation=correlation))
+    for lag in (1, 2):
+        products = (h[lag:] * h[:-lag].conj()).mean(0) / 2.0
+        error = products.real.std(ddof=1) / np.sqrt(DEVICES)
+        assert abs(products.real.mean() - correlation**lag) < 4 * error
+        assert abs(products.imag.mean()) < 4 * products.imag.std(ddof=1) / np.sqrt(DEVICES)
+
+
+def test_full_correlation_is_a_static_channel():
+    h = gains(channel.rayleigh(correlation=1.0), rounds=50)
+    np.testing.assert_array_equal(h, np.broadcast_to(h[0], h.shape))
+    assert np.unique(np.abs(h[0])).size == DEVICES
+
+
+def test_rayleigh_is_circular_gaussian():
+    h = gains(channel.rayleigh(power=1.0)).ravel()
+    # |h|² of CN(0,1) is Exp(1): P(|h|² > 1) = 1/e, with a binomial standard error.
+    share, expected = np.mean(np.abs(h) ** 2 > 1), np.exp(-1)
+    assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / h.size)
+    assert abs(np.mean(h**2)) < 4 * np.sqrt(2 / h.size)
+
+
+def test_rician_k_factor():
+    """K is the power of the mean over the power of what varies."""
+    h = gains(channel.rician(power=1.0, k_factor=3.0))
+    assert abs(h.mean()) ** 2 == pytest.approx(0.75, abs=4e-3)
+    assert np.var(h) == pytest.approx(0.25, abs=2e-3)
+
+
+def test_power_per_device():
+    h = gains(channel.rayleigh(power=[1.0, 0.01]), rounds=20_000, devices=2)
+    np.testing.assert_allclose((np.abs(h) ** 2).mean(0), [1.0, 0.01], rtol=4 / np.sqrt(20_000))
+    np.testing.assert_allclose(gains(channel.static([4.0, 9.0]), rounds=2, devices=2), [[2, 3], [2, 3]])
+
+
+@pytest.mark.parametrize("fading", [channel.rayleigh(correlation=0.7), channel.rician(), channel.static()])
+def test_more_rounds_begin_with_the_same_ones(fading):
+    np.testing.assert_array_equal(gains(fading, rounds=30), gains(fading, rounds=80)[:30])
+    if fading.name != "static":
+        assert not np.allclose(gains(fading, seed=1, rounds=30), gains(fading, rounds=30))
+
+
+def test_gains_from_an_array():
+    table = np.arange(1, 13).reshape(6, 2) * (1 + 1j)
+    np.testing.assert_array_equal(gains(channel.from_array(table), rounds=4, devices=2), table[:4])
+
+
+@pytest.mark.parametrize(
+    ("table", "part"),
+    [
+        (np.ones(5), "rounds, devices"),
+        (np.zeros((5, 2)), "non-zero"),
+        (np.full((5, 2), np.nan), "finite"),
+        (np.ones((3, 2)), "5 rounds"),
+        (np.ones((5, 3)), "2 devices"),
+        (np.array([["a", "b"]]), "numeric"),
+    ],
+)
+def test_bad_gains(table, part):
+    with pytest.raises(wflmc.InputError, match=part):
+        gains(channel.from_array(table), rounds=5, devices=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: channel.rayleigh(correlation=1.5), "correlation"),
+        (lambda: channel.rician(k_factor=-1), "rician_k"),
+        (lambda: gains(channel.static([1.0, 2.0, 3.0]), devices=2), "power"),
+        (lambda: gains(channel.static(-1.0)), "power"),
+        (lambda: wflmc.Link(channel.static(), snr_db=np.inf), "snr_db"),
+        (lambda: wflmc.Link(channel.static(), noise_power=0), "noise_power"),
+    ],
+)
+def test_bad_links(make, key):
+    with pytest.raises(wflmc.InputError) as caught:
+        make()
+    assert caught.value.key == key
+
+
+def test_superposition_noise():
+    y = jax.vmap(lambda key: channel.superpose(key, jnp.full(3, 5.0), jnp.float32(4.0)))(
+        jax.random.split(jax.random.key(0), 40_000)
+    )
+    y = np.asarray(y, dtype=float)
+    np.testing.assert_allclose(y.mean(0), 5.0, atol=4 * 2 / np.sqrt(40_000))
+    np.testing.assert_allclose(y.var(0), 4.0, atol=4 * 4 * np.sqrt(2 / 40_000))
+
+
+def test_first_order_recursion_against_a_loop():
+    generator = np.random.default_rng(0)
+    for factor in (0.0, 0.3, 0.999, 1.0):
+        steps = generator.standard_normal((50, 3)) + 1j * generator.standard_normal((50, 3))
+        value, expected = np.full(3, 2.0 + 0j), []
+        for row in steps:
+            value = factor * value + row
+            expected.append(value)
+        np.testing.assert_allclose(first_order(steps, factor, 2.0), expected, rtol=1e-12)
