@@ -141,7 +141,7 @@ def test_contraction_on_both_branches():
 
 
 def brute_threshold(gains, clip, power, step_size, weight):
-    """Equation (47) for one round, threshold by threshold."""
+    """The threshold rule of Sec. V-D for one round, threshold by threshold."""
     best = None
     for threshold in sorted(set(gains)):
         active = gains >= threshold
@@ -267,7 +267,7 @@ def test_static_plans_keep_every_limit_and_their_certificate(case):
 
 
 def theorem_regime(plan, h, keywords):
-    """Theorem 1's conditions (36) and (38) as printed, in η and P."""
+    """Theorem 1's conditions as printed, in η and P."""
     active = plan.weight[0] > 0
     devices, sending, rounds = plan.devices, active.sum(), plan.rounds
     budget = plan.privacy.budget(1)[0]

@@ -88,7 +88,7 @@ def test_server_noise_makes_up_for_too_strong_a_signal(posterior):
 
 
 def test_update_written_out(small):
-    """One round by hand from the received signal: θ − η K/(α K_a) y, eq. (16), with clipping."""
+    """One round by hand from the received signal: θ − η K/(α K_a) y, with clipping."""
     link = wflmc.Link(channel.static([1.0, 1.0, 1.0, 1e-8, 1e-8]), snr_db=0)
     plan = wflmc.plan(small, link, wflmc.Privacy(clip=5.0), step_size=0.01, burn_in=0, samples=3, power="no-dp")
     assert plan.active_devices.tolist() == [3, 3, 3]

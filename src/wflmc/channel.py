@@ -143,5 +143,5 @@ class Link:
 
 
 def superpose(key: jax.Array, signal: jax.Array, noise_power: jax.Array) -> jax.Array:
-    """What the server hears, y = Σ_k h_k x_k + z with z ~ N(0, N0 I), eq. (12), given the sum signal[m]."""
+    """What the server hears, y = Σ_k h_k x_k + z with z ~ N(0, N0 I) (Sec. II-C), given the sum signal[m]."""
     return signal + jnp.sqrt(noise_power) * jax.random.normal(key, signal.shape, signal.dtype)

@@ -18,8 +18,8 @@ class InputError(ValueError):
     def __init__(self, key: str, given: object, allowed: str) -> None:
         self.key, self.given, self.allowed = key, given, allowed
         shown = repr(given)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
+        if len(shown) > 200:
+            shown = shown[:197] + "..."
         super().__init__(f"{key} = {shown} was given, but it must be {allowed}.")
 
 

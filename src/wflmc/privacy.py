@@ -6,7 +6,7 @@ device is (ε, δ)-private as long as their sum stays within a budget R(ε, δ).
 
 - `exact`: Gaussian mechanisms compose to μ-GDP with μ² = 2 Σx, whose (ε, δ) is known in closed form
   (Balle & Wang 2018), so nothing is lost;
-- `paper`: the sufficient condition of Liu & Simeone, eq. (29): valid, and 10 to 50 % smaller.
+- `paper`: the sufficient condition of Liu & Simeone (Proposition 2): valid, and 10 to 50 % smaller.
 
 >>> round(float(budget(8, 0.01)), 6), round(float(budget(8, 0.01, accountant="paper")), 6)
 (2.998315, 2.341635)
@@ -171,7 +171,7 @@ def delta_spent(loss: ArrayLike, epsilon: ArrayLike, accountant: str = "exact") 
 
 
 def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, noise_power: float) -> Array:
-    """Loss per round and device, 2(α r_k ℓ_k)²/N0, eq. (28).
+    """Loss per round and device, 2(α r_k ℓ_k)²/N0 (Proposition 2).
 
     Args:
         gain: α[..., S].
@@ -193,8 +193,8 @@ class Privacy:
             change of the device's data can change what it sends.
         accountant: `exact` or `paper`, see the module's introduction.
 
-    >>> float(Privacy(epsilon=8, delta=0.01, clip=30, accountant="paper").budget(devices=2)[0])
-    2.3416354...
+    >>> Privacy(epsilon=8, delta=0.01, clip=30, accountant="paper").budget(devices=2).round(6).tolist()
+    [2.341635, 2.341635]
     """
 
     epsilon: ArrayLike | None = None

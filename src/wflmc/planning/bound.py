@@ -15,7 +15,7 @@ BOUNDS = ("corrected", "paper")
 
 
 class Contraction(NamedTuple):
-    """How fast a Langevin step forgets: γ (eq. 27), ρ = (1+γ)/2 and κ = 2(1+γ)/(1−γ)."""
+    """How fast a Langevin step forgets: γ (Proposition 1), ρ = (1+γ)/2 and κ = 2(1+γ)/(1−γ)."""
 
     gamma: float
     rho: float

@@ -228,7 +228,7 @@ def _budget(privacy: Privacy, devices: int, ledger: ArrayLike | None) -> Array:
 
 
 def _server_noise(problem: Problem, a: Array) -> Array:
-    """β = max(0, 2η − channel part), eq. (17); rounding at the Langevin cap is not noise to add."""
+    """β = max(0, 2η − channel part) (Sec. III-A); rounding at the Langevin cap is not noise to add."""
     eta = problem.step_size
     missing = 2 * eta - (eta * problem.scale) ** 2 / a
     return np.where(missing > 1e-9 * eta, missing, 0.0)

@@ -35,7 +35,7 @@ def optimal(problem: Problem) -> Allocation:
 
 
 def equal(problem: Problem) -> Allocation:
-    """Each device's budget in equal parts over its active rounds, eq. (50); the tightest active device decides."""
+    """Each device's budget in equal parts over its active rounds (Sec. VI, 1); the tightest active device decides."""
     rounds_of_device = np.maximum(problem.active.sum(0), 1)
     share = np.where(problem.active, problem.budget * (1 - HEADROOM) / rounds_of_device, np.inf)
     return Allocation(np.minimum(problem.cap, share.min(-1)))

@@ -38,7 +38,7 @@ def everyone(gains: Array) -> Schedule:
 
 
 def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: float, weight: float) -> Schedule:
-    """The best threshold of every round under full power, eq. (47): O(K log K) a round, all rounds at once.
+    """The best threshold of every round under full power (paper, Sec. V-D): O(K log K) a round, all rounds at once.
 
     It weighs the error of silent devices against the excess noise that a weak device forces on all, both
     in units of E‖gradient error‖². Among equally good thresholds the one with more devices is taken.

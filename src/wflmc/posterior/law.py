@@ -18,7 +18,7 @@ class Gaussian(NamedTuple):
 
 
 def w2_squared(first: Gaussian, second: Gaussian) -> Array:
-    """W2² between Gaussians, eq. (58): ‖m1−m2‖² + tr(C1 + C2 − 2(C2^½ C1 C2^½)^½). Broadcasts over the front."""
+    """W2² between Gaussians: ‖m1−m2‖² + tr(C1 + C2 − 2(C2^½ C1 C2^½)^½). Broadcasts over the front."""
     values, vectors = np.linalg.eigh(second.covariance)
     root = (vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ np.swapaxes(vectors, -1, -2)
     inner = root @ first.covariance @ root

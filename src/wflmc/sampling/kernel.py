@@ -1,6 +1,6 @@
 r"""One round of wireless federated Langevin Monte Carlo: transmit, receive, update.
 
-The update is eq. (16): θ ← θ − η (K/(α K_a)) y + √β q. Which devices send, and how strongly, is a matter of
+The update (Sec. III-A) is θ ← θ − η (K/(α K_a)) y + √β q. Which devices send, and how strongly, is a matter of
 the plan; every scheme of the paper is this kernel with another plan. A kernel on its own:
 
 >>> import jax, wflmc

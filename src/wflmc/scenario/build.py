@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-from numpy.typing import NDArray
 
 from wflmc import channel
 from wflmc.channel import Link
@@ -15,7 +14,6 @@ from wflmc.evaluation import choose_burn_in
 from wflmc.planning import Plan, Policy, plan
 from wflmc.posterior import GaussianPosterior, gaussian_regression
 from wflmc.privacy import Privacy
-from wflmc.sampling import sample
 from wflmc.scenario.expression import evaluate_expression
 from wflmc.scenario.files import is_data_path, load_data, load_gains
 from wflmc.scenario.schema import SamplerSection, Scenario, irrelevant
@@ -133,23 +131,8 @@ def _section_of(error: InputError) -> str:
 
 
 def _burn_in(scenario: Scenario, inputs: Inputs) -> int:
-    """S_b as given, or by a noiseless pilot whose R-hat settles (a simulation: real devices take no part)."""
+    """S_b as given, or where a simulated noiseless pilot has forgotten its start."""
     section = scenario.sampler
     if section.burn_in != "auto":
         return section.burn_in
-
-    def pilot(rounds: int) -> NDArray[Any]:
-        noiseless = plan(
-            inputs.posterior,
-            Link(channel.static(), noise_power=inputs.link.noise_power),
-            inputs.privacy,
-            step_size=inputs.step_size,
-            burn_in=0,
-            samples=rounds,
-            power="noiseless",
-            init=section.init,
-        )
-        chains = max(4, section.chains)
-        return sample(jax.random.key(section.seed), inputs.posterior, noiseless, chains=chains).theta
-
-    return choose_burn_in(pilot, section.max_burn_in)
+    return choose_burn_in(jax.random.key(section.seed), inputs.posterior, inputs.step_size, section.max_burn_in)

@@ -1,0 +1,80 @@
+"""How long a chain remembers its start: a burn-in from R-hat over many chains, as the paper proposes.
+
+R-hat compares the variance between chains with that within them (Gelman & Rubin 1992). Its usual form needs
+chains many times longer than the memory it is to measure. The nested form (Margossian et al., 2022) does not:
+groups of chains share a start, and round by round the variance between the groups' means, which only a
+remembered start can cause, is compared with the variance inside the groups.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wflmc import channel
+from wflmc.channel import Link
+from wflmc.errors import InputError
+from wflmc.keys import named
+from wflmc.planning import plan
+from wflmc.privacy import Privacy
+from wflmc.sampling.kernel import Rounds, rounds_of, step
+
+RHAT_LIMIT = 1.01
+GROUPS, MEMBERS = 16, 256
+"""With 256 members the R-hat of independent groups is about 1 + 1/512, well below the limit."""
+BLOCK = 64
+
+
+def nested_rhat(theta: jax.Array) -> jax.Array:
+    """√((W + B)/W) of theta[group, member, m] for each parameter, [m]."""
+    between = jnp.var(theta.mean(1), axis=0, ddof=1)
+    within = jnp.var(theta, axis=1, ddof=1).mean(0)
+    return jnp.sqrt((within + between) / within)
+
+
+@jax.jit
+def _block(
+    posterior: Any, now: Rounds, theta: jax.Array, keys: jax.Array, first: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """BLOCK rounds of all chains; the largest R-hat after each."""
+
+    def body(theta: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+        round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+        theta, _ = jax.vmap(step, (0, None, 0, None))(round_keys, posterior, theta, now)
+        return theta, nested_rhat(theta.reshape(GROUPS, MEMBERS, -1)).max()
+
+    return jax.lax.scan(body, theta, first + jnp.arange(BLOCK))
+
+
+def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int) -> int:
+    """The smallest S_b after which R-hat over the chains stays below 1.01, by a noiseless pilot.
+
+    The pilot is a simulation on pooled data, in which real devices take no part. It starts from draws of the
+    prior, because equal starts would hide what R-hat looks for, and goes on until R-hat has stayed below the
+    limit for as long as it took to get there.
+
+    Args:
+        limit: the largest number of pilot rounds.
+    """
+    ideal = plan(
+        posterior, Link(channel.static()), Privacy(), step_size=step_size, burn_in=0, samples=1, power="noiseless"
+    )
+    now = jax.tree.map(lambda values: jnp.asarray(values[0]), rounds_of(ideal))
+    starts = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))
+    theta = jnp.repeat(starts, MEMBERS, axis=0)
+    keys = jax.random.split(named(key, "noise"), GROUPS * MEMBERS)
+    rhat = np.zeros(0)
+    while rhat.size < limit:
+        theta, more = _block(posterior, now, theta, keys, rhat.size)
+        rhat = np.concatenate([rhat, np.asarray(more)])[:limit]
+        remembers = np.flatnonzero(~(rhat < RHAT_LIMIT))
+        settled = int(remembers[-1]) + 1 if remembers.size else 0
+        if 2 * settled + BLOCK // 2 <= rhat.size:
+            return settled
+    raise InputError(
+        "max_burn_in", limit, f"larger: R-hat over the chains has not settled below {RHAT_LIMIT} (or give burn_in)"
+    )

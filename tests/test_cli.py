@@ -1,0 +1,520 @@
+"""The command line as users and scripts meet it: JSON, files, exit codes, sentences."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc.cli import main
+
+STATIC = """
+[link]
+fading = "static"
+power = 1e-4
+[privacy]
+epsilon = 8.0
+delta = 0.01
+[sampler]
+burn_in = 50
+samples = 1
+chains = 20
+[policy]
+schedule = "all"
+"""
+
+PLAN_KEYS = {
+    "constants", "regime", "regime_share", "gain", "threshold", "active_devices", "bound", "objective", "lower_bound",
+    "gap", "privacy", "exact_w2_sq", "warnings", "seconds",
+}  # fmt: skip
+CONSTANTS = {
+    "mu", "L", "step_size", "gamma", "dim", "devices", "rounds", "burn_in", "samples", "initial_w2_sq",
+}  # fmt: skip
+SUMMARY_KEYS = {
+    "w2_sq", "exact_w2_sq", "rhat_max", "ess_min", "clip_rate", "accuracy", "ece", "nll", "epsilon_spent", "seconds",
+}  # fmt: skip
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "scenario.toml"
+    path.write_text(STATIC)
+    return path
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} in JSON")
+
+
+def strict(text):
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Run a command in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["wflmc", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        streams = capsys.readouterr()
+        return code, streams.out, streams.err
+
+    return run
+
+
+@pytest.fixture
+def plan_of(call):
+    def run(*arguments):
+        code, out, err = call("plan", *arguments, "--json")
+        assert code == 0, err
+        assert err == ""
+        return strict(out)
+
+    return run
+
+
+def test_plan_json(plan_of, scenario):
+    document = plan_of(scenario)
+    assert set(document) >= PLAN_KEYS
+    assert set(document["constants"]) == CONSTANTS
+    assert document["regime"] == "dp-limited"
+    rounds = document["constants"]["rounds"]
+    assert rounds == 51
+    for name in ("gain", "threshold", "active_devices", "bound", "exact_w2_sq"):
+        assert len(document[name]) == rounds, name
+    assert document["objective"] == document["bound"][-1]
+    assert document["gap"] <= 1e-9
+    privacy = document["privacy"]
+    assert set(privacy) >= {"budget", "accountant", "unit", "spent_max", "epsilon_spent", "spent"}
+    assert len(privacy["spent"]) == 30
+    assert privacy["spent_max"] <= privacy["budget"]
+    assert privacy["epsilon_spent"] == pytest.approx(8.0, rel=1e-9)
+    assert (privacy["accountant"], privacy["unit"]) == ("exact", "device")
+
+
+@pytest.mark.parametrize("power", ["equal", "no-dp", "noiseless-dp", "noiseless"])
+def test_plan_json_of_the_other_schemes(plan_of, scenario, power):
+    document = plan_of(scenario, "--set", f"policy.power={power}", "--set", "link.snr_db=5")
+    assert document["objective"] > 0
+    assert (document["gap"] is None) == (power != "noiseless-dp")
+    if power.startswith("noiseless"):
+        assert set(document["threshold"]) == {0.0}
+        assert set(document["active_devices"]) == {30}
+    if power == "noiseless":
+        assert [document["privacy"][k] for k in ("spent_max", "epsilon_spent", "spent")] == [None] * 3
+
+
+def test_plan_for_people(call, scenario):
+    code, out, err = call("plan", scenario)
+    assert code == 0
+    assert err == ""
+    for word in ("dp-limited", "30 devices", "bound on W2²", "ε = 8", "exact accountant"):
+        assert word in out
+
+
+def test_plan_equals_the_python_interface(plan_of, scenario):
+    import jax
+
+    document = plan_of(scenario)
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
+    plan = wflmc.plan(
+        posterior,
+        wflmc.Link(wflmc.channel.static(1e-4), snr_db=20),
+        wflmc.Privacy(8, 0.01, 30),
+        step_size=0.4 / (posterior.mu + posterior.L),
+        burn_in=50,
+        samples=1,
+        schedule="all",
+    )
+    np.testing.assert_array_equal(document["gain"], plan.gain)
+    np.testing.assert_array_equal(document["bound"], plan.bound)
+    np.testing.assert_array_equal(document["exact_w2_sq"], wflmc.exact_w2_sq(posterior, plan))
+
+
+def test_fading_plan_has_shares_instead_of_a_regime(plan_of, scenario):
+    overrides = ["policy.power=equal", "link.fading=rayleigh", "link.power=0.01", "policy.schedule=threshold"]
+    document = plan_of(scenario, *(word for text in overrides for word in ("--set", text)))
+    assert document["regime"] is None
+    assert sum(document["regime_share"].values()) == pytest.approx(1)
+    assert min(document["active_devices"]) < 30
+
+
+def test_run_writes_everything(call, scenario, tmp_path):
+    import arviz
+
+    folder = tmp_path / "new" / "run"
+    code, out, err = call(
+        "run", scenario, "--out", folder, "--json", "--set", "policy.power=equal", "--set", "sampler.samples=10"
+    )
+    assert (code, err) == (0, "")
+    summary = strict(out)
+    assert set(summary) >= SUMMARY_KEYS
+    assert strict((folder / "summary.json").read_text()) == summary
+    assert len(summary["w2_sq"]["per_round"]) == 10
+    assert summary["w2_sq"]["worst"] == max(summary["w2_sq"]["per_round"])
+    assert set(summary["clip_rate"]) == {"burn_in", "samples"}
+    trace = arviz.from_netcdf(folder / "trace.nc")
+    assert trace.posterior["theta"].shape == (20, 10, 5)
+    assert set(strict((folder / "plan.json").read_text())) >= PLAN_KEYS
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "scenario.toml", "summary.json", "trace.nc"]
+    # The resolved scenario gives the same run, with no warning about keys that have no effect.
+    again = tmp_path / "again"
+    assert call("run", folder / "scenario.toml", "--out", again)[0] == 0
+    np.testing.assert_array_equal(arviz.from_netcdf(again / "trace.nc").posterior["theta"], trace.posterior["theta"])
+    assert strict((again / "plan.json").read_text())["warnings"] == []
+
+
+def test_run_from_a_saved_plan(call, plan_of, scenario, tmp_path):
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(plan_of(scenario)))
+    first, second = tmp_path / "a", tmp_path / "b"
+    assert call("run", scenario, "--out", first)[0] == 0
+    assert call("run", "--plan", saved, "--out", second)[0] == 0
+    one, two = (strict((folder / "summary.json").read_text()) for folder in (first, second))
+    assert one["w2_sq"] == two["w2_sq"]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda plan: plan.update(gain=[g * 1.01 for g in plan["gain"]]), "gain"),
+        (lambda plan: plan.update(gain=plan["gain"][:-1]), "gain"),
+        (lambda plan: plan["gain"].__setitem__(3, None), "gain"),
+        (lambda plan: plan["active_devices"].__setitem__(3, 7), "active_devices"),
+        (lambda plan: plan["scenario"]["link"].update(power=-1.0), "link.power"),
+        (lambda plan: plan.pop("constants"), "--plan"),
+    ],
+)
+def test_a_tampered_plan_is_refused(call, plan_of, scenario, tmp_path, change, part):
+    document = plan_of(scenario)
+    change(document)
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(document))
+    code, out, err = call("run", "--plan", saved, "--out", tmp_path / "out")
+    assert (code, out) == (2, "")
+    assert part in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_burn_in_auto(call, plan_of, scenario):
+    document = plan_of(scenario, "--set", "sampler.burn_in=auto", "--set", "policy.power=equal")
+    assert 10 < document["constants"]["burn_in"] < 100
+    again = plan_of(scenario, "--set", "sampler.burn_in=auto", "--set", "policy.power=equal")
+    assert again["constants"] == document["constants"]
+    code, _, err = call("plan", scenario, "--set", "sampler.burn_in=auto", "--set", "sampler.max_burn_in=20")
+    assert code == 2
+    assert "sampler.max_burn_in = 20" in err
+
+
+def write_gains(path, table):
+    np.save(path / "h.npy", table)
+
+
+BAD = [
+    (["privacy.epsilon=-1"], "privacy.epsilon"),
+    (["privacy.epsilon=nan"], "privacy.epsilon"),
+    (["privacy.delta=1.0"], "privacy.delta"),
+    (["privacy.delta=0.0"], "privacy.delta"),
+    (["privacy.clip=0"], "privacy.clip"),
+    (["sampler.step_size=1.0"], "sampler.step_size"),
+    (["sampler.step_size=2/L"], "sampler.step_size"),
+    (["sampler.step_size=__import__('os')"], "sampler.step_size"),
+    (["sampler.step_size=9**9**9**9"], "sampler.step_size"),
+    (["sampler.step_size=1/(mu-mu)"], "sampler.step_size"),
+    (["sampler.burn_in=later"], "sampler.burn_in"),
+    (["sampler.samples=0"], "sampler.samples"),
+    (["sampler.chains=2.5"], "sampler.chains"),
+    (["sampler.chains=true"], "sampler.chains"),
+    (["posterior.devices=1201"], "posterior.devices"),
+    (["posterior.devices=many"], "posterior.devices"),
+    (["posterior.partition=sorted"], "posterior.partition"),
+    (["posterior.data=missing.npz"], "posterior.data"),
+    (["posterior.data=nothing"], "posterior.data"),
+    (["posterior.model=tree"], "posterior.model"),
+    (["posterior.mu=5000"], "posterior.mu"),
+    (["link.snrdb=3"], "link.snrdb"),
+    (["links.snr_db=3"], "links"),
+    (["link.fading=file"], "link.gains"),
+    (["link.fading=file", "link.gains=missing.npy"], "link.gains"),
+    (["link.power=[1.0, 2.0]"], "link.power"),
+    (["link.snr_db=1e9"], "link.snr_db"),
+    (["policy.power=best"], "policy.power"),
+    (["snr_db=3"], "--set"),
+    (["link.snr_db"], "--set"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_input_is_one_sentence_and_exit_code_2(call, scenario, tmp_path, overrides, key):
+    arguments = [word for text in overrides for word in ("--set", text)]
+    code, out, err = call("run", scenario, "--out", tmp_path / "out", "--json", *arguments)
+    assert code == 2
+    assert out == ""
+    assert key in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "part"),
+    [
+        (np.ones((51, 29)), "30 devices"),
+        (np.ones((50, 30)), "51 rounds"),
+        (np.ones(51), "rounds, devices"),
+        (np.zeros((51, 30)), "non-zero"),
+        (np.full((51, 30), np.nan), "finite"),
+    ],
+)
+def test_bad_gain_files(call, scenario, tmp_path, table, part):
+    write_gains(tmp_path, table)
+    code, out, err = call("plan", scenario, "--set", "link.fading=file", "--set", "link.gains=h.npy", "--json")
+    assert (code, out) == (2, "")
+    assert "link.gains" in err
+    assert part in err
+
+
+def test_gain_files_are_used_as_they_are(plan_of, scenario, tmp_path):
+    table = np.random.default_rng(0).rayleigh(0.1, (60, 30)) * np.exp(1j)
+    write_gains(tmp_path, table)
+    document = plan_of(
+        scenario, "--set", "link.fading=file", "--set", "link.gains=h.npy", "--set", "policy.power=no-dp",
+    )  # fmt: skip
+    power = (np.array(document["gain"]) * 30) ** 2 / np.min(np.abs(table[:51]), axis=1) ** 2
+    cap = document["constants"]["step_size"] / 2
+    limit = np.minimum(5 * 100.0, cap * 900 / np.min(np.abs(table[:51]), axis=1) ** 2)
+    np.testing.assert_allclose(power, limit, rtol=1e-9)
+    assert any("link.power has no effect" in warning for warning in document["warnings"])
+
+
+@pytest.mark.parametrize("text", ["not toml", "[link\n", "\xff\xfe"])
+def test_files_that_are_not_toml(call, tmp_path, text):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(text.encode("latin-1"))
+    code, _, err = call("plan", path)
+    assert code == 2
+    assert "bad.toml" in err
+    assert err.count("\n") == 1
+
+
+def test_missing_scenario(call, tmp_path):
+    code, _, err = call("plan", tmp_path / "none.toml")
+    assert code == 2
+    assert "none.toml" in err
+    assert call("run")[0] == 2
+    assert call("run", "a.toml", "--plan", "b.json")[0] == 2
+
+
+def test_misspelt_keys_get_a_suggestion(call, scenario):
+    assert "did you mean link.snr_db?" in call("plan", scenario, "--set", "link.snrdb=3")[2]
+    assert "did you mean privacy.epsilon?" in call("plan", scenario, "--set", "sampler.epsilon=3")[2]
+    assert "did you mean [link]?" in call("plan", scenario, "--set", "lnk.snr_db=3")[2]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "posterior.model=softmax", "posterior.preconditioner=whiten", "privacy.unit=record", "link.csi_error=0.1",
+        "link.downlink_snr_db=30.0", "sampler.dynamics=kinetic", "policy.schedule=unbiased", "policy.objective=exact",
+        "policy.csi=causal", "posterior.prior_on=whitened",
+    ],
+)  # fmt: skip
+def test_features_to_come_are_refused_by_name(call, scenario, override):
+    code, _, err = call("plan", scenario, "--set", override)
+    assert code == 2
+    assert override.split("=")[0] in err
+    assert "not built yet" in err
+
+
+FULL_SCENARIO = """
+[posterior]
+model = "gaussian"
+devices = 30
+data = "synthetic"
+examples = 1200
+dim = 5
+intercept = false
+partition = "iid"
+preconditioner = "none"
+prior_std = 1.0
+prior_on = "parameters"
+mu = 0.0
+seed = 0
+[link]
+fading = "rayleigh"
+power = 0.01
+rician_k = 3.0
+correlation = 0.0
+csi_error = 0.0
+downlink_snr_db = inf
+gains = "h.npy"
+snr_db = 20.0
+noise_power = 1.0
+seed = 0
+[privacy]
+epsilon = 15.0
+delta = 0.01
+clip = 30.0
+unit = "device"
+example_clip = 9.0
+accountant = "exact"
+[sampler]
+step_size = "0.4/(mu+L)"
+burn_in = 50
+samples = 50
+chains = 100
+init = "prior"
+dynamics = "overdamped"
+friction = 2.0
+seed = 0
+[policy]
+power = "equal"
+schedule = "threshold"
+objective = "worst"
+csi = "full"
+bound = "corrected"
+max_round_noise = inf
+"""
+
+
+def test_every_key_is_accepted_and_idle_ones_are_listed(plan_of, tmp_path):
+    path = tmp_path / "full.toml"
+    path.write_text(FULL_SCENARIO)
+    warnings = " ".join(plan_of(path)["warnings"])
+    for key in ("link.rician_k", "link.gains", "privacy.example_clip", "sampler.friction"):
+        assert f"{key} has no effect" in warnings
+    for key in ("link.power", "link.seed", "policy.schedule", "posterior.mu"):
+        assert key not in warnings
+
+
+def test_every_key_has_a_default(plan_of, tmp_path):
+    path = tmp_path / "empty.toml"
+    path.write_text("")
+    document = plan_of(path)
+    assert document["constants"]["rounds"] == 100
+    assert document["privacy"]["budget"] is None
+    assert document["privacy"]["epsilon_spent"] is None
+    assert document["warnings"] == []
+
+
+def test_public_constants(plan_of, scenario):
+    given = plan_of(
+        scenario, "--set", "posterior.mu=900.0", "--set", "posterior.L=1500.0", "--set", "posterior.initial_w2_sq=9.0"
+    )
+    constants = given["constants"]
+    assert (constants["mu"], constants["L"], constants["initial_w2_sq"]) == (900.0, 1500.0, 9.0)
+    assert constants["step_size"] == pytest.approx(0.4 / 2400)
+    assert not any("bound does not hold" in warning for warning in given["warnings"])
+    wrong = plan_of(scenario, "--set", "posterior.L=1200.0")
+    assert any("posterior.L" in warning for warning in wrong["warnings"])
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv", "bare.csv"])
+def test_own_data(plan_of, call, scenario, tmp_path, kind):
+    generator = np.random.default_rng(0)
+    X, y = generator.standard_normal((90, 3)), generator.standard_normal(90)
+    name = f"data.{kind}"
+    if kind == "npz":
+        np.savez(tmp_path / name, X=X, y=y)
+    elif kind == "csv":
+        np.savetxt(tmp_path / name, np.column_stack([y, X]), delimiter=",", header="y,a,b,c", comments="")
+    else:
+        np.savetxt(tmp_path / name, np.column_stack([X, y]), delimiter=",")
+    document = plan_of(scenario, "--set", f"posterior.data={name}", "--set", "policy.power=equal")
+    eigenvalues = np.linalg.eigvalsh(X.T @ X + np.eye(3))
+    assert document["constants"]["mu"] == pytest.approx(eigenvalues[0], rel=1e-9)
+    assert document["constants"]["dim"] == 3
+    code, _, err = call("plan", scenario, "--set", f"posterior.data={name}", "--set", "posterior.dim=4")
+    assert code == 2
+    assert "posterior.dim = 4" in err
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "y,a\n1,x\n", "", "1\n2\n"])
+def test_bad_csv(call, scenario, tmp_path, content):
+    (tmp_path / "d.csv").write_text(content)
+    code, _, err = call("plan", scenario, "--set", "posterior.data=d.csv")
+    assert code == 2
+    assert "posterior.data" in err
+    assert err.count("\n") == 1
+
+
+def test_reproduce(call, tmp_path):
+    code, out, err = call("reproduce", "all", "--out", tmp_path)
+    assert (code, err) == (0, "")
+    assert "The paper's stated outcomes" in out
+    for name in ("fig2", "fig3a", "fig3b", "fig4a", "fig4b", "fig5"):
+        for suffix in ("csv", "png", "svg"):
+            assert (tmp_path / f"{name}.{suffix}").stat().st_size > 500
+        with open(tmp_path / f"{name}.csv") as file:
+            rows = list(csv.DictReader(file))
+        assert list(rows[0]) == ["figure", "scheme", "x", "y", "y_se"]
+        schemes, grid = {row["scheme"] for row in rows}, {row["x"] for row in rows}
+        assert len(rows) == len(schemes) * len(grid)
+        if name != "fig2":
+            assert schemes == {"optimized", "equal", "no-dp", "noiseless-dp", "noiseless"}
+    claims = strict((tmp_path / "claims.json").read_text())["claims"]
+    assert all(claim["holds"] or claim["contradiction"] for claim in claims)
+    assert sorted(claim["figure"] for claim in claims if claim["contradiction"]) == ["fig3b", "fig4a", "fig5"]
+
+
+def test_reproduce_with_the_authors_data(call, tmp_path, paper_data):
+    code, out, _ = call("reproduce", "fig3a", "fig4b", "fig5", "--out", tmp_path, "--data", paper_data, "--json")
+    assert code == 0
+    ours = {claim["statement"]: claim["ours"] for claim in strict(out)["claims"]}
+    assert round(ours["W2²(prior, posterior)"], 4) == 6.6397
+    assert round(ours["power-limited up to (dB)"], 2) == 16.62
+    assert round(ours["equal to noiseless-DP from (dB)"], 2) == 21.57
+    assert round(ours["LMC-limited up to η ="] * 1e5, 2) == 5.10
+    assert round(ours["DP-limited up to ε ="], 2) == 13.45
+    assert round(ours["equal to noiseless-DP up to ε ="], 2) == 4.94
+    assert not (tmp_path / "fig2.csv").exists()
+
+
+def test_reproduce_refuses_bad_input(call, tmp_path):
+    for arguments in (["fig9"], ["--data", "none.npz"], ["--data", "a.npz", "--data", "b.npz"]):
+        code, out, err = call("reproduce", *arguments, "--out", tmp_path / "out")
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("")
+    assert call("reproduce", "fig2", "--out", tmp_path / "file")[0] == 2
+
+
+def test_help_and_version(call):
+    assert call("--version")[1] == f"wflmc {wflmc.__version__}\n"
+    for command in ("plan", "run", "reproduce"):
+        code, out, _ = call(command, "--help")
+        assert code == 0
+        assert f"Example: wflmc {command}" in out
+
+
+def test_a_real_process_prints_json_alone_when_piped(scenario, tmp_path):
+    """Nothing but JSON on stdout, nothing on stderr, and compilations cached where the user's cache is."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    result = subprocess.run(
+        [sys.executable, "-m", "wflmc", "run", str(scenario), "--json"],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert set(strict(result.stdout)) >= SUMMARY_KEYS
+    assert any((tmp_path / "cache" / "wflmc" / "jax").iterdir())
+
+
+def test_resolved_scenario_is_toml(call, scenario, tmp_path):
+    call("run", scenario, "--out", tmp_path / "run")
+    content = tomllib.loads((tmp_path / "run" / "scenario.toml").read_text())
+    assert content["posterior"]["devices"] == 30
+    assert content["policy"]["max_round_noise"] == np.inf
