@@ -65,12 +65,11 @@ class Trace:
     def to_arviz(self) -> Any:
         """The trace for ArviZ: InferenceData before ArviZ 1, a DataTree from then on."""
         import arviz
-
-        groups = self.datasets()
-        if hasattr(arviz, "InferenceData"):
-            return arviz.InferenceData(**groups)
         import xarray as xr
 
+        groups = self.datasets()
+        if int(arviz.__version__.split(".")[0]) < 1:
+            return arviz.InferenceData(**groups)
         return xr.DataTree.from_dict(groups)
 
     def save(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
