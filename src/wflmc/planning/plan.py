@@ -62,7 +62,8 @@ class Plan:
     objective_name: str
     lower_bound: float | None
     regime: str | None
-    regime_share: dict[str, float]
+    limit: NDArray[np.intp]
+    """Which limit each round sits at, as an index into REGIMES, [S]."""
     privacy: Privacy
     gamma: float
     mu: float
@@ -90,6 +91,11 @@ class Plan:
     def scale(self) -> Array:
         """The server's factor on the received sum, K/K_a: the largest weight of each round, [S]."""
         return self.weight.max(-1)
+
+    @property
+    def regime_share(self) -> dict[str, float]:
+        """Share of the rounds that sit at each limit."""
+        return {name: float(np.mean(self.limit == index)) for index, name in enumerate(single_sample.REGIMES)}
 
     @property
     def noise_variance(self) -> Array:
@@ -137,7 +143,9 @@ def plan(
     bound: str = "corrected",
     init: str = "prior",
     initial_w2_sq: float | None = None,
+    max_round_noise: float = np.inf,
     ledger: ArrayLike | None = None,
+    solver: str = "own",
 ) -> Plan:
     """Decide who sends and how strongly in every round.
 
@@ -150,9 +158,14 @@ def plan(
         bound: corrected, or paper for the formula as printed.
         init: prior or zero, where the chain starts.
         initial_w2_sq: W2² between start and posterior, where a public value is known; else computed.
+        max_round_noise: M, a limit on the noise of every round: √m σ ≤ M η Σ ℓ_k, M times what all clipped
+            gradients together can undo. For `optimized` and `noiseless-dp`; chains may be lost without it.
         ledger: loss that each device has spent before, [K]; the plan makes do with what is left.
+        solver: own, or cvxpy as an independent reference (without a certificate).
     """
     _check_counts(burn_in, samples)
+    if not max_round_noise > 0:
+        raise InputError("max_round_noise", max_round_noise, "above 0")
     devices, dim, rounds = posterior.devices, posterior.dim, burn_in + samples
     mu, L = float(posterior.mu), float(posterior.L)
     scheme = policy(power) if isinstance(power, str) else power
@@ -168,6 +181,7 @@ def plan(
     else:
         who = everyone(gains)
         power_cap = np.full(rounds, np.inf)
+    scale = devices / who.active.sum(-1)
     budget = _budget(privacy, devices, ledger) if scheme.private else np.full(devices, np.inf)
     problem = Problem(
         contraction=constants,
@@ -177,10 +191,13 @@ def plan(
         start=posterior.initial_w2_sq(init) if initial_w2_sq is None else initial_w2_sq,
         error=discretization_error(step_size, L, dim) + step_size**2 * participation_error(clip, who.active),
         noise_weight=excess_weight,
-        scale=devices / who.active.sum(-1),
+        scale=scale,
         active=who.active,
         budget=budget,
         power_cap=power_cap,
+        floor=dim * (scale / (max_round_noise * clip.sum())) ** 2,
+        noise_limit=max_round_noise,
+        solver=solver,
     )
     allocation = scheme.allocate(problem)
     bounds = problem.bound(allocation.a)
@@ -200,7 +217,7 @@ def plan(
         objective_name=objective,
         lower_bound=allocation.lower_bound,
         regime=_regime(problem),
-        regime_share=_regime_share(problem, allocation.a),
+        limit=_limit(problem, allocation.a),
         privacy=privacy,
         gamma=constants.gamma,
         mu=mu,
@@ -242,13 +259,13 @@ def _regime(problem: Problem) -> str | None:
     return str(single_sample.regime(problem.lmc_cap[0], problem.power_cap[0], share))
 
 
-def _regime_share(problem: Problem, a: Array) -> dict[str, float]:
-    """Share of the rounds that sit at each limit; below both caps it is privacy that limits."""
+def _limit(problem: Problem, a: Array) -> NDArray[np.intp]:
+    """The limit of every round; below both caps it is privacy that limits."""
     near = 1 - 1e-9
-    at_lmc = a >= near * problem.lmc_cap
-    at_power = ~at_lmc & (a >= near * problem.power_cap)
-    shares = (at_lmc.mean(), at_power.mean(), (~at_lmc & ~at_power).mean())
-    return dict(zip(single_sample.REGIMES, map(float, shares), strict=True))
+    at_lmc, at_power = a >= near * problem.lmc_cap, a >= near * problem.power_cap
+    names = single_sample.REGIMES
+    kinds = [names.index(single_sample.LMC), names.index(single_sample.POWER)]
+    return np.select([at_lmc, at_power], kinds, names.index(single_sample.DP))
 
 
 def _warnings(made: Plan) -> list[str]:
@@ -260,7 +277,7 @@ def _warnings(made: Plan) -> list[str]:
             found.append(
                 f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds what all clipped gradients "
                 f"together can undo (η Σ ℓ_k); the bound ignores clipping, and chains may not come back. "
-                "A smaller step size helps."
+                "A smaller step size or max_round_noise = 1 helps."
             )
         limit = made.privacy.budget(made.devices)
         over = np.flatnonzero(made.spent > limit * (1 + 1e-9))

@@ -9,7 +9,9 @@ import numpy as np
 
 from wflmc.errors import InputError
 from wflmc.planning import single_sample
-from wflmc.planning.problem import HEADROOM, Allocation, Problem
+from wflmc.planning.allocation import HEADROOM, allocate
+from wflmc.planning.problem import Allocation, Problem
+from wflmc.planning.reference import solve_by_cvxpy
 
 
 class Policy(NamedTuple):
@@ -24,14 +26,32 @@ class Policy(NamedTuple):
 
 
 def optimal(problem: Problem) -> Allocation:
-    """The minimiser of the objective, with a certificate."""
+    """The minimiser of the objective, with a certificate: in closed form where there is one, else by our solver."""
+    _check_floor(problem)
+    if problem.solver == "cvxpy":
+        a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
+        return Allocation(problem.within_budget(a))
     if problem.affordable(problem.cap):
         return Allocation(problem.cap, problem.value(problem.bound(problem.cap)))
-    if problem.rounds - problem.burn_in == 1 and single_sample.is_static(problem):
+    if problem.rounds - problem.burn_in == 1 and single_sample.is_static(problem) and not problem.floor.any():
         return single_sample.solve(problem)
-    raise InputError(
-        "power", "optimized", "equal, no-dp or noiseless unless the channel is static and one sample is kept"
-    )
+    solution = allocate(problem.program())
+    return Allocation(solution.a, solution.lower_bound)
+
+
+def _check_floor(problem: Problem) -> None:
+    """Say which noise limit would be feasible if this one is not."""
+    shortfall = float(np.max(problem.floor / problem.cap))
+    spent = problem.floor @ problem.active
+    shortfall = max(shortfall, float(np.max(spent / problem.budget)))
+    if shortfall > 1:
+        # The floor goes with the inverse square of the limit.
+        limit = problem.noise_limit * np.sqrt(shortfall)
+        raise InputError(
+            "max_round_noise",
+            problem.noise_limit,
+            f"at least {limit * (1 + 1e-6):.6g}: power or privacy allows no less noise",
+        )
 
 
 def equal(problem: Problem) -> Allocation:

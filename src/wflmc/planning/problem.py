@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
+from wflmc.planning.allocation import HEADROOM
 from wflmc.planning.bound import Contraction
+from wflmc.planning.program import Program
 from wflmc.recursion import first_order
 
 Array = NDArray[np.float64]
 
 OBJECTIVES = ("worst", "average")
-
-HEADROOM = 1e-12
-"""Plans stop this relative distance short of every budget, so that rounding never overspends."""
+SOLVERS = ("own", "cvxpy")
 
 
 class Allocation(NamedTuple):
@@ -53,10 +53,16 @@ class Problem:
     """B_k, [K], infinite without privacy."""
     power_cap: Array
     """Largest a the weakest active device can afford, [S]; infinite on an ideal link."""
+    floor: Array
+    """Smallest a, [S]: a limit on the noise of a round; 0 without one."""
+    noise_limit: float = np.inf
+    """M of that limit: √m σ at most M times what all clipped gradients can move θ in a round."""
+    solver: str = "own"
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise InputError("objective", self.objective, f"one of {', '.join(OBJECTIVES)}")
+        for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
+            if getattr(self, name) not in known:
+                raise InputError(name, getattr(self, name), f"one of {', '.join(known)}")
 
     @property
     def rounds(self) -> int:
@@ -93,6 +99,20 @@ class Problem:
         """The objective: the worst or the average of the bound after burn-in."""
         kept = bound[self.burn_in :]
         return float(kept.max() if self.objective == "worst" else kept.mean())
+
+    def program(self) -> Program:
+        """The problem as the general solver takes it."""
+        return Program(
+            active=self.active,
+            budget=self.budget,
+            cap=self.cap,
+            cost=self.cost,
+            rho=self.contraction.rho,
+            burn_in=self.burn_in,
+            base=self.base(),
+            objective=self.objective,
+            floor=self.floor,
+        )
 
     def affordable(self, a: Array) -> bool:
         """Whether a meets every budget."""

@@ -100,7 +100,7 @@ def build_link(scenario: Scenario) -> Link:
     return Link(fading, section.snr_db, section.noise_power, section.seed)
 
 
-def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None) -> Plan:
+def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None, solver: str = "own") -> Plan:
     """The plan of a scenario, by its own policy or a given one."""
     policy = scenario.policy
     try:
@@ -117,17 +117,21 @@ def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None) -
             bound=policy.bound,
             init=scenario.sampler.init,
             initial_w2_sq=scenario.posterior.initial_w2_sq or None,
+            max_round_noise=policy.max_round_noise,
+            solver=solver,
         )
     except InputError as error:
-        raise InputError(f"{_section_of(error)}.{error.key}", error.given, error.allowed) from None
+        raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
     return dataclasses.replace(made, warnings=(*inputs.warnings, *made.warnings))
 
 
 def _section_of(error: InputError) -> str:
     """The section an error of planning belongs to: link for gains, else wherever the key is."""
+    if error.key == "solver":
+        return "--"
     if error.key == "gains" or (error.key == "power" and not isinstance(error.given, str)):
-        return "link"
-    return "sampler" if error.key in SamplerSection.model_fields else "policy"
+        return "link."
+    return "sampler." if error.key in SamplerSection.model_fields else "policy."
 
 
 def _burn_in(scenario: Scenario, inputs: Inputs) -> int:

@@ -116,7 +116,6 @@ BUILT: dict[str, tuple[object, ...]] = {
     "policy.schedule": ("threshold", "all"),
     "policy.objective": ("worst", "average"),
     "policy.csi": ("full",),
-    "policy.max_round_noise": (float("inf"),),
 }
 
 
@@ -155,6 +154,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
         ("privacy.accountant", scenario.privacy.epsilon is None, "there is no privacy.epsilon"),
         ("sampler.friction", scenario.sampler.dynamics == "overdamped", "sampler.dynamics = 'overdamped'"),
         ("sampler.max_burn_in", scenario.sampler.burn_in != "auto", "sampler.burn_in is a number"),
+        ("policy.max_round_noise", policy not in ("optimized", "noiseless-dp"), f"policy.power = {policy!r}"),
         ("policy.schedule", ideal, f"policy.power = {policy!r} always has all devices"),
     ]
     return {key: why for key, holds, why in rules if holds}

@@ -1,0 +1,124 @@
+"""Split transmit power over rounds optimally under per-device privacy budgets, and prove how optimal it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from wflmc.planning.central_path import CentralPath
+from wflmc.planning.program import Array, Program, Usage, dual, round_bounds, tightest
+
+HEADROOM = 1e-12
+"""Plans stop this relative distance short of every budget, so that rounding never overspends."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A feasible plan, and the dual point (w, lam) that proves `lower_bound` for every feasible plan."""
+
+    a: Array  # [S]
+    objective: float
+    lower_bound: float
+    gap: float  # (objective - lower_bound) / |objective|
+    w: Array  # [S] weights of the rounds' bounds: zero up to burn_in, sum 1
+    lam: Array  # [K] device prices
+    iterations: int
+
+
+def allocate(program: Program, tol: float = 1e-9, max_iterations: int = 100) -> Solution:
+    """Solve one problem to a certified relative gap of `tol`, or as near to it as rounding allows."""
+    p, use = program, Usage(program.active)
+    excess = use(p.floor) - p.budget
+    if np.any(excess > 1e-12 * p.budget):
+        k = int(np.argmax(excess > 1e-12 * p.budget))
+        raise ValueError(f"the floor overspends the budget of device {k} by {excess[k]:.6g} (budget {p.budget[k]:.6g})")
+    binding = np.flatnonzero(use(p.cap) > p.budget * (1 - HEADROOM))
+    if binding.size == 0:
+        return _all_at_cap(p)
+    best = _Best(p, use)
+    # Rounds this long before the first one that counts weigh less than 1e-39 in it: they get the least power.
+    skip = max(0, min(p.burn_in - int(-45.0 / np.log(p.rho)), p.cap.size - 2))
+    tail = p
+    if skip:
+        left = p.budget - use(np.where(np.arange(p.cap.size) < skip, best.least, 0.0))
+        tail = replace(
+            p,
+            active=p.active[skip:],
+            cap=p.cap[skip:],
+            cost=p.cost[skip:],
+            base=p.base[skip:],
+            floor=p.floor[skip:],
+            burn_in=p.burn_in - skip,
+            budget=np.maximum(left, 1e-12 * p.budget),
+        )
+    path = CentralPath(tail, Usage(tail.active) if skip else use, binding)
+    for iteration in range(1, max_iterations + 1):
+        moved = path.step()
+        if path.gap() < 2 * tol or not moved or iteration == max_iterations:
+            best.update(path, skip, tol)
+            if best.gap() <= tol or best.misses > 5 or not moved:
+                break
+    bound, gap = min(best.bound, best.value), max(best.gap(), 0.0)  # rounding may put one past the other
+    return Solution(best.a, best.value, bound, gap, best.w, best.lam, iteration)
+
+
+def _all_at_cap(p: Program) -> Solution:
+    """No budget binds: every round at its cap is optimal, and zero prices prove it."""
+    bounds, w = round_bounds(p, p.cap), np.zeros(p.cap.size)
+    if p.objective == "worst":
+        w[p.burn_in + int(np.argmax(bounds[p.burn_in :]))] = 1.0
+    else:
+        w[p.burn_in :] = 1 / (w.size - p.burn_in)
+    value = float(w @ bounds)  # also the dual value, term by term
+    return Solution(p.cap.copy(), value, value, 0.0, w, np.zeros(p.budget.size), 0)
+
+
+class _Best:
+    """The best feasible plan and the best lower bound met so far, each evaluated on the whole problem."""
+
+    def __init__(self, p: Program, use: Usage) -> None:
+        self.p, self.use, self.value, self.bound, self.misses = p, use, np.inf, -np.inf, 0
+        # No round may have zero power: 1e-12 of an even split costs next to nothing.
+        self.least = np.maximum(p.floor, np.minimum(p.cap, 1e-12 / p.cap.size * tightest(p.active, p.budget)))
+        self.a, self.w, self.lam = self.least, np.zeros(p.cap.size), np.zeros(p.budget.size)
+
+    def gap(self) -> float:
+        """(value - bound) / |value|."""
+        return (self.value - self.bound) / abs(self.value) if np.isfinite(self.value) else np.inf
+
+    def feasible(self, a: Array) -> Array:
+        """Snap to the box, then shrink or stretch each round that is not at its cap to suit its tightest device."""
+        cap, limit = self.p.cap, self.p.budget * (1 - HEADROOM)
+        a = np.clip(a, self.least, cap)
+        a = np.where(a >= cap * (1 - 1e-9), cap, a)
+        fixed = np.where(a == cap, cap, self.least)
+        room = limit - self.use(fixed)
+        if room.min() < 0:  # the capped rounds alone overspend: let them move too
+            fixed = self.least
+            room = np.maximum(limit - self.use(fixed), 0.0)
+        moving = a - fixed
+        need = self.use(moving)
+        scale = np.divide(room, need, out=np.full_like(need, 2.0), where=room < 2 * need)
+        return np.minimum(fixed + tightest(self.p.active, scale) * moving, cap)
+
+    def offer(self, a: Array) -> None:
+        """Keep a feasible plan if it is the best so far."""
+        bounds = round_bounds(self.p, a)[self.p.burn_in :]
+        value = float(bounds.max() if self.p.objective == "worst" else bounds.mean())
+        if value < self.value:
+            self.value, self.a = value, a
+
+    def update(self, path: CentralPath, skip: int, tol: float) -> None:
+        """Take the path's present point into account, and count the times in a row that it hardly helped."""
+        before, p = self.value - self.bound, self.p
+        w, lam = np.zeros(p.cap.size), np.zeros(p.budget.size)
+        w[p.burn_in :] = path.w / path.w.sum()
+        lam[path.rows] = path.s[path.boxes : path.boxes + path.rows.size] / path.p.budget[path.rows]
+        bound, from_prices = dual(p, w, lam)
+        if bound > self.bound:
+            self.bound, self.w, self.lam = bound, w, lam
+        for plan in (from_prices, np.concatenate([self.least[:skip], path.M[0, 0]])):
+            if self.gap() > tol:  # the plan read off the prices is the smoother one: it goes first
+                self.offer(self.feasible(plan))
+        self.misses = 0 if self.value - self.bound < 0.7 * before else self.misses + 1

@@ -1,0 +1,128 @@
+"""A plan as the picture an engineer wants: power, noise, privacy, who sends, and what limits each round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wflmc.planning import Plan
+from wflmc.planning.single_sample import REGIMES
+
+COLORS = {"lmc-limited": "#F0E442", "power-limited": "#56B4E9", "dp-limited": "#E69F00"}
+HATCHES = {"lmc-limited": "", "power-limited": "//", "dp-limited": "\\\\"}
+
+
+def draw_plan(plan: Plan, path: str | Path) -> Path:
+    """Four panels over the rounds, the limit of each round as a coloured and hatched background; returns the file."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 10), layout="constrained")
+    panels = figure.subplots(4, 1, sharex=True)
+    rounds = np.arange(1, plan.rounds + 1)
+    _gain(panels[0], plan, rounds)
+    _noise(panels[1], plan, rounds)
+    _privacy(panels[2], plan, rounds)
+    _senders(panels[3], plan, rounds)
+    for axes in panels:
+        _shade(axes, plan)
+        if plan.burn_in:
+            axes.axvline(plan.burn_in + 0.5, color="black", linewidth=1)
+        axes.grid(alpha=0.3)
+    panels[0].text(
+        plan.burn_in + 0.5,
+        1.0,
+        " samples kept from here",
+        transform=panels[0].get_xaxis_transform(),
+        va="bottom",
+        fontsize=8,
+    )
+    panels[0].set_xlim(0.5, plan.rounds + 0.5)
+    panels[-1].set_xlabel("round")
+    figure.suptitle(_title(plan))
+    _legend(figure, plan)
+    target = Path(path)
+    figure.savefig(target, dpi=130)
+    return target
+
+
+def _title(plan: Plan) -> str:
+    epsilon = plan.epsilon_spent
+    privacy = "no privacy statement" if epsilon is None else f"ε = {epsilon:.4g} for the worst device"
+    return f"bound on W2² {plan.objective:.4g} ({plan.objective_name} after burn-in), {privacy}"
+
+
+def _gain(axes: Any, plan: Plan, rounds: Any) -> None:
+    axes.step(rounds, plan.gain, where="mid", color="black")
+    axes.set(ylabel="gain α", yscale="log")
+
+
+def _noise(axes: Any, plan: Plan, rounds: Any) -> None:
+    """σ² of the update: the 2η that Langevin sampling uses, and what is too much."""
+    useful = 2 * plan.step_size
+    axes.fill_between(rounds, useful, plan.noise_variance, step="mid", color="#D55E00", alpha=0.5, label="excess")
+    axes.fill_between(
+        rounds, useful * 1e-1, useful, step="mid", color="#009E73", alpha=0.6, label="useful for sampling (2η)"
+    )
+    axes.step(rounds, plan.noise_variance, where="mid", color="black", linewidth=1)
+    axes.set(ylabel="noise variance σ²", yscale="log")
+    axes.set_ylim(bottom=float(useful.min()) * 0.3)
+    axes.legend(fontsize=8, loc="upper right")
+
+
+def _privacy(axes: Any, plan: Plan, rounds: Any) -> None:
+    """Loss spent so far: the worst device, the middle one, and the range over all."""
+    if not plan.clips:
+        axes.text(0.5, 0.5, "this scheme does not clip: no privacy", transform=axes.transAxes, ha="center")
+        axes.set(ylabel="privacy loss spent")
+        return
+    spent = np.cumsum(plan.loss, axis=0)
+    axes.fill_between(rounds, spent.min(1), spent.max(1), step="mid", color="#0072B2", alpha=0.25, label="all devices")
+    axes.plot(rounds, spent[:, int(np.argmax(spent[-1]))], color="#0072B2", label="device that spends most")
+    axes.plot(rounds, np.median(spent, axis=1), color="#0072B2", linestyle="--", label="median device")
+    budget = float(plan.privacy.budget(plan.devices).min())
+    if np.isfinite(budget):
+        axes.axhline(budget, color="black", linestyle=":", label="budget")
+    axes.set(ylabel="privacy loss spent")
+    axes.legend(fontsize=8, loc="upper left")
+
+
+def _senders(axes: Any, plan: Plan, rounds: Any) -> None:
+    axes.step(rounds, plan.active_devices, where="mid", color="black")
+    axes.set(ylabel=f"devices sending (of {plan.devices})")
+    axes.set_ylim(0, plan.devices * 1.08)
+
+
+def _shade(axes: Any, plan: Plan) -> None:
+    """The binding limit of each run of rounds."""
+    edges = np.flatnonzero(np.diff(plan.limit)) + 1
+    for first, last in zip([0, *edges], [*edges, plan.rounds], strict=True):
+        name = REGIMES[plan.limit[first]]
+        axes.axvspan(
+            first + 0.5,
+            last + 0.5,
+            facecolor=COLORS[name],
+            hatch=HATCHES[name],
+            edgecolor="grey",
+            linewidth=0,
+            alpha=0.25,
+            zorder=0,
+        )
+
+
+def _legend(figure: Any, plan: Plan) -> None:
+    from matplotlib.patches import Patch
+
+    names = [name for name in REGIMES if plan.regime_share[name]]
+    patches = [
+        Patch(
+            facecolor=COLORS[n],
+            hatch=HATCHES[n],
+            edgecolor="grey",
+            alpha=0.5,
+            label=f"{n} ({plan.regime_share[n]:.0%})",
+        )
+        for n in names
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=9)
