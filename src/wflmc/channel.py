@@ -93,13 +93,13 @@ def rician(power: ArrayLike = 1.0, k_factor: float = 3.0, correlation: float = 0
 
 def from_array(gains: ArrayLike) -> Fading:
     """Gains as they are, real or complex, [rounds, devices]; a run uses the first rounds of a longer array."""
-    table = np.asarray(gains)
+    table = np.array(gains)
     if table.ndim != 2 or table.dtype.kind not in "fciu":
         raise InputError("gains", f"{table.dtype} array of shape {table.shape}", "a numeric array [rounds, devices]")
     if not np.all(np.isfinite(table)):
         raise InputError("gains", "an array with nan or infinite entries", "finite everywhere")
-    if not np.all(np.abs(table) > 0):
-        raise InputError("gains", "an array with zeros", "non-zero everywhere")
+    if not np.all((np.abs(table) > 1e-100) & (np.abs(table) < 1e100)):
+        raise InputError("gains", "an array with zeros or extreme values", "non-zero everywhere, within 1e±100")
 
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         del generator
@@ -107,7 +107,7 @@ def from_array(gains: ArrayLike) -> Fading:
             raise InputError(
                 "gains",
                 f"array of shape {table.shape}",
-                f"an array of at least {rounds} rounds × {devices} devices",
+                f"an array of at least {rounds} rounds × exactly {devices} devices",
             )
         return table[:rounds]
 
@@ -127,10 +127,12 @@ class Link:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:  # JAX keys hold no more
+            raise InputError("seed", self.seed, "between 0 and 2**32 - 1")
         if not -300 <= self.snr_db <= 300:
             raise InputError("snr_db", self.snr_db, "between -300 and 300 dB")
-        if not (self.noise_power > 0 and np.isfinite(self.noise_power)):
-            raise InputError("noise_power", self.noise_power, "finite and above 0")
+        if not 1e-30 <= self.noise_power <= 1e30:  # chains are float32
+            raise InputError("noise_power", self.noise_power, "between 1e-30 and 1e30")
 
     @property
     def snr(self) -> float:

@@ -20,7 +20,8 @@ class InputError(ValueError):
         shown = repr(given)
         if len(shown) > 200:
             shown = shown[:197] + "..."
-        super().__init__(f"{key} = {shown} was given, but it must be {allowed}.")
+        end = "" if allowed.endswith("?") else "."
+        super().__init__(f"{key} = {shown} was given, but it must be {allowed}{end}")
 
 
 class SamplingError(RuntimeError):

@@ -60,7 +60,10 @@ def _log_delta(epsilon: Array, mu: Array) -> Array:
         a, b = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
         u, v, gap = -a / _SQRT_2, -b / _SQRT_2, mu / _SQRT_2
         middle = 0.5 * (u + v)
-        slope = 2 / np.sqrt(np.pi) - 2 * middle * special.erfcx(middle)
+        # −erfcx' at the middle; far out its two terms cancel, and the asymptotic series takes over.
+        near = 2 / np.sqrt(np.pi) - 2 * middle * special.erfcx(middle)
+        far = (1 - 1.5 / middle**2) / (np.sqrt(np.pi) * middle**2)
+        slope = np.where(middle > 60, far, near)
         difference = np.where(gap < 1e-5, gap * slope, special.erfcx(u) - special.erfcx(v))
         tail = -_LOG_2 - a**2 / 2 + np.log(difference)
         body = special.log_ndtr(a)

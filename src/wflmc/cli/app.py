@@ -1,4 +1,4 @@
-"""`wflmc plan | run | reproduce`: JSON on stdout when asked, everything else for people on stderr."""
+"""`wflmc plan | run | reproduce`: results on stdout, as JSON when asked; warnings and progress on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wflmc.errors import InputError, SamplingError
+from wflmc.cli.guard import guarded
 from wflmc.version import __version__
 
 app = typer.Typer(
@@ -19,11 +19,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     help="Bayesian federated learning over the air: plan it, sample with it, prove its privacy.",
 )
 
-ScenarioPath = Annotated[str, typer.Argument(help="Scenario file (TOML).")]
+ScenarioPath = Annotated[str, typer.Argument(help="Scenario file (TOML); docs/scenario.md lists its keys.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; may repeat.")
 ]
@@ -45,12 +44,6 @@ def _options(
     del version
 
 
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(stderr=True)
-
-
 def _show(renderable: object) -> None:
     """Print for people, on stdout, wide enough not to fold when piped."""
     from rich.console import Console
@@ -58,12 +51,24 @@ def _show(renderable: object) -> None:
     Console(width=None if sys.stdout.isatty() else 140).print(renderable)
 
 
+def _print_json(document: object) -> None:
+    from wflmc.scenario import to_json
+
+    print(to_json(document))
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        print(f"wflmc: warning: {warning}", file=sys.stderr)
+
+
 @contextmanager
 def _progress(task: str, total: int) -> Iterator[Any]:
     """A bar with the time left on a terminal, silence elsewhere; yields a function that sets what is done."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = _console()
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         row = bar.add_task(task, total=total)
@@ -71,28 +76,53 @@ def _progress(task: str, total: int) -> Iterator[Any]:
 
 
 @app.command()
-def plan(scenario: ScenarioPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def plan(
+    scenario: ScenarioPath,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw the plan into this file (.png, .svg, .pdf).")
+    ] = None,
+    solver: Annotated[str, typer.Option("--solver", help="own, or cvxpy as an independent reference.")] = "own",
+    unknown: Annotated[
+        str | None,
+        typer.Option(
+            "--solve-for",
+            metavar="KEY",
+            help="Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target.",
+        ),
+    ] = None,
+    target: Annotated[float | None, typer.Option("--target", help="W2² to reach after burn-in.")] = None,
+    metric: Annotated[
+        str, typer.Option("--metric", help="What must reach the target: bound, or exact (the true W2²).")
+    ] = "bound",
+) -> None:
     """Decide who sends and how strongly, and what that is worth.
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
-    from wflmc.cli.commands import plan_command
+    from wflmc.cli.commands import plan_command, solve_command
 
-    document = plan_command(scenario, overrides)
+    if unknown is None:
+        document = plan_command(scenario, overrides, solver, plot)
+    else:
+        document = solve_command(scenario, overrides, solver, plot, unknown, target, metric)
     if as_json:
+        _warn(document["warnings"])
         _print_json(document)
     else:
         from wflmc.report import plan_table
 
         _show(plan_table(document))
+        if plot is not None:
+            print(f"Picture: {plot}")
 
 
 @app.command()
 def run(
     scenario: Annotated[str | None, typer.Argument(help="Scenario file (TOML).")] = None,
     saved_plan: Annotated[
-        str | None,
-        typer.Option("--plan", metavar="FILE", help="Run this saved plan (JSON of `wflmc plan`) instead."),
+        str | None, typer.Option("--plan", metavar="FILE", help="Run this saved plan (JSON of `wflmc plan`) instead.")
     ] = None,
     out: Annotated[
         str | None,
@@ -109,13 +139,14 @@ def run(
 
     _cache_compilations()
     summary, text, folder = run_command(scenario, saved_plan, out, overrides, _progress)
+    _warn(summary["warnings"])
     if as_json:
         _print_json(summary)
-    else:
-        print(text)
-        print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
-        if folder is not None:
-            print(f"Written to {folder}: trace.nc, plan.json, summary.json, scenario.toml")
+        return
+    print(text)
+    print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
+    if folder is not None:
+        print(f"Written to {folder}: trace.nc, plan.json, summary.json, scenario.toml")
 
 
 @app.command()
@@ -123,8 +154,7 @@ def reproduce(
     figures: Annotated[list[str] | None, typer.Argument(help="fig2 fig3a fig3b fig4a fig4b fig5, or all.")] = None,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for tables and pictures.")] = "out/reproduce",
     data: Annotated[
-        list[str] | None,
-        typer.Option("--data", metavar="PATH", help=".npz or .csv with X and y; else synthetic data."),
+        list[str] | None, typer.Option("--data", metavar="PATH", help=".npz or .csv with X and y; else synthetic data.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -144,12 +174,6 @@ def reproduce(
     print("\n".join(["Pictures:", *(f"  {path}" for path in files), f"Claims: {Path(out) / 'claims.json'}"]))
 
 
-def _print_json(document: object) -> None:
-    from wflmc.scenario import to_json
-
-    print(to_json(document))
-
-
 def _cache_compilations() -> None:
     """Keep compiled loops in the user's cache folder, unless the user has said where JAX should keep them."""
     import jax
@@ -163,17 +187,4 @@ def _cache_compilations() -> None:
 
 def main() -> None:
     """Run the command line: exit code 0 when done, 2 for bad input, 1 for anything else."""
-    try:
-        app()
-    except InputError as error:
-        print(f"wflmc: {error}", file=sys.stderr)
-        sys.exit(2)
-    except SamplingError as error:
-        print(f"wflmc: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("wflmc: interrupted; what was finished is kept.", file=sys.stderr)
-        sys.exit(1)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)
+    sys.exit(guarded(lambda: typer.main.get_command(app).main(standalone_mode=False)))

@@ -12,12 +12,11 @@ from typing import Any
 import jax
 
 from wflmc import report, studies
-from wflmc.errors import InputError, naming
+from wflmc.errors import InputError
 from wflmc.evaluation import evaluate
-from wflmc.posterior import gaussian_regression
+from wflmc.posterior import GaussianPosterior, gaussian_regression
 from wflmc.sampling import sample
 from wflmc.scenario import (
-    Inputs,
     Scenario,
     build,
     load_data,
@@ -25,6 +24,7 @@ from wflmc.scenario import (
     make_plan,
     plan_document,
     read_plan,
+    solve_for,
     summary_document,
     to_json,
     to_toml,
@@ -34,19 +34,52 @@ from wflmc.scenario import (
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-def plan_command(path: str, overrides: list[str] | None) -> dict[str, Any]:
-    """The plan's JSON document."""
-    began = time.perf_counter()
-    scenario = load_scenario(path, overrides)
+def plan_command(path: str, overrides: list[str] | None, solver: str, plot: str | None) -> dict[str, Any]:
+    """The plan's JSON document; draws it where asked."""
+    return _planned(load_scenario(path, overrides), solver, plot, time.perf_counter())
+
+
+def _planned(scenario: Scenario, solver: str, plot: str | None, began: float) -> dict[str, Any]:
+    if plot is not None:
+        report.check_picture(plot)
     inputs = build(scenario)
-    made = make_plan(scenario, inputs)
-    return plan_document(scenario, inputs, made, time.perf_counter() - began)
+    made = make_plan(scenario, inputs, solver=solver)
+    document = plan_document(scenario, inputs, made, time.perf_counter() - began)
+    if plot is not None:
+        report.draw_plan(made, plot)
+    return document
+
+
+def solve_command(
+    path: str,
+    overrides: list[str] | None,
+    solver: str,
+    plot: str | None,
+    key: str,
+    target: float | None,
+    metric: str,
+) -> dict[str, Any]:
+    """The plan at the smallest value of `key` that reaches the target, and the answer under `solve_for`."""
+    began = time.perf_counter()
+    if target is None:
+        raise InputError("--target", target, "given with --solve-for")
+    answer = solve_for(load_scenario(path, overrides), key, target, metric)
+    document = _planned(answer.scenario, solver, plot, began)
+    asked = answer._asdict()
+    asked.pop("scenario")
+    return {**document, "solve_for": {**asked, "reachable": answer.value is not None}}
 
 
 def _folder(out: str) -> Path:
-    folder = Path(out)
+    """The folder to write to, made if need be, and tried before any long work."""
+    folder = Path(out).expanduser()
     try:
+        if not out:
+            raise FileNotFoundError(2, "No such file or directory")
         folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".wflmc"
+        probe.touch()
+        probe.unlink()
     except OSError as error:
         raise InputError("--out", out, f"a folder that can be written ({error.strerror})") from None
     return folder
@@ -55,64 +88,68 @@ def _folder(out: str) -> Path:
 def run_command(
     path: str | None, saved_plan: str | None, out: str | None, overrides: list[str] | None, bar: ProgressBar
 ) -> tuple[dict[str, Any], str, Path | None]:
-    """The summary as JSON document and as text, and the folder that was written."""
+    """The summary as JSON document and as text, and the folder that was written.
+
+    The four files are written together at the end, so that a folder never mixes two runs.
+    """
     began = time.perf_counter()
     if (path is None) == (saved_plan is None):
-        raise InputError("scenario", path, "given as a file, or in its place a plan by --plan FILE")
-    if path is None:
+        raise InputError("scenario", path, "either a scenario file or --plan FILE, one of the two")
+    if saved_plan is not None:
         if overrides:
             raise InputError("--set", overrides[0], "left out with --plan, which is already made")
-        scenario, inputs, made = read_plan(str(saved_plan))
+        scenario, inputs, made = read_plan(saved_plan)
     else:
-        scenario = load_scenario(path, overrides)
+        scenario = load_scenario(str(path), overrides)
         inputs = build(scenario)
         made = make_plan(scenario, inputs)
+    settled = scenario.sampler.model_copy(update={"burn_in": made.burn_in})
+    scenario = scenario.model_copy(update={"sampler": settled})
     document = plan_document(scenario, inputs, made, time.perf_counter() - began)
     folder = None if out is None else _folder(out)
-    if folder is not None:
-        settled = scenario.sampler.model_copy(update={"burn_in": made.burn_in})
-        write_text(folder / "scenario.toml", to_toml(scenario.model_copy(update={"sampler": settled})))
-        write_text(folder / "plan.json", to_json(document))
-    trace = _sample(scenario, inputs, made, bar)
+    with bar("sampling", made.rounds) as advance:
+        trace = sample(
+            jax.random.key(scenario.sampler.seed),
+            inputs.posterior,
+            made,
+            chains=scenario.sampler.chains,
+            progress=lambda done, _: advance(done),
+        )
     evaluation = evaluate(trace, inputs.posterior)
+    summary = summary_document(evaluation, made.warnings, time.perf_counter() - began)
     if folder is not None:
         part = folder / "trace.nc.part"
         trace.save(part, {"scenario": to_toml(scenario), "seed": scenario.sampler.seed})
         os.replace(part, folder / "trace.nc")
-    summary = summary_document(evaluation, time.perf_counter() - began)
-    if folder is not None:
+        write_text(folder / "scenario.toml", to_toml(scenario))
+        write_text(folder / "plan.json", to_json(document))
         write_text(folder / "summary.json", to_json(summary))
-    text = "\n".join([*(f"warning: {warning}" for warning in made.warnings), str(evaluation)])
-    return summary, text, folder
+    return summary, str(evaluation), folder
 
 
-def _sample(scenario: Scenario, inputs: Inputs, made: Any, bar: ProgressBar) -> Any:
-    section = scenario.sampler
-    with bar("sampling", made.rounds) as advance:
-        return sample(
-            jax.random.key(section.seed),
-            inputs.posterior,
-            made,
-            chains=section.chains,
-            progress=lambda done, _: advance(done),
-        )
+def _paper_posterior(data: list[str]) -> GaussianPosterior:
+    """The paper's 30 devices with synthetic data, or with a file's in file order."""
+    if len(data) > 1:
+        raise InputError("--data", data, "one .npz or .csv file")
+    try:
+        X, y = load_data(Path(data[0]).expanduser()) if data else (None, None)
+        return gaussian_regression(jax.random.key(0), devices=30, X=X, y=y, partition="blocks")
+    except InputError as error:
+        if error.key == "devices":
+            raise InputError("--data", data[0], "a data set of at least 30 examples, one for each device") from None
+        raise InputError("--data", error.given, error.allowed) from None
 
 
 def reproduce_command(
     names: list[str], out: str, data: list[str], bar: ProgressBar
 ) -> tuple[dict[str, Any], list[studies.Claim], list[Path]]:
     """Figures and claims: the JSON document, the claims, and the pictures written."""
-    wanted = list(studies.NAMES) if "all" in names else list(dict.fromkeys(names))
-    for name in wanted:
-        if name not in studies.NAMES:
+    for name in names:
+        if name not in (*studies.NAMES, "all"):
             raise InputError("figure", name, f"one of {', '.join(studies.NAMES)} or all")
-    with naming("--data"):
-        loaded = [load_data(path) for path in data]
-        if len(loaded) > 1:
-            raise InputError("count", len(loaded), "one .npz or .csv file")
-        X, y = loaded[0] if loaded else (None, None)
-        posterior = gaussian_regression(jax.random.key(0), devices=30, X=X, y=y, partition="blocks")
-    setting = studies.Setting(posterior)
+    wanted = list(studies.NAMES) if "all" in names else list(dict.fromkeys(names))
+    source = Path(data[0]).name if data else "synthetic data"
+    setting = studies.Setting(_paper_posterior(data))
     folder = _folder(out)
     pictures: list[Path] = []
     grid = {name: studies.points(name, setting) for name in wanted}
@@ -125,14 +162,8 @@ def reproduce_command(
                 done += 1
                 advance(done)
             report.write_csv(folder / f"{name}.csv", rows)
-            target = folder / f"{name}.png"
-            drawn = report.draw_regimes(setting, target) if name == "fig2" else report.draw_curves(name, rows, target)
-            pictures += drawn
-    found = [claim for claim in studies.claims(setting) if _covers(claim.figure, wanted)]
+            pictures += report.draw_figure(name, setting, rows, source, folder / f"{name}.png")
+    found = studies.claims(setting)
     claims = [claim._asdict() for claim in found]
-    write_text(folder / "claims.json", to_json({"data": data or "synthetic", "claims": claims}))
+    write_text(folder / "claims.json", to_json({"data": source, "claims": claims}))
     return {"figures": wanted, "files": [str(path) for path in pictures], "claims": claims}, found, pictures
-
-
-def _covers(figure: str, wanted: list[str]) -> bool:
-    return figure == "all" or any(name.startswith(figure) for name in wanted)

@@ -64,6 +64,7 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int)
         posterior, Link(channel.static()), Privacy(), step_size=step_size, burn_in=0, samples=1, power="noiseless"
     )
     now = jax.tree.map(lambda values: jnp.asarray(values[0]), rounds_of(ideal))
+    key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
     starts = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))
     theta = jnp.repeat(starts, MEMBERS, axis=0)
     keys = jax.random.split(named(key, "noise"), GROUPS * MEMBERS)
@@ -73,7 +74,7 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int)
         rhat = np.concatenate([rhat, np.asarray(more)])[:limit]
         remembers = np.flatnonzero(~(rhat < RHAT_LIMIT))
         settled = int(remembers[-1]) + 1 if remembers.size else 0
-        if 2 * settled + BLOCK // 2 <= rhat.size:
+        if 2 * settled + BLOCK // 2 <= rhat.size or (rhat.size == limit and 2 * settled <= limit):
             return settled
     raise InputError(
         "max_burn_in", limit, f"larger: R-hat over the chains has not settled below {RHAT_LIMIT} (or give burn_in)"

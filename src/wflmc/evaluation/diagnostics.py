@@ -36,12 +36,12 @@ def _number(value: float) -> float | None:
 
 
 def diagnose(theta: NDArray[Any]) -> Diagnostics:
-    """Diagnostics of theta[chain, draw, m]; None where ArviZ is missing or fewer than 4 draws were kept."""
+    """Diagnostics of theta[chain, draw, m]; None where ArviZ is missing or draws (R-hat: chains) are too few."""
     if importlib.util.find_spec("arviz") is None or theta.shape[1] < 4:
         return Diagnostics(None, None, None)
     arviz, data = _arviz(), _dataset(theta)
     return Diagnostics(
-        _number(arviz.rhat(data)["theta"].values.max()),
+        _number(arviz.rhat(data)["theta"].values.max()) if theta.shape[0] > 1 else None,
         _number(arviz.ess(data, method="bulk")["theta"].values.min()),
         _number(arviz.ess(data, method="tail")["theta"].values.min()),
     )

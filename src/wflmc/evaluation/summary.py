@@ -18,12 +18,36 @@ class Evaluation:
     """Estimated from the chains against the exact posterior."""
     exact_w2_sq: tuple[float, ...] | None
     """Exact for every round 1..S while nothing is clipped."""
+    bound: float
+    """The plan's bound on W2², worst after burn-in."""
     burn_in: int
     rhat_max: float | None
     ess_min: float | None
     ess_tail_min: float | None
     clip_rate: dict[str, float | None]
     epsilon_spent: float | None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the samples say against themselves."""
+        found = []
+        clipped = self.clip_rate["samples"] or 0.0
+        if clipped > 0.01:
+            found.append(
+                f"{clipped:.0%} of the gradients of the kept rounds were clipped: bound and exact law ignore that."
+            )
+        if self.w2_sq is not None and self.exact_w2_sq is not None:
+            exact = max(self.exact_w2_sq[self.burn_in :])
+            if self.w2_sq.worst > 10 * exact + 5 * self.w2_sq.worst_se:
+                found.append(
+                    f"The chains are at W2² = {self.w2_sq.worst:.3g}, the exact law without clipping at {exact:.3g}: "
+                    "clipped gradients cannot undo the noise. Use a smaller step size or policy.max_round_noise."
+                )
+            if self.w2_sq.worst > self.bound + 3 * self.w2_sq.worst_se:
+                found.append(
+                    f"The chains are at W2² = {self.w2_sq.worst:.3g}, above the plan's bound of {self.bound:.3g}."
+                )
+        return tuple(found)
 
     def __str__(self) -> str:
         lines = []
@@ -56,6 +80,7 @@ def evaluate(trace: Trace, posterior: Any) -> Evaluation:
     return Evaluation(
         w2_sq=estimate_w2_sq(trace.theta, posterior.exact) if known and several else None,
         exact_w2_sq=tuple(exact_w2_sq(posterior, trace.plans).tolist()) if known else None,
+        bound=max(float(plan.bound[plan.burn_in :].max()) for plan in trace.plans),
         burn_in=trace.plan.burn_in,
         rhat_max=diagnostics.rhat_max,
         ess_min=diagnostics.ess_min,

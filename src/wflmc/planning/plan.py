@@ -62,6 +62,8 @@ class Plan:
     objective_name: str
     lower_bound: float | None
     regime: str | None
+    power_share: Array
+    """Share of the transmit power limit that the weakest sender uses, [S]; 0 on an ideal link."""
     limit: NDArray[np.intp]
     """Which limit each round sits at, as an index into REGIMES, [S]."""
     privacy: Privacy
@@ -70,6 +72,8 @@ class Plan:
     L: float
     dim: int
     initial_w2_sq: float
+    ledger: Array
+    """Loss that each device had spent before this plan, [K]."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -120,8 +124,8 @@ class Plan:
 
     @property
     def epsilon_spent(self) -> float | None:
-        """ε of the worst device at its δ; None without clipping or without a δ."""
-        return self.privacy.epsilon_spent(self.spent) if self.clips else None
+        """ε of the worst device at its δ, earlier spending included; None without clipping or without a δ."""
+        return self.privacy.epsilon_spent(self.spent + self.ledger) if self.clips else None
 
     @property
     def gap(self) -> float | None:
@@ -166,6 +170,8 @@ def plan(
     _check_counts(burn_in, samples)
     if not max_round_noise > 0:
         raise InputError("max_round_noise", max_round_noise, "above 0")
+    if initial_w2_sq is not None and not 0 <= initial_w2_sq < np.inf:
+        raise InputError("initial_w2_sq", initial_w2_sq, "finite and at least 0")
     devices, dim, rounds = posterior.devices, posterior.dim, burn_in + samples
     mu, L = float(posterior.mu), float(posterior.L)
     scheme = policy(power) if isinstance(power, str) else power
@@ -182,7 +188,8 @@ def plan(
         who = everyone(gains)
         power_cap = np.full(rounds, np.inf)
     scale = devices / who.active.sum(-1)
-    budget = _budget(privacy, devices, ledger) if scheme.private else np.full(devices, np.inf)
+    before = _ledger(ledger, devices)
+    budget = _budget(privacy, devices, before) if scheme.private else np.full(devices, np.inf)
     problem = Problem(
         contraction=constants,
         step_size=step_size,
@@ -216,7 +223,8 @@ def plan(
         objective=problem.value(bounds),
         objective_name=objective,
         lower_bound=allocation.lower_bound,
-        regime=_regime(problem),
+        regime=_regime(problem) if np.all(gains == gains[0]) else None,
+        power_share=allocation.a / problem.power_cap,
         limit=_limit(problem, allocation.a),
         privacy=privacy,
         gamma=constants.gamma,
@@ -224,6 +232,7 @@ def plan(
         L=L,
         dim=dim,
         initial_w2_sq=problem.start,
+        ledger=before,
     )
     return dataclasses.replace(made, warnings=tuple(_warnings(made)))
 
@@ -235,9 +244,16 @@ def _check_counts(burn_in: int, samples: int) -> None:
         raise InputError("samples", samples, "at least 1")
 
 
-def _budget(privacy: Privacy, devices: int, ledger: ArrayLike | None) -> Array:
+def _ledger(ledger: ArrayLike | None, devices: int) -> Array:
+    spent = np.zeros(devices) if ledger is None else np.asarray(ledger, dtype=float)
+    if spent.shape != (devices,) or not np.all((spent >= 0) & np.isfinite(spent)):
+        raise InputError("ledger", ledger, f"{devices} finite losses of at least 0, one per device")
+    return spent
+
+
+def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
     """B_k = (R_k − ledger_k)/(2 sensitivity_k²)."""
-    left = privacy.budget(devices) - (0.0 if ledger is None else np.asarray(ledger, dtype=float))
+    left = privacy.budget(devices) - ledger
     if np.any(left <= 0):
         empty = np.flatnonzero(left <= 0)
         raise InputError("ledger", f"all of the budget of device {empty[0]}", "below every device's budget")
@@ -280,7 +296,7 @@ def _warnings(made: Plan) -> list[str]:
                 "A smaller step size or max_round_noise = 1 helps."
             )
         limit = made.privacy.budget(made.devices)
-        over = np.flatnonzero(made.spent > limit * (1 + 1e-9))
+        over = np.flatnonzero(made.spent + made.ledger > limit * (1 + 1e-9))
         if over.size:
             found.append(
                 f"{over.size} of {made.devices} devices spend more than the privacy budget, which this policy ignores."

@@ -95,6 +95,15 @@ class GaussianPosterior:
         at = slice(index, index + 1)
         return _from_statistics(self.hessian[at], self.linear[at], self.sizes[at], self.prior_std)
 
+    def expansion(self, step_size: float, weight: ArrayLike) -> float:
+        """The largest factor by which one round can stretch an error of θ, over the rounds of weight[S, K].
+
+        η < 2/L keeps it below 1 while everyone sends. Reweighting a few unlike devices may not.
+        """
+        partial = np.unique(np.asarray(weight, dtype=float), axis=0)
+        steps = np.eye(self.dim) - step_size * np.tensordot(partial, self.hessian, 1)
+        return float(np.abs(np.linalg.eigvalsh(steps)).max())
+
     def law(self, step_size: ArrayLike, weight: ArrayLike, noise_variance: ArrayLike, init: str = "prior") -> Gaussian:
         """Exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
 
@@ -117,7 +126,11 @@ jax.tree_util.register_dataclass(
 
 def _from_statistics(hessian: Array, linear: Array, sizes: NDArray[np.intp], prior_std: float) -> GaussianPosterior:
     total = hessian.sum(0)
+    if not np.all(np.isfinite(total)):
+        raise InputError("data", "values whose squares overflow", "scaled to moderate size")
     values, vectors = np.linalg.eigh(total)
+    if not values[0] > 0:
+        raise InputError("data", f"features with a Hessian eigenvalue of {values[0]:.3g}", "scaled to moderate size")
     covariance = (vectors / values) @ vectors.T
     mean = np.linalg.solve(total, linear.sum(0))
     return GaussianPosterior(
@@ -180,7 +193,10 @@ def _synthetic(key: jax.Array, examples: int, dim: int) -> tuple[Array, Array]:
 
 
 def _checked(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-    features, target = np.asarray(X, dtype=float), np.asarray(y, dtype=float)
+    raw = np.asarray(X), np.asarray(y)
+    if any(array.dtype.kind not in "fiub" for array in raw):
+        raise InputError("data", f"X of type {raw[0].dtype} and y of type {raw[1].dtype}", "real numbers")
+    features, target = raw[0].astype(float), raw[1].astype(float)
     if features.ndim != 2 or target.ndim != 1 or features.shape[0] != target.shape[0] or not features.size:
         raise InputError(
             "data",

@@ -18,31 +18,41 @@ class Gaussian(NamedTuple):
 
 
 def w2_squared(first: Gaussian, second: Gaussian) -> Array:
-    """W2² between Gaussians: ‖m1−m2‖² + tr(C1 + C2 − 2(C2^½ C1 C2^½)^½). Broadcasts over the front."""
+    """W2² between Gaussians: ‖m1−m2‖² + tr(C1 + C2 − 2(C2^½ C1 C2^½)^½).
+
+    Broadcasts over the front; infinite where the first law has overflowed.
+    """
+    finite = np.asarray(np.isfinite(first.mean).all(-1) & np.isfinite(first.covariance).all((-1, -2)))
+    first = Gaussian(
+        np.where(finite[..., None], first.mean, 0.0), np.where(finite[..., None, None], first.covariance, 0.0)
+    )
     values, vectors = np.linalg.eigh(second.covariance)
     root = (vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ np.swapaxes(vectors, -1, -2)
     inner = root @ first.covariance @ root
     cross = np.sqrt(np.maximum(np.linalg.eigvalsh(0.5 * (inner + np.swapaxes(inner, -1, -2))), 0.0)).sum(-1)
     traces = np.trace(first.covariance, axis1=-2, axis2=-1) + values.sum(-1)
     shift = ((first.mean - second.mean) ** 2).sum(-1)
-    return np.maximum(shift + traces - 2 * cross, 0.0)
+    return np.where(finite, np.maximum(shift + traces - 2 * cross, 0.0), np.inf)
 
 
 def affine_chain(start: Gaussian, matrix: Array, offset: Array, noise_variance: Array) -> Gaussian:
     """Law of θ[s] = A[s] θ[s−1] + b[s] + N(0, σ²[s] I) for every s = 1..S.
 
-    Composition of affine Gaussian maps is associative, so all prefixes come from log2(S) batched matrix
-    products instead of S small ones.
-
     Args:
         start: law of θ[0].
         matrix: A[..., S, m, m]; offset: b[..., S, m]; noise_variance: σ²[..., S].
     """
-    rounds, size = matrix.shape[-3], matrix.shape[-1]
+    # Doubling does log2(S) times the arithmetic in log2(S) large calls: faster only while matrices are small.
+    follow = _by_doubling if matrix.shape[-1] <= 12 else _round_by_round
+    with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
+        return follow(start, matrix, offset, noise_variance[..., None, None] * np.eye(matrix.shape[-1]))
+
+
+def _by_doubling(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:
+    """Compose neighbouring maps, then maps of neighbours, and so on: composition is associative."""
     matrix, offset = matrix.copy(), offset.copy()
-    spread = noise_variance[..., None, None] * np.eye(size)
     shift = 1
-    while shift < rounds:
+    while shift < matrix.shape[-3]:
         late, early = np.s_[..., shift:, :, :], np.s_[..., :-shift, :, :]
         a = matrix[late]
         new_offset = offset[..., shift:, :] + np.einsum("...ij,...j->...i", a, offset[..., :-shift, :])
@@ -52,8 +62,18 @@ def affine_chain(start: Gaussian, matrix: Array, offset: Array, noise_variance: 
         spread[late] = new_spread
         shift *= 2
     mean = np.einsum("...ij,...j->...i", matrix, start.mean) + offset
-    covariance = matrix @ start.covariance @ np.swapaxes(matrix, -1, -2) + spread
-    return Gaussian(mean, covariance)
+    return Gaussian(mean, matrix @ start.covariance @ np.swapaxes(matrix, -1, -2) + spread)
+
+
+def _round_by_round(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:
+    mean, covariance = start
+    means, covariances = np.empty_like(offset), np.empty_like(matrix)
+    for s in range(matrix.shape[-3]):
+        a = matrix[..., s, :, :]
+        mean = np.einsum("...ij,...j->...i", a, mean) + offset[..., s, :]
+        covariance = a @ covariance @ np.swapaxes(a, -1, -2) + spread[..., s, :, :]
+        means[..., s, :], covariances[..., s, :, :] = mean, covariance
+    return Gaussian(means, covariances)
 
 
 def pool(laws: Gaussian) -> Gaussian:

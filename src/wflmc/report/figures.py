@@ -32,12 +32,13 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     part.replace(path)
 
 
-def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
+def _axes(title: str, about: str, x_label: str, y_label: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    axes.text(0.5, 1.02, about, transform=axes.transAxes, ha="center", fontsize=9, color="0.3")
     return figure, axes
 
 
@@ -52,10 +53,18 @@ def _save(figure: Any, path: Path) -> list[Path]:
     return written
 
 
-def draw_curves(name: str, rows: Sequence[Row], path: Path) -> list[Path]:
-    """One line per scheme; returns the files written (.png and .svg)."""
-    about = FIGURES[name]
-    figure, axes = _axes(about.title, about.x_label, "bound on W2²")
+def draw_figure(name: str, setting: Setting, rows: Sequence[Row], source: str, path: Path) -> list[Path]:
+    """The picture of a study; returns the files written (.png and .svg)."""
+    about = f"{source}; ε = {setting.epsilon:g}, δ = {setting.delta:g}, {setting.burn_in} + 1 rounds"
+    return _draw_regimes(setting, about, path) if name == "fig2" else _draw_curves(name, rows, about, path)
+
+
+def _draw_curves(name: str, rows: Sequence[Row], about: str, path: Path) -> list[Path]:
+    """One line per scheme."""
+    study = FIGURES[name]
+    if name == "fig5":
+        about = about.replace("ε = 8, ", "")
+    figure, axes = _axes(f"{study.title}\n", about, study.x_label, "bound on W2² (as printed in the paper)")
     schemes = [scheme for scheme in STYLES if any(row.scheme == scheme for row in rows)]
     for rank, scheme in enumerate(schemes):
         own = [row for row in rows if row.scheme == scheme and row.y is not None]
@@ -71,17 +80,19 @@ def draw_curves(name: str, rows: Sequence[Row], path: Path) -> list[Path]:
             **STYLES[scheme],
         )
     axes.set_yscale("log")
+    if study.x_label.startswith("step"):
+        axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
     return _save(figure, path)
 
 
-def draw_regimes(setting: Setting, path: Path) -> list[Path]:
+def _draw_regimes(setting: Setting, about: str, path: Path) -> list[Path]:
     """Theorem 1's map over SNR (that is, power) and step size."""
-    figure, axes = _axes("Regimes of Theorem 1 (ε = 8, δ = 0.01, 51 rounds)", "SNR = P/(m N0) (dB)", "step size η")
+    figure, axes = _axes("Regimes of Theorem 1\n", about, "SNR = P/(m N0) (dB)", "step size η")
     snr = np.linspace(5, 40, 351)
     total = setting.posterior.mu + setting.posterior.L
-    step = np.linspace(0.02, 0.5, 241) / total
+    step = np.linspace(0.002, 0.5, 250) / total
     names = regime_map(setting, snr[None, :], step[:, None])
     index = np.select([names == name for name in REGIMES], range(len(REGIMES)))
     colors, hatches = ("#F0E442", "#56B4E9", "#E69F00"), ("", "//", "\\\\")

@@ -7,11 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from wflmc.errors import InputError
 from wflmc.planning import Plan
 from wflmc.planning.single_sample import REGIMES
 
 COLORS = {"lmc-limited": "#F0E442", "power-limited": "#56B4E9", "dp-limited": "#E69F00"}
 HATCHES = {"lmc-limited": "", "power-limited": "//", "dp-limited": "\\\\"}
+
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_picture(path: str) -> None:
+    """Refuse a file that could not be drawn, before any work."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise InputError("--plot", path, f"a file name that ends in {', '.join(SUFFIXES)}")
+    if not target.parent.is_dir():
+        raise InputError("--plot", path, "in a folder that exists")
 
 
 def draw_plan(plan: Plan, path: str | Path) -> Path:
@@ -26,7 +39,7 @@ def draw_plan(plan: Plan, path: str | Path) -> Path:
     _privacy(panels[2], plan, rounds)
     _senders(panels[3], plan, rounds)
     for axes in panels:
-        _shade(axes, plan)
+        _shade(axes, plan, hatched=axes is panels[-1])
         if plan.burn_in:
             axes.axvline(plan.burn_in + 0.5, color="black", linewidth=1)
         axes.grid(alpha=0.3)
@@ -54,8 +67,17 @@ def _title(plan: Plan) -> str:
 
 
 def _gain(axes: Any, plan: Plan, rounds: Any) -> None:
-    axes.step(rounds, plan.gain, where="mid", color="black")
+    """α on the left; on the right, the share of its power limit that the weakest sender uses."""
+    lines = axes.step(rounds, plan.gain, where="mid", color="black", label="gain α")
     axes.set(ylabel="gain α", yscale="log")
+    if plan.power_share.any():
+        right = axes.twinx()
+        share = 100 * plan.power_share
+        lines += right.step(
+            rounds, share, where="mid", color="#CC79A7", linestyle="--", label="power used by weakest sender"
+        )
+        right.set(ylabel="% of its power limit", ylim=(0, 105))
+        right.legend(handles=lines, fontsize=8, loc="upper left")
 
 
 def _noise(axes: Any, plan: Plan, rounds: Any) -> None:
@@ -94,7 +116,7 @@ def _senders(axes: Any, plan: Plan, rounds: Any) -> None:
     axes.set_ylim(0, plan.devices * 1.08)
 
 
-def _shade(axes: Any, plan: Plan) -> None:
+def _shade(axes: Any, plan: Plan, hatched: bool) -> None:
     """The binding limit of each run of rounds."""
     edges = np.flatnonzero(np.diff(plan.limit)) + 1
     for first, last in zip([0, *edges], [*edges, plan.rounds], strict=True):
@@ -103,7 +125,7 @@ def _shade(axes: Any, plan: Plan) -> None:
             first + 0.5,
             last + 0.5,
             facecolor=COLORS[name],
-            hatch=HATCHES[name],
+            hatch=HATCHES[name] if hatched else None,
             edgecolor="grey",
             linewidth=0,
             alpha=0.25,

@@ -10,7 +10,7 @@ from rich.table import Table
 from wflmc.studies import Claim
 
 
-def _number(value: object, digits: int = 4) -> str:
+def _number(value: object, digits: int = 5) -> str:
     if value is None:
         return "–"
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
@@ -26,6 +26,8 @@ def plan_table(document: dict[str, Any]) -> Table:
     constants, privacy = document["constants"], document["privacy"]
     burn_in = constants["burn_in"]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    if "solve_for" in document:
+        table.add_row("answer", _answer(document["solve_for"]))
     table.add_row(
         "setting",
         f"{constants['devices']} devices, {constants['dim']} parameters, {burn_in} + {constants['samples']} rounds, "
@@ -44,7 +46,9 @@ def plan_table(document: dict[str, Any]) -> Table:
     )
     exact = document["exact_w2_sq"]
     if exact is not None:
-        table.add_row("true W2²", f"{max(exact[burn_in:]):.4g} worst after burn-in (exact, if nothing is clipped)")
+        kept = exact[burn_in:]
+        worst = "diverges" if None in kept else f"{max(kept):.4g} worst after burn-in"
+        table.add_row("W2² if unclipped", f"{worst} (exact law of the chain)")
     if privacy["spent_max"] is None:
         table.add_row("privacy", "none: this scheme does not clip")
     else:
@@ -57,6 +61,16 @@ def plan_table(document: dict[str, Any]) -> Table:
     for warning in document["warnings"]:
         table.add_row("[yellow]warning[/yellow]", warning)
     return table
+
+
+def _answer(asked: dict[str, Any]) -> str:
+    what = "bound on W2²" if asked["metric"] == "bound" else "exact W2²"
+    if asked["reachable"]:
+        return f"{asked['key']} = {asked['value']:.6g} is the smallest with {what} ≤ {asked['target']:g}"
+    return (
+        f"no {asked['key']} reaches {what} ≤ {asked['target']:g}; the best seen is {asked['reached']:.4g} "
+        f"at {asked['best_at']:g}, shown below"
+    )
 
 
 def verdict(claim: Claim) -> str:

@@ -3,9 +3,11 @@
 from wflmc.scenario.build import Inputs, build, make_plan
 from wflmc.scenario.document import plan_document, read_plan, summary_document
 from wflmc.scenario.files import load_data, load_scenario, to_json, to_toml, write_text
+from wflmc.scenario.inverse import Answer, solve_for
 from wflmc.scenario.schema import Scenario, validate
 
 __all__ = [
+    "Answer",
     "Inputs",
     "Scenario",
     "build",
@@ -14,6 +16,7 @@ __all__ = [
     "make_plan",
     "plan_document",
     "read_plan",
+    "solve_for",
     "summary_document",
     "to_json",
     "to_toml",

@@ -76,7 +76,8 @@ def _public_constants(scenario: Scenario, posterior: GaussianPosterior) -> tuple
     section = scenario.posterior
     mu, L = section.mu or posterior.mu, section.L or posterior.L
     if mu > L:
-        raise InputError("mu", mu, f"at most L = {L:g}")
+        given, other = ("mu", f"at most L = {L:g}") if section.mu else ("L", f"at least mu = {mu:g}")
+        raise InputError(given, section.mu or section.L, other)
     notes = []
     if mu > posterior.mu * (1 + 1e-12):
         notes.append(f"posterior.mu = {mu:g} is above the true {posterior.mu:.6g}: the bound does not hold.")
@@ -122,7 +123,15 @@ def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None, s
         )
     except InputError as error:
         raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
-    return dataclasses.replace(made, warnings=(*inputs.warnings, *made.warnings))
+    notes = []
+    if made.active_devices.min() < made.devices:
+        factor = inputs.posterior.expansion(inputs.step_size, made.weight)
+        if factor > 1:
+            notes.append(
+                f"The devices that send in some rounds are so unlike the rest that a step stretches errors "
+                f"{factor:.3g} times: without clipping the chain may diverge. Use a smaller step size or policy.schedule = 'all'."
+            )
+    return dataclasses.replace(made, warnings=(*inputs.warnings, *made.warnings, *notes))
 
 
 def _section_of(error: InputError) -> str:

@@ -17,6 +17,8 @@ from wflmc.scenario.files import plain
 from wflmc.scenario.schema import Scenario, validate
 from wflmc.version import __version__
 
+PLAN_FILE = "a JSON file as `wflmc plan --json` writes it"
+
 
 def plan_document(scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float) -> dict[str, Any]:
     """What `wflmc plan --json` prints, plain data."""
@@ -71,7 +73,7 @@ def _json_scenario(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def summary_document(evaluation: Evaluation, seconds: float) -> dict[str, Any]:
+def summary_document(evaluation: Evaluation, warnings: tuple[str, ...], seconds: float) -> dict[str, Any]:
     """What `DIR/summary.json` holds, plain data."""
     distance = evaluation.w2_sq
     document = {
@@ -87,6 +89,7 @@ def summary_document(evaluation: Evaluation, seconds: float) -> dict[str, Any]:
         "ece": None,
         "nll": None,
         "epsilon_spent": evaluation.epsilon_spent,
+        "warnings": [*warnings, *evaluation.warnings],
         "seconds": seconds,
     }
     result: dict[str, Any] = plain(document)
@@ -99,19 +102,18 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
     The scenario inside gives data, channels and schedule again; gains that do not belong to that schedule, or
     that break the power limit or the privacy budget, are refused.
     """
+    document = _plan_file(path)
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
         scenario = validate(document["scenario"])
         gain = np.asarray(document["gain"], dtype=float)
         constants, active = document["constants"], list(document["active_devices"])
         settled = {"burn_in": int(constants["burn_in"]), "step_size": float(constants["step_size"])}
-    except OSError as error:
-        raise InputError("--plan", str(path), f"a readable file ({error.strerror})") from None
+        expected = {name: constants[name] for name in ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")}
     except InputError as error:
         raise InputError(f"--plan: {error.key}", error.given, error.allowed) from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError("--plan", str(path), f"JSON as `wflmc plan --json` writes it ({error!r})") from None
-    scenario = scenario.model_copy(update={"sampler": scenario.sampler.model_copy(update=settled)})
+    except (ValueError, TypeError, KeyError):
+        raise InputError("--plan", str(path), PLAN_FILE) from None
+    scenario = validate(_merged(scenario, settled))
     inputs = build(scenario)
 
     def as_given(problem: Problem) -> Allocation:
@@ -123,12 +125,41 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
         if np.any(a > problem.power_cap * (1 + 1e-9)):
             first = int(np.argmax(a > problem.power_cap * (1 + 1e-9)))
             raise InputError("gain", float(gain[first]), f"within the power limit of round {first + 1}")
-        if np.any(a @ problem.active > problem.budget * (1 + 1e-9)):
-            raise InputError("gain", str(path), "within the privacy budget of every device")
+        over = a @ problem.active / problem.budget
+        if np.any(over > 1 + 1e-9):
+            worst = int(np.argmax(over))
+            raise InputError(
+                "gain",
+                str(path),
+                f"within every privacy budget; device {worst} would spend {over[worst]:.4g} times its own",
+            )
         return Allocation(a)
 
     scheme = policy(scenario.policy.power)._replace(allocate=as_given)
     try:
-        return scenario, inputs, make_plan(scenario, inputs, scheme)
+        made = make_plan(scenario, inputs, scheme)
     except InputError as error:
         raise InputError(f"--plan: {error.key.removeprefix('policy.')}", error.given, error.allowed) from None
+    for name, value in expected.items():
+        if value != getattr(made, name):
+            known = f"{getattr(made, name)!r}, as its scenario gives now; were data, gains or the file changed?"
+            raise InputError(f"--plan: constants.{name}", value, known)
+    return scenario, inputs, made
+
+
+def _plan_file(path: str | Path) -> dict[str, Any]:
+    try:
+        document = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError("--plan", str(path), f"a readable file ({error.strerror})") from None
+    except ValueError:
+        raise InputError("--plan", str(path), PLAN_FILE) from None
+    if not isinstance(document, dict) or not isinstance(document.get("scenario"), dict):
+        raise InputError("--plan", str(path), PLAN_FILE)
+    return document
+
+
+def _merged(scenario: Scenario, sampler: dict[str, Any]) -> dict[str, Any]:
+    """The scenario as plain data, with some keys of its sampler settled."""
+    content: dict[str, Any] = scenario.model_dump(exclude_unset=True, exclude_none=True)
+    return {**content, "sampler": {**content.get("sampler", {}), **sampler}}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
 import tomllib
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,9 @@ DATA_SUFFIXES = (".npz", ".csv")
 
 def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scenario:
     """A validated scenario from a TOML file, with `section.key=value` overrides; paths become absolute."""
-    file = Path(path)
+    file = Path(path).expanduser()
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("scenario", str(path), f"a readable TOML file ({_reason(error)})") from None
     except tomllib.TOMLDecodeError as error:
@@ -41,6 +44,8 @@ def _override(content: dict[str, Any], text: str) -> None:
     section, dot, name = key.strip().partition(".")
     if not (equals and dot and section and name):
         raise InputError("--set", text, "of the form section.key=value")
+    if "\n" in value:
+        raise InputError("--set", text, "one key and one value")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -55,10 +60,11 @@ def resolve_paths(scenario: Scenario, folder: Path) -> Scenario:
     """The same scenario with its paths made absolute, relative to the scenario file's folder."""
     data, gains = scenario.posterior.data, scenario.link.gains
     if is_data_path(data):
-        section = scenario.posterior.model_copy(update={"data": str(folder / data)})
+        section = scenario.posterior.model_copy(update={"data": str(folder / Path(data).expanduser())})
         scenario = scenario.model_copy(update={"posterior": section})
     if gains:
-        scenario = scenario.model_copy(update={"link": scenario.link.model_copy(update={"gains": str(folder / gains)})})
+        link = scenario.link.model_copy(update={"gains": str(folder / Path(gains).expanduser())})
+        scenario = scenario.model_copy(update={"link": link})
     return scenario
 
 
@@ -74,35 +80,44 @@ def load_data(path: str | Path) -> tuple[NDArray[Any], NDArray[Any]]:
     """
     try:
         return _load_npz(path) if str(path).lower().endswith(".npz") else _load_csv(path)
-    except InputError:
-        raise
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError("data", str(path), f"a readable .npz or .csv file ({_short(error)})") from None
-
-
-def _short(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error).splitlines()[0][:100]
+    except OSError as error:
+        raise InputError("data", str(path), f"a readable .npz or .csv file ({_reason(error)})") from None
 
 
 def _load_npz(path: str | Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    content = np.load(path, allow_pickle=False)
-    if not isinstance(content, np.lib.npyio.NpzFile) or not {"X", "y"} <= set(content.files):
-        raise InputError("data", str(path), "an .npz file with arrays X and y")
-    return content["X"], content["y"]
+    wanted = "an .npz file with numeric arrays X and y"
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return content["X"], content["y"]
+    except (ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error):
+        raise InputError("data", str(path), wanted) from None
 
 
 def _load_csv(path: str | Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    with open(path, encoding="utf-8-sig") as file:
-        first = file.readline().strip().split(",")
-    names = [name.strip().strip('"') for name in first]
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(map(str.strip, row))]
+    except (UnicodeDecodeError, csv.Error):
+        raise InputError("data", str(path), "a CSV file in UTF-8 with commas between its columns") from None
+    names = [name.strip() for name in lines[0][1]] if lines else []
     header = not all(_is_number(name) for name in names)
     if header and names.count("y") != 1:
-        raise InputError("data", str(path), "a CSV whose header names exactly one column y")
-    table = np.loadtxt(path, delimiter=",", skiprows=int(header), ndmin=2, encoding="utf-8-sig")
-    if table.shape[1] < 2:
-        raise InputError("data", str(path), "a CSV with at least one feature column and y")
-    target = names.index("y") if header else table.shape[1] - 1
+        raise InputError("data", str(path), "a CSV of numbers, or one whose header names exactly one column y")
+    rows = lines[1:] if header else lines
+    if not rows or len(names) < 2:
+        raise InputError("data", str(path), "a CSV with at least one row, one feature column and y")
+    table = np.array([_csv_numbers(path, number, row, len(names)) for number, row in rows])
+    target = names.index("y") if header else len(names) - 1
     return np.delete(table, target, axis=1), table[:, target]
+
+
+def _csv_numbers(path: str | Path, line: int, row: list[str], width: int) -> list[float]:
+    if len(row) != width:
+        raise InputError("data", str(path), f"a CSV of {width} columns; line {line} has {len(row)}")
+    bad = [text for text in row if not _is_number(text)]
+    if bad:
+        raise InputError("data", str(path), f"a CSV of numbers; line {line} has {bad[0]!r}")
+    return [float(text) for text in row]
 
 
 def _is_number(text: str) -> bool:
@@ -118,9 +133,12 @@ def load_gains(path: str) -> NDArray[Any]:
     if not path:
         raise InputError("gains", path, "the name of an .npy file when link.fading = 'file'")
     try:
-        return np.asarray(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError("gains", path, f"a readable .npy file ({_short(error)})") from None
+        with open(path, "rb") as file:
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+    except OSError as error:
+        raise InputError("gains", path, f"a readable .npy file ({_reason(error)})") from None
+    except (ValueError, EOFError):
+        raise InputError("gains", path, "an .npy file of real or complex numbers (numpy.save writes one)") from None
 
 
 def to_toml(scenario: Scenario) -> str:

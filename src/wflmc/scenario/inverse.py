@@ -42,6 +42,7 @@ class Answer(NamedTuple):
     best_at: float | int
     """The value of the key at which `reached` was seen."""
     scenario: Scenario
+    """The scenario with that value."""
 
 
 def solve_for(scenario: Scenario, key: str, target: float, metric: str = "bound") -> Answer:

@@ -9,10 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wflmc.errors import InputError
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+# The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
+Positive = Annotated[float, Field(ge=1e-100, le=1e100, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e100, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**7)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class _Section(BaseModel):
@@ -30,7 +31,7 @@ class PosteriorSection(_Section):
     intercept: bool = False
     partition: str = "iid"
     preconditioner: Literal["none", "whiten", "private-whiten"] = "none"
-    prior_std: Positive = 1.0
+    prior_std: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     prior_on: Literal["parameters", "whitened"] = "parameters"
     mu: NotNegative = 0.0
     L: NotNegative = 0.0
@@ -49,7 +50,7 @@ class LinkSection(_Section):
     downlink_snr_db: float = float("inf")
     gains: str = ""
     snr_db: Annotated[float, Field(ge=-300, le=300)] = 20.0
-    noise_power: Positive = 1.0
+    noise_power: Annotated[float, Field(ge=1e-30, le=1e30)] = 1.0
     seed: Seed = 0
 
 
@@ -68,8 +69,8 @@ class SamplerSection(_Section):
     """The chain."""
 
     step_size: Positive | str = "0.4/(mu+L)"
-    burn_in: Annotated[int, Field(ge=0)] | Literal["auto"] = 50
-    max_burn_in: Annotated[int, Field(ge=8)] = 5000
+    burn_in: Annotated[int, Field(ge=0, le=10**7)] | Literal["auto"] = 50
+    max_burn_in: Annotated[int, Field(ge=8, le=10**6)] = 5000
     samples: Count = 50
     chains: Count = 100
     init: Literal["prior", "zero"] = "prior"
@@ -165,14 +166,16 @@ def _explain(error: ValidationError) -> InputError:
     problems = error.errors()
     first = problems[0]
     key = ".".join(str(part) for part in first["loc"][:2])
-    kind, context = first["type"], first.get("ctx", {})
+    kind = first["type"]
     if kind == "extra_forbidden":
         return InputError(key, first["input"], f"a known {_nearest(key)}")
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return InputError(key, first["input"], f"a section: write [{key}] and its keys below it")
+    # Of the branches of a union, the one whose type fits tells more than those whose type does not.
     same_key = [problem for problem in problems if problem["loc"][:2] == first["loc"][:2]]
-    allowed = " or ".join(dict.fromkeys(_allowed(p["type"], p.get("ctx", {}), p["msg"]) for p in same_key))
-    return InputError(key, first["input"], allowed or str(context))
+    fitting = [problem for problem in same_key if not problem["type"].endswith("_type")] or same_key
+    allowed = " or ".join(dict.fromkeys(_allowed(p["type"], p.get("ctx", {}), p["msg"]) for p in fitting))
+    return InputError(key, fitting[0]["input"], allowed)
 
 
 def _allowed(kind: str, context: dict[str, Any], message: str) -> str:
@@ -199,10 +202,12 @@ def _allowed(kind: str, context: dict[str, Any], message: str) -> str:
 def _nearest(key: str) -> str:
     section, _, name = key.partition(".")
     sections = Scenario.model_fields
+    names = [f"{s}.{field}" for s, info in sections.items() for field in info.default.__class__.model_fields]
     if not name:
         near = difflib.get_close_matches(section, list(sections), n=1)
-        return f"section; did you mean [{near[0]}]?" if near else f"section ({', '.join(sections)})"
-    names = [f"{s}.{field}" for s, info in sections.items() for field in info.default.__class__.model_fields]
+        inside = [full for full in names if full.endswith("." + section)]
+        guess = f"[{near[0]}]" if near else inside[0] if inside else ""
+        return f"section; did you mean {guess}?" if guess else f"section ({', '.join(sections)})"
     own = [full for full in names if full.startswith(section + ".")]
     near = difflib.get_close_matches(key, own, n=1, cutoff=0.7) or difflib.get_close_matches(key, names, n=1)
     elsewhere = [full for full in names if full.endswith("." + name)]

@@ -1,0 +1,49 @@
+"""From whatever happens in a command to an exit code and one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+
+import click
+
+from wflmc.errors import InputError, SamplingError
+
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+INTERRUPTED = 130
+"""What typer returns when a command is interrupted."""
+
+
+def guarded(command: Callable[[], object]) -> int:
+    """Run a command; its exit code. Faults of our own still end in a traceback, which is what a bug report needs."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # a captured stream may not know its encoding
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        code = command()
+        sys.stdout.flush()
+    except InputError as error:
+        return _say(str(error), BAD_INPUT)
+    except click.UsageError as error:
+        return _say(f"{error.format_message()} Try --help.", BAD_INPUT)
+    except SamplingError as error:
+        return _say(str(error), FAILED)
+    except (KeyboardInterrupt, click.Abort):
+        code = INTERRUPTED
+    except MemoryError:
+        return _say("This needs more memory than there is: use fewer rounds, devices, parameters or chains.", FAILED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+        return FAILED
+    except OSError as error:
+        return _say(f"{error.strerror or error}: {error.filename or 'output'}.", FAILED)
+    if code == INTERRUPTED:
+        return _say("Interrupted; what was finished is kept.", FAILED)
+    return code if isinstance(code, int) else DONE
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"wflmc: {sentence}", file=sys.stderr)
+    return code
