@@ -128,8 +128,9 @@ def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None, s
         factor = inputs.posterior.expansion(inputs.step_size, made.weight)
         if factor > 1:
             notes.append(
-                f"The devices that send in some rounds are so unlike the rest that a step stretches errors "
-                f"{factor:.3g} times: without clipping the chain may diverge. Use a smaller step size or policy.schedule = 'all'."
+                "The devices that send in some rounds are so unlike the rest that a step stretches errors "
+                f"{factor:.3g} times: without clipping the chain may diverge. "
+                "Use a smaller step size or policy.schedule = 'all'."
             )
     return dataclasses.replace(made, warnings=(*inputs.warnings, *made.warnings, *notes))
 
