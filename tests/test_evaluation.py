@@ -128,8 +128,17 @@ def test_burn_in_is_reproducible_and_limited(posterior):
     step_size = 0.4 / (posterior.mu + posterior.L)
     first, again = (choose_burn_in(jax.random.key(0), posterior, step_size, 5000) for _ in range(2))
     assert first == again
+    assert choose_burn_in(jax.random.key(0), posterior, step_size, 2 * first) == first
     with pytest.raises(wflmc.InputError, match="max_burn_in = 20"):
         choose_burn_in(jax.random.key(0), posterior, step_size, 20)
+
+
+def test_burn_in_is_the_first_round_after_which_rhat_stays_low(monkeypatch, posterior):
+    """A scripted R-hat: low at first, high up to round 30, low again from round 31 on."""
+    script = np.full(200, 1.001)
+    script[10:30] = 1.5
+    monkeypatch.setattr(burn_in, "_block", lambda *arguments: (arguments[2], script[arguments[4] : arguments[4] + 64]))
+    assert choose_burn_in(jax.random.key(0), posterior, 1e-4, 200) == 30
 
 
 def test_nested_rhat_by_hand():

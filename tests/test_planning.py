@@ -177,6 +177,12 @@ def test_thresholds_against_brute_force(seed, devices, snr_db, clip, step_size, 
         assert np.array_equal(active, row >= threshold)
 
 
+def test_of_equally_good_thresholds_the_one_with_more_devices():
+    """Silence costs 4 here, and so does the excess noise of the second device: both send."""
+    made = threshold_schedule(np.array([[1.0, 0.5]]), np.ones(2), np.array([[1.0, 0.125]]), 0.5, 1.0)
+    assert made.active.tolist() == [[True, True]]
+
+
 def test_equal_gains_mean_everyone():
     made = threshold_schedule(np.full((1, 4), 0.1), np.ones(4), np.full((1, 4), 1e-9), 0.1, 1.0)
     assert made.active.all()
@@ -339,6 +345,15 @@ def test_noise_power_and_transmit_power_scale_together(case, noise_power):
     np.testing.assert_allclose(second.spent, first.spent, rtol=1e-9)
 
 
+@pytest.mark.parametrize("power", ["optimized", "equal", "no-dp", "noiseless-dp", "noiseless"])
+def test_objective_is_what_it_says(power):
+    target = Target(3.0, 20.0, 7, 6)
+    h = channel.rayleigh(0.01).draw(np.random.default_rng(2), 25, 6)
+    for objective, value in (("worst", np.max), ("average", np.mean)):
+        plan = make(target, h, power=power, objective=objective, burn_in=10, samples=15, clip=2.0)
+        assert plan.objective == pytest.approx(value(plan.bound[10:]), rel=1e-12)
+
+
 @pytest.mark.parametrize("rounds", [51, 2000, 100_000])
 def test_long_runs_stay_finite_and_certified(rounds):
     """ρ^{2S} is far below the smallest float."""
@@ -420,6 +435,12 @@ def test_equal_uses_the_largest_count_among_the_devices_of_a_round():
     budget = plan.privacy.budget(1)[0]
     np.testing.assert_allclose(plan.loss.max(-1), budget / 4, rtol=1e-9)
     np.testing.assert_allclose(plan.spent, [budget, budget / 4], rtol=1e-9)
+    # A round without the busy device need not be as careful as if it were there.
+    alone = make(
+        target, np.array([[1, 1e-4], [1, 1e-4], [1, 1e-4], [1e-4, 1]]), snr_db=50, power="equal", schedule="threshold",
+        burn_in=0, samples=4, clip=1.0, step_size=0.3, epsilon=0.1,
+    )  # fmt: skip
+    np.testing.assert_allclose(alone.loss.max(-1), budget / np.array([3, 3, 3, 1]), rtol=1e-9)
 
 
 def test_unequal_budgets_and_clips():
@@ -446,6 +467,14 @@ def test_ledger_leaves_only_what_is_left():
     before = 0.25 * promise.budget(4)
     plan = wflmc.plan(target, link, promise, ledger=before, **keywords)
     assert plan.spent.max() == pytest.approx(0.75 * promise.budget(4)[0], rel=1e-9)
+    assert plan.epsilon_spent == pytest.approx(8.0, rel=1e-9)
+    uneven = wflmc.plan(target, link, promise, ledger=before * [1, 2, 3, 1], **keywords)
+    assert uneven.spent.max() == pytest.approx(0.25 * promise.budget(4)[0], rel=1e-9)
+    careless = wflmc.plan(target, link, promise, ledger=0.9 * promise.budget(4), power="no-dp", **keywords)
+    assert any("more than the privacy budget" in warning for warning in careless.warnings)
+    for bad in (-before, before[:3], np.full(4, np.nan)):
+        with pytest.raises(wflmc.InputError, match="one per device"):
+            wflmc.plan(target, link, promise, ledger=bad, **keywords)
     with pytest.raises(wflmc.InputError, match="ledger"):
         wflmc.plan(target, link, promise, ledger=promise.budget(4), **keywords)
 
@@ -470,6 +499,9 @@ def test_early_noise_is_warned_of(posterior):
     quiet = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=0.05 / total, **keywords)
     assert any("clipped gradients" in warning for warning in loud.warnings)
     assert quiet.warnings == ()
+    # The edge itself: √m σ against η Σ ℓ, one round at a time.
+    count_loud = np.sum(np.sqrt(5 * loud.noise_variance) > loud.step_size * 30 * 30)
+    assert f"In {count_loud} of 100 rounds" in loud.warnings[0]
     careless = wflmc.plan(posterior, link, wflmc.Privacy(1, 1e-5, 30), step_size=1 / total, power="no-dp", **keywords)
     assert any("more than the privacy budget" in warning for warning in careless.warnings)
 
@@ -484,6 +516,9 @@ def test_early_noise_is_warned_of(posterior):
         ({"schedule": "some"}, "schedule"),
         ({"objective": "median"}, "objective"),
         ({"bound": "tight"}, "bound"),
+        ({"initial_w2_sq": -1.0}, "initial_w2_sq"),
+        ({"max_round_noise": 0.0}, "max_round_noise"),
+        ({"solver": "best"}, "solver"),
     ],
 )
 def test_bad_plans_are_refused_by_name(keywords, key):

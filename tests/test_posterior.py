@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.linalg import sqrtm
 
 import wflmc
+from wflmc.keys import host_generator, named
 from wflmc.posterior import Gaussian, pool, w2_squared
 from wflmc.posterior.law import affine_chain
 from wflmc.posterior.partition import partition
@@ -74,6 +75,48 @@ def test_authors_data(paper_posterior):
     assert paper_posterior.mu == pytest.approx(1147.407, abs=5e-4)
     assert pytest.approx(1360.475, abs=5e-4) == paper_posterior.L
     assert paper_posterior.initial_w2_sq() == pytest.approx(6.6397, abs=5e-5)
+
+
+def test_the_prior_is_the_start():
+    """W2² between N(0, s² I) and the posterior by hand, and draws with that spread."""
+    X, y = data()
+    made = wflmc.gaussian_regression(jax.random.key(0), devices=3, X=X, y=y, prior_std=0.4)
+    spread = np.sqrt(np.linalg.eigvalsh(made.covariance))
+    expected = np.sum(made.mean**2) + np.sum((0.4 - spread) ** 2)
+    assert made.initial_w2_sq() == pytest.approx(expected, rel=1e-9)
+    draws = jax.vmap(made.draw_initial)(jax.random.split(jax.random.key(1), 20_000))
+    assert np.std(np.asarray(draws, dtype=float)) == pytest.approx(0.4, rel=4 / np.sqrt(2 * 60_000))
+
+
+def test_streams_of_one_seed_are_apart():
+    """Data, partition, channel, start and noise never share numbers."""
+    key = jax.random.key(0)
+    sources = {
+        "data": host_generator(key, "data"),
+        "partition": host_generator(named(key, "data"), "partition"),
+        "channel": host_generator(key, "channel"),
+    }
+    draws = {name: generator.standard_normal(4) for name, generator in sources.items()}
+    assert len({tuple(values) for values in draws.values()}) == 3
+    h = wflmc.Link(wflmc.channel.rayleigh(), seed=0).gains(1, 2)
+    np.testing.assert_allclose(np.stack([h.real, h.imag], -1).ravel() * np.sqrt(2), draws["channel"])
+    made = wflmc.gaussian_regression(key, devices=1, examples=1, dim=4)
+    # The stream begins with θ*[4], then u[4]; its outer product and 1 make the Hessian.
+    features = host_generator(key, "data").standard_normal(8)[4:]
+    np.testing.assert_allclose(made.hessian[0], np.outer(features, features) + np.eye(4))
+
+
+def test_overflow_is_reported_as_infinite():
+    """A chain that stretches errors diverges; its law must not break the linear algebra."""
+    made = wflmc.gaussian_regression(jax.random.key(0), devices=4, examples=40, dim=3, partition="by-label")
+    weight = np.zeros((4000, 4))
+    weight[:, 0] = 400.0
+    law = made.law(np.full(4000, 1.0), weight, np.ones(4000))
+    distance = w2_squared(law, made.exact)
+    assert np.isinf(distance[-1])
+    assert np.isfinite(distance[0])
+    assert made.expansion(1.0, weight) > 1
+    assert made.expansion(1.9 / made.L, np.ones((1, 4))) < 1
 
 
 def test_synthetic_data_follow_the_recipe():
@@ -188,17 +231,18 @@ def test_w2_broadcasts():
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7, 20])
-def test_affine_chain_against_a_plain_loop(rounds):
+@pytest.mark.parametrize("size", [3, 14])
+def test_affine_chain_against_a_plain_loop(rounds, size):
     generator = np.random.default_rng(rounds)
-    matrix = np.eye(3) - 0.3 * generator.random((2, rounds, 3, 3))
-    offset, variance = generator.standard_normal((2, rounds, 3)), generator.random((2, rounds))
-    start = random_gaussian(3, 3)
+    matrix = np.eye(size) - 0.9 / size * generator.random((2, rounds, size, size))
+    offset, variance = generator.standard_normal((2, rounds, size)), generator.random((2, rounds))
+    start = random_gaussian(3, size)
     result = affine_chain(start, matrix, offset, variance)
     for b in range(2):
         mean, covariance = start
         for s in range(rounds):
             mean = matrix[b, s] @ mean + offset[b, s]
-            covariance = matrix[b, s] @ covariance @ matrix[b, s].T + variance[b, s] * np.eye(3)
+            covariance = matrix[b, s] @ covariance @ matrix[b, s].T + variance[b, s] * np.eye(size)
             np.testing.assert_allclose(result.mean[b, s], mean, rtol=1e-9, atol=1e-12)
             np.testing.assert_allclose(result.covariance[b, s], covariance, rtol=1e-9, atol=1e-12)
 

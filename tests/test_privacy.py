@@ -92,6 +92,13 @@ def test_exact_is_never_tighter_than_allowed_nor_looser_than_the_paper(epsilon, 
     assert privacy.budget(epsilon, delta) >= privacy.budget(epsilon, delta, "paper") * (1 - 1e-9)
 
 
+@given(st.floats(-30, 8), st.floats(-6, 4))
+def test_delta_is_a_probability_for_any_loss(loss, epsilon):
+    for accountant in privacy.ACCOUNTANTS:
+        delta = privacy.delta_spent(10**loss, 10**epsilon, accountant)
+        assert 0 <= delta <= 1
+
+
 def test_edge_losses():
     assert privacy.epsilon_spent(0.0, 1e-5) == 0
     assert privacy.epsilon_spent(np.inf, 1e-5) == np.inf

@@ -23,10 +23,10 @@ LIMIT = 3.7
 """Largest |z| allowed: of the 160 values here, a correct sampler exceeds it in about one seed of 40."""
 
 
-def make_plan(posterior, power, schedule, **keywords):
-    """One kept sample over a static channel with path loss, so that every scheme can be planned."""
+def make_plan(posterior, power, schedule, noise_power=1.0, **keywords):
+    """A static channel with path loss, so that thresholds silence the same devices in every round."""
     path_loss = np.geomspace(1e-3, 1e-6, posterior.devices)
-    link = wflmc.Link(channel.static(path_loss), snr_db=20)
+    link = wflmc.Link(channel.static(path_loss), snr_db=20, noise_power=noise_power)
     defaults = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": ROUNDS - 1, "samples": 1}
     return wflmc.plan(
         posterior, link, wflmc.Privacy(15, 0.01, 30), power=power, schedule=schedule, **{**defaults, **keywords}
@@ -65,6 +65,15 @@ def test_chains_follow_the_exact_law(posterior, power, schedule, init):
     scores = law_scores(posterior, plan)
     assert np.all(np.abs(scores[:, 0]) < LIMIT), scores
     assert np.all(scores[:, 1] < LIMIT), scores
+
+
+@pytest.mark.parametrize(("noise_power", "prior_std"), [(3.7e-9, 0.2), (250.0, 3.0)])
+def test_other_units_follow_the_exact_law_too(noise_power, prior_std):
+    posterior = wflmc.gaussian_regression(jax.random.key(2), devices=6, examples=60, dim=3, prior_std=prior_std)
+    plan = make_plan(posterior, "no-dp", "threshold", noise_power=noise_power)
+    assert 0 < plan.active_devices.min() < 6
+    scores = law_scores(posterior, plan)
+    assert np.all(np.abs(scores) < LIMIT), scores
 
 
 @pytest.mark.parametrize("power", POLICIES)
@@ -249,6 +258,23 @@ def test_only_what_is_kept_is_kept(posterior):
     np.testing.assert_allclose(full.theta, trace.theta, rtol=1e-6)
     assert trace.theta.dtype == np.float32
     assert trace.burn_in_clip_rate.shape == (10,)
+
+
+def test_clip_rates_by_hand(small):
+    """Of the devices that send, round by round: recomputed from the kept samples, burn-in included."""
+    link = wflmc.Link(channel.rayleigh(1.0), snr_db=0)
+    plan = wflmc.plan(small, link, wflmc.Privacy(clip=6.0), step_size=0.02, burn_in=5, samples=6, power="no-dp")
+    assert plan.active_devices.min() < 5
+    trace = wflmc.sample(jax.random.key(3), small, plan, chains=50, keep_burn_in=True)
+    theta = np.concatenate([trace.warmup, trace.theta], axis=1).astype(float)
+    norms = np.linalg.norm(np.einsum("kij,csj->cski", small.hessian, theta) - small.linear, axis=-1)
+    sends = plan.weight > 0
+    # The gradients of round s + 1 are taken at the samples of round s.
+    rate = ((norms[:, :-1] > 6.0) & sends[1:]).sum(-1) / sends[1:].sum(-1)
+    np.testing.assert_allclose(trace.burn_in_clip_rate[1:], rate[:, :4].mean(0), atol=0.011)
+    np.testing.assert_allclose(trace.clip_rate, rate[:, 4:], atol=0.21)
+    np.testing.assert_allclose(trace.clip_rate.mean(), rate[:, 4:].mean(), atol=2e-3)
+    assert 0.05 < rate.mean() < 0.95
 
 
 def test_start_at_zero(posterior):
