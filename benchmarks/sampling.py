@@ -1,0 +1,60 @@
+"""The sampler and the exact law against the loops a first program would write."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from rich.table import Table
+
+import wflmc
+from benchmarks.timing import side_by_side
+from wflmc import channel
+
+
+def numpy_chain(posterior, plan, generator):
+    """One chain as a first program would write it: a loop over rounds, and one over devices."""
+    theta = generator.standard_normal(posterior.dim)
+    for s in range(plan.rounds):
+        received = np.sqrt(plan.noise_power) * generator.standard_normal(posterior.dim)
+        for k in range(posterior.devices):
+            if plan.weight[s, k] > 0:
+                gradient = posterior.hessian[k] @ theta - posterior.linear[k]
+                received += plan.gain[s] * gradient * min(1.0, plan.clip[k] / np.linalg.norm(gradient))
+        theta = theta - plan.step_size[s] * plan.scale[s] / plan.gain[s] * received
+    return theta
+
+
+def numpy_law(posterior, plan):
+    """The law of the chain round by round."""
+    mean, covariance = posterior.initial("prior")
+    for s in range(plan.rounds):
+        step = np.eye(posterior.dim) - plan.step_size[s] * np.tensordot(plan.weight[s], posterior.hessian, 1)
+        mean = step @ mean + plan.step_size[s] * plan.weight[s] @ posterior.linear
+        covariance = step @ covariance @ step.T + plan.noise_variance[s] * np.eye(posterior.dim)
+    return mean, covariance
+
+
+def against_loops() -> Table:
+    """Per chain for the sampler, per call for the law."""
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
+    plan = wflmc.plan(
+        posterior, wflmc.Link(channel.rayleigh(0.01), snr_db=20), wflmc.Privacy(15, 0.01, 30),
+        step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50,
+    )  # fmt: skip
+    chains, few, generator = 10_000, 5, np.random.default_rng(0)
+    sampler, loop = side_by_side(
+        lambda: wflmc.sample(jax.random.key(0), posterior, plan, chains),
+        lambda: [numpy_chain(posterior, plan, generator) for _ in range(few)],
+        repeats=3,
+    )
+    law, law_loop = side_by_side(
+        lambda: posterior.law(plan.step_size, plan.weight, plan.noise_variance),
+        lambda: numpy_law(posterior, plan),
+        repeats=20,
+    )
+    table = Table(title="Against plain NumPy loops")
+    for name in ("what", "times faster"):
+        table.add_column(name, justify="right")
+    table.add_row("sampler, 10,000 chains × 100 rounds × 30 devices", f"{(loop / few) / (sampler / chains):.0f}")
+    table.add_row("exact law of 100 rounds", f"{law_loop / law:.1f}")
+    return table
