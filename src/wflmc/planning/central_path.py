@@ -9,6 +9,8 @@ from scipy.linalg.lapack import dpotrf, dpotrs, dpttrf, dpttrs
 
 from wflmc.planning.program import Array, Program, Usage, price_of_rounds
 
+_max, _min = np.maximum.reduce, np.minimum.reduce  # the methods' wrappers cost more than the work on short arrays
+
 
 class CentralPath:
     """Primal-dual interior point (Nesterov-Todd scaling, Mehrotra's corrector) made for this problem's structure.
@@ -42,7 +44,7 @@ class CentralPath:
             bounds = (p.base + self._sum(self.M[0, 1]))[p.burn_in :]
             self.t = float(bounds.max()) + 0.2 * total
             self.x, self.s = np.concatenate([self.x, self.t - bounds]), np.concatenate([self.s, self.w])
-        self._admit(max(8, int(0.5 * rounds**0.5)), np.inf)
+        self._admit(max(16, int(0.5 * rounds**0.5)), np.inf)
         prices = self.s[self.boxes : self.boxes + self.rows.size]
         np.maximum(prices, total / self.rows.size, out=prices)
 
@@ -110,10 +112,10 @@ class CentralPath:
         if not self._factor(P, det_p):
             return False
         # Predictor: how far could we go if we aimed at a gap of zero?
-        dA, rel, _ = self._direction(np.zeros(x.size), np.zeros_like(X))
+        dA, rel, _ = self._direction(np.zeros(x.size), np.zeros(X.shape))
         half, prod = 0.5 * (X[1] * dA[0] + X[0] * dA[1]) / det[0], dA[0] * dA[1] / det[0]
         spread = np.sqrt(np.maximum(half * half - prod, 0.0))  # half -+ spread: eigenvalues of X^-1 dX
-        length = 1 / max(1.0, (spread - half).max(), -rel.min(), 1 + (half + spread).max(), 1 + rel.max())
+        length = 1 / max(1.0, _max(spread - half), -_min(rel), 1 + _max(half + spread), 1 + _max(rel))
         target = self.mu * (1 - length) ** 1.5
         # Corrector: aim at `target`, with the predictor's second-order error taken off (worked out for 2x2 matrices).
         pd = P[0] * dA[0] + P[1] * dA[1]
@@ -123,15 +125,16 @@ class CentralPath:
         ratio = -rel * (1 + rel) - target / (x * s)
         dA, rel, dt = self._direction(ratio * s, Q)
         rel_s = -(1 + ratio + rel)
-        dM = np.zeros_like(M)
+        dM = np.empty(M.shape)
         dM[0, :2] = dA
+        dM[0, 2] = 0.0
         dM[1] = Q - Z - (P[0] * dA[0] + P[1] * dA[1]) * P
         dM[1, :2] += det_p * dA[::-1]
         half = (0.5 * (M[:, 0] * dM[:, 1] + M[:, 1] * dM[:, 0]) - M[:, 2] * dM[:, 2]) / det
         prod = (dM[:, 0] * dM[:, 1] - dM[:, 2] * dM[:, 2]) / det
-        low = (np.sqrt(np.maximum(half * half - prod, 0.0)) - half).max(1)
+        low = _max(np.sqrt(np.maximum(half * half - prod, 0.0)) - half, axis=1)
         keep = 0.9 + 0.1 * length  # stay off the boundary, the less so the better the predictor did
-        go, go_s = keep / max(1.0, low[0], -rel.min()), keep / max(1.0, low[1], -rel_s.min())
+        go, go_s = keep / max(1.0, low[0], -_min(rel)), keep / max(1.0, low[1], -_min(rel_s))
         if not go + go_s > 1e-3:  # also when they are nan
             return False
         dM[0] *= go
@@ -212,7 +215,7 @@ class CentralPath:
         right = E @ (f1 / self.k1 - self.k3 * v) - g[at_budget] / self.Dq - self.free
         dt = 0.0
         if self.worst:
-            dt = (self.gt @ v - level.sum() - 1) / self.kt
+            dt = (self.gt @ v - np.add.reduce(level) - 1) / self.kt
             right -= self.et * dt
         dlam = dpotrs(self.chol, right, lower=1)[0]
         v += self.vl @ dlam
