@@ -14,7 +14,7 @@ from wflmc import channel, evaluation, planning, privacy, sampling
 from wflmc.channel import Link
 from wflmc.errors import InputError, SamplingError
 from wflmc.evaluation import evaluate, exact_w2_sq
-from wflmc.planning import Plan, plan
+from wflmc.planning import Plan, plan, plan_many
 from wflmc.posterior import gaussian_regression
 from wflmc.privacy import Privacy
 from wflmc.sampling import Trace, sample
@@ -34,6 +34,7 @@ __all__ = [
     "exact_w2_sq",
     "gaussian_regression",
     "plan",
+    "plan_many",
     "planning",
     "privacy",
     "sample",

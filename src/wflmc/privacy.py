@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -173,6 +174,12 @@ def delta_spent(loss: ArrayLike, epsilon: ArrayLike, accountant: str = "exact") 
     return np.where(inside, value, np.where(total > 0, 1.0, 0.0))
 
 
+@lru_cache(maxsize=1024)
+def _one_budget(epsilon: float, delta: float, accountant: str) -> float:
+    """One budget for all devices; a study asks for the same one hundreds of times."""
+    return float(budget(epsilon, delta, accountant))
+
+
 def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, noise_power: float) -> Array:
     """Loss per round and device, 2(α r_k ℓ_k)²/N0 (Proposition 2).
 
@@ -231,8 +238,12 @@ class Privacy:
 
     def budget(self, devices: int) -> Array:
         """R_k for every device; infinite without a constraint."""
-        if self.epsilon is None:
+        if self.epsilon is None or self.delta is None:
             return np.full(devices, np.inf)
+        if np.ndim(self.epsilon) == 0 and np.ndim(self.delta) == 0:
+            return np.full(
+                devices, _one_budget(float(np.asarray(self.epsilon)), float(np.asarray(self.delta)), self.accountant)
+            )
         return budget(self._per_device("epsilon", devices), self._per_device("delta", devices), self.accountant)
 
     def epsilon_spent(self, loss: ArrayLike) -> float | None:

@@ -26,7 +26,7 @@ class Solution:
     iterations: int
 
 
-def allocate(program: Program, tol: float = 1e-8, max_iterations: int = 100) -> Solution:
+def allocate(program: Program, tol: float = 1e-9, max_iterations: int = 100) -> Solution:
     """Solve one problem to a certified relative gap of `tol`, or as near to it as rounding allows."""
     p, use = program, Usage(program.active)
     excess = use(p.floor) - p.budget

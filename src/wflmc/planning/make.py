@@ -1,0 +1,286 @@
+"""Making plans: who sends, how strongly, and what that is worth; one at a time or hundreds for a study."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.channel import Link
+from wflmc.errors import InputError
+from wflmc.planning import single_sample
+from wflmc.planning.bound import contraction, discretization_error, noise_weight
+from wflmc.planning.plan import Plan
+from wflmc.planning.policies import Policy, policy
+from wflmc.planning.problem import Allocation, Problem
+from wflmc.planning.schedule import everyone, participation_error
+from wflmc.planning.schedule import schedule as make_schedule
+from wflmc.privacy import Privacy
+
+Array = NDArray[np.float64]
+
+
+class Target(Protocol):
+    """What planning must know of a posterior."""
+
+    @property
+    def mu(self) -> float: ...
+    @property
+    def L(self) -> float: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def devices(self) -> int: ...
+    def initial_w2_sq(self, init: str = ...) -> float: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keywords of `plan`, checked."""
+
+    step_size: float
+    burn_in: int
+    samples: int
+    power: str | Policy = "optimized"
+    schedule: str = "threshold"
+    objective: str = "worst"
+    bound: str = "corrected"
+    init: str = "prior"
+    initial_w2_sq: float | None = None
+    max_round_noise: float = np.inf
+    ledger: ArrayLike | None = None
+    solver: str = "own"
+
+    def __post_init__(self) -> None:
+        if self.burn_in < 0:
+            raise InputError("burn_in", self.burn_in, "at least 0")
+        if self.samples < 1:
+            raise InputError("samples", self.samples, "at least 1")
+        if not self.max_round_noise > 0:
+            raise InputError("max_round_noise", self.max_round_noise, "above 0")
+        if self.initial_w2_sq is not None and not 0 <= self.initial_w2_sq < np.inf:
+            raise InputError("initial_w2_sq", self.initial_w2_sq, "finite and at least 0")
+
+
+class Prepared(NamedTuple):
+    """A plan but for its power: the problem, how to solve it, and what to make of the answer."""
+
+    problem: Problem
+    allocate: Callable[[Problem], Allocation]
+    finish: Callable[[Allocation], Plan]
+
+
+def plan(
+    posterior: Target,
+    link: Link,
+    privacy: Privacy,
+    *,
+    step_size: float,
+    burn_in: int,
+    samples: int,
+    power: str | Policy = "optimized",
+    schedule: str = "threshold",
+    objective: str = "worst",
+    bound: str = "corrected",
+    init: str = "prior",
+    initial_w2_sq: float | None = None,
+    max_round_noise: float = np.inf,
+    ledger: ArrayLike | None = None,
+    solver: str = "own",
+) -> Plan:
+    """Decide who sends and how strongly in every round.
+
+    Args:
+        step_size: η, above 0 and below 2/L.
+        burn_in: S_b, rounds that are thrown away; samples: S_u, rounds that are kept.
+        power: optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own.
+        schedule: threshold or all; the noiseless schemes always have everyone.
+        objective: worst or average of the bound over the kept rounds.
+        bound: corrected, or paper for the formula as printed.
+        init: prior or zero, where the chain starts.
+        initial_w2_sq: W2² between start and posterior, where a public value is known; else computed.
+        max_round_noise: M, a limit on the noise of every round: √m σ ≤ M η Σ ℓ_k, M times what all clipped
+            gradients together can undo. For `optimized` and `noiseless-dp`; chains may be lost without it.
+        ledger: loss that each device has spent before, [K]; the plan makes do with what is left.
+        solver: own, or cvxpy as an independent reference (without a certificate).
+    """
+    options = Options(
+        step_size=step_size,
+        burn_in=burn_in,
+        samples=samples,
+        power=power,
+        schedule=schedule,
+        objective=objective,
+        bound=bound,
+        init=init,
+        initial_w2_sq=initial_w2_sq,
+        max_round_noise=max_round_noise,
+        ledger=ledger,
+        solver=solver,
+    )
+    prepared = _prepare(posterior, link, privacy, options)
+    return prepared.finish(prepared.allocate(prepared.problem))
+
+
+def plan_many(
+    posterior: Target, links: Sequence[Link], privacy: Privacy, *, workers: int | None = None, **keywords: Any
+) -> list[Plan]:
+    """One plan for each link, as a study needs them by the hundred; `keywords` are those of `plan`.
+
+    Args:
+        workers: processes that share the optimisation. By default one for every 500 plans, up to the number of
+            cores: starting a process costs about as much as 200 plans of 100 rounds.
+    """
+    prepared = [_prepare(posterior, link, privacy, Options(**keywords)) for link in links]
+    count = min(os.cpu_count() or 1, len(prepared) // 500) if workers is None else workers
+    problems = [item.problem for item in prepared]
+    solvers = [item.allocate for item in prepared]
+    if count <= 1:
+        allocations = [solve(problem) for solve, problem in zip(solvers, problems, strict=True)]
+    else:
+        # Not fork: JAX runs threads, and a forked copy of them may hang.
+        with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+            chunk = -(-len(problems) // (4 * count))
+            allocations = list(pool.map(_solve, solvers, problems, chunksize=chunk))
+    return [item.finish(allocation) for item, allocation in zip(prepared, allocations, strict=True)]
+
+
+def _solve(allocate: Callable[[Problem], Allocation], problem: Problem) -> Allocation:
+    return allocate(problem)
+
+
+def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) -> Prepared:
+    """Schedule, caps and budgets: everything up to the power of the rounds."""
+    devices, dim, rounds = posterior.devices, posterior.dim, options.burn_in + options.samples
+    mu, L, step_size = float(posterior.mu), float(posterior.L), options.step_size
+    scheme = policy(options.power) if isinstance(options.power, str) else options.power
+    constants = contraction(step_size, mu, L)
+    excess_weight = noise_weight(options.bound, dim)
+    clip = privacy.clips(devices)
+
+    gains = np.abs(link.gains(rounds, devices)).astype(float)
+    if scheme.wireless:
+        device_cap = dim * link.snr * gains**2 / clip**2
+        who = make_schedule(options.schedule, gains, clip, device_cap, step_size, excess_weight)
+        power_cap = np.where(who.active, device_cap, np.inf).min(-1)
+    else:
+        who = everyone(gains)
+        power_cap = np.full(rounds, np.inf)
+    scale = devices / who.active.sum(-1)
+    before = _ledger(options.ledger, devices)
+    start = posterior.initial_w2_sq(options.init) if options.initial_w2_sq is None else options.initial_w2_sq
+    problem = Problem(
+        contraction=constants,
+        step_size=step_size,
+        burn_in=options.burn_in,
+        objective=options.objective,
+        start=start,
+        error=discretization_error(step_size, L, dim) + step_size**2 * participation_error(clip, who.active),
+        noise_weight=excess_weight,
+        scale=scale,
+        active=who.active,
+        budget=_budget(privacy, devices, before) if scheme.private else np.full(devices, np.inf),
+        power_cap=power_cap,
+        floor=dim * (scale / (options.max_round_noise * clip.sum())) ** 2,
+        noise_limit=options.max_round_noise,
+        solver=options.solver,
+    )
+
+    def finish(allocation: Allocation) -> Plan:
+        bounds = problem.bound(allocation.a)
+        made = Plan(
+            step_size=np.full(rounds, step_size),
+            gain=np.sqrt(allocation.a * link.noise_power),
+            weight=who.active * scale[:, None],
+            clip=clip if scheme.clips else np.full(devices, np.inf),
+            example_clip=np.full(devices, np.inf),
+            noise_power=link.noise_power,
+            server_noise=_server_noise(problem, allocation.a),
+            burn_in=options.burn_in,
+            init=options.init,
+            threshold=who.threshold,
+            bound=bounds,
+            objective=problem.value(bounds),
+            objective_name=options.objective,
+            lower_bound=allocation.lower_bound,
+            regime=_regime(problem) if np.all(gains == gains[0]) else None,
+            power_share=allocation.a / power_cap,
+            limit=_limit(problem, allocation.a),
+            privacy=privacy,
+            gamma=constants.gamma,
+            mu=mu,
+            L=L,
+            dim=dim,
+            initial_w2_sq=start,
+            ledger=before,
+        )
+        return dataclasses.replace(made, warnings=tuple(_warnings(made)))
+
+    return Prepared(problem, scheme.allocate, finish)
+
+
+def _ledger(ledger: ArrayLike | None, devices: int) -> Array:
+    spent = np.zeros(devices) if ledger is None else np.asarray(ledger, dtype=float)
+    if spent.shape != (devices,) or not np.all((spent >= 0) & np.isfinite(spent)):
+        raise InputError("ledger", ledger, f"{devices} finite losses of at least 0, one per device")
+    return spent
+
+
+def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
+    """B_k = (R_k − ledger_k)/(2 sensitivity_k²)."""
+    left = privacy.budget(devices) - ledger
+    if np.any(left <= 0):
+        empty = np.flatnonzero(left <= 0)
+        raise InputError("ledger", f"all of the budget of device {empty[0]}", "below every device's budget")
+    return left / (2 * privacy.sensitivity(devices) ** 2)
+
+
+def _server_noise(problem: Problem, a: Array) -> Array:
+    """β = max(0, 2η − channel part) (Sec. III-A); rounding at the Langevin cap is not noise to add."""
+    eta = problem.step_size
+    missing = 2 * eta - (eta * problem.scale) ** 2 / a
+    return np.where(missing > 1e-9 * eta, missing, 0.0)
+
+
+def _regime(problem: Problem) -> str | None:
+    """Theorem 1's regime where it applies: limits that do not change over the rounds."""
+    if not single_sample.is_static(problem):
+        return None
+    share = single_sample.tightest(problem) / problem.rounds
+    return str(single_sample.regime(problem.lmc_cap[0], problem.power_cap[0], share))
+
+
+def _limit(problem: Problem, a: Array) -> NDArray[np.intp]:
+    """The limit of every round; below both caps it is privacy that limits."""
+    near = 1 - 1e-9
+    at_lmc, at_power = a >= near * problem.lmc_cap, a >= near * problem.power_cap
+    names = single_sample.REGIMES
+    kinds = [names.index(single_sample.LMC), names.index(single_sample.POWER)]
+    return np.select([at_lmc, at_power], kinds, names.index(single_sample.DP))
+
+
+def _warnings(made: Plan) -> list[str]:
+    found = []
+    if made.clips:
+        reach = made.step_size * made.clip.sum()
+        loud = np.flatnonzero(np.sqrt(made.dim * made.noise_variance) > reach)
+        if loud.size:
+            found.append(
+                f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds what all clipped gradients "
+                f"together can undo (η Σ ℓ_k); the bound ignores clipping, and chains may not come back. "
+                "A smaller step size or max_round_noise = 1 helps."
+            )
+        limit = made.privacy.budget(made.devices)
+        over = np.flatnonzero(made.spent + made.ledger > limit * (1 + 1e-9))
+        if over.size:
+            found.append(
+                f"{over.size} of {made.devices} devices spend more than the privacy budget, which this policy ignores."
+            )
+    return found
