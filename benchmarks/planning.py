@@ -70,7 +70,8 @@ def against_cvxpy(sizes: list[tuple[int, int, int]]) -> Table:
                     )
                     excess = _excess(program)
                 table.add_row(
-                    str(rounds), str(devices), objective, f"{snr_db} dB", f"{1e3 * ours:.2f} ms", f"{1e3 * theirs:.1f} ms",
+                    str(rounds), str(devices), objective, f"{snr_db} dB",
+                    f"{1e3 * ours:.2f} ms", f"{1e3 * theirs:.1f} ms",
                     f"{theirs / ours:.1f}", f"{allocate(program).gap:.0e}", f"{excess:.0e}",
                 )  # fmt: skip
     return table
