@@ -33,14 +33,9 @@ class _Carry(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("init",))
-def _start(key: jax.Array, posterior: Any, chain: jax.Array, init: str) -> tuple[jax.Array, jax.Array]:
-    """θ[0] and the noise key of every chain."""
-
-    def one(index: jax.Array) -> tuple[jax.Array, jax.Array]:
-        start = posterior.draw_initial(jax.random.fold_in(named(key, "init"), index), init)
-        return start, jax.random.fold_in(named(key, "noise"), index)
-
-    return jax.vmap(one)(chain)
+def _start(init_key: jax.Array, posterior: Any, chain: jax.Array, init: str) -> jax.Array:
+    """θ[0] of every chain, [chain, m]."""
+    return jax.vmap(lambda index: posterior.draw_initial(jax.random.fold_in(init_key, index), init))(chain)
 
 
 @partial(jax.jit, static_argnames=("zipped",), donate_argnames=("carry",))
@@ -102,7 +97,9 @@ def sample(
         )
     rounds = _stack(plans) if zipped else rounds_of(first)
     skip = 0 if keep_burn_in else first.burn_in
-    theta, keys = _start(key, posterior, jnp.arange(count), first.init)
+    chain = jnp.arange(count)
+    theta = _start(named(key, "init"), posterior, chain, first.init)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(named(key, "noise"), chain)
     draws = first.rounds - skip
     carry = _Carry(theta, jnp.zeros((draws, *theta.shape), theta.dtype), jnp.zeros((draws, count)))
     block = max(1, BLOCK_WORK // (count * first.devices * first.dim))
