@@ -13,7 +13,7 @@ import jax
 
 from wflmc import report, studies
 from wflmc.errors import InputError
-from wflmc.evaluation import evaluate
+from wflmc.evaluation import evaluate, preload
 from wflmc.posterior import GaussianPosterior, gaussian_regression
 from wflmc.sampling import sample
 from wflmc.scenario import (
@@ -107,6 +107,7 @@ def run_command(
     scenario = scenario.model_copy(update={"sampler": settled})
     document = plan_document(scenario, inputs, made, time.perf_counter() - began)
     folder = None if out is None else _folder(out)
+    preload()
     with bar("sampling", made.rounds) as advance:
         trace = sample(
             jax.random.key(scenario.sampler.seed),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 import warnings
 from typing import Any, NamedTuple
 
@@ -19,10 +20,16 @@ class Diagnostics(NamedTuple):
 
 
 def _arviz() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces ArviZ 1 on import
-        import arviz
+    warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)  # 0.23 announces 1.0 on import
+    import arviz
+
     return arviz
+
+
+def preload() -> None:
+    """Import ArviZ in the background: it takes as long as compiling the sampler, and both can go on at once."""
+    if importlib.util.find_spec("arviz") is not None:
+        threading.Thread(target=_arviz, daemon=True).start()
 
 
 def _dataset(theta: NDArray[Any]) -> Any:
