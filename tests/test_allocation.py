@@ -293,6 +293,17 @@ def test_extreme_budgets_through_the_planner(posterior, budget, objective):
     assert np.all(plan.spent <= budget * (1 + 1e-9))
 
 
+@pytest.mark.parametrize("start", [1e3, 1e6, 1e10])
+@pytest.mark.parametrize("burn_in", [0, 10])
+def test_a_start_far_away_is_certified_too(posterior, start, burn_in):
+    """The first kept round towers over all others, and is the proof on its own."""
+    plan = wflmc.plan(
+        posterior, wflmc.Link(channel.rayleigh(0.01), snr_db=20), wflmc.Privacy(15, 0.01, 30), step_size=1.5e-4,
+        burn_in=burn_in, samples=50, initial_w2_sq=start,
+    )  # fmt: skip
+    assert plan.gap <= 1e-6
+
+
 def test_infinite_budgets_mean_all_caps():
     p = simple(50, 4, budget=np.full(4, np.inf))
     x = allocate(p)

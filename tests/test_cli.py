@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 
 import numpy as np
@@ -204,6 +206,9 @@ def test_run_from_a_saved_plan(call, plan_of, scenario, tmp_path):
         (lambda plan: plan["scenario"]["link"].update(power=-1.0), "link.power"),
         (lambda plan: plan.pop("constants"), "--plan"),
         (lambda plan: plan["constants"].update(mu=1.0), "constants.mu"),
+        (lambda plan: plan["constants"].update(burn_in=float("inf")), "--plan"),
+        (lambda plan: plan["privacy"].update(budget=9.0), "privacy.budget"),
+        (lambda plan: plan["scenario"]["privacy"].update(epsilon=50.0), "privacy.budget"),
         (lambda plan: plan["scenario"].update(posterior={"seed": 5}), "constants.mu"),
         (lambda plan: plan.update(scenario=[]), "--plan"),
     ],
@@ -229,6 +234,25 @@ def test_burn_in_auto(call, plan_of, scenario):
     assert "sampler.max_burn_in = 20" in err
 
 
+def test_a_plan_outlives_rounding_but_not_other_data(call, plan_of, scenario, tmp_path):
+    generator = np.random.default_rng(0)
+    X, y = generator.standard_normal((90, 3)), generator.standard_normal(90)
+    np.savez(tmp_path / "d.npz", X=X, y=y)
+    np.save(tmp_path / "h.npy", generator.rayleigh(0.1, (60, 30)))
+    overrides = ["posterior.data=d.npz", "link.fading=file", "link.gains=h.npy"]
+    document = plan_of(scenario, *with_set(overrides))
+    document["constants"]["mu"] *= 1 + 1e-13
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(document))
+    assert call("run", "--plan", saved)[0] == 0
+    np.save(tmp_path / "h.npy", generator.rayleigh(0.1, (60, 30)))
+    assert "link.gains" in call("run", "--plan", saved)[2]
+    np.savez(tmp_path / "d.npz", X=X, y=-y)
+    code, _, err = call("run", "--plan", saved)
+    assert code == 2
+    assert "posterior.data" in err
+
+
 def test_a_plan_file_that_is_none(call, tmp_path):
     (tmp_path / "p.json").write_text("[1, 2")
     for name in ("p.json", "missing.json"):
@@ -242,7 +266,7 @@ def test_a_run_that_fails_leaves_the_folder_as_it_was(call, scenario, tmp_path):
     folder = tmp_path / "run"
     assert call("run", scenario, "--out", folder)[0] == 0
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    code, _, err = call("run", scenario, "--out", folder, "--set", "link.power=1e-90")
+    code, _, err = call("run", scenario, "--out", folder, "--set", "link.power=1e-45")
     assert code == 1
     assert "left the finite numbers" in err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -264,9 +288,29 @@ def test_interrupt(call, scenario, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "sample", stop)
+    monkeypatch.setattr(os, "_exit", sys.exit)  # a real interrupt ends the process at once, and with it the tests
     code, _, err = call("run", scenario, "--out", tmp_path / "run")
     assert code == 1
-    assert err.splitlines()[-1] == "wflmc: Interrupted; what was finished is kept."
+    assert err.splitlines()[-1] == "wflmc: Interrupted; files that were finished are kept."
+
+
+def test_interrupting_a_real_process(scenario):
+    """Ctrl-C in the middle of compiled work: exit code 1 and the sentence, no traceback, no crash."""
+    arguments = [
+        "--set",
+        "sampler.burn_in=auto",
+        "--set",
+        "sampler.step_size=1e-6",
+        "--set",
+        "sampler.max_burn_in=1000000",
+    ]
+    command = [sys.executable, "-m", "wflmc", "plan", str(scenario), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(8)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, ""), err
+    assert err == "wflmc: Interrupted; files that were finished are kept.\n"
 
 
 def test_lost_chains_are_warned_of(call, scenario):
@@ -323,6 +367,9 @@ BAD = [
     (["policy.max_round_noise=0.0"], "policy.max_round_noise"),
     (["policy.max_round_noise=0.001"], "policy.max_round_noise"),
     (["link.snr_db=10\nfoo=3"], "--set"),
+    (["posterior.mu=1e-30"], "sampler.step_size"),
+    (["posterior.data=~nobody/d.csv"], "posterior.data"),
+    (["policy.max_round_noise=1e-300"], "policy.max_round_noise"),
     (["link.snrdb=3"], "link.snrdb"),
     (["links.snr_db=3"], "links"),
     (["link.fading=file"], "link.gains"),
@@ -536,6 +583,7 @@ def test_own_data(plan_of, call, scenario, tmp_path, kind):
         ('"a,1",b,y\n1,2,3,4\n', "3 columns; line 2 has 4"),
         ("1;2\n3;4\n", "exactly one column y"),
         ("y,a\n", "at least one row"),
+        (",a,y\n0,1,2\n", "all have a name"),
         ("", "at least one row"),
         ("1\n2\n", "at least one row"),
         ("\xff\xfe", "UTF-8"),
@@ -713,12 +761,43 @@ def test_solve_for_what_cannot_be_reached(plan_of, call, scenario):
     for arguments, key in [
         (["--solve-for", "link.power", "--target", "1"], "--solve-for"),
         (["--solve-for", "link.snr_db"], "--target"),
+        (["--target", "1"], "--target"),
+        (["--solve-for", "link.snr_db", "--target", "1", "--set", "policy.power=noiseless"], "--solve-for"),
+        (["--solve-for", "privacy.epsilon", "--target", "1", "--set", "policy.power=no-dp"], "--solve-for"),
         (["--solve-for", "link.snr_db", "--target", "-1"], "--target"),
         (["--solve-for", "link.snr_db", "--target", "1", "--metric", "true"], "--metric"),
     ]:
         code, _, err = call("plan", scenario, *arguments)
         assert code == 2
         assert key in err
+
+
+@pytest.mark.parametrize(
+    ("key", "target"), [("link.snr_db", 0.45), ("privacy.epsilon", 0.45), ("sampler.burn_in", 0.45)]
+)
+def test_solve_for_under_a_noise_limit(plan_of, scenario, key, target):
+    """Values that the limit rules out do not meet the target, and do not end the search either."""
+    guard = [*FADING, "policy.max_round_noise=1.0"]
+    found = plan_of(scenario, *with_set(guard), "--solve-for", key, "--target", target)
+    assert found["solve_for"]["reachable"]
+    assert found["objective"] <= target
+
+
+def test_solve_for_finds_the_best_number_of_rounds(plan_of, scenario):
+    """The bound falls and rises again with burn-in; a target that only the valley's floor meets is found."""
+    fixed = [*FADING, "privacy.epsilon=3.0"]
+    values = {n: plan_of(scenario, *with_set([*fixed, f"sampler.burn_in={n}"]))["objective"] for n in range(30)}
+    best = min(values, key=values.get)
+    assert 0 < best < 29
+    found = plan_of(scenario, *with_set(fixed), "--solve-for", "sampler.burn_in", "--target", values[best] * (1 + 1e-9))
+    assert found["solve_for"]["value"] == best
+
+
+def test_solve_for_with_a_short_table_of_gains(plan_of, scenario, tmp_path):
+    write_gains(tmp_path, np.random.default_rng(0).rayleigh(0.1, (60, 30)))
+    overrides = ["link.fading=file", "link.gains=h.npy"]
+    found = plan_of(scenario, *with_set(overrides), "--solve-for", "sampler.burn_in", "--target", "1.0")
+    assert 0 < found["solve_for"]["value"] < 59
 
 
 def test_solvers_agree(plan_of, call, scenario):

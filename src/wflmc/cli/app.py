@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from wflmc.cli.guard import guarded
+from wflmc.cli import guard
+from wflmc.errors import InputError
 from wflmc.version import __version__
 
 app = typer.Typer(
@@ -104,6 +105,8 @@ def plan(
     from wflmc.cli.commands import plan_command, solve_command
 
     if unknown is None:
+        if target is not None:
+            raise InputError("--target", target, "left out without --solve-for KEY")
         document = plan_command(scenario, overrides, solver, plot)
     else:
         document = solve_command(scenario, overrides, solver, plot, unknown, target, metric)
@@ -187,4 +190,4 @@ def _cache_compilations() -> None:
 
 def main() -> None:
     """Run the command line: exit code 0 when done, 2 for bad input, 1 for anything else."""
-    sys.exit(guarded(lambda: typer.main.get_command(app).main(standalone_mode=False)))
+    guard.leave(guard.guarded(lambda: typer.main.get_command(app).main(standalone_mode=False)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -63,7 +64,7 @@ def solve_command(
     began = time.perf_counter()
     if target is None:
         raise InputError("--target", target, "given with --solve-for")
-    answer = solve_for(load_scenario(path, overrides), key, target, metric)
+    answer = solve_for(load_scenario(path, overrides), key, target, metric, solver)
     document = _planned(answer.scenario, solver, plot, began)
     asked = answer._asdict()
     asked.pop("scenario")
@@ -72,14 +73,13 @@ def solve_command(
 
 def _folder(out: str) -> Path:
     """The folder to write to, made if need be, and tried before any long work."""
-    folder = Path(out).expanduser()
+    folder = Path(os.path.expanduser(out))
     try:
         if not out:
             raise FileNotFoundError(2, "No such file or directory")
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".wflmc"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise InputError("--out", out, f"a folder that can be written ({error.strerror})") from None
     return folder
@@ -90,7 +90,7 @@ def run_command(
 ) -> tuple[dict[str, Any], str, Path | None]:
     """The summary as JSON document and as text, and the folder that was written.
 
-    The four files are written together at the end, so that a folder never mixes two runs.
+    The four files are written one after the other at the end, so that a run that fails leaves a folder as it was.
     """
     began = time.perf_counter()
     if (path is None) == (saved_plan is None):
@@ -133,7 +133,7 @@ def _paper_posterior(data: list[str]) -> GaussianPosterior:
     if len(data) > 1:
         raise InputError("--data", data, "one .npz or .csv file")
     try:
-        X, y = load_data(Path(data[0]).expanduser()) if data else (None, None)
+        X, y = load_data(os.path.expanduser(data[0])) if data else (None, None)
         return gaussian_regression(jax.random.key(0), devices=30, X=X, y=y, partition="blocks")
     except InputError as error:
         if error.key == "devices":

@@ -40,8 +40,17 @@ def guarded(command: Callable[[], object]) -> int:
     except OSError as error:
         return _say(f"{error.strerror or error}: {error.filename or 'output'}.", FAILED)
     if code == INTERRUPTED:
-        return _say("Interrupted; what was finished is kept.", FAILED)
+        return _say("Interrupted; files that were finished are kept.", INTERRUPTED)
     return code if isinstance(code, int) else DONE
+
+
+def leave(code: int) -> None:
+    """End the process; after an interrupt at once, because tearing down under running threads of JAX may crash."""
+    if code == INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(FAILED)
+    sys.exit(code)
 
 
 def _say(sentence: str, code: int) -> int:

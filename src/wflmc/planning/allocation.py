@@ -59,6 +59,8 @@ def allocate(program: Program, tol: float = 1e-9, max_iterations: int = 100) -> 
             best.update(path, skip, tol)
             if best.gap() <= tol or best.misses > 5 or not moved:
                 break
+    if best.gap() > tol:
+        best.prove_by_worst_round()
     bound, gap = min(best.bound, best.value), max(best.gap(), 0.0)  # rounding may put one past the other
     return Solution(best.a, best.value, bound, gap, best.w, best.lam, iteration)
 
@@ -109,15 +111,29 @@ class _Best:
         if value < self.value:
             self.value, self.a = value, a
 
+    def prove(self, w: Array, lam: Array) -> Array:
+        """Keep the dual point if its bound is the best so far; the powers that attain it."""
+        bound, powers = dual(self.p, w, lam)
+        if bound > self.bound:
+            self.bound, self.w, self.lam = bound, w, lam
+        return powers
+
+    def prove_by_worst_round(self) -> None:
+        """Where one round towers over the others its bound alone is a proof, if the prices suit its scale."""
+        if self.p.objective != "worst":
+            return
+        w = np.zeros(self.p.cap.size)
+        w[self.p.burn_in + int(np.argmax(round_bounds(self.p, self.a)[self.p.burn_in :]))] = 1.0
+        for scale in (0.0, *np.logspace(-4, 4, 33)):
+            self.prove(w, scale * self.lam)
+
     def update(self, path: CentralPath, skip: int, tol: float) -> None:
         """Take the path's present point into account, and count the times in a row that it hardly helped."""
         before, p = self.value - self.bound, self.p
         w, lam = np.zeros(p.cap.size), np.zeros(p.budget.size)
         w[p.burn_in :] = path.w / path.w.sum()
         lam[path.rows] = path.s[path.boxes : path.boxes + path.rows.size] / path.p.budget[path.rows]
-        bound, from_prices = dual(p, w, lam)
-        if bound > self.bound:
-            self.bound, self.w, self.lam = bound, w, lam
+        from_prices = self.prove(w, lam)
         for plan in (from_prices, np.concatenate([self.least[:skip], path.M[0, 0]])):
             if self.gap() > tol:  # the plan read off the prices is the smoother one: it goes first
                 self.offer(self.feasible(plan))

@@ -31,6 +31,10 @@ def contraction(step_size: float, mu: float, L: float) -> Contraction:
         raise InputError("step_size", step_size, f"above 0 and below 2/L = {2 / L:.6g}")
     # 1 − γ directly, not by subtraction: it is tiny for small steps and κ divides by it.
     distance = step_size * mu if step_size <= 2 / (mu + L) else 2 - step_size * L
+    if distance < 1e-12:
+        raise InputError(
+            "step_size", step_size, f"large enough to contract: step_size × mu = {distance:.3g} is too small"
+        )
     gamma = 1 - distance
     return Contraction(gamma, 1 - distance / 2, 2 * (1 + gamma) / distance, float(np.log1p(-distance / 2)))
 

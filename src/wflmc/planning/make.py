@@ -221,7 +221,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             initial_w2_sq=start,
             ledger=before,
         )
-        return dataclasses.replace(made, warnings=tuple(_warnings(made)))
+        return dataclasses.replace(made, warnings=(*_warnings(made), *_divergence(posterior, made)))
 
     return Prepared(problem, scheme.allocate, finish)
 
@@ -266,8 +266,24 @@ def _limit(problem: Problem, a: Array) -> NDArray[np.intp]:
     return np.select([at_lmc, at_power], kinds, names.index(single_sample.DP))
 
 
+def _divergence(posterior: Target, made: Plan) -> list[str]:
+    """Partial participation may undo what η < 2/L ensures; models that know their Hessian can tell."""
+    expansion = getattr(posterior, "expansion", None)
+    if expansion is None or made.active_devices.min() == made.devices:
+        return []
+    factor = expansion(float(made.step_size[0]), made.weight)
+    if factor <= 1:
+        return []
+    return [
+        "The devices that send in some rounds are so unlike the rest that a step stretches errors "
+        f"{factor:.3g} times: without clipping the chain may diverge. Use a smaller step size or schedule = 'all'."
+    ]
+
+
 def _warnings(made: Plan) -> list[str]:
     found = []
+    if made.gap is not None and made.gap > 1e-6:
+        found.append(f"The power is proven optimal only to a relative gap of {made.gap:.1g}.")
     if made.clips:
         reach = made.step_size * made.clip.sum()
         loud = np.flatnonzero(np.sqrt(made.dim * made.noise_variance) > reach)

@@ -37,5 +37,5 @@ def solve_by_cvxpy(program: Program) -> Array:
     goal = cp.max(kept) if program.objective == "worst" else cp.sum(kept) / (rounds - program.burn_in)
     cp.Problem(cp.Minimize(goal), limits).solve(solver=cp.CLARABEL)
     if a.value is None:
-        raise RuntimeError("Clarabel found no solution; our own solver (the default) may.")
+        raise InputError("solver", "cvxpy", "'own' for this problem: Clarabel found no solution")
     return np.asarray(a.value) * unit

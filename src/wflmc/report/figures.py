@@ -55,7 +55,8 @@ def _save(figure: Any, path: Path) -> list[Path]:
 
 def draw_figure(name: str, setting: Setting, rows: Sequence[Row], source: str, path: Path) -> list[Path]:
     """The picture of a study; returns the files written (.png and .svg)."""
-    about = f"{source}; ε = {setting.epsilon:g}, δ = {setting.delta:g}, {setting.burn_in} + 1 rounds"
+    plain = source.replace("$", r"\$")  # not the start of a formula
+    about = f"{plain}; ε = {setting.epsilon:g}, δ = {setting.delta:g}, {setting.burn_in} + 1 rounds"
     return _draw_regimes(setting, about, path) if name == "fig2" else _draw_curves(name, rows, about, path)
 
 

@@ -46,9 +46,10 @@ def draw_plan(plan: Plan, path: str | Path) -> Path:
     panels[0].text(
         plan.burn_in + 0.5,
         1.0,
-        " samples kept from here",
+        " samples kept from here ",
         transform=panels[0].get_xaxis_transform(),
         va="bottom",
+        ha="left" if plan.burn_in < 0.7 * plan.rounds else "right",
         fontsize=8,
     )
     panels[0].set_xlim(0.5, plan.rounds + 0.5)

@@ -1,4 +1,4 @@
-"""From a scenario to the three inputs, the plan, and the samples."""
+"""From a scenario to the three inputs and the plan."""
 
 from __future__ import annotations
 
@@ -123,16 +123,7 @@ def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None, s
         )
     except InputError as error:
         raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
-    notes = []
-    if made.active_devices.min() < made.devices:
-        factor = inputs.posterior.expansion(inputs.step_size, made.weight)
-        if factor > 1:
-            notes.append(
-                "The devices that send in some rounds are so unlike the rest that a step stretches errors "
-                f"{factor:.3g} times: without clipping the chain may diverge. "
-                "Use a smaller step size or policy.schedule = 'all'."
-            )
-    return dataclasses.replace(made, warnings=(*inputs.warnings, *made.warnings, *notes))
+    return dataclasses.replace(made, warnings=(*inputs.warnings, *made.warnings))
 
 
 def _section_of(error: InputError) -> str:

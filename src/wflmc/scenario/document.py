@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, exact_w2_sq
 from wflmc.planning import Allocation, Plan, Problem, policy
 from wflmc.scenario.build import Inputs, build, make_plan
-from wflmc.scenario.files import plain
+from wflmc.scenario.files import is_data_path, plain
 from wflmc.scenario.schema import Scenario, validate
 from wflmc.version import __version__
 
@@ -59,9 +61,20 @@ def plan_document(scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float
         "seconds": seconds,
         "version": __version__,
         "scenario": _json_scenario(scenario),
+        "files": _digests(scenario),
     }
     result: dict[str, Any] = plain(document)
     return result
+
+
+def _digests(scenario: Scenario) -> dict[str, str]:
+    """SHA-256 of the files that the scenario reads, by key."""
+    files = {}
+    if is_data_path(scenario.posterior.data):
+        files["posterior.data"] = scenario.posterior.data
+    if scenario.link.fading == "file":
+        files["link.gains"] = scenario.link.gains
+    return {key: hashlib.sha256(Path(path).read_bytes()).hexdigest() for key, path in files.items()}
 
 
 def _json_scenario(scenario: Scenario) -> dict[str, Any]:
@@ -108,12 +121,19 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
         gain = np.asarray(document["gain"], dtype=float)
         constants, active = document["constants"], list(document["active_devices"])
         settled = {"burn_in": int(constants["burn_in"]), "step_size": float(constants["step_size"])}
-        expected = {name: constants[name] for name in ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")}
+        names = ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")
+        expected = {name: float(constants[name]) for name in names}
+        budget, digests = document["privacy"]["budget"], document["files"]
     except InputError as error:
         raise InputError(f"--plan: {error.key}", error.given, error.allowed) from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         raise InputError("--plan", str(path), PLAN_FILE) from None
     scenario = validate(_merged(scenario, settled))
+    changed = [key for key, digest in _digests(scenario).items() if digests.get(key) != digest]
+    if changed:
+        raise InputError(
+            f"--plan: {changed[0]}", str(path), "the file that the plan was made with; it has changed since"
+        )
     inputs = build(scenario)
 
     def as_given(problem: Problem) -> Allocation:
@@ -140,19 +160,25 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
         made = make_plan(scenario, inputs, scheme)
     except InputError as error:
         raise InputError(f"--plan: {error.key.removeprefix('policy.')}", error.given, error.allowed) from None
-    for name, value in expected.items():
-        if value != getattr(made, name):
-            known = f"{getattr(made, name)!r}, as its scenario gives now; were data, gains or the file changed?"
-            raise InputError(f"--plan: constants.{name}", value, known)
+    now = {name: float(getattr(made, name)) for name in names}
+    # Not exactly: other processors round otherwise.
+    unlike = [name for name in names if not math.isclose(now[name], expected[name], rel_tol=1e-9)]
+    if unlike:
+        raise InputError(
+            f"--plan: constants.{unlike[0]}", expected[unlike[0]], f"{now[unlike[0]]!r}, as its scenario gives"
+        )
+    limit = plain(float(made.privacy.budget(made.devices).min()))
+    if (limit is None) != (budget is None) or (limit is not None and not math.isclose(limit, budget, rel_tol=1e-9)):
+        raise InputError("--plan: privacy.budget", budget, f"{limit!r}, as its scenario gives")
     return scenario, inputs, made
 
 
 def _plan_file(path: str | Path) -> dict[str, Any]:
     try:
-        document = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        document = json.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError("--plan", str(path), f"a readable file ({error.strerror})") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError("--plan", str(path), PLAN_FILE) from None
     if not isinstance(document, dict) or not isinstance(document.get("scenario"), dict):
         raise InputError("--plan", str(path), PLAN_FILE)

@@ -7,8 +7,6 @@ import json
 import math
 import os
 import tomllib
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ DATA_SUFFIXES = (".npz", ".csv")
 
 def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scenario:
     """A validated scenario from a TOML file, with `section.key=value` overrides; paths become absolute."""
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
@@ -60,10 +58,10 @@ def resolve_paths(scenario: Scenario, folder: Path) -> Scenario:
     """The same scenario with its paths made absolute, relative to the scenario file's folder."""
     data, gains = scenario.posterior.data, scenario.link.gains
     if is_data_path(data):
-        section = scenario.posterior.model_copy(update={"data": str(folder / Path(data).expanduser())})
+        section = scenario.posterior.model_copy(update={"data": str(folder / os.path.expanduser(data))})
         scenario = scenario.model_copy(update={"posterior": section})
     if gains:
-        link = scenario.link.model_copy(update={"gains": str(folder / Path(gains).expanduser())})
+        link = scenario.link.model_copy(update={"gains": str(folder / os.path.expanduser(gains))})
         scenario = scenario.model_copy(update={"link": link})
     return scenario
 
@@ -89,7 +87,9 @@ def _load_npz(path: str | Path) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as content:
             return content["X"], content["y"]
-    except (ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error):
+    except OSError:
+        raise
+    except Exception:  # a corrupt archive can fail in a dozen ways, all of which mean the same to its owner
         raise InputError("data", str(path), wanted) from None
 
 
@@ -97,10 +97,12 @@ def _load_csv(path: str | Path) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(map(str.strip, row))]
-    except (UnicodeDecodeError, csv.Error):
+    except (ValueError, csv.Error):
         raise InputError("data", str(path), "a CSV file in UTF-8 with commas between its columns") from None
     names = [name.strip() for name in lines[0][1]] if lines else []
     header = not all(_is_number(name) for name in names)
+    if header and "" in names:
+        raise InputError("data", str(path), "a CSV whose columns all have a name (an index column must go)")
     if header and names.count("y") != 1:
         raise InputError("data", str(path), "a CSV of numbers, or one whose header names exactly one column y")
     rows = lines[1:] if header else lines
@@ -137,7 +139,7 @@ def load_gains(path: str) -> NDArray[Any]:
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
     except OSError as error:
         raise InputError("gains", path, f"a readable .npy file ({_reason(error)})") from None
-    except (ValueError, EOFError):
+    except Exception:  # as for a corrupt archive
         raise InputError("gains", path, "an .npy file of real or complex numbers (numpy.save writes one)") from None
 
 

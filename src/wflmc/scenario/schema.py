@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from wflmc.errors import InputError
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
-Positive = Annotated[float, Field(ge=1e-100, le=1e100, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, le=1e100, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-50, le=1e50, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e50, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**7)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
@@ -87,7 +87,7 @@ class PolicySection(_Section):
     objective: Literal["worst", "average", "exact"] = "worst"
     csi: Literal["full", "causal"] = "full"
     bound: Literal["corrected", "paper"] = "corrected"
-    max_round_noise: Annotated[float, Field(gt=0)] = float("inf")
+    max_round_noise: Annotated[float, Field(ge=1e-9)] = float("inf")
 
 
 class Scenario(_Section):
@@ -173,7 +173,7 @@ def _explain(error: ValidationError) -> InputError:
         return InputError(key, first["input"], f"a section: write [{key}] and its keys below it")
     # Of the branches of a union, the one whose type fits tells more than those whose type does not.
     same_key = [problem for problem in problems if problem["loc"][:2] == first["loc"][:2]]
-    fitting = [problem for problem in same_key if not problem["type"].endswith("_type")] or same_key
+    fitting = [problem for problem in same_key if not problem["type"].endswith(("_type", "literal_error"))] or same_key
     allowed = " or ".join(dict.fromkeys(_allowed(p["type"], p.get("ctx", {}), p["msg"]) for p in fitting))
     return InputError(key, fitting[0]["input"], allowed)
 
@@ -194,6 +194,8 @@ def _allowed(kind: str, context: dict[str, Any], message: str) -> str:
         "list_type": "a list of numbers",
         "too_short": "a list that is not empty",
     }
+    if kind == "greater_than_equal" and 0 < context["ge"] < 1e-8:
+        return "above 0"
     if kind in phrases:
         return phrases[kind].format(**context)
     return message[:1].lower() + message[1:]
