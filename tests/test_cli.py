@@ -262,11 +262,17 @@ def test_a_plan_file_that_is_none(call, tmp_path):
         assert "Error" not in err
 
 
-def test_a_run_that_fails_leaves_the_folder_as_it_was(call, scenario, tmp_path):
+def test_a_run_that_fails_leaves_the_folder_as_it_was(call, scenario, tmp_path, monkeypatch):
+    import wflmc.cli.commands as commands
+
+    def lost(*_, **__):
+        raise wflmc.SamplingError("A chain left the finite numbers in round 3.")
+
     folder = tmp_path / "run"
     assert call("run", scenario, "--out", folder)[0] == 0
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    code, _, err = call("run", scenario, "--out", folder, "--set", "link.power=1e-45")
+    monkeypatch.setattr(commands, "sample", lost)
+    code, _, err = call("run", scenario, "--out", folder, "--set", "link.snr_db=3")
     assert code == 1
     assert "left the finite numbers" in err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
