@@ -358,6 +358,30 @@ def test_a_guard_that_cannot_be_kept_names_one_that_can(posterior):
         wflmc.plan(posterior, link, promise, max_round_noise=feasible * 0.999, **keywords)
 
 
+def test_the_guard_holds_on_static_channels_too(posterior):
+    """Theorem 1 knows no floor, so with one the general solver takes over."""
+    keywords = {"step_size": 1 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 1, "schedule": "all"}
+    link = wflmc.Link(channel.static(1e-4), snr_db=30)
+    promise = wflmc.Privacy(15, 0.01, 30)
+    free, guarded = (wflmc.plan(posterior, link, promise, max_round_noise=m, **keywords) for m in (np.inf, 0.5))
+    reach = guarded.step_size * 30 * 30
+    assert np.any(np.sqrt(5 * free.noise_variance) > 0.5 * reach)
+    assert np.all(np.sqrt(5 * guarded.noise_variance) <= 0.5 * reach * (1 + 1e-9))
+    assert free.objective < guarded.objective
+    assert guarded.gap <= 1e-6
+
+
+def test_a_guard_that_power_rules_out(posterior):
+    """At −20 dB power alone makes rounds noisier than that; the message names a feasible limit."""
+    keywords = {"step_size": 1e-4, "burn_in": 5, "samples": 5, "schedule": "all"}
+    link = wflmc.Link(channel.static(1e-4), snr_db=-20)
+    with pytest.raises(wflmc.InputError, match="at least") as caught:
+        wflmc.plan(posterior, link, wflmc.Privacy(), max_round_noise=1.0, **keywords)
+    feasible = float(caught.value.allowed.split()[2].rstrip(":"))
+    assert feasible > 1
+    assert wflmc.plan(posterior, link, wflmc.Privacy(), max_round_noise=feasible, **keywords).gap == 0
+
+
 def test_closed_form_is_used_where_there_is_one(posterior, monkeypatch):
     called = []
     solve = single_sample.solve

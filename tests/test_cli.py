@@ -789,6 +789,34 @@ def test_solve_for_under_a_noise_limit(plan_of, scenario, key, target):
     assert found["objective"] <= target
 
 
+def test_solve_for_the_average(plan_of, scenario):
+    """With the average objective the exact metric is the average too."""
+    arguments = [*with_set([*FADING, "policy.objective=average"]), "--metric", "exact"]
+    found = plan_of(scenario, *arguments, "--solve-for", "link.snr_db", "--target", "0.002")
+    kept = found["exact_w2_sq"][found["constants"]["burn_in"] :]
+    assert np.mean(kept) == pytest.approx(found["solve_for"]["reached"])
+    assert np.mean(kept) == pytest.approx(0.002, rel=1e-3)
+    assert max(kept) > 0.002
+
+
+def test_the_picture_shows_the_plan(posterior):
+    """What is drawn is what was planned: noise above and below 2η, and the loss as it adds up."""
+    from matplotlib.figure import Figure
+
+    from wflmc.report import plan_picture
+
+    link = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=20)
+    plan = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=1e-4, burn_in=10, samples=10)
+    rounds = np.arange(1, 21)
+    noise, privacy = Figure().subplots(2, 1)
+    plan_picture._noise(noise, plan, rounds)
+    plan_picture._privacy(privacy, plan, rounds)
+    np.testing.assert_allclose(noise.lines[0].get_ydata(), plan.noise_variance)
+    useful = noise.collections[1].get_paths()[0].vertices[:, 1]
+    assert useful.max() == pytest.approx(2e-4)
+    np.testing.assert_allclose(privacy.lines[0].get_ydata(), np.cumsum(plan.loss, axis=0)[:, np.argmax(plan.spent)])
+
+
 def test_solve_for_finds_the_best_number_of_rounds(plan_of, scenario):
     """The bound falls and rises again with burn-in; a target that only the valley's floor meets is found."""
     fixed = [*FADING, "privacy.epsilon=3.0"]
