@@ -358,6 +358,29 @@ def test_a_guard_that_cannot_be_kept_names_one_that_can(posterior):
         wflmc.plan(posterior, link, promise, max_round_noise=feasible * 0.999, **keywords)
 
 
+@pytest.mark.parametrize("objective", ["worst", "average"])
+def test_guards_close_to_their_limit_are_certified(posterior, objective):
+    """Just above the limit that the message names the interior is thin; plans are certified, and do not warn of it."""
+    for seed in range(count(10, 100)):
+        link = wflmc.Link(channel.rayleigh(0.01), snr_db=15 + seed % 3 * 10, seed=seed)
+        promise = wflmc.Privacy([1 + k % 7 for k in range(30)], 0.01, [10 + k for k in range(30)])
+        keywords = {
+            "step_size": 0.5 / (posterior.mu + posterior.L),
+            "burn_in": 20,
+            "samples": 20,
+            "objective": objective,
+        }
+        with pytest.raises(wflmc.InputError, match="at least") as caught:
+            wflmc.plan(posterior, link, promise, max_round_noise=1e-3, **keywords)
+        limit = float(caught.value.allowed.split()[2].rstrip(":"))
+        plan = wflmc.plan(posterior, link, promise, max_round_noise=limit, **keywords)
+        assert plan.gap <= 1e-6
+        assert not any("noise of one round" in warning for warning in plan.warnings)
+        reach = plan.step_size * sum(10 + k for k in range(30))
+        assert np.all(np.sqrt(5 * plan.noise_variance) <= limit * reach * (1 + 1e-9))
+        assert np.all(plan.spent <= promise.budget(30) * (1 + 1e-9))
+
+
 def test_the_guard_holds_on_static_channels_too(posterior):
     """Theorem 1 knows no floor, so with one the general solver takes over."""
     keywords = {"step_size": 1 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 1, "schedule": "all"}
@@ -399,9 +422,12 @@ def test_many_plans_are_the_same_plans(posterior):
     promise = wflmc.Privacy(15, 0.01, 30)
     keywords = {"step_size": 1e-4, "burn_in": 20, "samples": 20}
     alone = [wflmc.plan(posterior, link, promise, **keywords) for link in links]
-    for workers in (None, 2):
+    for workers in (1, 2):
         together = wflmc.plan_many(posterior, links, promise, workers=workers, **keywords)
         for one, two in zip(alone, together, strict=True):
             np.testing.assert_array_equal(one.gain, two.gain)
             assert one.objective == two.objective
             assert one.gap == two.gap
+    assert wflmc.plan_many(posterior, [], promise, workers=2, **keywords) == []
+    with pytest.raises(wflmc.InputError, match="max_round_noise"):
+        wflmc.plan_many(posterior, links, promise, workers=2, max_round_noise=1e-9, **keywords)

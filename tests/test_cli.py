@@ -763,7 +763,7 @@ def test_solve_for_what_cannot_be_reached(plan_of, call, scenario):
     assert not found["solve_for"]["reachable"]
     assert found["solve_for"]["reached"] == found["objective"] > 1e-6
     _, out, _ = call("plan", scenario, "--solve-for", "link.snr_db", "--target", "1e-6")
-    assert "no link.snr_db reaches" in out
+    assert "no link.snr_db was found" in out
     for arguments, key in [
         (["--solve-for", "link.power", "--target", "1"], "--solve-for"),
         (["--solve-for", "link.snr_db"], "--target"),
@@ -825,6 +825,14 @@ def test_solve_for_finds_the_best_number_of_rounds(plan_of, scenario):
     assert 0 < best < 29
     found = plan_of(scenario, *with_set(fixed), "--solve-for", "sampler.burn_in", "--target", values[best] * (1 + 1e-9))
     assert found["solve_for"]["value"] == best
+
+
+def test_solve_for_rounds_against_brute_force(plan_of, scenario):
+    fixed = [*FADING, "policy.power=equal", "link.snr_db=12"]
+    values = [plan_of(scenario, *with_set([*fixed, f"sampler.burn_in={n}"]))["objective"] for n in range(60)]
+    for target in np.geomspace(min(values) * 1.0001, max(values), 8):
+        found = plan_of(scenario, *with_set(fixed), "--solve-for", "sampler.burn_in", "--target", target)
+        assert found["solve_for"]["value"] == next(n for n, value in enumerate(values) if value <= target)
 
 
 def test_solve_for_with_a_short_table_of_gains(plan_of, scenario, tmp_path):

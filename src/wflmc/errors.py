@@ -23,6 +23,10 @@ class InputError(ValueError):
         end = "" if allowed.endswith("?") else "."
         super().__init__(f"{key} = {shown} was given, but it must be {allowed}{end}")
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str]]:
+        """Errors cross process borders by their parts."""
+        return type(self), (self.key, self.given, self.allowed)
+
 
 class SamplingError(RuntimeError):
     """A chain left the finite numbers; the sentence says when, and what to try."""

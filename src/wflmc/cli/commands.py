@@ -64,6 +64,8 @@ def solve_command(
     began = time.perf_counter()
     if target is None:
         raise InputError("--target", target, "given with --solve-for")
+    if plot is not None:
+        report.check_picture(plot)
     answer = solve_for(load_scenario(path, overrides), key, target, metric, solver)
     document = _planned(answer.scenario, solver, plot, began)
     asked = answer._asdict()

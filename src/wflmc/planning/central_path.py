@@ -116,7 +116,8 @@ class CentralPath:
         half, prod = 0.5 * (X[1] * dA[0] + X[0] * dA[1]) / det[0], dA[0] * dA[1] / det[0]
         spread = np.sqrt(np.maximum(half * half - prod, 0.0))  # half -+ spread: eigenvalues of X^-1 dX
         length = 1 / max(1.0, _max(spread - half), -_min(rel), 1 + _max(half + spread), 1 + _max(rel))
-        target = self.mu * (1 - length) ** 1.5
+        # Floors close to what a budget allows leave a thin interior: there, hurrying loses the way.
+        target = self.mu * max(0.1 if self.floored.size else 0.0, (1 - length) ** 1.5)
         # Corrector: aim at `target`, with the predictor's second-order error taken off (worked out for 2x2 matrices).
         pd = P[0] * dA[0] + P[1] * dA[1]
         m = pd / trace

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -130,24 +129,23 @@ def plan(
 
 
 def plan_many(
-    posterior: Target, links: Sequence[Link], privacy: Privacy, *, workers: int | None = None, **keywords: Any
+    posterior: Target, links: Sequence[Link], privacy: Privacy, *, workers: int = 1, **keywords: Any
 ) -> list[Plan]:
     """One plan for each link, as a study needs them by the hundred; `keywords` are those of `plan`.
 
     Args:
-        workers: processes that share the optimisation. By default one for every 500 plans, up to the number of
-            cores: starting a process costs about as much as 200 plans of 100 rounds.
+        workers: processes that share the optimisation. Starting them costs a few seconds, which pays for thousands of
+            plans or long ones; a script that uses them needs the usual `if __name__ == "__main__":`.
     """
     prepared = [_prepare(posterior, link, privacy, Options(**keywords)) for link in links]
-    count = min(os.cpu_count() or 1, len(prepared) // 500) if workers is None else workers
     problems = [item.problem for item in prepared]
     solvers = [item.allocate for item in prepared]
-    if count <= 1:
+    if workers <= 1 or len(problems) < 2:
         allocations = [solve(problem) for solve, problem in zip(solvers, problems, strict=True)]
     else:
         # Not fork: JAX runs threads, and a forked copy of them may hang.
-        with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-            chunk = -(-len(problems) // (4 * count))
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            chunk = -(-len(problems) // (4 * workers))
             allocations = list(pool.map(_solve, solvers, problems, chunksize=chunk))
     return [item.finish(allocation) for item, allocation in zip(prepared, allocations, strict=True)]
 
@@ -221,7 +219,9 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             initial_w2_sq=start,
             ledger=before,
         )
-        return dataclasses.replace(made, warnings=(*_warnings(made), *_divergence(posterior, made)))
+        return dataclasses.replace(
+            made, warnings=(*_warnings(made, options.max_round_noise), *_divergence(posterior, made))
+        )
 
     return Prepared(problem, scheme.allocate, finish)
 
@@ -280,18 +280,19 @@ def _divergence(posterior: Target, made: Plan) -> list[str]:
     ]
 
 
-def _warnings(made: Plan) -> list[str]:
+def _warnings(made: Plan, max_round_noise: float) -> list[str]:
     found = []
+    factor = max_round_noise if np.isfinite(max_round_noise) else 1.0
     if made.gap is not None and made.gap > 1e-6:
         found.append(f"The power is proven optimal only to a relative gap of {made.gap:.1g}.")
     if made.clips:
-        reach = made.step_size * made.clip.sum()
-        loud = np.flatnonzero(np.sqrt(made.dim * made.noise_variance) > reach)
+        reach = factor * made.step_size * made.clip.sum()
+        loud = np.flatnonzero(np.sqrt(made.dim * made.noise_variance) > reach * (1 + 1e-9))
         if loud.size:
             found.append(
-                f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds what all clipped gradients "
-                f"together can undo (η Σ ℓ_k); the bound ignores clipping, and chains may not come back. "
-                "A smaller step size or max_round_noise = 1 helps."
+                f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds {_times(factor)}what all "
+                "clipped gradients together can undo (η Σ ℓ_k); the bound ignores clipping, and chains may not come "
+                "back. A smaller step size or max_round_noise = 1 helps."
             )
         limit = made.privacy.budget(made.devices)
         over = np.flatnonzero(made.spent + made.ledger > limit * (1 + 1e-9))
@@ -300,3 +301,7 @@ def _warnings(made: Plan) -> list[str]:
                 f"{over.size} of {made.devices} devices spend more than the privacy budget, which this policy ignores."
             )
     return found
+
+
+def _times(factor: float) -> str:
+    return "" if factor == 1 else f"{factor:g} times "

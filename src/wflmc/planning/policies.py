@@ -41,17 +41,16 @@ def optimal(problem: Problem) -> Allocation:
 
 def _check_floor(problem: Problem) -> None:
     """Say which noise limit would be feasible if this one is not."""
-    shortfall = float(np.max(problem.floor / problem.cap))
-    spent = problem.floor @ problem.active
-    shortfall = max(shortfall, float(np.max(spent / problem.budget)))
-    if shortfall > 1:
-        # The floor goes with the inverse square of the limit.
-        limit = problem.noise_limit * np.sqrt(shortfall)
-        raise InputError(
-            "max_round_noise",
-            problem.noise_limit,
-            f"at least {limit * (1 + 1e-6):.6g}: power or privacy allows no less noise",
-        )
+    needs = {
+        "transmit power": float(np.max(problem.floor / problem.power_cap)),
+        "the noise that Langevin sampling needs": float(np.max(problem.floor / problem.lmc_cap)),
+        "privacy": float(np.max(problem.floor @ problem.active / problem.budget)),
+    }
+    cause = max(needs, key=lambda name: needs[name])
+    if needs[cause] > 1:
+        # The floor goes with the inverse square of the limit; the margin is more than printing rounds away.
+        limit = problem.noise_limit * np.sqrt(needs[cause]) * (1 + 1e-5)
+        raise InputError("max_round_noise", problem.noise_limit, f"at least {limit:.6g}: {cause} allows no less noise")
 
 
 def equal(problem: Problem) -> Allocation:

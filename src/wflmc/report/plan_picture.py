@@ -100,13 +100,14 @@ def _privacy(axes: Any, plan: Plan, rounds: Any) -> None:
         axes.text(0.5, 0.5, "this scheme does not clip: no privacy", transform=axes.transAxes, ha="center")
         axes.set(ylabel="privacy loss spent")
         return
-    spent = np.cumsum(plan.loss, axis=0)
+    spent = plan.ledger + np.cumsum(plan.loss, axis=0)
+    most = int(np.argmax(spent[-1]))
     axes.fill_between(rounds, spent.min(1), spent.max(1), step="mid", color="#0072B2", alpha=0.25, label="all devices")
-    axes.plot(rounds, spent[:, int(np.argmax(spent[-1]))], color="#0072B2", label="device that spends most")
+    axes.plot(rounds, spent[:, most], color="#0072B2", label="device that spends most")
     axes.plot(rounds, np.median(spent, axis=1), color="#0072B2", linestyle="--", label="median device")
-    budget = float(plan.privacy.budget(plan.devices).min())
+    budget = float(plan.privacy.budget(plan.devices)[most])
     if np.isfinite(budget):
-        axes.axhline(budget, color="black", linestyle=":", label="budget")
+        axes.axhline(budget, color="black", linestyle=":", label="its budget")
     axes.set(ylabel="privacy loss spent")
     axes.legend(fontsize=8, loc="upper left")
 

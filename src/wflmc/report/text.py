@@ -66,9 +66,12 @@ def plan_table(document: dict[str, Any]) -> Table:
 def _answer(asked: dict[str, Any]) -> str:
     what = "bound on W2²" if asked["metric"] == "bound" else "exact W2²"
     if asked["reachable"]:
-        return f"{asked['key']} = {asked['value']:.6g} is the smallest with {what} ≤ {asked['target']:g}"
+        # Rounded up, so that the printed value reaches the target too.
+        value = asked["value"]
+        shown = str(value) if isinstance(value, int) else f"{value + 5e-6 * abs(value):.6g}"
+        return f"{asked['key']} = {shown} is the smallest found with {what} ≤ {asked['target']:g}"
     return (
-        f"no {asked['key']} reaches {what} ≤ {asked['target']:g}; the best seen is {asked['reached']:.4g} "
+        f"no {asked['key']} was found that reaches {what} ≤ {asked['target']:g}; the best is {asked['reached']:.4g} "
         f"at {asked['best_at']:g}, shown below"
     )
 

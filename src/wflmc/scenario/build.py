@@ -37,9 +37,7 @@ def build(scenario: Scenario) -> Inputs:
         posterior, notes = _public_constants(scenario, posterior)
     with naming("link"):
         link = build_link(scenario)
-    section = scenario.privacy
-    with naming("privacy"):
-        privacy = Privacy(section.epsilon, section.delta, section.clip, section.accountant)
+    privacy = build_privacy(scenario)
     text = scenario.sampler.step_size
     names = {"mu": posterior.mu, "L": posterior.L}
     step_size = evaluate_expression("sampler.step_size", text, names) if isinstance(text, str) else text
@@ -86,6 +84,13 @@ def _public_constants(scenario: Scenario, posterior: GaussianPosterior) -> tuple
     return dataclasses.replace(posterior, mu=mu, L=L), notes
 
 
+def build_privacy(scenario: Scenario) -> Privacy:
+    """The promise of a scenario."""
+    section = scenario.privacy
+    with naming("privacy"):
+        return Privacy(section.epsilon, section.delta, section.clip, section.accountant)
+
+
 def build_link(scenario: Scenario) -> Link:
     """The channel of a scenario."""
     section = scenario.link
@@ -104,13 +109,14 @@ def build_link(scenario: Scenario) -> Link:
 def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None, solver: str = "own") -> Plan:
     """The plan of a scenario, by its own policy or a given one."""
     policy = scenario.policy
+    burn_in = settle_burn_in(scenario, inputs).sampler.burn_in
     try:
         made = plan(
             inputs.posterior,
             inputs.link,
             inputs.privacy,
             step_size=inputs.step_size,
-            burn_in=_burn_in(scenario, inputs),
+            burn_in=int(burn_in),
             samples=scenario.sampler.samples,
             power=power or policy.power,
             schedule=policy.schedule,
@@ -135,9 +141,12 @@ def _section_of(error: InputError) -> str:
     return "sampler." if error.key in SamplerSection.model_fields else "policy."
 
 
-def _burn_in(scenario: Scenario, inputs: Inputs) -> int:
-    """S_b as given, or where a simulated noiseless pilot has forgotten its start."""
+def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
+    """The scenario with `burn_in = "auto"` replaced by where a simulated noiseless pilot has forgotten its start."""
     section = scenario.sampler
     if section.burn_in != "auto":
-        return section.burn_in
-    return choose_burn_in(jax.random.key(section.seed), inputs.posterior, inputs.step_size, section.max_burn_in)
+        return scenario
+    with naming("sampler"):
+        key = jax.random.key(section.seed)
+        chosen = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in)
+    return scenario.model_copy(update={"sampler": section.model_copy(update={"burn_in": chosen})})

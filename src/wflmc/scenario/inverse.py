@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from wflmc.errors import InputError
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning import Plan
-from wflmc.scenario.build import build, make_plan
+from wflmc.scenario.build import Inputs, build, build_privacy, make_plan, settle_burn_in
 from wflmc.scenario.schema import Scenario, irrelevant
 
 METRICS = ("bound", "exact")
@@ -25,9 +26,9 @@ class Unknown(NamedTuple):
 
 
 UNKNOWNS: dict[str, Unknown] = {
-    "link.snr_db": Unknown(-40.0, 100.0),
-    "privacy.epsilon": Unknown(1e-3, 1e4, logarithmic=True),
-    "sampler.burn_in": Unknown(0, 4096, whole=True),
+    "link.snr_db": Unknown(-100.0, 300.0),
+    "privacy.epsilon": Unknown(1e-4, 1e6, logarithmic=True),
+    "sampler.burn_in": Unknown(0, 5000, whole=True),
 }
 
 
@@ -50,17 +51,20 @@ def solve_for(scenario: Scenario, key: str, target: float, metric: str = "bound"
     """Search a key of the scenario for the smallest value whose plan is at least as good as the target.
 
     For SNR and ε more is never worse at fixed active sets, and bisection finds the edge to 1e-6 of the value. More
-    rounds help until privacy, spread over them, costs more than they gain: there the search doubles the number of
-    rounds until the target is met or the best of them is found between two doublings, and then bisects.
+    rounds help until privacy, spread over them, costs more than they gain, and each has its own channel: they are
+    tried one by one up to 128, then in steps of 2 %, and one by one again where the steps find or nearly find it.
     """
     unknown = _checked(scenario, key, target, metric)
+    inputs = build(scenario)
+    if key != "sampler.burn_in":
+        scenario = settle_burn_in(scenario, inputs)
     seen: dict[float, float] = {}
     errors: list[InputError] = []
 
     def measure(value: float) -> float:
         if value not in seen:
             try:
-                seen[value] = _metric(with_value(scenario, key, value), metric, solver)
+                seen[value] = _metric(*_changed(scenario, inputs, key, value), metric, solver)
             except InputError as error:
                 # A noise limit or a table of gains may rule this value out, and not the next.
                 if error.key not in ("policy.max_round_noise", "link.gains"):
@@ -75,14 +79,15 @@ def solve_for(scenario: Scenario, key: str, target: float, metric: str = "bound"
 
     if measure(unknown.low) <= target:
         return answer(unknown.low, reached=True)
-    low, high = _bracket(unknown, measure, target)
+    high = _first_whole(unknown, measure, target) if unknown.whole else unknown.high
     if measure(high) > target:
         best = min(seen, key=lambda value: (seen[value], value))
         if math.isinf(seen[best]):
             raise errors[0]
         return answer(best, reached=False)
+    low = high - 1 if unknown.whole else unknown.low
     while not _close(unknown, low, high):
-        middle = _middle(unknown, low, high)
+        middle = (low * high) ** 0.5 if unknown.logarithmic else 0.5 * (low + high)
         low, high = (low, middle) if measure(middle) <= target else (middle, high)
     return answer(high, reached=True)
 
@@ -107,8 +112,17 @@ def with_value(scenario: Scenario, key: str, value: float) -> Scenario:
     return scenario.model_copy(update={section: changed})
 
 
-def _metric(scenario: Scenario, metric: str, solver: str) -> float:
-    inputs = build(scenario)
+def _changed(scenario: Scenario, inputs: Inputs, key: str, value: float) -> tuple[Scenario, Inputs]:
+    """Scenario and inputs with one key changed; data and model stay as they are."""
+    scenario = with_value(scenario, key, value)
+    if key == "link.snr_db":
+        return scenario, inputs._replace(link=dataclasses.replace(inputs.link, snr_db=value))
+    if key == "privacy.epsilon":
+        return scenario, inputs._replace(privacy=build_privacy(scenario))
+    return scenario, inputs
+
+
+def _metric(scenario: Scenario, inputs: Inputs, metric: str, solver: str) -> float:
     plan = make_plan(scenario, inputs, solver=solver)
     return plan.objective if metric == "bound" else _exact(inputs.posterior, plan)
 
@@ -118,32 +132,18 @@ def _exact(posterior: object, plan: Plan) -> float:
     return float(kept.max() if plan.objective_name == "worst" else kept.mean())
 
 
-def _bracket(unknown: Unknown, measure: Callable[[float], float], target: float) -> tuple[float, float]:
-    """Two values between which the target is first met, if it is met at all: then the second meets it."""
-    if not unknown.whole:
-        return unknown.low, unknown.high
-    tried = [0]
-    while tried[-1] < unknown.high:
-        tried.append(max(1, 2 * tried[-1]))
-        if measure(tried[-1]) <= target:
-            return tried[-2], tried[-1]
-    # One valley: its floor lies between the neighbours of the best number so far.
-    best = min(range(len(tried)), key=lambda at: measure(tried[at]))
-    low, high = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
-    start = low
-    while high - low > 2:
-        one, two = low + (high - low) // 3, high - (high - low) // 3
-        low, high = (low, two) if measure(one) <= measure(two) else (one, high)
-    return start, min(range(low, high + 1), key=measure)
-
-
-def _middle(unknown: Unknown, low: float, high: float) -> float:
-    if unknown.whole:
-        return (int(low) + int(high)) // 2
-    return (low * high) ** 0.5 if unknown.logarithmic else 0.5 * (low + high)
+def _first_whole(unknown: Unknown, measure: Callable[[float], float], target: float) -> int:
+    """The first whole number that meets the target, or the best one seen."""
+    tried = [int(unknown.low)]
+    while tried[-1] < unknown.high and measure(tried[-1]) > target:
+        tried.append(min(tried[-1] + max(1, tried[-1] // 50 if tried[-1] >= 128 else 1), int(unknown.high)))
+    best = tried[-1] if measure(tried[-1]) <= target else min(tried, key=measure)
+    at = tried.index(best)
+    around = range(tried[max(at - 1, 0)] + 1, tried[min(at + 1, len(tried) - 1)] + 1)
+    return next((value for value in around if measure(value) <= target), min(around, key=measure, default=best))
 
 
 def _close(unknown: Unknown, low: float, high: float) -> bool:
     if unknown.whole:
-        return high - low <= 1
+        return True
     return high / low < 1 + 1e-6 if unknown.logarithmic else high - low < 1e-6 * max(1.0, abs(high))
