@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import jax
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import settings
 
 import wflmc
+from wflmc.cli import main
+
+from .cli_tools import STATIC, only_warnings, strict
 
 FULL = os.environ.get("WFLMC_FULL") == "1"
 
@@ -49,3 +53,40 @@ def paper_data() -> Path:
 def paper_posterior(paper_data):
     data = np.load(paper_data)
     return wflmc.gaussian_regression(jax.random.key(0), devices=30, X=data["X"], y=data["y"], partition="blocks")
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "scenario.toml"
+    path.write_text(STATIC)
+    return path
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Run a command in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["wflmc", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        streams = capsys.readouterr()
+        return code, streams.out, streams.err
+
+    return run
+
+
+@pytest.fixture
+def plan_of(call):
+    def run(*arguments):
+        code, out, err = call("plan", *arguments, "--json")
+        assert code == 0, err
+        assert only_warnings(err)
+        document = strict(out)
+        assert err.count("\n") == len(document["warnings"])
+        return document
+
+    return run

@@ -1,0 +1,56 @@
+"""Scenarios, key sets and small tools that the tests of the command line share."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+STATIC = """
+[link]
+fading = "static"
+power = 1e-4
+[privacy]
+epsilon = 8.0
+delta = 0.01
+[sampler]
+burn_in = 50
+samples = 1
+chains = 20
+[policy]
+schedule = "all"
+"""
+
+PLAN_KEYS = {
+    "constants", "regime", "regime_share", "gain", "threshold", "active_devices", "bound", "objective", "lower_bound",
+    "gap", "privacy", "exact_w2_sq", "warnings", "seconds",
+}  # fmt: skip
+CONSTANTS = {
+    "mu", "L", "step_size", "gamma", "dim", "devices", "rounds", "burn_in", "samples", "initial_w2_sq",
+}  # fmt: skip
+SUMMARY_KEYS = {
+    "w2_sq", "exact_w2_sq", "rhat_max", "ess_min", "clip_rate", "accuracy", "ece", "nll", "epsilon_spent", "seconds",
+}  # fmt: skip
+
+
+def only_warnings(err):
+    return all(line.startswith("wflmc: warning: ") for line in err.splitlines())
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} in JSON")
+
+
+def strict(text):
+    return json.loads(text, parse_constant=refuse)
+
+
+def write_gains(path, table):
+    np.save(path / "h.npy", table)
+
+
+FADING = ["link.fading=rayleigh", "link.power=0.01", "policy.schedule=threshold", "sampler.samples=20"]
+
+
+def with_set(overrides):
+    return [word for text in overrides for word in ("--set", text)]
