@@ -26,6 +26,8 @@ class CentralPath:
         self.p, self.use, self.r, self.t, rounds = p, use, p.rho**2, 0.0, p.cap.size
         self.worst = p.objective == "worst"
         self.waiting = binding  # devices outside the working set
+        self.outside = np.zeros(p.budget.size)  # 1 / budget for them, 0 for all others
+        self.outside[binding] = 1 / p.budget[binding]
         self.rows, self.E = binding[:0], np.zeros((0, rounds))  # the working set; E[i, s] = active / budget
         self.band = np.asfortranarray(np.stack([np.ones(rounds), np.full(rounds, -self.r)]))  # the inverse of L
         self.w = np.full(rounds - p.burn_in, 1 / (rounds - p.burn_in))
@@ -77,13 +79,15 @@ class CentralPath:
     def _admit(self, most: int, reach: float) -> None:
         """Move up to `most` devices into the working set: those that spend the most, up to `reach` below budget."""
         p, old = self.p, self.rows.size
-        slack = 1 - self.use(self.M[0, 0])[self.waiting] / p.budget[self.waiting]
-        near = np.flatnonzero(slack < reach)
-        if near.size == 0:
+        spent = self.use(self.M[0, 0]) * self.outside
+        if 1 - _max(spent) >= reach:
             return
+        slack = 1 - spent[self.waiting]
+        near = np.flatnonzero(slack < reach)
         near = near[np.argsort(slack[near], kind="stable")[:most]]
         k, slack = self.waiting[near], np.maximum(np.abs(slack[near]), 1e-14)
         self.waiting = np.delete(self.waiting, near)
+        self.outside[k] = 0.0
         E, every = p.active[:, k].T / p.budget[k, None], np.concatenate([self.rows, k])
         # A device whose rounds are a subset of another's and whose budget is not smaller adds nothing; of two that
         # say the same, the earlier one stays.

@@ -84,11 +84,15 @@ def _blocks(active: Bools) -> Iterator[slice]:
 def price_of_rounds(active: Bools, lam: Array) -> Array:
     """sum_k active[s,k] lam[k], shape [S]."""
     used = np.flatnonzero(lam)  # mostly few: only their columns need turning into floats
+    if active.shape[0] * used.size <= _BLOCK:
+        return np.asarray(active[:, used] @ lam[used])
     return np.concatenate([active[i][:, used] @ lam[used] for i in _blocks(active)])
 
 
 def tightest(active: Bools, value: Array) -> Array:
     """The smallest value[k] among the devices active in each round, shape [S]."""
+    if active.size <= _BLOCK:
+        return np.asarray(np.where(active, value, np.inf).min(1))
     return np.concatenate([np.where(active[i], value, np.inf).min(1) for i in _blocks(active)])
 
 
@@ -98,9 +102,12 @@ class Usage:
     def __init__(self, active: Bools) -> None:
         self.active = active
         self.dense = active.astype(np.float64) if active.size <= _BLOCK else None
+        self.short = active.shape[0] <= 1024 and self.dense is not None
 
     def __call__(self, a: Array) -> Array:
         """sum_s active[s,k] a[s], shape [K]."""
+        if self.short:
+            return np.asarray(a @ self.dense)
         on: NDArray[Any] = self.active if self.dense is None else self.dense
         parts = [a[i] @ on[i].astype(np.float64, copy=False) for i in _blocks(self.active)]
         return parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
