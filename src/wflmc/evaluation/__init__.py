@@ -1,8 +1,24 @@
-"""What a trace is worth: distance to the posterior, convergence diagnostics, clip rate and privacy spent."""
+"""What a trace is worth: distance to the posterior, calibration, convergence diagnostics, privacy spent."""
 
 from wflmc.evaluation.burn_in import choose_burn_in
+from wflmc.evaluation.calibration import Calibration, Reliability, calibration, predictive_scores, reliability
 from wflmc.evaluation.diagnostics import diagnose, preload
 from wflmc.evaluation.summary import Evaluation, evaluate
-from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_w2_sq
+from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_w2_sq, floor_w2_sq, has_law
 
-__all__ = ["Evaluation", "choose_burn_in", "diagnose", "estimate_w2_sq", "evaluate", "exact_w2_sq", "preload"]
+__all__ = [
+    "Calibration",
+    "Evaluation",
+    "Reliability",
+    "calibration",
+    "choose_burn_in",
+    "diagnose",
+    "estimate_w2_sq",
+    "evaluate",
+    "exact_w2_sq",
+    "floor_w2_sq",
+    "has_law",
+    "predictive_scores",
+    "preload",
+    "reliability",
+]

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import ArrayLike
+
+from wflmc.evaluation.calibration import Calibration, predictive_scores
 from wflmc.evaluation.diagnostics import diagnose
-from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_w2_sq
+from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_w2_sq, has_law
 from wflmc.sampling import Trace
 
 
@@ -25,6 +28,8 @@ class Evaluation:
     ess_min: float | None
     ess_tail_min: float | None
     clip_rate: dict[str, float | None]
+    scores: Calibration | None
+    """Of each chain's mean prediction on test data, where there are some."""
     epsilon_spent: float | None
 
     @property
@@ -59,6 +64,12 @@ class Evaluation:
             lines.append(f"R-hat max                {self.rhat_max:.4f}")
         if self.ess_min is not None and self.ess_tail_min is not None:
             lines.append(f"ESS min                  {self.ess_min:.0f} bulk, {self.ess_tail_min:.0f} tail")
+        if self.scores is not None:
+            means = {name: float(getattr(self.scores, name).mean()) for name in ("accuracy", "ece", "nll", "brier")}
+            lines.append(
+                f"test set                 accuracy {means['accuracy']:.4f}, ECE {means['ece']:.4f}, "
+                f"NLL {means['nll']:.4f}, Brier {means['brier']:.4f} (mean over chains)"
+            )
         early, late = (f"{rate:.2%}" if rate is not None else "–" for rate in self.clip_rate.values())
         lines.append(f"gradients clipped        {early} in burn-in, {late} after")
         spent = "none stated" if self.epsilon_spent is None else f"{self.epsilon_spent:.4g} for the worst device"
@@ -66,13 +77,16 @@ class Evaluation:
         return "\n".join(lines)
 
 
-def evaluate(trace: Trace, posterior: Any) -> Evaluation:
-    """Distance to the posterior (where it is known), R-hat, ESS, clip rate and privacy spent.
+def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | None = None) -> Evaluation:
+    """Distance to the posterior (where it is known), R-hat, ESS, clip rate, test scores and privacy spent.
 
     The privacy is that of one chain; chains are replicas for evaluation, and publishing several from the same
     devices would add their losses up.
+
+    Args:
+        test: features[n, d] and labels[n] that models of labels are tried on.
     """
-    known = hasattr(posterior, "exact")
+    known = has_law(posterior)
     several = trace.theta.shape[0] > 1
     diagnostics = diagnose(trace.theta)
     epsilons = [plan.epsilon_spent for plan in trace.plans]
@@ -89,5 +103,6 @@ def evaluate(trace: Trace, posterior: Any) -> Evaluation:
             "burn_in": float(trace.burn_in_clip_rate.mean()) if trace.burn_in_clip_rate.size else None,
             "samples": float(trace.clip_rate.mean()),
         },
+        scores=None if test is None else predictive_scores(posterior, trace.theta, *test),
         epsilon_spent=max(spent) if len(spent) == len(epsilons) else None,
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from wflmc.planning import Plan
 from wflmc.posterior import Gaussian, pool, w2_squared
+from wflmc.recursion import first_order
 
 Array = NDArray[np.float64]
 
@@ -21,6 +22,11 @@ class Distance(NamedTuple):
     worst: float
     worst_se: float
     """Bootstrap standard error over chains."""
+
+
+def has_law(posterior: Any) -> bool:
+    """Whether a model knows the exact law of its chains."""
+    return hasattr(posterior, "law")
 
 
 def exact_w2_sq(posterior: Any, plan: Plan | Sequence[Plan]) -> Array:
@@ -64,3 +70,31 @@ def estimate_w2_sq(theta: NDArray[Any], exact: Gaussian, *, resamples: int = 100
         counts = generator.multinomial(chains, np.full(chains, 1 / chains), size=1).astype(float)
         worst[index] = w2_squared(_moments(centred, counts), target)[0].max()
     return Distance(per_round, float(per_round.max()), float(worst.std(ddof=1)))
+
+
+def floor_w2_sq(
+    exact: Gaussian, step_size: float, chains: int, draws: int, *, replicas: int = 50, seed: int = 0
+) -> tuple[float, float]:
+    """What `estimate_w2_sq(...).worst` gives for perfect samples: its mean over replicas, and the standard error.
+
+    The chains are those of an ideal sampler: every draw has exactly the posterior's law, and successive draws are as
+    correlated as in continuous Langevin dynamics, exp(−η λ) along an eigenvector of the Hessian with eigenvalue λ.
+    """
+    variance = np.linalg.eigvalsh(exact.covariance)
+    memory = np.exp(-step_size / variance)
+    generator = np.random.default_rng(seed)
+    shocks = generator.standard_normal((draws, replicas * chains, variance.size))
+    shocks[1:] *= np.sqrt(1 - memory**2)
+    theta = np.sqrt(variance) * np.stack(
+        [first_order(shocks[..., i], memory[i]) for i in range(variance.size)], axis=-1
+    )
+    target = Gaussian(np.zeros(variance.size), np.diag(variance))
+    moments = _replica_moments(theta.reshape(draws, replicas, chains, -1))
+    worst = w2_squared(moments, target).max(0)
+    return float(worst.mean()), float(worst.std(ddof=1) / replicas**0.5)
+
+
+def _replica_moments(theta: Array) -> Gaussian:
+    """Mean and covariance over the last axis but one."""
+    away = theta - theta.mean(-2, keepdims=True)
+    return Gaussian(theta.mean(-2), np.swapaxes(away, -1, -2) @ away / (theta.shape[-2] - 1))

@@ -220,7 +220,12 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             ledger=before,
         )
         return dataclasses.replace(
-            made, warnings=(*_warnings(made, options.max_round_noise), *_divergence(posterior, made))
+            made,
+            warnings=(
+                *_warnings(made, options.max_round_noise),
+                *_divergence(posterior, made),
+                *_estimated(posterior, options),
+            ),
         )
 
     return Prepared(problem, scheme.allocate, finish)
@@ -264,6 +269,16 @@ def _limit(problem: Problem, a: Array) -> NDArray[np.intp]:
     names = single_sample.REGIMES
     kinds = [names.index(single_sample.LMC), names.index(single_sample.POWER)]
     return np.select([at_lmc, at_power], kinds, names.index(single_sample.DP))
+
+
+def _estimated(posterior: Target, options: Options) -> list[str]:
+    """Models without a closed form can only estimate how far the start is from the posterior."""
+    if options.initial_w2_sq is not None or not getattr(posterior, "start_is_estimate", False):
+        return []
+    return [
+        "W2² between start and posterior is a Laplace estimate, and the bound is no better than it; "
+        "posterior.initial_w2_sq can be given instead."
+    ]
 
 
 def _divergence(posterior: Target, made: Plan) -> list[str]:

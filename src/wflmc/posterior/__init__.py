@@ -2,5 +2,14 @@
 
 from wflmc.posterior.gaussian import GaussianPosterior, gaussian_regression
 from wflmc.posterior.law import Gaussian, pool, w2_squared
+from wflmc.posterior.softmax import SoftmaxPosterior, softmax_regression
 
-__all__ = ["Gaussian", "GaussianPosterior", "gaussian_regression", "pool", "w2_squared"]
+__all__ = [
+    "Gaussian",
+    "GaussianPosterior",
+    "SoftmaxPosterior",
+    "gaussian_regression",
+    "pool",
+    "softmax_regression",
+    "w2_squared",
+]

@@ -11,13 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
+from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
 from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
+from wflmc.posterior.partition import by_device
 from wflmc.posterior.partition import partition as split
 
 Array = NDArray[np.float64]
 
 PAPER_PARAMETERS = (0.071, -0.518, 0.9342, 0.7198, 0.4676)
-INITS = ("prior", "zero")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +60,7 @@ class GaussianPosterior:
 
     def initial(self, init: str = "prior") -> Gaussian:
         """The law of θ[0]: the prior, or a point mass at zero."""
-        if init not in INITS:
-            raise InputError("init", init, f"one of {', '.join(INITS)}")
+        check_init(init)
         scale = self.prior_std**2 if init == "prior" else 0.0
         return Gaussian(np.zeros(self.dim), scale * np.eye(self.dim))
 
@@ -70,9 +70,7 @@ class GaussianPosterior:
 
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """One θ[0], [m]."""
-        self.initial(init)
-        scale = self.prior_std if init == "prior" else 0.0
-        return scale * jax.random.normal(key, (self.dim,))
+        return draw_start(key, init, self.dim, self.prior_std)
 
     def clipped_sum(
         self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: jax.Array | None = None
@@ -84,9 +82,13 @@ class GaussianPosterior:
             key: for models that draw mini-batches; not used here.
         """
         del key
-        gradient = self.hessian @ theta - self.linear
+        gradient = self.gradients(theta)
         norm = jnp.linalg.norm(gradient, axis=-1)
         return (weight * jnp.minimum(1.0, clip / norm)) @ gradient, norm
+
+    def gradients(self, theta: jax.Array) -> jax.Array:
+        """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
+        return jnp.asarray(self.hessian) @ theta - self.linear
 
     def device(self, index: int) -> GaussianPosterior:
         """One device's part alone: its `clipped_sum` gives that device's clipped gradient."""
@@ -161,18 +163,14 @@ def gaussian_regression(
         intercept: add a column of ones to X.
         partition: see `wflmc.posterior.partition`.
     """
-    if not (prior_std > 0 and np.isfinite(prior_std)):
-        raise InputError("prior_std", prior_std, "finite and above 0")
+    check_prior(prior_std)
     if (X is None) != (y is None):
         raise InputError("X" if X is None else "y", None, "given together with the other of X and y")
-    features, target = _synthetic(key, examples, dim) if X is None or y is None else _checked(X, y)
+    features, target = _synthetic(key, examples, dim) if X is None or y is None else checked(X, y)
     if intercept:
-        features = np.column_stack([features, np.ones(features.shape[0])])
+        features = with_intercept(features)
     owner = split(partition, target, devices, host_generator(named(key, "data"), "partition"))
-    order = np.argsort(owner, kind="stable")
-    sizes = np.bincount(owner, minlength=devices)
-    edges = np.cumsum(sizes)[:-1]
-    parts = list(zip(np.split(features[order], edges), np.split(target[order], edges), strict=True))
+    parts, sizes = by_device(owner, devices, features, target)
     prior_share = np.eye(features.shape[1]) / (devices * prior_std**2)
     with np.errstate(over="ignore", invalid="ignore"):  # refused below, in words
         hessian = np.stack([u.T @ u for u, _ in parts]) + prior_share
@@ -181,26 +179,8 @@ def gaussian_regression(
 
 
 def _synthetic(key: jax.Array, examples: int, dim: int) -> tuple[Array, Array]:
-    for name, value in (("examples", examples), ("dim", dim)):
-        if value < 1:
-            raise InputError(name, value, "at least 1")
+    check_counts(examples=examples, dim=dim)
     generator = host_generator(key, "data")
     truth = np.array(PAPER_PARAMETERS) if dim == 5 else generator.standard_normal(dim)
     features = generator.standard_normal((examples, dim))
     return features, features @ truth + generator.standard_normal(examples)
-
-
-def _checked(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-    raw = np.asarray(X), np.asarray(y)
-    if any(array.dtype.kind not in "fiub" for array in raw):
-        raise InputError("data", f"X of type {raw[0].dtype} and y of type {raw[1].dtype}", "real numbers")
-    features, target = raw[0].astype(float), raw[1].astype(float)
-    if features.ndim != 2 or target.ndim != 1 or features.shape[0] != target.shape[0] or not features.size:
-        raise InputError(
-            "data",
-            f"X of shape {features.shape} and y of shape {target.shape}",
-            "X[N, features] and y[N], not empty",
-        )
-    if not (np.all(np.isfinite(features)) and np.all(np.isfinite(target))):
-        raise InputError("data", "values that are nan or infinite", "finite everywhere")
-    return features, target

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,6 +38,16 @@ def partition(rule: str, labels: NDArray[np.float64], devices: int, generator: n
         owner[np.argsort(labels, kind="stable")] = blocks
         return owner
     return _dirichlet(_concentration(rule), labels, devices, generator)
+
+
+def by_device(
+    owner: NDArray[np.intp], devices: int, *arrays: NDArray[Any]
+) -> tuple[list[tuple[NDArray[Any], ...]], NDArray[np.intp]]:
+    """The rows of each array that belong to each device, in their order, and how many they are, [K]."""
+    order = np.argsort(owner, kind="stable")
+    sizes = np.bincount(owner, minlength=devices)
+    edges = np.cumsum(sizes)[:-1]
+    return list(zip(*(np.split(array[order], edges) for array in arrays), strict=True)), sizes
 
 
 def _concentration(rule: str) -> float:

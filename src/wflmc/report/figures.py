@@ -19,6 +19,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "no-dp": {"color": "#009E73", "marker": "^", "linestyle": "-.", "label": "WFLMC without DP constraint"},
     "noiseless-dp": {"color": "#CC79A7", "marker": "D", "linestyle": ":", "label": "noiseless LMC with DP"},
     "noiseless": {"color": "#000000", "marker": "x", "linestyle": (0, (5, 1)), "label": "noiseless LMC"},
+    "sbfl": {"color": "#E69F00", "marker": "v", "linestyle": (0, (3, 1, 1, 1)), "label": "SBFL (point estimate)"},
 }
 
 
@@ -42,7 +43,8 @@ def _axes(title: str, about: str, x_label: str, y_label: str) -> tuple[Any, Any]
     return figure, axes
 
 
-def _save(figure: Any, path: Path) -> list[Path]:
+def save_figure(figure: Any, path: Path) -> list[Path]:
+    """Write a picture as .png and .svg, the same bytes for the same content."""
     import matplotlib
 
     written = [path.with_suffix(".png"), path.with_suffix(".svg")]
@@ -85,7 +87,7 @@ def _draw_curves(name: str, rows: Sequence[Row], about: str, path: Path) -> list
         axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _draw_regimes(setting: Setting, about: str, path: Path) -> list[Path]:
@@ -108,4 +110,4 @@ def _draw_regimes(setting: Setting, about: str, path: Path) -> list[Path]:
         axes.axhline(factor / total, color="black", linewidth=1, linestyle=":")
         axes.text(39.5, factor / total, label, ha="right", va="bottom", fontsize=8, bbox=box)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    return _save(figure, path)
+    return save_figure(figure, path)

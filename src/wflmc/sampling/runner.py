@@ -66,6 +66,7 @@ def sample(
     chains: int | None = None,
     *,
     keep_burn_in: bool = False,
+    numbers: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """Run chains of a plan, or one chain for each of several plans of one shape.
@@ -77,6 +78,7 @@ def sample(
         key: seeds starts and noise; the same key gives the same noise to every plan.
         chains: number of chains (100 for a single plan); for several plans it is their number.
         keep_burn_in: keep the samples of burn-in as well.
+        numbers: which chains these are, 0, 1, … by default; equal numbers share start and noise.
         progress: called with (rounds done, rounds in all).
     """
     plans = [plan] if isinstance(plan, Plan) else list(plan)
@@ -97,7 +99,9 @@ def sample(
         )
     rounds = _stack(plans) if zipped else rounds_of(first)
     skip = 0 if keep_burn_in else first.burn_in
-    chain = jnp.arange(count)
+    chain = jnp.arange(count) if numbers is None else jnp.asarray(numbers)
+    if chain.shape != (count,):
+        raise InputError("numbers", f"{chain.size} numbers", f"one for each of {count} chains")
     theta = _start(named(key, "init"), posterior, chain, first.init)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(named(key, "noise"), chain)
     draws = first.rounds - skip

@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from numpy.typing import NDArray
 
 from wflmc import channel
 from wflmc.channel import Link
+from wflmc.data import load_mnist, mnist_features
 from wflmc.errors import InputError, naming
 from wflmc.evaluation import choose_burn_in
+from wflmc.keys import host_generator
 from wflmc.planning import Plan, Policy, plan
-from wflmc.posterior import GaussianPosterior, gaussian_regression
+from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
+from wflmc.posterior.inputs import checked, with_intercept
+from wflmc.posterior.softmax import as_labels, synthetic_labels
 from wflmc.privacy import Privacy
 from wflmc.scenario.expression import evaluate_expression
-from wflmc.scenario.files import is_data_path, load_data, load_gains
+from wflmc.scenario.files import DataSet, is_data_path, load_data, load_gains
 from wflmc.scenario.schema import SamplerSection, Scenario, irrelevant
+
+Posterior = GaussianPosterior | SoftmaxPosterior
+Test = tuple[NDArray[np.float64], NDArray[np.intp]]
+"""Features and labels of a test set."""
 
 
 class Inputs(NamedTuple):
     """What planning starts from."""
 
-    posterior: GaussianPosterior
+    posterior: Posterior
     link: Link
     privacy: Privacy
     step_size: float
     warnings: tuple[str, ...]
+    test: Test | None = None
 
 
 def build(scenario: Scenario) -> Inputs:
     """The three inputs of a scenario, and its step size."""
     warnings = [f"{key} has no effect: {why}." for key, why in irrelevant(scenario).items() if scenario.given(key)]
     with naming("posterior"):
-        posterior = build_posterior(scenario)
+        posterior, test = build_posterior(scenario)
         posterior, notes = _public_constants(scenario, posterior)
     with naming("link"):
         link = build_link(scenario)
@@ -41,35 +52,56 @@ def build(scenario: Scenario) -> Inputs:
     text = scenario.sampler.step_size
     names = {"mu": posterior.mu, "L": posterior.L}
     step_size = evaluate_expression("sampler.step_size", text, names) if isinstance(text, str) else text
-    return Inputs(posterior, link, privacy, step_size, (*warnings, *notes))
+    return Inputs(posterior, link, privacy, step_size, (*warnings, *notes), test)
 
 
-def build_posterior(scenario: Scenario) -> GaussianPosterior:
-    """The model with its data spread over the devices."""
+def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
+    """The model with its data spread over the devices, and the test set where there is one."""
+    section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
+    found = _data(scenario, key)
+    common: dict[str, Any] = {
+        "examples": section.examples,
+        "dim": section.dim,
+        "X": None if found is None else found.X,
+        "y": None if found is None else found.y,
+        "intercept": section.intercept,
+        "partition": section.partition,
+        "prior_std": section.prior_std,
+    }
+    if section.model == "gaussian":
+        return gaussian_regression(key, section.devices, **common), None
+    posterior = softmax_regression(key, section.devices, **common)
+    if found is None:
+        found = DataSet(np.empty(0), np.empty(0), *synthetic_labels(key, section.examples, section.dim, stream="test"))
+    if found.X_test is None or found.y_test is None:
+        return posterior, None
+    features, target = checked(found.X_test, found.y_test)
+    if section.intercept:
+        features = with_intercept(features)
+    if features.shape[1] * posterior.classes != posterior.dim:
+        raise InputError("data", f"X_test of {features.shape[1]} features", "of as many features as X")
+    return posterior, (features, as_labels(target, posterior.classes))
+
+
+def _data(scenario: Scenario, key: jax.Array) -> DataSet | None:
+    """The scenario's data set; None where the model makes its own."""
     section = scenario.posterior
-    X = y = None
-    if is_data_path(section.data):
-        X, y = load_data(section.data)
-        found = {"examples": len(y), "dim": X.shape[1] if X.ndim == 2 else 0}
-        for name, value in found.items():
-            if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
-                raise InputError(name, getattr(section, name), f"{value}, as in the data file, or left out")
-    elif section.data != "synthetic":
-        raise InputError("data", section.data, "'synthetic' or the path of an .npz or .csv file")
-    return gaussian_regression(
-        jax.random.key(section.seed),
-        section.devices,
-        examples=section.examples,
-        dim=section.dim,
-        X=X,
-        y=y,
-        intercept=section.intercept,
-        partition=section.partition,
-        prior_std=section.prior_std,
-    )
+    if section.data == "synthetic":
+        return None
+    if section.data == "mnist":
+        images = load_mnist()
+        return DataSet(*mnist_features(images, host_generator(key, "data"), section.examples, section.dim))
+    if not is_data_path(section.data):
+        raise InputError("data", section.data, "'synthetic', 'mnist' or the path of an .npz or .csv file")
+    found = load_data(section.data)
+    sizes = {"examples": len(found.y), "dim": found.X.shape[1] if found.X.ndim == 2 else 0}
+    for name, value in sizes.items():
+        if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
+            raise InputError(name, getattr(section, name), f"{value}, as in the data file, or left out")
+    return found
 
 
-def _public_constants(scenario: Scenario, posterior: GaussianPosterior) -> tuple[GaussianPosterior, list[str]]:
+def _public_constants(scenario: Scenario, posterior: Posterior) -> tuple[Posterior, list[str]]:
     """μ and L as given in the scenario in place of the computed ones; 0 stands for "computed"."""
     section = scenario.posterior
     mu, L = section.mu or posterior.mu, section.L or posterior.L
@@ -78,9 +110,9 @@ def _public_constants(scenario: Scenario, posterior: GaussianPosterior) -> tuple
         raise InputError(given, section.mu or section.L, other)
     notes = []
     if mu > posterior.mu * (1 + 1e-12):
-        notes.append(f"posterior.mu = {mu:g} is above the true {posterior.mu:.6g}: the bound does not hold.")
+        notes.append(f"posterior.mu = {mu:g} is above the proven {posterior.mu:.6g}: the bound may fail.")
     if L < posterior.L * (1 - 1e-12):
-        notes.append(f"posterior.L = {L:g} is below the true {posterior.L:.6g}: the bound does not hold.")
+        notes.append(f"posterior.L = {L:g} is below the proven {posterior.L:.6g}: the bound may fail.")
     return dataclasses.replace(posterior, mu=mu, L=L), notes
 
 

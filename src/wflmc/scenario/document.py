@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wflmc.errors import InputError
-from wflmc.evaluation import Evaluation, exact_w2_sq
+from wflmc.evaluation import Evaluation, exact_w2_sq, has_law, reliability
 from wflmc.planning import Allocation, Plan, Problem, policy
 from wflmc.scenario.build import Inputs, build, make_plan
 from wflmc.scenario.files import is_data_path, plain
@@ -56,7 +56,7 @@ def plan_document(scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float
             "epsilon_spent": plan.epsilon_spent,
             "spent": spent,
         },
-        "exact_w2_sq": exact_w2_sq(inputs.posterior, plan),
+        "exact_w2_sq": exact_w2_sq(inputs.posterior, plan) if has_law(inputs.posterior) else None,
         "warnings": list(plan.warnings),
         "seconds": seconds,
         "version": __version__,
@@ -88,7 +88,7 @@ def _json_scenario(scenario: Scenario) -> dict[str, Any]:
 
 def summary_document(evaluation: Evaluation, warnings: tuple[str, ...], seconds: float) -> dict[str, Any]:
     """What `DIR/summary.json` holds, plain data."""
-    distance = evaluation.w2_sq
+    distance, scores = evaluation.w2_sq, evaluation.scores
     document = {
         "w2_sq": None
         if distance is None
@@ -98,9 +98,11 @@ def summary_document(evaluation: Evaluation, warnings: tuple[str, ...], seconds:
         "ess_min": evaluation.ess_min,
         "ess_tail_min": evaluation.ess_tail_min,
         "clip_rate": evaluation.clip_rate,
-        "accuracy": None,
-        "ece": None,
-        "nll": None,
+        "accuracy": None if scores is None else scores.accuracy.mean(),
+        "ece": None if scores is None else scores.ece.mean(),
+        "nll": None if scores is None else scores.nll.mean(),
+        "brier": None if scores is None else scores.brier.mean(),
+        "reliability": None if scores is None else reliability(scores)._asdict(),
         "epsilon_spent": evaluation.epsilon_spent,
         "warnings": [*warnings, *evaluation.warnings],
         "seconds": seconds,

@@ -8,7 +8,7 @@ import math
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +71,17 @@ def is_data_path(data: str) -> bool:
     return data.lower().endswith(DATA_SUFFIXES)
 
 
-def load_data(path: str | Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """X[N, features] and y[N] from .npz (arrays X and y) or .csv.
+class DataSet(NamedTuple):
+    """X[N, features] and y[N], and a test set where there is one."""
+
+    X: NDArray[Any]
+    y: NDArray[Any]
+    X_test: NDArray[Any] | None = None
+    y_test: NDArray[Any] | None = None
+
+
+def load_data(path: str | Path) -> DataSet:
+    """A data set from .npz (arrays X and y, and X_test and y_test if there are) or .csv.
 
     A CSV with a header has one column named y; without a header the last column is y.
     """
@@ -82,18 +91,18 @@ def load_data(path: str | Path) -> tuple[NDArray[Any], NDArray[Any]]:
         raise InputError("data", str(path), f"a readable .npz or .csv file ({_reason(error)})") from None
 
 
-def _load_npz(path: str | Path) -> tuple[NDArray[Any], NDArray[Any]]:
+def _load_npz(path: str | Path) -> DataSet:
     wanted = "an .npz file with numeric arrays X and y"
     try:
         with np.load(path, allow_pickle=False) as content:
-            return content["X"], content["y"]
+            return DataSet(content["X"], content["y"], content.get("X_test"), content.get("y_test"))
     except OSError:
         raise
     except Exception:  # a corrupt archive can fail in a dozen ways, all of which mean the same to its owner
         raise InputError("data", str(path), wanted) from None
 
 
-def _load_csv(path: str | Path) -> tuple[NDArray[Any], NDArray[Any]]:
+def _load_csv(path: str | Path) -> DataSet:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(map(str.strip, row))]
@@ -110,7 +119,7 @@ def _load_csv(path: str | Path) -> tuple[NDArray[Any], NDArray[Any]]:
         raise InputError("data", str(path), "a CSV with at least one row, one feature column and y")
     table = np.array([_csv_numbers(path, number, row, len(names)) for number, row in rows])
     target = names.index("y") if header else len(names) - 1
-    return np.delete(table, target, axis=1), table[:, target]
+    return DataSet(np.delete(table, target, axis=1), table[:, target])
 
 
 def _csv_numbers(path: str | Path, line: int, row: list[str], width: int) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from wflmc.errors import InputError
-from wflmc.evaluation import exact_w2_sq
+from wflmc.evaluation import exact_w2_sq, has_law
 from wflmc.planning import Plan
 from wflmc.scenario.build import Inputs, build, build_privacy, make_plan, settle_burn_in
 from wflmc.scenario.schema import Scenario, irrelevant
@@ -56,6 +56,8 @@ def solve_for(scenario: Scenario, key: str, target: float, metric: str = "bound"
     """
     unknown = _checked(scenario, key, target, metric)
     inputs = build(scenario)
+    if metric == "exact" and not has_law(inputs.posterior):
+        raise InputError("--metric", metric, f"'bound' with posterior.model = {scenario.posterior.model!r}")
     if key != "sampler.burn_in":
         scenario = settle_burn_in(scenario, inputs)
     seen: dict[float, float] = {}

@@ -107,7 +107,6 @@ class Scenario(_Section):
 
 # Keys of features that are still to come: what works today.
 BUILT: dict[str, tuple[object, ...]] = {
-    "posterior.model": ("gaussian",),
     "posterior.preconditioner": ("none",),
     "posterior.prior_on": ("parameters",),
     "link.csi_error": (0.0,),
@@ -131,7 +130,18 @@ def validate(content: dict[str, Any]) -> Scenario:
         value = getattr(getattr(scenario, section), name)
         if value not in values:
             raise InputError(key, value, f"{' or '.join(map(repr, values))}: the rest is not built yet")
-    return scenario
+    return _with_mnist_defaults(scenario)
+
+
+def _with_mnist_defaults(scenario: Scenario) -> Scenario:
+    """The paper's 12,000 images on 30 principal directions, unless the scenario says otherwise."""
+    if scenario.posterior.data != "mnist":
+        return scenario
+    if scenario.posterior.model != "softmax":
+        raise InputError("posterior.data", "mnist", "used with posterior.model = 'softmax'")
+    paper = {"examples": 12_000, "dim": 30}
+    left_out = {name: value for name, value in paper.items() if not scenario.given(f"posterior.{name}")}
+    return scenario.model_copy(update={"posterior": scenario.posterior.model_copy(update=left_out)})
 
 
 def irrelevant(scenario: Scenario) -> dict[str, str]:
@@ -148,7 +158,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
         ("link.snr_db", ideal, f"policy.power = {policy!r} has an ideal link"),
         (
             "posterior.seed",
-            data != "synthetic" and scenario.posterior.partition in ("blocks", "by-label"),
+            data not in ("synthetic", "mnist") and scenario.posterior.partition in ("blocks", "by-label"),
             "nothing is drawn",
         ),
         ("privacy.example_clip", scenario.privacy.unit == "device", "privacy.unit = 'device'"),

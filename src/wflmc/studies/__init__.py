@@ -1,7 +1,30 @@
 """The paper's figures as grids of points, and its stated outcomes as measured claims."""
 
 from wflmc.studies.claims import Claim, claims
+from wflmc.studies.engine import Study, Tables, run_study
+from wflmc.studies.measured_claims import measured_claims
+from wflmc.studies.mnist import Mnist, heterogeneity_study, mnist_study
+from wflmc.studies.multi_sample import MultiSample, multi_sample_study
 from wflmc.studies.rows import Row
 from wflmc.studies.single_sample import FIGURES, NAMES, Setting, point, points, regime_map
 
-__all__ = ["FIGURES", "NAMES", "Claim", "Row", "Setting", "claims", "point", "points", "regime_map"]
+__all__ = [
+    "FIGURES",
+    "NAMES",
+    "Claim",
+    "Mnist",
+    "MultiSample",
+    "Row",
+    "Setting",
+    "Study",
+    "Tables",
+    "claims",
+    "heterogeneity_study",
+    "measured_claims",
+    "mnist_study",
+    "multi_sample_study",
+    "point",
+    "points",
+    "regime_map",
+    "run_study",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,16 +45,16 @@ def claims(setting: Setting) -> list[Claim]:
     On data unlike the paper's its statements need not hold, and that they do not says nothing about the paper.
     """
     found = [_start(setting), _fig2(setting), *_fig3(setting), *_fig4(setting), *_fig5(setting)]
-    if _like_the_paper(setting):
+    if like_the_paper(setting.posterior):
         return found
     other = "other data than the paper's"
     return [c._replace(contradiction=False, note="" if c.holds else other) for c in found]
 
 
-def _like_the_paper(setting: Setting) -> bool:
+def like_the_paper(posterior: Any) -> bool:
     """Whether the data are of the paper's kind: five parameters, and μ + L near its 2508."""
-    total = setting.posterior.mu + setting.posterior.L
-    return setting.posterior.dim == 5 and abs(total / 2508 - 1) < 0.15
+    total = posterior.mu + posterior.L
+    return posterior.dim == 5 and abs(total / 2508 - 1) < 0.15
 
 
 def _start(setting: Setting) -> Claim:

