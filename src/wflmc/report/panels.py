@@ -119,7 +119,7 @@ def _draw_floor(axes: Any, rows: Sequence[Row]) -> None:
     """What the estimator gives for perfect samples: nothing below it can be told apart."""
     label = "floor of the estimator (perfect samples)"
     x, y = [row.x for row in rows], [row.y for row in rows]
-    axes.plot(x, y, color="0.5", linewidth=1.2, linestyle=(0, (1, 1)), label=label)
+    axes.plot(x, y, color="0.35", linewidth=1.8, linestyle=(0, (1, 1)), label=label)
 
 
 def draw_reliability(found: Reliability, about: str, path: Path) -> list[Path]:
