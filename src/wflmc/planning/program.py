@@ -102,11 +102,11 @@ class Usage:
     def __init__(self, active: Bools) -> None:
         self.active = active
         self.dense = active.astype(np.float64) if active.size <= _BLOCK else None
-        self.short = active.shape[0] <= 1024 and self.dense is not None
+        self.short = active.shape[0] <= 1024
 
     def __call__(self, a: Array) -> Array:
         """sum_s active[s,k] a[s], shape [K]."""
-        if self.short:
+        if self.dense is not None and self.short:
             return np.asarray(a @ self.dense)
         on: NDArray[Any] = self.active if self.dense is None else self.dense
         parts = [a[i] @ on[i].astype(np.float64, copy=False) for i in _blocks(self.active)]
