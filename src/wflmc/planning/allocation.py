@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wflmc.planning.central_path import CentralPath
 from wflmc.planning.program import Array, Program, Usage, dual, round_bounds, tightest
+from wflmc.planning.water_filling import fill
 
 HEADROOM = 1e-12
 """Plans stop this relative distance short of every budget, so that rounding never overspends."""
@@ -23,7 +25,7 @@ class Solution:
     gap: float  # (objective - lower_bound) / |objective|
     w: Array  # [S] weights of the rounds' bounds: zero up to burn_in, sum 1
     lam: Array  # [K] device prices
-    iterations: int
+    iterations: int  # of the method that got there
 
 
 def allocate(program: Program, tol: float = 1e-9, max_iterations: int = 100) -> Solution:
@@ -36,33 +38,16 @@ def allocate(program: Program, tol: float = 1e-9, max_iterations: int = 100) -> 
     binding = np.flatnonzero(use(p.cap) > p.budget * (1 - HEADROOM))
     if binding.size == 0:
         return _all_at_cap(p)
-    best = _Best(p, use)
-    # Rounds this long before the first one that counts weigh less than 1e-39 in it: they get the least power.
-    skip = max(0, min(p.burn_in - int(-45.0 / np.log(p.rho)), p.cap.size - 2))
-    tail = p
-    if skip:
-        left = p.budget - use(np.where(np.arange(p.cap.size) < skip, best.least, 0.0))
-        tail = replace(
-            p,
-            active=p.active[skip:],
-            cap=p.cap[skip:],
-            cost=p.cost[skip:],
-            base=p.base[skip:],
-            floor=p.floor[skip:],
-            burn_in=p.burn_in - skip,
-            budget=np.maximum(left, 1e-12 * p.budget),
-        )
-    path = CentralPath(tail, Usage(tail.active) if skip else use, binding)
-    for iteration in range(1, max_iterations + 1):
-        moved = path.step()
-        if path.gap() < 2 * tol or not moved or iteration == max_iterations:
-            best.update(path, skip, tol)
-            if best.gap() <= tol or best.misses > 5 or not moved:
-                break
+    best, steps = _Best(p, use), 0
+    found = fill(p, use, p.budget * (1 - HEADROOM), 0.1 * tol)
+    if found:
+        a, w, lam, steps = found
+        best.prove(w, lam)
+        best.offer(best.feasible(a))
     if best.gap() > tol:
-        best.prove_by_worst_round()
+        steps = _follow_path(best, binding, tol, max_iterations)
     bound, gap = min(best.bound, best.value), max(best.gap(), 0.0)  # rounding may put one past the other
-    return Solution(best.a, best.value, bound, gap, best.w, best.lam, iteration)
+    return Solution(best.a, best.value, bound, gap, best.w, best.lam, steps)
 
 
 def _all_at_cap(p: Program) -> Solution:
@@ -138,3 +123,33 @@ class _Best:
             if self.gap() > tol:  # the plan read off the prices is the smoother one: it goes first
                 self.offer(self.feasible(plan))
         self.misses = 0 if self.value - self.bound < 0.7 * before else self.misses + 1
+
+
+def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float, max_iterations: int) -> int:
+    """Improve on `best` by the interior point until its gap is at most tol or stays where it is; the iterations."""
+    p, use = best.p, best.use
+    # Rounds this long before the first one that counts weigh less than 1e-39 in it: they get the least power.
+    skip = max(0, min(p.burn_in - int(-45.0 / np.log(p.rho)), p.cap.size - 2))
+    tail = p
+    if skip:
+        left = p.budget - use(np.where(np.arange(p.cap.size) < skip, best.least, 0.0))
+        tail = replace(
+            p,
+            active=p.active[skip:],
+            cap=p.cap[skip:],
+            cost=p.cost[skip:],
+            base=p.base[skip:],
+            floor=p.floor[skip:],
+            burn_in=p.burn_in - skip,
+            budget=np.maximum(left, 1e-12 * p.budget),
+        )
+    path = CentralPath(tail, Usage(tail.active) if skip else use, binding)
+    for iteration in range(1, max_iterations + 1):
+        moved = path.step()
+        if path.gap() < 2 * tol or not moved or iteration == max_iterations:
+            best.update(path, skip, tol)
+            if best.gap() <= tol or best.misses > 5 or not moved:
+                break
+    if best.gap() > tol:
+        best.prove_by_worst_round()
+    return iteration

@@ -102,12 +102,12 @@ class Usage:
     def __init__(self, active: Bools) -> None:
         self.active = active
         self.dense = active.astype(np.float64) if active.size <= _BLOCK else None
-        self.short = self.dense if active.shape[0] <= 1024 else None
+        self.short = active.shape[0] <= 1024
 
     def __call__(self, a: Array) -> Array:
         """sum_s active[s,k] a[s], shape [K]."""
-        if self.short is not None:
-            return np.asarray(a @ self.short)
+        if self.dense is not None and self.short:
+            return np.asarray(a @ self.dense)
         on: NDArray[Any] = self.active if self.dense is None else self.dense
         parts = [a[i] @ on[i].astype(np.float64, copy=False) for i in _blocks(self.active)]
         return parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
