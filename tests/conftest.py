@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 import wflmc
+from wflmc import data
 from wflmc.cli import main
 
 from .cli_tools import STATIC, only_warnings, strict
@@ -22,7 +23,8 @@ settings.register_profile("quick", derandomize=True, deadline=None, max_examples
 settings.register_profile("full", derandomize=True, deadline=None, max_examples=400)
 settings.load_profile("full" if FULL else "quick")
 
-PAPER_DATA = Path(__file__).parents[2] / "shared" / "data" / "gaussian_paper.npz"
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+PAPER_DATA = SHARED_DATA / "gaussian_paper.npz"
 
 
 def count(quick: int, full: int) -> int:
@@ -51,8 +53,23 @@ def paper_data() -> Path:
 
 @pytest.fixture(scope="session")
 def paper_posterior(paper_data):
-    data = np.load(paper_data)
-    return wflmc.gaussian_regression(jax.random.key(0), devices=30, X=data["X"], y=data["y"], partition="blocks")
+    found = np.load(paper_data)
+    return wflmc.gaussian_regression(jax.random.key(0), devices=30, X=found["X"], y=found["y"], partition="blocks")
+
+
+@pytest.fixture(scope="session")
+def mnist_folder() -> Path:
+    """Where MNIST is: beside this checkout, or where WFLMC_DATA says."""
+    folder = Path(os.environ.get("WFLMC_DATA") or SHARED_DATA / "mnist")
+    if not folder.is_dir():
+        pytest.skip("MNIST is not beside this checkout, and WFLMC_DATA does not say where it is")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mnist_features(mnist_folder):
+    """The paper's 12,000 images on 30 principal directions."""
+    return data.mnist_features(data.load_mnist(mnist_folder), np.random.default_rng(0))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -189,55 +188,14 @@ def test_lost_chains_are_warned_of(call, scenario):
         assert part in err
 
 
-def test_reproduce(call, tmp_path):
-    code, out, err = call("reproduce", "all", "--out", tmp_path)
-    assert (code, err) == (0, "")
-    assert "The paper's stated outcomes" in out
-    for name in ("fig2", "fig3a", "fig3b", "fig4a", "fig4b", "fig5"):
-        for suffix in ("csv", "png", "svg"):
-            assert (tmp_path / f"{name}.{suffix}").stat().st_size > 500
-        with open(tmp_path / f"{name}.csv") as file:
-            rows = list(csv.DictReader(file))
-        assert list(rows[0]) == ["figure", "scheme", "x", "y", "y_se"]
-        schemes, grid = {row["scheme"] for row in rows}, {row["x"] for row in rows}
-        assert len(rows) == len(schemes) * len(grid)
-        if name != "fig2":
-            assert schemes == {"optimized", "equal", "no-dp", "noiseless-dp", "noiseless"}
-    claims = strict((tmp_path / "claims.json").read_text())["claims"]
-    assert all(claim["holds"] or claim["contradiction"] for claim in claims)
-    assert sorted(claim["figure"] for claim in claims if claim["contradiction"]) == ["fig3b", "fig4a", "fig5"]
-
-
-def test_reproduce_with_the_authors_data(call, tmp_path, paper_data):
-    code, out, _ = call("reproduce", "fig3a", "fig4b", "fig5", "--out", tmp_path, "--data", paper_data, "--json")
-    assert code == 0
-    ours = {claim["statement"]: claim["ours"] for claim in strict(out)["claims"]}
-    assert round(ours["W2²(prior, posterior)"], 4) == 6.6397
-    assert round(ours["power-limited up to (dB)"], 2) == 16.62
-    assert round(ours["equal to noiseless-DP from (dB)"], 2) == 21.57
-    assert round(ours["LMC-limited up to η ="] * 1e5, 2) == 5.10
-    assert round(ours["DP-limited up to ε ="], 2) == 13.45
-    assert round(ours["equal to noiseless-DP up to ε ="], 2) == 4.94
-    assert not (tmp_path / "fig2.csv").exists()
-
-
-def test_other_data_are_no_reproach_to_the_paper(call, tmp_path):
-    generator = np.random.default_rng(0)
-    np.savez(tmp_path / "d.npz", X=generator.standard_normal((60, 2)), y=generator.standard_normal(60))
-    code, out, _ = call("reproduce", "fig2", "--data", tmp_path / "d.npz", "--out", tmp_path / "out")
-    assert code == 0
-    assert "other data" in out
-    assert "contradicts" not in out
-    assert "nan" not in (tmp_path / "out" / "claims.json").read_text()
-
-
 def test_help_and_version(call):
     assert call("--version")[1] == f"wflmc {wflmc.__version__}\n"
-    for command in ("plan", "run", "reproduce"):
+    told = {"plan": "Scenario file (TOML)", "run": "Scenario file (TOML)", "reproduce": "fig2 fig3a", "data": "mnist"}
+    for command, part in told.items():
         code, out, _ = call(command, "--help")
         assert code == 0
         assert f"Example: wflmc {command}" in out
-        assert ("fig2 fig3a" if command == "reproduce" else "Scenario file (TOML)") in out
+        assert part in out
 
 
 def test_a_real_process_prints_json_alone_when_piped(scenario, tmp_path):

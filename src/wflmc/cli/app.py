@@ -145,15 +145,15 @@ def run(
     from wflmc.cli.commands import run_command
 
     _cache_compilations()
-    summary, text, folder = run_command(scenario, saved_plan, out, overrides, _progress)
+    summary, text, files = run_command(scenario, saved_plan, out, overrides, _progress)
     _warn(summary["warnings"])
     if as_json:
         _print_json(summary)
         return
     print(text)
     print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
-    if folder is not None:
-        print(f"Written to {folder}: trace.nc, plan.json, summary.json, scenario.toml")
+    if files:
+        print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")
 
 
 @app.command()
@@ -206,7 +206,8 @@ def reproduce(
         return
     from wflmc.report import claims_table
 
-    _show(claims_table(found))
+    if found:
+        _show(claims_table(found))
     print("\n".join(["Pictures:", *(f"  {path}" for path in files), f"Claims: {Path(out) / 'claims.json'}"]))
 
 

@@ -71,10 +71,10 @@ def solve_command(
 
 def run_command(
     path: str | None, saved_plan: str | None, out: str | None, overrides: list[str] | None, bar: ProgressBar
-) -> tuple[dict[str, Any], str, Path | None]:
-    """The summary as JSON document and as text, and the folder that was written.
+) -> tuple[dict[str, Any], str, list[Path]]:
+    """The summary as JSON document and as text, and the files that were written.
 
-    The four files are written one after the other at the end, so that a run that fails leaves a folder as it was.
+    They are written one after the other at the end, so that a run that fails leaves a folder as it was.
     """
     began = time.perf_counter()
     if (path is None) == (saved_plan is None):
@@ -102,7 +102,10 @@ def run_command(
         )
     evaluation = evaluate(trace, inputs.posterior, inputs.test)
     summary = summary_document(evaluation, made.warnings, time.perf_counter() - began)
+    written: list[Path] = []
     if folder is not None:
+        names = ["trace.nc", "scenario.toml", "plan.json", "summary.json"]
+        written = [folder / name for name in names]
         part = folder / "trace.nc.part"
         trace.save(part, {"scenario": to_toml(scenario), "seed": scenario.sampler.seed})
         os.replace(part, folder / "trace.nc")
@@ -111,8 +114,8 @@ def run_command(
         write_text(folder / "summary.json", to_json(summary))
         if evaluation.scores is not None:
             about = f"{scenario.policy.power}, {scenario.link.snr_db:g} dB"
-            report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")
-    return summary, str(evaluation), folder
+            written += report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")
+    return summary, str(evaluation), written
 
 
 def data_command(folder: str | None, say: Callable[[str], None]) -> dict[str, Any]:

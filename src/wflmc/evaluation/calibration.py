@@ -90,9 +90,13 @@ def reliability(scores: Calibration) -> Reliability:
 
 
 def predictive_scores(posterior: Any, theta: NDArray[Any], features: ArrayLike, labels: ArrayLike) -> Calibration:
-    """Scores of each chain's mean prediction over its draws, theta[chain, draw, m], on test data."""
+    """Scores of each chain's mean prediction over its draws, theta[chain, draw, m], on test data.
+
+    Predictions are float32: a probability that underflows counts as the smallest there is (1e-38, 87 nats).
+    """
+    tiny = float(np.finfo(np.float32).tiny)
     parts = [
-        calibration(posterior.predict(theta[at : at + CHAINS_AT_A_TIME], features), labels)
+        calibration(np.maximum(posterior.predict(theta[at : at + CHAINS_AT_A_TIME], features), tiny), labels)
         for at in range(0, len(theta), CHAINS_AT_A_TIME)
     ]
     return Calibration(*(np.concatenate(values) for values in zip(*parts, strict=True)))

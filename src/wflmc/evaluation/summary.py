@@ -12,6 +12,9 @@ from wflmc.evaluation.diagnostics import diagnose
 from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_w2_sq, has_law
 from wflmc.sampling import Trace
 
+RHAT_CONCERN = 1.2
+"""Well above what chains of fifty correlated draws show when all is well."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -40,6 +43,11 @@ class Evaluation:
         if clipped > 0.01:
             found.append(
                 f"{clipped:.0%} of the gradients of the kept rounds were clipped: bound and exact law ignore that."
+            )
+        if self.rhat_max is not None and self.rhat_max > RHAT_CONCERN:
+            found.append(
+                f"R-hat is {self.rhat_max:.3g}: the chains have not forgotten where they began, or have not gone far "
+                "enough to tell. More rounds or a larger step size help."
             )
         if self.w2_sq is not None and self.exact_w2_sq is not None:
             exact = max(self.exact_w2_sq[self.burn_in :])

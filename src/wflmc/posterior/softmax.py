@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import solve_triangular
-from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from wflmc.errors import InputError
@@ -112,7 +111,13 @@ class SoftmaxPosterior:
 
     @cached_property
     def laplace(self) -> tuple[Array, Array]:
-        """The posterior's mode, and variances from the diagonal of the Hessian there: mean[m], variance[m]."""
+        """The posterior's mode[m], and its variances[m] along the main directions of the Hessian there.
+
+        The Hessian Σ (diag(p) − p pᵀ) ⊗ u uᵀ is taken for (I − 1 1ᵀ/C) ⊗ M of the same trace: what moves all classes
+        alike is known from the prior alone, and the classes are otherwise treated alike.
+        """
+        from scipy.optimize import minimize  # takes longer to import than most commands take to run
+
         X = self.features.reshape(-1, self.features.shape[-1])
         linear, precision = self.linear.sum(0), self.prior_std**-2
         # In coordinates in which Böhning's bound on the Hessian is the identity, the mode is found in few steps.
@@ -127,11 +132,16 @@ class SoftmaxPosterior:
             gradient = X.T @ np.exp(logits - total[:, None]) - linear + precision * theta
             return float(value), solve_triangular(root, gradient, trans="T").ravel()
 
-        found = minimize(cost, np.zeros(linear.size), jac=True, method="L-BFGS-B", options={"maxiter": 1000})
+        found = minimize(
+            cost, np.zeros(linear.size), jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-7}
+        )
         theta = solve_triangular(root, found.x.reshape(shape))
         logits = X @ theta
         p = np.exp(logits - logsumexp(logits, axis=1)[:, None])
-        return theta.T.ravel(), 1 / ((X**2).T @ (p * (1 - p)) + precision).T.ravel()
+        curvature = (1 - (p**2).sum(1)) / (self.classes - 1)
+        along = np.maximum(np.linalg.eigvalsh(X.T @ (curvature[:, None] * X)), 0.0)
+        values = np.concatenate([np.zeros(along.size), np.tile(along, self.classes - 1)])
+        return theta.T.ravel(), 1 / (values + precision)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the law of θ[0] and the Laplace estimate of the posterior."""

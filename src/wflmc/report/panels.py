@@ -68,7 +68,7 @@ _PARTITION_LABELS = {
     "blocks": "alike (40 of each class)",
     "dirichlet:1": "Dirichlet, A = 1",
     "dirichlet:0.1": "Dirichlet, A = 0.1",
-    "by-label": "one or two classes each",
+    "by-label": "one class each",
 }
 # The same colours, markers and dashes in the same order, whatever the curves are.
 _LOOKS = [{key: value for key, value in style.items() if key != "label"} for style in STYLES.values()]

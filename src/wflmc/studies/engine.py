@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -136,9 +137,9 @@ def _save(path: Path, key: str, tables: Tables) -> None:
     """Write whole or not at all, so that neither an interrupt nor another run leaves half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: [list(row) for row in rows] for name, rows in tables.items()}
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps({"check": _check(key, plain), "tables": plain}), encoding="utf-8")
-    os.replace(part, path)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as part:
+        json.dump({"check": _check(key, plain), "tables": plain}, part)
+    os.replace(part.name, path)
 
 
 def _check(key: str, tables: dict[str, Any]) -> str:

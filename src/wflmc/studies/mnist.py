@@ -30,7 +30,7 @@ ORDER = (*POLICIES, "sbfl")
 SNR_GRID = tuple(float(x) for x in range(5, 45, 5))
 SCORES = ("ece", "accuracy", "nll", "brier")
 PARTITIONS = ("blocks", "dirichlet:1", "dirichlet:0.1", "by-label")
-"""From devices alike to devices that hold one class or two."""
+"""From devices alike to devices that hold one class each."""
 CLIPS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
 BATCH = 10
 """Experiments between two looks at the standard error, where a study may stop early."""

@@ -1,0 +1,212 @@
+"""Softmax regression against automatic differentiation, quadrature, and its own definition."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wflmc
+from wflmc.errors import InputError
+from wflmc.posterior.softmax import synthetic_labels
+
+CASES = [("iid", 6), ("by-label", 4), ("dirichlet:0.3", 5), ("blocks", 1)]
+
+
+def data_of(examples=60, dim=3, classes=4, seed=0):
+    return synthetic_labels(jax.random.key(seed), examples, dim, classes)
+
+
+def split_rows(posterior, X, y):
+    """The examples of every device, found again among the rows of its padded block."""
+    place = {tuple(row): label for row, label in zip(X, y, strict=True)}
+    return [
+        (rows[:size], np.array([place[tuple(row)] for row in rows[:size]]))
+        for rows, size in zip(posterior.features, posterior.sizes, strict=True)
+    ]
+
+
+def cost(theta, rows, labels, classes, devices, prior_std):
+    """f_k = −log p(D_k|θ) − log p(θ)/K, written out."""
+    logits = rows @ theta.reshape(classes, -1).T
+    likelihood = jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels].sum()
+    return -likelihood + 0.5 * jnp.sum(theta**2) / (devices * prior_std**2)
+
+
+@pytest.mark.parametrize(("partition", "devices"), CASES)
+def test_gradients_are_those_of_the_written_out_cost(partition, devices):
+    X, y = data_of()
+    posterior = wflmc.softmax_regression(jax.random.key(0), devices, X=X, y=y, partition=partition, prior_std=0.7)
+    assert posterior.sizes.sum() == 60
+    theta = jax.random.normal(jax.random.key(1), (posterior.dim,))
+    parts = split_rows(posterior, X, y)
+    wanted = jnp.stack([jax.grad(cost)(theta, u, v, 4, devices, 0.7) for u, v in parts])
+    np.testing.assert_allclose(posterior.gradients(theta), wanted, atol=2e-4)
+    weight = np.linspace(0, 2, devices) if devices > 1 else np.ones(1)
+    clip = np.full(devices, float(np.median(np.linalg.norm(wanted, axis=1))))
+    total, norm = posterior.clipped_sum(theta, jnp.asarray(weight), jnp.asarray(clip))
+    lengths = np.linalg.norm(wanted, axis=1)
+    clipped = wanted * np.minimum(1, clip / lengths)[:, None]
+    np.testing.assert_allclose(norm, lengths, rtol=1e-5)
+    np.testing.assert_allclose(total, weight @ clipped, atol=5e-4)
+    for k in range(devices):
+        alone, _ = posterior.device(k).clipped_sum(theta, jnp.ones(1), jnp.asarray(clip[k : k + 1]))
+        np.testing.assert_allclose(alone, clipped[k], atol=2e-4)
+
+
+def test_chains_together_are_chains_one_by_one():
+    posterior = wflmc.softmax_regression(jax.random.key(0), 5, examples=40, dim=3, classes=3)
+    theta = jax.random.normal(jax.random.key(1), (7, posterior.dim))
+    weight = jax.random.uniform(jax.random.key(2), (7, 5))
+    clip = 1 + jax.random.uniform(jax.random.key(3), (7, 5))
+    together = jax.vmap(posterior.clipped_sum)(theta, weight, clip)
+    shared = jax.vmap(posterior.clipped_sum, (0, None, None))(theta, weight[0], clip[0])
+    for c in range(7):
+        for found, wanted in zip(together, posterior.clipped_sum(theta[c], weight[c], clip[c]), strict=True):
+            np.testing.assert_allclose(found[c], wanted, rtol=2e-5, atol=1e-5)
+        for found, wanted in zip(shared, posterior.clipped_sum(theta[c], weight[0], clip[0]), strict=True):
+            np.testing.assert_allclose(found[c], wanted, rtol=2e-5, atol=1e-5)
+
+
+def test_memory_does_not_grow_with_the_devices():
+    def working_memory(devices):
+        posterior = wflmc.softmax_regression(
+            jax.random.key(0), devices, examples=20 * devices, dim=10, partition="blocks"
+        )
+        arguments = jnp.zeros((50, posterior.dim)), jnp.ones((50, devices)), jnp.ones((50, devices))
+        call = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum)(*a))
+        return call.lower(posterior, *arguments).compile().memory_analysis().temp_size_in_bytes
+
+    few, many = working_memory(10), working_memory(200)
+    largest = 50 * 200 * 100 * 4  # [chains, devices, m] in float32
+    assert many - few < 0.3 * largest
+
+
+@given(st.integers(0, 10**6), st.floats(0.1, 3), st.floats(0.1, 5))
+def test_curvature_lies_between_mu_and_L(seed, prior_std, spread):
+    posterior = wflmc.softmax_regression(
+        jax.random.key(seed % 7), 3, examples=30, dim=3, classes=3, prior_std=prior_std
+    )
+    generator = np.random.default_rng(seed)
+    theta = spread * generator.standard_normal((3, 3))
+    X = posterior.features.reshape(-1, 3)
+    p = np.exp(X @ theta.T)
+    p /= p.sum(1, keepdims=True)
+    inner = p[:, :, None] * np.eye(3) - p[:, :, None] * p[:, None, :]
+    hessian = np.einsum("nab,ni,nj->aibj", inner, X, X).reshape(9, 9) + np.eye(9) / prior_std**2
+    values = np.linalg.eigvalsh(hessian)
+    assert posterior.mu * (1 - 1e-9) <= values[0]
+    assert values[-1] <= posterior.L * (1 + 1e-9)
+
+
+def test_permuting_devices_changes_nothing():
+    X, y = data_of()
+    order = np.concatenate([np.arange(60).reshape(6, 10)[k] for k in (3, 0, 5, 1, 4, 2)])
+    first = wflmc.softmax_regression(jax.random.key(0), 6, X=X, y=y, partition="blocks")
+    second = wflmc.softmax_regression(jax.random.key(0), 6, X=X[order], y=y[order], partition="blocks")
+    theta = jax.random.normal(jax.random.key(1), (first.dim,))
+    ones, clip = jnp.ones(6), jnp.full(6, 2.0)
+    np.testing.assert_allclose(
+        first.clipped_sum(theta, ones, clip)[0], second.clipped_sum(theta, ones, clip)[0], atol=1e-4
+    )
+    assert (first.mu, round(first.L, 9)) == (second.mu, round(second.L, 9))
+
+
+def test_the_laplace_estimate():
+    posterior = wflmc.softmax_regression(jax.random.key(0), 4, examples=400, dim=2, classes=3)
+    mode, variance = posterior.laplace
+    gradient, _ = posterior.clipped_sum(jnp.asarray(mode), jnp.ones(4), jnp.full(4, np.inf))
+    assert np.linalg.norm(gradient) < 1e-3 * posterior.L
+    # The whole Hessian at the mode, by automatic differentiation.
+    X, y = data_of(400, 2, 3)
+    hessian = jax.hessian(cost)(jnp.asarray(mode), jnp.asarray(X), y, 3, 1, 1.0)
+    assert abs((1 / variance).sum() / np.trace(hessian) - 1) < 1e-4
+    spread = np.linalg.eigvalsh(np.linalg.inv(hessian))
+    whole = mode @ mode + np.sum((1 - np.sqrt(spread)) ** 2)
+    assert abs(posterior.initial_w2_sq() / whole - 1) < 0.03
+    assert abs(posterior.initial_w2_sq("zero") - mode @ mode - variance.sum()) < 1e-9
+    # Hardly any data: the posterior is the prior.
+    assert wflmc.softmax_regression(jax.random.key(0), 1, X=1e-4 * X[:5], y=y[:5]).initial_w2_sq() < 1e-3
+
+
+def test_chains_reach_the_posterior():
+    """Two classes and one feature: mean and covariance by quadrature on a grid."""
+    generator = np.random.default_rng(0)
+    X = generator.standard_normal((12, 1))
+    y = (X[:, 0] + 0.5 * generator.standard_normal(12) > 0).astype(int)
+    posterior = wflmc.softmax_regression(jax.random.key(0), 3, X=X, y=y)
+    axis = np.linspace(-5, 5, 401)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
+    logits = X @ grid.T[:, None, :].reshape(2, 1, -1).transpose(1, 0, 2).reshape(1, -1)
+    logits = logits.reshape(12, 2, -1)
+    density = (logits[np.arange(12), y] - np.logaddexp(logits[:, 0], logits[:, 1])).sum(0) - 0.5 * (grid**2).sum(1)
+    density = np.exp(density - density.max())
+    density /= density.sum()
+    mean = density @ grid
+    covariance = (grid - mean).T @ ((grid - mean) * density[:, None])
+    plan = wflmc.plan(
+        posterior, wflmc.Link(wflmc.channel.static()), wflmc.Privacy(), step_size=0.01, burn_in=1500, samples=1,
+        power="noiseless", initial_w2_sq=1.0,
+    )  # fmt: skip
+    theta = wflmc.sample(jax.random.key(3), posterior, plan, chains=8000).theta[:, 0]
+    error = np.sqrt(np.diag(covariance) / 8000)
+    assert np.all(np.abs(theta.mean(0) - mean) < 4 * error)
+    # The step adds η λ/4 of the variance to it, with curvature λ at most L: here below 4 %.
+    np.testing.assert_allclose(np.cov(theta.T), covariance, atol=4 * np.sqrt(2 / 8000) * covariance.max() + 0.02)
+
+
+def test_predictions_are_means_over_draws():
+    posterior = wflmc.softmax_regression(jax.random.key(0), 2, examples=30, dim=3, classes=4)
+    theta = np.random.default_rng(0).standard_normal((5, 6, posterior.dim)).astype(np.float32)
+    features = np.random.default_rng(1).standard_normal((1030, 3))
+    found = posterior.predict(theta, features)
+    logits = np.einsum("nd,abcd->abnc", features, theta.reshape(5, 6, 4, 3).astype(float))
+    p = np.exp(logits)
+    p /= p.sum(-1, keepdims=True)
+    np.testing.assert_allclose(found, p.mean(1), atol=1e-5)
+
+
+def test_synthetic_labels_follow_the_model():
+    """Draws of the same parameters under another stream, with the frequencies that the softmax gives."""
+    X, y = synthetic_labels(jax.random.key(0), 50_000, 2, 3)
+    again, _ = synthetic_labels(jax.random.key(0), 50_000, 2, 3, stream="test")
+    assert not np.array_equal(X, again)
+    posterior = wflmc.softmax_regression(jax.random.key(0), 2, X=X, y=y, prior_std=10)
+    p = posterior.predict(posterior.laplace[0][None, None], X)[0]
+    for c in range(3):
+        error = np.sqrt((p[:, c] * (1 - p[:, c])).sum())
+        assert abs((y == c).sum() - p[:, c].sum()) < 4 * error
+    # Bins of the predicted probability hold as many of the class as they say.
+    near = (p[:, 0] > 0.6) & (p[:, 0] < 0.7)
+    assert abs((y[near] == 0).mean() - p[near, 0].mean()) < 4 * np.sqrt(0.25 / near.sum())
+
+
+@pytest.mark.parametrize(
+    ("keywords", "key"),
+    [
+        ({"y": [0, 1, 2.5]}, "data"),
+        ({"y": [0, -1, 1]}, "data"),
+        ({"y": [0, 0, 0]}, "data"),
+        ({"y": [0, 1, 5000]}, "data"),
+        ({"y": [0, 1]}, "data"),
+        ({"y": None}, "y"),
+        ({"prior_std": 0.0}, "prior_std"),
+        ({"partition": "by-size"}, "partition"),
+        ({"X": np.full((3, 2), 1e200)}, "data"),
+    ],
+)
+def test_bad_input(keywords, key):
+    given = {"X": np.ones((3, 2)), "y": [0, 1, 2], **keywords}
+    with pytest.raises(InputError) as caught:
+        wflmc.softmax_regression(jax.random.key(0), 2, **given)
+    assert caught.value.key == key
+
+
+def test_one_posterior_for_all_chains():
+    posterior = wflmc.softmax_regression(jax.random.key(0), 2, examples=30, dim=3, classes=4)
+    twice = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * 2), posterior)
+    with pytest.raises(NotImplementedError, match="not over posteriors"):
+        jax.vmap(lambda p: p.clipped_sum(jnp.zeros(12), jnp.ones(2), jnp.ones(2)))(twice)

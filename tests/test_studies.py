@@ -1,0 +1,316 @@
+"""Studies: points are kept, found again and never mixed up; what they measure is what it says."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc import studies
+from wflmc.data import Features
+from wflmc.errors import InputError
+from wflmc.evaluation import estimate_w2_sq, floor_w2_sq
+from wflmc.posterior import Gaussian
+from wflmc.posterior.softmax import synthetic_labels
+from wflmc.sampling import runner
+from wflmc.studies import engine, mnist
+from wflmc.studies.engine import Point, Study, run_study
+from wflmc.studies.multi_sample import SCHEMES, MultiSample, measure_w2
+from wflmc.studies.rows import Row
+
+
+def toy(calls, identity=None, fail_at=-1.0):
+    """Three points and a fourth that is the same everywhere; y tells how often it was computed."""
+
+    def measure(point, progress):
+        if point.x == fail_at:
+            raise KeyboardInterrupt
+        calls.append(point.x)
+        progress(0.5)
+        return {"toy": [Row("toy", scheme, point.x or 0.0, 1 / 3 + (point.x or 0.0), 0.1) for scheme in point.schemes]}
+
+    points = (Point(None, ("c",)), *(Point(x, ("b", "a")) for x in (3.0, 1.0, 2.0)))
+    return Study("toy", points, ("a", "b", "c"), identity or {"seed": 0}, measure)
+
+
+def run(study, folder, said=None):
+    return run_study(study, folder, lambda _: None, (said if said is not None else []).append)
+
+
+def files_in(folder):
+    return sorted(folder.rglob("*.json"))
+
+
+def test_points_are_kept_and_rows_are_in_order(tmp_path):
+    calls, progress = [], []
+    first = run_study(toy(calls), tmp_path, progress.append, pytest.fail)
+    assert [(row.x, row.scheme) for row in first["toy"]] == [(x, s) for x in (1.0, 2.0, 3.0) for s in "abc"]
+    assert calls == [None, 3.0, 1.0, 2.0]
+    assert progress == sorted(progress)
+    assert progress[-1] == 4
+    assert run(toy(calls), tmp_path) == first
+    assert len(calls) == 4
+    assert not list(tmp_path.rglob("*.part"))
+    run(toy(calls), None)
+    assert len(calls) == 8
+
+
+def test_an_interrupted_study_goes_on(tmp_path):
+    calls = []
+    with pytest.raises(KeyboardInterrupt):
+        run(toy(calls, fail_at=2.0), tmp_path)
+    assert calls == [None, 3.0, 1.0]
+    resumed = run(toy(calls), tmp_path)
+    assert calls == [None, 3.0, 1.0, 2.0]
+    assert resumed == run(toy([]), tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("333", "334"),
+        lambda text: "[]",
+        lambda text: json.dumps({"check": 0, "tables": {"toy": 1}}),
+        lambda text: "\0" * len(text),
+    ],
+)
+def test_damaged_results_are_found_out(tmp_path, damage):
+    calls, said = [], []
+    whole = run(toy(calls), tmp_path)
+    victim = files_in(tmp_path)[0]
+    victim.write_text(damage(victim.read_text()))
+    assert run(toy(calls), tmp_path, said) == whole
+    assert len(calls) == 5
+    assert "damaged" in said[0]
+    assert run(toy(calls), tmp_path) == whole
+    assert len(calls) == 5
+
+
+def test_a_result_under_another_name_is_found_out(tmp_path):
+    calls = []
+    whole = run(toy(calls), tmp_path)
+    one, other = files_in(tmp_path)[:2]
+    one.write_bytes(other.read_bytes())
+    assert run(toy(calls), tmp_path) == whole
+    assert len(calls) == 5
+
+
+def test_whatever_changes_a_result_changes_its_name(tmp_path, monkeypatch):
+    calls = []
+    run(toy(calls), tmp_path)
+    run(toy(calls, {"seed": 1}), tmp_path)
+    assert len(calls) == 8
+    monkeypatch.setattr(engine, "_software", lambda: {"wflmc": "another"})
+    run(toy(calls), tmp_path)
+    assert len(calls) == 12
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
+    other = wflmc.gaussian_regression(jax.random.key(1), devices=3, examples=30)
+    keys = {
+        json.dumps(studies.multi_sample_study(name, MultiSample(p, experiments=n, epsilon=e)).identity)
+        for name in ("fig6",)
+        for p in (posterior, other)
+        for n in (2, 3)
+        for e in (1.0, 2.0)
+    }
+    assert len(keys) == 8
+
+
+def test_two_runs_share_a_cache(tmp_path):
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(run(toy([]), tmp_path))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    assert all(result == results[0] for result in results)
+    said = []
+    assert run(toy([]), tmp_path, said) == results[0]
+    assert not said
+
+
+@pytest.fixture(scope="module")
+def point():
+    """Figure 6 at 30 dB with 40 experiments on synthetic data."""
+    setting = MultiSample(wflmc.gaussian_regression(jax.random.key(0), devices=30, partition="blocks"), experiments=40)
+    before = runner._advance._cache_size()
+    tables = measure_w2("fig6", setting, 30.0, 30.0, 50, lambda _: None)
+    measure_w2("fig6", setting, 5.0, 5.0, 50, lambda _: None)
+    measure_w2("fig7", setting, 80.0, 30.0, 80, lambda _: None)
+    return setting, tables, runner._advance._cache_size() - before
+
+
+def test_all_points_share_one_compilation(point):
+    assert point[2] == 1
+
+
+def test_chains_agree_with_the_exact_law(point):
+    """Only upwards: the estimator's floor lifts them, and nothing is clipped once burn-in is over."""
+    _, tables, _ = point
+    floor = tables["fig6_floor"][0].y
+    for row, exact in zip(tables["fig6"], tables["fig6_exact"], strict=True):
+        assert row.scheme == exact.scheme
+        assert exact.y < row.y + 3 * row.y_se
+        assert row.y < 2.5 * (exact.y + floor) + 4 * row.y_se
+
+
+def test_schemes_share_channels_and_noise(point):
+    """Without a power limit, optimized and noiseless-DP are nearly the same plan, so nearly the same chains."""
+    _, tables, _ = point
+    y = {row.scheme: row.y for row in tables["fig6"]}
+    assert abs(y["optimized"] / y["noiseless-dp"] - 1) < 0.1
+    assert y["equal"] > 1.3 * y["optimized"]
+    assert set(y) == set(SCHEMES)
+
+
+def test_each_experiment_has_its_own_channel(point):
+    setting, _, _ = point
+    plans = setting.plans("optimized", 10.0, 50)
+    assert len({plan.gain.tobytes() for plan in plans}) == setting.experiments
+    assert len({plan.gain.tobytes() for plan in setting.plans("noiseless-dp", 10.0, 50)}) == 1
+
+
+def test_the_floor_is_what_perfect_samples_give():
+    covariance = np.diag([1.0, 0.5, 0.1])
+    exact = Gaussian(np.zeros(3), covariance)
+    # A huge step forgets everything between draws: independent draws from the posterior.
+    floor, error = floor_w2_sq(exact, 100.0, 60, 20, replicas=60)
+    generator = np.random.default_rng(1)
+    direct = [
+        estimate_w2_sq(generator.multivariate_normal(np.zeros(3), covariance, (60, 20)), exact, resamples=2).worst
+        for _ in range(60)
+    ]
+    assert abs(np.mean(direct) - floor) < 4 * np.hypot(error, np.std(direct) / 60**0.5)
+    # Draws that hardly move have the floor of a single round.
+    still, _ = floor_w2_sq(exact, 1e-9, 60, 20, replicas=60)
+    single, _ = floor_w2_sq(exact, 100.0, 60, 1, replicas=60)
+    assert still == pytest.approx(single, rel=0.2)
+    assert floor > 1.3 * single
+    # The paper's study: the worst of 50 rounds over 100 chains has a floor near 2e-4.
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
+    paper, _ = floor_w2_sq(posterior.exact, 0.4 / (posterior.mu + posterior.L), 100, 50)
+    assert paper == pytest.approx(2e-4, rel=0.15)
+
+
+def test_a_study_needs_two_experiments():
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
+    with pytest.raises(InputError, match="at least 2"):
+        studies.multi_sample_study("fig6", MultiSample(posterior, experiments=1))
+
+
+@pytest.fixture(scope="module")
+def labelled():
+    """A small stand-in for MNIST: 300 examples of 10 classes on 6 devices."""
+    key = jax.random.key(0)
+    X, y = synthetic_labels(key, 300, 4)
+    return Features(X, y, *synthetic_labels(key, 500, 4, stream="test"))
+
+
+def small(features, **changes):
+    given = {"experiments": 3, "devices": 6, "burn_in": 20, "samples": 5, "clip": 30.0, "gain_power": 1.0, **changes}
+    return studies.Mnist(features, **given)
+
+
+def test_figure_8(labelled):
+    before = runner._advance._cache_size()
+    tables = run(studies.mnist_study(small(labelled)), None)
+    assert runner._advance._cache_size() - before == 2  # the points with an SNR, and the one without
+    assert set(tables) == {"fig8", "fig8_accuracy", "fig8_nll", "fig8_brier"}
+    for rows in tables.values():
+        assert [row.x for row in rows] == [x for x in mnist.SNR_GRID for _ in mnist.ORDER]
+        assert [row.scheme for row in rows] == list(mnist.ORDER) * len(mnist.SNR_GRID)
+        assert all(np.isfinite(row.y) and row.y_se >= 0 for row in rows)
+        ideal = {(row.y, row.y_se) for row in rows if row.scheme == "noiseless"}
+        assert len(ideal) == 1
+    again = run(studies.mnist_study(small(labelled)), None)
+    assert again == tables
+
+
+def test_a_scheme_alone_scores_as_in_the_figure(labelled):
+    """One chain planned, sampled and scored by hand is the figure with one experiment."""
+    setting = small(labelled, experiments=1)
+    rows = run(studies.mnist_study(setting), None)["fig8_accuracy"]
+    posterior = setting.posterior()
+    plan = wflmc.plan(
+        posterior, wflmc.Link(wflmc.channel.rayleigh(1.0), snr_db=20), wflmc.Privacy(50, 0.1, 30, "paper"),
+        step_size=2 / (posterior.mu + posterior.L), burn_in=20, samples=5, objective="average", bound="paper",
+    )  # fmt: skip
+    trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=1)
+    scores = wflmc.evaluate(trace, posterior, (labelled.X_test, labelled.y_test)).scores
+    (row,) = [row for row in rows if (row.scheme, row.x) == ("optimized", 20.0)]
+    assert row.y == pytest.approx(float(scores.accuracy[0]), abs=0.005)
+    assert row.y_se is None
+
+
+def test_a_point_may_stop_early(labelled, monkeypatch):
+    monkeypatch.setattr(mnist, "BATCH", 4)
+    calls = []
+    real = mnist._experiments
+
+    def counted(setting, posterior, schemes, snr_db, numbers, progress):
+        calls.append(list(numbers))
+        return real(setting, posterior, schemes, snr_db, numbers, progress)
+
+    monkeypatch.setattr(mnist, "_experiments", counted)
+
+    def rows(**changes):
+        study = studies.mnist_study(small(labelled, experiments=12, **changes))
+        return study.measure(Point(20.0, ("optimized",)), lambda _: None)["fig8"]
+
+    loose = rows(stop_se=0.9)
+    assert calls == [[0, 1, 2, 3]]
+    calls.clear()
+    strict = rows(stop_se=1e-6)
+    assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    calls.clear()
+    whole = rows()
+    assert len(calls) == 1
+    assert strict[0].y == pytest.approx(whole[0].y, rel=1e-5)
+    assert loose[0].y_se > whole[0].y_se
+
+
+def test_unlike_devices(labelled):
+    tables = run(studies.heterogeneity_study(small(labelled, experiments=2)), None)
+    assert set(tables) == {f"heterogeneity{suffix}" for suffix in ("", "_accuracy", "_nll", "_brier", "_clip_rate")}
+    rate = {(row.scheme, row.x): row.y for row in tables["heterogeneity_clip_rate"]}
+    assert rate["blocks", 3000.0] == 0
+    assert rate["by-label", 30.0] >= rate["by-label", 1000.0]
+
+
+def rows_of(figure, curves, xs):
+    return [
+        Row(figure, scheme, float(x), float(y), 0.01)
+        for scheme, ys in curves.items()
+        for x, y in zip(xs, ys, strict=True)
+    ]
+
+
+def test_measured_claims_can_fail():
+    xs = (10, 20, 25, 30)
+    good = {
+        "optimized": [3, 1.1, 1, 1], "equal": [3, 2.5, 2.5, 2.5], "no-dp": [2, 0.3, 0.3, 0.3],
+        "noiseless-dp": [1] * 4, "noiseless": [0.3] * 4,
+    }  # fmt: skip
+    bad = {**good, "optimized": [3, 2.5, 2.5, 2.5], "no-dp": [2, 1, 1, 1]}
+    for curves, holds in ((good, [True] * 3), (bad, [False] * 3)):
+        tables = {name: rows_of("fig6", curves, xs) for name in ("fig6", "fig6_exact")}
+        assert [claim.holds for claim in studies.measured_claims(tables)] == holds
+    falling = {"optimized": [9, 4, 2, 1], "equal": [9, 5, 4, 3]}
+    rising = {"optimized": [9, 4, 2, 4], "equal": [9, 5, 4, 3]}
+    for curves, holds in ((falling, [True, True]), (rising, [False, False])):
+        tables = {name: rows_of("fig7", curves, (10, 40, 50, 60)) for name in ("fig7", "fig7_exact")}
+        assert [claim.holds for claim in studies.measured_claims(tables)] == holds
+    scores = {
+        "optimized": [0.06, 0.05, 0.05, 0.05], "equal": [0.06] * 4, "no-dp": [0.06, 0.04, 0.04, 0.04],
+        "noiseless-dp": [0.05] * 4, "noiseless": [0.04] * 4, "sbfl": [0.7, 0.5, 0.3, 0.2],
+    }  # fmt: skip
+    wrong = {**scores, "sbfl": [0.7, 0.5, 0.3, 0.01], "equal": [0.04] * 4, "no-dp": [0.5] * 4}
+    for curves, holds in ((scores, [True] * 3), (wrong, [False] * 3)):
+        assert [claim.holds for claim in studies.measured_claims({"fig8": rows_of("fig8", curves, xs)})] == holds
+    assert studies.measured_claims({}) == []
