@@ -61,9 +61,12 @@ def test_pins_name_versions_and_nothing_else():
             assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line), line
 
 
-def test_readme_code_runs():
+README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
+
+
+@pytest.mark.parametrize("block", README_BLOCKS)
+def test_readme_code_runs(block, request, monkeypatch):
     """Python blocks of the README, pasted as they stand."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+    if "load_mnist" in block:
+        monkeypatch.setenv("WFLMC_DATA", str(request.getfixturevalue("mnist_folder")))
+    exec(compile(block, "README.md", "exec"), {})
