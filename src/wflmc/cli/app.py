@@ -27,6 +27,10 @@ ScenarioPath = Annotated[str, typer.Argument(help="Scenario file (TOML); docs/sc
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; may repeat.")
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Limit for chains and gradients, such as 4GiB; 2GiB by default."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
@@ -136,6 +140,7 @@ def run(
         typer.Option("--out", metavar="DIR", help="Folder for trace.nc, plan.json, summary.json, scenario.toml."),
     ] = None,
     overrides: Overrides = None,
+    memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan a scenario, sample its chains and evaluate them.
@@ -143,9 +148,11 @@ def run(
     Example: wflmc run scenario.toml --out results
     """
     from wflmc.cli.commands import run_command
+    from wflmc.cli.output import parse_bytes
 
     _cache_compilations()
-    summary, text, files = run_command(scenario, saved_plan, out, overrides, _progress)
+    limit = None if memory is None else parse_bytes(memory)
+    summary, text, files = run_command(scenario, saved_plan, out, overrides, limit, _progress)
     _warn(summary["warnings"])
     if as_json:
         _print_json(summary)
@@ -188,6 +195,7 @@ def reproduce(
         str | None,
         typer.Option("--cache", metavar="DIR", help="Keep finished points here, not in the user's cache."),
     ] = None,
+    memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw the paper's figures again and check what it states about them.
@@ -196,10 +204,12 @@ def reproduce(
 
     Example: wflmc reproduce fig6 fig7 --experiments 20 --out results
     """
+    from wflmc.cli.output import parse_bytes
     from wflmc.cli.reproduce import Request, reproduce_command
 
     _cache_compilations()
-    request = Request(figures or ["all"], out, data or [], experiments, stop_se, cache)
+    limit = None if memory is None else parse_bytes(memory)
+    request = Request(figures or ["all"], out, data or [], experiments, stop_se, cache, limit)
     document, found, files = reproduce_command(request, _progress, _note)
     if as_json:
         _print_json(document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,8 @@ from wflmc import report
 from wflmc.cli.output import ProgressBar, writable_folder
 from wflmc.data import fetch_mnist, load_mnist
 from wflmc.errors import InputError
-from wflmc.evaluation import evaluate, preload, reliability
-from wflmc.sampling import sample
+from wflmc.evaluation import Evaluation, evaluate, preload, reliability
+from wflmc.sampling import MEMORY, Trace, sample
 from wflmc.scenario import (
     Scenario,
     build,
@@ -70,7 +71,12 @@ def solve_command(
 
 
 def run_command(
-    path: str | None, saved_plan: str | None, out: str | None, overrides: list[str] | None, bar: ProgressBar
+    path: str | None,
+    saved_plan: str | None,
+    out: str | None,
+    overrides: list[str] | None,
+    memory: float | None,
+    bar: ProgressBar,
 ) -> tuple[dict[str, Any], str, list[Path]]:
     """The summary as JSON document and as text, and the files that were written.
 
@@ -92,16 +98,35 @@ def run_command(
     document = plan_document(scenario, inputs, made, time.perf_counter() - began)
     folder = None if out is None else writable_folder(out)
     preload()
-    with bar("sampling", made.rounds) as advance:
-        trace = sample(
-            jax.random.key(scenario.sampler.seed),
-            inputs.posterior,
-            made,
-            chains=scenario.sampler.chains,
-            progress=lambda done, _: advance(done),
-        )
-    evaluation = evaluate(trace, inputs.posterior, inputs.test)
-    summary = summary_document(evaluation, made.warnings, time.perf_counter() - began)
+    samples = 4.0 * scenario.sampler.chains * scenario.sampler.samples * made.dim
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".samples-") as scratch:
+        # Samples that would not leave room for anything else go to a file at once.
+        store = Path(scratch) / "theta.npy" if samples > (memory or MEMORY) / 2 else None
+        with bar("sampling", made.rounds) as advance:
+            trace = sample(
+                jax.random.key(scenario.sampler.seed),
+                inputs.posterior,
+                made,
+                chains=scenario.sampler.chains,
+                memory=memory,
+                store=store,
+                progress=lambda done, work: advance(made.rounds * done / work),
+            )
+        evaluation = evaluate(trace, inputs.posterior, inputs.test)
+        summary = summary_document(evaluation, made.warnings, time.perf_counter() - began)
+        written = _write_run(folder, scenario, trace, evaluation, document, summary)
+    return summary, str(evaluation), written
+
+
+def _write_run(
+    folder: Path | None,
+    scenario: Scenario,
+    trace: Trace,
+    evaluation: Evaluation,
+    document: dict[str, Any],
+    summary: dict[str, Any],
+) -> list[Path]:
+    """The files of a run, each written whole or not at all."""
     written: list[Path] = []
     if folder is not None:
         names = ["trace.nc", "scenario.toml", "plan.json", "summary.json"]
@@ -115,7 +140,7 @@ def run_command(
         if evaluation.scores is not None:
             about = f"{scenario.policy.power}, {scenario.link.snr_db:g} dB"
             written += report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")
-    return summary, str(evaluation), written
+    return written
 
 
 def data_command(folder: str | None, say: Callable[[str], None]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Request(NamedTuple):
     experiments: int | None
     stop_se: float | None
     cache: str | None
+    memory: float | None
 
 
 class Result(NamedTuple):
@@ -134,10 +135,10 @@ def _study(
     """A measured figure as work to do, and the line under its title."""
     count = request.experiments or EXPERIMENTS[name]
     if features is not None and name in ("fig8", "heterogeneity"):
-        mnist = studies.Mnist(features, experiments=count, stop_se=request.stop_se)
+        mnist = studies.Mnist(features, experiments=count, stop_se=request.stop_se, memory=request.memory)
         about = f"12,000 images on 30 devices; ε = {mnist.epsilon:g}, δ = {mnist.delta:g}, 550 + 50 rounds"
         make = studies.mnist_study if name == "fig8" else studies.heterogeneity_study
         return make(mnist), f"{about}, {count} experiments"
-    setting = studies.MultiSample(gaussian, experiments=count)
+    setting = studies.MultiSample(gaussian, experiments=count, memory=request.memory)
     about = f"{source}; ε = {setting.epsilon:g}, δ = {setting.delta:g}, S = {setting.rounds}, {count} experiments"
     return studies.multi_sample_study(name, setting), about

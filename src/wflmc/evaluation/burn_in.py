@@ -22,6 +22,7 @@ from wflmc.keys import named
 from wflmc.planning import plan
 from wflmc.privacy import Privacy
 from wflmc.sampling.kernel import Rounds, rounds_of, step
+from wflmc.sampling.runner import WORKING_BYTES
 
 RHAT_LIMIT = 1.01
 GROUPS, MEMBERS = 16, 256
@@ -63,7 +64,8 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int)
     ideal = plan(
         posterior, Link(channel.static()), Privacy(), step_size=step_size, burn_in=0, samples=1, power="noiseless"
     )
-    now = jax.tree.map(lambda values: jnp.asarray(values[0]), rounds_of(ideal))
+    now = jax.tree.map(jnp.asarray, rounds_of(ideal).at(0))
+    posterior = posterior.fitted(GROUPS * MEMBERS, WORKING_BYTES)
     key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
     starts = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))
     theta = jnp.repeat(starts, MEMBERS, axis=0)

@@ -12,7 +12,7 @@ from wflmc.errors import InputError
 Array = NDArray[np.float64]
 
 BINS = 20
-CHAINS_AT_A_TIME = 64
+CHUNK_BYTES = 2**27
 
 
 class Calibration(NamedTuple):
@@ -95,8 +95,10 @@ def predictive_scores(posterior: Any, theta: NDArray[Any], features: ArrayLike, 
     Predictions are float32: a probability that underflows counts as the smallest there is (1e-38, 87 nats).
     """
     tiny = float(np.finfo(np.float32).tiny)
+    held = 4 * theta.shape[1] * theta.shape[2] + 8 * np.size(labels) * posterior.classes
+    at_once = int(np.clip(CHUNK_BYTES // held, 1, len(theta)))
     parts = [
-        calibration(np.maximum(posterior.predict(theta[at : at + CHAINS_AT_A_TIME], features), tiny), labels)
-        for at in range(0, len(theta), CHAINS_AT_A_TIME)
+        calibration(np.maximum(posterior.predict(theta[at : at + at_once], features), tiny), labels)
+        for at in range(0, len(theta), at_once)
     ]
     return Calibration(*(np.concatenate(values) for values in zip(*parts, strict=True)))

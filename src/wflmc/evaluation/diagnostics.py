@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+CHUNK_BYTES = 2**27
+
 
 class Diagnostics(NamedTuple):
     """Over all parameters: the largest R-hat, the smallest bulk and tail effective sample size."""
@@ -46,9 +48,12 @@ def diagnose(theta: NDArray[Any]) -> Diagnostics:
     """Diagnostics of theta[chain, draw, m]; None where ArviZ is missing or draws (R-hat: chains) are too few."""
     if importlib.util.find_spec("arviz") is None or theta.shape[1] < 4:
         return Diagnostics(None, None, None)
-    arviz, data = _arviz(), _dataset(theta)
-    return Diagnostics(
-        _number(arviz.rhat(data)["theta"].values.max()) if theta.shape[0] > 1 else None,
-        _number(arviz.ess(data, method="bulk")["theta"].values.min()),
-        _number(arviz.ess(data, method="tail")["theta"].values.min()),
-    )
+    arviz, several = _arviz(), theta.shape[0] > 1
+    rhat, bulk, tail = [], [], []
+    at_once = max(1, CHUNK_BYTES // (8 * theta.shape[0] * theta.shape[1]))
+    for at in range(0, theta.shape[2], at_once):  # some parameters at a time, which bounds memory
+        data = _dataset(theta[:, :, at : at + at_once])
+        rhat.append(arviz.rhat(data)["theta"].values.max() if several else np.nan)
+        bulk.append(arviz.ess(data, method="bulk")["theta"].values.min())
+        tail.append(arviz.ess(data, method="tail")["theta"].values.min())
+    return Diagnostics(_number(max(rhat)), _number(min(bulk)), _number(min(tail)))

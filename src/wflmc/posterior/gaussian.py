@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
+from wflmc.posterior.blocks import accumulate, block_size, filled_up, in_blocks, many_chains
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
 from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
 from wflmc.posterior.partition import by_device
@@ -42,6 +44,8 @@ class GaussianPosterior:
     """Smallest eigenvalue of the Hessian (strong convexity)."""
     L: float
     """Largest eigenvalue of the Hessian (smoothness)."""
+    block: int = 0
+    """Devices whose gradients are worked out at a time; 0: all of them."""
 
     @property
     def dim(self) -> int:
@@ -51,7 +55,7 @@ class GaussianPosterior:
     @property
     def devices(self) -> int:
         """K."""
-        return int(self.linear.shape[0])
+        return int(self.sizes.shape[0])
 
     @property
     def exact(self) -> Gaussian:
@@ -82,13 +86,27 @@ class GaussianPosterior:
             key: for models that draw mini-batches; not used here.
         """
         del key
-        gradient = self.gradients(theta)
-        norm = jnp.linalg.norm(gradient, axis=-1)
-        return (weight * jnp.minimum(1.0, clip / norm)) @ gradient, norm
+        block = self.block or len(self.hessian)
+        data = in_blocks(self.hessian, block), in_blocks(self.linear, block)
+        return _clipped_sum(data, theta, weight, clip)
+
+    def working_bytes(self, chains: int) -> float:
+        """Memory that one device at a time needs for its part of a round."""
+        return 8.0 * chains * self.dim
+
+    def fitted(self, chains: int, limit: float) -> GaussianPosterior:
+        """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
+        block = block_size(self.devices, self.working_bytes(chains), limit)
+        return replace(
+            self,
+            hessian=filled_up(self.hessian.astype(np.float32), block),
+            linear=filled_up(self.linear.astype(np.float32), block),
+            block=block,
+        )
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
-        return jnp.asarray(self.hessian) @ theta - self.linear
+        return (jnp.asarray(self.hessian) @ theta - self.linear)[: self.devices]
 
     def device(self, index: int) -> GaussianPosterior:
         """One device's part alone: its `clipped_sum` gives that device's clipped gradient."""
@@ -122,8 +140,24 @@ class GaussianPosterior:
 jax.tree_util.register_dataclass(
     GaussianPosterior,
     data_fields=["hessian", "linear", "sizes", "prior_std", "mean", "covariance", "mu", "L"],
-    meta_fields=[],
+    meta_fields=["block"],
 )
+
+
+def _gradients(data: tuple[jax.Array, jax.Array], columns: jax.Array) -> jax.Array:
+    """Gradients of a block of devices for columns[m, chain], [block, m, chain]."""
+    hessian, linear = data
+    product = jnp.matmul(hessian.reshape(-1, hessian.shape[-1]), columns, precision="highest")
+    return product.reshape(*linear.shape, -1) - linear[..., None]
+
+
+def _all_chains(data: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """theta[chain, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
+    total, norms = accumulate(_gradients, data, theta.T, weight, clip)
+    return total.T, norms
+
+
+_clipped_sum = many_chains(_all_chains, own=3)
 
 
 def _from_statistics(hessian: Array, linear: Array, sizes: NDArray[np.intp], prior_std: float) -> GaussianPosterior:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
+from wflmc.posterior.blocks import accumulate, block_size, filled_up, in_blocks, many_chains
 from wflmc.posterior.inputs import (
     check_counts,
     check_init,
@@ -29,6 +30,9 @@ from wflmc.posterior.partition import partition as split
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
 
+FEW_ROWS = 8
+"""Devices with no more examples than this are taken by their rows."""
+
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxPosterior:
@@ -40,6 +44,8 @@ class SoftmaxPosterior:
 
     features: Array
     """u[K, n, d]."""
+    labels: Labels
+    """Class of each row, [K, n]."""
     linear: Array
     """Sum of the features of each class, [K, d, C]."""
     sizes: Labels
@@ -49,6 +55,8 @@ class SoftmaxPosterior:
     """1/prior_std², the curvature of the prior (strong convexity)."""
     L: float
     """λ_max(Σ u uᵀ)/2 + 1/prior_std², Böhning's bound (smoothness)."""
+    block: int = 1
+    """Devices whose gradients are worked out at a time."""
 
     start_is_estimate = True
     """`initial_w2_sq` is a Laplace estimate: the posterior has no closed form."""
@@ -66,7 +74,7 @@ class SoftmaxPosterior:
     @property
     def devices(self) -> int:
         """K."""
-        return int(self.linear.shape[0])
+        return int(self.sizes.shape[0])
 
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """One θ[0], [m]."""
@@ -77,33 +85,65 @@ class SoftmaxPosterior:
     ) -> tuple[jax.Array, jax.Array]:
         """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
 
-        One device at a time, and under `vmap` all chains of a device in one matrix product: memory does not grow
-        with the number of devices.
+        Under `vmap` all chains go through one matrix product after the other, a block of devices at a time: working
+        memory does not grow with the number of devices.
 
         Args:
             theta: θ[m]; weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
             key: for models that draw mini-batches; not used here.
         """
         del key
-        share = 1 / (self.devices * self.prior_std**2)
-        return _clipped_sum(self.features, self.linear, share, theta, weight, clip)
+        if self.features.shape[1] <= FEW_ROWS:
+            data = in_blocks(self.features, self.block), in_blocks(self.labels, self.block)
+            return _by_rows(data, self._share, theta, weight, clip)
+        data = in_blocks(self.features, self.block), in_blocks(self.linear, self.block)
+        return _by_devices(data, self._share, theta, weight, clip)
+
+    @property
+    def _share(self) -> Any:
+        """Each device's share of the prior's curvature."""
+        return 1 / (self.devices * self.prior_std**2)
+
+    def working_bytes(self, chains: int) -> float:
+        """Memory that one device at a time needs for its part of a round."""
+        rows, _ = self.features.shape[1:]
+        return 8.0 * chains * (rows * self.classes + self.dim)
+
+    def fitted(self, chains: int, limit: float) -> SoftmaxPosterior:
+        """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
+        rows = self.features.shape[1]
+        if rows <= FEW_ROWS:
+            block = block_size(self.devices, 16.0 * chains * rows * self.classes, limit)
+        elif jax.default_backend() == "cpu":
+            block = 1  # matrix products in batches are slow there
+        else:
+            block = block_size(self.devices, self.working_bytes(chains), limit)
+        return replace(
+            self,
+            features=filled_up(self.features.astype(np.float32), block),
+            linear=filled_up(self.linear.astype(np.float32), block),
+            labels=filled_up(self.labels, block),
+            block=block,
+        )
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
-        share = 1 / (self.devices * self.prior_std**2)
 
-        def one(features: jax.Array, linear: jax.Array) -> jax.Array:
-            return _gradient(features, linear, share, _columns(theta[None], linear)).transpose(2, 1, 0).ravel()
+        def one(device: tuple[jax.Array, jax.Array]) -> jax.Array:
+            features, linear = device
+            columns = _columns(theta[None], self.classes)
+            return _gradients((features[None], linear[None]), self._share, columns)[0].transpose(2, 1, 0).ravel()
 
-        return jax.lax.map(lambda device: one(*device), (jnp.asarray(self.features), jnp.asarray(self.linear)))
+        return jax.lax.map(one, (jnp.asarray(self.features), jnp.asarray(self.linear)))[: self.devices]
 
     def device(self, index: int) -> SoftmaxPosterior:
         """One device's part alone, with its own share of the prior as its prior."""
         if not 0 <= index < self.devices:
             raise InputError("device", index, f"between 0 and {self.devices - 1}")
         at = slice(index, index + 1)
-        features = self.features[at, : self.sizes[index]]
-        return _assemble(features, self.linear[at], self.sizes[at], self.prior_std * self.devices**0.5)
+        rows = slice(self.sizes[index])
+        std = self.prior_std * self.devices**0.5
+        return _assemble(self.features[at, rows], self.labels[at, rows], self.linear[at], self.sizes[at], std)
 
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:
         """p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C]."""
@@ -152,82 +192,114 @@ class SoftmaxPosterior:
 
 
 jax.tree_util.register_dataclass(
-    SoftmaxPosterior, data_fields=["features", "linear", "sizes", "prior_std", "mu", "L"], meta_fields=[]
+    SoftmaxPosterior,
+    data_fields=["features", "labels", "linear", "sizes", "prior_std", "mu", "L"],
+    meta_fields=["block"],
 )
 
 
-def _columns(theta: jax.Array, linear: Any) -> jax.Array:
+def _columns(theta: jax.Array, classes: int) -> jax.Array:
     """theta[chain, m] as [d, C, chain]: chains side by side are what makes the matrix products large."""
-    return theta.reshape(theta.shape[0], linear.shape[-1], linear.shape[-2]).transpose(2, 1, 0)
+    return theta.reshape(theta.shape[0], classes, -1).transpose(2, 1, 0)
 
 
-def _softmax(features: jax.Array, columns: jax.Array) -> jax.Array:
-    """p(class|u) for features[n, d] and columns[d, C, chain], [n, C, chain]."""
-    dim, *rest = columns.shape
-    logits = (features @ columns.reshape(dim, -1)).reshape(-1, *rest)
+def _rows(columns: jax.Array) -> jax.Array:
+    """[d, C, chain] as theta[chain, m] again."""
+    return columns.transpose(2, 1, 0).reshape(columns.shape[-1], -1)
+
+
+def _product(left: jax.Array, right: jax.Array) -> jax.Array:
+    """left[i, j] right[j, ...], in full float32 also where an accelerator would rather round."""
+    flat = jnp.matmul(left, right.reshape(right.shape[0], -1), precision="highest")
+    return flat.reshape(-1, *right.shape[1:])
+
+
+def _softmax(logits: jax.Array) -> jax.Array:
+    """p(class|u) from logits[n, C, chain]."""
     raised = jnp.exp(logits - logits.max(1, keepdims=True))
     return raised / raised.sum(1, keepdims=True)
 
 
-def _gradient(features: Any, linear: Any, share: Any, columns: jax.Array) -> jax.Array:
-    """One device's gradient for all chains, [d, C, chain]."""
-    p = _softmax(features, columns)
-    likelihood = (features.T @ p.reshape(p.shape[0], -1)).reshape(columns.shape)
+def _gradients(data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array) -> jax.Array:
+    """Gradients of a block of devices for all chains, [block, d, C, chain]."""
+    features, linear = data
+    block, rows, dim = features.shape
+    p = _softmax(_product(features.reshape(-1, dim), columns))
+    if block == 1:
+        likelihood = _product(features[0].T, p)[None]
+    else:
+        apart = p.reshape(block, rows, -1)
+        likelihood = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(block, *columns.shape)
     return likelihood - linear[..., None] + share * columns
 
 
-def _all_chains(
-    features: Any, linear: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
+def _chains_by_devices(
+    data: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """theta[chain, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
-    columns = _columns(theta, linear)
-
-    def add(total: jax.Array, device: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        u, b, w, limit = device
-        gradient = _gradient(u, b, share, columns)
-        norm = jnp.sqrt(jnp.sum(gradient**2, axis=(0, 1)))
-        return total + w * jnp.minimum(1.0, limit / norm) * gradient, norm
-
-    devices = (jnp.asarray(features), jnp.asarray(linear), weight.T, clip.T)
-    total, norms = jax.lax.scan(add, jnp.zeros_like(columns), devices)
-    return total.transpose(2, 1, 0).reshape(theta.shape), norms.T
+    columns = _columns(theta, data[1].shape[-1])
+    total, norms = accumulate(lambda part, at: _gradients(part, share, at), data, columns, weight, clip)
+    return _rows(total), norms
 
 
-@jax.custom_batching.custom_vmap
-def _clipped_sum(
-    features: Any, linear: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
+def _chains_by_rows(
+    data: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    total, norm = _all_chains(features, linear, share, theta[None], weight[None], clip[None])
-    return total[0], norm[0]
+    """The same for devices of few rows, without any device's own gradient.
+
+    With residuals r = p − 1[label] the gradient is Uᵀr + share θ. Its norm follows from the few products of a device's
+    rows, ‖Uᵀr‖² = Σ_ij (u_i·u_j)(r_i·r_j) and (Uᵀr)·θ = Σ_i r_i·logits_i, and the clipped sum is one matrix product.
+    """
+    features, labels = data
+    count, block, rows, dim = features.shape
+    classes = theta.shape[1] // dim
+    columns = _columns(theta, classes)
+    length = jnp.sum(columns**2, axis=(0, 1))
+
+    def by_block(values: jax.Array) -> jax.Array:
+        return jnp.pad(values.T, ((0, count * block - values.shape[1]), (0, 0))).reshape(count, block, -1)
+
+    def add(carry: tuple[jax.Array, jax.Array], part: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
+        total, prior = carry
+        u, label, w, limit = part
+        logits = _product(u.reshape(-1, dim), columns)
+        residual = _softmax(logits) - jax.nn.one_hot(label.reshape(-1), classes)[..., None]
+        across = jnp.sum(residual * logits, axis=1).reshape(block, rows, -1).sum(1)
+        apart = residual.reshape(block, rows, classes, -1)
+        square = share**2 * length + 2 * share * across
+        inner = jnp.einsum("kid,kjd->kij", u, u, precision="highest")[..., None]
+        for i in range(rows):
+            for j in range(i + 1):
+                square += (1 if i == j else 2) * inner[:, i, j] * jnp.sum(apart[:, i] * apart[:, j], axis=1)
+        norm = jnp.sqrt(jnp.maximum(square, 0.0))
+        factor = w * jnp.where(norm > limit, limit / norm, 1.0)
+        clipped = (factor[:, None, None] * apart).reshape(residual.shape)
+        return (total + _product(u.reshape(-1, dim).T, clipped), prior + factor.sum(0)), norm
+
+    start = (jnp.zeros_like(columns), jnp.zeros(theta.shape[0]))
+    (total, prior), norms = jax.lax.scan(add, start, (features, labels, by_block(weight), by_block(clip)))
+    return _rows(total + share * prior * columns), norms.reshape(count * block, -1)[: weight.shape[1]].T
 
 
-@_clipped_sum.def_vmap
-def _(axis_size: int, batched: list[bool], *arguments: Any) -> tuple[Any, Any]:
-    """All chains go through together; they share the data."""
-    if any(batched[:3]):
-        raise NotImplementedError("vmap over chains of one posterior, not over posteriors")
-    chains = [
-        value if own else jnp.broadcast_to(value, (axis_size, *value.shape))
-        for value, own in zip(arguments[3:], batched[3:], strict=True)
-    ]
-    return _all_chains(*arguments[:3], *chains), (True, True)
+_by_devices = many_chains(_chains_by_devices, own=3)
+_by_rows = many_chains(_chains_by_rows, own=3)
 
 
 @partial(jax.jit, static_argnames=("classes",))
 def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
     """Mean over draws of p(class|u), chain by chain and in blocks of rows that stay in the processor's cache."""
     count, dim = features.shape
-    block = min(count, 1024)
+    block = int(np.clip(2**22 // (classes * theta.shape[1]), 1, min(count, 1024)))
     rows = jnp.pad(features, ((0, -count % block), (0, 0))).reshape(-1, block, dim)
 
     def chain(draws: jax.Array) -> jax.Array:
         columns = draws.reshape(-1, classes, dim).transpose(2, 1, 0)
-        return jax.lax.map(lambda part: _softmax(part, columns).mean(-1), rows).reshape(-1, classes)[:count]
+        return jax.lax.map(lambda u: _softmax(_product(u, columns)).mean(-1), rows).reshape(-1, classes)[:count]
 
     return jax.lax.map(chain, theta)
 
 
-def _assemble(features: Array, linear: Array, sizes: Labels, prior_std: float) -> SoftmaxPosterior:
+def _assemble(features: Array, labels: Labels, linear: Array, sizes: Labels, prior_std: float) -> SoftmaxPosterior:
     X = features.reshape(-1, features.shape[-1])
     with np.errstate(over="ignore", invalid="ignore"):  # refused below, in words
         second = X.T @ X
@@ -235,7 +307,7 @@ def _assemble(features: Array, linear: Array, sizes: Labels, prior_std: float) -
         raise InputError("data", "values whose squares overflow", "scaled to moderate size")
     precision = prior_std**-2
     L = 0.5 * float(np.linalg.eigvalsh(second)[-1]) + precision
-    return SoftmaxPosterior(features, linear, sizes, prior_std, mu=precision, L=L)
+    return SoftmaxPosterior(features, labels, linear, sizes, prior_std, mu=precision, L=L)
 
 
 def softmax_regression(
@@ -275,11 +347,12 @@ def softmax_regression(
     owner = split(partition, labels.astype(float), devices, host_generator(named(key, "data"), "partition"))
     parts, sizes = by_device(owner, devices, features, labels)
     padded = np.zeros((devices, sizes.max(), features.shape[1]))
+    held = np.zeros((devices, sizes.max()), dtype=np.intp)
     linear = np.zeros((devices, features.shape[1], classes))
     for k, (u, v) in enumerate(parts):
-        padded[k, : len(v)] = u
+        padded[k, : len(v)], held[k, : len(v)] = u, v
         np.add.at(linear[k].T, v, u)
-    return _assemble(padded, linear, sizes, prior_std)
+    return _assemble(padded, held, linear, sizes, prior_std)
 
 
 def synthetic_labels(

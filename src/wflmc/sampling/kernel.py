@@ -29,17 +29,26 @@ from wflmc.planning import Plan
 
 
 class Rounds(NamedTuple):
-    """The part of a plan that acts in a round; with a leading axis, of many rounds."""
+    """The part of a plan that acts in a round; or in many, where all but clip and noise power have a leading axis."""
 
     step_size: Any
     gain: Any
     weight: Any
     """[K]."""
+    server_noise: Any
+    """None where no round of the plan has any, so that none is drawn."""
     clip: Any
     """[K]."""
     noise_power: Any
-    server_noise: Any
-    """None where no round of the plan has any, so that none is drawn."""
+
+    def at(self, index: Any) -> Rounds:
+        """One of many rounds, or a slice of them."""
+        return self._replace(
+            step_size=self.step_size[index],
+            gain=self.gain[index],
+            weight=self.weight[index],
+            server_noise=None if self.server_noise is None else self.server_noise[index],
+        )
 
 
 class State(NamedTuple):
@@ -71,14 +80,13 @@ class Kernel(NamedTuple):
 
 def rounds_of(plan: Plan) -> Rounds:
     """A plan as arrays with a leading round axis."""
-    count = plan.rounds
     return Rounds(
         step_size=plan.step_size,
         gain=plan.gain,
         weight=plan.weight,
-        clip=np.broadcast_to(plan.clip, (count, plan.devices)),
-        noise_power=np.full(count, plan.noise_power),
         server_noise=plan.server_noise if np.any(plan.server_noise) else None,
+        clip=plan.clip,
+        noise_power=np.asarray(plan.noise_power),
     )
 
 
@@ -119,8 +127,7 @@ def kernel(posterior: Any, plan: Plan) -> Kernel:
         return State(posterior.draw_initial(named(key, "init"), plan.init), jnp.zeros((), jnp.int32))
 
     def advance(key: jax.Array, state: State) -> tuple[State, Info]:
-        now = jax.tree.map(lambda values: values[state.round], rounds)
-        theta, info = step(key, posterior, state.theta, now)
+        theta, info = step(key, posterior, state.theta, rounds.at(state.round))
         return State(theta, state.round + 1), info
 
     return Kernel(init, advance)

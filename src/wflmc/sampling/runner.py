@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError, SamplingError
@@ -20,16 +21,25 @@ from wflmc.sampling.trace import Trace
 
 BLOCK_WORK = 2**28
 """Device-gradient entries after which a compiled loop returns to the host: progress, and Ctrl-C."""
+MEMORY = 2 * 2**30
+"""Bytes for chains and gradients unless the caller sets a limit; chunks depend on nothing else but the problem."""
+WORKING_BYTES = MEMORY // 4
 
 Progress = Callable[[int, int], None]
 
 
 class _Carry(NamedTuple):
-    """What the scan carries: the chains, and what is kept of them, [draw, chain, ...]."""
+    """What the scan carries: the chains, and their kept samples of this block of rounds, [draw, chain, m]."""
 
     theta: jax.Array
     kept: jax.Array
-    clip_rate: jax.Array
+
+
+class _Chunks(NamedTuple):
+    """How the work is cut: chains at a time, and rounds between two looks of the host."""
+
+    chains: int
+    rounds: int
 
 
 @partial(jax.jit, static_argnames=("init",))
@@ -38,25 +48,56 @@ def _start(init_key: jax.Array, posterior: Any, chain: jax.Array, init: str) -> 
     return jax.vmap(lambda index: posterior.draw_initial(jax.random.fold_in(init_key, index), init))(chain)
 
 
-@partial(jax.jit, static_argnames=("zipped",), donate_argnames=("carry",))
-def _advance(
-    posterior: Any, rounds: Rounds, carry: _Carry, keys: jax.Array, first: int, skip: int, *, zipped: bool
-) -> tuple[_Carry, dict[str, jax.Array]]:
-    """Scan a block of rounds for all chains; rounds[S, ...] are shared, or rounds[S, chain, ...] zipped with them.
+def _scan(
+    posterior: Any, rounds: Rounds, carry: _Carry, keys: jax.Array, first: jax.Array, skip: jax.Array, zipped: bool
+) -> tuple[_Carry, jax.Array, jax.Array]:
+    """A block of rounds for all chains: the carry, whether all were finite [S, 1], and clip rates [S, chain].
 
-    Every round writes its samples at its place among the kept ones. The first `skip` rounds all write to the
+    Every round writes its samples at its place among the kept ones of the block. Rounds of burn-in all write to the
     first place, where the first kept round overwrites them: burn-in takes no memory and no second compilation.
     """
+    axes = Rounds(*(None if values is None else 0 if zipped else None for values in rounds))
 
-    def body(carry: _Carry, at: tuple[Rounds, jax.Array]) -> tuple[_Carry, dict[str, jax.Array]]:
-        now, index = at
+    def body(carry: _Carry, at: tuple[Rounds, jax.Array]) -> tuple[_Carry, tuple[jax.Array, jax.Array]]:
+        changing, index = at
+        now = changing._replace(clip=rounds.clip, noise_power=rounds.noise_power)
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-        theta, info = jax.vmap(step, (0, None, 0, 0 if zipped else None))(round_keys, posterior, carry.theta, now)
-        place = jnp.maximum(index - skip, 0)
-        carry = _Carry(theta, carry.kept.at[place].set(theta), carry.clip_rate.at[place].set(info.clip_rate))
-        return carry, {"finite": info.finite.all(), "clip_rate": info.clip_rate.mean()}
+        theta, info = jax.vmap(step, (0, None, 0, axes))(round_keys, posterior, carry.theta, now)
+        place = jnp.maximum(index - jnp.maximum(skip, first), 0)
+        return _Carry(theta, carry.kept.at[place].set(theta)), (info.finite.all(keepdims=True), info.clip_rate)
 
-    return jax.lax.scan(body, carry, (rounds, first + jnp.arange(rounds.gain.shape[0])))
+    changing = rounds._replace(clip=None, noise_power=None)
+    carry, (finite, clip_rate) = jax.lax.scan(body, carry, (changing, first + jnp.arange(rounds.gain.shape[0])))
+    return carry, finite, clip_rate
+
+
+@partial(jax.jit, static_argnames=("zipped", "mesh"), donate_argnames=("carry",))
+def _advance(
+    posterior: Any,
+    rounds: Rounds,
+    carry: _Carry,
+    keys: jax.Array,
+    first: int,
+    skip: int,
+    *,
+    zipped: bool,
+    mesh: Mesh | None,
+) -> tuple[_Carry, jax.Array, jax.Array]:
+    """`_scan`, with the chains spread over the accelerators of a mesh: each works on its own, nothing is exchanged."""
+    if mesh is None:
+        return _scan(posterior, rounds, carry, keys, jnp.asarray(first), jnp.asarray(skip), zipped)
+    spec: Any = PartitionSpec
+    chain, of_round, everywhere = spec("chain"), spec(None, "chain"), spec()
+    per_round, fixed = (of_round, chain) if zipped else (everywhere, everywhere)
+    specs = Rounds(per_round, per_round, per_round, None if rounds.server_noise is None else per_round, fixed, fixed)
+    split = jax.shard_map(
+        partial(_scan, zipped=zipped),
+        mesh=mesh,
+        in_specs=(everywhere, specs, _Carry(chain, of_round), chain, everywhere, everywhere),
+        out_specs=(_Carry(chain, of_round), of_round, of_round),
+        check_vma=False,
+    )
+    return split(posterior, rounds, carry, keys, jnp.asarray(first), jnp.asarray(skip))
 
 
 def sample(
@@ -67,6 +108,9 @@ def sample(
     *,
     keep_burn_in: bool = False,
     numbers: Sequence[int] | None = None,
+    memory: float | None = None,
+    store: str | Path | None = None,
+    accelerators: Sequence[jax.Device] | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """Run chains of a plan, or one chain for each of several plans of one shape.
@@ -79,6 +123,10 @@ def sample(
         chains: number of chains (100 for a single plan); for several plans it is their number.
         keep_burn_in: keep the samples of burn-in as well.
         numbers: which chains these are, 0, 1, … by default; equal numbers share start and noise.
+        memory: bytes for chains and gradients at a time (2 GiB); less means smaller chunks, and changes results by
+            float rounding alone. The samples themselves come on top, unless they are stored.
+        store: a file that the samples go to round by round, for traces larger than memory; the trace reads from it.
+        accelerators: where chains are spread; by default over all that JAX sees.
         progress: called with (rounds done, rounds in all).
     """
     plans = [plan] if isinstance(plan, Plan) else list(plan)
@@ -97,34 +145,89 @@ def sample(
             f"a plan for {first.devices} devices and {first.dim} parameters",
             f"made for this posterior ({posterior.devices} devices, {posterior.dim} parameters)",
         )
-    rounds = _stack(plans) if zipped else rounds_of(first)
+    number = np.arange(count) if numbers is None else np.asarray(numbers)
+    if number.shape != (count,):
+        raise InputError("numbers", f"{number.size} numbers", f"one for each of {count} chains")
+    places = list(jax.devices() if accelerators is None else accelerators)
+    mesh = Mesh(np.array(places), ("chain",)) if len(places) > 1 else None
     skip = 0 if keep_burn_in else first.burn_in
-    chain = jnp.arange(count) if numbers is None else jnp.asarray(numbers)
-    if chain.shape != (count,):
-        raise InputError("numbers", f"{chain.size} numbers", f"one for each of {count} chains")
-    theta = _start(named(key, "init"), posterior, chain, first.init)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(named(key, "noise"), chain)
     draws = first.rounds - skip
-    carry = _Carry(theta, jnp.zeros((draws, *theta.shape), theta.dtype), jnp.zeros((draws, count)))
-    block = max(1, BLOCK_WORK // (count * first.devices * first.dim))
-    rates = []
-    for at in range(0, first.rounds, block):
-        upto = min(at + block, first.rounds)
-        part = jax.tree.map(itemgetter(slice(at, upto)), rounds)
-        carry, out = _advance(posterior, part, carry, keys, at, skip, zipped=zipped)
-        _raise_if_lost(np.asarray(out["finite"]), at)
-        rates.append(np.asarray(out["clip_rate"]))
-        if progress is not None:
-            progress(upto, first.rounds)
-    samples = np.asarray(carry.kept).swapaxes(0, 1)
-    own = first.burn_in - skip
+    limit = MEMORY if memory is None else memory
+    chunks = _chunks(posterior, first, count, draws, limit, len(places))
+    ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4)
+    theta = _room((draws, count, first.dim), store)
+    clip_rate, burn_in_rate = np.empty((draws, count), np.float32), np.zeros(first.burn_in)
+    done, work = 0, first.rounds * -(-count // chunks.chains)
+    for at in range(0, count, chunks.chains):
+        # A last chunk that is not full is filled up with a chain again, so that nothing is compiled anew.
+        chosen = np.minimum(np.arange(at, at + chunks.chains), count - 1)
+        own = min(chunks.chains, count - at)
+        rounds = _stack([plans[index] for index in chosen]) if zipped else rounds_of(first)
+        for block, kept, rate in _run(key, ready, first, rounds, number[chosen], skip, chunks.rounds, zipped, mesh):
+            fresh = slice(max(block.start, skip) - skip, max(block.stop, skip) - skip)
+            theta[fresh, at : at + own] = kept[: fresh.stop - fresh.start, :own]
+            clip_rate[fresh, at : at + own] = rate[max(skip - block.start, 0) :, :own]
+            early = slice(block.start, min(block.stop, first.burn_in))
+            burn_in_rate[early] += rate[: max(early.stop - early.start, 0), :own].sum(1) / count
+            done += block.stop - block.start
+            if progress is not None:
+                progress(done, work)
+    samples, before = theta.swapaxes(0, 1), first.burn_in - skip
     return Trace(
-        theta=samples[:, own:],
-        clip_rate=np.asarray(carry.clip_rate).T[:, own:],
-        burn_in_clip_rate=np.concatenate(rates)[: first.burn_in],
-        warmup=samples[:, :own] if keep_burn_in else None,
+        theta=samples[:, before:],
+        clip_rate=clip_rate.T[:, before:],
+        burn_in_clip_rate=burn_in_rate,
+        warmup=samples[:, :before] if keep_burn_in else None,
         plans=tuple(plans),
     )
+
+
+def _chunks(posterior: Any, plan: Plan, count: int, draws: int, limit: float, places: int) -> _Chunks:
+    """Chains at a time and rounds at a time, in equal parts, within a limit of bytes."""
+    one = posterior.working_bytes(1) + 16.0 * plan.dim
+    if one > limit:
+        raise InputError("memory", f"{limit:.3g} bytes", f"at least {one:.3g} bytes, which one chain takes")
+    groups = -(-count // int(min(count, max(1, (limit / 2) // one))))
+    chains = -(-count // (groups * places)) * places
+    kept = int(max(1, (limit / 4) // (4.0 * chains * plan.dim)))
+    most = max(1, BLOCK_WORK // (chains * plan.devices * plan.dim))
+    # Only kept rounds take memory; burn-in may be cut as coarsely as the work allows.
+    most = most if draws <= kept else min(most, kept)
+    return _Chunks(chains, -(-plan.rounds // -(-plan.rounds // min(most, plan.rounds))))
+
+
+def _room(shape: tuple[int, ...], store: str | Path | None) -> NDArray[np.float32]:
+    """Where samples go: memory, or a file."""
+    if store is None:
+        return np.empty(shape, np.float32)
+    return np.lib.format.open_memmap(store, mode="w+", dtype=np.float32, shape=shape)
+
+
+def _run(
+    key: jax.Array,
+    posterior: Any,
+    plan: Plan,
+    rounds: Rounds,
+    number: NDArray[Any],
+    skip: int,
+    size: int,
+    zipped: bool,
+    mesh: Mesh | None,
+) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any]]]:
+    """One chunk of chains: block by block of rounds, its kept samples and clip rates."""
+    chain = jnp.asarray(number)
+    theta = _start(named(key, "init"), posterior, chain, plan.init)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(named(key, "noise"), chain)
+    kept = jnp.zeros((min(size, plan.rounds - skip), *theta.shape), theta.dtype)
+    for at in range(0, plan.rounds, size):
+        block = slice(at, min(at + size, plan.rounds))
+        carry, finite, rate = _advance(
+            posterior, rounds.at(block), _Carry(theta, kept), keys, at, skip, zipped=zipped, mesh=mesh
+        )
+        theta, kept = carry
+        _raise_if_lost(np.asarray(finite), at)
+        fresh = block.stop - max(block.start, min(skip, block.stop))
+        yield block, np.asarray(kept[:fresh]), np.asarray(rate)
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
@@ -132,16 +235,26 @@ def _shape(plan: Plan) -> tuple[object, ...]:
 
 
 def _stack(plans: Sequence[Plan]) -> Rounds:
-    """Rounds of several plans as [S, plan, ...]."""
-    parts = [rounds_of(p) for p in plans]
-    if any(part.server_noise is not None for part in parts):
-        parts = [part._replace(server_noise=p.server_noise) for part, p in zip(parts, plans, strict=True)]
-    return Rounds(*(None if values[0] is None else np.stack(values, axis=1) for values in zip(*parts, strict=True)))
+    """Rounds of several plans as [S, plan, ...], what does not change as [plan, ...]."""
+    noisy = any(np.any(p.server_noise) for p in plans)
+
+    def together(values: Iterable[Any], axis: int) -> NDArray[np.float32]:
+        return np.stack(list(values), axis=axis, dtype=np.float32, casting="same_kind")
+
+    return Rounds(
+        step_size=together((p.step_size for p in plans), 1),
+        gain=together((p.gain for p in plans), 1),
+        weight=together((p.weight for p in plans), 1),
+        server_noise=together((p.server_noise for p in plans), 1) if noisy else None,
+        clip=together((p.clip for p in plans), 0),
+        noise_power=together((np.asarray(p.noise_power) for p in plans), 0),
+    )
 
 
 def _raise_if_lost(finite: NDArray[np.bool_], first: int) -> None:
+    """finite[round, accelerator] of a block that begins at round `first`."""
     if not finite.all():
-        lost = first + int(np.argmin(finite)) + 1
+        lost = first + int(np.argmin(finite.all(1))) + 1
         raise SamplingError(
             f"A chain left the finite numbers in round {lost}: the noise or the step is too large for it to come "
             "back. Use a smaller step size, a larger clip, or a policy with less noise in early rounds."

@@ -73,7 +73,16 @@ class Trace:
         return xr.DataTree.from_dict(groups)
 
     def save(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
-        """Write NetCDF that `arviz.from_netcdf` reads."""
+        """Write NetCDF that `arviz.from_netcdf` reads; chain by chain, so that traces may be larger than memory."""
+        import h5netcdf
         import xarray as xr
 
-        xr.DataTree.from_dict(self.datasets(attributes)).to_netcdf(path, engine="h5netcdf")
+        groups = self.datasets(attributes)
+        large = {name: groups[name]["theta"] for name in groups if "theta" in groups[name]}
+        rest = {name: group.drop_vars("theta", errors="ignore") for name, group in groups.items()}
+        xr.DataTree.from_dict(rest).to_netcdf(path, engine="h5netcdf")
+        with h5netcdf.File(path, "a") as file:
+            for name, theta in large.items():
+                variable = file[name].create_variable("theta", theta.dims, theta.dtype)
+                for chain in range(theta.sizes["chain"]):
+                    variable[chain] = theta.values[chain]

@@ -56,6 +56,8 @@ class Mnist:
     seed: int = 0
     stop_se: float | None = None
     """Stop a point when the standard error of every scheme's calibration error is this share of it."""
+    memory: float | None = None
+    """Limit of the sampler, in bytes; results depend on it by float rounding."""
 
     def __post_init__(self) -> None:
         if self.experiments < 1:
@@ -161,6 +163,7 @@ def _experiments(
         posterior,
         [plan for scheme in langevin for plan in setting.plans(posterior, scheme, links)],
         numbers=list(numbers) * len(langevin),
+        memory=setting.memory,
         progress=lambda done, rounds: progress(0.9 * done / rounds),
     )
     thetas = dict(zip(langevin, np.split(trace.theta, len(langevin)), strict=True))

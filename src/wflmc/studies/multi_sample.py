@@ -37,6 +37,8 @@ class MultiSample:
     rounds: int = 100
     step_factor: float = 0.4
     seed: int = 0
+    memory: float | None = None
+    """Limit of the sampler, in bytes; results depend on it by float rounding."""
 
     @property
     def step_size(self) -> float:
@@ -91,6 +93,7 @@ def measure_w2(name: str, setting: MultiSample, x: float, snr_db: float, burn_in
         setting.posterior,
         [plan for scheme in SCHEMES for plan in plans[scheme]],
         numbers=list(range(setting.experiments)) * len(SCHEMES),
+        memory=setting.memory,
         keep_burn_in=True,  # one shape, hence one compilation, whatever the burn-in
         progress=lambda done, rounds: progress(0.5 + 0.3 * done / rounds),
     )
