@@ -16,7 +16,7 @@ from wflmc.cli.output import ProgressBar, writable_folder
 from wflmc.data import fetch_mnist, load_mnist
 from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, evaluate, preload, reliability
-from wflmc.sampling import MEMORY, Trace, sample
+from wflmc.sampling import Trace, default_memory, sample
 from wflmc.scenario import (
     Scenario,
     build,
@@ -101,7 +101,7 @@ def run_command(
     samples = 4.0 * scenario.sampler.chains * scenario.sampler.samples * made.dim
     with tempfile.TemporaryDirectory(dir=folder, prefix=".samples-") as scratch:
         # Samples that would not leave room for anything else go to a file at once.
-        store = Path(scratch) / "theta.npy" if samples > (memory or MEMORY) / 2 else None
+        store = Path(scratch) / "theta.npy" if samples > (memory or default_memory()) / 2 else None
         with bar("sampling", made.rounds) as advance:
             trace = sample(
                 jax.random.key(scenario.sampler.seed),

@@ -22,7 +22,7 @@ from wflmc.keys import named
 from wflmc.planning import plan
 from wflmc.privacy import Privacy
 from wflmc.sampling.kernel import Rounds, rounds_of, step
-from wflmc.sampling.runner import WORKING_BYTES
+from wflmc.sampling.runner import default_memory
 
 RHAT_LIMIT = 1.01
 GROUPS, MEMBERS = 16, 256
@@ -65,7 +65,7 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int)
         posterior, Link(channel.static()), Privacy(), step_size=step_size, burn_in=0, samples=1, power="noiseless"
     )
     now = jax.tree.map(jnp.asarray, rounds_of(ideal).at(0))
-    posterior = posterior.fitted(GROUPS * MEMBERS, WORKING_BYTES)
+    posterior = posterior.fitted(GROUPS * MEMBERS, default_memory() / 4)
     key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
     starts = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))
     theta = jnp.repeat(starts, MEMBERS, axis=0)

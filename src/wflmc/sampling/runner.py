@@ -20,10 +20,11 @@ from wflmc.sampling.kernel import Rounds, rounds_of, step
 from wflmc.sampling.trace import Trace
 
 BLOCK_WORK = 2**28
-"""Device-gradient entries after which a compiled loop returns to the host: progress, and Ctrl-C."""
+"""Device-gradient entries after which a compiled loop returns to the host, for progress and Ctrl-C: about a second of
+a CPU's work. An accelerator does sixteen times as much."""
 MEMORY = 2 * 2**30
-"""Bytes for chains and gradients unless the caller sets a limit; chunks depend on nothing else but the problem."""
-WORKING_BYTES = MEMORY // 4
+"""Bytes for chains and gradients unless the caller sets a limit; on an accelerator eight times as much. Chunks depend
+on this and on the problem alone."""
 
 Progress = Callable[[int, int], None]
 
@@ -152,7 +153,7 @@ def sample(
     mesh = Mesh(np.array(places), ("chain",)) if len(places) > 1 else None
     skip = 0 if keep_burn_in else first.burn_in
     draws = first.rounds - skip
-    limit = MEMORY if memory is None else memory
+    limit = default_memory() if memory is None else memory
     chunks = _chunks(posterior, first, count, draws, limit, len(places))
     ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4)
     theta = _room((draws, count, first.dim), store)
@@ -182,6 +183,11 @@ def sample(
     )
 
 
+def default_memory() -> int:
+    """The limit of memory where none is given."""
+    return MEMORY if jax.default_backend() == "cpu" else 8 * MEMORY
+
+
 def _chunks(posterior: Any, plan: Plan, count: int, draws: int, limit: float, places: int) -> _Chunks:
     """Chains at a time and rounds at a time, in equal parts, within a limit of bytes."""
     one = posterior.working_bytes(1) + 16.0 * plan.dim
@@ -190,7 +196,8 @@ def _chunks(posterior: Any, plan: Plan, count: int, draws: int, limit: float, pl
     groups = -(-count // int(min(count, max(1, (limit / 2) // one))))
     chains = -(-count // (groups * places)) * places
     kept = int(max(1, (limit / 4) // (4.0 * chains * plan.dim)))
-    most = max(1, BLOCK_WORK // (chains * plan.devices * plan.dim))
+    work = BLOCK_WORK if jax.default_backend() == "cpu" else 16 * BLOCK_WORK
+    most = max(1, work // (chains * plan.devices * plan.dim))
     # Only kept rounds take memory; burn-in may be cut as coarsely as the work allows.
     most = most if draws <= kept else min(most, kept)
     return _Chunks(chains, -(-plan.rounds // -(-plan.rounds // min(most, plan.rounds))))
@@ -238,16 +245,19 @@ def _stack(plans: Sequence[Plan]) -> Rounds:
     """Rounds of several plans as [S, plan, ...], what does not change as [plan, ...]."""
     noisy = any(np.any(p.server_noise) for p in plans)
 
-    def together(values: Iterable[Any], axis: int) -> NDArray[np.float32]:
-        return np.stack(list(values), axis=axis, dtype=np.float32, casting="same_kind")
+    def together(values: Iterable[Any]) -> jax.Array:
+        return jnp.asarray(np.stack(list(values), dtype=np.float32, casting="same_kind"))
+
+    def by_round(values: Iterable[Any]) -> jax.Array:
+        return together(values).swapaxes(0, 1)
 
     return Rounds(
-        step_size=together((p.step_size for p in plans), 1),
-        gain=together((p.gain for p in plans), 1),
-        weight=together((p.weight for p in plans), 1),
-        server_noise=together((p.server_noise for p in plans), 1) if noisy else None,
-        clip=together((p.clip for p in plans), 0),
-        noise_power=together((np.asarray(p.noise_power) for p in plans), 0),
+        step_size=by_round(p.step_size for p in plans),
+        gain=by_round(p.gain for p in plans),
+        weight=by_round(p.weight for p in plans),
+        server_noise=by_round(p.server_noise for p in plans) if noisy else None,
+        clip=together(p.clip for p in plans),
+        noise_power=together(np.asarray(p.noise_power) for p in plans),
     )
 
 
