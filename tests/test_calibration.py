@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
+import wflmc
 from wflmc.errors import InputError
 from wflmc.evaluation import calibration, reliability
+from wflmc.posterior.softmax import synthetic_labels
 
 
 def random_case(seed, count=500, classes=5):
@@ -83,7 +86,49 @@ def test_chains_at_once_and_reliability():
     np.testing.assert_allclose(merged.confidence, pooled.confidence)
 
 
+def test_bins_include_their_upper_edge():
+    for bins in (10, 20, 49, 100):
+        p = np.arange(1, bins + 1) / bins
+        p = p[p > 0.5]
+        found = calibration(np.column_stack([p, 1 - p]), np.zeros(p.size, int), bins)
+        assert np.flatnonzero(found.share).tolist() == list(range(bins - p.size, bins))
+
+
+def test_scores_of_a_model(tmp_path):
+    """Test sets that are not right are refused, and an intercept is the model's own business."""
+    X, y = synthetic_labels(jax.random.key(0), 60, 3, 3)
+    posterior = wflmc.softmax_regression(jax.random.key(0), 4, X=X, y=y, intercept=True)
+    link, privacy = wflmc.Link(wflmc.channel.static(1.0)), wflmc.Privacy(50, 0.1, 30)
+    plan = wflmc.plan(posterior, link, privacy, step_size=0.01, burn_in=5, samples=4, initial_w2_sq=1.0)
+    trace = wflmc.sample(jax.random.key(0), posterior, plan, 3)
+    found = wflmc.evaluate(trace, posterior, test=(X, y)).scores
+    whole = wflmc.evaluate(trace, posterior, test=(X, y.astype(float))).scores
+    assert np.array_equal(found.nll, whole.nll)
+    logits = np.einsum(
+        "nd,abcd->abnc", np.column_stack([X, np.ones(60)]), trace.theta.reshape(3, 4, 3, 4).astype(float)
+    )
+    p = np.exp(logits)
+    p /= p.sum(-1, keepdims=True)
+    np.testing.assert_allclose(found.nll, -np.log(p.mean(1)[:, np.arange(60), y]).mean(1), rtol=1e-4)
+    for test in ((X, y - 1), (X * np.nan, y), (X, y + 5), (X, y + 0.5), (X[:, :2], y), (X[:0], y[:0]), (X, y[:5]), X):
+        with pytest.raises(InputError):
+            wflmc.evaluate(trace, posterior, test=test)
+    gaussian = wflmc.gaussian_regression(jax.random.key(0), devices=4, examples=40)
+    plan = wflmc.plan(gaussian, link, privacy, step_size=1e-3, burn_in=5, samples=4)
+    with pytest.raises(InputError, match="does not predict"):
+        wflmc.evaluate(wflmc.sample(jax.random.key(0), gaussian, plan, 3), gaussian, test=(X, y))
+
+
+@pytest.mark.parametrize("p", [[[0.5, np.nan]], [[2.0, 3.0]], [[-0.5, 1.5]]])
+def test_what_is_no_probability(p):
+    with pytest.raises(InputError, match="probabilities"):
+        calibration(p, [0])
+
+
 def test_bad_input():
+    for labels in ([-1, 1, 2], [0, 1, 3], [0.5, 1, 2]):
+        with pytest.raises(InputError, match="whole numbers from 0 to 2"):
+            calibration(np.eye(3), labels)
     with pytest.raises(InputError, match="one label for each row"):
         calibration(np.eye(3), [0, 1])
     with pytest.raises(InputError, match="bins"):

@@ -156,7 +156,7 @@ def test_interrupt(call, scenario, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "_exit", sys.exit)  # a real interrupt ends the process at once, and with it the tests
     code, _, err = call("run", scenario, "--out", tmp_path / "run")
     assert code == 1
-    assert err.splitlines()[-1] == "wflmc: Interrupted; files that were finished are kept."
+    assert err.splitlines()[-1] == "wflmc: Interrupted; files and points that were finished are kept."
 
 
 def test_interrupting_a_real_process(scenario):
@@ -175,7 +175,7 @@ def test_interrupting_a_real_process(scenario):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, ""), err
-    assert err == "wflmc: Interrupted; files that were finished are kept.\n"
+    assert err == "wflmc: Interrupted; files and points that were finished are kept.\n"
 
 
 def test_lost_chains_are_warned_of(call, scenario):

@@ -146,7 +146,7 @@ def test_principal_directions_are_those_of_scikit_learn():
     assert np.all(np.take_along_axis(found, np.abs(found).argmax(0)[None], 0) > 0)
 
 
-def test_features_of_the_paper(mnist_features):
+def test_features_of_the_paper(mnist_features, mnist_folder):
     assert mnist_features.X.shape == (12_000, 30)
     assert mnist_features.X_test.shape == (10_000, 30)
     blocks = mnist_features.y.reshape(30, 400)
@@ -154,6 +154,15 @@ def test_features_of_the_paper(mnist_features):
     # The authors' 1/(1 + L/N) is 0.0497 on their draw of images.
     L = 0.5 * np.linalg.eigvalsh(mnist_features.X.T @ mnist_features.X)[-1] + 1
     assert pytest.approx(0.0497, rel=0.02) == 1 / (1 + L / 12_000)
+    # All images on the same directions, recomputed here from the chosen training images.
+    images = data.load_mnist(mnist_folder)
+    generator = np.random.default_rng(0)
+    chosen = [generator.choice(np.flatnonzero(images.train_labels == c), 1200, replace=False) for c in range(10)]
+    pixels = images.train_images[np.stack(chosen, 1).ravel()] / 255
+    directions = PCA(30, svd_solver="covariance_eigh").fit(pixels).components_.T
+    directions *= np.sign((pixels @ directions).sum(0)) * np.sign(mnist_features.X.sum(0))
+    np.testing.assert_allclose(mnist_features.X, pixels @ directions, atol=1e-8)
+    np.testing.assert_allclose(mnist_features.X_test, images.test_images / 255 @ directions, atol=1e-8)
     # Directions come from centred images, the projection is of images as they are: its mean is not zero.
     assert np.linalg.norm(mnist_features.X.mean(0)) > 1
 

@@ -59,6 +59,29 @@ def test_steps_written_out(momentum):
         np.testing.assert_allclose(found[row], theta, rtol=1e-4, atol=1e-4)
 
 
+def test_noise_and_channels_written_out():
+    """At a moderate SNR, with the noise drawn again: other noise in every iteration and experiment, own gains."""
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
+    links = [wflmc.Link(channel.rayleigh(1.0), snr_db=3, seed=seed) for seed in range(2)]
+    key = jax.random.key(5)
+    found = sbfl(key, posterior, links, rounds=9, momentum=0.5, step_size=0.01, numbers=[4, 7])
+    for row, (link, number) in enumerate(zip(links, [4, 7], strict=True)):
+        theta, velocity = posterior.draw_initial(jax.random.fold_in(named(key, "init"), number)), 0.0
+        gains = np.abs(link.gains(9, 3))
+        for iteration in range(3):
+            noise_key = jax.random.fold_in(jax.random.fold_in(named(key, "sbfl"), number), iteration)
+            noise = jax.random.normal(noise_key, (3, 5))
+            total = 0.0
+            for k in range(3):
+                g = posterior.gradients(theta)[k] / posterior.sizes[k]
+                h = gains[3 * iteration + k, k]  # devices take turns
+                y = h * jnp.sign(g - g.mean()) + noise[k] / np.sqrt(link.snr)
+                total += g.mean() + np.sqrt(2 / np.pi) * g.std() * jnp.tanh(h * y * link.snr)
+            velocity = 0.5 * velocity + total
+            theta = theta - 0.01 * velocity
+        np.testing.assert_allclose(found[row], theta, rtol=1e-4, atol=1e-4)
+
+
 def test_it_learns_when_the_channel_is_good():
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=300)
     good, bad = ([wflmc.Link(channel.static(1.0), snr_db=snr)] for snr in (60, -60))

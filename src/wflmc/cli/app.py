@@ -181,14 +181,17 @@ def reproduce(
     ] = None,
     experiments: Annotated[
         int | None,
-        typer.Option("--experiments", metavar="N", min=1, help="Instead of 100 for fig6 and fig7, 50 for fig8."),
+        typer.Option(
+            "--experiments", metavar="N", help="Instead of 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity."
+        ),
     ] = None,
     stop_se: Annotated[
         float | None,
         typer.Option(
             "--stop-se",
             metavar="SHARE",
-            help="Stop a point of fig8 when every standard error is below this share of its value.",
+            help="Stop a point of fig8 or heterogeneity as soon as the standard error of every scheme's calibration "
+            "error is below this share of it.",
         ),
     ] = None,
     cache: Annotated[

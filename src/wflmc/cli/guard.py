@@ -40,7 +40,7 @@ def guarded(command: Callable[[], object]) -> int:
     except OSError as error:
         return _say(f"{error.strerror or error}: {error.filename or 'output'}.", FAILED)
     if code == INTERRUPTED:
-        return _say("Interrupted; files that were finished are kept.", INTERRUPTED)
+        return _say("Interrupted; files and points that were finished are kept.", INTERRUPTED)
     return code if isinstance(code, int) else DONE
 
 

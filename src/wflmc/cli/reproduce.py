@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,12 +48,20 @@ def reproduce_command(request: Request, bar: ProgressBar, say: Callable[[str], N
     wanted = _wanted(request.figures)
     if request.stop_se is not None and not 0 < request.stop_se < 1:
         raise InputError("--stop-se", request.stop_se, "between 0 and 1, a share of the value")
+    if request.stop_se is not None and {"fig6", "fig7"} & set(wanted):
+        say("--stop-se is for fig8 and heterogeneity; fig6 and fig7 estimate from all experiments together.")
     files, folders = _sources(request.data)
     gaussian = _gaussian(files) if set(wanted) - {"fig8", *EXTRA} else None
     features = _mnist(folders, say) if {"fig8", *EXTRA} & set(wanted) else None
     folder = writable_folder(request.out)
     cache = writable_folder(request.cache, "--cache") if request.cache else cache_folder() / "studies"
     source = Path(files[0]).name if files else "synthetic data"
+    if files and gaussian is None:
+        say(f"--data {files[0]} is for figures 2 to 7 and not used.")
+    if folders and features is None:
+        say(f"--data {folders[0]} is for fig8 and heterogeneity and not used.")
+    if request.experiments is not None and request.experiments < 1:
+        raise InputError("--experiments", request.experiments, "at least 1")
     pictures: list[Path] = []
     tables: studies.Tables = {}
     for name in wanted:
@@ -68,9 +77,29 @@ def reproduce_command(request: Request, bar: ProgressBar, say: Callable[[str], N
         tables.update(found)
     claims = studies.claims(studies.Setting(gaussian)) if gaussian and set(wanted) & set(studies.NAMES) else []
     claims += studies.measured_claims(tables, gaussian)
-    plain = [claim._asdict() for claim in claims]
-    write_text(folder / "claims.json", to_json({"data": source, "claims": plain}))
-    return Result({"figures": wanted, "files": [str(path) for path in pictures], "claims": plain}, claims, pictures)
+    few = {name for name in EXPERIMENTS if (request.experiments or EXPERIMENTS[name]) < EXPERIMENTS[name] / 2}
+    claims = [_of_few(claim, request.experiments) if claim.figure in few else claim for claim in claims]
+    plain = [{**claim._asdict(), "data": "MNIST" if claim.figure == "fig8" else source} for claim in claims]
+    used = [name for name, there in ((source, gaussian), ("MNIST", features)) if there is not None]
+    # Claims of other figures in the same folder stay.
+    others = [claim for claim in _earlier(folder / "claims.json") if claim["figure"] not in {c.figure for c in claims}]
+    write_text(folder / "claims.json", to_json({"data": ", ".join(used), "claims": [*others, *plain]}))
+    tables_written = [folder / f"{name}.csv" for name in (*(n for n in wanted if n in studies.NAMES), *tables)]
+    written = [str(path) for path in (*pictures, *tables_written, folder / "claims.json")]
+    return Result({"figures": wanted, "files": written, "claims": plain}, claims, pictures)
+
+
+def _of_few(claim: studies.Claim, experiments: int | None) -> studies.Claim:
+    return claim._replace(note=f"{claim.note}; only {experiments} experiments, which may not decide it")
+
+
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    """The claims that an earlier run has left in the folder."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        return [claim for claim in found if isinstance(claim["figure"], str)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _wanted(names: Sequence[str]) -> list[str]:
@@ -138,7 +167,8 @@ def _study(
         mnist = studies.Mnist(features, experiments=count, stop_se=request.stop_se, memory=request.memory)
         about = f"12,000 images on 30 devices; ε = {mnist.epsilon:g}, δ = {mnist.delta:g}, 550 + 50 rounds"
         make = studies.mnist_study if name == "fig8" else studies.heterogeneity_study
-        return make(mnist), f"{about}, {count} experiments"
+        most = "up to " if request.stop_se is not None else ""
+        return make(mnist), f"{about}, {most}{count} experiments"
     setting = studies.MultiSample(gaussian, experiments=count, memory=request.memory)
     about = f"{source}; ε = {setting.epsilon:g}, δ = {setting.delta:g}, S = {setting.rounds}, {count} experiments"
     return studies.multi_sample_study(name, setting), about

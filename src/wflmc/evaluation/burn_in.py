@@ -61,6 +61,14 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int)
     Args:
         limit: the largest number of pilot rounds.
     """
+    needed = 1.9 / (step_size * posterior.mu)  # even where the data say nothing and the start is a draw from the prior
+    if needed > limit:
+        raise InputError(
+            "max_burn_in",
+            limit,
+            f"at least {needed:.3g}, which a step of {step_size:.3g} with mu = {posterior.mu:.3g} takes to forget the "
+            "start (or give burn_in)",
+        )
     ideal = plan(
         posterior, Link(channel.static()), Privacy(), step_size=step_size, burn_in=0, samples=1, power="noiseless"
     )

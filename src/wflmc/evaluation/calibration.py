@@ -39,17 +39,14 @@ def calibration(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -
     Bins are (j/bins, (j+1)/bins] on [0, 1], by the probability of the predicted class (Guo et al. 2017).
     """
     p, truth = np.asarray(probabilities, dtype=float), np.asarray(labels)
-    if p.ndim < 2 or truth.shape != p.shape[-2:-1] or not truth.size:
-        raise InputError("labels", f"shape {truth.shape}", f"one label for each row of probabilities {p.shape}")
-    if bins < 1:
-        raise InputError("bins", bins, "at least 1")
+    _check(p, truth, bins)
     front, count = p.shape[:-2], truth.size
     p = p.reshape(-1, *p.shape[-2:])
     top, hit = p.max(-1), p.argmax(-1) == truth
     of_label = p[:, np.arange(count), truth]
     # Σ_c (p_c − 1[c])² = Σ_c p_c² − 2 p_label + 1.
     brier = (p**2).sum(-1) - 2 * of_label + 1
-    bin_of = np.clip(np.ceil(top * bins).astype(int) - 1, 0, bins - 1)
+    bin_of = np.clip(np.searchsorted(np.arange(bins + 1) / bins, top, side="left") - 1, 0, bins - 1)
     place = (bin_of + bins * np.arange(len(p))[:, None]).ravel()
 
     def per_bin(values: NDArray[Any]) -> Array:
@@ -67,6 +64,20 @@ def calibration(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -
             observed=right / held,
             share=held / count,
         )
+
+
+def _check(p: Array, truth: NDArray[Any], bins: int) -> None:
+    """Refuse what is no table of probabilities with a label for each row."""
+    if p.ndim < 2 or truth.shape != p.shape[-2:-1] or not truth.size:
+        raise InputError("labels", f"shape {truth.shape}", f"one label for each row of probabilities {p.shape}")
+    if truth.dtype.kind not in "iu" or truth.min() < 0 or truth.max() >= p.shape[-1]:
+        raise InputError(
+            "labels", f"{truth.dtype} from {truth.min()} to {truth.max()}", f"whole numbers from 0 to {p.shape[-1] - 1}"
+        )
+    if not (np.all(p >= 0) and np.all(np.abs(p.sum(-1) - 1) < 1e-3)):
+        raise InputError("probabilities", "rows with other sums or negative entries", "at least 0 and of sum 1")
+    if bins < 1:
+        raise InputError("bins", bins, "at least 1")
 
 
 class Reliability(NamedTuple):
@@ -94,11 +105,15 @@ def predictive_scores(posterior: Any, theta: NDArray[Any], features: ArrayLike, 
 
     Predictions are float32: a probability that underflows counts as the smallest there is (1e-38, 87 nats).
     """
-    tiny = float(np.finfo(np.float32).tiny)
+    tiny, truth = float(np.finfo(np.float32).tiny), np.asarray(labels)
+    if truth.dtype.kind == "f" and np.all(truth == np.floor(truth)):
+        truth = truth.astype(np.intp)
+    if truth.shape != np.shape(features)[:1]:
+        raise InputError("labels", f"shape {truth.shape}", f"one for each row of features {np.shape(features)}")
     held = 4 * theta.shape[1] * theta.shape[2] + 8 * np.size(labels) * posterior.classes
     at_once = int(np.clip(CHUNK_BYTES // held, 1, len(theta)))
     parts = [
-        calibration(np.maximum(posterior.predict(theta[at : at + at_once], features), tiny), labels)
+        calibration(np.maximum(posterior.predict(theta[at : at + at_once], features), tiny), truth)
         for at in range(0, len(theta), at_once)
     ]
     return Calibration(*(np.concatenate(values) for values in zip(*parts, strict=True)))

@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from wflmc.errors import InputError
 from wflmc.evaluation.calibration import Calibration, predictive_scores
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_w2_sq, has_law
@@ -41,13 +42,11 @@ class Evaluation:
         found = []
         clipped = self.clip_rate["samples"] or 0.0
         if clipped > 0.01:
-            found.append(
-                f"{clipped:.0%} of the gradients of the kept rounds were clipped: bound and exact law ignore that."
-            )
+            found.append(f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the bound ignores.")
         if self.rhat_max is not None and self.rhat_max > RHAT_CONCERN:
             found.append(
                 f"R-hat is {self.rhat_max:.3g}: the chains have not forgotten where they began, or have not gone far "
-                "enough to tell. More rounds or a larger step size help."
+                "enough to tell. More rounds help, and a larger step size up to 2/(mu+L)."
             )
         if self.w2_sq is not None and self.exact_w2_sq is not None:
             exact = max(self.exact_w2_sq[self.burn_in :])
@@ -95,6 +94,10 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
         test: features[n, d] and labels[n] that models of labels are tried on.
     """
     known = has_law(posterior)
+    if test is not None and not hasattr(posterior, "predict"):
+        raise InputError("test", "a test set", "left out for a model that does not predict labels")
+    if test is not None and len(test) != 2:
+        raise InputError("test", f"{len(test)} values", "two: features[n, d] and labels[n]")
     several = trace.theta.shape[0] > 1
     diagnostics = diagnose(trace.theta)
     epsilons = [plan.epsilon_spent for plan in trace.plans]

@@ -222,7 +222,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
         return dataclasses.replace(
             made,
             warnings=(
-                *_warnings(made, options.max_round_noise),
+                *_warnings(made, problem, options.max_round_noise),
                 *_divergence(posterior, made),
                 *_estimated(posterior, options),
             ),
@@ -295,7 +295,19 @@ def _divergence(posterior: Target, made: Plan) -> list[str]:
     ]
 
 
-def _warnings(made: Plan, max_round_noise: float) -> list[str]:
+def _remedy(problem: Problem, made: Plan) -> str:
+    """What helps against noise that clipped gradients cannot undo, by what makes it."""
+    least = made.dim * (problem.scale / made.clip.sum()) ** 2  # the power at which they just can
+    if np.any(least > problem.lmc_cap):
+        return "It is the noise that Langevin sampling itself needs: a larger clip or more devices help."
+    if np.any(least > problem.power_cap):
+        return "Transmit power makes it: a higher SNR, more devices or schedule = 'threshold' help."
+    if not problem.affordable(least):
+        return "Privacy makes it: fewer rounds, more devices or a larger epsilon help."
+    return "A smaller step size or max_round_noise = 1 helps."
+
+
+def _warnings(made: Plan, problem: Problem, max_round_noise: float) -> list[str]:
     found = []
     factor = max_round_noise if np.isfinite(max_round_noise) else 1.0
     if made.gap is not None and made.gap > 1e-6:
@@ -307,8 +319,11 @@ def _warnings(made: Plan, max_round_noise: float) -> list[str]:
             found.append(
                 f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds {_times(factor)}what all "
                 "clipped gradients together can undo (η Σ ℓ_k); the bound ignores clipping, and chains may not come "
-                "back. A smaller step size or max_round_noise = 1 helps."
+                f"back. {_remedy(problem, made)}"
             )
+    if made.objective > 10 * max(made.initial_w2_sq, 1e-300):
+        found.append("The bound after burn-in is far above the distance at the start: it says nothing here.")
+    if made.clips:
         limit = made.privacy.budget(made.devices)
         over = np.flatnonzero(made.spent + made.ledger > limit * (1 + 1e-9))
         if over.size:

@@ -55,6 +55,8 @@ class SoftmaxPosterior:
     """1/prior_std², the curvature of the prior (strong convexity)."""
     L: float
     """λ_max(Σ u uᵀ)/2 + 1/prior_std², Böhning's bound (smoothness)."""
+    intercept: bool = False
+    """Whether the last feature is a constant that the model has added itself."""
     block: int = 1
     """Devices whose gradients are worked out at a time."""
 
@@ -143,18 +145,30 @@ class SoftmaxPosterior:
         at = slice(index, index + 1)
         rows = slice(self.sizes[index])
         std = self.prior_std * self.devices**0.5
-        return _assemble(self.features[at, rows], self.labels[at, rows], self.linear[at], self.sizes[at], std)
+        alone = _assemble(self.features[at, rows], self.labels[at, rows], self.linear[at], self.sizes[at], std)
+        return replace(alone, intercept=self.intercept)
 
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:
-        """p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C]."""
-        return np.asarray(_predict(jnp.asarray(theta), jnp.asarray(features), self.classes))
+        """p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C].
+
+        The features are those of the data; where the model has an intercept, it adds the constant itself.
+        """
+        given = np.asarray(features, dtype=float)
+        wanted = self.dim // self.classes - self.intercept
+        if given.ndim != 2 or given.shape[0] == 0 or given.shape[1] != wanted:
+            raise InputError("features", f"shape {given.shape}", f"[n, {wanted}], not empty")
+        if not np.all(np.isfinite(given)):
+            raise InputError("features", "values that are nan or infinite", "finite everywhere")
+        rows = with_intercept(given) if self.intercept else given
+        return np.asarray(_predict(jnp.asarray(theta), jnp.asarray(rows), self.classes))
 
     @cached_property
     def laplace(self) -> tuple[Array, Array]:
         """The posterior's mode[m], and its variances[m] along the main directions of the Hessian there.
 
         The Hessian Σ (diag(p) − p pᵀ) ⊗ u uᵀ is taken for (I − 1 1ᵀ/C) ⊗ M of the same trace: what moves all classes
-        alike is known from the prior alone, and the classes are otherwise treated alike.
+        alike is known from the prior alone, and the classes are otherwise treated alike. Against the full Hessian, W2²
+        to the prior was within 1 % in most cases tried, 5 % in the worst.
         """
         from scipy.optimize import minimize  # takes longer to import than most commands take to run
 
@@ -194,7 +208,7 @@ class SoftmaxPosterior:
 jax.tree_util.register_dataclass(
     SoftmaxPosterior,
     data_fields=["features", "labels", "linear", "sizes", "prior_std", "mu", "L"],
-    meta_fields=["block"],
+    meta_fields=["intercept", "block"],
 )
 
 
@@ -316,7 +330,7 @@ def softmax_regression(
     *,
     examples: int = 1200,
     dim: int = 5,
-    classes: int = 10,
+    classes: int | None = None,
     X: ArrayLike | None = None,
     y: ArrayLike | None = None,
     intercept: bool = False,
@@ -329,7 +343,8 @@ def softmax_regression(
 
     Args:
         key: seeds data and partition (as two separate streams).
-        X, y: own data, [N, dim] and labels [N], whole numbers from 0; `classes` then comes from them.
+        classes: C; by default 10, or with own data one more than the largest label.
+        X, y: own data, [N, dim] and labels [N], whole numbers from 0.
         intercept: add a column of ones to X.
         partition: see `wflmc.posterior.partition`.
     """
@@ -337,11 +352,12 @@ def softmax_regression(
     if (X is None) != (y is None):
         raise InputError("X" if X is None else "y", None, "given together with the other of X and y")
     if X is None or y is None:
+        classes = classes or 10
         features, labels = synthetic_labels(key, examples, dim, classes)
     else:
         features, target = checked(X, y)
-        labels = as_labels(target)
-        classes = int(labels.max()) + 1
+        labels = as_labels(target, classes)
+        classes = classes or int(labels.max()) + 1
     if intercept:
         features = with_intercept(features)
     owner = split(partition, labels.astype(float), devices, host_generator(named(key, "data"), "partition"))
@@ -352,7 +368,7 @@ def softmax_regression(
     for k, (u, v) in enumerate(parts):
         padded[k, : len(v)], held[k, : len(v)] = u, v
         np.add.at(linear[k].T, v, u)
-    return _assemble(padded, held, linear, sizes, prior_std)
+    return replace(_assemble(padded, held, linear, sizes, prior_std), intercept=intercept)
 
 
 def synthetic_labels(
@@ -380,8 +396,6 @@ def as_labels(target: Array, classes: int | None = None) -> Labels:
         classes is None and target.max() < 1
     ):
         bad = target[(target != np.floor(target)) | (target < 0) | (target >= limit)]
-        given = float(bad[0]) if bad.size else "one class only"
-        raise InputError(
-            "data", given, f"labels y that are whole numbers from 0 to {limit - 1}, of two classes or more"
-        )
+        given = f"labels y with {bad[0]:g} among them" if bad.size else "labels y of one class only"
+        raise InputError("data", given, f"labelled by whole numbers from 0 to {limit - 1}, of two classes or more")
     return target.astype(np.intp)

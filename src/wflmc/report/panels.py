@@ -93,9 +93,12 @@ def draw_panels(name: str, tables: Tables, about: str, path: Path) -> list[Path]
         if panel.log_y:
             axes.set_yscale("log")
         if layout.log_x:
+            ticks = sorted({row.x for row in tables[panel.table]})
             axes.set_xscale("log")
+            axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+            axes.minorticks_off()
     handles, labels = np.atleast_1d(every)[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, handlelength=3.5)
     return save_figure(figure, path)
 
 
@@ -129,14 +132,14 @@ def draw_reliability(found: Reliability, about: str, path: Path) -> list[Path]:
     figure = Figure(figsize=(4.8, 5.4), layout="constrained")
     figure.suptitle(f"Reliability on the test set\n{about.replace('$', chr(92) + '$')}", fontsize=11)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    full = found.share > 0
+    full = found.share > 1e-3  # a bin of a few examples says nothing
     upper.plot([0, 1], [0, 1], color="0.5", linewidth=1, label="perfect calibration")
     upper.plot(found.confidence[full], found.observed[full], marker="o", color="#D55E00", label="mean over chains")
     upper.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     upper.legend(fontsize=8)
     edges = np.linspace(0, 1, found.share.size + 1)
     lower.bar(edges[:-1], found.share, width=np.diff(edges), align="edge", color="#0072B2", edgecolor="white")
-    lower.set(xlabel="confidence", ylabel="share of images")
+    lower.set(xlabel="confidence", ylabel="share of examples")
     for axes in (upper, lower):
         axes.grid(alpha=0.3)
     return save_figure(figure, path)

@@ -17,7 +17,7 @@ from wflmc.evaluation import choose_burn_in
 from wflmc.keys import host_generator
 from wflmc.planning import Plan, Policy, plan
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
-from wflmc.posterior.inputs import checked, with_intercept
+from wflmc.posterior.inputs import checked
 from wflmc.posterior.softmax import as_labels, synthetic_labels
 from wflmc.privacy import Privacy
 from wflmc.scenario.expression import evaluate_expression
@@ -75,12 +75,14 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
         found = DataSet(np.empty(0), np.empty(0), *synthetic_labels(key, section.examples, section.dim, stream="test"))
     if found.X_test is None or found.y_test is None:
         return posterior, None
-    features, target = checked(found.X_test, found.y_test)
-    if section.intercept:
-        features = with_intercept(features)
-    if features.shape[1] * posterior.classes != posterior.dim:
+    try:
+        features, target = checked(found.X_test, found.y_test)
+        labels = as_labels(target, posterior.classes)
+    except InputError as error:
+        raise InputError(error.key, f"a test set (X_test, y_test) with {error.given}", error.allowed) from None
+    if (features.shape[1] + section.intercept) * posterior.classes != posterior.dim:
         raise InputError("data", f"X_test of {features.shape[1]} features", "of as many features as X")
-    return posterior, (features, as_labels(target, posterior.classes))
+    return posterior, (features, labels)
 
 
 def _data(scenario: Scenario, key: jax.Array) -> DataSet | None:
@@ -109,11 +111,21 @@ def _public_constants(scenario: Scenario, posterior: Posterior) -> tuple[Posteri
         given, other = ("mu", f"at most L = {L:g}") if section.mu else ("L", f"at least mu = {mu:g}")
         raise InputError(given, section.mu or section.L, other)
     notes = []
+    if isinstance(posterior, SoftmaxPosterior):
+        empty = int(np.sum(np.bincount(_true_labels(posterior), minlength=posterior.classes) == 0))
+        if empty:
+            notes.append(f"{empty} of {posterior.classes} classes have no example; labels should count from 0.")
     if mu > posterior.mu * (1 + 1e-12):
         notes.append(f"posterior.mu = {mu:g} is above the proven {posterior.mu:.6g}: the bound may fail.")
     if L < posterior.L * (1 - 1e-12):
         notes.append(f"posterior.L = {L:g} is below the proven {posterior.L:.6g}: the bound may fail.")
     return dataclasses.replace(posterior, mu=mu, L=L), notes
+
+
+def _true_labels(posterior: SoftmaxPosterior) -> NDArray[np.intp]:
+    """The labels of all examples, without those that fill devices up."""
+    real = np.arange(posterior.labels.shape[1]) < posterior.sizes[:, None]
+    return posterior.labels[real]
 
 
 def build_privacy(scenario: Scenario) -> Privacy:

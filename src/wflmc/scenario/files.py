@@ -95,11 +95,14 @@ def _load_npz(path: str | Path) -> DataSet:
     wanted = "an .npz file with numeric arrays X and y"
     try:
         with np.load(path, allow_pickle=False) as content:
-            return DataSet(content["X"], content["y"], content.get("X_test"), content.get("y_test"))
+            found = DataSet(content["X"], content["y"], content.get("X_test"), content.get("y_test"))
     except OSError:
         raise
     except Exception:  # a corrupt archive can fail in a dozen ways, all of which mean the same to its owner
         raise InputError("data", str(path), wanted) from None
+    if (found.X_test is None) != (found.y_test is None):
+        raise InputError("data", str(path), "an .npz file with both of X_test and y_test, or neither")
+    return found
 
 
 def _load_csv(path: str | Path) -> DataSet:

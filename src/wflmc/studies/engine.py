@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import time
+import uuid
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jaxlib
 import numpy as np
 import scipy
 
@@ -28,6 +30,12 @@ Tables = dict[str, list[Row]]
 Progress = Callable[[float], None]
 """Called with how much of the work is done."""
 ROOT = Path(__file__).parent.parent
+JAX_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_default_matmul_precision",
+)
 NOT_RESULTS = ("cli", "report", "scenario")
 """Parts of the package that do not change what a study computes."""
 
@@ -66,7 +74,7 @@ def run_study(study: Study, folder: Path | None, progress: Progress, say: Callab
         if tables is None:
             tables = study.measure(point, part_of(progress, index, 1))
             if folder is not None:
-                _save(_path(folder, key), key, tables)
+                _save(_path(folder, key), key, tables, say)
         found.append((point, tables))
         progress(index + 1)
     return _assemble(study, found)
@@ -105,8 +113,10 @@ def _software() -> dict[str, str]:
     for path in sorted(ROOT.rglob("*.py")):
         if path.relative_to(ROOT).parts[0] not in NOT_RESULTS:
             total.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    versions = {"jax": jax.__version__, "numpy": np.__version__, "scipy": scipy.__version__}
-    return {"wflmc": __version__, "sources": total.hexdigest(), "backend": jax.default_backend(), **versions}
+    libraries = {lib.__name__: lib.__version__ for lib in (jax, jaxlib, np, scipy)}
+    settings = {name: str(getattr(jax.config, name)) for name in JAX_SETTINGS}
+    backend = {"kind": jax.default_backend(), "count": str(jax.device_count())}
+    return {"wflmc": __version__, "sources": total.hexdigest(), **backend, **libraries, **settings}
 
 
 def _key(study: Study, point: Point) -> str:
@@ -128,18 +138,27 @@ def _load(path: Path, key: str, say: Callable[[str], None]) -> Tables | None:
         return {name: [Row(*row) for row in rows] for name, rows in tables.items()}
     except FileNotFoundError:
         return None
+    except OSError as error:
+        say(f"{path} cannot be read ({error.strerror}); its point is computed again.")
+        return None
     except (ValueError, KeyError, TypeError, AttributeError):
         say(f"{path} is damaged; its point is computed again.")
         return None
 
 
-def _save(path: Path, key: str, tables: Tables) -> None:
+def _save(path: Path, key: str, tables: Tables, say: Callable[[str], None]) -> None:
     """Write whole or not at all, so that neither an interrupt nor another run leaves half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: [list(row) for row in rows] for name, rows in tables.items()}
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as part:
-        json.dump({"check": _check(key, plain), "tables": plain}, part)
-    os.replace(part.name, path)
+    part = path.with_suffix(f".{uuid.uuid4().hex}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob(f"{path.stem}.*.part"):  # of a run that was killed while it wrote
+            if time.time() - old.stat().st_mtime > 3600:
+                old.unlink(missing_ok=True)
+        part.write_text(json.dumps({"check": _check(key, plain), "tables": plain}), encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        say(f"{path} cannot be written ({error.strerror}): this point would have to be computed again.")
 
 
 def _check(key: str, tables: dict[str, Any]) -> str:

@@ -32,6 +32,8 @@ SCORES = ("ece", "accuracy", "nll", "brier")
 PARTITIONS = ("blocks", "dirichlet:1", "dirichlet:0.1", "by-label")
 """From devices alike to devices that hold one class each."""
 CLIPS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
+PAIRS = (("equal", "optimized"), ("optimized", "no-dp"))
+"""Schemes whose calibration errors are also compared experiment by experiment."""
 BATCH = 10
 """Experiments between two looks at the standard error, where a study may stop early."""
 
@@ -104,8 +106,12 @@ def mnist_study(setting: Mnist) -> Study:
     def measure(point: Point, progress: Progress) -> Tables:
         # The ideal schemes never look at the SNR; any will do.
         values = _batches(setting, posterior, point.schemes, 0.0 if point.x is None else point.x, progress)
+        x = 0.0 if point.x is None else point.x
         scores = {scheme: {name: own[name] for name in SCORES} for scheme, own in values.items()}
-        return _tables("fig8", scores, 0.0 if point.x is None else point.x)
+        tables = _tables("fig8", scores, x)
+        if set(PAIRS[0]) <= set(values):
+            tables["fig8_paired"] = [_paired(values, *pair, x) for pair in PAIRS]
+        return tables
 
     points = (Point(None, IDEAL), *(Point(x, wireless) for x in SNR_GRID))
     return Study("fig8", points, ORDER, setting.identity, measure)
@@ -178,6 +184,13 @@ def _experiments(
         if scheme in rates:
             result[scheme]["clip_rate"] = rates[scheme].astype(float)
     return result
+
+
+def _paired(values: dict[str, Values], above: str, below: str, x: float) -> Row:
+    """The mean difference of two schemes' calibration errors, which share channels and noise."""
+    found = values[above]["ece"] - values[below]["ece"]
+    error = float(found.std(ddof=1) / found.size**0.5) if found.size > 1 else None
+    return Row("fig8", f"{above} - {below}", x, float(found.mean()), error)
 
 
 def _tables(name: str, values: dict[str, Values], x: float) -> Tables:
