@@ -115,7 +115,7 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
 
 def test_block_sizes(monkeypatch):
     assert block_size(30, 1e3, 1e9) == 30
-    assert block_size(10_000, 1e6, 1e9) == 4  # on a CPU, what stays in its cache
+    assert block_size(10_000, 1e6, 1e9) == 16  # on a CPU, what stays in its cache
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert block_size(10_000, 1e6, 1e9) == 1000
     assert block_size(30, 1e12, 1e9) == 1

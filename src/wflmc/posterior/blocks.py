@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-CPU_BLOCK = 2**22
-"""Bytes of gradients at a time on a CPU: what stays in its cache."""
+CPU_BLOCK = 2**24
+"""Bytes of gradients at a time on a CPU: what stays near its cache."""
 
 
 def filled_up(values: NDArray[Any], block: int) -> Any:
@@ -33,44 +33,40 @@ def block_size(devices: int, bytes_per_device: float, limit: float) -> int:
     return -(-devices // -(-devices // most))
 
 
-def accumulate(
-    gradient: Callable[[Any, jax.Array], jax.Array],
+def over_blocks(
+    add: Callable[[Any, Any, jax.Array, jax.Array], tuple[Any, jax.Array]],
     blocks: Any,
-    columns: jax.Array,
+    start: Any,
     weight: jax.Array,
     clip: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖) for many chains, and the norms ‖g_k‖.
+) -> tuple[Any, jax.Array]:
+    """A sum over devices, one block after the other.
 
     Args:
-        gradient: from one block of data and the columns to the gradients [block, ..., chain] of its devices.
+        add: from the sum so far, a block's data, and its weights and clips [chain, block] to the new sum and the norms
+            of the block's gradients, [chain, block].
         blocks: data with leading axes [blocks, block].
-        columns: parameters [..., chain]; weight, clip: [chain, K].
+        weight, clip: [chain, K].
 
     Returns:
-        The sum [..., chain], and the norms [chain, K].
+        The sum, and the norms [chain, K].
     """
     count, size = jax.tree.leaves(blocks)[0].shape[:2]
 
     def by_block(values: jax.Array) -> jax.Array:
-        return jnp.pad(values.T, ((0, count * size - values.shape[1]), (0, 0))).reshape(count, size, -1)
+        padded = jnp.pad(values, ((0, 0), (0, count * size - values.shape[1])))
+        return padded.reshape(-1, count, size).swapaxes(0, 1)
 
-    def add(total: jax.Array, part: tuple[Any, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        data, w, limit = part
-        found = gradient(data, columns)
-        flat = found.reshape(size, -1, found.shape[-1])
-        norm = jnp.sqrt(jnp.sum(flat**2, axis=1))
-        # A silent device may have no gradient at all: 0/0 is no reason to clip.
-        factor = w * jnp.where(norm > limit, limit / norm, 1.0)
-        return total + jnp.sum(factor[:, None] * flat, axis=0).reshape(total.shape), norm
+    def body(total: Any, part: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+        return add(total, *part)
 
-    parts = (blocks, by_block(weight), by_block(clip))
-    start = jnp.zeros_like(columns)
-    if count == 1:
-        total, norms = add(start, jax.tree.map(lambda values: values[0], parts))
-    else:
-        total, norms = jax.lax.scan(add, start, parts)
-    return total, norms.reshape(count * size, -1)[: weight.shape[1]].T
+    total, norms = jax.lax.scan(body, start, (blocks, by_block(weight), by_block(clip)))
+    return total, norms.swapaxes(0, 1).reshape(weight.shape[0], -1)[:, : weight.shape[1]]
+
+
+def clipping(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Array:
+    """weight · min(1, clip/norm); a silent device may have no gradient at all, and 0/0 is no reason to clip."""
+    return weight * jnp.where(norm > clip, clip / norm, 1.0)
 
 
 def many_chains(function: Callable[..., Any], own: int) -> Callable[..., Any]:

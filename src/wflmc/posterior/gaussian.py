@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
-from wflmc.posterior.blocks import accumulate, block_size, filled_up, in_blocks, many_chains
+from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
 from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
 from wflmc.posterior.partition import by_device
@@ -144,17 +144,18 @@ jax.tree_util.register_dataclass(
 )
 
 
-def _gradients(data: tuple[jax.Array, jax.Array], columns: jax.Array) -> jax.Array:
-    """Gradients of a block of devices for columns[m, chain], [block, m, chain]."""
-    hessian, linear = data
-    product = jnp.matmul(hessian.reshape(-1, hessian.shape[-1]), columns, precision="highest")
-    return product.reshape(*linear.shape, -1) - linear[..., None]
-
-
-def _all_chains(data: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> tuple[jax.Array, jax.Array]:
     """theta[chain, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
-    total, norms = accumulate(_gradients, data, theta.T, weight, clip)
-    return total.T, norms
+
+    def add(total: jax.Array, data: Any, w: jax.Array, limit: jax.Array) -> tuple[jax.Array, jax.Array]:
+        hessian, linear = data
+        flat = hessian.reshape(-1, theta.shape[1])  # symmetric, so that rows are columns
+        gradient = jnp.matmul(theta, flat.T, precision="highest").reshape(-1, *linear.shape) - linear
+        norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
+        clipped = jnp.einsum("ck,ckm->cm", clipping(w, limit, norm), gradient, precision="highest")
+        return total + clipped, norm
+
+    return over_blocks(add, blocks, jnp.zeros_like(theta), weight, clip)
 
 
 _clipped_sum = many_chains(_all_chains, own=3)

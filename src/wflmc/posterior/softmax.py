@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
-from wflmc.posterior.blocks import accumulate, block_size, filled_up, in_blocks, many_chains
+from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks
 from wflmc.posterior.inputs import (
     check_counts,
     check_init,
@@ -248,51 +248,54 @@ def _gradients(data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array
 
 
 def _chains_by_devices(
-    data: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
+    blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """theta[chain, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
-    columns = _columns(theta, data[1].shape[-1])
-    total, norms = accumulate(lambda part, at: _gradients(part, share, at), data, columns, weight, clip)
+    columns = _columns(theta, blocks[1].shape[-1])
+
+    def add(total: jax.Array, data: Any, w: jax.Array, limit: jax.Array) -> tuple[jax.Array, jax.Array]:
+        gradients = _gradients(data, share, columns)
+        norm = jnp.sqrt(jnp.sum(gradients**2, axis=(1, 2)))
+        factor = clipping(w.T, limit.T, norm)
+        return total + jnp.sum(factor[:, None, None] * gradients, axis=0), norm.T
+
+    total, norms = over_blocks(add, blocks, jnp.zeros_like(columns), weight, clip)
     return _rows(total), norms
 
 
 def _chains_by_rows(
-    data: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
+    blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The same for devices of few rows, without any device's own gradient.
 
     With residuals r = p − 1[label] the gradient is Uᵀr + share θ. Its norm follows from the few products of a device's
     rows, ‖Uᵀr‖² = Σ_ij (u_i·u_j)(r_i·r_j) and (Uᵀr)·θ = Σ_i r_i·logits_i, and the clipped sum is one matrix product.
     """
-    features, labels = data
-    count, block, rows, dim = features.shape
+    block, rows, dim = blocks[0].shape[1:]
     classes = theta.shape[1] // dim
     columns = _columns(theta, classes)
     length = jnp.sum(columns**2, axis=(0, 1))
 
-    def by_block(values: jax.Array) -> jax.Array:
-        return jnp.pad(values.T, ((0, count * block - values.shape[1]), (0, 0))).reshape(count, block, -1)
-
-    def add(carry: tuple[jax.Array, jax.Array], part: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
+    def add(carry: tuple[jax.Array, jax.Array], data: Any, w: jax.Array, limit: jax.Array) -> tuple[Any, jax.Array]:
         total, prior = carry
-        u, label, w, limit = part
-        logits = _product(u.reshape(-1, dim), columns)
-        residual = _softmax(logits) - jax.nn.one_hot(label.reshape(-1), classes)[..., None]
+        u, label = data[0].reshape(-1, dim), data[1].reshape(-1)
+        logits = _product(u, columns)
+        residual = _softmax(logits) - jax.nn.one_hot(label, classes)[..., None]
         across = jnp.sum(residual * logits, axis=1).reshape(block, rows, -1).sum(1)
         apart = residual.reshape(block, rows, classes, -1)
+        inner = jnp.einsum("kid,kjd->kij", data[0], data[0], precision="highest")[..., None]
         square = share**2 * length + 2 * share * across
-        inner = jnp.einsum("kid,kjd->kij", u, u, precision="highest")[..., None]
         for i in range(rows):
             for j in range(i + 1):
                 square += (1 if i == j else 2) * inner[:, i, j] * jnp.sum(apart[:, i] * apart[:, j], axis=1)
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
-        factor = w * jnp.where(norm > limit, limit / norm, 1.0)
+        factor = clipping(w.T, limit.T, norm)
         clipped = (factor[:, None, None] * apart).reshape(residual.shape)
-        return (total + _product(u.reshape(-1, dim).T, clipped), prior + factor.sum(0)), norm
+        return (total + _product(u.T, clipped), prior + factor.sum(0)), norm.T
 
     start = (jnp.zeros_like(columns), jnp.zeros(theta.shape[0]))
-    (total, prior), norms = jax.lax.scan(add, start, (features, labels, by_block(weight), by_block(clip)))
-    return _rows(total + share * prior * columns), norms.reshape(count * block, -1)[: weight.shape[1]].T
+    (total, prior), norms = over_blocks(add, blocks, start, weight, clip)
+    return _rows(total + share * prior * columns), norms
 
 
 _by_devices = many_chains(_chains_by_devices, own=3)
