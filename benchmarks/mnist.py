@@ -33,7 +33,8 @@ def setting() -> tuple[Any, str]:
 def rows_of(posterior: Any) -> tuple[jax.Array, jax.Array]:
     """All features in blocks of rows, [blocks, 400, d], and the sum of the features of each class, [d, C]."""
     X = posterior.features.reshape(-1, posterior.features.shape[-1])
-    return jnp.asarray(X.reshape(-1, BLOCK, X.shape[1]), jnp.float32), jnp.asarray(posterior.linear.sum(0), jnp.float32)
+    linear = X.T @ np.eye(posterior.classes)[posterior.labels.ravel()]
+    return jnp.asarray(X.reshape(-1, BLOCK, X.shape[1]), jnp.float32), jnp.asarray(linear, jnp.float32)
 
 
 @partial(jax.jit, static_argnames="classes")
@@ -95,6 +96,7 @@ def blackjax_langevin(key: jax.Array, X: jax.Array, y: jax.Array, theta: jax.Arr
 def numpy_chain(posterior: Any, plan: Any, generator: np.random.Generator, rounds: int) -> np.ndarray:
     """One chain as a first program would write it: a loop over rounds, and one over devices."""
     classes, devices = posterior.classes, posterior.devices
+    labels = np.eye(classes)[posterior.labels]
     theta = generator.standard_normal((classes, posterior.features.shape[-1]))
     for s in range(rounds):
         received = generator.standard_normal(theta.shape)
@@ -103,7 +105,7 @@ def numpy_chain(posterior: Any, plan: Any, generator: np.random.Generator, round
                 logits = posterior.features[k] @ theta.T
                 p = np.exp(logits - logits.max(1, keepdims=True))
                 p /= p.sum(1, keepdims=True)
-                gradient = p.T @ posterior.features[k] - posterior.linear[k].T + theta / devices
+                gradient = (p - labels[k]).T @ posterior.features[k] + theta / devices
                 received += plan.gain[s] * gradient * min(1.0, plan.clip[k] / np.linalg.norm(gradient))
         theta = theta - plan.step_size[s] * plan.scale[s] / plan.gain[s] * received
     return theta

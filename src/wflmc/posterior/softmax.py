@@ -46,8 +46,6 @@ class SoftmaxPosterior:
     """u[K, n, d]."""
     labels: Labels
     """Class of each row, [K, n]."""
-    linear: Array
-    """Sum of the features of each class, [K, d, C]."""
     sizes: Labels
     """N_k, [K]."""
     prior_std: float
@@ -55,6 +53,8 @@ class SoftmaxPosterior:
     """1/prior_std², the curvature of the prior (strong convexity)."""
     L: float
     """λ_max(Σ u uᵀ)/2 + 1/prior_std², Böhning's bound (smoothness)."""
+    classes: int = 2
+    """C."""
     intercept: bool = False
     """Whether the last feature is a constant that the model has added itself."""
     block: int = 1
@@ -64,14 +64,9 @@ class SoftmaxPosterior:
     """`initial_w2_sq` is a Laplace estimate: the posterior has no closed form."""
 
     @property
-    def classes(self) -> int:
-        """C."""
-        return int(self.linear.shape[-1])
-
-    @property
     def dim(self) -> int:
         """m = C d, the number of parameters."""
-        return int(self.linear.shape[-1] * self.linear.shape[-2])
+        return int(self.classes * self.features.shape[-1])
 
     @property
     def devices(self) -> int:
@@ -95,11 +90,9 @@ class SoftmaxPosterior:
             key: for models that draw mini-batches; not used here.
         """
         del key
-        if self.features.shape[1] <= FEW_ROWS:
-            data = in_blocks(self.features, self.block), in_blocks(self.labels, self.block)
-            return _by_rows(data, self._share, theta, weight, clip)
-        data = in_blocks(self.features, self.block), in_blocks(self.linear, self.block)
-        return _by_devices(data, self._share, theta, weight, clip)
+        blocks = in_blocks(self.features, self.block), in_blocks(self.labels, self.block)
+        way = _by_rows if self.features.shape[1] <= FEW_ROWS else _by_devices
+        return way(blocks, self._share, theta, weight, clip)
 
     @property
     def _share(self) -> Any:
@@ -115,7 +108,7 @@ class SoftmaxPosterior:
         """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
         rows = self.features.shape[1]
         if rows <= FEW_ROWS:
-            block = block_size(self.devices, 16.0 * chains * rows * self.classes, limit)
+            block = block_size(self.devices, 128.0 * chains * rows * self.classes, limit)  # several copies
         elif jax.default_backend() == "cpu":
             block = 1  # matrix products in batches are slow there
         else:
@@ -123,7 +116,6 @@ class SoftmaxPosterior:
         return replace(
             self,
             features=filled_up(self.features.astype(np.float32), block),
-            linear=filled_up(self.linear.astype(np.float32), block),
             labels=filled_up(self.labels, block),
             block=block,
         )
@@ -132,11 +124,11 @@ class SoftmaxPosterior:
         """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
 
         def one(device: tuple[jax.Array, jax.Array]) -> jax.Array:
-            features, linear = device
-            columns = _columns(theta[None], self.classes)
-            return _gradients((features[None], linear[None]), self._share, columns)[0].transpose(2, 1, 0).ravel()
+            features, labels = device
+            columns = _columns(theta[None], self.features.shape[-1])
+            return _gradients((features[None], labels[None]), self._share, columns)[0].transpose(2, 1, 0).ravel()
 
-        return jax.lax.map(one, (jnp.asarray(self.features), jnp.asarray(self.linear)))[: self.devices]
+        return jax.lax.map(one, (jnp.asarray(self.features), jnp.asarray(self.labels)))[: self.devices]
 
     def device(self, index: int) -> SoftmaxPosterior:
         """One device's part alone, with its own share of the prior as its prior."""
@@ -145,7 +137,7 @@ class SoftmaxPosterior:
         at = slice(index, index + 1)
         rows = slice(self.sizes[index])
         std = self.prior_std * self.devices**0.5
-        alone = _assemble(self.features[at, rows], self.labels[at, rows], self.linear[at], self.sizes[at], std)
+        alone = _assemble(self.features[at, rows], self.labels[at, rows], self.sizes[at], std, self.classes)
         return replace(alone, intercept=self.intercept)
 
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:
@@ -173,7 +165,8 @@ class SoftmaxPosterior:
         from scipy.optimize import minimize  # takes longer to import than most commands take to run
 
         X = self.features.reshape(-1, self.features.shape[-1])
-        linear, precision = self.linear.sum(0), self.prior_std**-2
+        linear, precision = np.zeros((X.shape[1], self.classes)), self.prior_std**-2
+        np.add.at(linear.T, self.labels.ravel(), X)
         # In coordinates in which Böhning's bound on the Hessian is the identity, the mode is found in few steps.
         root = np.linalg.cholesky(0.5 * X.T @ X + precision * np.eye(X.shape[1])).T
         shape = linear.shape
@@ -207,14 +200,14 @@ class SoftmaxPosterior:
 
 jax.tree_util.register_dataclass(
     SoftmaxPosterior,
-    data_fields=["features", "labels", "linear", "sizes", "prior_std", "mu", "L"],
-    meta_fields=["intercept", "block"],
+    data_fields=["features", "labels", "sizes", "prior_std", "mu", "L"],
+    meta_fields=["classes", "intercept", "block"],
 )
 
 
-def _columns(theta: jax.Array, classes: int) -> jax.Array:
+def _columns(theta: jax.Array, dim: int) -> jax.Array:
     """theta[chain, m] as [d, C, chain]: chains side by side are what makes the matrix products large."""
-    return theta.reshape(theta.shape[0], classes, -1).transpose(2, 1, 0)
+    return theta.reshape(theta.shape[0], -1, dim).transpose(2, 1, 0)
 
 
 def _rows(columns: jax.Array) -> jax.Array:
@@ -234,24 +227,29 @@ def _softmax(logits: jax.Array) -> jax.Array:
     return raised / raised.sum(1, keepdims=True)
 
 
+def _residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """p(class|u) − 1[class = label] from logits[n, C, chain] and labels[n]."""
+    return _softmax(logits) - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)[..., None]
+
+
 def _gradients(data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array) -> jax.Array:
     """Gradients of a block of devices for all chains, [block, d, C, chain]."""
-    features, linear = data
+    features, labels = data
     block, rows, dim = features.shape
-    p = _softmax(_product(features.reshape(-1, dim), columns))
+    residual = _residuals(_product(features.reshape(-1, dim), columns), labels.reshape(-1))
     if block == 1:
-        likelihood = _product(features[0].T, p)[None]
+        likelihood = _product(features[0].T, residual)[None]
     else:
-        apart = p.reshape(block, rows, -1)
+        apart = residual.reshape(block, rows, -1)
         likelihood = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(block, *columns.shape)
-    return likelihood - linear[..., None] + share * columns
+    return likelihood + share * columns
 
 
 def _chains_by_devices(
     blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """theta[chain, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
-    columns = _columns(theta, blocks[1].shape[-1])
+    columns = _columns(theta, blocks[0].shape[-1])
 
     def add(total: jax.Array, data: Any, w: jax.Array, limit: jax.Array) -> tuple[jax.Array, jax.Array]:
         gradients = _gradients(data, share, columns)
@@ -273,14 +271,14 @@ def _chains_by_rows(
     """
     block, rows, dim = blocks[0].shape[1:]
     classes = theta.shape[1] // dim
-    columns = _columns(theta, classes)
+    columns = _columns(theta, dim)
     length = jnp.sum(columns**2, axis=(0, 1))
 
     def add(carry: tuple[jax.Array, jax.Array], data: Any, w: jax.Array, limit: jax.Array) -> tuple[Any, jax.Array]:
         total, prior = carry
         u, label = data[0].reshape(-1, dim), data[1].reshape(-1)
         logits = _product(u, columns)
-        residual = _softmax(logits) - jax.nn.one_hot(label, classes)[..., None]
+        residual = _residuals(logits, label)
         across = jnp.sum(residual * logits, axis=1).reshape(block, rows, -1).sum(1)
         apart = residual.reshape(block, rows, classes, -1)
         inner = jnp.einsum("kid,kjd->kij", data[0], data[0], precision="highest")[..., None]
@@ -316,15 +314,15 @@ def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
     return jax.lax.map(chain, theta)
 
 
-def _assemble(features: Array, labels: Labels, linear: Array, sizes: Labels, prior_std: float) -> SoftmaxPosterior:
+def _assemble(features: Array, labels: Labels, sizes: Labels, prior_std: float, classes: int) -> SoftmaxPosterior:
     X = features.reshape(-1, features.shape[-1])
     with np.errstate(over="ignore", invalid="ignore"):  # refused below, in words
-        second = X.T @ X
+        second = X.T @ X if X.shape[1] <= X.shape[0] else X @ X.T  # the same largest eigenvalue
     if not np.all(np.isfinite(second)):
         raise InputError("data", "values whose squares overflow", "scaled to moderate size")
     precision = prior_std**-2
     L = 0.5 * float(np.linalg.eigvalsh(second)[-1]) + precision
-    return SoftmaxPosterior(features, labels, linear, sizes, prior_std, mu=precision, L=L)
+    return SoftmaxPosterior(features, labels, sizes, prior_std, mu=precision, L=L, classes=classes)
 
 
 def softmax_regression(
@@ -367,11 +365,9 @@ def softmax_regression(
     parts, sizes = by_device(owner, devices, features, labels)
     padded = np.zeros((devices, sizes.max(), features.shape[1]))
     held = np.zeros((devices, sizes.max()), dtype=np.intp)
-    linear = np.zeros((devices, features.shape[1], classes))
     for k, (u, v) in enumerate(parts):
         padded[k, : len(v)], held[k, : len(v)] = u, v
-        np.add.at(linear[k].T, v, u)
-    return replace(_assemble(padded, held, linear, sizes, prior_std), intercept=intercept)
+    return replace(_assemble(padded, held, sizes, prior_std, classes), intercept=intercept)
 
 
 def synthetic_labels(
