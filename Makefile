@@ -34,6 +34,10 @@ $(VENV)/.test: $(VENV)/.base
 	$(INSTALL) -e '.[test]'
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.base
+	$(INSTALL) -e '.[bench]'
+	@touch $@
+
 $(VENV)/.docs: $(VENV)/.base
 	$(INSTALL) -e '.[docs]'
 	@touch $@
@@ -56,7 +60,7 @@ test: lint
 test-full: lint
 	WFLMC_FULL=1 $(BIN)/pytest -n 2 --dist worksteal
 
-bench: $(VENV)/.test
+bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
 
 docs: $(VENV)/.docs

@@ -14,21 +14,32 @@ from importlib.metadata import version
 
 from rich.console import Console
 
-from benchmarks import planning, sampling
+from benchmarks import mnist, planning, sampling, scale
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes only, for a look in a minute")
-    quick = parser.parse_args().quick
-    console = Console(width=120)
-    names = ("jax", "numpy", "scipy", "cvxpy", "clarabel")
+    parser.add_argument("--save", metavar="FILE", help="keep the tables in this file")
+    parser.add_argument("--plot", metavar="FILE", help="draw the sampler's times into this file")
+    options = parser.parse_args()
+    quick = options.quick
+    console = Console(width=120, record=True)
+    names = ("jax", "numpy", "scipy", "cvxpy", "clarabel", "blackjax")
     console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     console.print(", ".join(f"{name} {version(name)}" for name in names))
+    times, about = mnist.measure()
+    console.print(mnist.table(times, about))
+    console.print(sampling.against_loops())
+    if not quick:
+        console.print(scale.sizes())
     console.print(planning.against_cvxpy([(100, 30, 15)] if quick else [(100, 30, 25), (1000, 300, 3)]))
     console.print(planning.growth(1000 if quick else 10_000))
-    console.print(sampling.against_loops())
+    if options.plot:
+        mnist.draw(times, about, options.plot)
+    if options.save:
+        console.save_text(options.save)
 
 
 if __name__ == "__main__":

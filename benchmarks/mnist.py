@@ -111,8 +111,17 @@ def numpy_chain(posterior: Any, plan: Any, generator: np.random.Generator, round
     return theta
 
 
-def throughput() -> Table:
-    """Milliseconds per chain and round, all in turns; the sampler is timed as a whole call."""
+NAMES = (
+    "floor: two matrix products and the exponentials",
+    "wflmc.sample, whole call",
+    "plain Langevin on pooled data, same layout",
+    "BlackJAX overdamped Langevin, pooled data, vmap",
+    "NumPy loop",
+)
+
+
+def measure() -> tuple[np.ndarray, str]:
+    """Milliseconds per chain and round of each of NAMES, all in turns, and what the data are."""
     posterior, name = setting()
     classes, step = posterior.classes, 2 / (posterior.mu + posterior.L)
     plan = wflmc.plan(
@@ -134,13 +143,32 @@ def throughput() -> Table:
     )
     work = np.array([CHAINS * ROUNDS] * 4 + [few * short])
     each = 1e3 * np.array(times) / work
-    table = Table(title=f"One chain and round, {name}: 12,000 examples, 30 devices, {CHAINS} chains at a time")
+    return each, name
+
+
+def table(each: np.ndarray, name: str) -> Table:
+    """Times as ratios to the floor and to ours."""
+    found = Table(title=f"One chain and round, {name}: 12,000 examples, 30 devices, {CHAINS} chains at a time")
     for column in ("what", "ms", "over the floor", "over ours"):
-        table.add_column(column, justify="right")
-    names = (
-        "floor: two matrix products and the exponentials", "wflmc.sample, whole call",
-        "plain Langevin on pooled data, same layout", "BlackJAX overdamped Langevin, pooled data, vmap", "NumPy loop",
-    )  # fmt: skip
-    for label, value in zip(names, each, strict=True):
-        table.add_row(label, f"{value:.3f}", f"{value / each[0]:.2f}", f"{value / each[1]:.2f}")
-    return table
+        found.add_column(column, justify="right")
+    for label, value in zip(NAMES, each, strict=True):
+        found.add_row(label, f"{value:.3f}", f"{value / each[0]:.2f}", f"{value / each[1]:.2f}")
+    return found
+
+
+def draw(each: np.ndarray, name: str, path: str) -> None:
+    """The same as bars, as multiples of the floor."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    ratios = each / each[0]
+    colors = ["0.6", "#D55E00", "#0072B2", "#009E73", "#CC79A7"]
+    axes.barh(NAMES[::-1], ratios[::-1], color=colors[::-1], edgecolor="black")
+    for place, ratio in enumerate(ratios[::-1]):
+        axes.text(ratio * 1.03, place, f"{ratio:.2f}", va="center", fontsize=9)
+    axes.set(
+        xscale="log", xlim=(0.8, 1.6 * ratios.max()), xlabel="time per chain and round, as a multiple of the floor"
+    )
+    axes.set_title(f"Sampling, {name}, 30 devices, {CHAINS} chains at a time", fontsize=10)
+    figure.savefig(path, dpi=150)
