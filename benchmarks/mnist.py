@@ -139,7 +139,7 @@ def measure() -> tuple[np.ndarray, str]:
         lambda: plain_langevin(jax.random.key(0), rows, linear, theta, step, classes).block_until_ready(),
         lambda: blackjax_langevin(jax.random.key(0), X, y, theta, step).block_until_ready(),
         lambda: [numpy_chain(posterior, plan, generator, short) for _ in range(few)],
-        repeats=7,
+        repeats=15,
     )
     work = np.array([CHAINS * ROUNDS] * 4 + [few * short])
     each = 1e3 * np.array(times) / work
