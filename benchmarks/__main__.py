@@ -29,7 +29,7 @@ def main() -> None:
     names = ("jax", "numpy", "scipy", "cvxpy", "clarabel", "blackjax")
     console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     console.print(", ".join(f"{name} {version(name)}" for name in names))
-    times, about = mnist.measure()
+    times, about = mnist.measured_apart()
     console.print(mnist.table(times, about))
     console.print(sampling.against_loops())
     if not quick:

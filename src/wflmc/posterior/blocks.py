@@ -46,7 +46,7 @@ def over_blocks(
         add: from the sum so far, a block's data, and its weights and clips [chain, block] to the new sum and the norms
             of the block's gradients, [chain, block].
         blocks: data with leading axes [blocks, block].
-        weight, clip: [chain, K].
+        weight, clip: [chain, K], or [1, K] where all chains have the same.
 
     Returns:
         The sum, and the norms [chain, K].
@@ -55,13 +55,13 @@ def over_blocks(
 
     def by_block(values: jax.Array) -> jax.Array:
         padded = jnp.pad(values, ((0, 0), (0, count * size - values.shape[1])))
-        return padded.reshape(-1, count, size).swapaxes(0, 1)
+        return padded.reshape(values.shape[0], count, size).swapaxes(0, 1)
 
     def body(total: Any, part: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
         return add(total, *part)
 
     total, norms = jax.lax.scan(body, start, (blocks, by_block(weight), by_block(clip)))
-    return total, norms.swapaxes(0, 1).reshape(weight.shape[0], -1)[:, : weight.shape[1]]
+    return total, norms.swapaxes(0, 1).reshape(norms.shape[1], -1)[:, : weight.shape[1]]
 
 
 def clipping(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Array:
@@ -73,7 +73,8 @@ def many_chains(function: Callable[..., Any], own: int) -> Callable[..., Any]:
     """A function of one chain whose `vmap` over chains is one call of `function` for all of them.
 
     Args:
-        function: takes data and then `own` arguments with a leading chain axis, and returns values with one.
+        function: takes data and then `own` arguments with a leading chain axis, and returns values with one; all but
+            the first of them have length 1 there where they are the same for all chains.
     """
 
     @jax.custom_batching.custom_vmap
@@ -85,10 +86,8 @@ def many_chains(function: Callable[..., Any], own: int) -> Callable[..., Any]:
     def _(axis_size: int, batched: list[Any], *arguments: Any) -> tuple[Any, Any]:
         if any(jax.tree.leaves(batched[:-own])):
             raise NotImplementedError("vmap over chains of one posterior, not over posteriors")
-        chains = [
-            value if flag else jnp.broadcast_to(value, (axis_size, *value.shape))
-            for value, flag in zip(arguments[-own:], batched[-own:], strict=True)
-        ]
+        chains = [value if flag else value[None] for value, flag in zip(arguments[-own:], batched[-own:], strict=True)]
+        chains[0] = jnp.broadcast_to(chains[0], (axis_size, *chains[0].shape[1:]))
         result = function(*arguments[:-own], *chains)
         return result, jax.tree.map(lambda _: True, result)
 
