@@ -143,7 +143,7 @@ def test_killed_at_any_moment_and_started_again(tmp_path):
 
 def test_figure_8_on_mnist(mnist_folder, tmp_path):
     if not FULL:
-        pytest.skip("figure 8 takes a minute even with two experiments: make test-full")
+        pytest.skip("figure 8 on MNIST takes a minute even with three experiments: make test-full runs it")
     command = [sys.executable, "-m", "wflmc", "reproduce", "fig8", "--experiments", "3", "--json"]
     folders = ["--data", str(mnist_folder), "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]
     done = subprocess.run([*command, *folders], capture_output=True, text=True, check=True)

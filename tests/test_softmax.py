@@ -205,8 +205,13 @@ def test_bad_input(keywords, key):
     assert caught.value.key == key
 
 
-def test_one_posterior_for_all_chains():
-    posterior = wflmc.softmax_regression(jax.random.key(0), 2, examples=30, dim=3, classes=4)
-    twice = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * 2), posterior)
-    with pytest.raises(NotImplementedError, match="not over posteriors"):
-        jax.vmap(lambda p: p.clipped_sum(jnp.zeros(12), jnp.ones(2), jnp.ones(2)))(twice)
+@pytest.mark.parametrize("examples", [6, 60])
+def test_a_posterior_for_each_chain(examples):
+    """`vmap` over posteriors, with few rows a device and with many."""
+    both = [wflmc.softmax_regression(jax.random.key(s), 2, examples=examples, dim=3, classes=4) for s in (0, 1)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *both)
+    theta, weight, clip = jnp.ones((2, 12)), jnp.ones(2), jnp.full(2, 3.0)
+    found = jax.vmap(lambda p, t: p.clipped_sum(t, weight, clip))(stacked, theta)
+    for c, posterior in enumerate(both):
+        for part, wanted in zip(found, posterior.clipped_sum(theta[c], weight, clip), strict=True):
+            np.testing.assert_allclose(part[c], wanted, rtol=1e-4, atol=1e-5)

@@ -77,15 +77,18 @@ def many_chains(function: Callable[..., Any], own: int) -> Callable[..., Any]:
             the first of them have length 1 there where they are the same for all chains.
     """
 
-    @jax.custom_batching.custom_vmap
-    def single(*arguments: Any) -> Any:
+    def alone(*arguments: Any) -> Any:
         chains = [value[None] for value in arguments[-own:]]
         return jax.tree.map(lambda value: value[0], function(*arguments[:-own], *chains))
 
+    single = jax.custom_batching.custom_vmap(alone)
+
     @single.def_vmap
     def _(axis_size: int, batched: list[Any], *arguments: Any) -> tuple[Any, Any]:
-        if any(jax.tree.leaves(batched[:-own])):
-            raise NotImplementedError("vmap over chains of one posterior, not over posteriors")
+        if any(jax.tree.leaves(batched[:-own])):  # as many data sets as chains: nothing to share
+            axes = jax.tree.map(lambda flag: 0 if flag else None, list(batched))
+            result = jax.vmap(alone, axes)(*arguments)
+            return result, jax.tree.map(lambda _: True, result)
         chains = [value if flag else value[None] for value, flag in zip(arguments[-own:], batched[-own:], strict=True)]
         chains[0] = jnp.broadcast_to(chains[0], (axis_size, *chains[0].shape[1:]))
         result = function(*arguments[:-own], *chains)
