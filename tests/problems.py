@@ -1,10 +1,13 @@
-"""Random power problems that look like the planner's own, for the tests of the general solver."""
+"""Random power problems that look like the planner's own, and every promise of a solution, for tests of the solver."""
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
-from wflmc.planning.program import Program
+import numpy as np
+import pytest
+
+from wflmc.planning.program import Program, dual, round_bounds
 from wflmc.recursion import first_order
 
 
@@ -52,3 +55,36 @@ def kept_value(program: Program, bounds) -> float:
     """The objective of bounds[S]."""
     kept = bounds[program.burn_in :]
     return float(kept.max() if program.objective == "worst" else kept.mean())
+
+
+def check(program, solution, gap=1e-9):
+    """Every promise of a solution, checked from scratch."""
+    p, x = program, solution
+    assert np.all((x.a > 0) & (x.a >= p.floor) & (x.a <= p.cap))
+    for k in range(p.budget.size) if p.active.size < 10**5 else [0, p.budget.size - 1]:
+        spent = math.fsum(x.a[p.active[:, k]])
+        assert spent <= p.budget[k] or spent <= math.fsum(p.floor[p.active[:, k]]) * (1 + 1e-12)
+    assert x.objective == pytest.approx(kept_value(p, round_bounds(p, x.a)), rel=1e-12)
+    assert min(x.w.min(), x.lam.min()) >= 0
+    assert not x.w[: p.burn_in].any()
+    assert x.w.sum() == pytest.approx(1, rel=1e-12)
+    if p.objective == "average":
+        assert np.ptp(x.w[p.burn_in :]) < 1e-15
+    assert written_out_dual(p, x.w, x.lam) >= x.lower_bound - 1e-12 * abs(x.objective)
+    assert x.lower_bound <= x.objective
+    assert x.gap == pytest.approx((x.objective - x.lower_bound) / abs(x.objective), abs=1e-15)
+    assert x.gap <= gap
+
+
+def written_out_dual(p, w, lam):
+    """The Lagrangian dual with explicit sums where that is affordable: a proof that shares no code with the solver."""
+    if p.cap.size > 300:
+        return dual(p, w, lam)[0]
+    s = np.arange(p.cap.size)
+    decay = np.where(s[:, None] >= s, p.rho ** (2.0 * np.maximum(s[:, None] - s, 0)), 0.0)
+    weight, price = p.cost * (w @ decay), p.active @ lam
+    with np.errstate(divide="ignore", invalid="ignore"):
+        a = np.clip(np.nan_to_num(np.sqrt(weight / price), nan=0.0, posinf=np.inf), p.floor, p.cap)
+        terms = np.where(weight > 0, weight / np.where(a > 0, a, 1.0), 0.0) + price * a
+    finite = np.isfinite(p.budget)
+    return float(w @ p.base + terms.sum() - lam[finite] @ p.budget[finite])

@@ -1,0 +1,150 @@
+"""The engine of studies: points are kept, found again and never mixed up."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import jax
+import pytest
+
+import wflmc
+from wflmc import studies
+from wflmc.studies import engine
+from wflmc.studies.engine import Point, Study, run_study
+from wflmc.studies.multi_sample import MultiSample
+from wflmc.studies.rows import Row
+
+
+def toy(calls, identity=None, fail_at=-1.0):
+    """Three points and a fourth that is the same everywhere; y tells how often it was computed."""
+
+    def measure(point, progress):
+        if point.x == fail_at:
+            raise KeyboardInterrupt
+        calls.append(point.x)
+        progress(0.5)
+        return {"toy": [Row("toy", scheme, point.x or 0.0, 1 / 3 + (point.x or 0.0), 0.1) for scheme in point.schemes]}
+
+    points = (Point(None, ("c",)), *(Point(x, ("b", "a")) for x in (3.0, 1.0, 2.0)))
+    return Study("toy", points, ("a", "b", "c"), identity or {"seed": 0}, measure)
+
+
+def run(study, folder, said=None):
+    return run_study(study, folder, lambda _: None, (said if said is not None else []).append)
+
+
+def files_in(folder):
+    return sorted(folder.rglob("*.json"))
+
+
+def test_points_are_kept_and_rows_are_in_order(tmp_path):
+    calls, progress = [], []
+    first = run_study(toy(calls), tmp_path, progress.append, pytest.fail)
+    assert [(row.x, row.scheme) for row in first["toy"]] == [(x, s) for x in (1.0, 2.0, 3.0) for s in "abc"]
+    assert calls == [None, 3.0, 1.0, 2.0]
+    assert progress == sorted(progress)
+    assert progress[-1] == 4
+    assert run(toy(calls), tmp_path) == first
+    assert len(calls) == 4
+    assert not list(tmp_path.rglob("*.part"))
+    run(toy(calls), None)
+    assert len(calls) == 8
+
+
+def test_an_interrupted_study_goes_on(tmp_path):
+    calls = []
+    with pytest.raises(KeyboardInterrupt):
+        run(toy(calls, fail_at=2.0), tmp_path)
+    assert calls == [None, 3.0, 1.0]
+    resumed = run(toy(calls), tmp_path)
+    assert calls == [None, 3.0, 1.0, 2.0]
+    assert resumed == run(toy([]), tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("333", "334"),
+        lambda text: "[]",
+        lambda text: json.dumps({"check": 0, "tables": {"toy": 1}}),
+        lambda text: "\0" * len(text),
+    ],
+)
+def test_damaged_results_are_found_out(tmp_path, damage):
+    calls, said = [], []
+    whole = run(toy(calls), tmp_path)
+    victim = files_in(tmp_path)[0]
+    victim.write_text(damage(victim.read_text()))
+    assert run(toy(calls), tmp_path, said) == whole
+    assert len(calls) == 5
+    assert "damaged" in said[0]
+    assert run(toy(calls), tmp_path) == whole
+    assert len(calls) == 5
+
+
+def test_a_result_under_another_name_is_found_out(tmp_path):
+    calls = []
+    whole = run(toy(calls), tmp_path)
+    one, other = files_in(tmp_path)[:2]
+    one.write_bytes(other.read_bytes())
+    assert run(toy(calls), tmp_path) == whole
+    assert len(calls) == 5
+
+
+def test_whatever_changes_a_result_changes_its_name(tmp_path, monkeypatch):
+    calls = []
+    run(toy(calls), tmp_path)
+    run(toy(calls, {"seed": 1}), tmp_path)
+    assert len(calls) == 8
+    monkeypatch.setattr(engine, "_software", lambda: {"wflmc": "another"})
+    run(toy(calls), tmp_path)
+    assert len(calls) == 12
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
+    other = wflmc.gaussian_regression(jax.random.key(1), devices=3, examples=30)
+    keys = {
+        json.dumps(studies.multi_sample_study(name, MultiSample(p, experiments=n, epsilon=e)).identity)
+        for name in ("fig6",)
+        for p in (posterior, other)
+        for n in (2, 3)
+        for e in (1.0, 2.0)
+    }
+    assert len(keys) == 8
+
+
+def test_two_runs_share_a_cache(tmp_path):
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(run(toy([]), tmp_path))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    assert all(result == results[0] for result in results)
+    said = []
+    assert run(toy([]), tmp_path, said) == results[0]
+    assert not said
+
+
+def test_settings_of_jax_are_in_the_name(monkeypatch):
+    engine._software.cache_clear()
+    before = engine._software()
+    with jax.enable_x64(True):
+        engine._software.cache_clear()
+        assert engine._software() != before
+    engine._software.cache_clear()
+    assert engine._software() == before
+
+
+def test_a_cache_that_cannot_be_used_is_no_obstacle(tmp_path):
+    said, calls = [], []
+    whole = run(toy(calls), tmp_path / "good")
+    (tmp_path / "file").write_text("")
+    assert run(toy(calls), tmp_path / "file", said) == whole
+    assert any("cannot be" in text for text in said)
+    victim = files_in(tmp_path / "good")[0]
+    victim.unlink()
+    victim.mkdir()
+    assert run(toy(calls), tmp_path / "good", said) == whole
