@@ -236,13 +236,16 @@ def _gradients(data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array
     """Gradients of a block of devices for all chains, [block, d, C, chain]."""
     features, labels = data
     block, rows, dim = features.shape
-    residual = _residuals(_product(features.reshape(-1, dim), columns), labels.reshape(-1))
+    p = _softmax(_product(features.reshape(-1, dim), columns))
     if block == 1:
-        likelihood = _product(features[0].T, residual)[None]
+        expected = _product(features[0].T, p)[None]
     else:
-        apart = residual.reshape(block, rows, -1)
-        likelihood = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(block, *columns.shape)
-    return likelihood + share * columns
+        apart = p.reshape(block, rows, -1)
+        expected = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(block, *columns.shape)
+    # What was seen is the same for all chains: taken off here, not from every chain's p.
+    hot = jax.nn.one_hot(labels, columns.shape[1], dtype=features.dtype)
+    seen = jnp.einsum("knd,knc->kdc", features, hot, precision="highest")
+    return expected - seen[..., None] + share * columns
 
 
 def _chains_by_devices(
