@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes only, for a look in a minute")
     parser.add_argument("--save", metavar="FILE", help="keep the tables in this file")
-    parser.add_argument("--plot", metavar="FILE", help="draw the sampler's times into this file")
+    parser.add_argument("--plot", metavar="FILE", help="draw the ratios into this file")
     options = parser.parse_args()
     quick = options.quick
     console = Console(width=120, record=True)
@@ -34,10 +34,11 @@ def main() -> None:
     console.print(sampling.against_loops())
     if not quick:
         console.print(scale.sizes())
-    console.print(planning.against_cvxpy([(100, 30, 15)] if quick else [(100, 30, 25), (1000, 300, 3)]))
+    compared, ratios = planning.against_cvxpy([(100, 30, 15)] if quick else [(100, 30, 25), (1000, 300, 3)])
+    console.print(compared)
     console.print(planning.growth(1000 if quick else 10_000))
     if options.plot:
-        mnist.draw(times, about, options.plot)
+        mnist.draw(times, about, ratios, options.plot)
     if options.save:
         console.save_text(options.save)
 

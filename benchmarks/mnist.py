@@ -170,21 +170,26 @@ def table(each: np.ndarray, name: str) -> Table:
     return found
 
 
-def draw(each: np.ndarray, name: str, path: str) -> None:
-    """The same as bars, as multiples of the floor."""
+def draw(each: np.ndarray, name: str, planning: dict[str, list[float]], path: str) -> None:
+    """Sampling as multiples of the floor, and planning as multiples of ours, with the range over its settings."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 2.8), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(len(NAMES), len(planning) + 1))
     ratios = each / each[0]
     colors = ["0.6", "#D55E00", "#0072B2", "#009E73", "#CC79A7"]
-    axes.barh(NAMES[::-1], ratios[::-1], color=colors[::-1], edgecolor="black")
+    above.barh(NAMES[::-1], ratios[::-1], color=colors[::-1], edgecolor="black")
     for place, ratio in enumerate(ratios[::-1]):
-        axes.text(ratio * 1.03, place, f"{ratio:.2f}", va="center", fontsize=9)
-    axes.set(
-        xscale="log", xlim=(0.8, 1.6 * ratios.max()), xlabel="time per chain and round, as a multiple of the floor"
+        above.text(ratio * 1.03, place, f"{ratio:.2f}", va="center", fontsize=9)
+    above.set(xscale="log", xlim=(0.8, 1.6 * ratios.max()), xlabel="time per chain and round over the floor's")
+    above.set_title(f"Sampling, {name}, 30 devices, {CHAINS} chains at a time", fontsize=10)
+    medians = np.array([1.0, *(np.median(values) for values in planning.values())])
+    reach = np.array([[0.0, 0.0], *([np.median(v) - min(v), max(v) - np.median(v)] for v in planning.values())]).T
+    labels = ["wflmc, to a certified gap of 1e-9", *planning]
+    below.barh(
+        labels[::-1], medians[::-1], xerr=reach[:, ::-1], color=["0.8"] * len(planning) + ["#D55E00"], edgecolor="black"
     )
-    axes.set_title(f"Sampling, {name}, 30 devices, {CHAINS} chains at a time", fontsize=10)
+    below.set(xscale="log", xlim=(0.8, 2 * (medians + reach[1]).max()), xlabel="time over ours (median and range)")
     figure.savefig(path, dpi=150)
 
 

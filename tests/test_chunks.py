@@ -57,7 +57,7 @@ def test_a_memory_limit_changes_rounding_alone(cases, kind, zipped):
     whole = wflmc.sample(jax.random.key(0), posterior, plan, chains)
     one = posterior.working_bytes(1) + 16 * posterior.dim
     for limit in (1.01 * one, 4.2 * one, 12 * one):
-        cut = runner._chunks(posterior, plans[0], 7, 9, limit, 1)
+        cut = runner._chunks(posterior.working_bytes(1), plans[0], 7, 9, limit, 1)
         assert cut.chains < 7 or cut.rounds < 20
         small = wflmc.sample(jax.random.key(0), posterior, plan, chains, memory=limit)
         assert_same_traces(small, whole)
@@ -114,12 +114,13 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
 
 
 def test_block_sizes(monkeypatch):
-    assert block_size(30, 1e3, 1e9) == 30
-    assert block_size(10_000, 1e6, 1e9) == 16  # on a CPU, what stays in its cache
+    assert block_size(30, 1e3, 0, 1e9) == 30
+    assert block_size(10_000, 1e6, 0, 1e9) == 4  # on a CPU, what stays in its cache
+    assert block_size(10_000, 1e6, 1e8, 1e9) == 100  # or as much as θ
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert block_size(10_000, 1e6, 1e9) == 1000
-    assert block_size(30, 1e12, 1e9) == 1
-    assert block_size(31, 1.0, 16) == 16
+    assert block_size(10_000, 1e6, 0, 1e9) == 1000
+    assert block_size(30, 1e12, 0, 1e9) == 1
+    assert block_size(31, 1.0, 0, 16) == 16
 
 
 def test_a_device_without_gradient_is_no_trouble():

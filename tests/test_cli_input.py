@@ -206,8 +206,7 @@ def test_misspelt_keys_get_a_suggestion(call, scenario):
 @pytest.mark.parametrize(
     "override",
     [
-        "posterior.preconditioner=whiten", "privacy.unit=record", "link.csi_error=0.1",
-        "link.downlink_snr_db=30.0", "sampler.dynamics=kinetic", "policy.schedule=unbiased", "policy.objective=exact",
+        "posterior.preconditioner=whiten", "link.downlink_snr_db=30.0", "sampler.dynamics=kinetic", "policy.schedule=unbiased", "policy.objective=exact",
         "policy.csi=causal", "posterior.prior_on=whitened",
     ],
 )  # fmt: skip

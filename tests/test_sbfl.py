@@ -75,8 +75,8 @@ def test_noise_and_channels_written_out():
             for k in range(3):
                 g = posterior.gradients(theta)[k] / posterior.sizes[k]
                 h = gains[3 * iteration + k, k]  # devices take turns
-                y = h * jnp.sign(g - g.mean()) + noise[k] / np.sqrt(link.snr)
-                total += g.mean() + np.sqrt(2 / np.pi) * g.std() * jnp.tanh(h * y * link.snr)
+                y = h * jnp.sign(g - g.mean()) + noise[k] / np.sqrt(link.snr(1)[0])
+                total += g.mean() + np.sqrt(2 / np.pi) * g.std() * jnp.tanh(h * y * link.snr(1)[0])
             velocity = 0.5 * velocity + total
             theta = theta - 0.01 * velocity
         np.testing.assert_allclose(found[row], theta, rtol=1e-4, atol=1e-4)

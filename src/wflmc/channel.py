@@ -119,25 +119,48 @@ class Link:
     """The uplink that all devices share: fading, signal-to-noise ratio P/(m N0) in dB, and noise power N0.
 
     The channel realisation is a function of `seed` alone; asking for more rounds begins with the same ones.
+
+    Args:
+        snr_db: one number, or one per device where their power limits P_k differ.
+        csi_error: e, the relative error of what devices know of their channels: |ĥ/h − 1| ≤ e. What they send is
+            made for ĥ and arrives h/ĥ times as strong, up to 1/(1 − e) times.
     """
 
     fading: Fading
-    snr_db: float = 20.0
+    snr_db: ArrayLike = 20.0
     noise_power: float = 1.0
     seed: int = 0
+    csi_error: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:  # JAX keys hold no more
             raise InputError("seed", self.seed, "between 0 and 2**32 - 1")
-        if not -300 <= self.snr_db <= 300:
-            raise InputError("snr_db", self.snr_db, "between -300 and 300 dB")
+        levels = np.asarray(self.snr_db, dtype=float)
+        if levels.ndim > 1 or levels.size == 0 or not np.all((levels >= -300) & (levels <= 300)):
+            raise InputError("snr_db", self.snr_db, "between -300 and 300 dB, one number or one per device")
+        if not 0 <= self.csi_error < 1:
+            raise InputError("csi_error", self.csi_error, "at least 0 and below 1")
         if not 1e-30 <= self.noise_power <= 1e30:  # chains are float32
             raise InputError("noise_power", self.noise_power, "between 1e-30 and 1e30")
 
+    def snr(self, devices: int) -> NDArray[np.float64]:
+        """P_k/(m N0) as a ratio, for every device."""
+        levels = np.asarray(self.snr_db, dtype=float).reshape(-1)
+        if levels.size not in (1, devices):
+            raise InputError("snr_db", levels.tolist(), f"one number, or one for each of the {devices} devices")
+        return np.broadcast_to(10 ** (levels / 10), (devices,))
+
     @property
-    def snr(self) -> float:
-        """P/(m N0) as a ratio."""
-        return float(10 ** (self.snr_db / 10))
+    def uncertainty(self) -> float:
+        """The largest |h/ĥ|, 1/(1 − e)."""
+        return 1 / (1 - self.csi_error)
+
+    def mismatch(self, rounds: int, devices: int) -> NDArray[np.float64] | None:
+        """|h/ĥ|[round, device] of this link's seed, ĥ/h uniform between 1 − e and 1 + e; None where e = 0."""
+        if self.csi_error == 0:
+            return None
+        generator = host_generator(jax.random.key(self.seed), "csi")
+        return 1 / (1 + self.csi_error * generator.uniform(-1, 1, (rounds, devices)))
 
     def gains(self, rounds: int, devices: int) -> Gains:
         """h[round, device] of this link's seed."""

@@ -58,7 +58,15 @@ def sbfl(
     gains = [np.abs(link.gains(iterations * devices, devices))[slot, np.arange(devices)] for link in links]
     number = jnp.arange(len(links)) if numbers is None else jnp.asarray(numbers)
     final = _descend(
-        key, posterior, np.stack(gains), np.array([link.snr for link in links]), number, sizes, step, momentum, init
+        key,
+        posterior,
+        np.stack(gains),
+        np.stack([link.snr(posterior.devices) for link in links]),
+        number,
+        sizes,
+        step,
+        momentum,
+        init,
     )
     return np.asarray(final)
 
@@ -75,7 +83,7 @@ def _descend(
     momentum: jax.Array,
     init: str,
 ) -> jax.Array:
-    """All experiments at once: gains[experiment, iteration, device], snr[experiment]."""
+    """All experiments at once: gains[experiment, iteration, device], snr[experiment, device]."""
 
     def experiment(gain: jax.Array, snr: jax.Array, number: jax.Array) -> jax.Array:
         theta = posterior.draw_initial(jax.random.fold_in(named(key, "init"), number), init)
@@ -86,7 +94,7 @@ def _descend(
             index, h = at
             gradient = posterior.gradients(theta) / sizes[:, None]
             noise = jax.random.normal(jax.random.fold_in(noise_key, index), gradient.shape)
-            velocity = momentum * velocity + estimate(gradient, h, snr, noise).sum(0)
+            velocity = momentum * velocity + estimate(gradient, h, snr[:, None], noise).sum(0)
             return (theta - step * velocity, velocity), None
 
         (theta, _), _ = jax.lax.scan(iterate, (theta, jnp.zeros_like(theta)), (jnp.arange(gain.shape[0]), gain))

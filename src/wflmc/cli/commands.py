@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from wflmc import report
 from wflmc.cli.output import ProgressBar, writable_folder
@@ -138,9 +139,15 @@ def _write_run(
         write_text(folder / "plan.json", to_json(document))
         write_text(folder / "summary.json", to_json(summary))
         if evaluation.scores is not None:
-            about = f"{scenario.policy.power}, {scenario.link.snr_db:g} dB"
+            about = f"{scenario.policy.power}, {_range(scenario.link.snr_db)} dB"
             written += report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")
     return written
+
+
+def _range(values: float | list[float]) -> str:
+    """One number, or the smallest and the largest of several."""
+    ends = np.unique([np.min(values), np.max(values)])
+    return " to ".join(f"{end:g}" for end in ends)
 
 
 def data_command(folder: str | None, say: Callable[[str], None]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def exact_w2_sq(posterior: Any, plan: Plan | Sequence[Plan]) -> Array:
     first = plans[0]
     laws = posterior.law(
         np.stack([p.step_size for p in plans]),
-        np.stack([p.weight for p in plans]),
+        np.stack([p.weight_received for p in plans]),
         np.stack([p.noise_variance for p in plans]),
         first.init,
     )

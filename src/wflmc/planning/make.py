@@ -19,7 +19,7 @@ from wflmc.planning.bound import contraction, discretization_error, noise_weight
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
 from wflmc.planning.problem import Allocation, Problem
-from wflmc.planning.schedule import everyone, participation_error
+from wflmc.planning.schedule import everyone, gradient_error
 from wflmc.planning.schedule import schedule as make_schedule
 from wflmc.privacy import Privacy
 
@@ -55,9 +55,12 @@ class Options:
     initial_w2_sq: float | None = None
     max_round_noise: float = np.inf
     ledger: ArrayLike | None = None
+    start: int = 0
     solver: str = "own"
 
     def __post_init__(self) -> None:
+        if self.start < 0:
+            raise InputError("start", self.start, "at least 0")
         if self.burn_in < 0:
             raise InputError("burn_in", self.burn_in, "at least 0")
         if self.samples < 1:
@@ -92,6 +95,7 @@ def plan(
     initial_w2_sq: float | None = None,
     max_round_noise: float = np.inf,
     ledger: ArrayLike | None = None,
+    start: int = 0,
     solver: str = "own",
 ) -> Plan:
     """Decide who sends and how strongly in every round.
@@ -108,6 +112,7 @@ def plan(
         max_round_noise: M, a limit on the noise of every round: √m σ ≤ M η Σ ℓ_k, M times what all clipped
             gradients together can undo. For `optimized` and `noiseless-dp`; chains may be lost without it.
         ledger: loss that each device has spent before, [K]; the plan makes do with what is left.
+        start: the round to begin with, where rounds came before: channels and noise go on from there.
         solver: own, or cvxpy as an independent reference (without a certificate).
     """
     options = Options(
@@ -122,6 +127,7 @@ def plan(
         initial_w2_sq=initial_w2_sq,
         max_round_noise=max_round_noise,
         ledger=ledger,
+        start=start,
         solver=solver,
     )
     prepared = _prepare(posterior, link, privacy, options)
@@ -163,9 +169,15 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
     excess_weight = noise_weight(options.bound, dim)
     clip = privacy.clips(devices)
 
-    gains = np.abs(link.gains(rounds, devices)).astype(float)
+    known = slice(options.start, None)
+    gains = np.abs(link.gains(options.start + rounds, devices)).astype(float)[known]
+    received = link.mismatch(options.start + rounds, devices) if scheme.wireless else None
+    uncertainty = link.uncertainty if scheme.wireless else 1.0
+    if received is not None:
+        received = received[known]
+        gains = gains / received  # what devices know, and plans are made of
     if scheme.wireless:
-        device_cap = dim * link.snr * gains**2 / clip**2
+        device_cap = dim * link.snr(devices) * gains**2 / clip**2
         who = make_schedule(options.schedule, gains, clip, device_cap, step_size, excess_weight)
         power_cap = np.where(who.active, device_cap, np.inf).min(-1)
     else:
@@ -180,11 +192,11 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
         burn_in=options.burn_in,
         objective=options.objective,
         start=start,
-        error=discretization_error(step_size, L, dim) + step_size**2 * participation_error(clip, who.active),
+        error=discretization_error(step_size, L, dim) + step_size**2 * gradient_error(clip, who.active, uncertainty),
         noise_weight=excess_weight,
         scale=scale,
         active=who.active,
-        budget=_budget(privacy, devices, before) if scheme.private else np.full(devices, np.inf),
+        budget=_budget(privacy, devices, before) / uncertainty**2 if scheme.private else np.full(devices, np.inf),
         power_cap=power_cap,
         floor=dim * (scale / (options.max_round_noise * clip.sum())) ** 2,
         noise_limit=options.max_round_noise,
@@ -198,7 +210,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             gain=np.sqrt(allocation.a * link.noise_power),
             weight=who.active * scale[:, None],
             clip=clip if scheme.clips else np.full(devices, np.inf),
-            example_clip=np.full(devices, np.inf),
+            example_clip=privacy.example_clips(devices) if scheme.clips else np.full(devices, np.inf),
             noise_power=link.noise_power,
             server_noise=_server_noise(problem, allocation.a),
             burn_in=options.burn_in,
@@ -218,6 +230,9 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             dim=dim,
             initial_w2_sq=start,
             ledger=before,
+            start=options.start,
+            received=received,
+            uncertainty=uncertainty,
         )
         return dataclasses.replace(
             made,

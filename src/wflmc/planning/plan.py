@@ -51,6 +51,12 @@ class Plan:
     initial_w2_sq: float
     ledger: Array
     """Loss that each device had spent before this plan, [K]."""
+    start: int = 0
+    """The round that this plan begins with, where rounds came before it."""
+    received: Array | None = None
+    """|h/ĥ|[S, K], the amplitude at which a device arrives over the one it meant to; None where both are equal."""
+    uncertainty: float = 1.0
+    """The largest |h/ĥ| that the devices' knowledge of their channels leaves open."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -69,6 +75,11 @@ class Plan:
         return np.count_nonzero(self.weight, axis=-1)
 
     @property
+    def weight_received(self) -> Array:
+        """The weight with which every device's gradient really enters the update, [S, K]."""
+        return self.weight if self.received is None else self.weight * self.received
+
+    @property
     def scale(self) -> Array:
         """The server's factor on the received sum, K/K_a: the largest weight of each round, [S]."""
         return self.weight.max(-1)
@@ -85,9 +96,13 @@ class Plan:
 
     @property
     def loss(self) -> Array:
-        """Privacy loss of every round and device, [S, K]; infinite where a device sends unclipped."""
+        """Privacy loss of every round and device, [S, K]; infinite where a device sends unclipped.
+
+        Where channels are known badly it is the largest that the error leaves open.
+        """
         reach = np.minimum(self.clip, self.example_clip)
-        return round_loss(self.gain, self.weight / self.scale[:, None], reach, self.noise_power)
+        amplitude = self.uncertainty * self.weight / self.scale[:, None]
+        return round_loss(self.gain, amplitude, reach, self.noise_power)
 
     @property
     def spent(self) -> Array:

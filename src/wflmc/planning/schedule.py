@@ -32,6 +32,15 @@ def participation_error(clip: Array, active: NDArray[np.bool_]) -> Array:
     return np.asarray((clip.sum() - heard + (devices - sending) / sending * heard) ** 2)
 
 
+def gradient_error(clip: Array, active: NDArray[np.bool_], uncertainty: float) -> Array:
+    """The same, with senders that may arrive up to `uncertainty` times as strong as they mean to, per round."""
+    silent = participation_error(clip, active)
+    if uncertainty == 1:
+        return silent
+    heard = active.shape[-1] / active.sum(-1) * (active * clip).sum(-1)
+    return np.asarray((np.sqrt(silent) + (uncertainty - 1) * heard) ** 2)
+
+
 def everyone(gains: Array) -> Schedule:
     """All devices in every round."""
     return Schedule(np.zeros(gains.shape[0]), np.ones(gains.shape, dtype=bool))

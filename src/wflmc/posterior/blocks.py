@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-CPU_BLOCK = 2**24
-"""Bytes of gradients at a time on a CPU: what stays near its cache."""
+CPU_BLOCK = 2**22
+"""Bytes of gradients at a time on a CPU: what stays near its cache. Where θ is larger, as much as θ: each block reads
+all of it."""
 
 
 def filled_up(values: NDArray[Any], block: int) -> Any:
@@ -25,43 +26,40 @@ def in_blocks(values: Any, block: int) -> jax.Array:
     return jnp.asarray(values).reshape(-1, block, *values.shape[1:])
 
 
-def block_size(devices: int, bytes_per_device: float, limit: float) -> int:
+def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit: float) -> int:
     """How many devices to take at a time; in equal blocks, as few of them as the limit allows."""
     if jax.default_backend() == "cpu":
-        limit = min(limit, CPU_BLOCK)
+        limit = min(limit, max(CPU_BLOCK, theta_bytes))
     most = int(np.clip(limit // max(1.0, bytes_per_device), 1, devices))
     return -(-devices // -(-devices // most))
 
 
 def over_blocks(
-    add: Callable[[Any, Any, jax.Array, jax.Array], tuple[Any, jax.Array]],
-    blocks: Any,
-    start: Any,
-    weight: jax.Array,
-    clip: jax.Array,
+    add: Callable[..., tuple[Any, jax.Array]], blocks: Any, start: Any, *limits: jax.Array
 ) -> tuple[Any, jax.Array]:
     """A sum over devices, one block after the other.
 
     Args:
-        add: from the sum so far, a block's data, and its weights and clips [chain, block] to the new sum and the norms
-            of the block's gradients, [chain, block].
+        add: from the sum so far, a block's data, and its part of each of `limits`, [chain, block], to the new sum and
+            the norms of the block's gradients, [chain, block].
         blocks: data with leading axes [blocks, block].
-        weight, clip: [chain, K], or [1, K] where all chains have the same.
+        limits: weights, clips: [chain, K], or [1, K] where all chains have the same.
 
     Returns:
         The sum, and the norms [chain, K].
     """
     count, size = jax.tree.leaves(blocks)[0].shape[:2]
+    devices = limits[0].shape[1]
 
     def by_block(values: jax.Array) -> jax.Array:
-        padded = jnp.pad(values, ((0, 0), (0, count * size - values.shape[1])))
+        padded = jnp.pad(values, ((0, 0), (0, count * size - devices)))
         return padded.reshape(values.shape[0], count, size).swapaxes(0, 1)
 
-    def body(total: Any, part: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-        return add(total, *part)
+    def body(total: Any, part: tuple[Any, tuple[jax.Array, ...]]) -> tuple[Any, jax.Array]:
+        return add(total, part[0], *part[1])
 
-    total, norms = jax.lax.scan(body, start, (blocks, by_block(weight), by_block(clip)))
-    return total, norms.swapaxes(0, 1).reshape(norms.shape[1], -1)[:, : weight.shape[1]]
+    total, norms = jax.lax.scan(body, start, (blocks, tuple(by_block(values) for values in limits)))
+    return total, norms.swapaxes(0, 1).reshape(norms.shape[1], -1)[:, :devices]
 
 
 def clipping(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from wflmc.keys import host_generator, named
 from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
 from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
-from wflmc.posterior.partition import by_device
+from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
 
 Array = NDArray[np.float64]
@@ -28,7 +28,8 @@ class GaussianPosterior:
     """p(θ|D) for v = θᵀu + N(0, 1) and prior N(0, prior_std² I), held as each device's sufficient statistics.
 
     The gradient of device k is H_k θ − b_k with H_k = Σ u uᵀ + I/(K prior_std²) and b_k = Σ v u, so a round
-    costs K small matrix products whatever the number of examples.
+    costs K small matrix products whatever the number of examples. Clipping the examples one by one needs them all:
+    the gradient of one is (θᵀu − v) u, and clipping it to c limits its residual to c/‖u‖.
     """
 
     hessian: Array
@@ -44,6 +45,10 @@ class GaussianPosterior:
     """Smallest eigenvalue of the Hessian (strong convexity)."""
     L: float
     """Largest eigenvalue of the Hessian (smoothness)."""
+    features: Array
+    """u[K, n, m]; devices of unlike size are filled up with rows of zeros, which add nothing."""
+    target: Array
+    """v[K, n]."""
     block: int = 0
     """Devices whose gradients are worked out at a time; 0: all of them."""
 
@@ -77,32 +82,59 @@ class GaussianPosterior:
         return draw_start(key, init, self.dim, self.prior_std)
 
     def clipped_sum(
-        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: jax.Array | None = None
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: jax.Array | None = None,
+        example_clip: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
 
         Args:
             theta: θ[m]; weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
             key: for models that draw mini-batches; not used here.
+            example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
         """
         del key
-        block = self.block or len(self.hessian)
-        data = in_blocks(self.hessian, block), in_blocks(self.linear, block)
-        return _clipped_sum(data, theta, weight, clip)
+        block = self.block or self.devices
+        if example_clip is None:
+            data = in_blocks(self.hessian, block), in_blocks(self.linear, block)
+            return _clipped_sum(data, theta, weight, clip)
+        rows = in_blocks(self.features, block), in_blocks(self.target, block)
+        return _by_examples(rows, self._share, theta, weight, clip, example_clip)
 
-    def working_bytes(self, chains: int) -> float:
+    @property
+    def _share(self) -> Any:
+        """Each device's share of the prior's curvature."""
+        return 1 / (self.devices * self.prior_std**2)
+
+    def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Memory that one device at a time needs for its part of a round."""
-        return 8.0 * chains * self.dim
+        return 8.0 * chains * (self.dim + (self.features.shape[1] if by_example else 0))
 
-    def fitted(self, chains: int, limit: float) -> GaussianPosterior:
-        """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
-        block = block_size(self.devices, self.working_bytes(chains), limit)
+    def fitted(self, chains: int, limit: float, by_example: bool = False) -> GaussianPosterior:
+        """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes.
+
+        Args:
+            by_example: whether examples are to be clipped one by one; only then they are taken along.
+        """
+        block = block_size(self.devices, self.working_bytes(chains, by_example), 4.0 * chains * self.dim, limit)
+        rows = slice(None if by_example else 0)
         return replace(
             self,
             hessian=filled_up(self.hessian.astype(np.float32), block),
             linear=filled_up(self.linear.astype(np.float32), block),
+            features=filled_up(self.features[:, rows].astype(np.float32), block),
+            target=filled_up(self.target[:, rows].astype(np.float32), block),
             block=block,
         )
+
+    def example_norms(self, theta: ArrayLike) -> Array:
+        """‖gradient‖ of every example at theta[..., m], [..., N]."""
+        real = np.arange(self.target.shape[1]) < self.sizes[:, None]
+        u, v = self.features[real], self.target[real]
+        return np.abs(np.asarray(theta) @ u.T - v) * np.linalg.norm(u, axis=1)
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
@@ -113,7 +145,10 @@ class GaussianPosterior:
         if not 0 <= index < self.devices:
             raise InputError("device", index, f"between 0 and {self.devices - 1}")
         at = slice(index, index + 1)
-        return _from_statistics(self.hessian[at], self.linear[at], self.sizes[at], self.prior_std)
+        rows = slice(self.sizes[index])
+        # Its share of the prior is all of its own.
+        std = self.prior_std * self.devices**0.5
+        return _from_rows(self.features[at, rows], self.target[at, rows], self.sizes[at], std)
 
     def expansion(self, step_size: float, weight: ArrayLike) -> float:
         """The largest factor by which one round can stretch an error of θ, over the rounds of weight[S, K].
@@ -139,7 +174,7 @@ class GaussianPosterior:
 
 jax.tree_util.register_dataclass(
     GaussianPosterior,
-    data_fields=["hessian", "linear", "sizes", "prior_std", "mean", "covariance", "mu", "L"],
+    data_fields=["hessian", "linear", "sizes", "prior_std", "mean", "covariance", "mu", "L", "features", "target"],
     meta_fields=["block"],
 )
 
@@ -158,10 +193,36 @@ def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Arra
     return over_blocks(add, blocks, jnp.zeros_like(theta), weight, clip)
 
 
+def _chains_by_examples(
+    blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The same with every example clipped first, from the examples themselves."""
+
+    def add(
+        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        u, v = data
+        rows = u.reshape(-1, theta.shape[1])
+        residual = jnp.matmul(theta, rows.T, precision="highest").reshape(-1, *v.shape) - v
+        most = example[..., None] / jnp.linalg.norm(u, axis=-1)
+        kept = jnp.clip(residual, -most, most)
+        gradient = jnp.einsum("ckn,knm->ckm", kept, u, precision="highest") + share * theta[:, None]
+        norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
+        clipped = jnp.einsum("ck,ckm->cm", clipping(w, limit, norm), gradient, precision="highest")
+        return total + clipped, norm
+
+    return over_blocks(add, blocks, jnp.zeros_like(theta), weight, clip, example_clip)
+
+
 _clipped_sum = many_chains(_all_chains, own=3)
+_by_examples = many_chains(_chains_by_examples, own=4)
 
 
-def _from_statistics(hessian: Array, linear: Array, sizes: NDArray[np.intp], prior_std: float) -> GaussianPosterior:
+def _from_rows(features: Array, target: Array, sizes: NDArray[np.intp], prior_std: float) -> GaussianPosterior:
+    devices, _, dim = features.shape
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below, in words
+        hessian = features.swapaxes(1, 2) @ features + np.eye(dim) / (devices * prior_std**2)
+        linear = np.einsum("kn,knm->km", target, features)
     total = hessian.sum(0)
     if not np.all(np.isfinite(total)):
         raise InputError("data", "values whose squares overflow", "scaled to moderate size")
@@ -171,7 +232,16 @@ def _from_statistics(hessian: Array, linear: Array, sizes: NDArray[np.intp], pri
     covariance = (vectors / values) @ vectors.T
     mean = np.linalg.solve(total, linear.sum(0))
     return GaussianPosterior(
-        hessian, linear, sizes, prior_std, mean, covariance, mu=float(values[0]), L=float(values[-1])
+        hessian=hessian,
+        linear=linear,
+        sizes=sizes,
+        prior_std=prior_std,
+        mean=mean,
+        covariance=covariance,
+        mu=float(values[0]),
+        L=float(values[-1]),
+        features=features,
+        target=target,
     )
 
 
@@ -206,11 +276,8 @@ def gaussian_regression(
         features = with_intercept(features)
     owner = split(partition, target, devices, host_generator(named(key, "data"), "partition"))
     parts, sizes = by_device(owner, devices, features, target)
-    prior_share = np.eye(features.shape[1]) / (devices * prior_std**2)
-    with np.errstate(over="ignore", invalid="ignore"):  # refused below, in words
-        hessian = np.stack([u.T @ u for u, _ in parts]) + prior_share
-        linear = np.stack([u.T @ v for u, v in parts])
-    return _from_statistics(hessian, linear, sizes, prior_std)
+    u, v = padded(parts, sizes)
+    return _from_rows(u, v, sizes, prior_std)
 
 
 def _synthetic(key: jax.Array, examples: int, dim: int) -> tuple[Array, Array]:

@@ -50,6 +50,18 @@ def by_device(
     return list(zip(*(np.split(array[order], edges) for array in arrays), strict=True)), sizes
 
 
+def padded(parts: list[tuple[NDArray[Any], ...]], sizes: NDArray[np.intp]) -> tuple[NDArray[Any], ...]:
+    """The parts of `by_device` as arrays [K, n, ...], shorter ones filled up with zeros."""
+
+    def together(arrays: tuple[NDArray[Any], ...]) -> NDArray[Any]:
+        held = np.zeros((len(arrays), sizes.max(), *arrays[0].shape[1:]), arrays[0].dtype)
+        for row, values in zip(held, arrays, strict=True):
+            row[: len(values)] = values
+        return held
+
+    return tuple(together(arrays) for arrays in zip(*parts, strict=True))
+
+
 def _concentration(rule: str) -> float:
     name, _, text = rule.partition(":")
     try:

@@ -24,7 +24,7 @@ from wflmc.posterior.inputs import (
     draw_start,
     with_intercept,
 )
-from wflmc.posterior.partition import by_device
+from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
 
 Array = NDArray[np.float64]
@@ -78,7 +78,12 @@ class SoftmaxPosterior:
         return draw_start(key, init, self.dim, self.prior_std)
 
     def clipped_sum(
-        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: jax.Array | None = None
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: jax.Array | None = None,
+        example_clip: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
 
@@ -88,37 +93,54 @@ class SoftmaxPosterior:
         Args:
             theta: θ[m]; weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
             key: for models that draw mini-batches; not used here.
+            example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
         """
         del key
         blocks = in_blocks(self.features, self.block), in_blocks(self.labels, self.block)
-        way = _by_rows if self.features.shape[1] <= FEW_ROWS else _by_devices
-        return way(blocks, self._share, theta, weight, clip)
+        ways = (
+            (_by_rows, _by_rows_clipped) if self.features.shape[1] <= FEW_ROWS else (_by_devices, _by_devices_clipped)
+        )
+        if example_clip is None:
+            return ways[0](blocks, self._share, theta, weight, clip)
+        return ways[1](blocks, self._share, theta, weight, clip, example_clip)
 
     @property
     def _share(self) -> Any:
         """Each device's share of the prior's curvature."""
         return 1 / (self.devices * self.prior_std**2)
 
-    def working_bytes(self, chains: int) -> float:
+    def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Memory that one device at a time needs for its part of a round."""
+        del by_example  # rows are there in any case
         rows, _ = self.features.shape[1:]
         return 8.0 * chains * (rows * self.classes + self.dim)
 
-    def fitted(self, chains: int, limit: float) -> SoftmaxPosterior:
+    def fitted(self, chains: int, limit: float, by_example: bool = False) -> SoftmaxPosterior:
         """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
-        rows = self.features.shape[1]
+        del by_example
+        rows, theta = self.features.shape[1], 4.0 * chains * self.dim
         if rows <= FEW_ROWS:
-            block = block_size(self.devices, 128.0 * chains * rows * self.classes, limit)  # several copies
+            block = block_size(self.devices, 128.0 * chains * rows * self.classes, theta, limit)  # several copies
         elif jax.default_backend() == "cpu":
             block = 1  # matrix products in batches are slow there
         else:
-            block = block_size(self.devices, self.working_bytes(chains), limit)
+            block = block_size(self.devices, self.working_bytes(chains), theta, limit)
         return replace(
             self,
             features=filled_up(self.features.astype(np.float32), block),
             labels=filled_up(self.labels, block),
             block=block,
         )
+
+    def example_norms(self, theta: ArrayLike) -> Array:
+        """‖gradient‖ of every example at theta[..., m], [..., N]: ‖p − 1[label]‖ ‖u‖."""
+        real = np.arange(self.labels.shape[1]) < self.sizes[:, None]
+        u, labels = self.features[real], self.labels[real]
+        given = np.asarray(theta, dtype=float)
+        logits = given.reshape(*given.shape[:-1], self.classes, -1) @ u.T
+        residual = np.exp(logits - logsumexp(logits, axis=-2, keepdims=True))
+        residual -= np.arange(self.classes)[:, None] == labels
+        return np.linalg.norm(residual, axis=-2) * np.linalg.norm(u, axis=1)
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
@@ -232,41 +254,53 @@ def _residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return _softmax(logits) - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)[..., None]
 
 
-def _gradients(data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array) -> jax.Array:
+def _limited(residual: jax.Array, u: jax.Array, limit: jax.Array, rows: int) -> jax.Array:
+    """residual[n, C, chain] with every example's gradient, ‖r‖ ‖u‖ long, clipped to limit[chain, block]."""
+    most = jnp.repeat(limit.T, rows, axis=0)
+    length = jnp.sqrt(jnp.sum(residual**2, axis=1)) * jnp.linalg.norm(u, axis=1)[:, None]
+    return residual * clipping(jnp.ones(()), most, length)[:, None]
+
+
+def _gradients(
+    data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array, example_clip: jax.Array | None = None
+) -> jax.Array:
     """Gradients of a block of devices for all chains, [block, d, C, chain]."""
     features, labels = data
     block, rows, dim = features.shape
-    p = _softmax(_product(features.reshape(-1, dim), columns))
+    flat = features.reshape(-1, dim)
+    logits = _product(flat, columns)
+    if example_clip is None:
+        # What was seen is the same for all chains: taken off at the end, not from every chain's p.
+        p = _softmax(logits)
+        hot = jax.nn.one_hot(labels, columns.shape[1], dtype=features.dtype)
+        seen = jnp.einsum("knd,knc->kdc", features, hot, precision="highest")[..., None]
+    else:
+        p, seen = _limited(_residuals(logits, labels.reshape(-1)), flat, example_clip, rows), jnp.zeros(())
     if block == 1:
         expected = _product(features[0].T, p)[None]
     else:
         apart = p.reshape(block, rows, -1)
         expected = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(block, *columns.shape)
-    # What was seen is the same for all chains: taken off here, not from every chain's p.
-    hot = jax.nn.one_hot(labels, columns.shape[1], dtype=features.dtype)
-    seen = jnp.einsum("knd,knc->kdc", features, hot, precision="highest")
-    return expected - seen[..., None] + share * columns
+    return expected - seen + share * columns
 
 
-def _chains_by_devices(
-    blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """theta[chain, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
+def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """theta[chain, m], and weight, clip and perhaps example_clip [chain, K] -> sums[chain, m], norms[chain, K]."""
     columns = _columns(theta, blocks[0].shape[-1])
 
-    def add(total: jax.Array, data: Any, w: jax.Array, limit: jax.Array) -> tuple[jax.Array, jax.Array]:
-        gradients = _gradients(data, share, columns)
+    def add(
+        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        gradients = _gradients(data, share, columns, example)
         norm = jnp.sqrt(jnp.sum(gradients**2, axis=(1, 2)))
         factor = clipping(w.T, limit.T, norm)
         return total + jnp.sum(factor[:, None, None] * gradients, axis=0), norm.T
 
-    total, norms = over_blocks(add, blocks, jnp.zeros_like(columns), weight, clip)
+    total, norms = over_blocks(add, blocks, jnp.zeros_like(columns), *limits)
     return _rows(total), norms
 
 
-def _chains_by_rows(
-    blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The same for devices of few rows, without any device's own gradient.
 
     With residuals r = p − 1[label] the gradient is Uᵀr + share θ. Its norm follows from the few products of a device's
@@ -277,11 +311,15 @@ def _chains_by_rows(
     columns = _columns(theta, dim)
     length = jnp.sum(columns**2, axis=(0, 1))
 
-    def add(carry: tuple[jax.Array, jax.Array], data: Any, w: jax.Array, limit: jax.Array) -> tuple[Any, jax.Array]:
+    def add(
+        carry: tuple[jax.Array, jax.Array], data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
+    ) -> tuple[Any, jax.Array]:
         total, prior = carry
         u, label = data[0].reshape(-1, dim), data[1].reshape(-1)
         logits = _product(u, columns)
         residual = _residuals(logits, label)
+        if example is not None:
+            residual = _limited(residual, u, example, rows)
         across = jnp.sum(residual * logits, axis=1).reshape(block, rows, -1).sum(1)
         apart = residual.reshape(block, rows, classes, -1)
         inner = jnp.einsum("kid,kjd->kij", data[0], data[0], precision="highest")[..., None]
@@ -295,12 +333,14 @@ def _chains_by_rows(
         return (total + _product(u.T, clipped), prior + factor.sum(0)), norm.T
 
     start = (jnp.zeros_like(columns), jnp.zeros(theta.shape[0]))
-    (total, prior), norms = over_blocks(add, blocks, start, weight, clip)
+    (total, prior), norms = over_blocks(add, blocks, start, *limits)
     return _rows(total + share * prior * columns), norms
 
 
 _by_devices = many_chains(_chains_by_devices, own=3)
 _by_rows = many_chains(_chains_by_rows, own=3)
+_by_devices_clipped = many_chains(_chains_by_devices, own=4)
+_by_rows_clipped = many_chains(_chains_by_rows, own=4)
 
 
 @partial(jax.jit, static_argnames=("classes",))
@@ -366,11 +406,8 @@ def softmax_regression(
         features = with_intercept(features)
     owner = split(partition, labels.astype(float), devices, host_generator(named(key, "data"), "partition"))
     parts, sizes = by_device(owner, devices, features, labels)
-    padded = np.zeros((devices, sizes.max(), features.shape[1]))
-    held = np.zeros((devices, sizes.max()), dtype=np.intp)
-    for k, (u, v) in enumerate(parts):
-        padded[k, : len(v)], held[k, : len(v)] = u, v
-    return replace(_assemble(padded, held, sizes, prior_std, classes), intercept=intercept)
+    held, classed = padded(parts, sizes)
+    return replace(_assemble(held, classed, sizes, prior_std, classes), intercept=intercept)
 
 
 def synthetic_labels(

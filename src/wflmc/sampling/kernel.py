@@ -29,7 +29,7 @@ from wflmc.planning import Plan
 
 
 class Rounds(NamedTuple):
-    """The part of a plan that acts in a round; or in many, where all but clip and noise power have a leading axis."""
+    """The part of a plan that acts in a round; or in many, where all but clips and noise power have a leading axis."""
 
     step_size: Any
     gain: Any
@@ -40,6 +40,10 @@ class Rounds(NamedTuple):
     clip: Any
     """[K]."""
     noise_power: Any
+    example_clip: Any = None
+    """[K], or None where examples are not clipped one by one."""
+    received: Any = None
+    """Amplitude at which each device arrives over the one it meant to, [K]; None where they are equal."""
 
     def at(self, index: Any) -> Rounds:
         """One of many rounds, or a slice of them."""
@@ -48,6 +52,7 @@ class Rounds(NamedTuple):
             gain=self.gain[index],
             weight=self.weight[index],
             server_noise=None if self.server_noise is None else self.server_noise[index],
+            received=None if self.received is None else self.received[index],
         )
 
 
@@ -87,12 +92,20 @@ def rounds_of(plan: Plan) -> Rounds:
         server_noise=plan.server_noise if np.any(plan.server_noise) else None,
         clip=plan.clip,
         noise_power=np.asarray(plan.noise_power),
+        example_clip=plan.example_clip if np.any(np.isfinite(plan.example_clip)) else None,
+        received=plan.received,
     )
 
 
 def transmit(posterior: Any, theta: jax.Array, now: Rounds) -> tuple[jax.Array, jax.Array]:
-    """What reaches the server before noise, α Σ_k r_k clip(g_k), with r_k = weight_k / max weight; and ‖g_k‖."""
-    total, norm = posterior.clipped_sum(theta, now.weight / now.weight.max(), now.clip)
+    """What reaches the server before noise, α Σ_k r_k clip(g_k), and ‖g_k‖.
+
+    r_k = weight_k / max weight, times what the channel made of it where devices knew it badly.
+    """
+    amplitude = now.weight / now.weight.max()
+    if now.received is not None:
+        amplitude = amplitude * now.received
+    total, norm = posterior.clipped_sum(theta, amplitude, now.clip, example_clip=now.example_clip)
     return now.gain * total, norm
 
 

@@ -26,6 +26,9 @@ MEMORY = 2 * 2**30
 """Bytes for chains and gradients unless the caller sets a limit; on an accelerator eight times as much. Chunks depend
 on this and on the problem alone."""
 
+FIXED = ("clip", "noise_power", "example_clip")
+"""The parts of `Rounds` that are the same in every round."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -50,7 +53,14 @@ def _start(init_key: jax.Array, posterior: Any, chain: jax.Array, init: str) -> 
 
 
 def _scan(
-    posterior: Any, rounds: Rounds, carry: _Carry, keys: jax.Array, first: jax.Array, skip: jax.Array, zipped: bool
+    posterior: Any,
+    rounds: Rounds,
+    carry: _Carry,
+    keys: jax.Array,
+    first: jax.Array,
+    skip: jax.Array,
+    start: jax.Array,
+    zipped: bool,
 ) -> tuple[_Carry, jax.Array, jax.Array]:
     """A block of rounds for all chains: the carry, whether all were finite [S, 1], and clip rates [S, chain].
 
@@ -58,16 +68,17 @@ def _scan(
     first place, where the first kept round overwrites them: burn-in takes no memory and no second compilation.
     """
     axes = Rounds(*(None if values is None else 0 if zipped else None for values in rounds))
+    fixed = {name: getattr(rounds, name) for name in FIXED}
+    changing = rounds._replace(**dict.fromkeys(FIXED))
 
     def body(carry: _Carry, at: tuple[Rounds, jax.Array]) -> tuple[_Carry, tuple[jax.Array, jax.Array]]:
         changing, index = at
-        now = changing._replace(clip=rounds.clip, noise_power=rounds.noise_power)
-        round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+        now = changing._replace(**fixed)
+        round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, start + index)
         theta, info = jax.vmap(step, (0, None, 0, axes))(round_keys, posterior, carry.theta, now)
         place = jnp.maximum(index - jnp.maximum(skip, first), 0)
         return _Carry(theta, carry.kept.at[place].set(theta)), (info.finite.all(keepdims=True), info.clip_rate)
 
-    changing = rounds._replace(clip=None, noise_power=None)
     carry, (finite, clip_rate) = jax.lax.scan(body, carry, (changing, first + jnp.arange(rounds.gain.shape[0])))
     return carry, finite, clip_rate
 
@@ -80,25 +91,28 @@ def _advance(
     keys: jax.Array,
     first: int,
     skip: int,
+    start: int,
     *,
     zipped: bool,
     mesh: Mesh | None,
 ) -> tuple[_Carry, jax.Array, jax.Array]:
     """`_scan`, with the chains spread over the accelerators of a mesh: each works on its own, nothing is exchanged."""
+    places = jnp.asarray(first), jnp.asarray(skip), jnp.asarray(start)
     if mesh is None:
-        return _scan(posterior, rounds, carry, keys, jnp.asarray(first), jnp.asarray(skip), zipped)
+        return _scan(posterior, rounds, carry, keys, *places, zipped)
     spec: Any = PartitionSpec
     chain, of_round, everywhere = spec("chain"), spec(None, "chain"), spec()
     per_round, fixed = (of_round, chain) if zipped else (everywhere, everywhere)
-    specs = Rounds(per_round, per_round, per_round, None if rounds.server_noise is None else per_round, fixed, fixed)
+    parts = {name: fixed if name in FIXED else per_round for name in Rounds._fields}
+    specs = Rounds(**{name: None if getattr(rounds, name) is None else spec for name, spec in parts.items()})
     split = jax.shard_map(
         partial(_scan, zipped=zipped),
         mesh=mesh,
-        in_specs=(everywhere, specs, _Carry(chain, of_round), chain, everywhere, everywhere),
+        in_specs=(everywhere, specs, _Carry(chain, of_round), chain, everywhere, everywhere, everywhere),
         out_specs=(_Carry(chain, of_round), of_round, of_round),
         check_vma=False,
     )
-    return split(posterior, rounds, carry, keys, jnp.asarray(first), jnp.asarray(skip))
+    return split(posterior, rounds, carry, keys, *places)
 
 
 def sample(
@@ -154,8 +168,9 @@ def sample(
     skip = 0 if keep_burn_in else first.burn_in
     draws = first.rounds - skip
     limit = default_memory() if memory is None else memory
-    chunks = _chunks(posterior, first, count, draws, limit, len(places))
-    ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4)
+    by_example = any(np.isfinite(p.example_clip).any() for p in plans)
+    chunks = _chunks(posterior.working_bytes(1, by_example), first, count, draws, limit, len(places))
+    ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4, by_example)
     theta = _room((draws, count, first.dim), store)
     clip_rate, burn_in_rate = np.empty((draws, count), np.float32), np.zeros(first.burn_in)
     done, work = 0, first.rounds * -(-count // chunks.chains)
@@ -188,9 +203,9 @@ def default_memory() -> int:
     return MEMORY if jax.default_backend() == "cpu" else 8 * MEMORY
 
 
-def _chunks(posterior: Any, plan: Plan, count: int, draws: int, limit: float, places: int) -> _Chunks:
-    """Chains at a time and rounds at a time, in equal parts, within a limit of bytes."""
-    one = posterior.working_bytes(1) + 16.0 * plan.dim
+def _chunks(working: float, plan: Plan, count: int, draws: int, limit: float, places: int) -> _Chunks:
+    """Chains at a time and rounds at a time, in equal parts, within a limit of bytes; a chain uses `working`."""
+    one = working + 16.0 * plan.dim
     if one > limit:
         raise InputError("memory", f"{limit:.3g} bytes", f"at least {one:.3g} bytes, which one chain takes")
     groups = -(-count // int(min(count, max(1, (limit / 2) // one))))
@@ -229,7 +244,7 @@ def _run(
     for at in range(0, plan.rounds, size):
         block = slice(at, min(at + size, plan.rounds))
         carry, finite, rate = _advance(
-            posterior, rounds.at(block), _Carry(theta, kept), keys, at, skip, zipped=zipped, mesh=mesh
+            posterior, rounds.at(block), _Carry(theta, kept), keys, at, skip, plan.start, zipped=zipped, mesh=mesh
         )
         theta, kept = carry
         _raise_if_lost(np.asarray(finite), at)
@@ -238,12 +253,14 @@ def _run(
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
-    return plan.rounds, plan.devices, plan.dim, plan.burn_in, plan.init
+    return plan.rounds, plan.devices, plan.dim, plan.burn_in, plan.init, plan.start
 
 
 def _stack(plans: Sequence[Plan]) -> Rounds:
     """Rounds of several plans as [S, plan, ...], what does not change as [plan, ...]."""
     noisy = any(np.any(p.server_noise) for p in plans)
+    by_example = any(np.isfinite(p.example_clip).any() for p in plans)
+    off = any(p.received is not None for p in plans)
 
     def together(values: Iterable[Any]) -> jax.Array:
         return jnp.asarray(np.stack(list(values), dtype=np.float32, casting="same_kind"))
@@ -258,6 +275,8 @@ def _stack(plans: Sequence[Plan]) -> Rounds:
         server_noise=by_round(p.server_noise for p in plans) if noisy else None,
         clip=together(p.clip for p in plans),
         noise_power=together(np.asarray(p.noise_power) for p in plans),
+        example_clip=together(p.example_clip for p in plans) if by_example else None,
+        received=by_round(np.ones_like(p.weight) if p.received is None else p.received for p in plans) if off else None,
     )
 
 

@@ -132,7 +132,8 @@ def build_privacy(scenario: Scenario) -> Privacy:
     """The promise of a scenario."""
     section = scenario.privacy
     with naming("privacy"):
-        return Privacy(section.epsilon, section.delta, section.clip, section.accountant)
+        example_clip = section.example_clip if section.unit == "record" else None
+        return Privacy(section.epsilon, section.delta, section.clip, section.accountant, section.unit, example_clip)
 
 
 def build_link(scenario: Scenario) -> Link:
@@ -147,7 +148,7 @@ def build_link(scenario: Scenario) -> Link:
             fading = channel.rician(section.power, section.rician_k, section.correlation)
         case "file":
             fading = channel.from_array(load_gains(section.gains))
-    return Link(fading, section.snr_db, section.noise_power, section.seed)
+    return Link(fading, section.snr_db, section.noise_power, section.seed, section.csi_error)
 
 
 def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None, solver: str = "own") -> Plan:

@@ -12,6 +12,9 @@ from wflmc.errors import InputError
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
 Positive = Annotated[float, Field(ge=1e-50, le=1e50, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e50, allow_inf_nan=False)]
+OneOrEach = Positive | Annotated[list[Positive], Field(min_length=1)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Level = Annotated[float, Field(ge=-300, le=300)]
 Count = Annotated[int, Field(ge=1, le=10**7)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
@@ -43,13 +46,13 @@ class LinkSection(_Section):
     """The channel."""
 
     fading: Literal["static", "rayleigh", "rician", "file"] = "rayleigh"
-    power: Positive | Annotated[list[Positive], Field(min_length=1)] = 0.01
+    power: OneOrEach = 0.01
     rician_k: NotNegative = 3.0
     correlation: Annotated[float, Field(ge=0, le=1)] = 0.0
-    csi_error: NotNegative = 0.0
+    csi_error: Annotated[float, Field(ge=0, lt=1)] = 0.0
     downlink_snr_db: float = float("inf")
     gains: str = ""
-    snr_db: Annotated[float, Field(ge=-300, le=300)] = 20.0
+    snr_db: Level | Annotated[list[Level], Field(min_length=1)] = 20.0
     noise_power: Annotated[float, Field(ge=1e-30, le=1e30)] = 1.0
     seed: Seed = 0
 
@@ -57,11 +60,11 @@ class LinkSection(_Section):
 class PrivacySection(_Section):
     """What each device is promised."""
 
-    epsilon: Positive | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    clip: Positive = 30.0
+    epsilon: OneOrEach | None = None
+    delta: Probability | Annotated[list[Probability], Field(min_length=1)] | None = None
+    clip: OneOrEach = 30.0
     unit: Literal["device", "record"] = "device"
-    example_clip: Positive | None = None
+    example_clip: OneOrEach | None = None
     accountant: Literal["exact", "paper"] = "exact"
 
 
@@ -109,9 +112,7 @@ class Scenario(_Section):
 BUILT: dict[str, tuple[object, ...]] = {
     "posterior.preconditioner": ("none",),
     "posterior.prior_on": ("parameters",),
-    "link.csi_error": (0.0,),
     "link.downlink_snr_db": (float("inf"),),
-    "privacy.unit": ("device",),
     "sampler.dynamics": ("overdamped",),
     "policy.schedule": ("threshold", "all"),
     "policy.objective": ("worst", "average"),
@@ -156,6 +157,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
         ("link.correlation", no_fading, f"link.fading = {fading!r}"),
         ("link.seed", no_fading, f"link.fading = {fading!r} draws nothing"),
         ("link.snr_db", ideal, f"policy.power = {policy!r} has an ideal link"),
+        ("link.csi_error", ideal, f"policy.power = {policy!r} has an ideal link"),
         (
             "posterior.seed",
             data not in ("synthetic", "mnist") and scenario.posterior.partition in ("blocks", "by-label"),

@@ -16,8 +16,6 @@ device is (ε, δ)-private as long as their sum stays within a budget R(ε, δ).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -126,20 +124,20 @@ ACCOUNTANTS: dict[str, Accountant] = {
 }
 
 
-def _accountant(name: str) -> Accountant:
+def accountant_named(name: str) -> Accountant:
     if name not in ACCOUNTANTS:
         raise InputError("accountant", name, f"one of {', '.join(ACCOUNTANTS)}")
     return ACCOUNTANTS[name]
 
 
-def _positive(name: str, values: ArrayLike) -> Array:
+def positive(name: str, values: ArrayLike) -> Array:
     array = np.asarray(values, dtype=float)
     if not np.all((array > 0) & np.isfinite(array)):
         raise InputError(name, values, "a finite number above 0")
     return array
 
 
-def _probability(name: str, values: ArrayLike) -> Array:
+def probability(name: str, values: ArrayLike) -> Array:
     array = np.asarray(values, dtype=float)
     if not np.all((array > 0) & (array < 1)):
         raise InputError(name, values, "a number above 0 and below 1")
@@ -155,101 +153,21 @@ def _loss(values: ArrayLike) -> Array:
 
 def budget(epsilon: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> Array:
     """The largest total loss Σ 2(αℓ)²/N0 that is (ε, δ)-private. Broadcasts over its arguments."""
-    wanted, chance = np.broadcast_arrays(_positive("epsilon", epsilon), _probability("delta", delta))
-    return _accountant(accountant).budget(wanted, chance)
+    wanted, chance = np.broadcast_arrays(positive("epsilon", epsilon), probability("delta", delta))
+    return accountant_named(accountant).budget(wanted, chance)
 
 
 def epsilon_spent(loss: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> Array:
     """The smallest ε for which a total loss is (ε, δ)-private; infinite for an infinite loss."""
-    total, chance = np.broadcast_arrays(_loss(loss), _probability("delta", delta))
+    total, chance = np.broadcast_arrays(_loss(loss), probability("delta", delta))
     inside = (total > 0) & np.isfinite(total)
-    value = _accountant(accountant).epsilon(np.where(inside, total, 1.0), chance)
+    value = accountant_named(accountant).epsilon(np.where(inside, total, 1.0), chance)
     return np.where(inside, value, np.where(total > 0, np.inf, 0.0))
 
 
 def delta_spent(loss: ArrayLike, epsilon: ArrayLike, accountant: str = "exact") -> Array:
     """The smallest δ for which a total loss is (ε, δ)-private."""
-    total, wanted = np.broadcast_arrays(_loss(loss), _positive("epsilon", epsilon))
+    total, wanted = np.broadcast_arrays(_loss(loss), positive("epsilon", epsilon))
     inside = (total > 0) & np.isfinite(total)
-    value = _accountant(accountant).delta(np.where(inside, total, 1.0), wanted)
+    value = accountant_named(accountant).delta(np.where(inside, total, 1.0), wanted)
     return np.where(inside, value, np.where(total > 0, 1.0, 0.0))
-
-
-@lru_cache(maxsize=1024)
-def _one_budget(epsilon: float, delta: float, accountant: str) -> float:
-    """One budget for all devices; a study asks for the same one hundreds of times."""
-    return float(budget(epsilon, delta, accountant))
-
-
-def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, noise_power: float) -> Array:
-    """Loss per round and device, 2(α r_k ℓ_k)²/N0 (Proposition 2).
-
-    Args:
-        gain: α[..., S].
-        amplitude: r[..., S, K], 0 where a device is silent, 1 where it sends at full gain.
-        sensitivity: half the largest change of a device's gradient, [K].
-        noise_power: N0.
-    """
-    send = np.asarray(gain, dtype=float)[..., None] * np.asarray(amplitude, dtype=float)
-    return np.where(send > 0, 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power, 0.0)
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """What every device is promised, and the clipping that makes it true.
-
-    Args:
-        epsilon, delta: the promise, a number or one per device; both None for no constraint.
-        clip: ℓ, the largest norm of a device's gradient: it bounds the transmit power, and how much any
-            change of the device's data can change what it sends.
-        accountant: `exact` or `paper`, see the module's introduction.
-
-    >>> Privacy(epsilon=8, delta=0.01, clip=30, accountant="paper").budget(devices=2).round(6).tolist()
-    [2.341635, 2.341635]
-    """
-
-    epsilon: ArrayLike | None = None
-    delta: ArrayLike | None = None
-    clip: ArrayLike = 30.0
-    accountant: str = "exact"
-
-    def __post_init__(self) -> None:
-        if (self.epsilon is None) != (self.delta is None):
-            missing, present = ("epsilon", "delta") if self.epsilon is None else ("delta", "epsilon")
-            raise InputError(missing, None, f"given together with {present} (or leave out both)")
-        if self.epsilon is not None and self.delta is not None:
-            _positive("epsilon", self.epsilon)
-            _probability("delta", self.delta)
-        _positive("clip", self.clip)
-        _accountant(self.accountant)
-
-    def _per_device(self, name: str, devices: int) -> Array:
-        values = np.asarray(getattr(self, name), dtype=float)
-        if values.ndim > 1 or values.size not in (1, devices):
-            raise InputError(name, values.tolist(), f"one number, or one for each of the {devices} devices")
-        return np.broadcast_to(values.reshape(-1), (devices,))
-
-    def clips(self, devices: int) -> Array:
-        """ℓ_k for every device."""
-        return self._per_device("clip", devices)
-
-    def sensitivity(self, devices: int) -> Array:
-        """Half the largest change that a neighbouring data set can make to a device's gradient: ℓ_k."""
-        return self.clips(devices)
-
-    def budget(self, devices: int) -> Array:
-        """R_k for every device; infinite without a constraint."""
-        if self.epsilon is None or self.delta is None:
-            return np.full(devices, np.inf)
-        if np.ndim(self.epsilon) == 0 and np.ndim(self.delta) == 0:
-            return np.full(
-                devices, _one_budget(float(np.asarray(self.epsilon)), float(np.asarray(self.delta)), self.accountant)
-            )
-        return budget(self._per_device("epsilon", devices), self._per_device("delta", devices), self.accountant)
-
-    def epsilon_spent(self, loss: ArrayLike) -> float | None:
-        """The largest ε over the devices for their losses [K]; None without a constraint (no δ to state)."""
-        if self.delta is None:
-            return None
-        losses = np.asarray(loss, dtype=float)
-        return float(np.max(epsilon_spent(losses, self._per_device("delta", losses.size), self.accountant)))

@@ -1,0 +1,15 @@
+"""Budgets, accountants, what devices are promised, and the ledger of what they have spent."""
+
+from wflmc.privacy.accountants import ACCOUNTANTS, Accountant, budget, delta_spent, epsilon_spent
+from wflmc.privacy.promise import UNITS, Privacy, round_loss
+
+__all__ = [
+    "ACCOUNTANTS",
+    "UNITS",
+    "Accountant",
+    "Privacy",
+    "budget",
+    "delta_spent",
+    "epsilon_spent",
+    "round_loss",
+]

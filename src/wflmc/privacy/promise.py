@@ -1,0 +1,124 @@
+"""What every device is promised, and the clipping that makes it true."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.errors import InputError
+from wflmc.privacy.accountants import accountant_named, budget, epsilon_spent, positive, probability
+
+Array = NDArray[np.float64]
+
+UNITS = ("device", "record")
+
+
+@lru_cache(maxsize=1024)
+def _one_budget(epsilon: float, delta: float, accountant: str) -> float:
+    """One budget for all devices; a study asks for the same one hundreds of times."""
+    return float(budget(epsilon, delta, accountant))
+
+
+def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, noise_power: float) -> Array:
+    """Loss per round and device, 2(α r_k ℓ_k)²/N0 (Proposition 2).
+
+    Args:
+        gain: α[..., S].
+        amplitude: r[..., S, K], 0 where a device is silent, 1 where it sends at full gain.
+        sensitivity: half the largest change of a device's gradient, [K].
+        noise_power: N0.
+    """
+    send = np.asarray(gain, dtype=float)[..., None] * np.asarray(amplitude, dtype=float)
+    return np.where(send > 0, 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power, 0.0)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What every device is promised, and the clipping that makes it true.
+
+    Every value is a number, or one per device.
+
+    Args:
+        epsilon, delta: the promise; both None for no constraint.
+        clip: ℓ, the largest norm of a device's gradient: it bounds the transmit power and, with unit = "device", how
+            much a change of the device's data can change what it sends.
+        accountant: `exact` or `paper`, see `wflmc.privacy.accountants`.
+        unit: whose change is hidden: `device`, any change of all of a device's data; or `record`, the
+            replacement of one example.
+        example_clip: c, the largest norm of one example's gradient, with unit = "record". A record then changes
+            a device's gradient by 2 min(c, ℓ) at most: projection on a ball brings no two points further apart.
+
+    >>> Privacy(epsilon=8, delta=0.01, clip=30, accountant="paper").budget(devices=2).round(6).tolist()
+    [2.341635, 2.341635]
+    """
+
+    epsilon: ArrayLike | None = None
+    delta: ArrayLike | None = None
+    clip: ArrayLike = 30.0
+    accountant: str = "exact"
+    unit: str = "device"
+    example_clip: ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) != (self.delta is None):
+            missing, present = ("epsilon", "delta") if self.epsilon is None else ("delta", "epsilon")
+            raise InputError(missing, None, f"given together with {present} (or leave out both)")
+        if self.epsilon is not None and self.delta is not None:
+            positive("epsilon", self.epsilon)
+            probability("delta", self.delta)
+        positive("clip", self.clip)
+        if self.unit not in UNITS:
+            raise InputError("unit", self.unit, f"one of {', '.join(UNITS)}")
+        if self.unit == "record":
+            if self.example_clip is None:
+                raise InputError("example_clip", None, "given with unit = 'record'")
+            positive("example_clip", self.example_clip)
+        elif self.example_clip is not None:
+            raise InputError("example_clip", self.example_clip, "left out with unit = 'device'")
+        accountant_named(self.accountant)
+
+    def _per_device(self, name: str, devices: int) -> Array:
+        values = np.asarray(getattr(self, name), dtype=float)
+        if values.ndim > 1 or values.size not in (1, devices):
+            raise InputError(name, values.tolist(), f"one number, or one for each of the {devices} devices")
+        return np.broadcast_to(values.reshape(-1), (devices,))
+
+    def clips(self, devices: int) -> Array:
+        """ℓ_k for every device."""
+        return self._per_device("clip", devices)
+
+    def example_clips(self, devices: int) -> Array:
+        """c_k for every device; infinite where examples are not clipped one by one."""
+        return np.full(devices, np.inf) if self.example_clip is None else self._per_device("example_clip", devices)
+
+    def sensitivity(self, devices: int) -> Array:
+        """Half the largest change that a neighbouring data set can make to a device's gradient: min(c_k, ℓ_k)."""
+        return np.minimum(self.clips(devices), self.example_clips(devices))
+
+    def budget(self, devices: int) -> Array:
+        """R_k for every device; infinite without a constraint."""
+        if self.epsilon is None or self.delta is None:
+            return np.full(devices, np.inf)
+        if np.ndim(self.epsilon) == 0 and np.ndim(self.delta) == 0:
+            return np.full(
+                devices, _one_budget(float(np.asarray(self.epsilon)), float(np.asarray(self.delta)), self.accountant)
+            )
+        return budget(self._per_device("epsilon", devices), self._per_device("delta", devices), self.accountant)
+
+    def epsilons_spent(self, loss: ArrayLike, accountant: str | None = None) -> Array | None:
+        """ε of every device for their losses [K], by the promise's own accountant unless another is named.
+
+        None without a constraint: there is no δ to state it at.
+        """
+        if self.delta is None:
+            return None
+        losses = np.asarray(loss, dtype=float)
+        return epsilon_spent(losses, self._per_device("delta", losses.size), accountant or self.accountant)
+
+    def epsilon_spent(self, loss: ArrayLike, accountant: str | None = None) -> float | None:
+        """The largest of `epsilons_spent`."""
+        found = self.epsilons_spent(loss, accountant)
+        return None if found is None else float(found.max())
