@@ -57,7 +57,8 @@ def test_a_memory_limit_changes_rounding_alone(cases, kind, zipped):
     whole = wflmc.sample(jax.random.key(0), posterior, plan, chains)
     one = posterior.working_bytes(1) + 16 * posterior.dim
     for limit in (1.01 * one, 4.2 * one, 12 * one):
-        cut = runner._chunks(posterior.working_bytes(1), plans[0], 7, 9, limit, 1)
+        need = runner._Need(posterior.working_bytes(1), posterior.work())
+        cut = runner._chunks(need, plans[0], 7, 9, limit, 1)
         assert cut.chains < 7 or cut.rounds < 20
         small = wflmc.sample(jax.random.key(0), posterior, plan, chains, memory=limit)
         assert_same_traces(small, whole)
@@ -81,10 +82,19 @@ def test_rounds_in_blocks_with_and_without_burn_in(cases, monkeypatch):
     whole = wflmc.sample(jax.random.key(0), posterior, plans)
     every = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True)
     for block in (1, 3, 7, 12, 19):
-        monkeypatch.setattr(runner, "BLOCK_WORK", block * 7 * 7 * 5)
+        monkeypatch.setattr(runner, "BLOCK_WORK", block * 7 * posterior.work())
         assert_same_traces(wflmc.sample(jax.random.key(0), posterior, plans), whole)
         again = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True)
         np.testing.assert_allclose(again.warmup, every.warmup, rtol=1e-4, atol=1e-5)
+
+
+def test_a_last_block_that_is_not_full_is_not_compiled_anew(cases, monkeypatch):
+    posterior, plans = cases["gaussian"]
+    monkeypatch.setattr(runner, "BLOCK_WORK", 3 * 7 * posterior.work())
+    runner._advance.clear_cache()
+    wflmc.sample(jax.random.key(0), posterior, plans[0], 7)
+    assert plans[0].rounds % 3
+    assert runner._advance._cache_size() == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,6 +162,12 @@ for name, posterior in {
             out[f"{name} {label} {count} clipped"] = trace.burn_in_clip_rate
         default = wflmc.sample(jax.random.key(0), posterior, plan, chains)
         np.testing.assert_array_equal(default.theta, out[f"{name} {label} 4"])
+from wflmc.sampling import runner
+runner.BLOCK_WORK = 7 * 6 * posterior.work()
+runner._advance.clear_cache()
+parts = wflmc.sample(jax.random.key(0), posterior, plans[0], 6)
+np.testing.assert_allclose(parts.theta, default.theta, rtol=1e-4, atol=1e-5)
+assert runner._advance._cache_size() == 1, "blocks of rounds, the last not full, over several accelerators"
 np.savez(sys.argv[1], **out)
 """
 

@@ -238,7 +238,7 @@ def test_one_compilation_serves_all_policies_channels_and_data(posterior):
 def test_blocks_change_nothing(posterior, monkeypatch):
     plan = short_plans(posterior, "equal")
     whole = wflmc.sample(jax.random.key(0), posterior, plan, 4, keep_burn_in=True)
-    monkeypatch.setattr(runner, "BLOCK_WORK", 7 * 4 * 30 * 5)
+    monkeypatch.setattr(runner, "BLOCK_WORK", 7 * 4 * posterior.work())
     seen = []
     parts = wflmc.sample(
         jax.random.key(0), posterior, plan, 4, keep_burn_in=True, progress=lambda done, of: seen.append((done, of))

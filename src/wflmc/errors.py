@@ -32,6 +32,21 @@ class SamplingError(RuntimeError):
     """A chain left the finite numbers; the sentence says when, and what to try."""
 
 
+class OverspendError(RuntimeError):
+    """A round would take a device beyond its privacy budget; nothing of it was sent."""
+
+    def __init__(self, number: int, device: int, loss: float, budget: float) -> None:
+        self.round, self.device, self.loss, self.budget = number, device, loss, budget
+        super().__init__(
+            f"Round {number + 1} would bring device {device} to a loss of {loss:.6g}, "
+            f"above its budget of {budget:.6g}: not sent."
+        )
+
+    def __reduce__(self) -> tuple[type[OverspendError], tuple[int, int, float, float]]:
+        """Errors cross process borders by their parts."""
+        return type(self), (self.round, self.device, self.loss, self.budget)
+
+
 @contextmanager
 def naming(section: str) -> Iterator[None]:
     """Prefix the key of any InputError raised inside with a scenario section.

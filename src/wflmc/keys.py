@@ -6,10 +6,12 @@ channels and noise, and a longer run begins with the draws of the shorter one.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 def named(key: jax.Array, name: str) -> jax.Array:
@@ -21,3 +23,14 @@ def host_generator(key: jax.Array, name: str) -> np.random.Generator:
     """A NumPy generator for float64 draws on the host, seeded by the sub-key of `key` for `name`."""
     words = np.asarray(jax.random.key_data(named(key, name))).ravel()
     return np.random.default_rng([int(word) for word in words])
+
+
+def digest(*values: ArrayLike | bytes) -> str:
+    """A short name for arrays and texts; equal ones have equal names, others practically never."""
+    found = hashlib.sha256()
+    for value in values:
+        if not isinstance(value, bytes):
+            array = np.ascontiguousarray(value)
+            value = f"{array.dtype}{array.shape}".encode() + array.tobytes()
+        found.update(len(value).to_bytes(8, "little") + value)
+    return found.hexdigest()[:32]

@@ -105,6 +105,12 @@ def plan(
     metric: Annotated[
         str, typer.Option("--metric", help="What must reach the target: bound, or exact (the true W2²).")
     ] = "bound",
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", metavar="FILE", help="Plan with what this ledger of a run leaves.")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="Show ε by dp-accounting too (two seconds of imports).")
+    ] = True,
 ) -> None:
     """Decide who sends and how strongly, and what that is worth.
 
@@ -115,9 +121,11 @@ def plan(
     if unknown is None:
         if target is not None:
             raise InputError("--target", target, "left out without --solve-for KEY")
-        document = plan_command(scenario, overrides, solver, plot)
+        document = plan_command(scenario, overrides, solver, plot, ledger, compare)
     else:
-        document = solve_command(scenario, overrides, solver, plot, unknown, target, metric)
+        if ledger is not None:
+            raise InputError("--ledger", ledger, "left out with --solve-for")
+        document = solve_command(scenario, overrides, solver, plot, unknown, target, metric, compare)
     if as_json:
         _warn(document["warnings"])
         _print_json(document)
@@ -141,18 +149,34 @@ def run(
     ] = None,
     overrides: Overrides = None,
     memory: Memory = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; DIR/ledger.jsonl by default."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume", metavar="DIR", help="Go on with the run in this folder, stopped or (--more) finished."
+        ),
+    ] = None,
+    more: Annotated[
+        int | None, typer.Option("--more", metavar="N", help="With --resume: N more rounds from what is left to spend.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan a scenario, sample its chains and evaluate them.
 
+    A run with --out that is stopped loses nothing: the same command, or --resume DIR, goes on with it.
+
     Example: wflmc run scenario.toml --out results
     """
-    from wflmc.cli.commands import run_command
     from wflmc.cli.output import parse_bytes
+    from wflmc.cli.run import Request, run_command
 
     _cache_compilations()
     limit = None if memory is None else parse_bytes(memory)
-    summary, text, files = run_command(scenario, saved_plan, out, overrides, limit, _progress)
+    request = Request(scenario, saved_plan, out, overrides, limit, ledger, resume, more)
+    summary, text, files = run_command(request, _progress, _note)
     _warn(summary["warnings"])
     if as_json:
         _print_json(summary)
@@ -250,13 +274,22 @@ def data(
 
 
 def _cache_compilations() -> None:
-    """Keep compiled loops in the user's cache folder, unless the user has said where JAX should keep them."""
+    """Keep compiled loops in the user's cache folder, unless the user has said where JAX should keep them.
+
+    Where there is no such folder to write to, nothing is kept.
+    """
     import jax
 
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        settings: Any = jax.config
-        settings.update("jax_compilation_cache_dir", str(Path(home) / "wflmc" / "jax"))
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wflmc" / "jax"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return
+    settings: Any = jax.config
+    settings.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         settings.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 

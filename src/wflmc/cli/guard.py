@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import click
 
-from wflmc.errors import InputError, SamplingError
+from wflmc.errors import InputError, OverspendError, SamplingError
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
 INTERRUPTED = 130
@@ -28,7 +28,7 @@ def guarded(command: Callable[[], object]) -> int:
         return _say(str(error), BAD_INPUT)
     except click.UsageError as error:
         return _say(f"{error.format_message()} Try --help.", BAD_INPUT)
-    except SamplingError as error:
+    except (SamplingError, OverspendError) as error:
         return _say(str(error), FAILED)
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED

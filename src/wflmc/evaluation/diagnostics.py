@@ -22,16 +22,21 @@ class Diagnostics(NamedTuple):
 
 
 def _arviz() -> Any:
+    """ArviZ, or None where it is missing or cannot make the folder that it makes on import."""
+    if importlib.util.find_spec("arviz") is None:
+        return None
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)  # 0.23 announces 1.0 on import
-    import arviz
-
+    try:
+        import arviz
+    except OSError as error:
+        warnings.warn(f"ArviZ does not start ({error}): R-hat and ESS are left out.", stacklevel=2)
+        return None
     return arviz
 
 
 def preload() -> None:
     """Import ArviZ in the background: it takes as long as compiling the sampler, and both can go on at once."""
-    if importlib.util.find_spec("arviz") is not None:
-        threading.Thread(target=_arviz, daemon=True).start()
+    threading.Thread(target=_arviz, daemon=True).start()
 
 
 def _dataset(theta: NDArray[Any]) -> Any:
@@ -46,9 +51,10 @@ def _number(value: float) -> float | None:
 
 def diagnose(theta: NDArray[Any]) -> Diagnostics:
     """Diagnostics of theta[chain, draw, m]; None where ArviZ is missing or draws (R-hat: chains) are too few."""
-    if importlib.util.find_spec("arviz") is None or theta.shape[1] < 4:
+    arviz = _arviz() if theta.shape[1] >= 4 else None
+    if arviz is None:
         return Diagnostics(None, None, None)
-    arviz, several = _arviz(), theta.shape[0] > 1
+    several = theta.shape[0] > 1
     rhat, bulk, tail = [], [], []
     at_once = max(1, CHUNK_BYTES // (8 * theta.shape[0] * theta.shape[1]))
     for at in range(0, theta.shape[2], at_once):  # some parameters at a time, which bounds memory

@@ -26,6 +26,10 @@ from wflmc.privacy import Privacy
 Array = NDArray[np.float64]
 
 
+NOTHING = 1e-9
+"""Share of a budget that is rounding, not something left to spend."""
+
+
 class Target(Protocol):
     """What planning must know of a posterior."""
 
@@ -233,6 +237,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             start=options.start,
             received=received,
             uncertainty=uncertainty,
+            enforced=scheme.private,
         )
         return dataclasses.replace(
             made,
@@ -255,10 +260,12 @@ def _ledger(ledger: ArrayLike | None, devices: int) -> Array:
 
 def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
     """B_k = (R_k − ledger_k)/(2 sensitivity_k²)."""
-    left = privacy.budget(devices) - ledger
-    if np.any(left <= 0):
-        empty = np.flatnonzero(left <= 0)
-        raise InputError("ledger", f"all of the budget of device {empty[0]}", "below every device's budget")
+    whole = privacy.budget(devices)
+    left = whole - ledger
+    empty = np.flatnonzero(left <= NOTHING * np.where(np.isfinite(whole), whole, 0.0))
+    if empty.size:
+        given = f"a loss of {ledger[empty[0]]:.6g} for device {empty[0]}"
+        raise InputError("ledger", given, f"below its budget of {whole[empty[0]]:.6g}: nothing is left to spend")
     return left / (2 * privacy.sensitivity(devices) ** 2)
 
 

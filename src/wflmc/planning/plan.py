@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc.errors import InputError
+from wflmc.keys import digest
 from wflmc.planning.single_sample import REGIMES
 from wflmc.privacy import Privacy, round_loss
 
@@ -57,6 +60,8 @@ class Plan:
     """|h/ĥ|[S, K], the amplitude at which a device arrives over the one it meant to; None where both are equal."""
     uncertainty: float = 1.0
     """The largest |h/ĥ| that the devices' knowledge of their channels leaves open."""
+    enforced: bool = True
+    """Whether the policy keeps to the budgets; the sampler then refuses what does not."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -98,11 +103,12 @@ class Plan:
     def loss(self) -> Array:
         """Privacy loss of every round and device, [S, K]; infinite where a device sends unclipped.
 
-        Where channels are known badly it is the largest that the error leaves open.
+        Where channels are known badly it is the largest that the stated error leaves open, or what really arrived
+        where that is more.
         """
         reach = np.minimum(self.clip, self.example_clip)
-        amplitude = self.uncertainty * self.weight / self.scale[:, None]
-        return round_loss(self.gain, amplitude, reach, self.noise_power)
+        strength = self.uncertainty if self.received is None else np.maximum(self.uncertainty, self.received)
+        return round_loss(self.gain, strength * self.weight / self.scale[:, None], reach, self.noise_power)
 
     @property
     def spent(self) -> Array:
@@ -118,6 +124,30 @@ class Plan:
     def epsilon_spent(self) -> float | None:
         """ε of the worst device at its δ, earlier spending included; None without clipping or without a δ."""
         return self.privacy.epsilon_spent(self.spent + self.ledger) if self.clips else None
+
+    def rest(self, start: int) -> Plan:
+        """The plan from its round `start` on, with what the rounds before have spent in its ledger."""
+        if not 0 <= start < self.rounds:
+            raise InputError("start", start, f"between 0 and {self.rounds - 1}")
+        each = ("step_size", "gain", "weight", "server_noise", "threshold", "bound", "power_share", "limit", "received")
+        left: dict[str, Any] = {
+            name: None if (values := getattr(self, name)) is None else values[start:] for name in each
+        }
+        return replace(
+            self,
+            **left,
+            burn_in=max(0, self.burn_in - start),
+            ledger=self.ledger + (self.loss[:start].sum(0) if self.clips else 0.0),
+            start=self.start + start,
+            initial_w2_sq=float(self.bound[start - 1]) if start else self.initial_w2_sq,
+        )
+
+    @property
+    def digest(self) -> str:
+        """A short name for all that the plan makes devices and server do."""
+        about = (self.step_size, self.gain, self.weight, self.clip, self.example_clip, self.server_noise)
+        strength = np.ones(0) if self.received is None else self.received
+        return digest(*about, strength, np.array([self.noise_power, self.start, self.burn_in]), self.init.encode())
 
     @property
     def gap(self) -> float | None:

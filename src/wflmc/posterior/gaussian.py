@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
-from wflmc.keys import host_generator, named
+from wflmc.keys import digest, host_generator, named
 from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
 from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
@@ -77,6 +77,11 @@ class GaussianPosterior:
         """W2² between the law of θ[0] and the posterior."""
         return float(w2_squared(self.initial(init), self.exact))
 
+    @property
+    def digest(self) -> str:
+        """A short name for the data and who holds them."""
+        return digest(self.features, self.target, self.sizes)
+
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """One θ[0], [m]."""
         return draw_start(key, init, self.dim, self.prior_std)
@@ -112,6 +117,10 @@ class GaussianPosterior:
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Memory that one device at a time needs for its part of a round."""
         return 8.0 * chains * (self.dim + (self.features.shape[1] if by_example else 0))
+
+    def work(self, by_example: bool = False) -> float:
+        """Operations of one chain in one round, roughly."""
+        return float(self.devices * self.dim * (50 + (self.features.shape[1] if by_example else self.dim)))
 
     def fitted(self, chains: int, limit: float, by_example: bool = False) -> GaussianPosterior:
         """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes.
@@ -187,8 +196,7 @@ def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Arra
         flat = hessian.reshape(-1, theta.shape[1])  # symmetric, so that rows are columns
         gradient = jnp.matmul(theta, flat.T, precision="highest").reshape(-1, *linear.shape) - linear
         norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
-        clipped = jnp.einsum("ck,ckm->cm", clipping(w, limit, norm), gradient, precision="highest")
-        return total + clipped, norm
+        return total + jnp.sum(clipping(w, limit, norm)[..., None] * gradient, axis=1), norm
 
     return over_blocks(add, blocks, jnp.zeros_like(theta), weight, clip)
 
@@ -208,8 +216,7 @@ def _chains_by_examples(
         kept = jnp.clip(residual, -most, most)
         gradient = jnp.einsum("ckn,knm->ckm", kept, u, precision="highest") + share * theta[:, None]
         norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
-        clipped = jnp.einsum("ck,ckm->cm", clipping(w, limit, norm), gradient, precision="highest")
-        return total + clipped, norm
+        return total + jnp.sum(clipping(w, limit, norm)[..., None] * gradient, axis=1), norm
 
     return over_blocks(add, blocks, jnp.zeros_like(theta), weight, clip, example_clip)
 

@@ -14,7 +14,7 @@ from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
 from wflmc.errors import InputError
-from wflmc.keys import host_generator, named
+from wflmc.keys import digest, host_generator, named
 from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks
 from wflmc.posterior.inputs import (
     check_counts,
@@ -73,6 +73,11 @@ class SoftmaxPosterior:
         """K."""
         return int(self.sizes.shape[0])
 
+    @property
+    def digest(self) -> str:
+        """A short name for the data and who holds them."""
+        return digest(self.features, self.labels, self.sizes)
+
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """One θ[0], [m]."""
         return draw_start(key, init, self.dim, self.prior_std)
@@ -114,6 +119,11 @@ class SoftmaxPosterior:
         del by_example  # rows are there in any case
         rows, _ = self.features.shape[1:]
         return 8.0 * chains * (rows * self.classes + self.dim)
+
+    def work(self, by_example: bool = False) -> float:
+        """Operations of one chain in one round, roughly."""
+        del by_example
+        return float(self.devices * self.dim * (50 + self.features.shape[1]))
 
     def fitted(self, chains: int, limit: float, by_example: bool = False) -> SoftmaxPosterior:
         """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
@@ -327,8 +337,11 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
         for i in range(rows):
             for j in range(i + 1):
                 square += (1 if i == j else 2) * inner[:, i, j] * jnp.sum(apart[:, i] * apart[:, j], axis=1)
+        # Where rows cancel, the square is all rounding: taken at its largest, so that nothing is sent unclipped.
+        sizes = jnp.sqrt(jnp.sum(apart**2, axis=2)) * jnp.linalg.norm(data[0], axis=-1)[..., None]
+        rounding = 2e-6 * (sizes.sum(1) + share * jnp.sqrt(length)) ** 2
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
-        factor = clipping(w.T, limit.T, norm)
+        factor = clipping(w.T, limit.T, jnp.sqrt(jnp.maximum(square, 0.0) + rounding))
         clipped = (factor[:, None, None] * apart).reshape(residual.shape)
         return (total + _product(u.T, clipped), prior + factor.sum(0)), norm.T
 

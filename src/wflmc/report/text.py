@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -52,15 +52,30 @@ def plan_table(document: dict[str, Any]) -> Table:
     if privacy["spent_max"] is None:
         table.add_row("privacy", "none: this scheme does not clip")
     else:
-        allowed = "no budget" if privacy["budget"] is None else f"budget {privacy['budget']:.5g}"
-        epsilon = "" if privacy["epsilon_spent"] is None else f", ε = {privacy['epsilon_spent']:.5g}"
-        table.add_row(
-            "privacy (worst device)",
-            f"loss {privacy['spent_max']:.5g} ({allowed}){epsilon}, {privacy['accountant']} accountant",
-        )
+        for name, value in _privacy(privacy):
+            table.add_row(name, value)
     for warning in document["warnings"]:
         table.add_row("[yellow]warning[/yellow]", warning)
     return table
+
+
+def _privacy(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the worst device spends, whose change that hides, and ε by every accountant."""
+    before = privacy["spent_before"] or [0.0] * len(privacy["spent"])
+    spent = [now + earlier for now, earlier in zip(privacy["spent"], before, strict=True)]
+    budgets = privacy["budgets"]
+    worst = max(range(len(spent)), key=lambda k: spent[k] / budgets[k] if budgets[k] else spent[k])
+    allowed = "no budget" if budgets[worst] is None else f"budget {budgets[worst]:.5g}"
+    epsilon = "" if privacy["epsilon_spent"] is None else f", ε = {privacy['epsilon_spent']:.5g}"
+    hidden = "any change of a device's data" if privacy["unit"] == "device" else "one example replaced by another"
+    yield "privacy hides", hidden
+    yield (
+        "privacy (worst device)",
+        f"loss {spent[worst]:.5g} ({allowed}){epsilon}, {privacy['accountant']} accountant",
+    )
+    if privacy["epsilon_by"] is not None:
+        each = (f"{name} {value:.5g}" for name, value in privacy["epsilon_by"].items() if value is not None)
+        yield "ε by each accountant", ", ".join(each)
 
 
 def _answer(asked: dict[str, Any]) -> str:

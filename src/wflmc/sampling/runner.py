@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,18 +12,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
-from numpy.typing import NDArray
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, SamplingError
-from wflmc.keys import named
+from wflmc.keys import digest, named
 from wflmc.planning import Plan
+from wflmc.privacy import Ledger, refuse_overspending
+from wflmc.sampling.checkpoint import Checkpoint, Progress
 from wflmc.sampling.kernel import Rounds, rounds_of, step
 from wflmc.sampling.trace import Trace
 
-BLOCK_WORK = 2**28
-"""Device-gradient entries after which a compiled loop returns to the host, for progress and Ctrl-C: about a second of
-a CPU's work. An accelerator does sixteen times as much."""
+BLOCK_WORK = 2**33
+"""Operations, as models count them, after which a compiled loop returns to the host, for progress and Ctrl-C: about a
+second of two cores' work. An accelerator does 64 times as much."""
 MEMORY = 2 * 2**30
 """Bytes for chains and gradients unless the caller sets a limit; on an accelerator eight times as much. Chunks depend
 on this and on the problem alone."""
@@ -29,7 +33,7 @@ on this and on the problem alone."""
 FIXED = ("clip", "noise_power", "example_clip")
 """The parts of `Rounds` that are the same in every round."""
 
-Progress = Callable[[int, int], None]
+Advance = Callable[[int, int], None]
 
 
 class _Carry(NamedTuple):
@@ -37,6 +41,21 @@ class _Carry(NamedTuple):
 
     theta: jax.Array
     kept: jax.Array
+
+
+class _Chains(NamedTuple):
+    """A chunk of chains: which they are, where they are (None: at their start), and how many rounds they have done."""
+
+    number: NDArray[Any]
+    theta: NDArray[Any] | None
+    rounds: int
+
+
+class _Need(NamedTuple):
+    """Bytes and operations of one chain in one round."""
+
+    memory: float
+    work: float
 
 
 class _Chunks(NamedTuple):
@@ -60,6 +79,7 @@ def _scan(
     first: jax.Array,
     skip: jax.Array,
     start: jax.Array,
+    stop: jax.Array,
     zipped: bool,
 ) -> tuple[_Carry, jax.Array, jax.Array]:
     """A block of rounds for all chains: the carry, whether all were finite [S, 1], and clip rates [S, chain].
@@ -76,6 +96,7 @@ def _scan(
         now = changing._replace(**fixed)
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, start + index)
         theta, info = jax.vmap(step, (0, None, 0, axes))(round_keys, posterior, carry.theta, now)
+        theta = jnp.where(index < stop, theta, carry.theta)  # the last block is filled up with rounds that do nothing
         place = jnp.maximum(index - jnp.maximum(skip, first), 0)
         return _Carry(theta, carry.kept.at[place].set(theta)), (info.finite.all(keepdims=True), info.clip_rate)
 
@@ -92,12 +113,13 @@ def _advance(
     first: int,
     skip: int,
     start: int,
+    stop: int,
     *,
     zipped: bool,
     mesh: Mesh | None,
 ) -> tuple[_Carry, jax.Array, jax.Array]:
     """`_scan`, with the chains spread over the accelerators of a mesh: each works on its own, nothing is exchanged."""
-    places = jnp.asarray(first), jnp.asarray(skip), jnp.asarray(start)
+    places = jnp.asarray(first), jnp.asarray(skip), jnp.asarray(start), jnp.asarray(stop)
     if mesh is None:
         return _scan(posterior, rounds, carry, keys, *places, zipped)
     spec: Any = PartitionSpec
@@ -108,7 +130,7 @@ def _advance(
     split = jax.shard_map(
         partial(_scan, zipped=zipped),
         mesh=mesh,
-        in_specs=(everywhere, specs, _Carry(chain, of_round), chain, everywhere, everywhere, everywhere),
+        in_specs=(everywhere, specs, _Carry(chain, of_round), chain, *[everywhere] * 4),
         out_specs=(_Carry(chain, of_round), of_round, of_round),
         check_vma=False,
     )
@@ -125,8 +147,11 @@ def sample(
     numbers: Sequence[int] | None = None,
     memory: float | None = None,
     store: str | Path | None = None,
+    initial: ArrayLike | None = None,
+    ledger: Ledger | None = None,
+    checkpoint: str | Path | None = None,
     accelerators: Sequence[jax.Device] | None = None,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
 ) -> Trace:
     """Run chains of a plan, or one chain for each of several plans of one shape.
 
@@ -141,6 +166,11 @@ def sample(
         memory: bytes for chains and gradients at a time (2 GiB); less means smaller chunks, and changes results by
             float rounding alone. The samples themselves come on top, unless they are stored.
         store: a file that the samples go to round by round, for traces larger than memory; the trace reads from it.
+        initial: where the chains are, [chain, m], for a plan that goes on from others; drawn by default.
+        ledger: charged for every round before it is sent. A round that would take a device beyond its budget is
+            refused with OverspendError before anything is sent, with or without a ledger.
+        checkpoint: a folder that progress and samples are kept in; a call with the same arguments goes on from there,
+            and ends with the same samples as one that was never stopped.
         accelerators: where chains are spread; by default over all that JAX sees.
         progress: called with (rounds done, rounds in all).
     """
@@ -152,8 +182,10 @@ def sample(
     if zipped and chains not in (None, len(plans)):
         raise InputError("chains", chains, f"the number of plans ({len(plans)})")
     count = len(plans) if zipped else 100 if chains is None else chains
-    if count < 1:
-        raise InputError("chains", count, "at least 1")
+    if not isinstance(count, int | np.integer) or count < 1:
+        raise InputError("chains", count, "a whole number of at least 1")
+    if memory is not None and not (isinstance(memory, int | float) and memory > 0):
+        raise InputError("memory", memory, "a number of bytes above 0")
     if first.devices != posterior.devices or first.dim != posterior.dim:
         raise InputError(
             "plan",
@@ -164,28 +196,49 @@ def sample(
     if number.shape != (count,):
         raise InputError("numbers", f"{number.size} numbers", f"one for each of {count} chains")
     places = list(jax.devices() if accelerators is None else accelerators)
-    mesh = Mesh(np.array(places), ("chain",)) if len(places) > 1 else None
+    if not places:
+        raise InputError("accelerators", "none", "at least one of jax.devices()")
+    mesh = Mesh(np.array(places), ("chain",)) if len(places) > 1 or accelerators is not None else None
+    _guard(plans, ledger)
     skip = 0 if keep_burn_in else first.burn_in
     draws = first.rounds - skip
     limit = default_memory() if memory is None else memory
     by_example = any(np.isfinite(p.example_clip).any() for p in plans)
-    chunks = _chunks(posterior.working_bytes(1, by_example), first, count, draws, limit, len(places))
+    need = _Need(posterior.working_bytes(1, by_example), posterior.work(by_example))
+    chunks = _chunks(need, first, count, draws, limit, len(places))
     ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4, by_example)
-    theta = _room((draws, count, first.dim), store)
-    clip_rate, burn_in_rate = np.empty((draws, count), np.float32), np.zeros(first.burn_in)
-    done, work = 0, first.rounds * -(-count // chunks.chains)
-    for at in range(0, count, chunks.chains):
+    begun = None if initial is None else _positions(initial, count, first.dim)
+    run = "" if ledger is None and checkpoint is None else _name(key, posterior, plans, number, begun)
+    kept_in = None if checkpoint is None else Checkpoint(Path(checkpoint), f"{run}-{chunks}-{skip}")
+    saved = Progress() if kept_in is None else kept_in.load()
+    sent = first.rounds if saved.at else saved.rounds
+    if ledger is not None and ledger.rounds(run) < sent:
+        raise InputError(
+            "ledger", f"{ledger.rounds(run)} rounds of this run", f"one with all {sent} rounds that were sent"
+        )
+    theta = _room((draws, count, first.dim), store if kept_in is None else kept_in.samples, saved.theta is not None)
+    clip_rate = np.zeros((draws, count), np.float32) if saved.clip_rate is None else saved.clip_rate
+    burn_in_rate = np.zeros(first.burn_in) if saved.burn_in_rate is None else saved.burn_in_rate
+    work = first.rounds * -(-count // chunks.chains)
+    done = first.rounds * (saved.at // chunks.chains) + saved.rounds
+    for at in range(saved.at, count, chunks.chains):
         # A last chunk that is not full is filled up with a chain again, so that nothing is compiled anew.
         chosen = np.minimum(np.arange(at, at + chunks.chains), count - 1)
         own = min(chunks.chains, count - at)
         rounds = _stack([plans[index] for index in chosen]) if zipped else rounds_of(first)
-        for block, kept, rate in _run(key, ready, first, rounds, number[chosen], skip, chunks.rounds, zipped, mesh):
+        where = saved.theta if at == saved.at and saved.rounds else None if begun is None else begun[chosen]
+        chain = _Chains(number[chosen], where, saved.rounds if at == saved.at else 0)
+        charge = None if ledger is None else partial(_charge, ledger, run, first)
+        for block, kept, rate, now in _run(key, ready, first, rounds, chain, skip, chunks.rounds, zipped, mesh, charge):
             fresh = slice(max(block.start, skip) - skip, max(block.stop, skip) - skip)
             theta[fresh, at : at + own] = kept[: fresh.stop - fresh.start, :own]
             clip_rate[fresh, at : at + own] = rate[max(skip - block.start, 0) :, :own]
             early = slice(block.start, min(block.stop, first.burn_in))
             burn_in_rate[early] += rate[: max(early.stop - early.start, 0), :own].sum(1) / count
             done += block.stop - block.start
+            if kept_in is not None:
+                theta.flush()
+                kept_in.save(Progress(at, block.stop, now, clip_rate, burn_in_rate))
             if progress is not None:
                 progress(done, work)
     samples, before = theta.swapaxes(0, 1), first.burn_in - skip
@@ -203,26 +256,75 @@ def default_memory() -> int:
     return MEMORY if jax.default_backend() == "cpu" else 8 * MEMORY
 
 
-def _chunks(working: float, plan: Plan, count: int, draws: int, limit: float, places: int) -> _Chunks:
-    """Chains at a time and rounds at a time, in equal parts, within a limit of bytes; a chain uses `working`."""
-    one = working + 16.0 * plan.dim
+def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, places: int) -> _Chunks:
+    """Chains at a time and rounds at a time, in equal parts, within a limit of bytes."""
+    one = need.memory + 16.0 * plan.dim
     if one > limit:
         raise InputError("memory", f"{limit:.3g} bytes", f"at least {one:.3g} bytes, which one chain takes")
     groups = -(-count // int(min(count, max(1, (limit / 2) // one))))
     chains = -(-count // (groups * places)) * places
     kept = int(max(1, (limit / 4) // (4.0 * chains * plan.dim)))
-    work = BLOCK_WORK if jax.default_backend() == "cpu" else 16 * BLOCK_WORK
-    most = max(1, work // (chains * plan.devices * plan.dim))
+    work = BLOCK_WORK if jax.default_backend() == "cpu" else 64 * BLOCK_WORK
+    most = int(max(1, work // (chains * need.work)))
     # Only kept rounds take memory; burn-in may be cut as coarsely as the work allows.
     most = most if draws <= kept else min(most, kept)
     return _Chunks(chains, -(-plan.rounds // -(-plan.rounds // min(most, plan.rounds))))
 
 
-def _room(shape: tuple[int, ...], store: str | Path | None) -> NDArray[np.float32]:
-    """Where samples go: memory, or a file."""
+def _room(shape: tuple[int, ...], store: str | Path | None, begun: bool) -> Any:
+    """Where samples go: memory, or a file, which may have been begun."""
     if store is None:
         return np.empty(shape, np.float32)
-    return np.lib.format.open_memmap(store, mode="w+", dtype=np.float32, shape=shape)
+    if not begun:
+        _reserve(store, 4 * int(np.prod(shape)))
+    room = np.lib.format.open_memmap(store, mode="r+" if begun else "w+", dtype=np.float32, shape=shape)
+    if room.shape != shape or room.dtype != np.float32:
+        raise InputError("checkpoint", str(store), f"samples of shape {shape}")
+    return room
+
+
+def _reserve(store: str | Path, size: int) -> None:
+    """OSError where a file of this size would fill the disk: a full one under a mapped file kills the process."""
+    free = shutil.disk_usage(Path(store).parent).free
+    if size > free:
+        raise OSError(errno.ENOSPC, f"{size / 2**30:.3g} GiB of samples, {free / 2**30:.3g} GiB free", str(store))
+
+
+def _positions(initial: ArrayLike, count: int, dim: int) -> NDArray[np.float32]:
+    given = np.asarray(initial, np.float32)
+    if given.shape != (count, dim) or not np.all(np.isfinite(given)):
+        raise InputError("initial", f"shape {given.shape}", f"finite, [{count} chains, {dim} parameters]")
+    return given
+
+
+def run_name(key: jax.Array, posterior: Any, plan: Plan, chains: int) -> str:
+    """The name under which `sample` charges its ledger."""
+    return _name(key, posterior, [plan], np.arange(chains), None)
+
+
+def _name(
+    key: jax.Array, posterior: Any, plans: Sequence[Plan], number: NDArray[Any], initial: NDArray[Any] | None
+) -> str:
+    """A name for all that is sent: what two runs share exactly if they send the same."""
+    start = () if initial is None else (initial,)
+    names = [item.digest.encode() for item in (*plans, posterior)]
+    return digest(*names, np.asarray(jax.random.key_data(key)), number, *start)
+
+
+def _guard(plans: Sequence[Plan], ledger: Ledger | None) -> None:
+    """Refuse plans that would overspend a device, before anything is sent."""
+    if ledger is not None and len(plans) > 1:
+        raise InputError("ledger", f"{len(plans)} plans", "given for one plan: chains are replicas of one experiment")
+    for plan in plans:
+        if plan.enforced and plan.clips:
+            total = plan.ledger + np.cumsum(plan.loss, axis=0)
+            refuse_overspending(plan.privacy.budget(plan.devices), total, plan.start)
+        elif ledger is not None and not plan.clips:
+            raise InputError("ledger", "a plan that does not clip", "left out for it: no finite loss would be true")
+
+
+def _charge(ledger: Ledger, run: str, plan: Plan, block: slice) -> None:
+    ledger.charge(run, plan.start + block.start, plan.loss[block])
 
 
 def _run(
@@ -230,26 +332,38 @@ def _run(
     posterior: Any,
     plan: Plan,
     rounds: Rounds,
-    number: NDArray[Any],
+    chains: _Chains,
     skip: int,
     size: int,
     zipped: bool,
     mesh: Mesh | None,
-) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any]]]:
-    """One chunk of chains: block by block of rounds, its kept samples and clip rates."""
-    chain = jnp.asarray(number)
-    theta = _start(named(key, "init"), posterior, chain, plan.init)
+    charge: Callable[[slice], None] | None,
+) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """One chunk of chains: block by block of rounds, its kept samples, clip rates, and where the chains are."""
+    chain = jnp.asarray(chains.number)
+    if chains.theta is None:
+        theta = _start(named(key, "init"), posterior, chain, plan.init)
+    else:
+        theta = jnp.array(chains.theta, jnp.float32)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(named(key, "noise"), chain)
     kept = jnp.zeros((min(size, plan.rounds - skip), *theta.shape), theta.dtype)
-    for at in range(0, plan.rounds, size):
+    if mesh is not None:  # where they will come back, so that the second block is compiled no more than the first
+        spec: Any = PartitionSpec
+        theta, keys = jax.device_put((theta, keys), NamedSharding(mesh, spec("chain")))
+        kept = jax.device_put(kept, NamedSharding(mesh, spec(None, "chain")))
+    for at in range(chains.rounds, plan.rounds, size):
         block = slice(at, min(at + size, plan.rounds))
+        if charge is not None:
+            charge(block)
+        filled = rounds.at(np.minimum(np.arange(at, at + size), plan.rounds - 1))
         carry, finite, rate = _advance(
-            posterior, rounds.at(block), _Carry(theta, kept), keys, at, skip, plan.start, zipped=zipped, mesh=mesh
+            posterior, filled, _Carry(theta, kept), keys, at, skip, plan.start, plan.rounds, zipped=zipped, mesh=mesh
         )
         theta, kept = carry
-        _raise_if_lost(np.asarray(finite), at)
+        length = block.stop - block.start
+        _raise_if_lost(np.asarray(finite)[:length], at)
         fresh = block.stop - max(block.start, min(skip, block.stop))
-        yield block, np.asarray(kept[:fresh]), np.asarray(rate)
+        yield block, np.asarray(kept[:fresh]), np.asarray(rate)[:length], np.array(theta)  # a copy: θ is given away
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc import channel
 from wflmc.channel import Link
@@ -151,8 +151,16 @@ def build_link(scenario: Scenario) -> Link:
     return Link(fading, section.snr_db, section.noise_power, section.seed, section.csi_error)
 
 
-def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None, solver: str = "own") -> Plan:
-    """The plan of a scenario, by its own policy or a given one."""
+def make_plan(
+    scenario: Scenario,
+    inputs: Inputs,
+    power: Policy | None = None,
+    solver: str = "own",
+    ledger: ArrayLike | None = None,
+    start: int = 0,
+    initial_w2_sq: float | None = None,
+) -> Plan:
+    """The plan of a scenario, by its own policy or a given one; the last three are those of `plan`."""
     policy = scenario.policy
     burn_in = settle_burn_in(scenario, inputs).sampler.burn_in
     try:
@@ -168,7 +176,9 @@ def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None, s
             objective=policy.objective,
             bound=policy.bound,
             init=scenario.sampler.init,
-            initial_w2_sq=scenario.posterior.initial_w2_sq or None,
+            initial_w2_sq=initial_w2_sq or scenario.posterior.initial_w2_sq or None,
+            ledger=ledger,
+            start=start,
             max_round_noise=policy.max_round_noise,
             solver=solver,
         )
@@ -179,7 +189,7 @@ def make_plan(scenario: Scenario, inputs: Inputs, power: Policy | None = None, s
 
 def _section_of(error: InputError) -> str:
     """The section an error of planning belongs to: link for gains, else wherever the key is."""
-    if error.key == "solver":
+    if error.key in ("solver", "ledger"):
         return "--"
     if error.key == "gains" or (error.key == "power" and not isinstance(error.given, str)):
         return "link."

@@ -14,6 +14,8 @@ import numpy as np
 from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, exact_w2_sq, has_law, reliability
 from wflmc.planning import Allocation, Plan, Problem, policy
+from wflmc.privacy import ACCOUNTANTS
+from wflmc.privacy.reference import epsilon_by_dp_accounting
 from wflmc.scenario.build import Inputs, build, make_plan
 from wflmc.scenario.files import is_data_path, plain
 from wflmc.scenario.schema import Scenario, validate
@@ -22,8 +24,14 @@ from wflmc.version import __version__
 PLAN_FILE = "a JSON file as `wflmc plan --json` writes it"
 
 
-def plan_document(scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float) -> dict[str, Any]:
-    """What `wflmc plan --json` prints, plain data."""
+def plan_document(
+    scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float, compare: bool = False
+) -> dict[str, Any]:
+    """What `wflmc plan --json` prints, plain data.
+
+    Args:
+        compare: whether dp-accounting is asked for its ε too.
+    """
     spent = plan.spent if plan.clips else None
     budget = plan.privacy.budget(plan.devices)
     document = {
@@ -51,10 +59,13 @@ def plan_document(scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float
         "privacy": {
             "budget": float(budget.min()),
             "accountant": plan.privacy.accountant,
-            "unit": scenario.privacy.unit,
+            "unit": plan.privacy.unit,
             "spent_max": None if spent is None else float(spent.max()),
             "epsilon_spent": plan.epsilon_spent,
+            "epsilon_by": _epsilon_by(plan, compare),
             "spent": spent,
+            "spent_before": plan.ledger if plan.ledger.any() else None,
+            "budgets": budget,
         },
         "exact_w2_sq": exact_w2_sq(inputs.posterior, plan) if has_law(inputs.posterior) else None,
         "warnings": list(plan.warnings),
@@ -65,6 +76,22 @@ def plan_document(scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float
     }
     result: dict[str, Any] = plain(document)
     return result
+
+
+def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
+    """ε of the worst device by each accountant; None where nothing is promised."""
+    privacy, total = plan.privacy, plan.spent + plan.ledger
+    if not plan.clips or privacy.delta is None:
+        return None
+    found: dict[str, float | None] = {name: privacy.epsilon_spent(total, name) for name in ACCOUNTANTS}
+    if compare:
+        each = privacy.epsilons_spent(total, "exact")
+        assert each is not None
+        worst = int(np.argmax(each))
+        delta = float(np.broadcast_to(privacy.delta, each.shape)[worst])
+        rounds = np.append(plan.loss[:, worst], plan.ledger[worst])
+        found.update(epsilon_by_dp_accounting(rounds[rounds > 0], delta))
+    return found
 
 
 def _digests(scenario: Scenario) -> dict[str, str]:
@@ -126,6 +153,7 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
         names = ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")
         expected = {name: float(constants[name]) for name in names}
         budget, digests = document["privacy"]["budget"], document["files"]
+        before = document["privacy"].get("spent_before")
     except InputError as error:
         raise InputError(f"--plan: {error.key}", error.given, error.allowed) from None
     except (ValueError, TypeError, KeyError, OverflowError):
@@ -159,7 +187,7 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
 
     scheme = policy(scenario.policy.power)._replace(allocate=as_given)
     try:
-        made = make_plan(scenario, inputs, scheme)
+        made = make_plan(scenario, inputs, scheme, ledger=before)
     except InputError as error:
         raise InputError(f"--plan: {error.key.removeprefix('policy.')}", error.given, error.allowed) from None
     now = {name: float(getattr(made, name)) for name in names}
@@ -173,6 +201,26 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
     if (limit is None) != (budget is None) or (limit is not None and not math.isclose(limit, budget, rel_tol=1e-9)):
         raise InputError("--plan: privacy.budget", budget, f"{limit!r}, as its scenario gives")
     return scenario, inputs, made
+
+
+def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, more: int) -> tuple[Scenario, Inputs, Plan]:
+    """The plan with `more` rounds after its last, made from what is left of every budget."""
+    samples = scenario.sampler.samples + more
+    longer = scenario.model_copy(update={"sampler": scenario.sampler.model_copy(update={"samples": samples})})
+    only = scenario.sampler.model_copy(update={"burn_in": 0, "samples": more})
+    rest = make_plan(
+        scenario.model_copy(update={"sampler": only}),
+        inputs,
+        ledger=plan.ledger + (plan.spent if plan.clips else 0.0),
+        start=plan.rounds,
+        initial_w2_sq=float(plan.bound[-1]),
+    )
+
+    def as_made(_: Problem) -> Allocation:
+        return Allocation(np.concatenate([plan.gain, rest.gain]) ** 2 / inputs.link.noise_power)
+
+    scheme = policy(scenario.policy.power)._replace(allocate=as_made)
+    return longer, inputs, make_plan(longer, inputs, scheme, ledger=plan.ledger)
 
 
 def _plan_file(path: str | Path) -> dict[str, Any]:

@@ -1,0 +1,304 @@
+"""`wflmc run`: a run from its plan to its files, stopped and resumed without losing a sample or a loss.
+
+While a run is under way its folder holds `.checkpoint` (plan, samples and progress) and `ledger.jsonl`; the other files
+are written at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from wflmc import report
+from wflmc.cli.output import ProgressBar, writable_folder
+from wflmc.errors import InputError, naming
+from wflmc.evaluation import Evaluation, evaluate, preload, reliability
+from wflmc.planning import Plan
+from wflmc.privacy import Ledger
+from wflmc.sampling import Trace, default_memory, run_name, sample
+from wflmc.scenario import (
+    Inputs,
+    Scenario,
+    build,
+    extend_plan,
+    load_scenario,
+    make_plan,
+    plan_document,
+    read_plan,
+    summary_document,
+    to_json,
+    to_toml,
+    write_text,
+)
+
+Say = Callable[[str], None]
+
+
+class Request(NamedTuple):
+    """What the command was asked for."""
+
+    scenario: str | None
+    plan: str | None
+    out: str | None
+    overrides: list[str] | None
+    memory: float | None
+    ledger: str | None
+    resume: str | None
+    more: int | None
+
+
+class Task(NamedTuple):
+    """What is to be run: a plan, of which the first `start` rounds may have been run before."""
+
+    scenario: Scenario
+    inputs: Inputs
+    plan: Plan
+    folder: Path | None
+    ledger: Path | None
+    start: int
+    memory: float | None
+
+    @property
+    def key(self) -> jax.Array:
+        """The seed of starts and noise."""
+        return jax.random.key(self.scenario.sampler.seed)
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Where progress is kept."""
+        return None if self.folder is None else self.folder / ".checkpoint"
+
+
+def run_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str, Any], str, list[Path]]:
+    """The summary as JSON document and as text, and the files that were written."""
+    began = time.perf_counter()
+    task = _resumed(request) if request.resume is not None else _new(request, say)
+    settled = task.scenario.sampler.model_copy(update={"burn_in": task.plan.burn_in})
+    task = task._replace(scenario=task.scenario.model_copy(update={"sampler": settled}))
+    document = plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began)
+    before = _earlier(task) if task.start else None
+    preload()
+    ledger = _open_ledger(task)
+    with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
+        if task.checkpoint is not None:
+            _begin(task, document, say)
+        trace = _sample(task, before, ledger, Path(scratch), bar)
+        if before is not None:
+            trace = _joined(before, trace, task.plan)
+        evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test)
+        summary = summary_document(evaluation, task.plan.warnings, time.perf_counter() - began)
+        summary["ledger"] = None if ledger is None else _ledger_document(ledger, task)
+        written = _write_run(task, trace, evaluation, document, summary)
+    if task.checkpoint is not None:
+        shutil.rmtree(task.checkpoint)
+    return summary, str(evaluation), written
+
+
+def _new(request: Request, say: Say) -> Task:
+    if (request.scenario is None) == (request.plan is None):
+        raise InputError("scenario", request.scenario, "either a scenario file or --plan FILE, one of the two")
+    if request.more is not None:
+        raise InputError("--more", request.more, "given with --resume DIR")
+    if request.plan is not None:
+        for option, value in (("--set", request.overrides), ("--ledger", request.ledger)):
+            if value:
+                raise InputError(option, value, "left out with --plan, which is already made")
+        scenario, inputs, plan = read_plan(request.plan)
+    else:
+        scenario = load_scenario(str(request.scenario), request.overrides)
+        inputs = build(scenario)
+        spent = None if request.ledger is None else spent_before(request.ledger, inputs)
+        plan = make_plan(scenario, inputs, ledger=spent)
+    folder = None if request.out is None else writable_folder(request.out)
+    own = folder is not None and plan.clips
+    path = Path(request.ledger) if request.ledger else folder / "ledger.jsonl" if folder and own else None
+    task = Task(scenario, inputs, plan, folder, path, 0, request.memory)
+    if request.ledger is None and path is not None and path.exists():
+        _set_aside(task, path, say)
+    return task
+
+
+def spent_before(path: str, inputs: Inputs) -> Any:
+    """What devices have spent by a ledger; nothing where it is yet to be begun."""
+    if not Path(path).exists():
+        return None
+    with naming("--ledger"):
+        return Ledger(inputs.privacy, inputs.posterior.devices, subject=inputs.posterior.digest, path=path).spent
+
+
+def _set_aside(task: Task, path: Path, say: Say) -> None:
+    """Keep the ledger of another run that used this folder; the same run again sends nothing new."""
+    name = run_name(task.key, task.inputs.posterior, task.plan, task.scenario.sampler.chains)
+    try:
+        runs = {run for run, _ in _ledger_at(task, path).entries}
+    except InputError:
+        runs = {"another"}
+    if runs <= {name}:
+        return
+    kept = next(p for i in range(1, 10**6) if not (p := path.with_name(f"ledger-{i}.jsonl")).exists())
+    os.replace(path, kept)
+    say(f"{path.parent} has the ledger of another run, kept as {kept.name}; --ledger spends from one ledger.")
+
+
+def _resumed(request: Request) -> Task:
+    for option, value in (
+        ("scenario", request.scenario),
+        ("--plan", request.plan),
+        ("--out", request.out),
+        ("--set", request.overrides),
+        ("--ledger", request.ledger),
+    ):
+        if value:
+            raise InputError(option, value, "left out with --resume, which goes on with what a folder holds")
+    folder = Path(os.path.expanduser(str(request.resume)))
+    about = folder / ".checkpoint" / "about.json"
+    if about.exists():
+        if request.more is not None:
+            raise InputError("--more", request.more, "left out until the run that was stopped is finished")
+        settings = json.loads(about.read_text(encoding="utf-8"))
+        scenario, inputs, plan = read_plan(about.with_name("plan.json"))
+        ledger = None if settings["ledger"] is None else Path(settings["ledger"])
+        return Task(scenario, inputs, plan, folder, ledger, settings["start"], request.memory or settings["memory"])
+    if not (folder / "summary.json").exists():
+        raise InputError("--resume", str(folder), "a folder that `wflmc run --out` has written")
+    if request.more is None or request.more < 1:
+        raise InputError("--more", request.more, "a number of rounds above 0: the run in this folder is finished")
+    scenario, inputs, plan = read_plan(folder / "plan.json")
+    kept = _summary(folder)["ledger"]
+    extended = extend_plan(scenario, inputs, plan, request.more)
+    path = None if kept is None else folder / kept["file"]
+    return Task(*extended, folder, path, plan.rounds, request.memory)
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _ledger_at(task: Task, path: Path) -> Ledger:
+    posterior, plan = task.inputs.posterior, task.plan
+    return Ledger(plan.privacy, plan.devices, subject=posterior.digest, enforced=plan.enforced, path=path)
+
+
+def _open_ledger(task: Task) -> Ledger | None:
+    """The ledger to charge; one that does not hold what this folder's earlier run has spent is refused."""
+    if task.ledger is None:
+        return None
+    if not task.start:
+        return _ledger_at(task, task.ledger)
+    if not task.ledger.exists():
+        raise InputError("ledger", str(task.ledger), "the ledger of the run in this folder; it is missing")
+    ledger = _ledger_at(task, task.ledger)
+    assert task.folder is not None
+    if _summary(task.folder)["ledger"]["chain"] not in ledger.chains:
+        raise InputError("ledger", str(task.ledger), "the ledger of the run in this folder; rounds are missing from it")
+    return ledger
+
+
+def _ledger_document(ledger: Ledger, task: Task) -> dict[str, Any]:
+    assert ledger.path is not None
+    inside = task.folder is not None and ledger.path.parent == task.folder
+    share = ledger.spent / ledger.budget
+    return {
+        "file": ledger.path.name if inside else str(ledger.path.resolve()),
+        "rounds": len(ledger.entries),
+        "chain": ledger.chain,
+        "spent": ledger.spent.tolist(),
+        "share_of_budget": float(share.max()) if np.isfinite(ledger.budget).any() else None,
+    }
+
+
+def _begin(task: Task, document: dict[str, Any], say: Say) -> None:
+    """Write down what is about to be run; go on with it where it was begun before."""
+    folder = task.checkpoint
+    assert folder is not None
+    same = {name: value for name, value in document.items() if name not in ("seconds", "warnings")}
+    about = {"start": task.start, "memory": task.memory, "ledger": None if task.ledger is None else str(task.ledger)}
+    if (folder / "plan.json").exists():
+        held = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        if {name: held.get(name) for name in same} == json.loads(to_json(same)):
+            say(f"Going on with the run that was stopped in {folder.parent}.")
+        else:
+            shutil.rmtree(folder)
+    folder.mkdir(exist_ok=True)
+    write_text(folder / "plan.json", to_json(document))
+    write_text(folder / "about.json", to_json(about))
+
+
+def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Path, bar: ProgressBar) -> Trace:
+    plan, chains = task.plan.rest(task.start) if task.start else task.plan, task.scenario.sampler.chains
+    samples = 4.0 * chains * (plan.rounds - plan.burn_in) * plan.dim
+    # Samples that would not leave room for anything else go to a file at once.
+    large = task.checkpoint is None and samples > (task.memory or default_memory()) / 2
+    with bar("sampling", plan.rounds) as advance:
+        return sample(
+            task.key,
+            task.inputs.posterior,
+            plan,
+            chains=chains,
+            memory=task.memory,
+            store=scratch / "theta.npy" if large else None,
+            initial=None if before is None else before.theta[:, -1],
+            ledger=ledger,
+            checkpoint=task.checkpoint,
+            progress=lambda done, work: advance(plan.rounds * done / work),
+        )
+
+
+def _earlier(task: Task) -> Trace:
+    """The samples that the folder holds already."""
+    import h5netcdf
+
+    assert task.folder is not None
+    with h5netcdf.File(task.folder / "trace.nc") as file:
+        theta, rate = file["posterior"]["theta"][...], file["sample_stats"]["clip_rate"][...]
+    early = _summary(task.folder)["clip_rate"]["burn_in"]
+    plan = task.plan
+    if theta.shape != (task.scenario.sampler.chains, task.start - plan.burn_in, plan.dim):
+        raise InputError("--resume", str(task.folder), "a folder whose trace.nc belongs to its plan.json")
+    return Trace(theta, rate, np.full(plan.burn_in, early or 0.0), None, (plan,))
+
+
+def _joined(before: Trace, after: Trace, plan: Plan) -> Trace:
+    return Trace(
+        np.concatenate([before.theta, after.theta], axis=1),
+        np.concatenate([before.clip_rate, after.clip_rate], axis=1),
+        before.burn_in_clip_rate,
+        None,
+        (plan,),
+    )
+
+
+def _write_run(
+    task: Task, trace: Trace, evaluation: Evaluation, document: dict[str, Any], summary: dict[str, Any]
+) -> list[Path]:
+    """The files of a run, each written whole or not at all."""
+    folder, scenario = task.folder, task.scenario
+    if folder is None:
+        return []
+    written = [folder / name for name in ("trace.nc", "scenario.toml", "plan.json", "summary.json")]
+    part = folder / "trace.nc.part"
+    trace.save(part, {"scenario": to_toml(scenario), "seed": scenario.sampler.seed})
+    os.replace(part, folder / "trace.nc")
+    write_text(folder / "scenario.toml", to_toml(scenario))
+    write_text(folder / "plan.json", to_json(document))
+    write_text(folder / "summary.json", to_json(summary))
+    if evaluation.scores is not None:
+        about = f"{scenario.policy.power}, {_range(scenario.link.snr_db)} dB"
+        written += report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")
+    return written if task.ledger is None else [*written, task.ledger]
+
+
+def _range(values: float | list[float]) -> str:
+    """One number, or the smallest and the largest of several."""
+    ends = np.unique([np.min(values), np.max(values)])
+    return " to ".join(f"{end:g}" for end in ends)
