@@ -24,6 +24,20 @@ def numpy_chain(posterior, plan, generator):
     return theta
 
 
+def numpy_chains(posterior, plan, generator, chains):
+    """All chains at once in NumPy, with a loop over rounds and one over devices: what a careful program would do."""
+    theta = generator.standard_normal((chains, posterior.dim))
+    for s in range(plan.rounds):
+        received = np.sqrt(plan.noise_power) * generator.standard_normal(theta.shape)
+        for k in range(posterior.devices):
+            if plan.weight[s, k] > 0:
+                gradient = theta @ posterior.hessian[k] - posterior.linear[k]
+                factor = np.minimum(1.0, plan.clip[k] / np.linalg.norm(gradient, axis=1, keepdims=True))
+                received += plan.gain[s] * factor * gradient
+        theta = theta - plan.step_size[s] * plan.scale[s] / plan.gain[s] * received
+    return theta
+
+
 def numpy_law(posterior, plan):
     """The law of the chain round by round."""
     mean, covariance = posterior.initial("prior")
@@ -42,9 +56,10 @@ def against_loops() -> Table:
         step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50,
     )  # fmt: skip
     chains, few, generator = 10_000, 5, np.random.default_rng(0)
-    sampler, loop = side_by_side(
+    sampler, loop, at_once = side_by_side(
         lambda: wflmc.sample(jax.random.key(0), posterior, plan, chains),
         lambda: [numpy_chain(posterior, plan, generator) for _ in range(few)],
+        lambda: numpy_chains(posterior, plan, generator, chains),
         repeats=3,
     )
     law, law_loop = side_by_side(
@@ -55,6 +70,8 @@ def against_loops() -> Table:
     table = Table(title="Against plain NumPy loops")
     for name in ("what", "times faster"):
         table.add_column(name, justify="right")
-    table.add_row("sampler, 10,000 chains × 100 rounds × 30 devices", f"{(loop / few) / (sampler / chains):.0f}")
+    size = "10,000 chains × 100 rounds × 30 devices"
+    table.add_row(f"{size}, against one chain at a time", f"{(loop / few) / (sampler / chains):.0f}")
+    table.add_row(f"{size}, against all chains at once", f"{at_once / sampler:.1f}")
     table.add_row("exact law of 100 rounds", f"{law_loop / law:.1f}")
     return table

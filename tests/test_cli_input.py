@@ -275,7 +275,7 @@ def test_every_key_is_accepted_and_idle_ones_are_listed(plan_of, tmp_path):
     for key in ("link.rician_k", "link.gains", "privacy.example_clip", "sampler.friction"):
         assert f"{key} has no effect" in warnings
     for key in ("link.power", "link.seed", "policy.schedule", "posterior.mu"):
-        assert key not in warnings
+        assert f"{key} has no effect" not in warnings
 
 
 def test_every_key_has_a_default(plan_of, tmp_path):
@@ -286,6 +286,24 @@ def test_every_key_has_a_default(plan_of, tmp_path):
     assert document["privacy"]["budget"] is None
     assert document["privacy"]["epsilon_spent"] is None
     assert document["warnings"] == []
+
+
+def test_constants_from_private_data_are_warned_of(plan_of, scenario):
+    public = {"mu": 900.0, "L": 1500.0, "initial_w2_sq": 9.0}
+
+    def leaks(*given, **overrides):
+        sets = [f"posterior.{name}={public[name]}" for name in given]
+        sets += [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
+        found = plan_of(scenario, *(part for text in sets for part in ("--set", text)))["warnings"]
+        return [text for text in found if "private data" in text]
+
+    (all_three,) = leaks()
+    assert "posterior.mu, posterior.L and posterior.initial_w2_sq are computed" in all_three
+    (one,) = leaks("mu", "L")
+    assert "posterior.initial_w2_sq is computed" in one
+    assert leaks(*public) == []
+    (two,) = leaks(posterior__model="softmax")
+    assert "posterior.L and posterior.initial_w2_sq are computed" in two  # μ is the prior's
 
 
 def test_public_constants(plan_of, scenario):

@@ -191,7 +191,9 @@ def run(
 def reproduce(
     figures: Annotated[
         list[str] | None,
-        typer.Argument(help="fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity."),
+        typer.Argument(
+            help="fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record."
+        ),
     ] = None,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for tables and pictures.")] = "out/reproduce",
     data: Annotated[
@@ -206,7 +208,9 @@ def reproduce(
     experiments: Annotated[
         int | None,
         typer.Option(
-            "--experiments", metavar="N", help="Instead of 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity."
+            "--experiments",
+            metavar="N",
+            help="Instead of 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity and record.",
         ),
     ] = None,
     stop_se: Annotated[

@@ -19,8 +19,9 @@ from wflmc.posterior import GaussianPosterior, gaussian_regression
 from wflmc.scenario import load_data, to_json, write_text
 
 PAPER = (*studies.NAMES, "fig6", "fig7", "fig8")
-EXTRA = ("heterogeneity",)
-EXPERIMENTS = {"fig6": 100, "fig7": 100, "fig8": 50, "heterogeneity": 10}
+EXTRA = ("heterogeneity", "record")
+EXPERIMENTS = {"fig6": 100, "fig7": 100, "fig8": 50, "heterogeneity": 10, "record": 10}
+WITH_MNIST = {"fig8", "heterogeneity"}
 
 
 class Request(NamedTuple):
@@ -51,8 +52,8 @@ def reproduce_command(request: Request, bar: ProgressBar, say: Callable[[str], N
     if request.stop_se is not None and {"fig6", "fig7"} & set(wanted):
         say("--stop-se is for fig8 and heterogeneity; fig6 and fig7 estimate from all experiments together.")
     files, folders = _sources(request.data)
-    gaussian = _gaussian(files) if set(wanted) - {"fig8", *EXTRA} else None
-    features = _mnist(folders, say) if {"fig8", *EXTRA} & set(wanted) else None
+    gaussian = _gaussian(files) if set(wanted) - WITH_MNIST else None
+    features = _mnist(folders, say) if WITH_MNIST & set(wanted) else None
     folder = writable_folder(request.out)
     cache = writable_folder(request.cache, "--cache") if request.cache else cache_folder() / "studies"
     source = Path(files[0]).name if files else "synthetic data"
@@ -67,6 +68,11 @@ def reproduce_command(request: Request, bar: ProgressBar, say: Callable[[str], N
     for name in wanted:
         if name in studies.NAMES:
             pictures += _closed_form(name, gaussian, source, folder, bar)
+            continue
+        if name == "record":
+            made, found = _record(gaussian, request.experiments, source, folder, bar)
+            pictures += made
+            tables.update(found)
             continue
         study, about = _study(name, request, gaussian, features, source)
         with bar(name, len(study.points)) as advance:
@@ -156,6 +162,18 @@ def _closed_form(
             advance(done)
     report.write_csv(folder / f"{name}.csv", rows)
     return report.draw_figure(name, setting, rows, source, folder / f"{name}.png")
+
+
+def _record(
+    posterior: GaussianPosterior | None, channels: int | None, source: str, folder: Path, bar: ProgressBar
+) -> tuple[list[Path], studies.Tables]:
+    setting = studies.RecordSetting(posterior, channels=channels or EXPERIMENTS["record"])
+    with bar("record", len(studies.EPSILONS)) as advance:
+        found = studies.record_study(setting, advance)
+    for table, rows in found.items():
+        report.write_csv(folder / f"{table}.csv", rows)
+    about = f"{source}; {setting.snr_db:g} dB, S = 100, {setting.channels} channels"
+    return report.draw_record(found, about, folder / "record.png"), found
 
 
 def _study(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.errors import InputError
@@ -13,6 +14,7 @@ from wflmc.evaluation.diagnostics import diagnose
 from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_w2_sq, has_law
 from wflmc.sampling import Trace
 
+FEW_CHAINS = 20
 RHAT_CONCERN = 1.2
 """Well above what chains of fifty correlated draws show when all is well."""
 
@@ -32,6 +34,8 @@ class Evaluation:
     ess_min: float | None
     ess_tail_min: float | None
     clip_rate: dict[str, float | None]
+    example_clip_rate: float | None
+    """Share of the examples that are clipped one by one at the last samples; None where none are to be."""
     scores: Calibration | None
     """Of each chain's mean prediction on test data, where there are some."""
     epsilon_spent: float | None
@@ -43,6 +47,11 @@ class Evaluation:
         clipped = self.clip_rate["samples"] or 0.0
         if clipped > 0.01:
             found.append(f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the bound ignores.")
+        if (self.example_clip_rate or 0.0) > 0.01:
+            found.append(
+                f"{self.example_clip_rate:.0%} of the examples are clipped, which the bound and the exact law ignore: "
+                "the chains sample a posterior in which these weigh less."
+            )
         if self.rhat_max is not None and self.rhat_max > RHAT_CONCERN:
             found.append(
                 f"R-hat is {self.rhat_max:.3g}: the chains have not forgotten where they began, or have not gone far "
@@ -79,6 +88,8 @@ class Evaluation:
             )
         early, late = (f"{rate:.2%}" if rate is not None else "–" for rate in self.clip_rate.values())
         lines.append(f"gradients clipped        {early} in burn-in, {late} after")
+        if self.example_clip_rate is not None:
+            lines.append(f"examples clipped         {self.example_clip_rate:.2%} at the last samples")
         spent = "none stated" if self.epsilon_spent is None else f"{self.epsilon_spent:.4g} for the worst device"
         lines.append(f"ε spent (per chain)      {spent}")
         return "\n".join(lines)
@@ -114,6 +125,17 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
             "burn_in": float(trace.burn_in_clip_rate.mean()) if trace.burn_in_clip_rate.size else None,
             "samples": float(trace.clip_rate.mean()),
         },
+        example_clip_rate=_examples_clipped(trace, posterior),
         scores=None if test is None else predictive_scores(posterior, trace.theta, *test),
         epsilon_spent=max(spent) if len(spent) == len(epsilons) else None,
     )
+
+
+def _examples_clipped(trace: Trace, posterior: Any) -> float | None:
+    """The share of examples whose gradient exceeds its clip, at the last sample of a few chains."""
+    plans, last = trace.plans, trace.theta[:FEW_CHAINS, -1]
+    if not any(np.isfinite(plan.example_clip).any() for plan in plans):
+        return None
+    norms = posterior.example_norms(last)
+    limits = [np.repeat(plan.example_clip, posterior.sizes) for plan in plans[: len(last)]]
+    return float(np.mean(norms > np.stack(limits)))

@@ -279,19 +279,17 @@ def _gradients(
     block, rows, dim = features.shape
     flat = features.reshape(-1, dim)
     logits = _product(flat, columns)
-    if example_clip is None:
+    if block == 1 and example_clip is None:
         # What was seen is the same for all chains: taken off at the end, not from every chain's p.
-        p = _softmax(logits)
-        hot = jax.nn.one_hot(labels, columns.shape[1], dtype=features.dtype)
-        seen = jnp.einsum("knd,knc->kdc", features, hot, precision="highest")[..., None]
+        hot = jax.nn.one_hot(labels[0], columns.shape[1], dtype=features.dtype)
+        likelihood = (_product(flat.T, _softmax(logits)) - _product(flat.T, hot)[..., None])[None]
     else:
-        p, seen = _limited(_residuals(logits, labels.reshape(-1)), flat, example_clip, rows), jnp.zeros(())
-    if block == 1:
-        expected = _product(features[0].T, p)[None]
-    else:
-        apart = p.reshape(block, rows, -1)
-        expected = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(block, *columns.shape)
-    return expected - seen + share * columns
+        residual = _residuals(logits, labels.reshape(-1))
+        if example_clip is not None:
+            residual = _limited(residual, flat, example_clip, rows)
+        apart = residual.reshape(block, rows, -1)
+        likelihood = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(block, *columns.shape)
+    return likelihood + share * columns
 
 
 def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[jax.Array, jax.Array]:

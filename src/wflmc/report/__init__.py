@@ -3,6 +3,7 @@
 from wflmc.report.figures import draw_figure, write_csv
 from wflmc.report.panels import draw_panels, draw_reliability
 from wflmc.report.plan_picture import check_picture, draw_plan
+from wflmc.report.record_picture import draw_record
 from wflmc.report.text import claims_table, plan_table
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "draw_figure",
     "draw_panels",
     "draw_plan",
+    "draw_record",
     "draw_reliability",
     "plan_table",
     "write_csv",

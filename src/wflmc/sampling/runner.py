@@ -25,7 +25,7 @@ from wflmc.sampling.trace import Trace
 
 BLOCK_WORK = 2**33
 """Operations, as models count them, after which a compiled loop returns to the host, for progress and Ctrl-C: about a
-second of two cores' work. An accelerator does 64 times as much."""
+second of two cores' work. An accelerator does 256 times as much."""
 MEMORY = 2 * 2**30
 """Bytes for chains and gradients unless the caller sets a limit; on an accelerator eight times as much. Chunks depend
 on this and on the problem alone."""
@@ -264,7 +264,7 @@ def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, place
     groups = -(-count // int(min(count, max(1, (limit / 2) // one))))
     chains = -(-count // (groups * places)) * places
     kept = int(max(1, (limit / 4) // (4.0 * chains * plan.dim)))
-    work = BLOCK_WORK if jax.default_backend() == "cpu" else 64 * BLOCK_WORK
+    work = BLOCK_WORK if jax.default_backend() == "cpu" else 256 * BLOCK_WORK
     most = int(max(1, work // (chains * need.work)))
     # Only kept rounds take memory; burn-in may be cut as coarsely as the work allows.
     most = most if draws <= kept else min(most, kept)
@@ -315,7 +315,7 @@ def _guard(plans: Sequence[Plan], ledger: Ledger | None) -> None:
     """Refuse plans that would overspend a device, before anything is sent."""
     if ledger is not None and len(plans) > 1:
         raise InputError("ledger", f"{len(plans)} plans", "given for one plan: chains are replicas of one experiment")
-    for plan in plans:
+    for plan in {id(plan): plan for plan in plans}.values():
         if plan.enforced and plan.clips:
             total = plan.ledger + np.cumsum(plan.loss, axis=0)
             refuse_overspending(plan.privacy.budget(plan.devices), total, plan.start)
@@ -355,7 +355,8 @@ def _run(
         block = slice(at, min(at + size, plan.rounds))
         if charge is not None:
             charge(block)
-        filled = rounds.at(np.minimum(np.arange(at, at + size), plan.rounds - 1))
+        whole = block.stop - block.start == size
+        filled = rounds.at(block if whole else np.minimum(np.arange(at, at + size), plan.rounds - 1))
         carry, finite, rate = _advance(
             posterior, filled, _Carry(theta, kept), keys, at, skip, plan.start, plan.rounds, zipped=zipped, mesh=mesh
         )

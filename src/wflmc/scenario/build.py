@@ -52,7 +52,7 @@ def build(scenario: Scenario) -> Inputs:
     text = scenario.sampler.step_size
     names = {"mu": posterior.mu, "L": posterior.L}
     step_size = evaluate_expression("sampler.step_size", text, names) if isinstance(text, str) else text
-    return Inputs(posterior, link, privacy, step_size, (*warnings, *notes), test)
+    return Inputs(posterior, link, privacy, step_size, (*warnings, *notes, *_leaks(scenario)), test)
 
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
@@ -120,6 +120,26 @@ def _public_constants(scenario: Scenario, posterior: Posterior) -> tuple[Posteri
     if L < posterior.L * (1 - 1e-12):
         notes.append(f"posterior.L = {L:g} is below the proven {posterior.L:.6g}: the bound may fail.")
     return dataclasses.replace(posterior, mu=mu, L=L), notes
+
+
+def _leaks(scenario: Scenario) -> list[str]:
+    """Constants that a plan is made of and that ε does not cover, because they come from the devices' data."""
+    if scenario.privacy.epsilon is None:
+        return []
+    section = scenario.posterior
+    taken = {
+        "mu": not section.mu and section.model == "gaussian",  # softmax has it from its prior
+        "L": not section.L,
+        "initial_w2_sq": not section.initial_w2_sq,
+    }
+    names = [f"posterior.{name}" for name, computed in taken.items() if computed]
+    if not names:
+        return []
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return [
+        f"{listed} {'are' if len(names) > 1 else 'is'} computed from the devices' private data, which epsilon does "
+        "not cover: give public or privately released values where data are real."
+    ]
 
 
 def _true_labels(posterior: SoftmaxPosterior) -> NDArray[np.intp]:

@@ -125,6 +125,7 @@ def summary_document(evaluation: Evaluation, warnings: tuple[str, ...], seconds:
         "ess_min": evaluation.ess_min,
         "ess_tail_min": evaluation.ess_tail_min,
         "clip_rate": evaluation.clip_rate,
+        "example_clip_rate": evaluation.example_clip_rate,
         "accuracy": None if scores is None else scores.accuracy.mean(),
         "ece": None if scores is None else scores.ece.mean(),
         "nll": None if scores is None else scores.nll.mean(),

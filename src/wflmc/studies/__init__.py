@@ -5,15 +5,18 @@ from wflmc.studies.engine import Study, Tables, run_study
 from wflmc.studies.measured_claims import measured_claims
 from wflmc.studies.mnist import Mnist, heterogeneity_study, mnist_study
 from wflmc.studies.multi_sample import MultiSample, multi_sample_study
+from wflmc.studies.record import EPSILONS, RecordSetting, record_study
 from wflmc.studies.rows import Row
 from wflmc.studies.single_sample import FIGURES, NAMES, Setting, point, points, regime_map
 
 __all__ = [
+    "EPSILONS",
     "FIGURES",
     "NAMES",
     "Claim",
     "Mnist",
     "MultiSample",
+    "RecordSetting",
     "Row",
     "Setting",
     "Study",
@@ -25,6 +28,7 @@ __all__ = [
     "multi_sample_study",
     "point",
     "points",
+    "record_study",
     "regime_map",
     "run_study",
 ]
