@@ -20,7 +20,7 @@ import numpy as np
 
 from wflmc import report
 from wflmc.cli.output import ProgressBar, writable_folder
-from wflmc.errors import InputError, naming
+from wflmc.errors import InputError, SamplingError, naming
 from wflmc.evaluation import Evaluation, evaluate, preload, reliability
 from wflmc.planning import Plan
 from wflmc.privacy import Ledger
@@ -91,7 +91,16 @@ def run_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str,
     with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
         if task.checkpoint is not None:
             _begin(task, document, say)
-        trace = _sample(task, before, ledger, Path(scratch), bar)
+        try:
+            trace = _sample(task, before, ledger, Path(scratch), bar)
+        except KeyboardInterrupt:
+            if task.folder is not None:
+                say(f"wflmc run --resume {task.folder} goes on with this run.")
+            raise
+        except SamplingError:  # would fail again in the same round
+            if task.checkpoint is not None:
+                shutil.rmtree(task.checkpoint)
+            raise
         if before is not None:
             trace = _joined(before, trace, task.plan)
         evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test)
