@@ -2,10 +2,11 @@
 
 from wflmc.audit.bounds import Errors, epsilon_by_counting, mu_lower, rate_upper
 from wflmc.audit.report import SCOPE, AuditReport, Finding
-from wflmc.audit.run import audit, audit_model, audit_pair
+from wflmc.audit.run import ATTACKS, audit, audit_model, audit_pair
 from wflmc.audit.target import above_cap
 
 __all__ = [
+    "ATTACKS",
     "SCOPE",
     "AuditReport",
     "Errors",

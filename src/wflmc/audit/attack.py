@@ -26,6 +26,12 @@ CHUNK = 2**22
 """Numbers of a round's transcripts that are worked out at a time."""
 
 
+PARTS = 4
+"""How many times as many trials the main attack has as the other ones by the kernel, and so many chunks at least."""
+COLUMNS = 4
+"""Tests that transcripts of one canary have room for; a fixed number, so that all of them are compiled once."""
+
+
 class Question(NamedTuple):
     """One question to a transcript: + or −, by a statistic with mean ±reach/2 and variance 1 if all is as claimed."""
 
@@ -52,9 +58,9 @@ class Attack(NamedTuple):
     """(key, first trial, count) -> statistics [count, test] of the transcripts of + and of −."""
 
 
-def in_chunks(trials: int, numbers: int) -> tuple[int, int]:
-    """Trials and how many at a time, in equal chunks, where one takes so many numbers a round."""
-    chunks = -(-trials // max(1, CHUNK // (4 * numbers)))
+def in_chunks(trials: int, numbers: int, least: int = 1) -> tuple[int, int]:
+    """Trials and how many at a time, in equal chunks and at least so many, where one takes so many numbers a round."""
+    chunks = max(least, -(-trials // max(1, CHUNK // (4 * numbers))))
     size = -(-trials // chunks)
     return chunks * size, size
 
@@ -67,7 +73,7 @@ def _unit(weight: Array, noise_power: float) -> Array:
 
 @partial(jax.jit, static_argnames=("count",))
 def _listen(
-    key: jax.Array, posterior: Any, rounds: Rounds, signs: jax.Array, weight: jax.Array, first: jax.Array, count: int
+    key: jax.Array, posterior: Any, rounds: Rounds, signs: jax.Array, weight: jax.Array, first: Any, count: int
 ) -> jax.Array:
     """Σ_s weight[s] y[s] of `count` transcripts by the kernel, round by round.
 
@@ -77,12 +83,13 @@ def _listen(
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(count))
     dim = posterior.example.shape[-1]
     own = weight.ndim == 3
+    here = jax.tree.map(jnp.asarray, rounds)
     axis = 0 if own else None
 
     def body(carry: tuple[jax.Array, jax.Array], at: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, jax.Array], None]:
         theta, total = carry
         index, sign, filters = at
-        now = rounds.at(index)
+        now = here.at(index)
         turned = posterior._replace(example=sign * posterior.example)
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
         theta, info = jax.vmap(step, (0, axis, 0, None))(round_keys, turned, theta, now)
@@ -94,30 +101,33 @@ def _listen(
     return total
 
 
-def _on_device(rounds: Rounds) -> Rounds:
-    return jax.tree.map(lambda values: jnp.asarray(values, jnp.float32), rounds)
+def _in_float32(rounds: Rounds) -> Rounds:
+    return jax.tree.map(lambda values: np.asarray(values, np.float32), rounds)
 
 
 def _by_kernel(
-    target: Target, posterior: Canary, signs: Array, tests: list[tuple[Question, Array]], trials: int
+    target: Target, posterior: Canary, signs: Array, tests: list[tuple[Question, Array]], trials: int, chunks: int = 1
 ) -> Attack:
     """Attacks with one canary, whose sign goes by signs[S] with + and the other way round with −."""
-    weight = jnp.asarray(np.stack([_unit(weight, target.plan.noise_power) for _, weight in tests], axis=1), jnp.float32)
-    rounds, turns = _on_device(target.rounds), jnp.asarray(signs, jnp.float32)
-    total, chunk = in_chunks(trials, 1)
+    weight = np.zeros((target.plan.rounds, COLUMNS), np.float32)
+    for column, (_, values) in enumerate(tests):
+        weight[:, column] = _unit(values, target.plan.noise_power)
+    rounds, turns = _in_float32(target.rounds), signs.astype(np.float32)
+    total, chunk = in_chunks(trials, 2, chunks)
 
     def run(key: jax.Array, first: int, count: int) -> tuple[Statistics, Statistics]:
-        plus = _listen(named(key, "+"), posterior, rounds, turns, weight, jnp.asarray(first), count)
-        minus = _listen(named(key, "-"), posterior, rounds, -turns, weight, jnp.asarray(first), count)
-        return np.asarray(plus), np.asarray(minus)
+        plus = _listen(named(key, "+"), posterior, rounds, turns, weight, first, count)
+        minus = _listen(named(key, "-"), posterior, rounds, -turns, weight, first, count)
+        return np.asarray(plus)[:, : len(tests)], np.asarray(minus)[:, : len(tests)]
 
     return Attack(tuple(test for test, _ in tests), total, chunk, run)
 
 
-def _canary(target: Target, dim: int = 1) -> Canary:
-    """One device with a raw canary along the first coordinate, and devices that send nothing."""
-    shape = target.plan.devices, dim
-    return Canary(jnp.zeros(shape).at[target.device, 0].set(target.raw), jnp.zeros(shape))
+def _canary(target: Target) -> Canary:
+    """One device with a raw canary along the first of two coordinates, and devices that send nothing."""
+    example = np.zeros((target.plan.devices, 2), np.float32)
+    example[target.device, 0] = target.raw
+    return Canary(example, np.zeros_like(example))
 
 
 def _test(
@@ -144,7 +154,7 @@ def constant(target: Target, trials: int, mu_limit: float, share: float) -> Atta
     if sends.any() and not sends.all():
         weight = gain * ~sends
         tests.append((_test("rounds of silence", target, k, signal, weight, ~sends), weight))
-    return _by_kernel(target, _canary(target), np.ones(gain.size), tests, trials)
+    return _by_kernel(target, _canary(target), np.ones(gain.size), tests, trials, chunks=PARTS)
 
 
 def turning(key: jax.Array, target: Target, trials: int, mu_limit: float) -> Attack:
@@ -170,11 +180,10 @@ def full_device(target: Target, trials: int, mu_limit: float) -> Attack:
     """One record beside others that are known and alone make twice the device's clip, which then bites."""
     k = target.device
     mask = window(target.loss[:, k], mu_limit**2 / 2)
-    canary = _canary(target, dim=2)
-    size = float(target.plan.clip[k])
-    posterior = canary._replace(base=canary.base.at[k, 1].set(2 * size))
-    left = size / np.hypot(2 * size, target.plan.example_clip[k])
-    signal = target.signal[:, k] * min(1.0, left * target.plan.example_clip[k] / min(size, target.plan.example_clip[k]))
+    posterior, size = _canary(target), float(target.plan.clip[k])
+    posterior.base[k, 1] = 2 * size
+    example = float(target.plan.example_clip[k])
+    signal = target.signal[:, k] * size * example / (np.hypot(2 * size, example) * min(size, example))
     weight = matched(np.where(signal.any(), signal, target.plan.gain), mask)
     tests = [(_test("record on a device that is clipped", target, k, signal, weight, mask), weight)]
     return _by_kernel(target, posterior, np.ones(weight.size), tests, trials)
@@ -191,17 +200,17 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
         for k, mask in enumerate(masks)
     )
     unit = np.stack([_unit(weight, plan.noise_power) for weight in weights], axis=1)
-    weight = jnp.asarray(unit, jnp.float32)[:, None]
-    rounds, same = _on_device(target.rounds), jnp.ones(gain.size)
+    weight = unit.astype(np.float32)[:, None]
+    rounds, same = _in_float32(target.rounds), np.ones(gain.size, np.float32)
     total, chunk = in_chunks(trials, plan.devices)
 
     def run(key: jax.Array, first: int, count: int) -> tuple[Statistics, Statistics]:
-        chosen = jax.random.fold_in(named(key, "signs"), first)
-        signs = jax.random.rademacher(chosen, (count, plan.devices), jnp.float32)
-        flock = Flock(target.raw * signs)
-        one = _listen(named(key, "+"), flock, rounds, same, weight, jnp.asarray(first), count)
-        two = _listen(named(key, "-"), flock, rounds, -same, weight, jnp.asarray(first), count)
-        return np.asarray(jnp.where(signs > 0, one, two)), np.asarray(jnp.where(signs > 0, two, one))
+        generator = host_generator(jax.random.fold_in(key, first), "signs")
+        signs = generator.choice(np.array([-1, 1], np.float32), size=(count, plan.devices))
+        flock = Flock(np.float32(target.raw) * signs)
+        one = _listen(named(key, "+"), flock, rounds, same, weight, first, count)
+        two = _listen(named(key, "-"), flock, rounds, -same, weight, first, count)
+        return np.where(signs > 0, one, two), np.where(signs > 0, two, one)
 
     return Attack(tests, total, chunk, run)
 
@@ -238,17 +247,20 @@ def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
     mask = window(target.loss[:, k], mu_limit**2 / 2)
     size = target.signal[:, k]
     shown = np.where(size.any(), size, plan.gain)
-    turn = jnp.asarray(np.min(plan.step_size * plan.scale * np.sqrt(plan.noise_power) / plan.gain), jnp.float32)
-    example = jnp.zeros(plan.devices).at[k].set(target.raw)
-    tests = [_test("whole runs", target, k, size, matched(shown, mask), mask)]
-    if pairs(mask)[0].size:
-        tests.append(tests[0]._replace(name="whole runs, differences of rounds", reach=tests[0].reach / 2**0.5))
+    turn = np.float32(np.min(plan.step_size * plan.scale * np.sqrt(plan.noise_power) / plan.gain))
+    example = np.zeros(plan.devices, np.float32)
+    example[k] = target.raw
+    whole = _test("whole runs", target, k, size, matched(shown, mask), mask)
+    offsets = [first for first in (0, 1) if pairs(mask, first)[0].size]
+    reach = whole.reach / 2**0.5  # every second pair of signs is of no use
+    names = ["whole runs, differences of rounds", "whole runs, differences beginning with the second"]
+    tests = [whole, *(whole._replace(name=names[first], reach=reach) for first in offsets)]
     total, chunk = in_chunks(trials, plan.rounds)
 
     def side(key: jax.Array, sign: int, first: int, count: int) -> Statistics:
         heard, before = _transcripts(key, Weathercock(sign * example, turn), plan, first, count)
-        signal = shown * np.asarray(direction(jnp.asarray(before, jnp.float32), turn), dtype=np.float64)
-        filters = [matched(signal, mask), differences(signal, mask)][: len(tests)]
+        signal = shown * direction(before.astype(np.float32), turn).astype(np.float64)
+        filters = [matched(signal, mask), *(differences(signal, mask, first) for first in offsets)]
         return np.stack([np.sum(_unit(w, plan.noise_power) * heard[..., 0], axis=1) for w in filters], axis=1)
 
     def run(key: jax.Array, first: int, count: int) -> tuple[Statistics, Statistics]:
@@ -283,6 +295,6 @@ def by_model(target: Target, plus: Any, minus: Any, reach: float, trials: int, m
 
 def _sent(posterior: Any, plan: Plan) -> Array:
     """What reaches the server at θ = 0, without noise, [S, m]."""
-    rounds, theta = _on_device(rounds_of(plan)), jnp.zeros(plan.dim)
+    rounds, theta = jax.tree.map(jnp.asarray, _in_float32(rounds_of(plan))), jnp.zeros(plan.dim)
     heard = jax.jit(jax.vmap(lambda index: transmit(posterior, theta, rounds.at(index))[0]))
     return np.asarray(heard(jnp.arange(plan.rounds)), dtype=np.float64)

@@ -5,7 +5,7 @@ They clip by the code that all models clip by, and go through the sampler's own 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,9 @@ def _limited(example: jax.Array, length: jax.Array, example_clip: jax.Array | No
 class Canary(NamedTuple):
     """Each device's gradient is a part that the server knows and one example that it wants to know."""
 
-    example: jax.Array
+    example: Any
     """[K, m]."""
-    base: jax.Array
+    base: Any
     """[K, m]."""
 
     def clipped_sum(
@@ -49,7 +49,7 @@ class Canary(NamedTuple):
 class Flock(NamedTuple):
     """A canary on every device, each in a coordinate of its own: m = K."""
 
-    example: jax.Array
+    example: Any
     """[K]."""
 
     def clipped_sum(
@@ -73,9 +73,9 @@ class Weathercock(NamedTuple):
     It sends in the first of two parameters; the second one, all noise, turns it.
     """
 
-    example: jax.Array
+    example: Any
     """[K]."""
-    turn: jax.Array
+    turn: Any
     """The canary changes its sign whenever the second parameter goes on by this much."""
 
     @property
@@ -116,6 +116,6 @@ class Weathercock(NamedTuple):
         return jnp.stack([direction(theta, self.turn) * total.sum(), jnp.zeros(())]), norm
 
 
-def direction(theta: jax.Array, turn: jax.Array) -> jax.Array:
-    """Which way a `Weathercock` points at θ[..., 2]: 1 or −1."""
-    return 1.0 - 2.0 * (jnp.floor(theta[..., 1] / turn) % 2)
+def direction(theta: Any, turn: Any) -> Any:
+    """Which way a `Weathercock` points at θ[..., 2]: 1 or −1; for arrays of JAX and of NumPy."""
+    return 1 - 2 * (theta[..., 1] / turn // 1 % 2)

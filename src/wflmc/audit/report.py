@@ -99,12 +99,12 @@ class AuditReport:
     @property
     def epsilon_lower(self) -> float:
         """The largest ε proven of the device, given that its trade-off curve is Gaussian."""
-        return max(test.epsilon_gaussian for test in self.tests if test.device == self.device)
+        return max((test.epsilon_gaussian for test in self.tests if test.device == self.device), default=0.0)
 
     @property
     def epsilon_lower_counting(self) -> float:
         """The largest ε proven of the device with no assumption."""
-        return max(test.epsilon_counting for test in self.tests if test.device == self.device)
+        return max((test.epsilon_counting for test in self.tests if test.device == self.device), default=0.0)
 
     @property
     def ratio(self) -> float | None:

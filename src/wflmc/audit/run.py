@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.audit import attack as attacks
+from wflmc.audit import attack as by
 from wflmc.audit.attack import Attack, Statistics
 from wflmc.audit.bounds import Errors, counting_threshold, largest_mu
 from wflmc.audit.models import canary_pair, check_kind
@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]
 
 MAIN_SHARE = 14.0
 """Share of the main test in the probability to be wrong, where each other attack's tests have 1."""
+ATTACKS = ("constant", "turning", "runs", "record", "devices", "model")
 WORK = 2 * 10**8
 """Device-rounds that the smaller attacks may take; they make do with fewer trials where there are many devices."""
 
@@ -38,6 +39,7 @@ def audit(
     delta: ArrayLike | None = None,
     device: int | None = None,
     csi_error: float | None = None,
+    attacks: Collection[str] = ATTACKS,
     progress: Progress | None = None,
 ) -> AuditReport:
     """Attack a plan as a server would that knows all but one device's data, and say what that proves.
@@ -55,25 +57,31 @@ def audit(
         delta: where the plan has none, or to state ε at another one.
         device: whom to attack; by default the one that the plan claims to lose most.
         csi_error: audit the plan as if devices knew their channels no better than this, whatever it was made for.
+        attacks: which of `ATTACKS`; all that the plan leaves room for by default.
         progress: called with (done, total).
     """
     risk = _check(trials, confidence)
+    if not attacks or set(attacks) - set(ATTACKS):
+        raise InputError("attacks", tuple(attacks), f"some of {', '.join(ATTACKS)}")
     target = aim(plan, delta, device, csi_error)
     if posterior is not None:
         _check_model(posterior, plan)
-    half = trials // 2
-    several, some = max(half // 4, 500), _fewer(plan, half)
-    listed = [
-        attacks.constant(target, half, _limit(half, risk), MAIN_SHARE),
-        attacks.turning(key, target, several, _limit(several, risk)),
-        attacks.by_sampler(target, some, _limit(some, risk)),
-    ]
-    if np.isfinite(plan.example_clip[target.device]):
-        listed.append(attacks.full_device(target, several, _limit(several, risk)))
-    screening = int(np.clip(WORK / (plan.rounds * plan.devices), 500, min(10_000, max(half // 10, 500))))
-    listed.append(attacks.every_device(target, screening, _limit(screening, risk / plan.devices)))
-    if posterior is not None and target.signal[:, target.device].any():
-        listed.append(_model_attack(target, posterior, some, risk))
+    half, k = trials // 2, target.device
+    several, some = -(-half // by.PARTS), _whole_runs(plan, half)
+    each = int(np.clip(WORK / (plan.rounds * plan.devices), 500, min(10_000, max(half // 10, 500))))
+    made: dict[str, Callable[[], Attack]] = {
+        "constant": lambda: by.constant(target, half, _limit(half, risk), MAIN_SHARE),
+        "turning": lambda: by.turning(key, target, several, _limit(several, risk)),
+        "runs": lambda: by.by_sampler(target, some, _limit(some, risk)),
+        "record": lambda: by.full_device(target, several, _limit(several, risk)),
+        "devices": lambda: by.every_device(target, each, _limit(each, risk / plan.devices)),
+        "model": lambda: _model_attack(target, posterior, some, risk),
+    }
+    pointless = {
+        "record": not np.isfinite(plan.example_clip[k]),
+        "model": posterior is None or not target.signal[:, k].any(),
+    }
+    listed = [make() for name, make in made.items() if name in attacks and not pointless.get(name)]
     return _carry_out(key, target, listed, risk, progress)
 
 
@@ -124,7 +132,7 @@ def audit_pair(
     for side in (plus, minus):
         _check_devices(side, plan)
     half = trials // 2
-    attack = attacks.by_model(target, plus, minus, reach, half, _limit(half, risk), "pair of data sets")
+    attack = by.by_model(target, plus, minus, reach, half, _limit(half, risk), "pair of data sets")
     return _carry_out(key, target, [attack], risk, progress)
 
 
@@ -146,7 +154,7 @@ def _check_model(posterior: Any, plan: Plan) -> None:
     _check_devices(posterior, plan)
 
 
-def _fewer(plan: Plan, half: int) -> int:
+def _whole_runs(plan: Plan, half: int) -> int:
     """Trials for whole runs, which cost more."""
     return int(np.clip(WORK / (plan.rounds * plan.devices), 500, min(50_000, max(half // 5, 500))))
 
@@ -162,7 +170,7 @@ def _model_attack(target: Target, posterior: Any, trials: int, risk: float) -> A
     plus, minus = canary_pair(posterior, target.device, size)
     name = type(posterior).__name__.removesuffix("Posterior").lower() + " model"
     # Even an unclipped canary must not go far enough to be learned.
-    return attacks.by_model(target, plus, minus, 0.1 / (RAW * size), trials, _limit(trials, risk), name)
+    return by.by_model(target, plus, minus, 0.1 / (RAW * size), trials, _limit(trials, risk), name)
 
 
 def _carry_out(

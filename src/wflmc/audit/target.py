@@ -113,9 +113,9 @@ def window(loss: Array, limit: float) -> Mask:
     return mask
 
 
-def pairs(mask: Mask) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Neighbours among the chosen rounds, two by two."""
-    at = np.flatnonzero(mask)
+def pairs(mask: Mask, first: int = 0) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Neighbours among the chosen rounds, two by two, beginning with the first or the second of them."""
+    at = np.flatnonzero(mask)[first:]
     count = at.size // 2
     return at[0 : 2 * count : 2], at[1 : 2 * count : 2]
 
@@ -125,9 +125,9 @@ def matched(signal: Array, mask: Mask) -> Array:
     return signal * mask
 
 
-def differences(signal: Array, mask: Mask) -> Array:
+def differences(signal: Array, mask: Mask, first: int = 0) -> Array:
     """The best weights that cancel noise which is the same in two neighbouring rounds."""
-    one, two = pairs(mask)
+    one, two = pairs(mask, first)
     weight = np.zeros(signal.shape)
     half = (signal[..., one] - signal[..., two]) / 2
     weight[..., one], weight[..., two] = half, -half

@@ -1,4 +1,4 @@
-"""`wflmc plan | run | audit | reproduce | data`: results on stdout, as JSON when asked; warnings and progress on stderr."""
+"""`wflmc plan | run | audit | reproduce | data`: results on stdout, also as JSON; warnings and progress on stderr."""
 
 from __future__ import annotations
 
