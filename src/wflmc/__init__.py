@@ -10,7 +10,7 @@
 'power-limited'
 """
 
-from wflmc import baselines, channel, data, evaluation, planning, privacy, sampling
+from wflmc import audit, baselines, channel, data, evaluation, planning, privacy, sampling
 from wflmc.channel import Link
 from wflmc.errors import InputError, SamplingError
 from wflmc.evaluation import evaluate, exact_w2_sq
@@ -28,6 +28,7 @@ __all__ = [
     "SamplingError",
     "Trace",
     "__version__",
+    "audit",
     "baselines",
     "channel",
     "data",

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from wflmc import report
+import jax
+
+from wflmc import audit, report
+from wflmc.cli.output import ProgressBar
 from wflmc.cli.run import spent_before
 from wflmc.data import fetch_mnist, load_mnist
 from wflmc.errors import InputError
@@ -55,6 +58,46 @@ def solve_command(
     asked = answer._asdict()
     asked.pop("scenario")
     return {**document, "solve_for": {**asked, "reachable": answer.value is not None}}
+
+
+def audit_command(
+    path: str,
+    overrides: list[str] | None,
+    trials: int,
+    confidence: float,
+    seed: int,
+    device: int | None,
+    delta: float | None,
+    bar: ProgressBar,
+) -> tuple[dict[str, Any], str]:
+    """The audit's JSON document, and its verdict in one sentence."""
+    began = time.perf_counter()
+    if not 0 <= seed < 2**32:
+        raise InputError("--seed", seed, "between 0 and 2**32 - 1")
+    scenario = load_scenario(path, overrides)
+    inputs = build(scenario)
+    made = make_plan(scenario, inputs)
+    if not made.clips:
+        given = scenario.policy.power
+        raise InputError("policy.power", given, f"a scheme that clips: {given} does not, so nothing is promised")
+    with bar("attacking", trials) as advance:
+        try:
+            found = audit.audit(
+                jax.random.key(seed),
+                made,
+                inputs.posterior,
+                trials=trials,
+                confidence=confidence,
+                delta=delta,
+                device=device,
+                progress=lambda done, work: advance(trials * done / work),
+            )
+        except InputError as error:
+            if error.key in ("trials", "confidence", "device", "delta"):
+                raise InputError(f"--{error.key}", error.given, error.allowed) from None
+            raise
+    seconds = time.perf_counter() - began
+    return {**found.as_dict(), "warnings": list(made.warnings), "seconds": seconds}, found.verdict
 
 
 def data_command(folder: str | None, say: Callable[[str], None]) -> dict[str, Any]:

@@ -91,6 +91,26 @@ def _answer(asked: dict[str, Any]) -> str:
     )
 
 
+def audit_table(document: dict[str, Any]) -> Table:
+    """An audit's JSON document: every attack, what it proves, and what the plan claims."""
+    table = Table(title="Attacks, and what they prove of ε")
+    for name in ("attack", "device", "rounds", "trials", "wrong + / −", "ε ≥", "by counting alone", "claimed"):
+        table.add_column(name, justify="left" if name == "attack" else "right", overflow="fold")
+    for test in document["tests"]:
+        cells = (
+            test["name"],
+            str(test["device"]),
+            str(test["rounds"]),
+            f"{test['trials']:,}",
+            f"{test['false_negatives']:,} / {test['false_positives']:,}",
+            _number(test["epsilon_gaussian"], 4),
+            _number(test["epsilon_counting"], 4),
+            _number(test["epsilon_claimed"], 4),
+        )
+        table.add_row(*cells, style="bold red" if test["flagged"] else None)
+    return table
+
+
 def verdict(claim: Claim) -> str:
     """holds, differs, or the paper contradicts itself."""
     if claim.holds:

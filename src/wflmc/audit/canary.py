@@ -1,0 +1,126 @@
+"""Canaries: posteriors whose gradients are given, far above every clip, so that only clipping and noise hide them.
+
+They clip by the code that all models clip by, and go through the sampler's own kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from wflmc.posterior import blocks
+
+Clipped = tuple[jax.Array, jax.Array]
+
+
+def _limited(example: jax.Array, length: jax.Array, example_clip: jax.Array | None) -> jax.Array:
+    """Examples [K, ...] of norms [K], clipped one by one where the plan says so."""
+    if example_clip is None:
+        return example
+    factor = blocks.clipping(jnp.ones(()), example_clip, length)
+    return example * factor.reshape(factor.shape + (1,) * (example.ndim - factor.ndim))
+
+
+class Canary(NamedTuple):
+    """Each device's gradient is a part that the server knows and one example that it wants to know."""
+
+    example: Any
+    """[K, m]."""
+    base: Any
+    """[K, m]."""
+
+    def clipped_sum(
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: jax.Array | None = None,
+        example_clip: jax.Array | None = None,
+    ) -> Clipped:
+        """Σ_k weight_k clip(base_k + clip(example_k)), and the norms before the device's clip."""
+        del theta, key
+        gradient = self.base + _limited(self.example, jnp.linalg.norm(self.example, axis=1), example_clip)
+        norm = jnp.linalg.norm(gradient, axis=1)
+        return blocks.clipping(weight, clip, norm) @ gradient, norm
+
+
+class Flock(NamedTuple):
+    """A canary on every device, each in a coordinate of its own: m = K."""
+
+    example: Any
+    """[K]."""
+
+    def clipped_sum(
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: jax.Array | None = None,
+        example_clip: jax.Array | None = None,
+    ) -> Clipped:
+        """As of `Canary`."""
+        del theta, key
+        gradient = _limited(self.example, jnp.abs(self.example), example_clip)
+        norm = jnp.abs(gradient)
+        return blocks.clipping(weight, clip, norm) * gradient, norm
+
+
+class Weathercock(NamedTuple):
+    """A canary that whole runs of `wflmc.sample` can have: θ, which the server knows, says which way it points.
+
+    It sends in the first of two parameters; the second one, all noise, turns it.
+    """
+
+    example: Any
+    """[K]."""
+    turn: Any
+    """The canary changes its sign whenever the second parameter goes on by this much."""
+
+    @property
+    def devices(self) -> int:
+        """K."""
+        return int(self.example.shape[0])
+
+    @property
+    def dim(self) -> int:
+        """m."""
+        return 2
+
+    def working_bytes(self, chains: int, by_example: bool = False) -> float:
+        """Memory that one device at a time needs for its part of a round."""
+        del by_example
+        return 64.0 * chains * self.devices
+
+    def work(self, by_example: bool = False) -> float:
+        """Operations of one chain in one round, roughly."""
+        del by_example
+        return 100.0 * self.devices
+
+    def fitted(self, chains: int, limit: float, by_example: bool = False) -> Weathercock:
+        """The same, in float32 on the accelerator."""
+        del chains, limit, by_example
+        return Weathercock(jnp.asarray(self.example, jnp.float32), jnp.asarray(self.turn, jnp.float32))
+
+    def draw_initial(self, key: jax.Array, init: str = "zero") -> jax.Array:
+        """θ[0] = 0."""
+        del key, init
+        return jnp.zeros(2)
+
+    def clipped_sum(
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: jax.Array | None = None,
+        example_clip: jax.Array | None = None,
+    ) -> Clipped:
+        """As of `Canary`."""
+        total, norm = Flock(self.example).clipped_sum(theta, weight, clip, key, example_clip)
+        return jnp.stack([direction(theta, self.turn) * total.sum(), jnp.zeros(())]), norm
+
+
+def direction(theta: Any, turn: Any) -> Any:
+    """Which way a `Weathercock` points at θ[..., 2]: 1 or −1; for arrays of JAX and of NumPy."""
+    return 1 - 2 * (theta[..., 1] / turn // 1 % 2)

@@ -1,0 +1,155 @@
+"""What an audit has found, as values and as text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wflmc.audit.bounds import Errors, epsilon_by_counting, mu_lower
+from wflmc.privacy import epsilon_spent
+
+SCOPE = "This audits this software's simulation on this plan: it can find leaks, and cannot prove that there are none."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One attack on one device, and what its errors prove."""
+
+    name: str
+    device: int
+    rounds: int
+    """Rounds of the transcript that the attack uses."""
+    trials: int
+    """Half of them with +, half with −."""
+    false_positives: int
+    false_negatives: int
+    fpr_upper: float
+    fnr_upper: float
+    mu_claimed: float
+    """√(2 Σ loss) of this device over these rounds, by the plan."""
+    mu_lower: float
+    """What the error rates prove of it, given that its trade-off curve is Gaussian."""
+    epsilon_claimed: float
+    epsilon_gaussian: float
+    """ε that belongs to `mu_lower`."""
+    epsilon_counting: float
+    """ε that the error rates at a second threshold prove with no assumption."""
+
+    @property
+    def flagged(self) -> bool:
+        """Whether the attack proves more than the plan claims."""
+        return self.mu_lower > self.mu_claimed * (1 + 1e-9)
+
+    @property
+    def excess(self) -> float:
+        """How far above the claim the proof reaches; mostly negative."""
+        return self.mu_lower - self.mu_claimed
+
+
+def finding(
+    name: str, device: int, rounds: int, mu: float, balanced: Errors, tail: Errors, delta: float, risk: float
+) -> Finding:
+    """A finding from the errors at the balanced threshold and at the one for counting."""
+    upper = balanced.upper(risk)
+    lower = mu_lower(*upper)
+    claimed, proven = epsilon_spent([mu**2 / 2, lower**2 / 2], delta).tolist()
+    return Finding(
+        name=name,
+        device=device,
+        rounds=rounds,
+        trials=2 * balanced.trials,
+        false_positives=balanced.false_positives,
+        false_negatives=balanced.false_negatives,
+        fpr_upper=upper[0],
+        fnr_upper=upper[1],
+        mu_claimed=mu,
+        mu_lower=lower,
+        epsilon_claimed=claimed,
+        epsilon_gaussian=proven,
+        epsilon_counting=epsilon_by_counting(*tail.upper(risk), delta),
+    )
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """All attacks on a plan, against what it claims for its worst device.
+
+    Each of the two lower bounds holds at the stated confidence, all attacks together.
+    """
+
+    device: int
+    epsilon: float
+    """ε that the plan claims for this device, by the exact accountant and without earlier spending."""
+    delta: float
+    loss: float
+    unit: str
+    confidence: float
+    tests: tuple[Finding, ...]
+
+    @property
+    def flagged(self) -> tuple[Finding, ...]:
+        """The attacks that prove more than is claimed."""
+        return tuple(test for test in self.tests if test.flagged)
+
+    @property
+    def consistent(self) -> bool:
+        """Whether no attack proves more than is claimed."""
+        return not self.flagged
+
+    @property
+    def epsilon_lower(self) -> float:
+        """The largest ε proven of the device, given that its trade-off curve is Gaussian."""
+        return max((test.epsilon_gaussian for test in self.tests if test.device == self.device), default=0.0)
+
+    @property
+    def epsilon_lower_counting(self) -> float:
+        """The largest ε proven of the device with no assumption."""
+        return max((test.epsilon_counting for test in self.tests if test.device == self.device), default=0.0)
+
+    @property
+    def ratio(self) -> float | None:
+        """ε proven over ε claimed; None where nothing is claimed to leak."""
+        return self.epsilon_lower / self.epsilon if self.epsilon > 0 else None
+
+    @property
+    def verdict(self) -> str:
+        """One plain sentence."""
+        sure = f"({100 * self.confidence:g} % confidence)"
+        if self.consistent:
+            return f"No attack found more than ε ≥ {self.epsilon_lower:.4g} {sure}; the plan claims {self.epsilon:.4g}."
+        worst = max(self.flagged, key=lambda test: test.excess)
+        return (
+            f"BROKEN: the attack '{worst.name}' on device {worst.device} proves ε ≥ {worst.epsilon_gaussian:.4g} "
+            f"{sure} in {worst.rounds} rounds, for which the plan claims {worst.epsilon_claimed:.4g}."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as `wflmc audit --json` prints it."""
+        return {
+            "claimed": {
+                "epsilon": self.epsilon,
+                "delta": self.delta,
+                "loss": self.loss,
+                "device": self.device,
+                "unit": self.unit,
+                "accountant": "exact",
+            },
+            "epsilon_lower": self.epsilon_lower,
+            "epsilon_lower_counting": self.epsilon_lower_counting,
+            "ratio": self.ratio,
+            "consistent": self.consistent,
+            "confidence": self.confidence,
+            "trials": max(test.trials for test in self.tests),
+            "tests": [{**asdict(test), "flagged": test.flagged} for test in self.tests],
+        }
+
+    def __str__(self) -> str:
+        lines = [self.verdict]
+        for test in self.tests:
+            mark = "  <-- more than claimed" if test.flagged else ""
+            lines.append(
+                f"  {test.name}, device {test.device}, {test.rounds} rounds, {test.trials} trials: "
+                f"ε ≥ {test.epsilon_gaussian:.4g} (counting alone {test.epsilon_counting:.4g}), "
+                f"claimed {test.epsilon_claimed:.4g}{mark}"
+            )
+        return "\n".join([*lines, SCOPE])
