@@ -24,8 +24,6 @@ Statistics = NDArray[Any]
 
 CHUNK = 2**22
 """Numbers of a round's transcripts that are worked out at a time."""
-
-
 PARTS = 4
 """How many times as many trials the main attack has as the other ones by the kernel, and so many chunks at least."""
 COLUMNS = 4
@@ -218,19 +216,22 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
 def _still(target: Target, dim: int, reach: float) -> Plan:
     """The plan for a run from θ = 0 that goes no further than `reach`, so that θ changes nothing of what is sent.
 
-    The step size is the server's, as is the noise that it adds and knows: neither is in y.
+    Step sizes are the server's, as is the noise that it adds and knows: neither is in y. They are such that θ moves
+    by the same share of y in all rounds, and float32 keeps every one of them. Nothing is really sent, so no budget
+    stands in the way.
     """
     plan = target.plan
     strength = 1.0 if plan.received is None else plan.received.max()
-    heard = strength * plan.clip.sum() + 6 * np.sqrt(plan.noise_power) / plan.gain
+    together = np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).sum()
+    share = reach / float(np.sum(strength * together * plan.gain + 6 * np.sqrt(plan.noise_power)))
     return dataclasses.replace(
         plan,
-        step_size=np.full(plan.rounds, reach / float(np.sum(plan.scale * heard))),
+        step_size=share * plan.gain / plan.scale,
         server_noise=np.zeros(plan.rounds),
-        enforced=False,
         burn_in=0,
         init="zero",
         dim=dim,
+        enforced=False,
     )
 
 

@@ -78,7 +78,7 @@ def audit(
         "model": lambda: _model_attack(target, posterior, some, risk),
     }
     pointless = {
-        "record": not np.isfinite(plan.example_clip[k]),
+        "record": not np.isfinite(plan.example_clip[k] + plan.clip[k]),
         "model": posterior is None or not target.signal[:, k].any(),
     }
     listed = [make() for name, make in made.items() if name in attacks and not pointless.get(name)]
