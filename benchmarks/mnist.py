@@ -182,7 +182,7 @@ def draw(each: np.ndarray, name: str, planning: dict[str, list[float]], path: st
     for place, ratio in enumerate(ratios[::-1]):
         above.text(ratio * 1.03, place, f"{ratio:.2f}", va="center", fontsize=9)
     above.set(xscale="log", xlim=(0.8, 1.6 * ratios.max()), xlabel="time per chain and round over the floor's")
-    above.set_title(f"Sampling, {name}, 30 devices, {CHAINS} chains at a time", fontsize=10)
+    figure.suptitle(f"Sampling ({name}, 30 devices, {CHAINS} chains at a time) and planning", fontsize=10)
     medians = np.array([1.0, *(np.median(values) for values in planning.values())])
     reach = np.array([[0.0, 0.0], *([np.median(v) - min(v), max(v) - np.median(v)] for v in planning.values())]).T
     labels = ["wflmc, to a certified gap of 1e-9", *planning]
