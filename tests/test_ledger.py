@@ -304,6 +304,38 @@ def test_a_run_killed_and_resumed_spends_what_an_undisturbed_one_does(tmp_path, 
     assert not (killed / ".checkpoint").exists()
 
 
+@pytest.mark.parametrize("extra", [(), ("--ledger", "people.jsonl"), ("--set", "sampler.burn_in=auto")])
+def test_the_same_command_goes_on_with_a_stopped_run(tmp_path, call, monkeypatch, extra):
+    """Stopped in the middle of it, then again with another scenario, which begins anew."""
+    from wflmc.cli import run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "BLOCK_WORK", 1)
+    scenario, folder = tmp_path / "s.toml", tmp_path / "o"
+    scenario.write_text(SCENARIO)
+    whole = run.sample
+
+    def stopping(*arguments, progress, **keywords):
+        def stop(done, work):
+            if done > work / 2:
+                raise InputError("stop", done, "what this test does")
+
+        return whole(*arguments, **keywords, progress=stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "sample", stopping)
+        code, _, err = call("run", scenario, "--out", folder, *extra)
+    assert (code, (folder / ".checkpoint").exists()) == (2, True), err
+    ledger = tmp_path / "people.jsonl" if "--ledger" in extra else folder / "ledger.jsonl"
+    paid = lines_of(ledger)
+    code, _, err = call("run", scenario, "--out", folder, *extra)
+    assert code == 0
+    assert "Going on with the run that was stopped" in err
+    assert lines_of(ledger)[: len(paid)] == paid
+    np.testing.assert_allclose(wflmc_spent(ledger), json.loads((folder / "plan.json").read_text())["privacy"]["spent"])
+    assert not (folder / ".checkpoint").exists()
+
+
 def test_more_rounds_from_what_is_left(tmp_path, call):
     scenario = tmp_path / "s.toml"
     scenario.write_text(SCENARIO)

@@ -66,6 +66,10 @@ class Task(NamedTuple):
     ledger: Path | None
     start: int
     memory: float | None
+    asked: str
+    """The scenario as it was asked for, before anything in it was settled."""
+    resumed: bool = False
+    """Whether the folder holds samples of this run already."""
 
     @property
     def key(self) -> jax.Array:
@@ -90,7 +94,7 @@ def run_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str,
     ledger = _open_ledger(task)
     with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
         if task.checkpoint is not None:
-            _begin(task, document, say)
+            _begin(task, document)
         try:
             trace = _sample(task, before, ledger, Path(scratch), bar)
         except KeyboardInterrupt:
@@ -124,13 +128,17 @@ def _new(request: Request, say: Say) -> Task:
         scenario, inputs, plan = read_plan(request.plan)
     else:
         scenario = load_scenario(str(request.scenario), request.overrides)
+        begun = None if request.out is None else _begun(Path(os.path.expanduser(request.out)), scenario, request)
+        if begun is not None:
+            say(f"Going on with the run that was stopped in {request.out}.")
+            return begun
         inputs = build(scenario)
         spent = None if request.ledger is None else spent_before(request.ledger, inputs)
         plan = make_plan(scenario, inputs, ledger=spent)
     folder = None if request.out is None else writable_folder(request.out)
     own = folder is not None and plan.clips
     path = Path(request.ledger) if request.ledger else folder / "ledger.jsonl" if folder and own else None
-    task = Task(scenario, inputs, plan, folder, path, 0, request.memory)
+    task = Task(scenario, inputs, plan, folder, path, 0, request.memory, to_toml(scenario))
     if request.ledger is None and path is not None and path.exists():
         _set_aside(task, path, say)
     return task
@@ -169,14 +177,10 @@ def _resumed(request: Request) -> Task:
         if value:
             raise InputError(option, value, "left out with --resume, which goes on with what a folder holds")
     folder = Path(os.path.expanduser(str(request.resume)))
-    about = folder / ".checkpoint" / "about.json"
-    if about.exists():
+    if _about(folder) is not None:
         if request.more is not None:
             raise InputError("--more", request.more, "left out until the run that was stopped is finished")
-        settings = json.loads(about.read_text(encoding="utf-8"))
-        scenario, inputs, plan = read_plan(about.with_name("plan.json"))
-        ledger = None if settings["ledger"] is None else Path(settings["ledger"])
-        return Task(scenario, inputs, plan, folder, ledger, settings["start"], request.memory or settings["memory"])
+        return _stopped(folder, request.memory)
     if not (folder / "summary.json").exists():
         raise InputError("--resume", str(folder), "a folder that `wflmc run --out` has written")
     if request.more is None or request.more < 1:
@@ -185,7 +189,39 @@ def _resumed(request: Request) -> Task:
     kept = _summary(folder)["ledger"]
     extended = extend_plan(scenario, inputs, plan, request.more)
     path = None if kept is None else folder / kept["file"]
-    return Task(*extended, folder, path, plan.rounds, request.memory)
+    return Task(*extended, folder, path, plan.rounds, request.memory, "")
+
+
+def _about(folder: Path) -> dict[str, Any] | None:
+    """What a folder says of a run that was stopped in it; None where there is none."""
+    about = folder / ".checkpoint" / "about.json"
+    if not about.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(about.read_text(encoding="utf-8"))
+        return {name: found[name] for name in ("start", "memory", "ledger", "asked")}
+    except (ValueError, KeyError, TypeError):
+        raise InputError("--resume", str(about), "as wflmc wrote it") from None
+
+
+def _stopped(folder: Path, memory: float | None) -> Task:
+    """The run that was stopped in a folder."""
+    settings = _about(folder)
+    assert settings is not None
+    scenario, inputs, plan = read_plan(folder / ".checkpoint" / "plan.json")
+    ledger = None if settings["ledger"] is None else Path(settings["ledger"])
+    limit = memory or settings["memory"]
+    return Task(scenario, inputs, plan, folder, ledger, settings["start"], limit, settings["asked"], resumed=True)
+
+
+def _begun(folder: Path, scenario: Scenario, request: Request) -> Task | None:
+    """The run that was stopped in a folder, if it is the very one that is asked for."""
+    settings = _about(folder)
+    if settings is None or settings["asked"] != to_toml(scenario):
+        return None
+    path = request.ledger or str(folder / "ledger.jsonl")
+    same = settings["ledger"] in (None, path) and request.memory in (None, settings["memory"])
+    return _stopped(folder, request.memory) if same else None
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -226,18 +262,14 @@ def _ledger_document(ledger: Ledger, task: Task) -> dict[str, Any]:
     }
 
 
-def _begin(task: Task, document: dict[str, Any], say: Say) -> None:
-    """Write down what is about to be run; go on with it where it was begun before."""
+def _begin(task: Task, document: dict[str, Any]) -> None:
+    """Write down what is about to be run, in place of another run that was stopped here."""
     folder = task.checkpoint
     assert folder is not None
-    same = {name: value for name, value in document.items() if name not in ("seconds", "warnings")}
-    about = {"start": task.start, "memory": task.memory, "ledger": None if task.ledger is None else str(task.ledger)}
-    if (folder / "plan.json").exists():
-        held = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-        if {name: held.get(name) for name in same} == json.loads(to_json(same)):
-            say(f"Going on with the run that was stopped in {folder.parent}.")
-        else:
-            shutil.rmtree(folder)
+    ledger = None if task.ledger is None else str(task.ledger)
+    about = {"start": task.start, "memory": task.memory, "ledger": ledger, "asked": task.asked}
+    if not task.resumed and folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)
     write_text(folder / "plan.json", to_json(document))
     write_text(folder / "about.json", to_json(about))
