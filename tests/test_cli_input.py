@@ -405,3 +405,32 @@ def test_reproduce_refuses_bad_input(call, tmp_path):
         assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("")
     assert call("reproduce", "fig2", "--out", tmp_path / "file")[0] == 2
+
+
+@pytest.mark.parametrize("key", ["privacy.epsilon", "privacy.delta", "privacy.clip", "link.snr_db"])
+def test_lists_of_the_wrong_length_name_their_key(call, scenario, key):
+    code, _, err = call("plan", scenario, "--set", f"{key}=[0.1, 0.2]")
+    assert code == 2
+    assert err.startswith(f"wflmc: {key} = [0.1, 0.2] was given, but it must be one number, or one for each of the")
+
+
+def test_the_worst_device_is_one_device(call, plan_of, tmp_path):
+    path = tmp_path / "per.toml"
+    path.write_text(
+        "[posterior]\ndevices = 3\nexamples = 60\n[privacy]\nepsilon = [2.0, 8.0, 15.0]\ndelta = 0.01\n"
+        "[link]\nsnr_db = 40.0\n"
+    )
+    privacy = plan_of(path)["privacy"]
+    for loss, budget, epsilon, promised in zip(
+        privacy["spent"], privacy["budgets"], privacy["epsilon_each"], [2, 8, 15], strict=True
+    ):
+        assert epsilon <= promised * (1 + 1e-9)
+        assert loss <= budget * (1 + 1e-9)
+    assert max(privacy["epsilon_each"]) == privacy["epsilon_spent"]
+    out = call("plan", path, "--no-compare")[1]
+    assert "(budget 0.40128), ε = 2, exact accountant" in " ".join(out.split())
+
+
+def test_a_scheme_that_does_not_clip_keeps_no_promise(plan_of, scenario):
+    warnings = plan_of(scenario, "--set", "policy.power=noiseless")["warnings"]
+    assert any("does not clip: epsilon is not kept" in text for text in warnings)

@@ -423,3 +423,89 @@ def test_bad_input(tmp_path, call, arguments, says):
     code, _, err = call("run", *arguments)
     assert code == 2
     assert says in err
+
+
+def test_the_same_noise_for_another_plan_is_refused(setting, tmp_path, call):
+    """Two sums with the same noise and other gains are two equations: who sees both has the gradients."""
+    posterior, _, plan = setting
+    tenth = dataclasses.replace(plan, gain=plan.gain / 10)
+    ledger = Ledger(wflmc.Privacy(80, 0.01, 30), 6, subject=posterior.digest)
+    wflmc.sample(jax.random.key(1), posterior, plan, 2, ledger=ledger)
+    with pytest.raises(InputError, match="the noise that another run of this ledger had in round 1"):
+        wflmc.sample(jax.random.key(1), posterior, tenth, 2, ledger=ledger)
+    wflmc.sample(jax.random.key(2), posterior, tenth, 2, ledger=ledger)
+    scenario, people = tmp_path / "s.toml", tmp_path / "people.jsonl"
+    scenario.write_text(SCENARIO)
+    assert call("run", scenario, "--ledger", people)[0] == 0
+    code, _, err = call("run", scenario, "--ledger", people, "--set", "link.snr_db=-9.0")
+    assert code == 2
+    assert "another one: who sees two rounds" in err
+
+
+def test_a_stopped_run_finds_its_ledger_from_anywhere(tmp_path, call, monkeypatch):
+    from wflmc.cli import run
+
+    scenario, here, there = tmp_path / "s.toml", tmp_path / "here", tmp_path / "there"
+    scenario.write_text(SCENARIO)
+    here.mkdir()
+    there.mkdir()
+    monkeypatch.chdir(here)
+
+    def stop(*_, **__):
+        raise InputError("stop", "here", "what this test does")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "sample", stop)
+        call("run", scenario, "--out", "shared", "--ledger", "people.jsonl")
+        call("run", scenario, "--out", "own")
+    monkeypatch.chdir(there)
+    (here / "own").rename(there / "moved")
+    for folder in (here / "shared", there / "moved"):
+        code, _, err = call("run", "--resume", folder)
+        assert code == 0, err
+        assert json.loads((folder / "plan.json").read_text())["gap"] is not None  # the certificate is kept
+    assert len(lines_of(here / "people.jsonl")) == len(lines_of(there / "moved" / "ledger.jsonl")) == 101
+    assert sorted(path.name for path in there.iterdir()) == ["moved"]
+
+
+def test_what_is_not_as_it_was_written_is_refused(tmp_path, call):
+    scenario, folder = tmp_path / "s.toml", tmp_path / "o"
+    scenario.write_text(SCENARIO)
+    call("run", scenario, "--out", folder)
+    ledger, summary = folder / "ledger.jsonl", folder / "summary.json"
+    kept = ledger.read_text()
+    ledger.write_text(kept.replace('"round": 3', '"round": 4', 1))
+    code, _, err = call("run", scenario, "--out", folder)
+    assert code == 2
+    assert "has been changed" in err
+    ledger.write_text(kept)
+    for text in ("", "{", "{}", '{"ledger": {}}'):
+        summary.write_text(text)
+        code, _, err = call("run", "--resume", folder, "--more", "3")
+        assert code == 2
+        assert "summary.json" in err
+    code, _, err = call("plan", scenario, "--ledger", tmp_path / "typo.jsonl")
+    assert code == 2
+    assert "a ledger that a run has written" in err
+
+
+def test_spending_without_limits_is_written_down_too(tmp_path, call):
+    scenario, people = tmp_path / "s.toml", tmp_path / "people.jsonl"
+    scenario.write_text(SCENARIO)
+    louder = ("--set", "link.snr_db=30.0", "--set", "policy.power=no-dp")
+    assert call("run", scenario, "--ledger", people, *louder)[0] == 0
+    assert np.min(wflmc_spent(people)) > BUDGET
+    code, _, err = call("run", scenario, "--ledger", people, "--set", "sampler.seed=1")
+    assert code == 2
+    assert "nothing is left to spend" in err
+
+
+def test_more_rounds_pay_attention_to_what_others_have_spent(tmp_path, call):
+    scenario, people, folder = tmp_path / "s.toml", tmp_path / "people.jsonl", tmp_path / "o"
+    scenario.write_text(SCENARIO)
+    call("run", scenario, "--ledger", people, "--out", folder)
+    assert call("run", scenario, "--ledger", people, "--set", "sampler.seed=1")[0] == 0
+    code, _, err = call("run", "--resume", folder, "--more", "100")
+    assert np.max(wflmc_spent(people)) <= BUDGET * (1 + 1e-9)
+    assert not (folder / ".checkpoint").exists()
+    assert code == 0 or "nothing is left to spend" in err

@@ -29,7 +29,7 @@ def _planned(
     if plot is not None:
         report.check_picture(plot)
     inputs = build(scenario)
-    spent = None if ledger is None else spent_before(ledger, inputs)
+    spent = None if ledger is None else spent_before(ledger, inputs, must_exist=True)
     made = make_plan(scenario, inputs, solver=solver, ledger=spent)
     document = plan_document(scenario, inputs, made, time.perf_counter() - began, compare)
     if plot is not None:

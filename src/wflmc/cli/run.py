@@ -20,10 +20,10 @@ import numpy as np
 
 from wflmc import report
 from wflmc.cli.output import ProgressBar, writable_folder
-from wflmc.errors import InputError, SamplingError, naming
+from wflmc.errors import InputError, OverspendError, SamplingError
 from wflmc.evaluation import Evaluation, evaluate, preload, reliability
 from wflmc.planning import Plan
-from wflmc.privacy import Ledger
+from wflmc.privacy import ForeignLedgerError, Ledger
 from wflmc.sampling import Trace, default_memory, run_name, sample
 from wflmc.scenario import (
     Inputs,
@@ -89,6 +89,8 @@ def run_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str,
     settled = task.scenario.sampler.model_copy(update={"burn_in": task.plan.burn_in})
     task = task._replace(scenario=task.scenario.model_copy(update={"sampler": settled}))
     document = plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began)
+    if task.resumed and task.checkpoint is not None:  # as it was made: a plan that is read again has no certificate
+        document = json.loads((task.checkpoint / "plan.json").read_text(encoding="utf-8"))
     before = _earlier(task) if task.start else None
     preload()
     ledger = _open_ledger(task)
@@ -101,7 +103,7 @@ def run_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str,
             if task.folder is not None:
                 say(f"wflmc run --resume {task.folder} goes on with this run.")
             raise
-        except SamplingError:  # would fail again in the same round
+        except (SamplingError, OverspendError):  # would fail again in the same round
             if task.checkpoint is not None:
                 shutil.rmtree(task.checkpoint)
             raise
@@ -122,9 +124,8 @@ def _new(request: Request, say: Say) -> Task:
     if request.more is not None:
         raise InputError("--more", request.more, "given with --resume DIR")
     if request.plan is not None:
-        for option, value in (("--set", request.overrides), ("--ledger", request.ledger)):
-            if value:
-                raise InputError(option, value, "left out with --plan, which is already made")
+        if request.overrides:
+            raise InputError("--set", request.overrides[0], "left out with --plan, which is already made")
         scenario, inputs, plan = read_plan(request.plan)
     else:
         scenario = load_scenario(str(request.scenario), request.overrides)
@@ -137,19 +138,23 @@ def _new(request: Request, say: Say) -> Task:
         plan = make_plan(scenario, inputs, ledger=spent)
     folder = None if request.out is None else writable_folder(request.out)
     own = folder is not None and plan.clips
-    path = Path(request.ledger) if request.ledger else folder / "ledger.jsonl" if folder and own else None
+    path = Path(request.ledger).resolve() if request.ledger else folder / "ledger.jsonl" if folder and own else None
     task = Task(scenario, inputs, plan, folder, path, 0, request.memory, to_toml(scenario))
     if request.ledger is None and path is not None and path.exists():
         _set_aside(task, path, say)
     return task
 
 
-def spent_before(path: str, inputs: Inputs) -> Any:
+def spent_before(path: str, inputs: Inputs, must_exist: bool = False) -> Any:
     """What devices have spent by a ledger; nothing where it is yet to be begun."""
     if not Path(path).exists():
+        if must_exist:
+            raise InputError("--ledger", path, "a ledger that a run has written")
         return None
-    with naming("--ledger"):
+    try:
         return Ledger(inputs.privacy, inputs.posterior.devices, subject=inputs.posterior.digest, path=path).spent
+    except InputError as error:
+        raise InputError("--ledger", error.given, error.allowed) from None
 
 
 def _set_aside(task: Task, path: Path, say: Say) -> None:
@@ -157,7 +162,7 @@ def _set_aside(task: Task, path: Path, say: Say) -> None:
     name = run_name(task.key, task.inputs.posterior, task.plan, task.scenario.sampler.chains)
     try:
         runs = {run for run, _ in _ledger_at(task, path).entries}
-    except InputError:
+    except ForeignLedgerError:
         runs = {"another"}
     if runs <= {name}:
         return
@@ -185,11 +190,26 @@ def _resumed(request: Request) -> Task:
         raise InputError("--resume", str(folder), "a folder that `wflmc run --out` has written")
     if request.more is None or request.more < 1:
         raise InputError("--more", request.more, "a number of rounds above 0: the run in this folder is finished")
-    scenario, inputs, plan = read_plan(folder / "plan.json")
+    scenario, inputs, plan = _plan_in(folder)
     kept = _summary(folder)["ledger"]
-    extended = extend_plan(scenario, inputs, plan, request.more)
     path = None if kept is None else folder / kept["file"]
-    return Task(*extended, folder, path, plan.rounds, request.memory, "")
+    task = Task(scenario, inputs, plan, folder, path, plan.rounds, request.memory, "")
+    ledger = _open_ledger(task)
+    spent = plan.ledger if ledger is None else ledger.spent
+    try:
+        longer = extend_plan(scenario, inputs, plan, request.more, spent)
+    except InputError as error:
+        if error.key == "--ledger":
+            raise InputError("--more", request.more, f"left out: {error.given} is not {error.allowed}") from None
+        raise
+    return task._replace(scenario=longer[0], plan=longer[1])
+
+
+def _plan_in(folder: Path) -> tuple[Scenario, Inputs, Plan]:
+    try:
+        return read_plan(folder / "plan.json")
+    except InputError as error:
+        raise InputError(error.key.replace("--plan", "--resume"), error.given, error.allowed) from None
 
 
 def _about(folder: Path) -> dict[str, Any] | None:
@@ -208,8 +228,8 @@ def _stopped(folder: Path, memory: float | None) -> Task:
     """The run that was stopped in a folder."""
     settings = _about(folder)
     assert settings is not None
-    scenario, inputs, plan = read_plan(folder / ".checkpoint" / "plan.json")
-    ledger = None if settings["ledger"] is None else Path(settings["ledger"])
+    scenario, inputs, plan = _plan_in(folder / ".checkpoint")
+    ledger = None if settings["ledger"] is None else folder / settings["ledger"]
     limit = memory or settings["memory"]
     return Task(scenario, inputs, plan, folder, ledger, settings["start"], limit, settings["asked"], resumed=True)
 
@@ -219,14 +239,21 @@ def _begun(folder: Path, scenario: Scenario, request: Request) -> Task | None:
     settings = _about(folder)
     if settings is None or settings["asked"] != to_toml(scenario):
         return None
-    path = request.ledger or str(folder / "ledger.jsonl")
+    path = "ledger.jsonl" if request.ledger is None else str(Path(request.ledger).resolve())
     same = settings["ledger"] in (None, path) and request.memory in (None, settings["memory"])
     return _stopped(folder, request.memory) if same else None
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return found
+    try:
+        found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        ledger = found["ledger"]
+        return {
+            "clip_rate": {"burn_in": found["clip_rate"]["burn_in"]},
+            "ledger": None if ledger is None else {"file": str(ledger["file"]), "chain": str(ledger["chain"])},
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError("--resume", str(folder / "summary.json"), "as wflmc wrote it") from None
 
 
 def _ledger_at(task: Task, path: Path) -> Ledger:
@@ -266,7 +293,8 @@ def _begin(task: Task, document: dict[str, Any]) -> None:
     """Write down what is about to be run, in place of another run that was stopped here."""
     folder = task.checkpoint
     assert folder is not None
-    ledger = None if task.ledger is None else str(task.ledger)
+    inside = task.ledger is not None and task.ledger.parent == task.folder
+    ledger = None if task.ledger is None else task.ledger.name if inside else str(task.ledger.resolve())
     about = {"start": task.start, "memory": task.memory, "ledger": ledger, "asked": task.asked}
     if not task.resumed and folder.exists():
         shutil.rmtree(folder)
@@ -336,7 +364,7 @@ def _write_run(
     if evaluation.scores is not None:
         about = f"{scenario.policy.power}, {_range(scenario.link.snr_db)} dB"
         written += report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")
-    return written if task.ledger is None else [*written, task.ledger]
+    return [*written, task.ledger] if task.ledger is not None and task.ledger.parent == folder else written
 
 
 def _range(values: float | list[float]) -> str:

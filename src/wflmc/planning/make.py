@@ -343,6 +343,8 @@ def _warnings(made: Plan, problem: Problem, max_round_noise: float) -> list[str]
                 "clipped gradients together can undo (η Σ ℓ_k); the bound ignores clipping, and chains may not come "
                 f"back. {_remedy(problem, made)}"
             )
+    if not made.clips and made.privacy.epsilon is not None:
+        found.append("This scheme does not clip: epsilon is not kept, and no finite one would be true.")
     if made.objective > 10 * max(made.initial_w2_sq, 1e-300):
         found.append("The bound after burn-in is far above the distance at the start: it says nothing here.")
     if made.clips:

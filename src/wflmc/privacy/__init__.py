@@ -1,13 +1,14 @@
 """Budgets, accountants, what devices are promised, and the ledger of what they have spent."""
 
 from wflmc.privacy.accountants import ACCOUNTANTS, Accountant, budget, delta_spent, epsilon_spent
-from wflmc.privacy.ledger import Ledger, refuse_overspending
+from wflmc.privacy.ledger import ForeignLedgerError, Ledger, refuse_overspending
 from wflmc.privacy.promise import UNITS, Privacy, round_loss
 
 __all__ = [
     "ACCOUNTANTS",
     "UNITS",
     "Accountant",
+    "ForeignLedgerError",
     "Ledger",
     "Privacy",
     "budget",

@@ -32,6 +32,10 @@ TOLERANCE = 1e-9
 """Relative rounding that plans and ledgers forgive each other."""
 
 
+class ForeignLedgerError(InputError):
+    """A ledger about other data, or of another promise."""
+
+
 class Ledger:
     """Losses of every device, and the budgets that no round may exceed.
 
@@ -65,18 +69,24 @@ class Ledger:
         self.spent = np.zeros(devices)
         self.entries: dict[tuple[str, int], Array] = {}
         self.chains: list[str] = []
+        self._noise: dict[tuple[str, int], str] = {}
         self._header = {
             "ledger": 1,
             "subject": subject,
             "devices": devices,
             "unit": privacy.unit,
-            "epsilon": _plain(privacy.epsilon),
-            "delta": _plain(privacy.delta),
+            "epsilon": _plain(privacy.epsilon, devices),
+            "delta": _plain(privacy.delta, devices),
             "accountant": privacy.accountant,
-            "enforced": enforced,
         }
         self._size = 0
-        self._append([self._header]) if self.path is None or not self.path.exists() else self._catch_up()
+        if self.path is None:
+            self._take(self._header)
+            return
+        with self.path.open("a"):  # made where there is none
+            pass
+        with self._alone():
+            pass
 
     @property
     def chain(self) -> str:
@@ -90,7 +100,7 @@ class Ledger:
             raise InputError("losses", f"shape {given.shape}", f"losses of at least 0 for {self.devices} devices")
         refuse_overspending(self.budget, self.spent + np.cumsum(given, axis=0), first)
 
-    def charge(self, run: str, first: int, losses: ArrayLike) -> None:
+    def charge(self, run: str, first: int, losses: ArrayLike, noise: str = "") -> None:
         """Write down rounds of a run before they are sent, or refuse them.
 
         A round that the same run has been charged for already costs nothing again: sent with the same noise, it tells
@@ -98,6 +108,8 @@ class Ledger:
 
         Args:
             run: what is sent: a digest of the plan, the data and the seed.
+            noise: a name for the noise of the run. Another run with the same noise in the same round is refused: who
+                sees both could take the noise away.
         """
         with self._alone():
             rows = np.asarray(losses, dtype=float)
@@ -105,12 +117,19 @@ class Ledger:
             for number, row in enumerate(rows, start=first):
                 known = self.entries.get((run, number))
                 if known is None:
+                    if noise and self._noise.get((noise, number), run) != run:
+                        raise InputError(
+                            "seed",
+                            f"the noise that another run of this ledger had in round {number + 1}",
+                            "another one: who sees two rounds with the same noise can take it away",
+                        )
                     fresh.append((number, row))
                 elif not np.allclose(known, row, rtol=TOLERANCE, atol=0):
                     raise InputError("ledger", f"another loss for round {number + 1}", "the one of the same run")
             if fresh:
                 self.check(fresh[0][0], [row for _, row in fresh])
-                self._append([{"run": run, "round": number, "loss": row.tolist()} for number, row in fresh])
+                about = {"run": run, "noise": noise}
+                self._append([{**about, "round": number, "loss": row.tolist()} for number, row in fresh])
 
     def rounds(self, run: str) -> int:
         """How many rounds of a run have been charged."""
@@ -135,6 +154,7 @@ class Ledger:
         if "loss" in line:
             loss = self.entries[line["run"], line["round"]] = np.array(line["loss"])
             self.spent = self.spent + loss
+            self._noise[line["noise"], line["round"]] = line["run"]
 
     def _catch_up(self) -> None:
         """Read what the file holds beyond what is known, and refuse what does not belong to it."""
@@ -148,7 +168,11 @@ class Ledger:
             try:
                 line = json.loads(text)
                 chain = line.pop("chain")
-                if number > 1 and (len(line["loss"]) != self.devices or not np.all(np.asarray(line["loss"]) >= 0)):
+                if number > 1 and (
+                    not isinstance(line["noise"], str)
+                    or len(line["loss"]) != self.devices
+                    or not np.all(np.asarray(line["loss"]) >= 0)
+                ):
                     raise ValueError
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise InputError("ledger", str(self.path), f"a ledger; line {number} is not one of its lines") from None
@@ -160,16 +184,16 @@ class Ledger:
                     "ledger", str(self.path), f"as wflmc wrote it; line {number} or one above it has been changed"
                 )
         self._size += len(whole)
+        if len(whole) < len(content):
+            os.truncate(self.path, self._size)
         if not self.chains:
             self._append([self._header])
-        elif len(whole) < len(content):
-            os.truncate(self.path, self._size)
 
     def _refuse_others(self, header: dict[str, Any]) -> None:
         for name, own in self._header.items():
             if header.get(name) != own:
                 what = "about the same data" if name == "subject" else f"one with {name} = {own}"
-                raise InputError("ledger", f"{self.path} with {name} = {header.get(name)}", what)
+                raise ForeignLedgerError("ledger", f"{self.path} with {name} = {header.get(name)}", what)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -193,5 +217,9 @@ def refuse_overspending(budget: Array, total: Array, first: int) -> None:
         raise OverspendError(first + at, device, float(total[at, device]), float(budget[device]))
 
 
-def _plain(value: ArrayLike | None) -> Any:
-    return None if value is None else np.asarray(value, dtype=float).tolist()
+def _plain(value: ArrayLike | None, devices: int) -> Any:
+    """One number where all devices have the same, else one for each."""
+    if value is None:
+        return None
+    each = np.broadcast_to(np.asarray(value, dtype=float).reshape(-1), (devices,))
+    return float(each[0]) if np.all(each == each[0]) else each.tolist()

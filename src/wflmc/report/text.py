@@ -66,12 +66,15 @@ def _privacy(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
     budgets = privacy["budgets"]
     worst = max(range(len(spent)), key=lambda k: spent[k] / budgets[k] if budgets[k] else spent[k])
     allowed = "no budget" if budgets[worst] is None else f"budget {budgets[worst]:.5g}"
-    epsilon = "" if privacy["epsilon_spent"] is None else f", ε = {privacy['epsilon_spent']:.5g}"
+    each = privacy["epsilon_each"]
+    epsilon = "" if each is None else f", ε = {each[worst]:.5g}"
     hidden = "any change of a device's data" if privacy["unit"] == "device" else "one example replaced by another"
+    unlike = each is not None and max(each) > min(each) * (1 + 1e-6) and len(set(budgets)) > 1
+    whose = f", device {worst}; others from ε = {min(each):.4g} to {max(each):.4g}" if unlike else ""
     yield "privacy hides", hidden
     yield (
         "privacy (worst device)",
-        f"loss {spent[worst]:.5g} ({allowed}){epsilon}, {privacy['accountant']} accountant",
+        f"loss {spent[worst]:.5g} ({allowed}){epsilon}, {privacy['accountant']} accountant{whose}",
     )
     if privacy["epsilon_by"] is not None:
         each = (f"{name} {value:.5g}" for name, value in privacy["epsilon_by"].items() if value is not None)

@@ -209,6 +209,7 @@ def sample(
     ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4, by_example)
     begun = None if initial is None else _positions(initial, count, first.dim)
     run = "" if ledger is None and checkpoint is None else _name(key, posterior, plans, number, begun)
+    noise = digest(np.asarray(jax.random.key_data(key)))
     kept_in = None if checkpoint is None else Checkpoint(Path(checkpoint), f"{run}-{chunks}-{skip}")
     saved = Progress() if kept_in is None else kept_in.load()
     sent = first.rounds if saved.at else saved.rounds
@@ -228,7 +229,7 @@ def sample(
         rounds = _stack([plans[index] for index in chosen]) if zipped else rounds_of(first)
         where = saved.theta if at == saved.at and saved.rounds else None if begun is None else begun[chosen]
         chain = _Chains(number[chosen], where, saved.rounds if at == saved.at else 0)
-        charge = None if ledger is None else partial(_charge, ledger, run, first)
+        charge = None if ledger is None else partial(_charge, ledger, run, first, noise)
         for block, kept, rate, now in _run(key, ready, first, rounds, chain, skip, chunks.rounds, zipped, mesh, charge):
             fresh = slice(max(block.start, skip) - skip, max(block.stop, skip) - skip)
             theta[fresh, at : at + own] = kept[: fresh.stop - fresh.start, :own]
@@ -323,8 +324,8 @@ def _guard(plans: Sequence[Plan], ledger: Ledger | None) -> None:
             raise InputError("ledger", "a plan that does not clip", "left out for it: no finite loss would be true")
 
 
-def _charge(ledger: Ledger, run: str, plan: Plan, block: slice) -> None:
-    ledger.charge(run, plan.start + block.start, plan.loss[block])
+def _charge(ledger: Ledger, run: str, plan: Plan, noise: str, block: slice) -> None:
+    ledger.charge(run, plan.start + block.start, plan.loss[block], noise)
 
 
 def _run(

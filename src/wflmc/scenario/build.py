@@ -22,7 +22,7 @@ from wflmc.posterior.softmax import as_labels, synthetic_labels
 from wflmc.privacy import Privacy
 from wflmc.scenario.expression import evaluate_expression
 from wflmc.scenario.files import DataSet, is_data_path, load_data, load_gains
-from wflmc.scenario.schema import SamplerSection, Scenario, irrelevant
+from wflmc.scenario.schema import PrivacySection, SamplerSection, Scenario, irrelevant
 
 Posterior = GaussianPosterior | SoftmaxPosterior
 Test = tuple[NDArray[np.float64], NDArray[np.intp]]
@@ -211,7 +211,9 @@ def _section_of(error: InputError) -> str:
     """The section an error of planning belongs to: link for gains, else wherever the key is."""
     if error.key in ("solver", "ledger"):
         return "--"
-    if error.key == "gains" or (error.key == "power" and not isinstance(error.given, str)):
+    if error.key in PrivacySection.model_fields:
+        return "privacy."
+    if error.key in ("gains", "snr_db") or (error.key == "power" and not isinstance(error.given, str)):
         return "link."
     return "sampler." if error.key in SamplerSection.model_fields else "policy."
 

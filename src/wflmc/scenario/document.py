@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, exact_w2_sq, has_law, reliability
@@ -63,6 +64,7 @@ def plan_document(
             "spent_max": None if spent is None else float(spent.max()),
             "epsilon_spent": plan.epsilon_spent,
             "epsilon_by": _epsilon_by(plan, compare),
+            "epsilon_each": plan.privacy.epsilons_spent(plan.spent + plan.ledger) if plan.clips else None,
             "spent": spent,
             "spent_before": plan.ledger if plan.ledger.any() else None,
             "budgets": budget,
@@ -204,15 +206,23 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
     return scenario, inputs, made
 
 
-def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, more: int) -> tuple[Scenario, Inputs, Plan]:
-    """The plan with `more` rounds after its last, made from what is left of every budget."""
+def extend_plan(
+    scenario: Scenario, inputs: Inputs, plan: Plan, more: int, spent: NDArray[np.float64]
+) -> tuple[Scenario, Plan]:
+    """The scenario and plan with `more` rounds after the last, made from what is left of every budget.
+
+    Args:
+        spent: by every device, [K], the plan's own rounds included.
+    """
+    own = plan.spent if plan.clips else np.zeros(plan.devices)
+    before = np.maximum(plan.ledger, spent - own)
     samples = scenario.sampler.samples + more
     longer = scenario.model_copy(update={"sampler": scenario.sampler.model_copy(update={"samples": samples})})
     only = scenario.sampler.model_copy(update={"burn_in": 0, "samples": more})
     rest = make_plan(
         scenario.model_copy(update={"sampler": only}),
         inputs,
-        ledger=plan.ledger + (plan.spent if plan.clips else 0.0),
+        ledger=before + own,
         start=plan.rounds,
         initial_w2_sq=float(plan.bound[-1]),
     )
@@ -221,7 +231,7 @@ def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, more: int) -> tu
         return Allocation(np.concatenate([plan.gain, rest.gain]) ** 2 / inputs.link.noise_power)
 
     scheme = policy(scenario.policy.power)._replace(allocate=as_made)
-    return longer, inputs, make_plan(longer, inputs, scheme, ledger=plan.ledger)
+    return longer, make_plan(longer, inputs, scheme, ledger=before)
 
 
 def _plan_file(path: str | Path) -> dict[str, Any]:
