@@ -443,3 +443,31 @@ def test_clips_skipped_by_the_softmax_model(examples, promise, mutate):
     else:
         mutate(softmax._limited, "residual * clipping(jnp.ones(()), most, length)[:, None]", "residual")
     assert not audit.audit_model(KEY, plan, posterior, trials=8000).consistent
+
+
+def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
+    """Uniform noise of the right variance: nothing for the Gaussian curve at its middle, all of it in the tail."""
+    plan = planned(few, wflmc.Privacy(1, 0.01, 30), rounds=2)
+
+    def uniform(key, signal, noise_power):
+        width = jax.numpy.sqrt(12 * noise_power)
+        return signal + width * (jax.random.uniform(key, signal.shape) - 0.5)
+
+    monkeypatch.setattr(kernel, "superpose", uniform)
+    jax.clear_caches()
+    try:
+        report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"])
+    finally:
+        monkeypatch.undo()
+        jax.clear_caches()
+    assert report.epsilon_lower_counting > report.epsilon
+    assert not report.consistent
+
+
+def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, mutate):
+    plan = planned(few)
+    mutate(
+        gaussian._all_chains, "jnp.sqrt(jnp.sum(gradient**2, axis=-1))", "jnp.max(jnp.abs(gradient), axis=-1)",
+        wrap=lambda mutant: blocks.many_chains(mutant, own=3), known_as=(gaussian, "_clipped_sum"),
+    )  # fmt: skip
+    assert not audit.audit_model(KEY, plan, few, trials=TRIALS).consistent

@@ -509,3 +509,43 @@ def test_more_rounds_pay_attention_to_what_others_have_spent(tmp_path, call):
     assert np.max(wflmc_spent(people)) <= BUDGET * (1 + 1e-9)
     assert not (folder / ".checkpoint").exists()
     assert code == 0 or "nothing is left to spend" in err
+
+
+def test_another_prior_is_another_run(setting):
+    """Of the same data and plan: what is sent differs, so it is not free, and its noise must be another."""
+    posterior, _, plan = setting
+    other = wflmc.gaussian_regression(jax.random.key(0), devices=6, examples=120, prior_std=0.2)
+    assert other.digest == posterior.digest
+    small = dataclasses.replace(plan, gain=plan.gain / 3)
+    ledger = Ledger(PROMISE, 6, subject=posterior.digest)
+    wflmc.sample(jax.random.key(1), posterior, small, 2, ledger=ledger)
+    before = ledger.spent
+    with pytest.raises(InputError, match="the noise that another run"):
+        wflmc.sample(jax.random.key(1), other, small, 2, ledger=ledger)
+    wflmc.sample(jax.random.key(2), other, small, 2, ledger=ledger)
+    np.testing.assert_allclose(ledger.spent, 2 * before)
+
+
+def test_a_ledger_of_others_is_refused(setting):
+    posterior, _, plan = setting
+    record = wflmc.Privacy(8, 0.01, 30, unit="record", example_clip=9.0)
+    for ledger in (
+        Ledger(PROMISE, 5),
+        Ledger(PROMISE, 6, subject="someone else"),
+        Ledger(record, 6, subject=posterior.digest),
+    ):
+        with pytest.raises(InputError, match="about this plan's 6 devices"):
+            wflmc.sample(jax.random.key(1), posterior, plan, 2, ledger=ledger)
+
+
+def test_what_could_not_be_written_was_not_charged(tmp_path, monkeypatch):
+    ledger = written(tmp_path / "ledger.jsonl")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            ledger.charge("a", 0, [[1.0, 1.0]])
+    assert ledger.rounds("a") == 0

@@ -189,3 +189,27 @@ def test_a_list_of_the_wrong_length_is_named(posterior):
     privacy = wflmc.Privacy(1, 1e-5, 30, unit="record", example_clip=[1.0, 2.0])
     with pytest.raises(InputError, match="each of the 30 devices"):
         privacy.sensitivity(30)
+
+
+def test_blocks_that_are_filled_up_add_nothing(monkeypatch):
+    """Devices that fill up the last block have no examples, and clips of 0: 0/0 must not spread."""
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=7, examples=70)
+    theta, ones = jnp.ones(posterior.dim), jnp.ones(7)
+    wanted = posterior.clipped_sum(theta, ones, 30 * ones, example_clip=ones)
+    ready = posterior.fitted(1, 3 * posterior.working_bytes(1, True), True)
+    assert ready.block * 3 > 7
+    assert len(ready.hessian) > 7
+    for found, value in zip(ready.clipped_sum(theta, ones, 30 * ones, example_clip=ones), wanted, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-4)
+
+
+def test_norms_beyond_float32_do_not_switch_clipping_off():
+    """Squares that under- or overflow: a tiny row with a huge target, and a row of 1e20 beside others."""
+    X = np.array([[1e-20, 1e-20], [1.0, 0.0]])
+    tiny = wflmc.gaussian_regression(jax.random.key(0), 1, X=X, y=np.array([1e24, 0.0]))
+    total, _ = tiny.clipped_sum(jnp.zeros(2), jnp.ones(1), jnp.full(1, 1e4), example_clip=jnp.ones(1))
+    assert np.linalg.norm(total) <= 1 + 1e-4
+    rows = np.array([[1e20, 0.0], [0.0, 1e10], [1.0, 1.0]])
+    huge = wflmc.softmax_regression(jax.random.key(0), 1, X=rows, y=np.array([0, 1, 0]))
+    total, _ = huge.clipped_sum(jnp.array([1.0, 0.0, 0.0, 0.0]), jnp.ones(1), jnp.full(1, 30.0))
+    assert np.isnan(total).any() or np.linalg.norm(total) <= 30 * (1 + 1e-5)

@@ -37,8 +37,9 @@ class Finding:
 
     @property
     def flagged(self) -> bool:
-        """Whether the attack proves more than the plan claims."""
-        return self.mu_lower > self.mu_claimed * (1 + 1e-9)
+        """Whether the attack proves more than the plan claims, by either bound."""
+        counted = self.epsilon_counting > self.epsilon_claimed * (1 + 1e-9)
+        return counted or self.mu_lower > self.mu_claimed * (1 + 1e-9)
 
     @property
     def excess(self) -> float:
@@ -49,8 +50,8 @@ class Finding:
 def finding(
     name: str, device: int, rounds: int, mu: float, balanced: Errors, tail: Errors, delta: float, risk: float
 ) -> Finding:
-    """A finding from the errors at the balanced threshold and at the one for counting."""
-    upper = balanced.upper(risk)
+    """A finding from the errors at the balanced threshold and at the one for counting, half of the risk for each."""
+    upper = balanced.upper(risk / 2)
     lower = mu_lower(*upper)
     claimed, proven = epsilon_spent([mu**2 / 2, lower**2 / 2], delta).tolist()
     return Finding(
@@ -66,7 +67,7 @@ def finding(
         mu_lower=lower,
         epsilon_claimed=claimed,
         epsilon_gaussian=proven,
-        epsilon_counting=epsilon_by_counting(*tail.upper(risk), delta),
+        epsilon_counting=epsilon_by_counting(*tail.upper(risk / 2), delta),
     )
 
 
@@ -74,7 +75,7 @@ def finding(
 class AuditReport:
     """All attacks on a plan, against what it claims for its worst device.
 
-    Each of the two lower bounds holds at the stated confidence, all attacks together.
+    Both lower bounds hold together at the stated confidence, all attacks together.
     """
 
     device: int

@@ -53,7 +53,7 @@ def audit(
         key: seeds signs and noise.
         posterior: attack a model of this kind as well, see `audit_model`.
         trials: of the main test; others take a tenth to a quarter of them.
-        confidence: of each of the two lower bounds, all tests together.
+        confidence: of both lower bounds together, all tests together.
         delta: where the plan has none, or to state ε at another one.
         device: whom to attack; by default the one that the plan claims to lose most.
         csi_error: audit the plan as if devices knew their channels no better than this, whatever it was made for.

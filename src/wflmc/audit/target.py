@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 from wflmc.planning import Plan
+from wflmc.privacy import epsilon_spent
 from wflmc.privacy.accountants import probability
 from wflmc.sampling.kernel import Rounds, rounds_of
 
@@ -53,7 +54,8 @@ def aim(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: floa
     if deltas.ndim > 1 or deltas.size not in (1, devices):
         raise InputError("delta", chance, f"one number, or one for each of the {devices} devices")
     loss = plan.loss
-    worst = int(np.argmax(loss.sum(0))) if device is None else device
+    each = epsilon_spent(loss.sum(0), np.broadcast_to(deltas.reshape(-1), (devices,)))
+    worst = int(np.argmax(each)) if device is None else device
     if not 0 <= worst < devices:
         raise InputError("device", device, f"between 0 and {devices - 1}")
     if csi_error is not None and not 0 <= csi_error < 1:

@@ -332,7 +332,9 @@ def _earlier(task: Task) -> Trace:
         theta, rate = file["posterior"]["theta"][...], file["sample_stats"]["clip_rate"][...]
     early = _summary(task.folder)["clip_rate"]["burn_in"]
     plan = task.plan
-    if theta.shape != (task.scenario.sampler.chains, task.start - plan.burn_in, plan.dim):
+    kept = task.start - plan.burn_in
+    theta, rate = theta[:, :kept], rate[:, :kept]  # a crash at the very end may have left the new ones too
+    if theta.shape != (task.scenario.sampler.chains, kept, plan.dim):
         raise InputError("--resume", str(task.folder), "a folder whose trace.nc belongs to its plan.json")
     return Trace(theta, rate, np.full(plan.burn_in, early or 0.0), None, (plan,))
 
@@ -357,10 +359,10 @@ def _write_run(
     written = [folder / name for name in ("trace.nc", "scenario.toml", "plan.json", "summary.json")]
     part = folder / "trace.nc.part"
     trace.save(part, {"scenario": to_toml(scenario), "seed": scenario.sampler.seed})
-    os.replace(part, folder / "trace.nc")
     write_text(folder / "scenario.toml", to_toml(scenario))
     write_text(folder / "plan.json", to_json(document))
     write_text(folder / "summary.json", to_json(summary))
+    os.replace(part, folder / "trace.nc")
     if evaluation.scores is not None:
         about = f"{scenario.policy.power}, {_range(scenario.link.snr_db)} dB"
         written += report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")

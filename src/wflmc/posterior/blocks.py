@@ -63,8 +63,18 @@ def over_blocks(
 
 
 def clipping(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Array:
-    """weight · min(1, clip/norm); a silent device may have no gradient at all, and 0/0 is no reason to clip."""
-    return weight * jnp.where(norm > clip, clip / norm, 1.0)
+    """weight · min(1, clip/norm); a device may have no gradient at all, and 0/0 is no reason to clip.
+
+    A norm that is not a number is no reason to send unclipped: it spreads, and the sampler stops.
+    """
+    return weight * jnp.where(norm <= clip, 1.0, clip / norm)
+
+
+def row_norms(rows: jax.Array) -> jax.Array:
+    """‖u‖ of rows[..., d], whose squares may be too large or too small for float32."""
+    largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
+    scaled = rows / jnp.where(largest > 0, largest, 1.0)
+    return largest[..., 0] * jnp.sqrt(jnp.sum(scaled**2, axis=-1))
 
 
 def many_chains(function: Callable[..., Any], own: int) -> Callable[..., Any]:

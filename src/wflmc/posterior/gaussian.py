@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
-from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks
+from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks, row_norms
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
 from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
 from wflmc.posterior.partition import by_device, padded
@@ -212,7 +212,8 @@ def _chains_by_examples(
         u, v = data
         rows = u.reshape(-1, theta.shape[1])
         residual = jnp.matmul(theta, rows.T, precision="highest").reshape(-1, *v.shape) - v
-        most = example[..., None] / jnp.linalg.norm(u, axis=-1)
+        size = row_norms(u)
+        most = jnp.where(size > 0, example[..., None] / size, jnp.inf)
         kept = jnp.clip(residual, -most, most)
         gradient = jnp.einsum("ckn,knm->ckm", kept, u, precision="highest") + share * theta[:, None]
         norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))

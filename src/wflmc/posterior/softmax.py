@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 
 from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
-from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks
+from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks, row_norms
 from wflmc.posterior.inputs import (
     check_counts,
     check_init,
@@ -267,7 +267,7 @@ def _residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def _limited(residual: jax.Array, u: jax.Array, limit: jax.Array, rows: int) -> jax.Array:
     """residual[n, C, chain] with every example's gradient, ‖r‖ ‖u‖ long, clipped to limit[chain, block]."""
     most = jnp.repeat(limit.T, rows, axis=0)
-    length = jnp.sqrt(jnp.sum(residual**2, axis=1)) * jnp.linalg.norm(u, axis=1)[:, None]
+    length = jnp.sqrt(jnp.sum(residual**2, axis=1)) * row_norms(u)[:, None]
     return residual * clipping(jnp.ones(()), most, length)[:, None]
 
 
@@ -336,7 +336,7 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
             for j in range(i + 1):
                 square += (1 if i == j else 2) * inner[:, i, j] * jnp.sum(apart[:, i] * apart[:, j], axis=1)
         # Where rows cancel, the square is all rounding: taken at its largest, so that nothing is sent unclipped.
-        sizes = jnp.sqrt(jnp.sum(apart**2, axis=2)) * jnp.linalg.norm(data[0], axis=-1)[..., None]
+        sizes = jnp.sqrt(jnp.sum(apart**2, axis=2)) * row_norms(data[0])[..., None]
         rounding = 2e-6 * (sizes.sum(1) + share * jnp.sqrt(length)) ** 2
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
         factor = clipping(w.T, limit.T, jnp.sqrt(jnp.maximum(square, 0.0) + rounding))

@@ -65,6 +65,7 @@ class Ledger:
             enforced: whether budgets are kept to; a policy that ignores privacy is still written down.
         """
         self.privacy, self.devices, self.path = privacy, devices, None if path is None else Path(path)
+        self.subject = subject
         self.budget = privacy.budget(devices) if enforced else np.full(devices, np.inf)
         self.spent = np.zeros(devices)
         self.entries: dict[tuple[str, int], Array] = {}
@@ -136,21 +137,22 @@ class Ledger:
         return sum(name == run for name, _ in self.entries)
 
     def _append(self, lines: list[dict[str, Any]]) -> None:
-        text = ""
+        text, chain = "", self.chain if self.chains else ""
         for line in lines:
-            self._take(line)
-            text += json.dumps({**line, "chain": self.chain}) + "\n"
+            chain = _chained(chain, line)
+            text += json.dumps({**line, "chain": chain}) + "\n"
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             self._size += len(text.encode())
+        for line in lines:
+            self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:
         """Add a line to what is known."""
-        before = self.chain if self.chains else ""
-        self.chains.append(hashlib.sha256((before + json.dumps(line)).encode()).hexdigest())
+        self.chains.append(_chained(self.chain if self.chains else "", line))
         if "loss" in line:
             loss = self.entries[line["run"], line["round"]] = np.array(line["loss"])
             self.spent = self.spent + loss
@@ -206,6 +208,11 @@ class Ledger:
                 fcntl.flock(file, fcntl.LOCK_EX)
             self._catch_up()
             yield
+
+
+def _chained(before: str, line: dict[str, Any]) -> str:
+    """The hash of a line and of all before it."""
+    return hashlib.sha256((before + json.dumps(line)).encode()).hexdigest()
 
 
 def refuse_overspending(budget: Array, total: Array, first: int) -> None:

@@ -200,6 +200,8 @@ def sample(
         raise InputError("accelerators", "none", "at least one of jax.devices()")
     mesh = Mesh(np.array(places), ("chain",)) if len(places) > 1 or accelerators is not None else None
     _guard(plans, ledger)
+    if ledger is not None:
+        _check_ledger(ledger, first, posterior)
     skip = 0 if keep_burn_in else first.burn_in
     draws = first.rounds - skip
     limit = default_memory() if memory is None else memory
@@ -212,6 +214,8 @@ def sample(
     noise = digest(np.asarray(jax.random.key_data(key)))
     kept_in = None if checkpoint is None else Checkpoint(Path(checkpoint), f"{run}-{chunks}-{skip}")
     saved = Progress() if kept_in is None else kept_in.load()
+    if ledger is not None and ledger.rounds(run) == 0:
+        ledger.check(first.start, first.loss)  # all of it, before anything is sent
     sent = first.rounds if saved.at else saved.rounds
     if ledger is not None and ledger.rounds(run) < sent:
         raise InputError(
@@ -308,7 +312,12 @@ def _name(
 ) -> str:
     """A name for all that is sent: what two runs share exactly if they send the same."""
     start = () if initial is None else (initial,)
-    names = [item.digest.encode() for item in (*plans, posterior)]
+    # Of the same data, another prior or another number of classes makes other gradients.
+    kind = [
+        type(posterior).__name__,
+        *(getattr(posterior, name, None) for name in ("prior_std", "classes", "intercept")),
+    ]
+    names = [item.digest.encode() for item in (*plans, posterior)] + [repr(kind).encode()]
     return digest(*names, np.asarray(jax.random.key_data(key)), number, *start)
 
 
@@ -322,6 +331,14 @@ def _guard(plans: Sequence[Plan], ledger: Ledger | None) -> None:
             refuse_overspending(plan.privacy.budget(plan.devices), total, plan.start)
         elif ledger is not None and not plan.clips:
             raise InputError("ledger", "a plan that does not clip", "left out for it: no finite loss would be true")
+
+
+def _check_ledger(ledger: Ledger, plan: Plan, posterior: Any) -> None:
+    """Refuse a ledger of other devices, of another unit of privacy, or about other data."""
+    about = (ledger.devices, ledger.privacy.unit, ledger.subject or posterior.digest)
+    if about != (plan.devices, plan.privacy.unit, posterior.digest):
+        given = f"{about[0]} devices, unit = {about[1]!r}, data {about[2]}"
+        raise InputError("ledger", given, f"about this plan's {plan.devices} devices, its unit and its data")
 
 
 def _charge(ledger: Ledger, run: str, plan: Plan, noise: str, block: slice) -> None:
