@@ -183,7 +183,10 @@ def test_interrupting_a_real_process(scenario):
         "sampler.max_burn_in=1000000",
     ]
     command = [sys.executable, "-m", "wflmc", "plan", str(scenario), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )  # fmt: skip
     while cpu_seconds(process.pid) < 8:  # well into compiled work, however busy the machine
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
