@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 import wflmc
-from wflmc import data
+from wflmc import channel, data
 from wflmc.cli import main
 
 from .cli_tools import STATIC, only_warnings, strict
@@ -107,3 +107,22 @@ def plan_of(call):
         return document
 
     return run
+
+
+@pytest.fixture(scope="session")
+def paid_setting():
+    """A small problem with a promise that its plan uses up: posterior, link, plan."""
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=6, examples=120)
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=25)
+    step = 0.4 / (posterior.mu + posterior.L)
+    return (
+        posterior,
+        link,
+        wflmc.plan(posterior, link, wflmc.Privacy(8, 0.01, 30), step_size=step, burn_in=13, samples=20),
+    )
+
+
+@pytest.fixture(scope="session")
+def few():
+    """Six devices with ten examples each."""
+    return wflmc.gaussian_regression(jax.random.key(2), devices=6, examples=60)

@@ -127,6 +127,8 @@ def _new(request: Request, say: Say) -> Task:
         if request.overrides:
             raise InputError("--set", request.overrides[0], "left out with --plan, which is already made")
         scenario, inputs, plan = read_plan(request.plan)
+        if plan.ledger.any() and request.ledger is None:
+            raise InputError("--ledger", None, "given: this plan was made from what a ledger leaves")
     else:
         scenario = load_scenario(str(request.scenario), request.overrides)
         begun = None if request.out is None else _begun(Path(os.path.expanduser(request.out)), scenario, request)

@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 
 from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
-from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks, row_norms
+from wflmc.posterior.blocks import block_size, filled_up, in_blocks
 from wflmc.posterior.inputs import (
     check_counts,
     check_init,
@@ -26,6 +26,16 @@ from wflmc.posterior.inputs import (
 )
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
+from wflmc.posterior.softmax_sums import (
+    by_devices,
+    by_devices_clipped,
+    by_rows,
+    by_rows_clipped,
+    columns_of,
+    gradients_of,
+    product,
+    softmax,
+)
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -102,9 +112,7 @@ class SoftmaxPosterior:
         """
         del key
         blocks = in_blocks(self.features, self.block), in_blocks(self.labels, self.block)
-        ways = (
-            (_by_rows, _by_rows_clipped) if self.features.shape[1] <= FEW_ROWS else (_by_devices, _by_devices_clipped)
-        )
+        ways = (by_rows, by_rows_clipped) if self.features.shape[1] <= FEW_ROWS else (by_devices, by_devices_clipped)
         if example_clip is None:
             return ways[0](blocks, self._share, theta, weight, clip)
         return ways[1](blocks, self._share, theta, weight, clip, example_clip)
@@ -157,8 +165,8 @@ class SoftmaxPosterior:
 
         def one(device: tuple[jax.Array, jax.Array]) -> jax.Array:
             features, labels = device
-            columns = _columns(theta[None], self.features.shape[-1])
-            return _gradients((features[None], labels[None]), self._share, columns)[0].transpose(2, 1, 0).ravel()
+            columns = columns_of(theta[None], self.features.shape[-1])
+            return gradients_of((features[None], labels[None]), self._share, columns)[0].transpose(2, 1, 0).ravel()
 
         return jax.lax.map(one, (jnp.asarray(self.features), jnp.asarray(self.labels)))[: self.devices]
 
@@ -237,123 +245,6 @@ jax.tree_util.register_dataclass(
 )
 
 
-def _columns(theta: jax.Array, dim: int) -> jax.Array:
-    """theta[chain, m] as [d, C, chain]: chains side by side are what makes the matrix products large."""
-    return theta.reshape(theta.shape[0], -1, dim).transpose(2, 1, 0)
-
-
-def _rows(columns: jax.Array) -> jax.Array:
-    """[d, C, chain] as theta[chain, m] again."""
-    return columns.transpose(2, 1, 0).reshape(columns.shape[-1], -1)
-
-
-def _product(left: jax.Array, right: jax.Array) -> jax.Array:
-    """left[i, j] right[j, ...], in full float32 also where an accelerator would rather round."""
-    flat = jnp.matmul(left, right.reshape(right.shape[0], -1), precision="highest")
-    return flat.reshape(-1, *right.shape[1:])
-
-
-def _softmax(logits: jax.Array) -> jax.Array:
-    """p(class|u) from logits[n, C, chain]."""
-    raised = jnp.exp(logits - logits.max(1, keepdims=True))
-    return raised / raised.sum(1, keepdims=True)
-
-
-def _residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """p(class|u) − 1[class = label] from logits[n, C, chain] and labels[n]."""
-    return _softmax(logits) - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)[..., None]
-
-
-def _limited(residual: jax.Array, u: jax.Array, limit: jax.Array, rows: int) -> jax.Array:
-    """residual[n, C, chain] with every example's gradient, ‖r‖ ‖u‖ long, clipped to limit[chain, block]."""
-    most = jnp.repeat(limit.T, rows, axis=0)
-    length = jnp.sqrt(jnp.sum(residual**2, axis=1)) * row_norms(u)[:, None]
-    return residual * clipping(jnp.ones(()), most, length)[:, None]
-
-
-def _gradients(
-    data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array, example_clip: jax.Array | None = None
-) -> jax.Array:
-    """Gradients of a block of devices for all chains, [block, d, C, chain]."""
-    features, labels = data
-    block, rows, dim = features.shape
-    flat = features.reshape(-1, dim)
-    logits = _product(flat, columns)
-    if block == 1 and example_clip is None:
-        # What was seen is the same for all chains: taken off at the end, not from every chain's p.
-        hot = jax.nn.one_hot(labels[0], columns.shape[1], dtype=features.dtype)
-        likelihood = (_product(flat.T, _softmax(logits)) - _product(flat.T, hot)[..., None])[None]
-    else:
-        residual = _residuals(logits, labels.reshape(-1))
-        if example_clip is not None:
-            residual = _limited(residual, flat, example_clip, rows)
-        apart = residual.reshape(block, rows, -1)
-        likelihood = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(block, *columns.shape)
-    return likelihood + share * columns
-
-
-def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """theta[chain, m], and weight, clip and perhaps example_clip [chain, K] -> sums[chain, m], norms[chain, K]."""
-    columns = _columns(theta, blocks[0].shape[-1])
-
-    def add(
-        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array]:
-        gradients = _gradients(data, share, columns, example)
-        norm = jnp.sqrt(jnp.sum(gradients**2, axis=(1, 2)))
-        factor = clipping(w.T, limit.T, norm)
-        return total + jnp.sum(factor[:, None, None] * gradients, axis=0), norm.T
-
-    total, norms = over_blocks(add, blocks, jnp.zeros_like(columns), *limits)
-    return _rows(total), norms
-
-
-def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same for devices of few rows, without any device's own gradient.
-
-    With residuals r = p − 1[label] the gradient is Uᵀr + share θ. Its norm follows from the few products of a device's
-    rows, ‖Uᵀr‖² = Σ_ij (u_i·u_j)(r_i·r_j) and (Uᵀr)·θ = Σ_i r_i·logits_i, and the clipped sum is one matrix product.
-    """
-    block, rows, dim = blocks[0].shape[1:]
-    classes = theta.shape[1] // dim
-    columns = _columns(theta, dim)
-    length = jnp.sum(columns**2, axis=(0, 1))
-
-    def add(
-        carry: tuple[jax.Array, jax.Array], data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
-    ) -> tuple[Any, jax.Array]:
-        total, prior = carry
-        u, label = data[0].reshape(-1, dim), data[1].reshape(-1)
-        logits = _product(u, columns)
-        residual = _residuals(logits, label)
-        if example is not None:
-            residual = _limited(residual, u, example, rows)
-        across = jnp.sum(residual * logits, axis=1).reshape(block, rows, -1).sum(1)
-        apart = residual.reshape(block, rows, classes, -1)
-        inner = jnp.einsum("kid,kjd->kij", data[0], data[0], precision="highest")[..., None]
-        square = share**2 * length + 2 * share * across
-        for i in range(rows):
-            for j in range(i + 1):
-                square += (1 if i == j else 2) * inner[:, i, j] * jnp.sum(apart[:, i] * apart[:, j], axis=1)
-        # Where rows cancel, the square is all rounding: taken at its largest, so that nothing is sent unclipped.
-        sizes = jnp.sqrt(jnp.sum(apart**2, axis=2)) * row_norms(data[0])[..., None]
-        rounding = 2e-6 * (sizes.sum(1) + share * jnp.sqrt(length)) ** 2
-        norm = jnp.sqrt(jnp.maximum(square, 0.0))
-        factor = clipping(w.T, limit.T, jnp.sqrt(jnp.maximum(square, 0.0) + rounding))
-        clipped = (factor[:, None, None] * apart).reshape(residual.shape)
-        return (total + _product(u.T, clipped), prior + factor.sum(0)), norm.T
-
-    start = (jnp.zeros_like(columns), jnp.zeros(theta.shape[0]))
-    (total, prior), norms = over_blocks(add, blocks, start, *limits)
-    return _rows(total + share * prior * columns), norms
-
-
-_by_devices = many_chains(_chains_by_devices, own=3)
-_by_rows = many_chains(_chains_by_rows, own=3)
-_by_devices_clipped = many_chains(_chains_by_devices, own=4)
-_by_rows_clipped = many_chains(_chains_by_rows, own=4)
-
-
 @partial(jax.jit, static_argnames=("classes",))
 def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
     """Mean over draws of p(class|u), chain by chain and in blocks of rows that stay in the processor's cache."""
@@ -363,7 +254,7 @@ def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
 
     def chain(draws: jax.Array) -> jax.Array:
         columns = draws.reshape(-1, classes, dim).transpose(2, 1, 0)
-        return jax.lax.map(lambda u: _softmax(_product(u, columns)).mean(-1), rows).reshape(-1, classes)[:count]
+        return jax.lax.map(lambda u: softmax(product(u, columns)).mean(-1), rows).reshape(-1, classes)[:count]
 
     return jax.lax.map(chain, theta)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,3 +63,22 @@ class Checkpoint(NamedTuple):
         part = self.folder / "progress.part.npz"
         np.savez(part, name=np.array(self.name), **progress._asdict())
         os.replace(part, self.folder / "progress.npz")
+
+
+def room(shape: tuple[int, ...], store: str | Path | None, begun: bool) -> Any:
+    """Where samples go: memory, or a file, which may have been begun."""
+    if store is None:
+        return np.empty(shape, np.float32)
+    if not begun:
+        _reserve(store, 4 * int(np.prod(shape)))
+    room = np.lib.format.open_memmap(store, mode="r+" if begun else "w+", dtype=np.float32, shape=shape)
+    if room.shape != shape or room.dtype != np.float32:
+        raise InputError("checkpoint", str(store), f"samples of shape {shape}")
+    return room
+
+
+def _reserve(store: str | Path, size: int) -> None:
+    """OSError where a file of this size would fill the disk: a full one under a mapped file kills the process."""
+    free = shutil.disk_usage(Path(store).parent).free
+    if size > free:
+        raise OSError(errno.ENOSPC, f"{size / 2**30:.3g} GiB of samples, {free / 2**30:.3g} GiB free", str(store))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,11 +14,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, SamplingError
-from wflmc.keys import digest, named
+from wflmc.keys import named
 from wflmc.planning import Plan
-from wflmc.privacy import Ledger, refuse_overspending
-from wflmc.sampling.checkpoint import Checkpoint, Progress
+from wflmc.privacy import Ledger
+from wflmc.sampling.checkpoint import Checkpoint, Progress, room
 from wflmc.sampling.kernel import Rounds, rounds_of, step
+from wflmc.sampling.payment import Account, name_run, open_account, refuse_plans
 from wflmc.sampling.trace import Trace
 
 BLOCK_WORK = 2**33
@@ -199,9 +198,7 @@ def sample(
     if not places:
         raise InputError("accelerators", "none", "at least one of jax.devices()")
     mesh = Mesh(np.array(places), ("chain",)) if len(places) > 1 or accelerators is not None else None
-    _guard(plans, ledger)
-    if ledger is not None:
-        _check_ledger(ledger, first, posterior)
+    refuse_plans(plans)
     skip = 0 if keep_burn_in else first.burn_in
     draws = first.rounds - skip
     limit = default_memory() if memory is None else memory
@@ -210,18 +207,13 @@ def sample(
     chunks = _chunks(need, first, count, draws, limit, len(places))
     ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4, by_example)
     begun = None if initial is None else _positions(initial, count, first.dim)
-    run = "" if ledger is None and checkpoint is None else _name(key, posterior, plans, number, begun)
-    noise = digest(np.asarray(jax.random.key_data(key)))
+    run = "" if ledger is None and checkpoint is None else name_run(key, posterior, plans, number, begun)
     kept_in = None if checkpoint is None else Checkpoint(Path(checkpoint), f"{run}-{chunks}-{skip}")
     saved = Progress() if kept_in is None else kept_in.load()
-    if ledger is not None and ledger.rounds(run) == 0:
-        ledger.check(first.start, first.loss)  # all of it, before anything is sent
-    sent = first.rounds if saved.at else saved.rounds
-    if ledger is not None and ledger.rounds(run) < sent:
-        raise InputError(
-            "ledger", f"{ledger.rounds(run)} rounds of this run", f"one with all {sent} rounds that were sent"
-        )
-    theta = _room((draws, count, first.dim), store if kept_in is None else kept_in.samples, saved.theta is not None)
+    account = None if ledger is None else open_account(ledger, run, key, posterior, plans)
+    if account is not None:
+        account.check(sent=first.rounds if saved.at else saved.rounds)
+    theta = room((draws, count, first.dim), store if kept_in is None else kept_in.samples, saved.theta is not None)
     clip_rate = np.zeros((draws, count), np.float32) if saved.clip_rate is None else saved.clip_rate
     burn_in_rate = np.zeros(first.burn_in) if saved.burn_in_rate is None else saved.burn_in_rate
     work = first.rounds * -(-count // chunks.chains)
@@ -233,8 +225,9 @@ def sample(
         rounds = _stack([plans[index] for index in chosen]) if zipped else rounds_of(first)
         where = saved.theta if at == saved.at and saved.rounds else None if begun is None else begun[chosen]
         chain = _Chains(number[chosen], where, saved.rounds if at == saved.at else 0)
-        charge = None if ledger is None else partial(_charge, ledger, run, first, noise)
-        for block, kept, rate, now in _run(key, ready, first, rounds, chain, skip, chunks.rounds, zipped, mesh, charge):
+        for block, kept, rate, now in _run(
+            key, ready, first, rounds, chain, skip, chunks.rounds, zipped, mesh, account
+        ):
             fresh = slice(max(block.start, skip) - skip, max(block.stop, skip) - skip)
             theta[fresh, at : at + own] = kept[: fresh.stop - fresh.start, :own]
             clip_rate[fresh, at : at + own] = rate[max(skip - block.start, 0) :, :own]
@@ -276,73 +269,11 @@ def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, place
     return _Chunks(chains, -(-plan.rounds // -(-plan.rounds // min(most, plan.rounds))))
 
 
-def _room(shape: tuple[int, ...], store: str | Path | None, begun: bool) -> Any:
-    """Where samples go: memory, or a file, which may have been begun."""
-    if store is None:
-        return np.empty(shape, np.float32)
-    if not begun:
-        _reserve(store, 4 * int(np.prod(shape)))
-    room = np.lib.format.open_memmap(store, mode="r+" if begun else "w+", dtype=np.float32, shape=shape)
-    if room.shape != shape or room.dtype != np.float32:
-        raise InputError("checkpoint", str(store), f"samples of shape {shape}")
-    return room
-
-
-def _reserve(store: str | Path, size: int) -> None:
-    """OSError where a file of this size would fill the disk: a full one under a mapped file kills the process."""
-    free = shutil.disk_usage(Path(store).parent).free
-    if size > free:
-        raise OSError(errno.ENOSPC, f"{size / 2**30:.3g} GiB of samples, {free / 2**30:.3g} GiB free", str(store))
-
-
 def _positions(initial: ArrayLike, count: int, dim: int) -> NDArray[np.float32]:
     given = np.asarray(initial, np.float32)
     if given.shape != (count, dim) or not np.all(np.isfinite(given)):
         raise InputError("initial", f"shape {given.shape}", f"finite, [{count} chains, {dim} parameters]")
     return given
-
-
-def run_name(key: jax.Array, posterior: Any, plan: Plan, chains: int) -> str:
-    """The name under which `sample` charges its ledger."""
-    return _name(key, posterior, [plan], np.arange(chains), None)
-
-
-def _name(
-    key: jax.Array, posterior: Any, plans: Sequence[Plan], number: NDArray[Any], initial: NDArray[Any] | None
-) -> str:
-    """A name for all that is sent: what two runs share exactly if they send the same."""
-    start = () if initial is None else (initial,)
-    # Of the same data, another prior or another number of classes makes other gradients.
-    kind = [
-        type(posterior).__name__,
-        *(getattr(posterior, name, None) for name in ("prior_std", "classes", "intercept")),
-    ]
-    names = [item.digest.encode() for item in (*plans, posterior)] + [repr(kind).encode()]
-    return digest(*names, np.asarray(jax.random.key_data(key)), number, *start)
-
-
-def _guard(plans: Sequence[Plan], ledger: Ledger | None) -> None:
-    """Refuse plans that would overspend a device, before anything is sent."""
-    if ledger is not None and len(plans) > 1:
-        raise InputError("ledger", f"{len(plans)} plans", "given for one plan: chains are replicas of one experiment")
-    for plan in {id(plan): plan for plan in plans}.values():
-        if plan.enforced and plan.clips:
-            total = plan.ledger + np.cumsum(plan.loss, axis=0)
-            refuse_overspending(plan.privacy.budget(plan.devices), total, plan.start)
-        elif ledger is not None and not plan.clips:
-            raise InputError("ledger", "a plan that does not clip", "left out for it: no finite loss would be true")
-
-
-def _check_ledger(ledger: Ledger, plan: Plan, posterior: Any) -> None:
-    """Refuse a ledger of other devices, of another unit of privacy, or about other data."""
-    about = (ledger.devices, ledger.privacy.unit, ledger.subject or posterior.digest)
-    if about != (plan.devices, plan.privacy.unit, posterior.digest):
-        given = f"{about[0]} devices, unit = {about[1]!r}, data {about[2]}"
-        raise InputError("ledger", given, f"about this plan's {plan.devices} devices, its unit and its data")
-
-
-def _charge(ledger: Ledger, run: str, plan: Plan, noise: str, block: slice) -> None:
-    ledger.charge(run, plan.start + block.start, plan.loss[block], noise)
 
 
 def _run(
@@ -355,7 +286,7 @@ def _run(
     size: int,
     zipped: bool,
     mesh: Mesh | None,
-    charge: Callable[[slice], None] | None,
+    account: Account | None,
 ) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any], NDArray[Any]]]:
     """One chunk of chains: block by block of rounds, its kept samples, clip rates, and where the chains are."""
     chain = jnp.asarray(chains.number)
@@ -371,8 +302,8 @@ def _run(
         kept = jax.device_put(kept, NamedSharding(mesh, spec(None, "chain")))
     for at in range(chains.rounds, plan.rounds, size):
         block = slice(at, min(at + size, plan.rounds))
-        if charge is not None:
-            charge(block)
+        if account is not None:
+            account.charge(block)
         whole = block.stop - block.start == size
         filled = rounds.at(block if whole else np.minimum(np.arange(at, at + size), plan.rounds - 1))
         carry, finite, rate = _advance(

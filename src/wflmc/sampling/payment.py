@@ -1,0 +1,74 @@
+"""Paying for rounds before they are sent: which run it is, whose ledger, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.errors import InputError
+from wflmc.keys import digest
+from wflmc.planning import Plan
+from wflmc.privacy import Ledger, refuse_overspending
+
+
+def refuse_plans(plans: Sequence[Plan]) -> None:
+    """OverspendError for a plan that would take a device beyond its budget, unless its policy ignores budgets."""
+    for plan in {id(plan): plan for plan in plans}.values():
+        if plan.enforced and plan.clips:
+            total = plan.ledger + np.cumsum(plan.loss, axis=0)
+            refuse_overspending(plan.privacy.budget(plan.devices), total, plan.start)
+
+
+def name_run(
+    key: jax.Array, posterior: Any, plans: Sequence[Plan], number: NDArray[Any], initial: NDArray[Any] | None
+) -> str:
+    """A name for all that is sent: what two runs share exactly if they send the same."""
+    start = () if initial is None else (initial,)
+    # All of the posterior, not its data alone: with another prior the same data make other gradients.
+    model, kind = jax.tree.flatten(posterior)
+    plan_names = (plan.digest.encode() for plan in plans)
+    return digest(*plan_names, repr(kind).encode(), *model, np.asarray(jax.random.key_data(key)), number, *start)
+
+
+def run_name(key: jax.Array, posterior: Any, plan: Plan, chains: int) -> str:
+    """The name under which `sample` charges its ledger for chains from their own starts."""
+    return name_run(key, posterior, [plan], np.arange(chains), None)
+
+
+class Account(NamedTuple):
+    """A ledger, and the run that is charged to it."""
+
+    ledger: Ledger
+    run: str
+    noise: str
+    plan: Plan
+
+    def check(self, sent: int) -> None:
+        """Refuse a plan that the ledger does not leave room for, or a ledger without the `sent` rounds of this run."""
+        paid = self.ledger.rounds(self.run)
+        if paid < sent:
+            raise InputError("ledger", f"{paid} rounds of this run", f"one with all {sent} rounds that were sent")
+        if paid == 0:
+            self.ledger.check(self.plan.start, self.plan.loss)
+
+    def charge(self, block: slice) -> None:
+        """Pay for a block of rounds."""
+        self.ledger.charge(self.run, self.plan.start + block.start, self.plan.loss[block], self.noise)
+
+
+def open_account(ledger: Ledger, run: str, key: jax.Array, posterior: Any, plans: Sequence[Plan]) -> Account:
+    """The account of a run; a ledger of other devices, of another unit of privacy or about other data is refused."""
+    plan = plans[0]
+    if len(plans) > 1:
+        raise InputError("ledger", f"{len(plans)} plans", "given for one plan: chains are replicas of one experiment")
+    if not plan.clips:
+        raise InputError("ledger", "a plan that does not clip", "left out for it: no finite loss would be true")
+    about = (ledger.devices, ledger.privacy.unit, ledger.subject or posterior.digest)
+    if about != (plan.devices, plan.privacy.unit, posterior.digest):
+        given = f"{about[0]} devices, unit = {about[1]!r}, data {about[2]}"
+        raise InputError("ledger", given, f"about this plan's {plan.devices} devices, its unit and its data")
+    return Account(ledger, run, digest(np.asarray(jax.random.key_data(key))), plan)

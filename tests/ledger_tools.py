@@ -1,0 +1,38 @@
+"""What tests of the ledger and of resuming share."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+import wflmc
+
+PROMISE = wflmc.Privacy(8, 0.01, 30)
+
+
+BUDGET = float(wflmc.privacy.budget(8, 0.01))
+
+
+SCENARIO = """
+[posterior]
+devices = 10
+examples = 400
+[link]
+snr_db = -5.0
+[privacy]
+epsilon = 8.0
+delta = 0.01
+[sampler]
+burn_in = 50
+samples = 50
+chains = 10
+"""
+
+
+def lines_of(path):
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wflmc_spent(path):
+    return np.sum([json.loads(line)["loss"] for line in lines_of(path)[1:]], axis=0)
