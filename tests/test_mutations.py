@@ -197,7 +197,8 @@ def test_clips_skipped_by_the_softmax_model(examples, promise, mutate):
     if promise is None:
         found = softmax._chains_by_rows if examples == 6 else softmax._chains_by_devices
         name = "by_rows" if examples == 6 else "by_devices"
-        again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=3), "known_as": (sys.modules["wflmc.posterior.softmax"], name)}
+        used_in = sys.modules["wflmc.posterior.softmax"]
+        again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=3), "known_as": (used_in, name)}
         mutate(found, "clipping(w.T, limit.T, norm)", "w.T", **again)
     else:
         mutate(softmax._limited, "residual * clipping(jnp.ones(()), most, length)[:, None]", "residual")
