@@ -16,6 +16,7 @@ from wflmc.errors import InputError, SamplingError
 from wflmc.evaluation import evaluate, exact_w2_sq
 from wflmc.planning import Plan, plan, plan_many
 from wflmc.posterior import gaussian_regression, softmax_regression
+from wflmc.preconditioning import release_whitening
 from wflmc.privacy import Privacy
 from wflmc.sampling import Trace, sample
 from wflmc.version import __version__
@@ -40,6 +41,7 @@ __all__ = [
     "plan_many",
     "planning",
     "privacy",
+    "release_whitening",
     "sample",
     "sampling",
     "softmax_regression",

@@ -94,10 +94,13 @@ def run_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str,
     before = _earlier(task) if task.start else None
     preload()
     ledger = _open_ledger(task)
+    release = task.inputs.release
     with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
         if task.checkpoint is not None:
             _begin(task, document)
         try:
+            if ledger is not None and release is not None:
+                ledger.charge(release.name, 0, release.loss, release.noise)
             trace = _sample(task, before, ledger, Path(scratch), bar)
         except KeyboardInterrupt:
             if task.folder is not None:
@@ -127,7 +130,7 @@ def _new(request: Request, say: Say) -> Task:
         if request.overrides:
             raise InputError("--set", request.overrides[0], "left out with --plan, which is already made")
         scenario, inputs, plan = read_plan(request.plan)
-        if plan.ledger.any() and request.ledger is None:
+        if np.any(plan.ledger > inputs.spent * (1 + 1e-9)) and request.ledger is None:
             raise InputError("--ledger", None, "given: this plan was made from what a ledger leaves")
     else:
         scenario = load_scenario(str(request.scenario), request.overrides)
@@ -148,15 +151,17 @@ def _new(request: Request, say: Say) -> Task:
 
 
 def spent_before(path: str, inputs: Inputs, must_exist: bool = False) -> Any:
-    """What devices have spent by a ledger; nothing where it is yet to be begun."""
+    """What devices have spent by a ledger, and are about to spend on whitening; None where it is yet to be begun."""
     if not Path(path).exists():
         if must_exist:
             raise InputError("--ledger", path, "a ledger that a run has written")
         return None
     try:
-        return Ledger(inputs.privacy, inputs.posterior.devices, subject=inputs.posterior.digest, path=path).spent
+        ledger = Ledger(inputs.privacy, inputs.posterior.devices, subject=inputs.posterior.digest, path=path)
     except InputError as error:
         raise InputError("--ledger", error.given, error.allowed) from None
+    paid = inputs.release is not None and ledger.rounds(inputs.release.name) > 0
+    return ledger.spent if paid else ledger.spent + inputs.spent
 
 
 def _set_aside(task: Task, path: Path, say: Say) -> None:
@@ -166,7 +171,7 @@ def _set_aside(task: Task, path: Path, say: Say) -> None:
         runs = {run for run, _ in _ledger_at(task, path).entries}
     except ForeignLedgerError:
         runs = {"another"}
-    if runs <= {name}:
+    if runs <= {name, "" if task.inputs.release is None else task.inputs.release.name}:
         return
     kept = next(p for i in range(1, 10**6) if not (p := path.with_name(f"ledger-{i}.jsonl")).exists())
     os.replace(path, kept)

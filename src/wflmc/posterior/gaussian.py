@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
 from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks, row_norms
+from wflmc.posterior.coordinates import Coordinates, Moving, coordinates, moments_of, prior_ridge, whitening
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
 from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
 from wflmc.posterior.partition import by_device, padded
@@ -24,7 +25,7 @@ PAPER_PARAMETERS = (0.071, -0.518, 0.9342, 0.7198, 0.4676)
 
 
 @dataclass(frozen=True, eq=False)
-class GaussianPosterior:
+class GaussianPosterior(Moving):
     """p(θ|D) for v = θᵀu + N(0, 1) and prior N(0, prior_std² I), held as each device's sufficient statistics.
 
     The gradient of device k is H_k θ − b_k with H_k = Σ u uᵀ + I/(K prior_std²) and b_k = Σ v u, so a round
@@ -51,6 +52,12 @@ class GaussianPosterior:
     """v[K, n]."""
     block: int = 0
     """Devices whose gradients are worked out at a time; 0: all of them."""
+    intercept: bool = False
+    """Whether the last feature is a constant that the model has added itself."""
+    coordinates: Coordinates | None = None
+    """Where chains move, if not among the parameters themselves; all that is above is then said of them."""
+    subject: str = ""
+    """The name of the data, where features are no longer what they were."""
 
     @property
     def dim(self) -> int:
@@ -64,27 +71,55 @@ class GaussianPosterior:
 
     @property
     def exact(self) -> Gaussian:
-        """The posterior itself."""
-        return Gaussian(self.mean, self.covariance)
+        """The posterior of the parameters."""
+        return self._of_parameters(Gaussian(self.mean, self.covariance))
 
     def initial(self, init: str = "prior") -> Gaussian:
         """The law of θ[0]: the prior, or a point mass at zero."""
+        return self._of_parameters(self._initial(init))
+
+    def _initial(self, init: str) -> Gaussian:
+        """The same in the chain's coordinates."""
         check_init(init)
-        scale = self.prior_std**2 if init == "prior" else 0.0
-        return Gaussian(np.zeros(self.dim), scale * np.eye(self.dim))
+        spread = self.prior_std * np.eye(self.dim) if self.coordinates is None else self.coordinates.spread
+        return Gaussian(np.zeros(self.dim), spread @ spread.T if init == "prior" else 0.0 * spread)
+
+    def _of_parameters(self, law: Gaussian) -> Gaussian:
+        """The law of the parameters from that of the chain's coordinates."""
+        if self.coordinates is None:
+            return law
+        W = self.coordinates.matrix
+        return Gaussian(law.mean @ W, W.T @ law.covariance @ W)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
-        """W2² between the law of θ[0] and the posterior."""
-        return float(w2_squared(self.initial(init), self.exact))
+        """W2² between the start and the posterior, in the coordinates that chains move in."""
+        return float(w2_squared(self._initial(init), Gaussian(self.mean, self.covariance)))
+
+    def whitened(self, matrix: ArrayLike | None = None, prior_on: str = "parameters") -> GaussianPosterior:
+        """The same posterior for chains that move in the coordinates φ = W⁻ᵀθ; samples come back as parameters.
+
+        Args:
+            matrix: W[m, m], by default that which whitens the features (see `wflmc.posterior.whitening`). It then
+                depends on the data, and a promise of privacy does not cover it.
+            prior_on: "parameters" leaves the prior as it is; "whitened" puts N(0, prior_std² I) on φ: another prior.
+        """
+        if self.coordinates is not None:
+            raise InputError("matrix", "a second one", "given for a posterior in its own coordinates")
+        if matrix is None:
+            moments = moments_of(self.features, self.sizes, self.intercept)
+            matrix = whitening(*moments, self.intercept, ridge=prior_ridge(self, prior_on))
+        space = coordinates(matrix, self.prior_std, prior_on)
+        moved = _from_rows(self.features @ space.matrix.T, self.target, self.sizes, self.prior_std, space)
+        return replace(moved, intercept=self.intercept, subject=self.digest)
 
     @property
     def digest(self) -> str:
         """A short name for the data and who holds them."""
-        return digest(self.features, self.target, self.sizes)
+        return self.subject or digest(self.features, self.target, self.sizes)
 
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
-        """One θ[0], [m]."""
-        return draw_start(key, init, self.dim, self.prior_std)
+        """Where one chain starts, [m]."""
+        return draw_start(key, init, self.dim, self.prior_std, self.coordinates)
 
     def clipped_sum(
         self,
@@ -112,7 +147,9 @@ class GaussianPosterior:
     @property
     def _share(self) -> Any:
         """Each device's share of the prior's curvature."""
-        return 1 / (self.devices * self.prior_std**2)
+        if self.coordinates is None:
+            return np.eye(self.dim) / (self.devices * self.prior_std**2)
+        return self.coordinates.precision / self.devices
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Memory that one device at a time needs for its part of a round."""
@@ -143,7 +180,7 @@ class GaussianPosterior:
         """‖gradient‖ of every example at theta[..., m], [..., N]."""
         real = np.arange(self.target.shape[1]) < self.sizes[:, None]
         u, v = self.features[real], self.target[real]
-        return np.abs(np.asarray(theta) @ u.T - v) * np.linalg.norm(u, axis=1)
+        return np.abs(self.coordinates_of(np.asarray(theta)) @ u.T - v) * np.linalg.norm(u, axis=1)
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
@@ -157,7 +194,9 @@ class GaussianPosterior:
         rows = slice(self.sizes[index])
         # Its share of the prior is all of its own.
         std = self.prior_std * self.devices**0.5
-        return _from_rows(self.features[at, rows], self.target[at, rows], self.sizes[at], std)
+        space = None if self.coordinates is None else self.coordinates.shared(self.devices)
+        alone = _from_rows(self.features[at, rows], self.target[at, rows], self.sizes[at], std, space)
+        return replace(alone, intercept=self.intercept)
 
     def expansion(self, step_size: float, weight: ArrayLike) -> float:
         """The largest factor by which one round can stretch an error of θ, over the rounds of weight[S, K].
@@ -178,13 +217,17 @@ class GaussianPosterior:
         weights = np.asarray(weight, dtype=float)
         matrix = np.eye(self.dim) - eta[..., None, None] * np.tensordot(weights, self.hessian, 1)
         offset = eta[..., None] * (weights @ self.linear)
-        return affine_chain(self.initial(init), matrix, offset, np.asarray(noise_variance, dtype=float))
+        chain = affine_chain(self._initial(init), matrix, offset, np.asarray(noise_variance, dtype=float))
+        return self._of_parameters(chain)
 
 
 jax.tree_util.register_dataclass(
     GaussianPosterior,
-    data_fields=["hessian", "linear", "sizes", "prior_std", "mean", "covariance", "mu", "L", "features", "target"],
-    meta_fields=["block"],
+    data_fields=[
+        *("hessian", "linear", "sizes", "prior_std", "mean", "covariance", "mu", "L", "features", "target"),
+        "coordinates",
+    ],
+    meta_fields=["block", "intercept", "subject"],
 )
 
 
@@ -215,7 +258,7 @@ def _chains_by_examples(
         size = row_norms(u)
         most = jnp.where(size > 0, example[..., None] / size, jnp.inf)
         kept = jnp.clip(residual, -most, most)
-        gradient = jnp.einsum("ckn,knm->ckm", kept, u, precision="highest") + share * theta[:, None]
+        gradient = jnp.einsum("ckn,knm->ckm", kept, u, precision="highest") + (theta @ share)[:, None]
         norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
         return total + jnp.sum(clipping(w, limit, norm)[..., None] * gradient, axis=1), norm
 
@@ -226,10 +269,13 @@ _clipped_sum = many_chains(_all_chains, own=3)
 _by_examples = many_chains(_chains_by_examples, own=4)
 
 
-def _from_rows(features: Array, target: Array, sizes: NDArray[np.intp], prior_std: float) -> GaussianPosterior:
+def _from_rows(
+    features: Array, target: Array, sizes: NDArray[np.intp], prior_std: float, space: Coordinates | None = None
+) -> GaussianPosterior:
     devices, _, dim = features.shape
+    prior = np.eye(dim) / prior_std**2 if space is None else space.precision
     with np.errstate(over="ignore", invalid="ignore"):  # refused below, in words
-        hessian = features.swapaxes(1, 2) @ features + np.eye(dim) / (devices * prior_std**2)
+        hessian = features.swapaxes(1, 2) @ features + prior / devices
         linear = np.einsum("kn,knm->km", target, features)
     total = hessian.sum(0)
     if not np.all(np.isfinite(total)):
@@ -250,6 +296,7 @@ def _from_rows(features: Array, target: Array, sizes: NDArray[np.intp], prior_st
         L=float(values[-1]),
         features=features,
         target=target,
+        coordinates=space,
     )
 
 
@@ -285,7 +332,7 @@ def gaussian_regression(
     owner = split(partition, target, devices, host_generator(named(key, "data"), "partition"))
     parts, sizes = by_device(owner, devices, features, target)
     u, v = padded(parts, sizes)
-    return _from_rows(u, v, sizes, prior_std)
+    return replace(_from_rows(u, v, sizes, prior_std), intercept=intercept)
 
 
 def _synthetic(key: jax.Array, examples: int, dim: int) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
+from wflmc.posterior.coordinates import Coordinates
 
 Array = NDArray[np.float64]
 
@@ -19,10 +20,15 @@ def check_init(init: str) -> None:
         raise InputError("init", init, f"one of {', '.join(INITS)}")
 
 
-def draw_start(key: jax.Array, init: str, dim: int, prior_std: float) -> jax.Array:
-    """One θ[0], [m]: a draw from the prior, or zero."""
+def draw_start(key: jax.Array, init: str, dim: int, prior_std: float, space: Coordinates | None = None) -> jax.Array:
+    """Where a chain starts, [m]: at a draw from the prior, or at zero."""
     check_init(init)
-    return (prior_std if init == "prior" else 0.0) * jax.random.normal(key, (dim,))
+    draw = jax.random.normal(key, (dim,))
+    if init == "zero":
+        return 0.0 * draw
+    if space is None:
+        return prior_std * draw
+    return (draw.reshape(-1, len(space.spread)) @ space.spread.T).ravel()
 
 
 def check_prior(prior_std: float) -> None:

@@ -16,6 +16,7 @@ from scipy.special import logsumexp
 from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
 from wflmc.posterior.blocks import block_size, filled_up, in_blocks
+from wflmc.posterior.coordinates import Coordinates, Moving, coordinates, moments_of, prior_ridge, whitening
 from wflmc.posterior.inputs import (
     check_counts,
     check_init,
@@ -24,6 +25,7 @@ from wflmc.posterior.inputs import (
     draw_start,
     with_intercept,
 )
+from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
 from wflmc.posterior.softmax_sums import (
@@ -45,8 +47,10 @@ FEW_ROWS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxPosterior:
+class SoftmaxPosterior(Moving):
     """p(θ|D) for p(v = c|u) ∝ exp(θ_cᵀu) and prior N(0, prior_std² I); θ is the C vectors θ_c one after the other.
+
+    Features, μ, L and gradients are those of the coordinates that chains move in; `whitened` gives others.
 
     The gradient of device k in θ_c is Σ_n p(c|u_n) u_n − Σ_{n: v_n = c} u_n + θ_c/(K prior_std²). Devices of
     unlike size are padded with rows of zeros, which add nothing to it.
@@ -60,16 +64,21 @@ class SoftmaxPosterior:
     """N_k, [K]."""
     prior_std: float
     mu: float
-    """1/prior_std², the curvature of the prior (strong convexity)."""
+    """The smallest curvature of the prior, 1/prior_std² (strong convexity)."""
     L: float
-    """λ_max(Σ u uᵀ)/2 + 1/prior_std², Böhning's bound (smoothness)."""
+    """λ_max of Σ u uᵀ/2 and the prior's curvature, Böhning's bound (smoothness)."""
     classes: int = 2
     """C."""
     intercept: bool = False
     """Whether the last feature is a constant that the model has added itself."""
     block: int = 1
     """Devices whose gradients are worked out at a time."""
+    coordinates: Coordinates | None = None
+    """Where chains move, if not among the parameters themselves."""
+    subject: str = ""
+    """The name of the data, where features are no longer what they were."""
 
+    curvature = 0.5  # Böhning's bound
     start_is_estimate = True
     """`initial_w2_sq` is a Laplace estimate: the posterior has no closed form."""
 
@@ -86,11 +95,28 @@ class SoftmaxPosterior:
     @property
     def digest(self) -> str:
         """A short name for the data and who holds them."""
-        return digest(self.features, self.labels, self.sizes)
+        return self.subject or digest(self.features, self.labels, self.sizes)
+
+    def whitened(self, matrix: ArrayLike | None = None, prior_on: str = "parameters") -> SoftmaxPosterior:
+        """The same posterior for chains that move in the coordinates φ = W⁻ᵀθ; samples come back as parameters.
+
+        Args:
+            matrix: W[d, d], by default that which whitens the features (see `wflmc.posterior.whitening`). It then
+                depends on the data, and a promise of privacy does not cover it.
+            prior_on: "parameters" leaves the prior as it is; "whitened" puts N(0, prior_std² I) on φ: another prior.
+        """
+        if self.coordinates is not None:
+            raise InputError("matrix", "a second one", "given for a posterior in its own coordinates")
+        if matrix is None:
+            moments = moments_of(self.features, self.sizes, self.intercept)
+            matrix = whitening(*moments, self.intercept, ridge=prior_ridge(self, prior_on))
+        space = coordinates(matrix, self.prior_std, prior_on)
+        moved = _assemble(self.features @ space.matrix.T, self.labels, self.sizes, self.prior_std, self.classes, space)
+        return replace(moved, intercept=self.intercept, subject=self.digest)
 
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
-        """One θ[0], [m]."""
-        return draw_start(key, init, self.dim, self.prior_std)
+        """Where one chain starts, [m]."""
+        return draw_start(key, init, self.dim, self.prior_std, self.coordinates)
 
     def clipped_sum(
         self,
@@ -120,7 +146,11 @@ class SoftmaxPosterior:
     @property
     def _share(self) -> Any:
         """Each device's share of the prior's curvature."""
-        return 1 / (self.devices * self.prior_std**2)
+        return (
+            1 / (self.devices * self.prior_std**2)
+            if self.coordinates is None
+            else self.coordinates.precision / self.devices
+        )
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Memory that one device at a time needs for its part of a round."""
@@ -154,7 +184,7 @@ class SoftmaxPosterior:
         """‖gradient‖ of every example at theta[..., m], [..., N]: ‖p − 1[label]‖ ‖u‖."""
         real = np.arange(self.labels.shape[1]) < self.sizes[:, None]
         u, labels = self.features[real], self.labels[real]
-        given = np.asarray(theta, dtype=float)
+        given = self.coordinates_of(np.asarray(theta, dtype=float))
         logits = given.reshape(*given.shape[:-1], self.classes, -1) @ u.T
         residual = np.exp(logits - logsumexp(logits, axis=-2, keepdims=True))
         residual -= np.arange(self.classes)[:, None] == labels
@@ -177,8 +207,9 @@ class SoftmaxPosterior:
         at = slice(index, index + 1)
         rows = slice(self.sizes[index])
         std = self.prior_std * self.devices**0.5
-        alone = _assemble(self.features[at, rows], self.labels[at, rows], self.sizes[at], std, self.classes)
-        return replace(alone, intercept=self.intercept)
+        space = None if self.coordinates is None else self.coordinates.shared(self.devices)
+        held = self.features[at, rows], self.labels[at, rows], self.sizes[at]
+        return replace(_assemble(*held, std, self.classes, space), intercept=self.intercept)
 
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:
         """p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C].
@@ -196,7 +227,21 @@ class SoftmaxPosterior:
 
     @cached_property
     def laplace(self) -> tuple[Array, Array]:
-        """The posterior's mode[m], and its variances[m] along the main directions of the Hessian there.
+        """The posterior's mode[m], and its variances[m] along the main directions of the Hessian there."""
+        mode, covariance = self._laplace
+        prior = np.linalg.eigvalsh(self._precision)
+        return mode, np.concatenate([1 / prior, np.tile(np.linalg.eigvalsh(covariance), self.classes - 1)])
+
+    @property
+    def _precision(self) -> Array:
+        """The prior's curvature for one class, [d, d]."""
+        if self.coordinates is not None:
+            return np.asarray(self.coordinates.precision)
+        return np.eye(self.features.shape[-1]) / self.prior_std**2
+
+    @cached_property
+    def _laplace(self) -> tuple[Array, Array]:
+        """The mode[m], and the covariance[d, d] of what tells one class from the others.
 
         The Hessian Σ (diag(p) − p pᵀ) ⊗ u uᵀ is taken for (I − 1 1ᵀ/C) ⊗ M of the same trace: what moves all classes
         alike is known from the prior alone, and the classes are otherwise treated alike. Against the full Hessian, W2²
@@ -205,18 +250,19 @@ class SoftmaxPosterior:
         from scipy.optimize import minimize  # takes longer to import than most commands take to run
 
         X = self.features.reshape(-1, self.features.shape[-1])
-        linear, precision = np.zeros((X.shape[1], self.classes)), self.prior_std**-2
+        linear, precision = np.zeros((X.shape[1], self.classes)), self._precision
         np.add.at(linear.T, self.labels.ravel(), X)
         # In coordinates in which Böhning's bound on the Hessian is the identity, the mode is found in few steps.
-        root = np.linalg.cholesky(0.5 * X.T @ X + precision * np.eye(X.shape[1])).T
+        root = np.linalg.cholesky(0.5 * X.T @ X + precision).T
         shape = linear.shape
 
         def cost(z: Array) -> tuple[float, Array]:
             theta = solve_triangular(root, z.reshape(shape))
             logits = X @ theta
             total = logsumexp(logits, axis=1)
-            value = total.sum() - np.vdot(linear, theta) + 0.5 * precision * np.vdot(theta, theta)
-            gradient = X.T @ np.exp(logits - total[:, None]) - linear + precision * theta
+            pulled = precision @ theta
+            value = total.sum() - np.vdot(linear, theta) + 0.5 * np.vdot(theta, pulled)
+            gradient = X.T @ np.exp(logits - total[:, None]) - linear + pulled
             return float(value), solve_triangular(root, gradient, trans="T").ravel()
 
         found = minimize(
@@ -226,22 +272,23 @@ class SoftmaxPosterior:
         logits = X @ theta
         p = np.exp(logits - logsumexp(logits, axis=1)[:, None])
         curvature = (1 - (p**2).sum(1)) / (self.classes - 1)
-        along = np.maximum(np.linalg.eigvalsh(X.T @ (curvature[:, None] * X)), 0.0)
-        values = np.concatenate([np.zeros(along.size), np.tile(along, self.classes - 1)])
-        return theta.T.ravel(), 1 / (values + precision)
+        return theta.T.ravel(), np.asarray(np.linalg.inv(X.T @ (curvature[:, None] * X) + precision), dtype=float)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the law of θ[0] and the Laplace estimate of the posterior."""
         check_init(init)
-        mean, variance = self.laplace
-        scale = self.prior_std if init == "prior" else 0.0
-        return float(mean @ mean + np.sum((scale - np.sqrt(variance)) ** 2))
+        mode, covariance = self._laplace
+        if init == "zero":
+            return float(mode @ mode + np.sum(self.laplace[1]))
+        centre = np.zeros(len(covariance))  # what moves all classes alike is as in the prior, and adds nothing
+        prior = Gaussian(centre, np.asarray(np.linalg.inv(self._precision), dtype=float))
+        return float(mode @ mode + (self.classes - 1) * w2_squared(prior, Gaussian(centre, covariance)))
 
 
 jax.tree_util.register_dataclass(
     SoftmaxPosterior,
-    data_fields=["features", "labels", "sizes", "prior_std", "mu", "L"],
-    meta_fields=["classes", "intercept", "block"],
+    data_fields=["features", "labels", "sizes", "prior_std", "mu", "L", "coordinates"],
+    meta_fields=["classes", "intercept", "block", "subject"],
 )
 
 
@@ -259,15 +306,27 @@ def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
     return jax.lax.map(chain, theta)
 
 
-def _assemble(features: Array, labels: Labels, sizes: Labels, prior_std: float, classes: int) -> SoftmaxPosterior:
+def _assemble(
+    features: Array,
+    labels: Labels,
+    sizes: Labels,
+    prior_std: float,
+    classes: int,
+    space: Coordinates | None = None,
+) -> SoftmaxPosterior:
     X = features.reshape(-1, features.shape[-1])
+    few = X.shape[1] > X.shape[0] and space is None
     with np.errstate(over="ignore", invalid="ignore"):  # refused below, in words
-        second = X.T @ X if X.shape[1] <= X.shape[0] else X @ X.T  # the same largest eigenvalue
+        second = X @ X.T if few else X.T @ X  # the same largest eigenvalue
     if not np.all(np.isfinite(second)):
         raise InputError("data", "values whose squares overflow", "scaled to moderate size")
-    precision = prior_std**-2
-    L = 0.5 * float(np.linalg.eigvalsh(second)[-1]) + precision
-    return SoftmaxPosterior(features, labels, sizes, prior_std, mu=precision, L=L, classes=classes)
+    if space is None:
+        mu = prior_std**-2
+        L = 0.5 * float(np.linalg.eigvalsh(second)[-1]) + mu
+    else:
+        mu = float(np.linalg.eigvalsh(space.precision)[0])
+        L = float(np.linalg.eigvalsh(0.5 * second + space.precision)[-1])
+    return SoftmaxPosterior(features, labels, sizes, prior_std, mu, L, classes, coordinates=space)
 
 
 def softmax_regression(

@@ -32,6 +32,11 @@ def softmax(logits: jax.Array) -> jax.Array:
     return raised / raised.sum(1, keepdims=True)
 
 
+def pull(share: Any, columns: jax.Array) -> jax.Array:
+    """A device's share of the prior's gradient; `share` of the curvature is a number, or a matrix [d, d]."""
+    return share * columns if jnp.ndim(share) == 0 else product(share, columns)
+
+
 def _residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """p(class|u) − 1[class = label] from logits[n, C, chain] and labels[n]."""
     return softmax(logits) - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)[..., None]
@@ -62,7 +67,7 @@ def gradients_of(
             residual = _limited(residual, flat, example_clip, rows)
         apart = residual.reshape(block, rows, -1)
         likelihood = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(block, *columns.shape)
-    return likelihood + share * columns
+    return likelihood + pull(share, columns)
 
 
 def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -84,13 +89,15 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
 def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The same for devices of few rows, without any device's own gradient.
 
-    With residuals r = p − 1[label] the gradient is Uᵀr + share θ. Its norm follows from the few products of a device's
-    rows, ‖Uᵀr‖² = Σ_ij (u_i·u_j)(r_i·r_j) and (Uᵀr)·θ = Σ_i r_i·logits_i, and the clipped sum is one matrix product.
+    With residuals r = p − 1[label] the gradient is Uᵀr + pulled, the latter a share of the prior's. Its norm follows
+    from the few products of a device's rows, ‖Uᵀr‖² = Σ_ij (u_i·u_j)(r_i·r_j) and (Uᵀr)·pulled = Σ_i r_i·(u_i·pulled),
+    and the clipped sum is one matrix product.
     """
     block, rows, dim = blocks[0].shape[1:]
     classes = theta.shape[1] // dim
     columns = columns_of(theta, dim)
-    length = jnp.sum(columns**2, axis=(0, 1))
+    pulled = pull(share, columns)
+    length = jnp.sum(pulled**2, axis=(0, 1))
 
     def add(
         carry: tuple[jax.Array, jax.Array], data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
@@ -101,16 +108,17 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
         residual = _residuals(logits, label)
         if example is not None:
             residual = _limited(residual, u, example, rows)
-        across = jnp.sum(residual * logits, axis=1).reshape(block, rows, -1).sum(1)
+        along = share * logits if jnp.ndim(share) == 0 else product(u, pulled)
+        across = jnp.sum(residual * along, axis=1).reshape(block, rows, -1).sum(1)
         apart = residual.reshape(block, rows, classes, -1)
         inner = jnp.einsum("kid,kjd->kij", data[0], data[0], precision="highest")[..., None]
-        square = share**2 * length + 2 * share * across
+        square = length + 2 * across
         for i in range(rows):
             for j in range(i + 1):
                 square += (1 if i == j else 2) * inner[:, i, j] * jnp.sum(apart[:, i] * apart[:, j], axis=1)
         # Where rows cancel, the square is all rounding: taken at its largest, so that nothing is sent unclipped.
         sizes = jnp.sqrt(jnp.sum(apart**2, axis=2)) * row_norms(data[0])[..., None]
-        rounding = 2e-6 * (sizes.sum(1) + share * jnp.sqrt(length)) ** 2
+        rounding = 2e-6 * (sizes.sum(1) + jnp.sqrt(length)) ** 2
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
         factor = clipping(w.T, limit.T, jnp.sqrt(jnp.maximum(square, 0.0) + rounding))
         clipped = (factor[:, None, None] * apart).reshape(residual.shape)
@@ -118,7 +126,7 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
 
     start = (jnp.zeros_like(columns), jnp.zeros(theta.shape[0]))
     (total, prior), norms = over_blocks(add, blocks, start, *limits)
-    return _rows(total + share * prior * columns), norms
+    return _rows(total + prior * pulled), norms
 
 
 by_devices = many_chains(_chains_by_devices, own=3)

@@ -165,7 +165,7 @@ def sample(
         memory: bytes for chains and gradients at a time (2 GiB); less means smaller chunks, and changes results by
             float rounding alone. The samples themselves come on top, unless they are stored.
         store: a file that the samples go to round by round, for traces larger than memory; the trace reads from it.
-        initial: where the chains are, [chain, m], for a plan that goes on from others; drawn by default.
+        initial: the parameters that chains are at, [chain, m], for a plan that goes on from others; drawn by default.
         ledger: charged for every round before it is sent. A round that would take a device beyond its budget is
             refused with OverspendError before anything is sent, with or without a ledger.
         checkpoint: a folder that progress and samples are kept in; a call with the same arguments goes on from there,
@@ -206,7 +206,7 @@ def sample(
     need = _Need(posterior.working_bytes(1, by_example), posterior.work(by_example))
     chunks = _chunks(need, first, count, draws, limit, len(places))
     ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4, by_example)
-    begun = None if initial is None else _positions(initial, count, first.dim)
+    begun = None if initial is None else posterior.coordinates_of(_positions(initial, count, first.dim))
     run = "" if ledger is None and checkpoint is None else name_run(key, posterior, plans, number, begun)
     kept_in = None if checkpoint is None else Checkpoint(Path(checkpoint), f"{run}-{chunks}-{skip}")
     saved = Progress() if kept_in is None else kept_in.load()
@@ -229,7 +229,7 @@ def sample(
             key, ready, first, rounds, chain, skip, chunks.rounds, zipped, mesh, account
         ):
             fresh = slice(max(block.start, skip) - skip, max(block.stop, skip) - skip)
-            theta[fresh, at : at + own] = kept[: fresh.stop - fresh.start, :own]
+            theta[fresh, at : at + own] = posterior.parameters(kept[: fresh.stop - fresh.start, :own])
             clip_rate[fresh, at : at + own] = rate[max(skip - block.start, 0) :, :own]
             early = slice(block.start, min(block.stop, first.burn_in))
             burn_in_rate[early] += rate[: max(early.stop - early.start, 0), :own].sum(1) / count

@@ -19,6 +19,7 @@ from wflmc.planning import Plan, Policy, plan
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.inputs import checked
 from wflmc.posterior.softmax import as_labels, synthetic_labels
+from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
 from wflmc.scenario.expression import evaluate_expression
 from wflmc.scenario.files import DataSet, is_data_path, load_data, load_gains
@@ -38,6 +39,13 @@ class Inputs(NamedTuple):
     step_size: float
     warnings: tuple[str, ...]
     test: Test | None = None
+    release: Release | None = None
+    """What whitening has cost, where it is paid for."""
+
+    @property
+    def spent(self) -> NDArray[np.float64]:
+        """Loss of every device before the first round of a chain, [K]."""
+        return np.zeros(self.posterior.devices) if self.release is None else self.release.spent
 
 
 def build(scenario: Scenario) -> Inputs:
@@ -45,14 +53,16 @@ def build(scenario: Scenario) -> Inputs:
     warnings = [f"{key} has no effect: {why}." for key, why in irrelevant(scenario).items() if scenario.given(key)]
     with naming("posterior"):
         posterior, test = build_posterior(scenario)
-        posterior, notes = _public_constants(scenario, posterior)
     with naming("link"):
         link = build_link(scenario)
     privacy = build_privacy(scenario)
+    posterior, release = _preconditioned(scenario, posterior, link, privacy)
+    with naming("posterior"):
+        posterior, notes = _public_constants(scenario, posterior)
     text = scenario.sampler.step_size
     names = {"mu": posterior.mu, "L": posterior.L}
     step_size = evaluate_expression("sampler.step_size", text, names) if isinstance(text, str) else text
-    return Inputs(posterior, link, privacy, step_size, (*warnings, *notes, *_leaks(scenario)), test)
+    return Inputs(posterior, link, privacy, step_size, (*warnings, *notes, *_leaks(scenario)), test, release)
 
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
@@ -83,6 +93,42 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     if (features.shape[1] + section.intercept) * posterior.classes != posterior.dim:
         raise InputError("data", f"X_test of {features.shape[1]} features", "of as many features as X")
     return posterior, (features, labels)
+
+
+def _preconditioned(
+    scenario: Scenario, posterior: Posterior, link: Link, privacy: Privacy
+) -> tuple[Posterior, Release | None]:
+    """The posterior in the coordinates that the scenario asks for, and what they have cost."""
+    section = scenario.posterior
+    match section.preconditioner:
+        case "none":
+            return posterior, None
+        case "whiten":
+            with naming("posterior"):
+                return posterior.whitened(prior_on=section.prior_on), None
+    key, clip = jax.random.key(section.seed), section.whiten_clip or None
+    try:
+        release = release_whitening(
+            key,
+            posterior,
+            link,
+            privacy,
+            clip=clip,
+            share=section.whiten_share,
+            rounds=section.whiten_rounds,
+            prior_on=section.prior_on,
+        )
+    except InputError as error:
+        where = (
+            "link."
+            if error.key in ("gains", "power", "snr_db")
+            else "privacy."
+            if error.key in PrivacySection.model_fields
+            else "posterior."
+        )
+        raise InputError(f"{where}{error.key}", error.given, error.allowed) from None
+    with naming("posterior"):
+        return posterior.whitened(release.matrix, section.prior_on), release
 
 
 def _data(scenario: Scenario, key: jax.Array) -> DataSet | None:
@@ -128,6 +174,7 @@ def _leaks(scenario: Scenario) -> list[str]:
         return []
     section = scenario.posterior
     taken = {
+        "preconditioner": section.preconditioner == "whiten",
         "mu": not section.mu and section.model == "gaussian",  # softmax has it from its prior
         "L": not section.L,
         "initial_w2_sq": not section.initial_w2_sq,
@@ -180,7 +227,13 @@ def make_plan(
     start: int = 0,
     initial_w2_sq: float | None = None,
 ) -> Plan:
-    """The plan of a scenario, by its own policy or a given one; the last three are those of `plan`."""
+    """The plan of a scenario, by its own policy or a given one.
+
+    Args:
+        ledger: what devices have spent before, a release that whitening took included.
+        start: rounds of the chain that came before; those of a release come on top.
+        initial_w2_sq: as of `plan`.
+    """
     policy = scenario.policy
     burn_in = settle_burn_in(scenario, inputs).sampler.burn_in
     try:
@@ -197,8 +250,8 @@ def make_plan(
             bound=policy.bound,
             init=scenario.sampler.init,
             initial_w2_sq=initial_w2_sq or scenario.posterior.initial_w2_sq or None,
-            ledger=ledger,
-            start=start,
+            ledger=inputs.spent if ledger is None else ledger,
+            start=start if inputs.release is None else start + len(inputs.release.loss),
             max_round_noise=policy.max_round_noise,
             solver=solver,
         )

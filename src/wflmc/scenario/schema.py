@@ -34,6 +34,9 @@ class PosteriorSection(_Section):
     intercept: bool = False
     partition: str = "iid"
     preconditioner: Literal["none", "whiten", "private-whiten"] = "none"
+    whiten_clip: NotNegative = 0.0
+    whiten_share: Probability = 0.1
+    whiten_rounds: Annotated[int, Field(ge=3, le=10**5)] = 16
     prior_std: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     prior_on: Literal["parameters", "whitened"] = "parameters"
     mu: NotNegative = 0.0
@@ -110,8 +113,6 @@ class Scenario(_Section):
 
 # Keys of features that are still to come: what works today.
 BUILT: dict[str, tuple[object, ...]] = {
-    "posterior.preconditioner": ("none",),
-    "posterior.prior_on": ("parameters",),
     "link.downlink_snr_db": (float("inf"),),
     "sampler.dynamics": ("overdamped",),
     "policy.schedule": ("threshold", "all"),
@@ -163,6 +164,15 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
             data not in ("synthetic", "mnist") and scenario.posterior.partition in ("blocks", "by-label"),
             "nothing is drawn",
         ),
+        *(
+            (
+                f"posterior.{key}",
+                scenario.posterior.preconditioner != "private-whiten",
+                f"posterior.preconditioner = {scenario.posterior.preconditioner!r}",
+            )
+            for key in ("whiten_clip", "whiten_share", "whiten_rounds")
+        ),
+        ("posterior.prior_on", scenario.posterior.preconditioner == "none", "posterior.preconditioner = 'none'"),
         ("privacy.example_clip", scenario.privacy.unit == "device", "privacy.unit = 'device'"),
         ("privacy.accountant", scenario.privacy.epsilon is None, "there is no privacy.epsilon"),
         ("sampler.friction", scenario.sampler.dynamics == "overdamped", "sampler.dynamics = 'overdamped'"),

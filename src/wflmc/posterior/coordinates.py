@@ -1,0 +1,119 @@
+"""Other coordinates for the same posterior: whitened features, parameters mapped back, the prior stated in either.
+
+A chain contracts at the pace of its slowest direction and is stable at that of its fastest. In the coordinates φ with
+θ = Wᵀφ the features are z = W u and every inner product θᵀu = φᵀz is as before, so that the model is the same and only
+the geometry changes. With W whitening the features, all directions that the data speak about are alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.errors import InputError
+
+Array = NDArray[np.float64]
+
+PRIORS = ("parameters", "whitened")
+SMALLEST = 1e-10
+"""Directions with less than this share of the largest variance are stretched no further: they may be rounding."""
+
+
+class Coordinates(NamedTuple):
+    """The coordinates φ of a chain: θ = Wᵀφ for the parameters that belong to one set of features (one class)."""
+
+    matrix: Any
+    """W[d, d]."""
+    inverse: Any
+    """W⁻¹, so that φ = W⁻ᵀθ."""
+    spread: Any
+    """R[d, d] with φ ~ N(0, R Rᵀ) under the prior."""
+    precision: Any
+    """(R Rᵀ)⁻¹, the prior's curvature."""
+
+    def parameters(self, phi: Any) -> Any:
+        """θ[..., m] of φ[..., m]."""
+        return _apply(phi, self.matrix)
+
+    def of(self, theta: Any) -> Any:
+        """φ[..., m] of θ[..., m]."""
+        return _apply(theta, self.inverse)
+
+    def shared(self, devices: int) -> Coordinates:
+        """The same with one device's share of the prior."""
+        return self._replace(spread=self.spread * devices**0.5, precision=self.precision / devices)
+
+
+class Moving:
+    """What posteriors whose chains may move in other coordinates have in common."""
+
+    coordinates: Coordinates | None
+    curvature: float = 1.0
+    """The most by which an example with features u can curve the cost, over ‖u‖²."""
+
+    def parameters(self, phi: Any) -> Any:
+        """θ[..., m] of the coordinates φ[..., m] that chains move in."""
+        return phi if self.coordinates is None else self.coordinates.parameters(phi)
+
+    def coordinates_of(self, theta: Any) -> Any:
+        """The coordinates φ[..., m] of θ[..., m]."""
+        return theta if self.coordinates is None else self.coordinates.of(theta)
+
+
+def _apply(values: Any, matrix: Any) -> Any:
+    """values[..., m] times the matrix, in pieces of its size."""
+    pieces = values.shape[-1] // len(matrix)
+    return (values.reshape(*values.shape[:-1], pieces, len(matrix)) @ matrix).reshape(values.shape)
+
+
+def coordinates(matrix: ArrayLike, prior_std: float, prior_on: str = "parameters") -> Coordinates:
+    """Coordinates by W, with the prior N(0, prior_std² I) on the parameters θ or on the coordinates φ."""
+    W = np.asarray(matrix, dtype=float)
+    if prior_on not in PRIORS:
+        raise InputError("prior_on", prior_on, f"one of {', '.join(PRIORS)}")
+    if W.ndim != 2 or W.shape[0] != W.shape[1] or not np.all(np.isfinite(W)):
+        raise InputError("matrix", f"shape {W.shape}", "a finite square matrix")
+    if not np.linalg.cond(W) < 1e12:
+        raise InputError("matrix", f"condition number {np.linalg.cond(W):.3g}", "one that can be inverted")
+    inverse = np.linalg.inv(W)
+    if prior_on == "parameters":
+        return Coordinates(W, inverse, prior_std * inverse.T, W @ W.T / prior_std**2)
+    return Coordinates(W, inverse, prior_std * np.eye(len(W)), np.eye(len(W)) / prior_std**2)
+
+
+def whitening(mean: ArrayLike, covariance: ArrayLike, intercept: bool, least: float = 0.0, ridge: float = 0.0) -> Array:
+    """W with z = W u of unit second moments: E[z zᵀ] = I where `least` and `ridge` are zero.
+
+    Args:
+        mean: of the features, [d]; covariance: [d, d], both without the constant that an intercept adds.
+        intercept: with one, u has that constant and W one row more. Then z is, up to a rotation, what centring and
+            scaling would give; without one, centring would be another model, and moments are those about zero.
+        least: variances below this are taken for it, such as those that noise hides.
+        ridge: added to all moments, for what the prior knows.
+    """
+    centre, spread = np.asarray(mean, dtype=float), np.asarray(covariance, dtype=float)
+    values, vectors = np.linalg.eigh(spread)
+    spread = (vectors * np.maximum(values, least)) @ vectors.T
+    moments = spread + np.outer(centre, centre)
+    if intercept:
+        moments = np.block([[moments, centre[:, None]], [centre, np.ones(1)]])
+    values, vectors = np.linalg.eigh(moments)
+    if not values[-1] > 0:
+        raise InputError("data", "features that are all zero", "features that vary, for whitening")
+    return np.asarray((vectors / np.sqrt(np.maximum(values + ridge, SMALLEST * values[-1]))) @ vectors.T)
+
+
+def prior_ridge(posterior: Any, prior_on: str) -> float:
+    """The second moment of features that would curve the cost as much as a prior on the parameters does."""
+    if prior_on != "parameters":
+        return 0.0
+    return float(1 / (posterior.curvature * posterior.sizes.sum() * posterior.prior_std**2))
+
+
+def moments_of(features: Array, sizes: NDArray[np.intp], intercept: bool) -> tuple[Array, Array]:
+    """Mean and covariance of the real rows of features[K, n, d], without an intercept's constant."""
+    rows = features[np.arange(features.shape[1]) < sizes[:, None]]
+    rows = rows[:, :-1] if intercept else rows
+    return rows.mean(0), np.cov(rows.T, bias=True).reshape(rows.shape[1], rows.shape[1])

@@ -1,0 +1,181 @@
+"""Whitening that is paid for: means and second moments of the features, released once over the same channel.
+
+Before the first round of a chain the devices send sums over their data at full power, all at once: first of their
+features, then, about the mean that the server has heard, of their squared lengths and of their products. The server
+hears each sum under channel noise: a Gaussian mechanism, whose loss is taken from the same budget as that of the
+gradients. Nothing has to be inverted: a device that is heard more weakly than another counts for less in the average,
+and a preconditioner does not mind (nor does it change what is sampled). Only the phase of a channel is made up for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.channel import Link
+from wflmc.errors import InputError
+from wflmc.keys import digest, host_generator
+from wflmc.posterior import whitening
+from wflmc.posterior.coordinates import prior_ridge
+from wflmc.privacy import Privacy
+
+Array = NDArray[np.float64]
+
+FIRST = 2.0
+"""Features lie up to this many radii from zero, and one from their mean."""
+MEAN_PART = 0.2
+"""The mean's part of the loss and, at least one, of the rounds."""
+SIZE_PART = 0.05
+"""The part of the loss for the features' mean square length, which takes one round."""
+
+
+class Release(NamedTuple):
+    """What came out, and what it cost."""
+
+    matrix: Array
+    """W, for `posterior.whitened(matrix)`."""
+    loss: Array
+    """Privacy loss of every round and device, [rounds, K]."""
+    name: str
+    """A name for all that was sent, under which a ledger is charged."""
+    noise: str
+    """A name for its noise."""
+    noise_level: float
+    """The largest eigenvalue that noise alone would give the covariance; smaller ones are taken for it."""
+
+    @property
+    def spent(self) -> Array:
+        """Loss of each device, [K]."""
+        return np.asarray(self.loss.sum(0))
+
+
+class _Heard(NamedTuple):
+    """The average of what devices sent, the standard deviation of its noise, and the losses [rounds, K]."""
+
+    average: Array
+    noise: float
+    loss: Array
+
+
+def release_whitening(
+    key: jax.Array,
+    posterior: Any,
+    link: Link,
+    privacy: Privacy,
+    *,
+    clip: float | None = None,
+    share: float = 0.1,
+    rounds: int = 16,
+    prior_on: str = "parameters",
+) -> Release:
+    """W that whitens the features, by the mean and covariance that the server can hear.
+
+    Args:
+        key: seeds the channel noise.
+        clip: b, rows of features further than this from zero, and then from the released mean, are brought there;
+            √d by default, which suits features of about unit size. It has to be public.
+        share: of every device's budget that may be spent on this.
+        rounds: fading blocks that it takes, the first ones of the link, of d(d + 1)/2 channel uses each, at the link's
+            power per channel use.
+        prior_on: where the prior is to be (see `posterior.whitened`); what it outweighs is not stretched.
+    """
+    if not 0 < share < 1:
+        raise InputError("whiten_share", share, "above 0 and below 1")
+    if rounds < 3:
+        raise InputError("whiten_rounds", rounds, "at least 3")
+    if posterior.coordinates is not None:
+        raise InputError("preconditioner", "a posterior in other coordinates", "one in its own")
+    rows = posterior.features[..., :-1] if posterior.intercept else posterior.features
+    size = rows.shape[-1]
+    uses = size * (size + 1) // 2
+    radius = size**0.5 if clip is None else clip
+    if not 0 < radius < np.inf:
+        raise InputError("whiten_clip", radius, "finite and above 0")
+    real = np.arange(rows.shape[1]) < posterior.sizes[:, None]
+    first = max(1, round(MEAN_PART * rounds)) if posterior.intercept else 0
+    air = _Air(host_generator(key, "whiten"), link, privacy, posterior.sizes, rounds)
+
+    mean, wide = np.zeros(size), FIRST * radius
+    heard = []
+    if posterior.intercept:
+        sums = _within(rows, wide, real).sum(1)
+        heard.append(_hear(air, slice(0, first), sums, uses, wide, 2 * wide, MEAN_PART * share))
+        mean = heard[0].average
+    lengths = (_within(rows - mean, wide, real) ** 2).sum((1, 2))[:, None]
+    heard.append(_hear(air, slice(first, first + 1), lengths, uses, wide**2, wide**2, SIZE_PART * share))
+    away = _within(rows - mean, radius, real)
+    products = _packed(np.einsum("kni,knj->kij", away, away))
+    # A device's products are at most N_k b² long, and N_k b²/√d where all directions are alike. Longer ones are
+    # clipped, by which only their size is lost: it is known from the lengths.
+    left = share * (1 - SIZE_PART - MEAN_PART * posterior.intercept)
+    reach = radius**2 / size**0.5
+    heard.append(_hear(air, slice(first + 1, rounds), products, uses, reach, 2**0.5 * radius**2, left))
+    shape, trace = _unpacked(heard[-1].average, size), heard[-2].average[0]
+    scale = trace / np.trace(shape) if np.trace(shape) > 0 and trace > heard[-2].noise else 1.0
+    level = scale * (2 * size) ** 0.5 * heard[-1].noise  # the edge of the spectrum of noise alone
+    matrix = whitening(mean, scale * shape, posterior.intercept, level, prior_ridge(posterior, prior_on))
+    loss = np.concatenate([each.loss for each in heard])
+    noise = digest(np.asarray(jax.random.key_data(key)), b"whiten")
+    sent = digest(posterior.digest.encode(), noise.encode(), air.known, loss, np.array([radius, share]))
+    return Release(matrix, loss, f"whiten-{sent}", f"whiten-{noise}", level)
+
+
+class _Air:
+    """The channel of a release: gains as devices know them and as they are, and what devices are promised."""
+
+    def __init__(
+        self, generator: np.random.Generator, link: Link, privacy: Privacy, sizes: NDArray[np.intp], rounds: int
+    ) -> None:
+        devices = sizes.size
+        self.generator, self.link, self.privacy, self.sizes = generator, link, privacy, sizes
+        off = link.mismatch(rounds, devices)
+        self.off = np.ones((rounds, devices)) if off is None else off
+        self.known = np.abs(link.gains(rounds, devices)) / self.off
+
+
+def _hear(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivity: float, share: float) -> _Heard:
+    """Devices' sums[K, n] as the server hears them, averaged over all examples.
+
+    Args:
+        at: the rounds that it takes, with `uses` channel uses each, in which the n numbers are repeated.
+        reach: what one example adds to the length of a sum, so that N_k times it is what full power is made for;
+            longer sums are clipped to it.
+        sensitivity: how far the replacement of one example moves a sum.
+    """
+    limit = air.sizes * reach
+    length = np.linalg.norm(sums, axis=1)
+    sent = sums * np.minimum(1.0, limit / np.maximum(length, 1e-300))[:, None]
+    strength = air.known[at] * np.sqrt(air.link.snr(air.sizes.size) * uses) / limit  # over √N0
+    moved = np.minimum(sensitivity, 2 * limit) if air.privacy.unit == "record" else 2 * limit
+    loss = (air.link.uncertainty * strength * moved) ** 2 / 2
+    allowed = share * air.privacy.budget(air.sizes.size)
+    fraction = np.minimum(1.0, allowed / loss.sum(0))
+    strength, loss = strength * np.sqrt(fraction), loss * fraction
+    noise = air.generator.standard_normal((strength.shape[0], sums.shape[1]))
+    received = (strength * air.off[at]) @ sent + noise
+    weight = strength.sum(1)
+    total = float(weight @ (strength @ air.sizes))
+    return _Heard(weight @ received / total, float(np.linalg.norm(weight)) / total, loss)
+
+
+def _within(rows: Array, radius: float, real: NDArray[np.bool_]) -> Array:
+    """rows[K, n, d] no longer than the radius, and zero where there is no example."""
+    length = np.linalg.norm(rows, axis=-1, keepdims=True)
+    return rows * (np.minimum(1.0, radius / np.maximum(length, 1e-300)) * real[..., None])
+
+
+def _packed(matrices: Array) -> Array:
+    """Symmetric matrices[..., d, d] as vectors of the same length (Frobenius norm)."""
+    i, j = np.triu_indices(matrices.shape[-1])
+    return matrices[..., i, j] * np.where(i == j, 1.0, 2**0.5)
+
+
+def _unpacked(vector: Array, size: int) -> Array:
+    """The symmetric matrix of a packed vector."""
+    i, j = np.triu_indices(size)
+    matrix = np.zeros((size, size))
+    matrix[i, j] = matrix[j, i] = vector * np.where(i == j, 1.0, 2**-0.5)
+    return matrix

@@ -1,0 +1,363 @@
+"""Whitened coordinates: the same posterior in another geometry, and what releasing them costs."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wflmc
+from wflmc import InputError, channel, preconditioning
+from wflmc.posterior import softmax as softmax_module
+from wflmc.posterior import whitening
+from wflmc.posterior.coordinates import moments_of
+
+KEY = jax.random.key(3)
+
+
+def correlated(examples=60, dim=4, seed=0):
+    """Features of unlike scale, correlated and away from zero."""
+    rng = np.random.default_rng(seed)
+    mix = rng.standard_normal((dim, dim)) * np.logspace(0, -1.2, dim)
+    X = rng.standard_normal((examples, dim)) @ mix + rng.standard_normal(dim)
+    return X, X @ rng.standard_normal(dim) + 0.5 + rng.standard_normal(examples)
+
+
+def gaussian(**keywords):
+    X, y = correlated()
+    return wflmc.gaussian_regression(KEY, 5, X=X, y=y, **keywords)
+
+
+def labelled(rows=40, **keywords):
+    X, y = correlated(rows)
+    return wflmc.softmax_regression(KEY, 5, X=X, y=np.digitize(y, np.quantile(y, [0.3, 0.7])), **keywords)
+
+
+def log_posterior(theta, posterior, prior_precision):
+    """Of the softmax model, written down again, on the features of `posterior`."""
+    u = jnp.asarray(posterior.features.reshape(-1, posterior.features.shape[-1]))
+    real = (np.arange(posterior.labels.shape[1]) < posterior.sizes[:, None]).ravel()
+    weights = theta.reshape(posterior.classes, -1)
+    scores = jax.nn.log_softmax(u @ weights.T)[jnp.arange(len(u)), posterior.labels.ravel()]
+    return jnp.sum(jnp.where(real, scores, 0.0)) - 0.5 * jnp.sum(weights * (weights @ prior_precision))
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_whitened_features_have_unit_moments(intercept):
+    posterior = gaussian(intercept=intercept).whitened(prior_on="whitened")
+    z = posterior.features[np.arange(posterior.features.shape[1]) < posterior.sizes[:, None]]
+    np.testing.assert_allclose(z.T @ z / len(z), np.eye(z.shape[1]), atol=1e-9)
+
+
+def test_directions_without_variance_are_left_finite():
+    X, y = correlated()
+    flat = np.column_stack([X, np.full(len(X), 2.0), X[:, 0]])
+    posterior = wflmc.gaussian_regression(KEY, 5, X=flat, y=y, intercept=True).whitened()
+    assert np.isfinite(posterior.mu)
+    same = wflmc.gaussian_regression(KEY, 5, X=flat, y=y, intercept=True)
+    np.testing.assert_allclose(posterior.exact.covariance, same.exact.covariance, atol=1e-6)
+    with pytest.raises(InputError, match="features that vary"):
+        whitening([0.0, 0.0], np.zeros((2, 2)), intercept=False)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_gaussian_posterior_is_the_same_whatever_the_coordinates(intercept):
+    own = gaussian(intercept=intercept, prior_std=0.3)
+    other = own.whitened()
+    np.testing.assert_allclose(other.exact.mean, own.exact.mean, rtol=1e-8)
+    np.testing.assert_allclose(other.exact.covariance, own.exact.covariance, rtol=1e-8)
+    np.testing.assert_allclose(other.initial().covariance, own.initial().covariance, atol=1e-12)
+    assert other.L / other.mu == pytest.approx(1)  # data and prior together are made round
+    assert other.digest == own.digest
+
+
+def test_a_prior_on_whitened_coordinates_is_another_prior():
+    own, std = gaussian(intercept=True), 0.2
+    W = whitening(*moments_of(own.features, own.sizes, True), True)
+    u = own.features[np.arange(own.features.shape[1]) < own.sizes[:, None]]
+    v = own.target[np.arange(own.target.shape[1]) < own.sizes[:, None]]
+    prior = std**2 * W.T @ W  # of θ = Wᵀφ
+    covariance = np.linalg.inv(u.T @ u + np.linalg.inv(prior))
+    other = gaussian(intercept=True, prior_std=std).whitened(prior_on="whitened")
+    np.testing.assert_allclose(other.exact.covariance, covariance, rtol=1e-7)
+    np.testing.assert_allclose(other.exact.mean, covariance @ (u.T @ v), rtol=1e-7)
+    np.testing.assert_allclose(other.initial().covariance, prior, rtol=1e-9)
+    with pytest.raises(InputError, match="prior_on"):
+        own.whitened(prior_on="elsewhere")
+
+
+def test_chains_in_whitened_coordinates_reach_the_posterior_of_the_parameters():
+    """Against the exact posterior: estimate and floor of perfect samples, in the parameters' own coordinates."""
+    own = gaussian(intercept=True)
+    other = own.whitened()
+    link, step = wflmc.Link(channel.static(), snr_db=60), 0.1 / (other.mu + other.L)
+    plan = wflmc.plan(
+        other, link, wflmc.Privacy(), step_size=step, burn_in=300, samples=20, power="noiseless", init="zero"
+    )
+    trace = wflmc.sample(KEY, other, plan, 2000)
+    exact = wflmc.exact_w2_sq(other, plan)
+    evaluation = wflmc.evaluate(trace, other)
+    assert exact[-1] < 0.02 * np.trace(own.exact.covariance)
+    error = (trace.theta[:, -1].mean(0) - own.mean) / np.sqrt(np.diag(own.covariance) / 2000)
+    assert np.abs(error).max() < 4
+    law = other.law(plan.step_size, plan.weight, plan.noise_variance, "zero")
+    spread = trace.theta[:, -1].var(0, ddof=1) / np.diag(law.covariance[-1])
+    assert np.abs(spread - 1).max() < 4 * np.sqrt(2 / 2000)
+    assert evaluation.w2_sq.worst < 5 * np.trace(own.exact.covariance) / 2000 * 5 + exact[300:].max() * 1.2
+    goes_on = wflmc.sample(KEY, other, plan.rest(310), 2000, initial=trace.theta[:, 9])
+    np.testing.assert_allclose(goes_on.theta[:, -1], trace.theta[:, -1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [20, 100])  # few rows on a device, and many
+@pytest.mark.parametrize("prior_on", ["parameters", "whitened"])
+def test_softmax_gradients_are_those_of_the_same_density(rows, prior_on):
+    own = labelled(rows, intercept=True, prior_std=0.7)
+    assert (own.features.shape[1] <= softmax_module.FEW_ROWS) == (rows == 20)
+    other = own.whitened(prior_on=prior_on)
+    W = other.coordinates.matrix
+    prior = np.eye(5) / 0.49 if prior_on == "parameters" else np.linalg.inv(W.T @ W) / 0.49
+    theta = np.random.default_rng(0).standard_normal(own.dim)
+    phi = other.coordinates_of(theta)
+    np.testing.assert_allclose(other.parameters(phi), theta, rtol=1e-9)
+    by_parameters = jax.grad(log_posterior)(jnp.asarray(theta), own, prior)
+    expected = -(np.asarray(by_parameters).reshape(3, -1) @ W.T).ravel()  # the chain rule: φ-gradient = W θ-gradient
+    ready = other.fitted(1, 1e9)
+    everyone = jnp.ones(5), jnp.full(5, jnp.inf)
+    total, norms = ready.clipped_sum(jnp.asarray(phi, jnp.float32), *everyone)
+    np.testing.assert_allclose(total, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+    alone = [np.linalg.norm(other.device(k).clipped_sum(jnp.asarray(phi), jnp.ones(1), jnp.full(1, jnp.inf))[0])
+             for k in range(5)]  # fmt: skip
+    np.testing.assert_allclose(norms, alone, rtol=1e-3)
+
+
+def test_softmax_constants_bound_the_hessian():
+    other = labelled(intercept=True, prior_std=0.7).whitened()
+    precision = other.coordinates.precision
+    for seed in range(3):
+        phi = jnp.asarray(np.random.default_rng(seed).standard_normal(other.dim))
+        values = np.linalg.eigvalsh(-jax.hessian(log_posterior)(phi, other, precision))
+        assert other.mu * (1 - 1e-3) < values[0]
+        assert values[-1] < other.L * (1 + 1e-3)
+
+
+def test_examples_are_clipped_in_the_chain_coordinates():
+    other, c = labelled(intercept=True).whitened(), 0.8
+    theta = np.random.default_rng(1).standard_normal(other.dim)
+    phi = other.coordinates_of(theta)
+    total = np.zeros(other.dim)
+    norms = []
+    for k in range(5):
+        for u, label in zip(other.features[k, : other.sizes[k]], other.labels[k], strict=False):
+            p = np.exp(phi.reshape(3, -1) @ u)
+            gradient = np.outer(p / p.sum() - np.eye(3)[label], u).ravel()
+            norms.append(np.linalg.norm(gradient))
+            total += gradient * min(1, c / norms[-1])
+    total += (phi.reshape(3, -1) @ other.coordinates.precision).ravel()
+    found, _ = other.clipped_sum(jnp.asarray(phi), jnp.ones(5), jnp.full(5, jnp.inf), example_clip=jnp.full(5, c))
+    np.testing.assert_allclose(found, total, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(other.example_norms(theta), norms, rtol=1e-6)
+
+
+def test_predictions_and_laplace_belong_to_the_parameters():
+    own = labelled(intercept=True)
+    other = own.whitened()
+    mode, _ = other.laplace
+    np.testing.assert_allclose(other.parameters(mode), own.laplace[0], atol=2e-2)
+    theta = np.random.default_rng(2).standard_normal((2, 3, own.dim))
+    X, _ = correlated(7)
+    np.testing.assert_array_equal(own.predict(theta, X), other.predict(theta, X))
+
+
+def test_one_change_of_coordinates_is_enough():
+    with pytest.raises(InputError, match="own coordinates"):
+        gaussian().whitened().whitened()
+    with pytest.raises(InputError, match="can be inverted"):
+        gaussian().whitened(np.ones((4, 4)))
+
+
+# Paying for it
+
+
+PROMISE = {"device": wflmc.Privacy(2, 0.1, 60), "record": wflmc.Privacy(2, 0.1, 60, unit="record", example_clip=3)}
+
+
+def released(snr_db=20.0, unit="record", intercept=True, csi_error=0.0, **keywords):
+    posterior = gaussian(intercept=intercept)
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=snr_db, csi_error=csi_error)
+    return posterior, preconditioning.release_whitening(KEY, posterior, link, PROMISE[unit], **keywords)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.floats(-20, 60),
+    st.sampled_from(["device", "record"]),
+    st.booleans(),
+    st.floats(0.01, 0.9),
+    st.integers(3, 40),
+    st.sampled_from([0.0, 0.3]),
+)
+def test_a_release_spends_no_more_than_its_share(snr_db, unit, intercept, share, rounds, error):
+    posterior, release = released(snr_db, unit, intercept, error, share=share, rounds=rounds)
+    assert release.loss.shape == (rounds, 5)
+    assert np.all(release.loss >= 0)
+    assert np.all(release.spent <= share * PROMISE[unit].budget(5) * (1 + 1e-9))
+    assert np.linalg.cond(release.matrix) < 1e12
+    posterior.whitened(release.matrix)
+
+
+def test_a_strong_link_gives_the_whitening_of_the_data():
+    posterior = gaussian(intercept=True)  # without a promise, the link is the only limit
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=120)
+    free = preconditioning.release_whitening(
+        KEY, posterior, link, wflmc.Privacy(None, None, 60), clip=30.0, prior_on="whitened"
+    )
+    exact = posterior.whitened(free.matrix).features.reshape(-1, 5)
+    values = np.linalg.eigvalsh(exact.T @ exact / 60)
+    assert values == pytest.approx(np.ones(5), abs=0.5)  # devices are heard at unlike strength
+
+
+def test_sums_move_no_further_than_the_stated_sensitivity():
+    """Replacing one example, for the three sums, by random search and at the corners."""
+    rng = np.random.default_rng(0)
+    b, worst = 1.7, np.zeros(3)
+    for _ in range(4000):
+        u, v = b * rng.standard_normal((2, 3)) * rng.choice([0.3, 3], (2, 1))
+        pair = preconditioning._within(np.stack([u, v])[None], b, np.ones((1, 2), bool))[0]
+        products = preconditioning._packed(np.einsum("ni,nj->nij", pair, pair))
+        lengths = (pair**2).sum(1)
+        moved = [
+            np.linalg.norm(pair[0] - pair[1]),
+            abs(lengths[0] - lengths[1]),
+            np.linalg.norm(products[0] - products[1]),
+        ]
+        worst = np.maximum(worst, moved)
+    stated = np.array([2 * b, b**2, 2**0.5 * b**2])
+    assert np.all(worst <= stated * (1 + 1e-12))
+    assert np.all(worst > 0.9 * stated)
+
+
+def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
+    """Two neighbouring data sets, one device: what the server hears differs by √(2 loss) standard deviations."""
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=5, csi_error=0.0)
+    sizes, uses, reach = np.array([4]), 6, 2.0
+    sums = np.array([[1.0, 2.0, -1.0]])
+    other = sums + np.array([[0.6, 0.0, 0.8]])  # a replacement that moves the sum by 1
+    for privacy, moved in ((PROMISE["record"], 1.0), (PROMISE["device"], 16.0)):
+        heard, noise = [], []
+        for given_sums in (sums, other):
+            air = preconditioning._Air(np.random.default_rng(0), link, privacy, sizes, rounds=3)
+            heard.append(preconditioning._hear(air, slice(0, 3), given_sums, uses, reach, 1.0, 0.5))
+            noise.append(heard[-1].noise)
+        # The average over rounds is the sufficient statistic of the mean: its distance in standard deviations is μ.
+        distance = np.linalg.norm(heard[1].average - heard[0].average) / noise[0]
+        loss = heard[0].loss.sum()
+        assert distance**2 / 2 == pytest.approx(loss / moved**2, rel=1e-9)
+        strength = np.abs(link.gains(3, 1)) * np.sqrt(link.snr(1) * uses) / (4 * reach)
+        full = (strength * moved) ** 2 / 2
+        assert loss == pytest.approx(min(full.sum(), 0.5 * privacy.budget(1)[0]), rel=1e-9)
+
+
+def test_noise_of_the_average_is_what_it_says():
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=5)
+    sizes = np.array([4, 8, 2])
+    draws = []
+    for seed in range(400):
+        air = preconditioning._Air(np.random.default_rng(seed), link, PROMISE["record"], sizes, rounds=5)
+        draws.append(preconditioning._hear(air, slice(1, 4), np.zeros((3, 10)), 10, 2.0, 1.0, 0.5))
+    spread = np.std([draw.average for draw in draws])
+    assert spread / draws[0].noise == pytest.approx(1, abs=4 / np.sqrt(2 * 4000))
+
+
+def test_wrong_requests_are_refused():
+    for keywords, what in (({"share": 0.0}, "share"), ({"rounds": 2}, "rounds"), ({"clip": -1.0}, "clip")):
+        with pytest.raises(InputError, match=f"whiten_{what}"):
+            released(**keywords)
+    with pytest.raises(InputError, match="one in its own"):
+        preconditioning.release_whitening(KEY, gaussian().whitened(), wflmc.Link(channel.static()), PROMISE["record"])
+
+
+SCENARIO = """
+[posterior]
+examples = 600
+devices = 6
+intercept = true
+preconditioner = "private-whiten"
+whiten_rounds = 5
+[link]
+snr_db = 25.0
+[privacy]
+epsilon = 2.0
+delta = 0.01
+unit = "record"
+example_clip = 9.0
+[sampler]
+step_size = "0.5/(mu+L)"
+burn_in = 13
+samples = 20
+chains = 3
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def test_a_release_is_paid_from_the_same_ledger_once(scenario, tmp_path, call):
+    ledger = tmp_path / "l.jsonl"
+    plan = json.loads(call("plan", scenario, "--json", "--no-compare")[1])
+    before, own = (np.array(plan["privacy"][name]) for name in ("spent_before", "spent"))
+    budget = np.array(plan["privacy"]["budgets"])
+    assert np.all(before > 0)
+    assert np.all(before <= 0.1 * budget)
+    assert np.max((before + own) / budget) == pytest.approx(1, abs=1e-9)
+    assert call("run", scenario, "--ledger", ledger, "--out", tmp_path / "a")[0] == 0
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()[1:]]
+    assert [line["round"] for line in lines if line["run"].startswith("whiten")] == list(range(5))
+    assert [line["round"] for line in lines if not line["run"].startswith("whiten")] == list(range(5, 38))
+    total = np.sum([line["loss"] for line in lines], axis=0)
+    np.testing.assert_allclose(total, before + own)
+    assert call("run", scenario, "--ledger", ledger)[0] == 2  # nothing is left
+    assert call("run", "--plan", tmp_path / "a" / "plan.json", "--ledger", ledger)[0] == 0  # nothing new is sent
+    assert len(ledger.read_text().splitlines()) == len(lines) + 1
+
+
+def test_a_second_run_does_not_pay_for_the_release_again(scenario, tmp_path, call):
+    ledger, less = tmp_path / "l.jsonl", ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0")
+    assert call("run", scenario, *less, "--ledger", ledger)[0] == 0
+    code, _, err = call("run", scenario, *less, "--ledger", ledger, "--set", "sampler.seed=1")
+    assert code == 0, err
+    runs = [json.loads(line)["run"] for line in ledger.read_text().splitlines()[1:]]
+    assert sum(run.startswith("whiten") for run in runs) == 5
+    assert len(set(runs)) == 3
+
+
+def test_a_whitened_run_goes_on(scenario, tmp_path, call):
+    less = ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0")
+    code, _, err = call("run", scenario, *less, "--out", tmp_path / "a")
+    assert code == 0, err
+    code, _, err = call("run", "--resume", tmp_path / "a", "--more", "7")
+    assert code == 0, err
+    longer = json.loads((tmp_path / "a" / "plan.json").read_text())
+    assert longer["constants"]["samples"] == 27
+    assert np.all(np.array(longer["privacy"]["spent_before"]) < 0.1 * np.array(longer["privacy"]["budgets"]))
+    assert call("run", "--plan", tmp_path / "a" / "plan.json")[0] == 0
+
+
+def test_public_whitening_is_warned_about(scenario, call):
+    def warnings(*changes):
+        sets = [part for change in changes for part in ("--set", f"posterior.{change}")]
+        return " ".join(json.loads(call("plan", scenario, *sets, "--json", "--no-compare")[1])["warnings"])
+
+    assert "posterior.preconditioner, posterior.mu" in warnings("preconditioner='whiten'")
+    assert "posterior.preconditioner" not in warnings()
+    found = warnings("preconditioner='none'", "prior_on='whitened'")
+    assert "posterior.prior_on has no effect" in found
+    assert "posterior.whiten_rounds has no effect" in found
