@@ -48,7 +48,7 @@ class Target(Protocol):
 class Options:
     """The keywords of `plan`, checked."""
 
-    step_size: float
+    step_size: ArrayLike
     burn_in: int
     samples: int
     power: str | Policy = "optimized"
@@ -88,7 +88,7 @@ def plan(
     link: Link,
     privacy: Privacy,
     *,
-    step_size: float,
+    step_size: ArrayLike,
     burn_in: int,
     samples: int,
     power: str | Policy = "optimized",
@@ -105,7 +105,7 @@ def plan(
     """Decide who sends and how strongly in every round.
 
     Args:
-        step_size: η, above 0 and below 2/L.
+        step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u rounds.
         burn_in: S_b, rounds that are thrown away; samples: S_u, rounds that are kept.
         power: optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own.
         schedule: threshold or all; the noiseless schemes always have everyone.
@@ -167,7 +167,7 @@ def _solve(allocate: Callable[[Problem], Allocation], problem: Problem) -> Alloc
 def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) -> Prepared:
     """Schedule, caps and budgets: everything up to the power of the rounds."""
     devices, dim, rounds = posterior.devices, posterior.dim, options.burn_in + options.samples
-    mu, L, step_size = float(posterior.mu), float(posterior.L), options.step_size
+    mu, L, step_size = float(posterior.mu), float(posterior.L), _step_sizes(options.step_size, rounds)
     scheme = policy(options.power) if isinstance(options.power, str) else options.power
     constants = contraction(step_size, mu, L)
     excess_weight = noise_weight(options.bound, dim)
@@ -210,7 +210,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
     def finish(allocation: Allocation) -> Plan:
         bounds = problem.bound(allocation.a)
         made = Plan(
-            step_size=np.full(rounds, step_size),
+            step_size=step_size,
             gain=np.sqrt(allocation.a * link.noise_power),
             weight=who.active * scale[:, None],
             clip=clip if scheme.clips else np.full(devices, np.inf),
@@ -228,7 +228,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             power_share=allocation.a / power_cap,
             limit=_limit(problem, allocation.a),
             privacy=privacy,
-            gamma=constants.gamma,
+            gamma=float(constants.gamma[options.burn_in :].max()),
             mu=mu,
             L=L,
             dim=dim,
@@ -249,6 +249,14 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
         )
 
     return Prepared(problem, scheme.allocate, finish)
+
+
+def _step_sizes(step_size: ArrayLike, rounds: int) -> Array:
+    """η[S] from a number or one for each round."""
+    eta = np.asarray(step_size, dtype=float)
+    if eta.ndim > 0 and eta.shape != (rounds,):
+        raise InputError("step_size", f"an array of shape {eta.shape}", f"a number, or {rounds} of them, one per round")
+    return np.broadcast_to(eta, rounds).copy()
 
 
 def _ledger(ledger: ArrayLike | None, devices: int) -> Array:
@@ -308,7 +316,8 @@ def _divergence(posterior: Target, made: Plan) -> list[str]:
     expansion = getattr(posterior, "expansion", None)
     if expansion is None or made.active_devices.min() == made.devices:
         return []
-    factor = expansion(float(made.step_size[0]), made.weight)
+    largest = float(made.step_size.max())
+    factor = expansion(largest, made.weight * (made.step_size / largest)[:, None])
     if factor <= 1:
         return []
     return [
