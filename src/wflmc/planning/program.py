@@ -20,8 +20,8 @@ _BLOCK = 1 << 21  # (round, device) pairs turned into floats at a time
 class Program:
     """One allocation problem over S rounds and K devices; the unknown a[S] is the power alpha^2/N0 of each round.
 
-    B[s'] = base[s'] + sum_{s<=s'} rho[s+1]^2 ... rho[s']^2 cost[s]/a[s]. Its maximum ("worst") or mean ("average") over the
-    rounds after `burn_in` is minimised subject to floor <= a <= cap and sum_s active[s,k] a[s] <= budget[k].
+    B[s'] = base[s'] + sum_{s<=s'} (rho[s+1] ... rho[s'])^2 cost[s]/a[s]. Its maximum ("worst") or mean ("average")
+    over the rounds after `burn_in` is minimised subject to floor <= a <= cap and sum_s active[s,k] a[s] <= budget[k].
     """
 
     active: Bools  # [S, K], at least one device in every round
@@ -48,7 +48,7 @@ class Program:
             object.__setattr__(self, name, value)
         if self.objective not in ("worst", "average"):
             raise ValueError(f"objective must be 'worst' or 'average', not {self.objective!r}")
-        if not (0 < self.rho.min() and self.rho.max() < 1 and 0 <= self.burn_in < rounds):
+        if not (self.rho.min() > 0 and self.rho.max() < 1 and 0 <= self.burn_in < rounds):
             raise ValueError(f"need 0 < rho < 1 and 0 <= burn_in < {rounds}, got {self.rho} and {self.burn_in}")
         if min(self.cap.min(), self.cost.min(), self.budget.min(initial=1.0)) <= 0:
             raise ValueError("cap, cost and budget must be positive")

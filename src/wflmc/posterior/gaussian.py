@@ -168,6 +168,11 @@ class GaussianPosterior:
         steps = np.eye(self.dim) - step_size * np.tensordot(partial, self.hessian, 1)
         return float(np.abs(np.linalg.eigvalsh(steps)).max())
 
+    def maps(self, step_size: ArrayLike, weight: ArrayLike) -> Array:
+        """A[..., S, m, m] of the rounds θ[s] = A[s] θ[s−1] + …, while no gradient is clipped."""
+        eta = np.asarray(step_size, dtype=float)
+        return np.eye(self.dim) - eta[..., None, None] * np.tensordot(np.asarray(weight, dtype=float), self.hessian, 1)
+
     def law(self, step_size: ArrayLike, weight: ArrayLike, noise_variance: ArrayLike, init: str = "prior") -> Gaussian:
         """Exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
 
@@ -176,9 +181,10 @@ class GaussianPosterior:
         """
         eta = np.asarray(step_size, dtype=float)
         weights = np.asarray(weight, dtype=float)
-        matrix = np.eye(self.dim) - eta[..., None, None] * np.tensordot(weights, self.hessian, 1)
         offset = eta[..., None] * (weights @ self.linear)
-        return affine_chain(self.initial(init), matrix, offset, np.asarray(noise_variance, dtype=float))
+        return affine_chain(
+            self.initial(init), self.maps(eta, weights), offset, np.asarray(noise_variance, dtype=float)
+        )
 
 
 jax.tree_util.register_dataclass(
