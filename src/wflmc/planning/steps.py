@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 SCHEDULES = ("constant", "planned")
 REST = 0.05
 """The step size of resting rounds, over that of the kept rounds."""
-LEVELS, LENGTHS = 4, 6
+LEVELS, LENGTHS = 3, 5
 """Points of the coarse grid: sizes of the large steps, and numbers of rounds."""
 
 

@@ -20,9 +20,7 @@ def fill(p: Program, use: Usage, budget: Array, tol: float) -> tuple[Array, Arra
     negative leaves. Nothing here is a proof, and no progress is guaranteed: the caller checks what comes back.
     """
     rounds, every = p.cap.size, use.dense
-    if (
-        every is None or p.floor.any() or np.log(p.rho).sum() < -250
-    ):  # their product, squared, has to stay a normal float
+    if every is None or p.floor.any() or np.log(p.rho).sum() < -250:  # the product of rho^2 has to stay a normal float
         return None
     w = np.zeros(rounds)
     w[p.burn_in :] = 1 / (rounds - p.burn_in)
@@ -100,7 +98,8 @@ class _Worst:
     bound of round s' says that the sum of u up to s' is at most g[s'] (level - base[s']). The cheapest u is q phi with
     q = sqrt(g cost price), but no less than the cap demands, where phi never falls and rises only after a round whose
     bound is tight. If the rounds at their caps are known, that phi is the isotonic regression of (what the sum may
-    grow by) / q with weights q. The rounds at their caps are taken from the plan before; when the steps get small, they stay the same.
+    grow by) / q with weights q. The rounds at their caps are taken from the plan before; when the steps get small,
+    they stay the same.
     """
 
     def __init__(self, p: Program, a: Array, scale: float) -> None:

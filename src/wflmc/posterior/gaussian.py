@@ -182,9 +182,8 @@ class GaussianPosterior:
         eta = np.asarray(step_size, dtype=float)
         weights = np.asarray(weight, dtype=float)
         offset = eta[..., None] * (weights @ self.linear)
-        return affine_chain(
-            self.initial(init), self.maps(eta, weights), offset, np.asarray(noise_variance, dtype=float)
-        )
+        spread = np.asarray(noise_variance, dtype=float)
+        return affine_chain(self.initial(init), self.maps(eta, weights), offset, spread)
 
 
 jax.tree_util.register_dataclass(

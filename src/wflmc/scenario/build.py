@@ -55,16 +55,16 @@ def build(scenario: Scenario) -> Inputs:
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> float | NDArray[np.float64]:
     """η of a scenario: a number, or an array where it changes with the round."""
-    section, key = scenario.sampler, "sampler.step_size"
+    section = scenario.sampler
     if isinstance(section.step_size, list) and section.burn_in == "auto":
         raise InputError("sampler.burn_in", "auto", "a number with a sampler.step_size for every round")
     if not isinstance(section.step_size, str):
         return section.step_size if isinstance(section.step_size, float) else np.array(section.step_size)
     names: dict[str, float | NDArray[np.float64]] = {"mu": posterior.mu, "L": posterior.L}
-    if section.burn_in != "auto":  # which is found by a pilot that takes the step size, so it cannot depend on it
+    if section.burn_in != "auto":  # which a pilot with this step size finds
         rounds = section.burn_in + section.samples
         names |= {"s": np.arange(1.0, rounds + 1), "S": float(rounds), "S_b": float(section.burn_in)}
-    return evaluate_expression(key, section.step_size, names)
+    return evaluate_expression("sampler.step_size", section.step_size, names)
 
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:

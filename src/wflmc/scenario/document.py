@@ -241,7 +241,7 @@ def extend_plan(
 
 def _settled(steps: NDArray[np.float64]) -> float | list[float]:
     """Step sizes as the scenario has them: a number where all are the same, else one for every round."""
-    return float(steps.flat[0]) if np.all(steps == steps.flat[0]) else [float(step) for step in steps]
+    return float(steps.flat[0]) if np.unique(steps).size == 1 else [float(step) for step in steps]
 
 
 def _plan_file(path: str | Path) -> dict[str, Any]:

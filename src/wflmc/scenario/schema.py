@@ -149,6 +149,7 @@ def _with_mnist_defaults(scenario: Scenario) -> Scenario:
 def irrelevant(scenario: Scenario) -> dict[str, str]:
     """The keys that other keys make meaningless, each with the reason."""
     fading, policy, data = scenario.link.fading, scenario.policy.power, scenario.posterior.data
+    sampler = scenario.sampler
     ideal = policy in ("noiseless", "noiseless-dp")
     no_fading = fading in ("file", "static")
     rules = [
@@ -167,7 +168,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
         ("privacy.example_clip", scenario.privacy.unit == "device", "privacy.unit = 'device'"),
         ("privacy.accountant", scenario.privacy.epsilon is None, "there is no privacy.epsilon"),
         ("sampler.friction", scenario.sampler.dynamics == "overdamped", "sampler.dynamics = 'overdamped'"),
-        ("sampler.step_schedule", scenario.sampler.burn_in == 0, "sampler.burn_in = 0 has no step to plan"),
+        ("sampler.step_schedule", sampler.burn_in == 0 and sampler.step_schedule == "planned", "there is no burn-in"),
         ("sampler.max_burn_in", scenario.sampler.burn_in != "auto", "sampler.burn_in is a number"),
         ("policy.max_round_noise", policy not in ("optimized", "noiseless-dp"), f"policy.power = {policy!r}"),
         ("policy.schedule", ideal, f"policy.power = {policy!r} always has all devices"),
