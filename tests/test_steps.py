@@ -15,12 +15,14 @@ import wflmc
 from wflmc import channel
 from wflmc.evaluation import estimate_w2_sq, exact_w2_sq
 from wflmc.planning.allocation import allocate
-from wflmc.planning.program import Program
+from wflmc.planning.program import Program, Usage, round_bounds
+from wflmc.planning.schedule import threshold_schedule
 from wflmc.planning.steps import REST, clipped_law
+from wflmc.planning.water_filling import fill
 
 from .cli_tools import strict
 from .conftest import count
-from .problems import check, random_program
+from .problems import check, kept_value, random_program, written_out_dual
 from .scenarios import Target, check_limits, fading_cases, make
 from .test_allocation import reference
 
@@ -98,6 +100,31 @@ def test_the_interior_point_alone_takes_varying_decay(monkeypatch):
         x = allocate(p)
         check(p, x, gap=1e-8)
         assert x.objective == pytest.approx(value, rel=1e-7)
+
+
+def test_water_filling_alone_takes_varying_decay():
+    """What it returns is optimal and proves it, before anyone improves on it."""
+    rng, filled = np.random.default_rng(4), 0
+    programs = [p for p in (varying(rng) for _ in range(60)) if np.any(p.cap @ p.active > p.budget)]
+    for p in programs:
+        answer = fill(p, Usage(p.active), p.budget, 1e-10)
+        if answer is not None:
+            a, w, lam, _ = answer
+            value = kept_value(p, round_bounds(p, a))
+            assert value == pytest.approx(written_out_dual(p, w, lam), rel=1e-8)
+            filled += 1
+    assert filled >= 0.8 * len(programs)
+
+
+@given(fading_cases(), seeds)
+def test_thresholds_with_the_step_of_each_round(case, seed):
+    target, h, _ = case
+    steps, gains = random_steps(np.random.default_rng(seed), target, len(h)), np.abs(h)
+    clip, caps = np.full(target.devices, 3.0), 1e4 * gains**2 * target.mu
+    together = threshold_schedule(gains, clip, caps / target.L, steps, target.dim)
+    for s, eta in enumerate(steps):
+        alone = threshold_schedule(gains[s : s + 1], clip, caps[s : s + 1] / target.L, float(eta), target.dim)
+        np.testing.assert_array_equal(alone.active[0], together.active[s])
 
 
 @given(seeds)
