@@ -81,7 +81,8 @@ def written_out_dual(p, w, lam):
     if p.cap.size > 300:
         return dual(p, w, lam)[0]
     s = np.arange(p.cap.size)
-    decay = np.where(s[:, None] >= s, p.rho ** (2.0 * np.maximum(s[:, None] - s, 0)), 0.0)
+    fallen = np.cumsum(2 * np.log(p.rho))
+    decay = np.where(s[:, None] >= s, np.exp(np.minimum(fallen[:, None] - fallen, 0.0)), 0.0)
     weight, price = p.cost * (w @ decay), p.active @ lam
     with np.errstate(divide="ignore", invalid="ignore"):
         a = np.clip(np.nan_to_num(np.sqrt(weight / price), nan=0.0, posinf=np.inf), p.floor, p.cap)

@@ -4,7 +4,7 @@ from wflmc.evaluation.burn_in import choose_burn_in
 from wflmc.evaluation.calibration import Calibration, Reliability, calibration, predictive_scores, reliability
 from wflmc.evaluation.diagnostics import diagnose, preload
 from wflmc.evaluation.summary import Evaluation, evaluate
-from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_w2_sq, floor_w2_sq, has_law
+from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_ess, exact_w2_sq, floor_w2_sq, has_law
 
 __all__ = [
     "Calibration",
@@ -15,6 +15,7 @@ __all__ = [
     "diagnose",
     "estimate_w2_sq",
     "evaluate",
+    "exact_ess",
     "exact_w2_sq",
     "floor_w2_sq",
     "has_law",

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from wflmc.errors import InputError
 from wflmc.evaluation.calibration import Calibration, predictive_scores
 from wflmc.evaluation.diagnostics import diagnose
-from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_w2_sq, has_law
+from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_ess, exact_w2_sq, has_law
 from wflmc.sampling import Trace
 
 FEW_CHAINS = 20
@@ -27,6 +27,8 @@ class Evaluation:
     """Estimated from the chains against the exact posterior."""
     exact_w2_sq: tuple[float, ...] | None
     """Exact for every round 1..S while nothing is clipped."""
+    exact_ess_min: float | None
+    """Of one chain, the parameter with the smallest, exact while nothing is clipped."""
     bound: float
     """The plan's bound on W2², worst after burn-in."""
     burn_in: int
@@ -76,6 +78,9 @@ class Evaluation:
             lines.append(f"W2² worst after burn-in  {self.w2_sq.worst:.3g} ± {self.w2_sq.worst_se:.1g} (from chains)")
         if self.exact_w2_sq is not None:
             lines.append(f"W2² worst after burn-in  {max(self.exact_w2_sq[self.burn_in :]):.3g} (exact, if unclipped)")
+        if self.exact_ess_min is not None:
+            draws = len(self.exact_w2_sq or ()) - self.burn_in
+            lines.append(f"ESS min of one chain     {self.exact_ess_min:.3g} of {draws} samples (exact, if unclipped)")
         if self.rhat_max is not None:
             lines.append(f"R-hat max                {self.rhat_max:.4f}")
         if self.ess_min is not None and self.ess_tail_min is not None:
@@ -116,6 +121,7 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
     return Evaluation(
         w2_sq=estimate_w2_sq(trace.theta, posterior.exact) if known and several else None,
         exact_w2_sq=tuple(exact_w2_sq(posterior, trace.plans).tolist()) if known else None,
+        exact_ess_min=float(exact_ess(posterior, trace.plans).min()) if known else None,
         bound=max(float(plan.bound[plan.burn_in :].max()) for plan in trace.plans),
         burn_in=trace.plan.burn_in,
         rhat_max=diagnostics.rhat_max,

@@ -50,6 +50,35 @@ def exact_w2_sq(posterior: Any, plan: Plan | Sequence[Plan]) -> Array:
     return w2_squared(pool(laws), posterior.exact)
 
 
+def exact_ess(posterior: Any, plan: Plan | Sequence[Plan], bias: bool = False) -> Array:
+    """Effective sample size [m] of the kept rounds of one chain while no gradient is clipped: no Monte Carlo error.
+
+    It is Σ_ii/V_i: the posterior's variance of a parameter over that of the mean of its S_u kept samples, so many
+    independent draws from the posterior have a mean that spreads as little. V_i is over repetitions of the whole
+    chain, its start included, hence what all samples share counts as if it were one. Over several plans (one per
+    channel realisation) V_i is the average.
+
+    Args:
+        bias: add the squared bias of that mean to its variance: so many draws have a mean that errs as little.
+    """
+    plans = [plan] if isinstance(plan, Plan) else list(plan)
+    errors = []
+    for one in plans:
+        kept = slice(one.burn_in, None)
+        law = posterior.law(one.step_size, one.weight_received, one.noise_variance, one.init)
+        maps, covariance = posterior.maps(one.step_size, one.weight_received)[kept], law.covariance[kept]
+        # P[t] = Cov(θ[t], the sum of the kept samples up to t) = A[t] P[t−1] + C[t]
+        together, total = np.zeros_like(covariance[0]), np.zeros(posterior.dim)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for a, c in zip(maps, covariance, strict=True):
+                together = a @ together + c
+                total += 2 * np.diagonal(together) - np.diagonal(c)
+            off = (law.mean[kept].mean(0) - posterior.exact.mean) ** 2 if bias else 0.0
+            errors.append(total / len(maps) ** 2 + off)
+    error = np.mean(errors, axis=0)
+    return np.where(np.isfinite(error), np.diagonal(posterior.exact.covariance) / error, 0.0)
+
+
 def _moments(theta: Array, counts: Array) -> Gaussian:
     """Mean and covariance per round of chains that occur `counts` times: theta[chain, draw, m], counts[b, chain]."""
     total = counts.sum(-1)[:, None, None]

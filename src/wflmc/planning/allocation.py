@@ -129,7 +129,8 @@ def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float, max_iterati
     """Improve on `best` by the interior point until its gap is at most tol or stays where it is; the iterations."""
     p, use = best.p, best.use
     # Rounds this long before the first one that counts weigh less than 1e-39 in it: they get the least power.
-    skip = max(0, min(p.burn_in - int(-45.0 / np.log(p.rho)), p.cap.size - 2))
+    forgotten = np.cumsum(np.log(p.rho[p.burn_in : 0 : -1])) < -45.0
+    skip = max(0, min(int(np.count_nonzero(forgotten)), p.cap.size - 2))
     tail = p
     if skip:
         left = p.budget - use(np.where(np.arange(p.cap.size) < skip, best.least, 0.0))
@@ -138,6 +139,7 @@ def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float, max_iterati
             active=p.active[skip:],
             cap=p.cap[skip:],
             cost=p.cost[skip:],
+            rho=p.rho[skip:],
             base=p.base[skip:],
             floor=p.floor[skip:],
             burn_in=p.burn_in - skip,

@@ -15,7 +15,7 @@ _max, _min = np.maximum.reduce, np.minimum.reduce  # the methods' wrappers cost 
 class CentralPath:
     """Primal-dual interior point (Nesterov-Todd scaling, Mehrotra's corrector) made for this problem's structure.
 
-    Primal: power a, noise v with a*v >= cost, level t >= base + L v, where L sums with decay r = rho^2. Dual: a 2x2
+    Primal: power a, noise v with a*v >= cost, level t >= base + L v, where L sums with decay rho[s]^2. Dual: a 2x2
     matrix [y -z; -z W] per round, with y = (prices of its devices) + (price of its cap) - (price of its floor) and
     W = L'w. All of this is linear; only a*v >= cost is not, and it says that [a d; d v] with d = sqrt(cost) is
     positive semidefinite. M[0] = (a, v, d) and M[1] = (y, W, -z) hold these matrices; `x` and `s` stack the other
@@ -23,13 +23,14 @@ class CentralPath:
     """
 
     def __init__(self, p: Program, use: Usage, binding: NDArray[np.intp]) -> None:
-        self.p, self.use, self.r, self.t, rounds = p, use, p.rho**2, 0.0, p.cap.size
+        self.p, self.use, self.t, rounds = p, use, 0.0, p.cap.size
+        self.r = p.decay[1:]  # from each round to the next, [S - 1]
         self.worst = p.objective == "worst"
         self.waiting = binding  # devices outside the working set
         self.outside = np.zeros(p.budget.size)  # 1 / budget for them, 0 for all others
         self.outside[binding] = 1 / p.budget[binding]
         self.rows, self.E = binding[:0], np.zeros((0, rounds))  # the working set; E[i, s] = active / budget
-        self.band = np.asfortranarray(np.stack([np.ones(rounds), np.full(rounds, -self.r)]))  # the inverse of L
+        self.band = np.asfortranarray(np.stack([np.ones(rounds), np.append(-self.r, 0.0)]))  # the inverse of L
         self.w = np.full(rounds - p.burn_in, 1 / (rounds - p.burn_in))
         W = self._spread(self.w)
         floor = p.floor * (1 - 1e-11)  # leaves an interior where floor = cap or the floors use up a budget
@@ -184,8 +185,8 @@ class CentralPath:
             if info:
                 return False
             # kt = sum(Dp) - gt @ vt, written without the cancellation.
-            rest = self.k2 * (1 - r)
-            rest[0] = self.k2[0]
+            rest = self.k2.copy()
+            rest[1:] *= 1 - r
             rest[:-1] -= r * rest[1:]
             self.kt = Dp @ dpttrs(self.diag, self.off, rest)[0][self.p.burn_in :]
             self.gt = self._spread(Dp)
@@ -204,9 +205,9 @@ class CentralPath:
         if not self.worst:
             return (rhs.T / self.k2).T
         y = rhs.copy(order="F")
-        y[:-1] -= self.r * rhs[1:]
+        y[:-1] -= (self.r * rhs[1:].T).T
         y = dpttrs(self.diag, self.off, y, overwrite_b=1)[0]
-        y[1:] -= self.r * y[:-1]
+        y[1:] -= (self.r * y[:-1].T).T
         return y
 
     def _direction(self, g: Array | None = None, Q: Array | None = None) -> tuple[Array, Array, float]:

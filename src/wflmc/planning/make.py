@@ -21,6 +21,7 @@ from wflmc.planning.policies import Policy, policy
 from wflmc.planning.problem import Allocation, Problem
 from wflmc.planning.schedule import everyone, gradient_error
 from wflmc.planning.schedule import schedule as make_schedule
+from wflmc.planning.steps import SCHEDULES, plan_steps
 from wflmc.privacy import Privacy
 
 Array = NDArray[np.float64]
@@ -48,7 +49,7 @@ class Target(Protocol):
 class Options:
     """The keywords of `plan`, checked."""
 
-    step_size: float
+    step_size: ArrayLike
     burn_in: int
     samples: int
     power: str | Policy = "optimized"
@@ -61,6 +62,7 @@ class Options:
     ledger: ArrayLike | None = None
     start: int = 0
     solver: str = "own"
+    step_schedule: str = "constant"
 
     def __post_init__(self) -> None:
         if self.start < 0:
@@ -69,6 +71,10 @@ class Options:
             raise InputError("burn_in", self.burn_in, "at least 0")
         if self.samples < 1:
             raise InputError("samples", self.samples, "at least 1")
+        if self.step_schedule not in SCHEDULES:
+            raise InputError("step_schedule", self.step_schedule, f"one of {', '.join(SCHEDULES)}")
+        if self.step_schedule == "planned" and np.ndim(self.step_size):
+            raise InputError("step_schedule", "planned", "'constant' with a step size that changes with the round")
         if not self.max_round_noise > 0:
             raise InputError("max_round_noise", self.max_round_noise, "above 0")
         if self.initial_w2_sq is not None and not 0 <= self.initial_w2_sq < np.inf:
@@ -88,7 +94,7 @@ def plan(
     link: Link,
     privacy: Privacy,
     *,
-    step_size: float,
+    step_size: ArrayLike,
     burn_in: int,
     samples: int,
     power: str | Policy = "optimized",
@@ -101,11 +107,12 @@ def plan(
     ledger: ArrayLike | None = None,
     start: int = 0,
     solver: str = "own",
+    step_schedule: str = "constant",
 ) -> Plan:
     """Decide who sends and how strongly in every round.
 
     Args:
-        step_size: η, above 0 and below 2/L.
+        step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u rounds.
         burn_in: S_b, rounds that are thrown away; samples: S_u, rounds that are kept.
         power: optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own.
         schedule: threshold or all; the noiseless schemes always have everyone.
@@ -118,6 +125,8 @@ def plan(
         ledger: loss that each device has spent before, [K]; the plan makes do with what is left.
         start: the round to begin with, where rounds came before: channels and noise go on from there.
         solver: own, or cvxpy as an independent reference (without a certificate).
+        step_schedule: constant, or planned: `step_size` is that of the kept rounds, and those of burn-in are searched
+            for (a hundred plans or so; see `wflmc.planning.steps`).
     """
     options = Options(
         step_size=step_size,
@@ -133,6 +142,7 @@ def plan(
         ledger=ledger,
         start=start,
         solver=solver,
+        step_schedule=step_schedule,
     )
     prepared = _prepare(posterior, link, privacy, options)
     return prepared.finish(prepared.allocate(prepared.problem))
@@ -164,10 +174,16 @@ def _solve(allocate: Callable[[Problem], Allocation], problem: Problem) -> Alloc
     return allocate(problem)
 
 
-def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) -> Prepared:
-    """Schedule, caps and budgets: everything up to the power of the rounds."""
+def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, usual_step: float = np.inf) -> Prepared:
+    """Schedule, caps and budgets: everything up to the power of the rounds.
+
+    Args:
+        usual_step: rounds with a larger step than this may not be noisier than clipped gradients can undo.
+    """
+    if options.step_schedule == "planned":
+        return _with_planned_steps(posterior, link, privacy, options)
     devices, dim, rounds = posterior.devices, posterior.dim, options.burn_in + options.samples
-    mu, L, step_size = float(posterior.mu), float(posterior.L), options.step_size
+    mu, L, step_size = float(posterior.mu), float(posterior.L), _step_sizes(options.step_size, rounds)
     scheme = policy(options.power) if isinstance(options.power, str) else options.power
     constants = contraction(step_size, mu, L)
     excess_weight = noise_weight(options.bound, dim)
@@ -188,6 +204,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
         who = everyone(gains)
         power_cap = np.full(rounds, np.inf)
     scale = devices / who.active.sum(-1)
+    limit = np.where(step_size > usual_step, np.minimum(options.max_round_noise, 1.0), options.max_round_noise)
     before = _ledger(options.ledger, devices)
     start = posterior.initial_w2_sq(options.init) if options.initial_w2_sq is None else options.initial_w2_sq
     problem = Problem(
@@ -202,7 +219,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
         active=who.active,
         budget=_budget(privacy, devices, before) / uncertainty**2 if scheme.private else np.full(devices, np.inf),
         power_cap=power_cap,
-        floor=dim * (scale / (options.max_round_noise * clip.sum())) ** 2,
+        floor=dim * (scale / (limit * clip.sum())) ** 2,
         noise_limit=options.max_round_noise,
         solver=options.solver,
     )
@@ -210,7 +227,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
     def finish(allocation: Allocation) -> Plan:
         bounds = problem.bound(allocation.a)
         made = Plan(
-            step_size=np.full(rounds, step_size),
+            step_size=step_size,
             gain=np.sqrt(allocation.a * link.noise_power),
             weight=who.active * scale[:, None],
             clip=clip if scheme.clips else np.full(devices, np.inf),
@@ -228,7 +245,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             power_share=allocation.a / power_cap,
             limit=_limit(problem, allocation.a),
             privacy=privacy,
-            gamma=constants.gamma,
+            gamma=float(constants.gamma[options.burn_in :].max()),
             mu=mu,
             L=L,
             dim=dim,
@@ -249,6 +266,29 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
         )
 
     return Prepared(problem, scheme.allocate, finish)
+
+
+def _with_planned_steps(posterior: Target, link: Link, privacy: Privacy, options: Options) -> Prepared:
+    """The step sizes of burn-in by a search over whole plans; large steps are only taken where they can be undone."""
+    kept = float(np.asarray(options.step_size))
+
+    def prepared(steps: Array) -> Prepared:
+        given = dataclasses.replace(options, step_size=steps, step_schedule="constant")
+        return _prepare(posterior, link, privacy, given, usual_step=kept * (1 + 1e-9))
+
+    def make(steps: Array) -> Plan:
+        found = prepared(steps)
+        return found.finish(found.allocate(found.problem))
+
+    return prepared(plan_steps(make, kept, options.burn_in, options.samples))
+
+
+def _step_sizes(step_size: ArrayLike, rounds: int) -> Array:
+    """η[S] from a number or one for each round."""
+    eta = np.asarray(step_size, dtype=float)
+    if eta.ndim > 0 and eta.shape != (rounds,):
+        raise InputError("step_size", f"an array of shape {eta.shape}", f"a number, or {rounds} of them, one per round")
+    return np.broadcast_to(eta, rounds).copy()
 
 
 def _ledger(ledger: ArrayLike | None, devices: int) -> Array:
@@ -308,7 +348,8 @@ def _divergence(posterior: Target, made: Plan) -> list[str]:
     expansion = getattr(posterior, "expansion", None)
     if expansion is None or made.active_devices.min() == made.devices:
         return []
-    factor = expansion(float(made.step_size[0]), made.weight)
+    largest = float(made.step_size.max())
+    factor = expansion(largest, made.weight * (made.step_size / largest)[:, None])
     if factor <= 1:
         return []
     return [
@@ -317,12 +358,12 @@ def _divergence(posterior: Target, made: Plan) -> list[str]:
     ]
 
 
-def _remedy(problem: Problem, made: Plan) -> str:
-    """What helps against noise that clipped gradients cannot undo, by what makes it."""
+def _remedy(problem: Problem, made: Plan, loud: NDArray[np.intp]) -> str:
+    """What helps against noise that clipped gradients cannot undo in the rounds `loud`, by what makes it."""
     least = made.dim * (problem.scale / made.clip.sum()) ** 2  # the power at which they just can
-    if np.any(least > problem.lmc_cap):
+    if np.any((least > problem.lmc_cap)[loud]):
         return "It is the noise that Langevin sampling itself needs: a larger clip or more devices help."
-    if np.any(least > problem.power_cap):
+    if np.any((least > problem.power_cap)[loud]):
         return "Transmit power makes it: a higher SNR, more devices or schedule = 'threshold' help."
     if not problem.affordable(least):
         return "Privacy makes it: fewer rounds, more devices or a larger epsilon help."
@@ -335,13 +376,14 @@ def _warnings(made: Plan, problem: Problem, max_round_noise: float) -> list[str]
     if made.gap is not None and made.gap > 1e-6:
         found.append(f"The power is proven optimal only to a relative gap of {made.gap:.1g}.")
     if made.clips:
-        reach = factor * made.step_size * made.clip.sum()
+        # A round of a small step makes little noise, and the rounds after it undo that.
+        reach = factor * np.maximum(made.step_size, made.step_size[-1]) * made.clip.sum()
         loud = np.flatnonzero(np.sqrt(made.dim * made.noise_variance) > reach * (1 + 1e-9))
         if loud.size:
             found.append(
                 f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds {_times(factor)}what all "
                 "clipped gradients together can undo (η Σ ℓ_k); the bound ignores clipping, and chains may not come "
-                f"back. {_remedy(problem, made)}"
+                f"back. {_remedy(problem, made, loud)}"
             )
     if not made.clips and made.privacy.epsilon is not None:
         found.append("This scheme does not clip: epsilon is not kept, and no finite one would be true.")

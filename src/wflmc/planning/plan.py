@@ -48,6 +48,7 @@ class Plan:
     """Which limit each round sits at, as an index into REGIMES, [S]."""
     privacy: Privacy
     gamma: float
+    """γ of the kept rounds, the largest where their step sizes differ."""
     mu: float
     L: float
     dim: int

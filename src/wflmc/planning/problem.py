@@ -37,7 +37,9 @@ class Problem:
     """Everything that decides the power of a plan, for given active sets."""
 
     contraction: Contraction
-    step_size: float
+    """Of every round, each [S]."""
+    step_size: Array
+    """η[S]."""
     burn_in: int
     objective: str
     start: float

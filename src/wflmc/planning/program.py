@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.recursion import first_order
+from wflmc.recursion import backward, first_order
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -20,15 +20,15 @@ _BLOCK = 1 << 21  # (round, device) pairs turned into floats at a time
 class Program:
     """One allocation problem over S rounds and K devices; the unknown a[S] is the power alpha^2/N0 of each round.
 
-    B[s'] = base[s'] + sum_{s<=s'} rho^(2(s'-s)) cost[s]/a[s]. Its maximum ("worst") or mean ("average") over the
-    rounds after `burn_in` is minimised subject to floor <= a <= cap and sum_s active[s,k] a[s] <= budget[k].
+    B[s'] = base[s'] + sum_{s<=s'} (rho[s+1] ... rho[s'])^2 cost[s]/a[s]. Its maximum ("worst") or mean ("average")
+    over the rounds after `burn_in` is minimised subject to floor <= a <= cap and sum_s active[s,k] a[s] <= budget[k].
     """
 
     active: Bools  # [S, K], at least one device in every round
     budget: Array  # [K] > 0, may be inf
     cap: Array  # [S] > 0
     cost: Array  # [S] > 0
-    rho: float  # in (0, 1)
+    rho: Array  # [S] in (0, 1); a number stands for all rounds
     burn_in: int  # 0 <= burn_in < S
     base: Array  # [S]
     objective: str = "worst"
@@ -39,24 +39,31 @@ class Program:
         rounds, devices = self.active.shape
         if np.size(self.floor) == 0:
             object.__setattr__(self, "floor", np.zeros(rounds))
-        for name, size in (("budget", devices), ("cap", rounds), ("cost", rounds), ("base", rounds), ("floor", rounds)):
-            value = np.asarray(getattr(self, name), dtype=np.float64)
+        if np.ndim(self.rho) == 0:
+            object.__setattr__(self, "rho", np.full(rounds, self.rho))
+        for name in ("budget", "cap", "cost", "rho", "base", "floor"):
+            value, size = np.asarray(getattr(self, name), dtype=np.float64), devices if name == "budget" else rounds
             if value.shape != (size,) or np.isnan(value).any() or (name != "budget" and np.isinf(value).any()):
                 raise ValueError(f"{name} must be {size} finite numbers (a budget may be inf)")
             object.__setattr__(self, name, value)
         if self.objective not in ("worst", "average"):
             raise ValueError(f"objective must be 'worst' or 'average', not {self.objective!r}")
-        if not (0 < self.rho < 1 and 0 <= self.burn_in < rounds):
+        if not (self.rho.min() > 0 and self.rho.max() < 1 and 0 <= self.burn_in < rounds):
             raise ValueError(f"need 0 < rho < 1 and 0 <= burn_in < {rounds}, got {self.rho} and {self.burn_in}")
         if min(self.cap.min(), self.cost.min(), self.budget.min(initial=1.0)) <= 0:
             raise ValueError("cap, cost and budget must be positive")
         if np.any((self.floor < 0) | (self.floor > self.cap)) or not self.active.any(axis=1).all():
             raise ValueError("every round needs 0 <= floor <= cap and an active device")
 
+    @property
+    def decay(self) -> Array:
+        """rho^2: the share of the bound of the round before that is left in each round's, [S]."""
+        return self.rho * self.rho
+
 
 def round_bounds(p: Program, a: Array) -> Array:
     """B[s'] for every round, shape [S]."""
-    return p.base + first_order(p.cost / a, p.rho**2)
+    return p.base + first_order(p.cost / a, p.decay)
 
 
 def dual(p: Program, w: Array, lam: Array) -> tuple[float, Array]:
@@ -65,7 +72,7 @@ def dual(p: Program, w: Array, lam: Array) -> tuple[float, Array]:
     No feasible plan has a smaller objective than the dual value; at the optimum the powers are the optimal plan.
     """
     price = price_of_rounds(p.active, lam)
-    weight = p.cost * first_order(w[::-1], p.rho**2)[::-1]
+    weight = p.cost * backward(w, p.decay)
     # The minimiser of weight/a + price*a; without a weight it is the floor, without a price the cap.
     with np.errstate(over="ignore"):
         a = np.sqrt(np.divide(weight, price, out=np.full_like(weight, np.inf), where=price > 0))

@@ -21,7 +21,7 @@ def solve_by_cvxpy(program: Program) -> Array:
     # Units in which a and the noise are near 1: without them Clarabel is off by per cents, on either side.
     share = np.median(program.budget) / max(1, program.active.sum(0).max())
     unit = float(np.median(np.minimum(program.cap, share)))
-    scale = float(np.median(program.cost)) / unit / (1 - program.rho**2)
+    scale = float(np.median(program.cost)) / unit / (1 - float(np.median(program.decay)))
     a, noise, total = cp.Variable(rounds), cp.Variable(rounds), cp.Variable(rounds)
     budget = np.minimum(program.budget, 2 * program.cap.sum()) / unit
     limits = [
@@ -32,7 +32,7 @@ def solve_by_cvxpy(program: Program) -> Array:
         program.active.T.astype(float) @ a <= budget,
     ]
     if rounds > 1:
-        limits.append(total[1:] == program.rho**2 * total[:-1] + noise[1:])
+        limits.append(total[1:] == cp.multiply(program.decay[1:], total[:-1]) + noise[1:])
     kept = (total + program.base / scale)[program.burn_in :]
     goal = cp.max(kept) if program.objective == "worst" else cp.sum(kept) / (rounds - program.burn_in)
     cp.Problem(cp.Minimize(goal), limits).solve(solver=cp.CLARABEL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 
@@ -46,7 +46,7 @@ def everyone(gains: Array) -> Schedule:
     return Schedule(np.zeros(gains.shape[0]), np.ones(gains.shape, dtype=bool))
 
 
-def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: float, weight: float) -> Schedule:
+def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: ArrayLike, weight: float) -> Schedule:
     """The best threshold of every round under full power (paper, Sec. V-D): O(K log K) a round, all rounds at once.
 
     It weighs the error of silent devices against the excess noise that a weak device forces on all, both
@@ -55,6 +55,7 @@ def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: 
     Args:
         gains: |h|[S, K].
         device_cap: the power limit of every device on a = α²/N0, P_k|h_k|²/(N0 ℓ_k²), [S, K].
+        step_size: η, or η[S].
         weight: factor of the excess noise, 1 (paper) or m (corrected).
     """
     devices = gains.shape[-1]
@@ -64,7 +65,7 @@ def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: 
     heard = np.cumsum(clip[order], axis=-1)
     sending = np.arange(1, devices + 1)
     silent = heard[:, -1:] - heard + (devices - sending) / sending * heard
-    excess = np.maximum(0.0, (devices / sending) ** 2 / cap - 2 / step_size)
+    excess = np.maximum(0.0, (devices / sending) ** 2 / cap - 2 / np.asarray(step_size)[..., None])
     error = silent**2 + weight * excess
     # A threshold admits all devices of equal gain, so only the last of equals is a candidate.
     error[:, :-1][ranked[:, :-1] == ranked[:, 1:]] = np.inf
@@ -73,7 +74,7 @@ def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: 
     return Schedule(threshold, gains >= threshold[:, None])
 
 
-def schedule(rule: str, gains: Array, clip: Array, device_cap: Array, step_size: float, weight: float) -> Schedule:
+def schedule(rule: str, gains: Array, clip: Array, device_cap: Array, step_size: ArrayLike, weight: float) -> Schedule:
     """The schedule by name: `threshold` or `all`."""
     if rule == "all":
         return everyone(gains)

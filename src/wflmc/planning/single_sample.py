@@ -24,8 +24,9 @@ def regime(lmc_cap: ArrayLike, power_cap: ArrayLike, share: ArrayLike) -> NDArra
 
 
 def is_static(problem: Problem) -> bool:
-    """Whether every round has the same active devices and limits."""
-    return bool(np.all(problem.active == problem.active[0]) and np.all(problem.power_cap == problem.power_cap[0]))
+    """Whether every round has the same active devices, limits and step size."""
+    each = (problem.active, problem.power_cap, problem.step_size)
+    return all(bool(np.all(values == values[0])) for values in each)
 
 
 def tightest(problem: Problem) -> float:
@@ -60,7 +61,7 @@ def _dual(problem: Problem, cap: float, budget: float, level: float) -> float:
     the minimiser of cost·W/a + price·a with W[s] = ρ^{2(S−s)}.
     """
     s = np.arange(1, problem.rounds + 1)
-    log_rho = problem.contraction.log_rho
+    log_rho = float(problem.contraction.log_rho[0])
     log_weight = 2 * (problem.rounds - s) * log_rho
     log_cost = float(np.log(problem.cost[0]))
     log_price = log_cost + 2 * problem.rounds * log_rho - 2 * level
@@ -75,6 +76,6 @@ def solve(problem: Problem) -> Allocation:
     if problem.rounds * cap <= budget:
         a = np.full(problem.rounds, cap)
         return Allocation(a, problem.value(problem.bound(a)))
-    a, level = _water_level(cap, budget, -problem.contraction.log_rho, problem.rounds)
+    a, level = _water_level(cap, budget, -float(problem.contraction.log_rho[0]), problem.rounds)
     a = np.maximum(a, FLOOR * budget / problem.rounds)
     return Allocation(problem.within_budget(a), _dual(problem, cap, budget, level))

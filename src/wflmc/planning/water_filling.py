@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dgesv
 
 from wflmc.planning.program import Array, Program, Usage
-from wflmc.recursion import first_order
+from wflmc.recursion import backward, first_order
 
 _max, _sum_from = np.maximum.reduce, np.add.reduceat
 _DEVICES = 32  # each takes a step or two to find: with more of them it gives up
@@ -20,11 +20,11 @@ def fill(p: Program, use: Usage, budget: Array, tol: float) -> tuple[Array, Arra
     negative leaves. Nothing here is a proof, and no progress is guaranteed: the caller checks what comes back.
     """
     rounds, every = p.cap.size, use.dense
-    if every is None or p.floor.any() or rounds * np.log(p.rho) < -250:  # rho^(2 rounds) has to stay a normal float
+    if every is None or p.floor.any() or np.log(p.rho).sum() < -250:  # the product of rho^2 has to stay a normal float
         return None
     w = np.zeros(rounds)
     w[p.burn_in :] = 1 / (rounds - p.burn_in)
-    root = np.sqrt(p.cost * first_order(w[::-1], p.rho**2)[::-1])
+    root = np.sqrt(p.cost * backward(w, p.decay))
     alone = (use(root) / budget) ** 2  # each device's price for "average" if it were alone and there were no caps
     rows = np.array([np.argmax(alone)])
     lam, level, step = alone[rows], 0.0, 0
@@ -94,17 +94,19 @@ class _Average:
 class _Worst:
     """Plans for "worst": the cheapest one for given prices of the rounds that keeps all bounds to a given level.
 
-    In terms of u[s] = g[s] cost[s]/a[s] with g[s] = r^(burn_in - s), r = rho^2, the bound of round s' says that the
-    sum of u up to s' is at most g[s'] (level - base[s']). The cheapest u is q phi with q = sqrt(g cost price), but no
-    less than the cap demands, where phi never falls and rises only after a round whose bound is tight. If the rounds
-    at their caps are known, that phi is the isotonic regression of (what the sum may grow by) / q with weights q.
-    The rounds at their caps are taken from the plan before; when the steps get small, they stay the same.
+    In terms of u[s] = g[s] cost[s]/a[s], where g[s-1] = r[s] g[s], r = rho^2 and g = 1 in the first kept round, the
+    bound of round s' says that the sum of u up to s' is at most g[s'] (level - base[s']). The cheapest u is q phi with
+    q = sqrt(g cost price), but no less than the cap demands, where phi never falls and rises only after a round whose
+    bound is tight. If the rounds at their caps are known, that phi is the isotonic regression of (what the sum may
+    grow by) / q with weights q. The rounds at their caps are taken from the plan before; when the steps get small,
+    they stay the same.
     """
 
     def __init__(self, p: Program, a: Array, scale: float) -> None:
         """Start from the capped rounds and the level of plan a; `scale` is the size of a price."""
-        self.r, self.burn_in, s = p.rho**2, p.burn_in, np.arange(p.cap.size)
-        self.g = self.r ** (p.burn_in - s.astype(np.float64))
+        self.r, self.burn_in, s = p.decay, p.burn_in, np.arange(p.cap.size)
+        fallen = np.cumsum(np.log(self.r))
+        self.g = np.exp(fallen[p.burn_in] - fallen)
         self.cost = self.g * p.cost
         self.root, self.least = np.sqrt(self.cost), self.cost / p.cap
         self.tiny = np.maximum(1e-13 * scale**0.5 * self.root, 1e-300)  # in place of zero weights
@@ -153,7 +155,7 @@ class _Worst:
         """The weights w[S] of the rounds' bounds, not scaled: those for which W = g / phi^2."""
         W = self.g / (self.phi * self.phi)
         W[: self.burn_in] = 0.0
-        W[self.burn_in : -1] -= self.r * W[self.burn_in + 1 :]
+        W[self.burn_in : -1] -= self.r[self.burn_in + 1 :] * W[self.burn_in + 1 :]
         return np.maximum(W, 0.0)
 
 

@@ -207,6 +207,16 @@ class GaussianPosterior(Moving):
         steps = np.eye(self.dim) - step_size * np.tensordot(partial, self.hessian, 1)
         return float(np.abs(np.linalg.eigvalsh(steps)).max())
 
+    def maps(self, step_size: ArrayLike, weight: ArrayLike) -> Array:
+        """A[..., S, m, m] of the rounds θ[s] = A[s] θ[s−1] + …, while no gradient is clipped."""
+        own = self._maps(step_size, weight)
+        return own if self.coordinates is None else self.coordinates.matrix.T @ own @ self.coordinates.inverse.T
+
+    def _maps(self, step_size: ArrayLike, weight: ArrayLike) -> Array:
+        """The same in the chain's coordinates."""
+        eta = np.asarray(step_size, dtype=float)
+        return np.eye(self.dim) - eta[..., None, None] * np.tensordot(np.asarray(weight, dtype=float), self.hessian, 1)
+
     def law(self, step_size: ArrayLike, weight: ArrayLike, noise_variance: ArrayLike, init: str = "prior") -> Gaussian:
         """Exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
 
@@ -215,10 +225,9 @@ class GaussianPosterior(Moving):
         """
         eta = np.asarray(step_size, dtype=float)
         weights = np.asarray(weight, dtype=float)
-        matrix = np.eye(self.dim) - eta[..., None, None] * np.tensordot(weights, self.hessian, 1)
         offset = eta[..., None] * (weights @ self.linear)
-        chain = affine_chain(self._initial(init), matrix, offset, np.asarray(noise_variance, dtype=float))
-        return self._of_parameters(chain)
+        spread = np.asarray(noise_variance, dtype=float)
+        return self._of_parameters(affine_chain(self._initial(init), self._maps(eta, weights), offset, spread))
 
 
 jax.tree_util.register_dataclass(

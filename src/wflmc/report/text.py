@@ -21,6 +21,11 @@ def _span(values: Sequence[float]) -> str:
     return _number(low) if low == high else f"{_number(low)} … {_number(high)}"
 
 
+def _steps(sizes: Sequence[float]) -> str:
+    low, high, last = min(sizes), max(sizes), sizes[-1]
+    return f"{last:.4g}" if low == high else f"{low:.4g} to {high:.4g}, {last:.4g} at the end"
+
+
 def plan_table(document: dict[str, Any]) -> Table:
     """A plan's JSON document in words."""
     constants, privacy = document["constants"], document["privacy"]
@@ -31,7 +36,7 @@ def plan_table(document: dict[str, Any]) -> Table:
     table.add_row(
         "setting",
         f"{constants['devices']} devices, {constants['dim']} parameters, {burn_in} + {constants['samples']} rounds, "
-        f"η = {constants['step_size']:.4g}, μ = {constants['mu']:.4g}, L = {constants['L']:.4g}",
+        f"η = {_steps(document['step_size'])}, μ = {constants['mu']:.4g}, L = {constants['L']:.4g}",
     )
     shares = ", ".join(f"{name} {share:.0%}" for name, share in document["regime_share"].items() if share)
     table.add_row("regime", document["regime"] or "changes with the channel")
@@ -49,6 +54,8 @@ def plan_table(document: dict[str, Any]) -> Table:
         kept = exact[burn_in:]
         worst = "diverges" if None in kept else f"{max(kept):.4g} worst after burn-in"
         table.add_row("W2² if unclipped", f"{worst} (exact law of the chain)")
+        ess = document["exact_ess_min"]
+        table.add_row("ESS if unclipped", f"{ess:.3g} of {len(kept)} samples for the worst parameter (one chain)")
     if privacy["spent_max"] is None:
         table.add_row("privacy", "none: this scheme does not clip")
     else:

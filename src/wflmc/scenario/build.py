@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
 
 
 def build(scenario: Scenario) -> Inputs:
-    """The three inputs of a scenario, and its step size."""
+    """The three inputs of a scenario, and the step size of its last round."""
     warnings = [f"{key} has no effect: {why}." for key, why in irrelevant(scenario).items() if scenario.given(key)]
     with naming("posterior"):
         posterior, test = build_posterior(scenario)
@@ -59,10 +59,22 @@ def build(scenario: Scenario) -> Inputs:
     posterior, release = _preconditioned(scenario, posterior, link, privacy)
     with naming("posterior"):
         posterior, notes = _public_constants(scenario, posterior)
-    text = scenario.sampler.step_size
-    names = {"mu": posterior.mu, "L": posterior.L}
-    step_size = evaluate_expression("sampler.step_size", text, names) if isinstance(text, str) else text
-    return Inputs(posterior, link, privacy, step_size, (*warnings, *notes, *_leaks(scenario)), test, release)
+    last = float(np.ravel(step_sizes(scenario, posterior))[-1])
+    return Inputs(posterior, link, privacy, last, (*warnings, *notes, *_leaks(scenario)), test, release)
+
+
+def step_sizes(scenario: Scenario, posterior: Posterior) -> float | NDArray[np.float64]:
+    """η of a scenario: a number, or an array where it changes with the round."""
+    section = scenario.sampler
+    if isinstance(section.step_size, list) and section.burn_in == "auto":
+        raise InputError("sampler.burn_in", "auto", "a number with a sampler.step_size for every round")
+    if not isinstance(section.step_size, str):
+        return section.step_size if isinstance(section.step_size, float) else np.array(section.step_size)
+    names: dict[str, float | NDArray[np.float64]] = {"mu": posterior.mu, "L": posterior.L}
+    if section.burn_in != "auto":  # which a pilot with this step size finds
+        rounds = section.burn_in + section.samples
+        names |= {"s": np.arange(1.0, rounds + 1), "S": float(rounds), "S_b": float(section.burn_in)}
+    return evaluate_expression("sampler.step_size", section.step_size, names)
 
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
@@ -235,13 +247,15 @@ def make_plan(
         initial_w2_sq: as of `plan`.
     """
     policy = scenario.policy
-    burn_in = settle_burn_in(scenario, inputs).sampler.burn_in
+    scenario = settle_burn_in(scenario, inputs)
+    burn_in = scenario.sampler.burn_in
     try:
         made = plan(
             inputs.posterior,
             inputs.link,
             inputs.privacy,
-            step_size=inputs.step_size,
+            step_size=step_sizes(scenario, inputs.posterior),
+            step_schedule=scenario.sampler.step_schedule if power is None else "constant",
             burn_in=int(burn_in),
             samples=scenario.sampler.samples,
             power=power or policy.power,

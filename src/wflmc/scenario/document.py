@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
-from wflmc.evaluation import Evaluation, exact_w2_sq, has_law, reliability
+from wflmc.evaluation import Evaluation, exact_ess, exact_w2_sq, has_law, reliability
 from wflmc.planning import Allocation, Plan, Problem, policy
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.privacy.reference import epsilon_by_dp_accounting
@@ -39,7 +39,7 @@ def plan_document(
         "constants": {
             "mu": plan.mu,
             "L": plan.L,
-            "step_size": float(plan.step_size[0]),
+            "step_size": float(plan.step_size[-1]),
             "gamma": plan.gamma,
             "dim": plan.dim,
             "devices": plan.devices,
@@ -48,6 +48,7 @@ def plan_document(
             "samples": plan.rounds - plan.burn_in,
             "initial_w2_sq": plan.initial_w2_sq,
         },
+        "step_size": plan.step_size,
         "regime": plan.regime,
         "regime_share": plan.regime_share,
         "gain": plan.gain,
@@ -70,6 +71,7 @@ def plan_document(
             "budgets": budget,
         },
         "exact_w2_sq": exact_w2_sq(inputs.posterior, plan) if has_law(inputs.posterior) else None,
+        "exact_ess_min": float(exact_ess(inputs.posterior, plan).min()) if has_law(inputs.posterior) else None,
         "warnings": list(plan.warnings),
         "seconds": seconds,
         "version": __version__,
@@ -123,6 +125,7 @@ def summary_document(evaluation: Evaluation, warnings: tuple[str, ...], seconds:
         if distance is None
         else {"worst": distance.worst, "worst_se": distance.worst_se, "per_round": distance.per_round},
         "exact_w2_sq": evaluation.exact_w2_sq,
+        "exact_ess_min": evaluation.exact_ess_min,
         "rhat_max": evaluation.rhat_max,
         "ess_min": evaluation.ess_min,
         "ess_tail_min": evaluation.ess_tail_min,
@@ -152,7 +155,8 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
         scenario = validate(document["scenario"])
         gain = np.asarray(document["gain"], dtype=float)
         constants, active = document["constants"], list(document["active_devices"])
-        settled = {"burn_in": int(constants["burn_in"]), "step_size": float(constants["step_size"])}
+        steps = np.asarray(document.get("step_size", constants["step_size"]), dtype=float)
+        settled = {"burn_in": int(constants["burn_in"]), "step_schedule": "constant", "step_size": _settled(steps)}
         names = ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")
         expected = {name: float(constants[name]) for name in names}
         budget, digests = document["privacy"]["budget"], document["files"]
@@ -216,9 +220,10 @@ def extend_plan(
     """
     own = plan.spent if plan.clips else np.zeros(plan.devices)
     before = np.maximum(plan.ledger, spent - own)
-    samples = scenario.sampler.samples + more
-    longer = scenario.model_copy(update={"sampler": scenario.sampler.model_copy(update={"samples": samples})})
-    only = scenario.sampler.model_copy(update={"burn_in": 0, "samples": more})
+    steps = np.append(plan.step_size, np.full(more, plan.step_size[-1]))
+    settled = {"samples": scenario.sampler.samples + more, "step_schedule": "constant", "step_size": _settled(steps)}
+    longer = scenario.model_copy(update={"sampler": scenario.sampler.model_copy(update=settled)})
+    only = longer.sampler.model_copy(update={"burn_in": 0, "samples": more, "step_size": float(steps[-1])})
     rest = make_plan(
         scenario.model_copy(update={"sampler": only}),
         inputs,
@@ -232,6 +237,11 @@ def extend_plan(
 
     scheme = policy(scenario.policy.power)._replace(allocate=as_made)
     return longer, make_plan(longer, inputs, scheme, ledger=before)
+
+
+def _settled(steps: NDArray[np.float64]) -> float | list[float]:
+    """Step sizes as the scenario has them: a number where all are the same, else one for every round."""
+    return float(steps.flat[0]) if np.unique(steps).size == 1 else [float(step) for step in steps]
 
 
 def _plan_file(path: str | Path) -> dict[str, Any]:

@@ -1,41 +1,64 @@
-"""Arithmetic in μ and L for the step size, parsed and never run as code."""
+"""Arithmetic in μ, L and the round for the step size, parsed and never run as code."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from wflmc.errors import InputError
 
-_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
+Value = float | NDArray[np.float64]
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.Pow: operator.pow,
 }
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_CALLS: dict[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max": np.maximum}
 
 
-def evaluate_expression(key: str, text: str, names: Mapping[str, float]) -> float:
-    """Value of an expression of numbers, + - * / **, brackets and the given names.
+def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Value:
+    """Value of an expression of numbers, + - * / **, brackets, min, max and the given names, of which some are arrays.
+
+    A comparison (< <= > >=) is 1 where it holds and 0 elsewhere.
 
     >>> evaluate_expression("step_size", "0.4/(mu+L)", {"mu": 1.0, "L": 3.0})
     0.1
+    >>> evaluate_expression("step_size", "min(0.2, 0.1*(1+3*(s<=2)))", {"s": np.arange(1.0, 5.0)})
+    array([0.2, 0.2, 0.1, 0.1])
     """
-    allowed = f"a number, or arithmetic (+ - * / ** and brackets) in {' and '.join(names)}"
+    listed = " and ".join([", ".join([*names][:-1]), [*names][-1]] if len(names) > 1 else names)
+    allowed = f"a number, or arithmetic (+ - * / **, brackets, min, max and < <= > >=) in {listed}"
 
-    def value(node: ast.expr) -> float:
+    def value(node: ast.expr) -> Value:
         match node:
             case ast.Constant(value=number) if isinstance(number, int | float) and not isinstance(number, bool):
                 return float(number)
             case ast.Name(id=name) if name in names:
-                return float(names[name])
+                return names[name]
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
                 result = _BINARY[type(op)](value(left), value(right))
                 if isinstance(result, complex):
                     raise ValueError
                 return result
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
+                return 1.0 * _COMPARE[type(op)](value(left), value(right))
+            case ast.Call(func=ast.Name(id=name), args=[_, *_] as parts, keywords=[]) if name in _CALLS:
+                return functools.reduce(_CALLS[name], map(value, parts))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -value(operand)
             case ast.UnaryOp(op=ast.UAdd(), operand=operand):
@@ -45,6 +68,7 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, float]) -> floa
     if len(text) > 200:
         raise InputError(key, text, "at most 200 characters long")
     try:
-        return value(ast.parse(text.strip(), mode="eval").body)
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            return value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         raise InputError(key, text, allowed) from None

@@ -74,7 +74,8 @@ class PrivacySection(_Section):
 class SamplerSection(_Section):
     """The chain."""
 
-    step_size: Positive | str = "0.4/(mu+L)"
+    step_size: OneOrEach | str = "0.4/(mu+L)"
+    step_schedule: Literal["constant", "planned"] = "constant"
     burn_in: Annotated[int, Field(ge=0, le=10**7)] | Literal["auto"] = 50
     max_burn_in: Annotated[int, Field(ge=8, le=10**6)] = 5000
     samples: Count = 50
@@ -149,6 +150,7 @@ def _with_mnist_defaults(scenario: Scenario) -> Scenario:
 def irrelevant(scenario: Scenario) -> dict[str, str]:
     """The keys that other keys make meaningless, each with the reason."""
     fading, policy, data = scenario.link.fading, scenario.policy.power, scenario.posterior.data
+    sampler = scenario.sampler
     ideal = policy in ("noiseless", "noiseless-dp")
     no_fading = fading in ("file", "static")
     rules = [
@@ -176,6 +178,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
         ("privacy.example_clip", scenario.privacy.unit == "device", "privacy.unit = 'device'"),
         ("privacy.accountant", scenario.privacy.epsilon is None, "there is no privacy.epsilon"),
         ("sampler.friction", scenario.sampler.dynamics == "overdamped", "sampler.dynamics = 'overdamped'"),
+        ("sampler.step_schedule", sampler.burn_in == 0 and sampler.step_schedule == "planned", "there is no burn-in"),
         ("sampler.max_burn_in", scenario.sampler.burn_in != "auto", "sampler.burn_in is a number"),
         ("policy.max_round_noise", policy not in ("optimized", "noiseless-dp"), f"policy.power = {policy!r}"),
         ("policy.schedule", ideal, f"policy.power = {policy!r} always has all devices"),

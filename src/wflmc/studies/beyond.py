@@ -190,9 +190,7 @@ def _scores(
         for number in range(setting.experiments)
     ]
     if recipe.whiten == "private":
-        parts = [
-            _one_release(setting, recipe, posterior, link, number, progress) for number, link in enumerate(links)
-        ]
+        parts = [_one_release(setting, recipe, posterior, link, number, progress) for number, link in enumerate(links)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     plans = plan_many(posterior, links, recipe.privacy, **_keywords(recipe, posterior))
     return _run(setting, posterior, plans, range(setting.experiments), progress)
