@@ -17,6 +17,7 @@ from wflmc.posterior.inputs import check_counts, check_init, check_prior, checke
 from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
+from wflmc.posterior.response import Response, effects
 
 Array = NDArray[np.float64]
 
@@ -174,11 +175,22 @@ class GaussianPosterior:
         Args:
             step_size: η[..., S]; weight: [..., S, K]; noise_variance: σ²[..., S] of the whole update noise.
         """
+        return affine_chain(self.initial(init), *self._maps(step_size, weight), np.asarray(noise_variance, dtype=float))
+
+    def _maps(self, step_size: ArrayLike, weight: ArrayLike) -> tuple[Array, Array]:
+        """A and b of θ ← A θ + b + noise in every round."""
         eta = np.asarray(step_size, dtype=float)
         weights = np.asarray(weight, dtype=float)
         matrix = np.eye(self.dim) - eta[..., None, None] * np.tensordot(weights, self.hessian, 1)
-        offset = eta[..., None] * (weights @ self.linear)
-        return affine_chain(self.initial(init), matrix, offset, np.asarray(noise_variance, dtype=float))
+        return matrix, eta[..., None] * (weights @ self.linear)
+
+    def response(self, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = "prior") -> Response:
+        """How the exact law of the rounds after `burn_in` answers to noise: step_size[S], weight[S, K]."""
+        matrix, offset = self._maps(step_size, weight)
+        still = affine_chain(self.initial(init), matrix, offset, np.zeros(offset.shape[0]))
+        shift = ((still.mean[burn_in:] - self.mean) ** 2).sum(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return Response(still.covariance[burn_in:], effects(matrix, burn_in), shift, self.covariance)
 
 
 jax.tree_util.register_dataclass(

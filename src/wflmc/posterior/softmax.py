@@ -26,6 +26,7 @@ from wflmc.posterior.inputs import (
 )
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
+from wflmc.posterior.response import DiagonalResponse, diagonal_response
 from wflmc.posterior.softmax_sums import (
     by_devices,
     by_devices_clipped,
@@ -223,12 +224,29 @@ class SoftmaxPosterior:
             cost, np.zeros(linear.size), jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-7}
         )
         theta = solve_triangular(root, found.x.reshape(shape))
-        logits = X @ theta
-        p = np.exp(logits - logsumexp(logits, axis=1)[:, None])
-        curvature = (1 - (p**2).sum(1)) / (self.classes - 1)
-        along = np.maximum(np.linalg.eigvalsh(X.T @ (curvature[:, None] * X)), 0.0)
+        along, _ = self._curvature(theta)
         values = np.concatenate([np.zeros(along.size), np.tile(along, self.classes - 1)])
         return theta.T.ravel(), 1 / (values + precision)
+
+    def _curvature(self, theta: Array) -> tuple[Array, Array]:
+        """Eigenvalues and eigenvectors of the M of `laplace` at theta[d, C]."""
+        X = self.features.reshape(-1, self.features.shape[-1])
+        logits = X @ theta
+        p = np.exp(logits - logsumexp(logits, axis=1)[:, None])
+        each = (1 - (p**2).sum(1)) / (self.classes - 1)
+        values, vectors = np.linalg.eigh(X.T @ (each[:, None] * X))
+        return np.maximum(values, 0.0), vectors
+
+    def response(self, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = "prior") -> DiagonalResponse:
+        """How the law of a chain on the Laplace approximation answers to noise, if all devices hold alike data."""
+        check_init(init)
+        mode, variance = self.laplace
+        theta = mode.reshape(self.classes, -1)
+        size = ((theta @ self._curvature(theta.T)[1]) ** 2).sum(0) / (self.classes - 1)
+        # At the mode the classes' vectors sum to zero: nothing of it lies where all classes move alike.
+        mean_sq = np.concatenate([np.zeros(size.size), np.tile(size, self.classes - 1)])
+        start = self.prior_std**2 if init == "prior" else 0.0
+        return diagonal_response(1 / variance, mean_sq, start, step_size, weight, burn_in)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the law of θ[0] and the Laplace estimate of the posterior."""

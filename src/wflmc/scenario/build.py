@@ -179,8 +179,9 @@ def make_plan(
     ledger: ArrayLike | None = None,
     start: int = 0,
     initial_w2_sq: float | None = None,
+    before: Plan | None = None,
 ) -> Plan:
-    """The plan of a scenario, by its own policy or a given one; the last three are those of `plan`."""
+    """The plan of a scenario, by its own policy or a given one; the last four are those of `plan`."""
     policy = scenario.policy
     burn_in = settle_burn_in(scenario, inputs).sampler.burn_in
     try:
@@ -201,6 +202,7 @@ def make_plan(
             start=start,
             max_round_noise=policy.max_round_noise,
             solver=solver,
+            before=before,
         )
     except InputError as error:
         raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
