@@ -41,13 +41,16 @@ class Path:
 
     All constraints have slacks x and prices z, stacked: F ≤ t, budgets, low, high. Slacks are unknowns of their own and
     may miss what they stand for by `miss`, which a full step removes but for curvature. Steps are relative, dv = v y.
+
+    Args:
+        care: share of the present gap that every step aims at, at least: 0 is fastest, 0.3 hardly ever goes astray.
     """
 
-    def __init__(self, distances: Distances, limits: Limits) -> None:
-        self.distances, self.limits, self.v = distances, limits, start(limits, distances)
+    def __init__(self, distances: Distances, limits: Limits, care: float = 0.0) -> None:
+        self.distances, self.limits, self.care, self.v = distances, limits, care, start(limits, distances)
         self.rounds, self.kept = self.v.size, distances.shift.size
         self.F, self.g, self.J = distances.expand(self.v)
-        self.t = 1.2 * float(self.F.max()) - 0.1 * float(self.F.min())
+        self.t = 1.2 * float(self.F.max()) - 0.1 * float(self.F.min()) + 1e-6 * distances.spread
         self.x = self._slacks()
         self.miss = np.zeros(self.x.size)
         self.z = 1 / self.x
@@ -112,9 +115,11 @@ class Path:
         _, _, dx, dz = self._direction(0.0)
         alpha = min(_reach(self.x, dx), _reach(self.z, dz))
         after = float((self.x + alpha * dx) @ (self.z + alpha * dz)) / self.x.size
-        centre = mu * min(1.0, max(after / mu, 0.0)) ** 3
+        # Slacks that miss much must be put right first: prices without products are hard to move.
+        behind = float(np.abs(self.miss) @ self.z) / self.gap
+        centre = mu * min(1.0, max(after / mu, 0.0) ** 3 + 0.1 * behind + self.care)
         y, dt, dx, dz = self._direction(centre - alpha * alpha * dx * dz)
-        alpha = 0.99 * min(_reach(self.x, dx), _reach(self.z, dz))
+        alpha = 0.99 * min(_reach(self.x, dx), _reach(self.z, dz), _reach(np.full(self.rounds, 0.8 - self.care), y))
         if not np.isfinite(alpha * y).all():
             return False
         self.v, self.t = self.v * (1 + alpha * y), self.t + alpha * dt
