@@ -307,7 +307,7 @@ def _response(posterior: Target, options: Options, weight: Array) -> AnyResponse
         found = posterior.response(step_size, weight, burn_in, options.init)
     else:
         raise InputError("objective", "exact", "worst or average, or given with a proxy: this model knows no law")
-    if not (np.all(np.isfinite(found.effect)) and np.all(np.isfinite(found.covariance))):
+    if not all(np.all(np.abs(part) < 1e100) for part in (found.effect, found.covariance, found.shift)):
         raise InputError("objective", "exact", "worst or average here: the chain diverges and its law overflows")
     return found if before is None else going_on(found, before.noise_variance)
 

@@ -188,8 +188,8 @@ class GaussianPosterior:
         """How the exact law of the rounds after `burn_in` answers to noise: step_size[S], weight[S, K]."""
         matrix, offset = self._maps(step_size, weight)
         still = affine_chain(self.initial(init), matrix, offset, np.zeros(offset.shape[0]))
-        shift = ((still.mean[burn_in:] - self.mean) ** 2).sum(-1)
         with np.errstate(over="ignore", invalid="ignore"):
+            shift = ((still.mean[burn_in:] - self.mean) ** 2).sum(-1)
             return Response(still.covariance[burn_in:], effects(matrix, burn_in), shift, self.covariance)
 
 
