@@ -13,7 +13,7 @@ from scipy.linalg import sqrtm
 import wflmc
 from wflmc.keys import host_generator, named
 from wflmc.posterior import Gaussian, pool, w2_squared
-from wflmc.posterior.law import affine_chain
+from wflmc.posterior.law import LinearChain
 from wflmc.posterior.partition import partition
 
 RULES = ["iid", "blocks", "by-label", "dirichlet:0.1", "dirichlet:5"]
@@ -232,19 +232,21 @@ def test_w2_broadcasts():
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7, 20])
 @pytest.mark.parametrize("size", [3, 14])
-def test_affine_chain_against_a_plain_loop(rounds, size):
+def test_linear_chain_against_a_plain_loop(rounds, size):
     generator = np.random.default_rng(rounds)
     matrix = np.eye(size) - 0.9 / size * generator.random((2, rounds, size, size))
     offset, variance = generator.standard_normal((2, rounds, size)), generator.random((2, rounds))
     start = random_gaussian(3, size)
-    result = affine_chain(start, matrix, offset, variance)
+    enters, readout = generator.standard_normal((2, size, size))
+    other = np.cov(generator.standard_normal((size, 3 * size)))
+    result = LinearChain(start, matrix, offset, enters, readout, other).law(variance)
     for b in range(2):
         mean, covariance = start
         for s in range(rounds):
             mean = matrix[b, s] @ mean + offset[b, s]
-            covariance = matrix[b, s] @ covariance @ matrix[b, s].T + variance[b, s] * np.eye(size)
-            np.testing.assert_allclose(result.mean[b, s], mean, rtol=1e-9, atol=1e-12)
-            np.testing.assert_allclose(result.covariance[b, s], covariance, rtol=1e-9, atol=1e-12)
+            covariance = matrix[b, s] @ covariance @ matrix[b, s].T + variance[b, s] * enters @ enters.T + other
+            np.testing.assert_allclose(result.mean[b, s], readout @ mean, rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(result.covariance[b, s], readout @ covariance @ readout.T, rtol=1e-9, atol=1e-9)
 
 
 def test_pooled_moments_are_those_of_the_mixture():

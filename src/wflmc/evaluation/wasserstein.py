@@ -64,17 +64,12 @@ def exact_ess(posterior: Any, plan: Plan | Sequence[Plan], bias: bool = False) -
     plans = [plan] if isinstance(plan, Plan) else list(plan)
     errors = []
     for one in plans:
-        kept = slice(one.burn_in, None)
-        law = posterior.law(one.step_size, one.weight_received, one.noise_variance, one.init)
-        maps, covariance = posterior.maps(one.step_size, one.weight_received)[kept], law.covariance[kept]
-        # P[t] = Cov(θ[t], the sum of the kept samples up to t) = A[t] P[t−1] + C[t]
-        together, total = np.zeros_like(covariance[0]), np.zeros(posterior.dim)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for a, c in zip(maps, covariance, strict=True):
-                together = a @ together + c
-                total += 2 * np.diagonal(together) - np.diagonal(c)
-            off = (law.mean[kept].mean(0) - posterior.exact.mean) ** 2 if bias else 0.0
-            errors.append(total / len(maps) ** 2 + off)
+        chain = posterior.chain(one.step_size, one.weight_received, one.init)
+        error = chain.variance_of_mean(one.noise_variance, one.burn_in)
+        if bias:
+            mean = chain.law(one.noise_variance).mean[one.burn_in :].mean(0)
+            error = error + (mean - posterior.exact.mean) ** 2
+        errors.append(error)
     error = np.mean(errors, axis=0)
     return np.where(np.isfinite(error), np.diagonal(posterior.exact.covariance) / error, 0.0)
 

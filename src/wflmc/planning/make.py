@@ -7,7 +7,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,12 +16,15 @@ from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.planning import single_sample
 from wflmc.planning.bound import contraction, discretization_error, noise_weight
+from wflmc.planning.distance import Distances
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
 from wflmc.planning.problem import Allocation, Problem
+from wflmc.planning.proxy import Proxy
 from wflmc.planning.schedule import everyone, gradient_error
 from wflmc.planning.schedule import schedule as make_schedule
 from wflmc.planning.steps import SCHEDULES, plan_steps
+from wflmc.posterior.response import AnyResponse, going_on
 from wflmc.privacy import Privacy
 
 Array = NDArray[np.float64]
@@ -45,6 +48,13 @@ class Target(Protocol):
     def initial_w2_sq(self, init: str = ...) -> float: ...
 
 
+@runtime_checkable
+class KnowsLaw(Protocol):
+    """A posterior that can tell how the law of its chains answers to noise, itself or by an approximation."""
+
+    def response(self, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = ...) -> AnyResponse: ...
+
+
 @dataclass(frozen=True)
 class Options:
     """The keywords of `plan`, checked."""
@@ -63,6 +73,8 @@ class Options:
     start: int = 0
     solver: str = "own"
     step_schedule: str = "constant"
+    proxy: Proxy | None = None
+    before: Plan | None = None
 
     def __post_init__(self) -> None:
         if self.start < 0:
@@ -108,6 +120,8 @@ def plan(
     start: int = 0,
     solver: str = "own",
     step_schedule: str = "constant",
+    proxy: Proxy | None = None,
+    before: Plan | None = None,
 ) -> Plan:
     """Decide who sends and how strongly in every round.
 
@@ -116,7 +130,8 @@ def plan(
         burn_in: S_b, rounds that are thrown away; samples: S_u, rounds that are kept.
         power: optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own.
         schedule: threshold or all; the noiseless schemes always have everyone.
-        objective: worst or average of the bound over the kept rounds.
+        objective: worst or average of the bound over the kept rounds; or exact, the worst true W2² of the chain's law
+            while nothing is clipped, for which `optimized` and `noiseless-dp` choose all noise themselves.
         bound: corrected, or paper for the formula as printed.
         init: prior or zero, where the chain starts.
         initial_w2_sq: W2² between start and posterior, where a public value is known; else computed.
@@ -127,6 +142,8 @@ def plan(
         solver: own, or cvxpy as an independent reference (without a certificate).
         step_schedule: constant, or planned: `step_size` is that of the kept rounds, and those of burn-in are searched
             for (a hundred plans or so; see `wflmc.planning.steps`).
+        proxy: for objective = "exact", a public stand-in for the posterior, which else is looked at itself.
+        before: for objective = "exact", the plan of the rounds that came before, whose law the chain goes on from.
     """
     options = Options(
         step_size=step_size,
@@ -143,6 +160,8 @@ def plan(
         start=start,
         solver=solver,
         step_schedule=step_schedule,
+        proxy=proxy,
+        before=before,
     )
     prepared = _prepare(posterior, link, privacy, options)
     return prepared.finish(prepared.allocate(prepared.problem))
@@ -222,10 +241,16 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         floor=dim * (scale / (limit * clip.sum())) ** 2,
         noise_limit=options.max_round_noise,
         solver=options.solver,
+        response=_response(posterior, options, who.active * scale[:, None]) if options.objective == "exact" else None,
+        fills_up=options.objective != "exact" or not scheme.optimal,
     )
 
     def finish(allocation: Allocation) -> Plan:
-        bounds = problem.bound(allocation.a)
+        bounds, server_noise = problem.bound(allocation.a), problem.server_noise(allocation.a)
+        value = problem.value(bounds)
+        if problem.response is not None:
+            noise = (step_size * scale) ** 2 / allocation.a + server_noise
+            value = float(Distances(problem.response)(noise).max())
         made = Plan(
             step_size=step_size,
             gain=np.sqrt(allocation.a * link.noise_power),
@@ -233,12 +258,12 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             clip=clip if scheme.clips else np.full(devices, np.inf),
             example_clip=privacy.example_clips(devices) if scheme.clips else np.full(devices, np.inf),
             noise_power=link.noise_power,
-            server_noise=_server_noise(problem, allocation.a),
+            server_noise=server_noise,
             burn_in=options.burn_in,
             init=options.init,
             threshold=who.threshold,
             bound=bounds,
-            objective=problem.value(bounds),
+            objective=value,
             objective_name=options.objective,
             lower_bound=allocation.lower_bound,
             regime=_regime(problem) if np.all(gains == gains[0]) else None,
@@ -262,6 +287,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
                 *_warnings(made, problem, options.max_round_noise),
                 *_divergence(posterior, made),
                 *_estimated(posterior, options),
+                *_oracle(made, options),
             ),
         )
 
@@ -309,16 +335,26 @@ def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
     return left / (2 * privacy.sensitivity(devices) ** 2)
 
 
-def _server_noise(problem: Problem, a: Array) -> Array:
-    """β = max(0, 2η − channel part) (Sec. III-A); rounding at the Langevin cap is not noise to add."""
-    eta = problem.step_size
-    missing = 2 * eta - (eta * problem.scale) ** 2 / a
-    return np.where(missing > 1e-9 * eta, missing, 0.0)
+def _response(posterior: Target, options: Options, weight: Array) -> AnyResponse:
+    """How the kept rounds' law answers to the noise of this plan's rounds, by the proxy or the posterior itself."""
+    step_size, burn_in, before = _step_sizes(options.step_size, len(weight)), options.burn_in, options.before
+    if before is not None:
+        step_size, weight = np.append(before.step_size, step_size), np.concatenate([before.weight, weight])
+        burn_in += before.rounds
+    if options.proxy is not None:
+        found: AnyResponse = options.proxy.response(posterior.dim, step_size, weight, burn_in, options.init)
+    elif isinstance(posterior, KnowsLaw):
+        found = posterior.response(step_size, weight, burn_in, options.init)
+    else:
+        raise InputError("objective", "exact", "worst or average, or given with a proxy: this model knows no law")
+    if not all(np.all(np.abs(part) < 1e100) for part in (found.effect, found.covariance, found.shift)):
+        raise InputError("objective", "exact", "worst or average here: the chain diverges and its law overflows")
+    return found if before is None else going_on(found, before.noise_variance)
 
 
 def _regime(problem: Problem) -> str | None:
     """Theorem 1's regime where it applies: limits that do not change over the rounds."""
-    if not single_sample.is_static(problem):
+    if problem.objective == "exact" or not single_sample.is_static(problem):
         return None
     share = single_sample.tightest(problem) / problem.rounds
     return str(single_sample.regime(problem.lmc_cap[0], problem.power_cap[0], share))
@@ -328,6 +364,10 @@ def _limit(problem: Problem, a: Array) -> NDArray[np.intp]:
     """The limit of every round; below both caps it is privacy that limits."""
     near = 1 - 1e-9
     at_lmc, at_power = a >= near * problem.lmc_cap, a >= near * problem.power_cap
+    if not problem.fills_up:  # rounds that neither power nor a spent budget holds back have the noise they want
+        at_power = a >= (1 - 1e-5) * problem.power_cap
+        spent = a @ problem.active >= (1 - 1e-5) * problem.budget
+        at_lmc = ~at_power & ~(problem.active & spent).any(-1)
     names = single_sample.REGIMES
     kinds = [names.index(single_sample.LMC), names.index(single_sample.POWER)]
     return np.select([at_lmc, at_power], kinds, names.index(single_sample.DP))
@@ -340,6 +380,16 @@ def _estimated(posterior: Target, options: Options) -> list[str]:
     return [
         "W2² between start and posterior is a Laplace estimate, and the bound is no better than it; "
         "posterior.initial_w2_sq can be given instead."
+    ]
+
+
+def _oracle(made: Plan, options: Options) -> list[str]:
+    """A plan for the exact law looks at the posterior."""
+    if options.objective != "exact" or options.proxy is not None or made.privacy.epsilon is None:
+        return []
+    return [
+        "The objective 'exact' is an oracle: the plan depends on the devices' private data, which epsilon does not "
+        "cover. Give a public proxy where data are real."
     ]
 
 
@@ -388,7 +438,11 @@ def _warnings(made: Plan, problem: Problem, max_round_noise: float) -> list[str]
     if not made.clips and made.privacy.epsilon is not None:
         found.append("This scheme does not clip: epsilon is not kept, and no finite one would be true.")
     if made.objective > 10 * max(made.initial_w2_sq, 1e-300):
-        found.append("The bound after burn-in is far above the distance at the start: it says nothing here.")
+        found.append(
+            "The chain is farther from the posterior after burn-in than at the start."
+            if made.objective_name == "exact"
+            else "The bound after burn-in is far above the distance at the start: it says nothing here."
+        )
     if made.clips:
         limit = made.privacy.budget(made.devices)
         over = np.flatnonzero(made.spent + made.ledger > limit * (1 + 1e-9))

@@ -153,4 +153,6 @@ class Plan:
     @property
     def gap(self) -> float | None:
         """(objective − lower_bound)/objective, where the policy claims an optimum."""
-        return None if self.lower_bound is None else max(0.0, 1 - self.lower_bound / self.objective)
+        if self.lower_bound is None:
+            return None
+        return 0.0 if self.objective <= self.lower_bound else 1 - self.lower_bound / self.objective

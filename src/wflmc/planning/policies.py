@@ -8,10 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from wflmc.errors import InputError
-from wflmc.planning import single_sample
+from wflmc.planning import exact, single_sample
 from wflmc.planning.allocation import HEADROOM, allocate
 from wflmc.planning.problem import Allocation, Problem
 from wflmc.planning.reference import solve_by_cvxpy
+from wflmc.posterior.response import AnyResponse
+
+LEAST_NOISE = 1e-9
+"""Of the 2η of Langevin sampling: an ideal link could do with none at all, and would then send infinitely strongly."""
 
 
 class Policy(NamedTuple):
@@ -23,11 +27,15 @@ class Policy(NamedTuple):
     private: bool = True
     """The privacy budget limits the gain."""
     clips: bool = True
+    optimal: bool = False
+    """The policy minimises the objective; for the exact law it then decides on all noise, and the server adds none."""
 
 
 def optimal(problem: Problem) -> Allocation:
     """The minimiser of the objective, with a certificate: in closed form where there is one, else by our solver."""
     _check_floor(problem)
+    if problem.response is not None:
+        return _nearest_law(problem, problem.response)
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
         return Allocation(problem.within_budget(a))
@@ -39,11 +47,22 @@ def optimal(problem: Problem) -> Allocation:
     return Allocation(solution.a, solution.lower_bound)
 
 
+def _nearest_law(problem: Problem, response: AnyResponse) -> Allocation:
+    """The noise v that brings the true law nearest to the posterior, as power a = (η K/K_a)²/v."""
+    cost = (problem.step_size * problem.scale) ** 2
+    low = np.maximum(cost / problem.power_cap, LEAST_NOISE * 2 * problem.step_size)
+    with np.errstate(divide="ignore"):
+        high = np.maximum(cost / problem.floor, low)
+    calm = np.minimum(high, 2 * np.maximum(low, 2 * problem.step_size))
+    found = exact.solve(response, cost, low, high, problem.active, problem.budget, calm)
+    return Allocation(np.minimum(cost / found.v, problem.power_cap), found.lower_bound)
+
+
 def _check_floor(problem: Problem) -> None:
     """Say which noise limit would be feasible if this one is not."""
     needs = {
         "transmit power": float(np.max(problem.floor / problem.power_cap)),
-        "the noise that Langevin sampling needs": float(np.max(problem.floor / problem.lmc_cap)),
+        "the noise that Langevin sampling needs": float(np.max(problem.floor / problem.lmc_cap) * problem.fills_up),
         "privacy": float(np.max(problem.floor @ problem.active / problem.budget)),
     }
     cause = max(needs, key=lambda name: needs[name])
@@ -66,10 +85,10 @@ def at_caps(problem: Problem) -> Allocation:
 
 
 POLICIES: dict[str, Policy] = {
-    "optimized": Policy(optimal),
+    "optimized": Policy(optimal, optimal=True),
     "equal": Policy(equal),
     "no-dp": Policy(at_caps, private=False),
-    "noiseless-dp": Policy(optimal, wireless=False),
+    "noiseless-dp": Policy(optimal, wireless=False, optimal=True),
     "noiseless": Policy(at_caps, wireless=False, private=False, clips=False),
 }
 

@@ -17,11 +17,12 @@ from wflmc.errors import InputError
 from wflmc.planning.allocation import HEADROOM
 from wflmc.planning.bound import Contraction
 from wflmc.planning.program import Program
+from wflmc.posterior.response import AnyResponse
 from wflmc.recursion import first_order
 
 Array = NDArray[np.float64]
 
-OBJECTIVES = ("worst", "average")
+OBJECTIVES = ("worst", "average", "exact")
 SOLVERS = ("own", "cvxpy")
 
 
@@ -60,11 +61,17 @@ class Problem:
     noise_limit: float = np.inf
     """M of that limit: √m σ at most M times what all clipped gradients can move θ in a round."""
     solver: str = "own"
+    response: AnyResponse | None = None
+    """With the objective "exact": how the law of the kept rounds follows from the noise of all."""
+    fills_up: bool = True
+    """Whether the server adds what channel noise lacks of 2η; not where the optimum of the exact law chooses it all."""
 
     def __post_init__(self) -> None:
         for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
             if getattr(self, name) not in known:
                 raise InputError(name, getattr(self, name), f"one of {', '.join(known)}")
+        if self.response is not None and self.solver != "own":
+            raise InputError("solver", self.solver, "'own' with objective = 'exact'")
 
     @property
     def rounds(self) -> int:
@@ -91,6 +98,11 @@ class Problem:
         excess = np.maximum(0.0, (self.step_size * self.scale) ** 2 / a - 2 * self.step_size)
         noise = self.error + self.noise_weight * excess
         return first_order(self.contraction.kappa * noise, self.contraction.rho**2, self.start)
+
+    def server_noise(self, a: Array) -> Array:
+        """β = max(0, 2η − channel part) (Sec. III-A); rounding at the Langevin cap is not noise to add."""
+        missing = 2 * self.step_size - (self.step_size * self.scale) ** 2 / a
+        return np.where(missing > 1e-9 * self.step_size, missing, 0.0) if self.fills_up else np.zeros(a.size)
 
     def base(self) -> Array:
         """B[1..S] without the terms cost/a, for a below the Langevin cap, where the excess is c/a − 2η."""

@@ -15,9 +15,10 @@ from wflmc.keys import digest, host_generator, named
 from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks, row_norms
 from wflmc.posterior.coordinates import Coordinates, Moving, coordinates, moments_of, prior_ridge, whitening
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
-from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
+from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
+from wflmc.posterior.response import Response
 
 Array = NDArray[np.float64]
 
@@ -207,15 +208,17 @@ class GaussianPosterior(Moving):
         steps = np.eye(self.dim) - step_size * np.tensordot(partial, self.hessian, 1)
         return float(np.abs(np.linalg.eigvalsh(steps)).max())
 
-    def maps(self, step_size: ArrayLike, weight: ArrayLike) -> Array:
-        """A[..., S, m, m] of the rounds θ[s] = A[s] θ[s−1] + …, while no gradient is clipped."""
-        own = self._maps(step_size, weight)
-        return own if self.coordinates is None else self.coordinates.matrix.T @ own @ self.coordinates.inverse.T
+    def chain(self, step_size: ArrayLike, weight: ArrayLike, init: str = "prior") -> LinearChain:
+        """A chain that is never clipped, as a linear one.
 
-    def _maps(self, step_size: ArrayLike, weight: ArrayLike) -> Array:
-        """The same in the chain's coordinates."""
-        eta = np.asarray(step_size, dtype=float)
-        return np.eye(self.dim) - eta[..., None, None] * np.tensordot(np.asarray(weight, dtype=float), self.hessian, 1)
+        Args:
+            step_size: η[..., S]; weight: [..., S, K].
+        """
+        eta, weights = np.asarray(step_size, dtype=float), np.asarray(weight, dtype=float)
+        one = np.eye(self.dim)
+        matrix = one - eta[..., None, None] * np.tensordot(weights, self.hessian, 1)
+        readout = one if self.coordinates is None else self.coordinates.matrix.T
+        return LinearChain(self._initial(init), matrix, eta[..., None] * (weights @ self.linear), one, readout)
 
     def law(self, step_size: ArrayLike, weight: ArrayLike, noise_variance: ArrayLike, init: str = "prior") -> Gaussian:
         """Exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
@@ -223,11 +226,11 @@ class GaussianPosterior(Moving):
         Args:
             step_size: η[..., S]; weight: [..., S, K]; noise_variance: σ²[..., S] of the whole update noise.
         """
-        eta = np.asarray(step_size, dtype=float)
-        weights = np.asarray(weight, dtype=float)
-        offset = eta[..., None] * (weights @ self.linear)
-        spread = np.asarray(noise_variance, dtype=float)
-        return self._of_parameters(affine_chain(self._initial(init), self._maps(eta, weights), offset, spread))
+        return self.chain(step_size, weight, init).law(noise_variance)
+
+    def response(self, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = "prior") -> Response:
+        """How the exact law of the rounds after `burn_in` answers to noise: step_size[S], weight[S, K]."""
+        return self.chain(step_size, weight, init).response(burn_in, self.exact)
 
 
 jax.tree_util.register_dataclass(

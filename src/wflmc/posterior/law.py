@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.posterior.response import Response, effects
 
 Array = NDArray[np.float64]
 
@@ -35,17 +37,63 @@ def w2_squared(first: Gaussian, second: Gaussian) -> Array:
     return np.where(finite, np.maximum(shift + traces - 2 * cross, 0.0), np.inf)
 
 
-def affine_chain(start: Gaussian, matrix: Array, offset: Array, noise_variance: Array) -> Gaussian:
-    """Law of θ[s] = A[s] θ[s−1] + b[s] + N(0, σ²[s] I) for every s = 1..S.
+class LinearChain(NamedTuple):
+    """x[s] = A[s] x[s−1] + b[s] + G[s] N(0, σ²[s] I) + N(0, D[s]), and θ[s] = R x[s]: the law of x stays Gaussian."""
 
-    Args:
-        start: law of θ[0].
-        matrix: A[..., S, m, m]; offset: b[..., S, m]; noise_variance: σ²[..., S].
-    """
-    # Doubling does log2(S) times the arithmetic in log2(S) large calls: faster only while matrices are small.
-    follow = _by_doubling if matrix.shape[-1] <= 12 else _round_by_round
-    with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
-        return follow(start, matrix, offset, noise_variance[..., None, None] * np.eye(matrix.shape[-1]))
+    start: Gaussian
+    """The law of x[0]."""
+    matrix: Array
+    """A[..., S, n, n]."""
+    offset: Array
+    """b[..., S, n]."""
+    enters: Array
+    """G[..., S, n, m] by which the noise of a plan enters, or one [n, m] for all rounds."""
+    readout: Array
+    """R[m, n]."""
+    other: Array | None = None
+    """D[..., S, n, n], the covariance of noise that is not the plan's; None where there is none."""
+
+    def states(self, noise_variance: ArrayLike) -> Gaussian:
+        """The law of x[1..S] for σ²[..., S]."""
+        variance = np.asarray(noise_variance, dtype=float)[..., None, None]
+        spread = variance * (self.enters @ np.swapaxes(self.enters, -1, -2))
+        if self.other is not None:
+            spread = spread + self.other
+        # Doubling does log2(S) times the arithmetic in log2(S) large calls: faster only while matrices are small.
+        follow = _by_doubling if self.matrix.shape[-1] <= 12 else _round_by_round
+        with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
+            return follow(self.start, self.matrix, self.offset, spread)
+
+    def law(self, noise_variance: ArrayLike) -> Gaussian:
+        """The law of θ[1..S] for σ²[..., S]: mean[..., S, m], covariance[..., S, m, m]."""
+        return self._read(self.states(noise_variance))
+
+    def _read(self, states: Gaussian) -> Gaussian:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return Gaussian(states.mean @ self.readout.T, self.readout @ states.covariance @ self.readout.T)
+
+    def variance_of_mean(self, noise_variance: ArrayLike, burn_in: int) -> Array:
+        """The variance of the mean of θ over the rounds after burn-in, [m], for one chain and σ²[S]."""
+        kept, R = slice(burn_in, None), self.readout
+        covariance = self.states(noise_variance).covariance[kept]
+        # P[t] = Cov(x[t], the sum of the kept θ up to t) = A[t] P[t−1] + C[t] Rᵀ
+        together, total = np.zeros((R.shape[1], R.shape[0])), np.zeros(R.shape[0])
+        with np.errstate(over="ignore", invalid="ignore"):
+            for a, c in zip(self.matrix[kept], covariance, strict=True):
+                own = c @ R.T
+                together = a @ together + own
+                total += np.diagonal(R @ (2 * together - own))
+        return total / len(covariance) ** 2
+
+    def response(self, burn_in: int, target: Gaussian) -> Response:
+        """How θ after burn-in answers to the noise of every round, for one chain (no leading axes)."""
+        rounds = self.matrix.shape[0]
+        still = self._read(self.states(np.zeros(rounds)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            shift = ((still.mean[burn_in:] - target.mean) ** 2).sum(-1)
+            enters = np.broadcast_to(self.enters, (rounds, *self.enters.shape[-2:]))
+            effect = effects(self.matrix, enters, self.readout, burn_in)
+        return Response(still.covariance[burn_in:], effect, shift, target.covariance)
 
 
 def _by_doubling(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:

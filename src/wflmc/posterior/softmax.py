@@ -28,6 +28,7 @@ from wflmc.posterior.inputs import (
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
+from wflmc.posterior.response import DiagonalResponse, diagonal_response
 from wflmc.posterior.softmax_sums import (
     by_devices,
     by_devices_clipped,
@@ -273,6 +274,24 @@ class SoftmaxPosterior(Moving):
         p = np.exp(logits - logsumexp(logits, axis=1)[:, None])
         curvature = (1 - (p**2).sum(1)) / (self.classes - 1)
         return theta.T.ravel(), np.asarray(np.linalg.inv(X.T @ (curvature[:, None] * X) + precision), dtype=float)
+
+    def response(self, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = "prior") -> DiagonalResponse:
+        """How the law of a chain on the Laplace approximation answers to noise, if all devices hold alike data.
+
+        It is said of the coordinates that chains move in, along the main directions of the approximation.
+        """
+        check_init(init)
+        mode, covariance = self._laplace
+        values, vectors = np.linalg.eigh(covariance)
+        prior, others = np.linalg.inv(self._precision), self.classes - 1
+        size = ((mode.reshape(self.classes, -1) @ vectors) ** 2).sum(0) / others
+        # At the mode the classes' vectors sum to zero: nothing of it lies where all classes move alike.
+        alike = np.linalg.eigvalsh(prior)
+        variance = np.concatenate([alike, np.tile(values, others)])
+        mean_sq = np.concatenate([np.zeros(size.size), np.tile(size, others)])
+        begun = np.concatenate([alike, np.tile(np.diagonal(vectors.T @ prior @ vectors), others)])
+        start = begun if init == "prior" else np.zeros_like(begun)
+        return diagonal_response(1 / variance, mean_sq, start, step_size, weight, burn_in)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the law of θ[0] and the Laplace estimate of the posterior."""

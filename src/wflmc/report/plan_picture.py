@@ -64,6 +64,8 @@ def draw_plan(plan: Plan, path: str | Path) -> Path:
 def _title(plan: Plan) -> str:
     epsilon = plan.epsilon_spent
     privacy = "no privacy statement" if epsilon is None else f"ε = {epsilon:.4g} for the worst device"
+    if plan.objective_name == "exact":
+        return f"W2² {plan.objective:.4g} if unclipped (worst after burn-in), {privacy}"
     return f"bound on W2² {plan.objective:.4g} ({plan.objective_name} after burn-in), {privacy}"
 
 

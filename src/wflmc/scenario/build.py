@@ -238,6 +238,7 @@ def make_plan(
     ledger: ArrayLike | None = None,
     start: int = 0,
     initial_w2_sq: float | None = None,
+    before: Plan | None = None,
 ) -> Plan:
     """The plan of a scenario, by its own policy or a given one.
 
@@ -268,6 +269,7 @@ def make_plan(
             start=start if inputs.release is None else start + len(inputs.release.loss),
             max_round_noise=policy.max_round_noise,
             solver=solver,
+            before=before,
         )
     except InputError as error:
         raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None

@@ -230,6 +230,7 @@ def extend_plan(
         ledger=before + own,
         start=plan.rounds,
         initial_w2_sq=float(plan.bound[-1]),
+        before=plan,
     )
 
     def as_made(_: Problem) -> Allocation:

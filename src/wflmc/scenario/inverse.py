@@ -126,12 +126,14 @@ def _changed(scenario: Scenario, inputs: Inputs, key: str, value: float) -> tupl
 
 def _metric(scenario: Scenario, inputs: Inputs, metric: str, solver: str) -> float:
     plan = make_plan(scenario, inputs, solver=solver)
-    return plan.objective if metric == "bound" else _exact(inputs.posterior, plan)
+    if metric == "bound":
+        return plan.objective if plan.objective_name != "exact" else float(plan.bound[plan.burn_in :].max())
+    return _exact(inputs.posterior, plan)
 
 
 def _exact(posterior: object, plan: Plan) -> float:
     kept = exact_w2_sq(posterior, plan)[plan.burn_in :]
-    return float(kept.max() if plan.objective_name == "worst" else kept.mean())
+    return float(kept.mean() if plan.objective_name == "average" else kept.max())
 
 
 def _first_whole(unknown: Unknown, measure: Callable[[float], float], target: float) -> int:

@@ -117,7 +117,6 @@ BUILT: dict[str, tuple[object, ...]] = {
     "link.downlink_snr_db": (float("inf"),),
     "sampler.dynamics": ("overdamped",),
     "policy.schedule": ("threshold", "all"),
-    "policy.objective": ("worst", "average"),
     "policy.csi": ("full",),
 }
 

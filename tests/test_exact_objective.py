@@ -1,0 +1,484 @@
+"""Plans for the true law of the chain: against an independent solver, brute force and the law itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wflmc
+from wflmc import channel
+from wflmc.evaluation import exact_w2_sq
+from wflmc.planning import Proxy, plan_many
+from wflmc.planning.distance import Distances
+from wflmc.planning.exact import solve
+from wflmc.posterior import Gaussian, w2_squared
+from wflmc.posterior.law import LinearChain
+from wflmc.posterior.response import Response, diagonal_response, going_on
+
+from .cli_tools import FADING, with_set
+from .conftest import count
+
+
+class Case(NamedTuple):
+    """A problem as `solve` takes it."""
+
+    response: Response
+    cost: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    active: np.ndarray
+    budget: np.ndarray
+    calm: np.ndarray
+
+
+def draw(seed, most_rounds=30, most_dim=4, tight=None, limited=None) -> Case:
+    """Few unlike devices, some silent, of which each round knows the weighted Hessian alone."""
+    rng = np.random.default_rng(seed)
+    dim, rounds, devices = rng.integers(1, [most_dim + 1, most_rounds + 1, 7])
+    burn_in = int(rng.integers(rounds))
+    features = rng.standard_normal((devices, 12, dim))
+    hessian = features.swapaxes(1, 2) @ features + np.eye(dim) / devices
+    total = hessian.sum(0)
+    values = np.linalg.eigvalsh(total)
+    eta = rng.choice([0.1, 0.4, 1.0]) / (values[0] + values[-1])
+    active = rng.random((rounds, devices)) < rng.choice([0.7, 1.0])
+    active[np.arange(rounds), rng.integers(devices, size=rounds)] = True
+    scale = devices / active.sum(1)
+    matrix = np.eye(dim) - eta * np.tensordot(active * scale[:, None], hessian, 1)
+    start = Gaussian(rng.standard_normal(dim), float(rng.integers(2)) * np.eye(dim))
+    chain = LinearChain(start, matrix, np.zeros((rounds, dim)), np.eye(dim), np.eye(dim))
+    response = chain.response(burn_in, Gaussian(np.zeros(dim), np.linalg.inv(total)))
+    low = 2 * eta * 10 ** rng.uniform(-2, 0.5, rounds)
+    cost = (eta * scale) ** 2
+    tight = 10 ** rng.uniform(-2, 1) if tight is None else tight
+    budget = tight * eta / 2 * rounds * rng.uniform(0.7, 1.4, devices)
+    high = np.full(rounds, np.inf)
+    if rng.random() < 0.3 if limited is None else limited:
+        high = np.maximum(cost * rounds / (rng.uniform(0.1, 0.9) * budget.min()), low)
+        budget = np.maximum(budget, 1.01 * (cost / high) @ active)
+    return Case(response, cost, low, high, active, budget, np.minimum(high, 2 * np.maximum(low, 2 * eta)))
+
+
+def by_law(case: Case, v):
+    """The worst W2² by the general formula."""
+    r = case.response
+    law = Gaussian(np.zeros(r.covariance.shape[:2]), r.covariance + np.einsum("s,usij->uij", v, r.effect))
+    return float((r.shift + w2_squared(law, Gaussian(np.zeros(r.target.shape[0]), r.target))).max())
+
+
+def is_feasible(case: Case, v):
+    return (
+        np.all((v >= case.low) & (v <= case.high))
+        and np.all((case.cost / v) @ case.active <= case.budget)
+        and np.all(np.isfinite(v))
+    )
+
+
+def clarabel(case: Case) -> float:
+    """The same problem as a semidefinite program: tr (R C R)^½ is the largest tr Y with [[C, Y], [Yᵀ, C*]] ⪰ 0."""
+    cp = pytest.importorskip("cvxpy")
+    r, rounds = case.response, case.low.size
+    unit_v, unit = float(np.median(case.low)), float(np.trace(r.target)) / r.target.shape[0]
+    v, t = cp.Variable(rounds), cp.Variable()
+    limits = [v >= case.low / unit_v, (case.active * (case.cost / unit_v)[:, None]).T @ cp.inv_pos(v) <= case.budget]
+    finite = np.isfinite(case.high)
+    if finite.any():
+        limits.append(v[finite] <= case.high[finite] / unit_v)
+    for u in range(r.shift.size):
+        C = r.covariance[u] / unit + sum(v[s] * (r.effect[u, s] * unit_v / unit) for s in range(rounds))
+        Y, target = cp.Variable(r.target.shape), r.target / unit
+        limits += [
+            cp.bmat([[C, Y], [Y.T, target]]) >> 0,
+            r.shift[u] / unit + cp.trace(C) + np.trace(target) - 2 * cp.trace(Y) <= t,
+        ]
+    problem = cp.Problem(cp.Minimize(t), limits)
+    problem.solve(solver=cp.CLARABEL)
+    return float(t.value) * unit
+
+
+def test_agrees_with_a_semidefinite_program():
+    for seed in range(count(12, 100)):
+        case = draw(seed, most_rounds=6, most_dim=3)
+        found, theirs = solve(*case), clarabel(case)
+        scale = max(theirs, 1e-5 * np.trace(case.response.target))
+        assert is_feasible(case, found.v)
+        assert found.value == pytest.approx(by_law(case, found.v), rel=1e-9, abs=1e-14)
+        assert abs(found.value - theirs) < 1e-4 * scale
+        assert found.lower_bound <= theirs + 1e-5 * scale
+
+
+def test_gap_feasibility_and_certificate_over_random_problems():
+    for seed in range(count(60, 600)):
+        case = draw(1000 + seed)
+        found = solve(*case)
+        assert is_feasible(case, found.v), seed
+        assert 0 <= found.value - found.lower_bound <= 1e-6 * found.value, seed
+
+
+@given(st.integers(0, 10**6))
+def test_no_feasible_noise_goes_below_the_certificate(seed):
+    case, rng = draw(seed), np.random.default_rng(seed)
+    found = solve(*case)
+    rounding = 1e-13 * np.trace(case.response.target)
+    for near in (0.0, 0.01, 0.3, 2.0):
+        v = np.clip(found.v * np.exp(near * rng.standard_normal(found.v.size)), case.low, np.minimum(case.high, 1e9))
+        over = float(np.max((case.cost / v) @ case.active / case.budget))
+        v = np.minimum(v * max(1.0, over * (1 + 1e-12)), case.high)
+        if is_feasible(case, v):
+            assert by_law(case, v) >= found.lower_bound - rounding
+
+
+def brute_force(case: Case, start) -> float:
+    """The best that SLSQP finds in log v from a start; infinite where it breaks a budget."""
+    optimize = pytest.importorskip("scipy.optimize")
+
+    def spare(x):
+        return 1 - (case.cost / np.exp(x)) @ case.active / case.budget
+
+    answer = optimize.minimize(
+        lambda x: by_law(case, np.exp(x)),
+        np.log(start),
+        method="SLSQP",
+        bounds=[(np.log(low), np.log(low) + 25) for low in case.low],
+        constraints={"type": "ineq", "fun": spare},
+        options={"maxiter": 300},
+    )
+    return answer.fun if spare(answer.x).min() > -1e-9 else np.inf
+
+
+def test_brute_force_finds_nothing_better():
+    for seed in range(count(4, 20)):
+        case = draw(50 + seed, most_rounds=8, most_dim=2, tight=0.3, limited=False)
+        found = solve(*case)
+        best = min(brute_force(case, found.v * factor) for factor in (1.05, 2.0))
+        assert best >= found.value * (1 - 1e-6)
+
+
+def test_derivatives_against_differences():
+    case, rng = draw(7, most_rounds=9, tight=0.2), np.random.default_rng(0)
+    eigen = np.linalg.eigvalsh(np.linalg.inv(case.response.target))
+    size = case.low.size
+    like = diagonal_response(
+        np.repeat(eigen, 2), np.repeat(eigen, 2) ** 0, 1.0, np.full(size, 1e-3), np.ones((size, 2)), 0
+    )
+    for response in (case.response, like):
+        distances = Distances(response)
+        v, step = case.low * 3, case.low * rng.standard_normal(size)
+        F, gradient, root = distances.expand(v)
+        h = 1e-4
+        up, down = distances(v + h * step), distances(v - h * step)
+        assert distances(v) == pytest.approx(F, rel=1e-12)
+        assert (up - down) / (2 * h) == pytest.approx(gradient @ step, rel=1e-6, abs=1e-9)
+        curve = (distances.expand(v + h * step)[1] - distances.expand(v - h * step)[1]) @ step / (2 * h)
+        assert curve == pytest.approx(((step @ root) ** 2).sum(-1), rel=1e-5, abs=1e-10)
+
+
+def test_equal_eigenvalues_are_one_matter():
+    """A diagonal problem as matrices, and the same by eigenvalues."""
+    precision, rounds = np.array([3.0, 3.0, 8.0, 20.0]), 14
+    mean_sq, ones = np.array([0.1, 0.3, 0.2, 0.4]), np.ones((rounds, 3))
+    eta = np.full(rounds, 0.05)
+    matrix = np.repeat(np.diag(1 - 0.05 * precision)[None], rounds, 0)
+    start, one = Gaussian(np.sqrt(mean_sq), np.eye(4)), np.eye(4)
+    chain = LinearChain(start, matrix, np.zeros((rounds, 4)), one, one)
+    full = chain.response(9, Gaussian(np.zeros(4), np.diag(1 / precision)))
+    short = diagonal_response(precision, mean_sq, 1.0, eta, ones, 9)
+    assert short.times.tolist() == [2, 1, 1]
+    limits = np.full(rounds, 0.0025), np.full(rounds, 0.01), np.full(rounds, np.inf)
+    answers = [solve(r, *limits, ones > 0, np.array([0.2, 0.3, 0.25]), np.full(rounds, 0.2)) for r in (full, short)]
+    assert answers[0].value == pytest.approx(answers[1].value, rel=1e-8)
+    assert answers[0].v == pytest.approx(answers[1].v, rel=1e-3)
+
+
+def test_many_precisions_are_binned():
+    rng = np.random.default_rng(0)
+    precision = 10 ** rng.uniform(0, 4, 310)
+    size = np.full(20, 1e-5), np.ones((20, 4)), 10
+    binned = diagonal_response(precision, np.full(310, 0.01), 1.0, *size)
+    assert binned.times.sum() == 310
+    assert binned.times.size <= 64
+    v = np.full(20, 2e-5)
+    eta, each = size[0][0], np.ones(310)
+    for s in range(20):
+        each = (1 - eta * precision) ** 2 * each + v[s]
+    mean_sq = 0.01 * ((1 - eta * precision) ** 40).sum()
+    truth = mean_sq + ((np.sqrt(each) - precision**-0.5) ** 2).sum()
+    assert Distances(binned)(v)[-1] == pytest.approx(truth, rel=0.01)
+
+
+# Through the planner
+
+LINK = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
+PRIVACY = wflmc.Privacy(15, 0.01, 30)
+
+
+def planned(posterior, link=LINK, privacy=PRIVACY, burn_in=50, samples=50, factor=0.4, **keywords):
+    step = factor / (posterior.mu + posterior.L)
+    keywords = {"objective": "exact", **keywords}
+    return wflmc.plan(posterior, link, privacy, step_size=step, burn_in=burn_in, samples=samples, **keywords)
+
+
+def worst(posterior, plan):
+    return exact_w2_sq(posterior, plan)[plan.burn_in :].max()
+
+
+@pytest.mark.parametrize("power", list(wflmc.planning.POLICIES))
+@pytest.mark.parametrize("privacy", [PRIVACY, wflmc.Privacy(clip=30)], ids=["private", "open"])
+def test_objective_is_the_law(small, power, privacy):
+    made = planned(small, power=power, privacy=privacy, burn_in=9, samples=8)
+    assert made.objective == pytest.approx(worst(small, made), rel=1e-9)
+    assert made.objective_name == "exact"
+    if power in ("optimized", "noiseless-dp"):
+        assert made.gap <= 1e-6
+        assert not made.server_noise.any()
+        assert np.all(made.power_share <= 1 + 1e-12)
+        assert np.all(made.spent <= privacy.budget(5))
+    else:
+        assert made.lower_bound is None
+        bound = planned(small, power=power, privacy=privacy, burn_in=9, samples=8, objective="worst")
+        assert np.array_equal(bound.gain, made.gain)
+        assert np.array_equal(bound.server_noise, made.server_noise)
+    assert any("oracle" in text for text in made.warnings) == (privacy.epsilon is not None)
+
+
+def test_figure_6_is_far_below_the_bounds_optimum(paper_posterior):
+    exact, bound = [], []
+    for seed in range(5):
+        link = replace(LINK, seed=seed)
+        begin = time.perf_counter()
+        made = planned(paper_posterior, link)
+        assert time.perf_counter() - begin < 5  # 0.05 s on an idle machine
+        assert made.gap < 1e-8
+        exact.append(worst(paper_posterior, made))
+        bound.append(worst(paper_posterior, planned(paper_posterior, link, objective="worst")))
+    assert np.mean(exact) < 1.4e-4
+    assert np.mean(exact) < 0.4 * np.mean(bound)
+
+
+def test_no_fading_and_all_power_prove_what_privacy_costs(posterior):
+    """Less than noiseless-dp no schedule and no SNR can reach, and 30 dB come within 10 % of it."""
+    ideal = planned(posterior, power="noiseless-dp")
+    made = [planned(posterior, replace(LINK, seed=seed)) for seed in range(3)]
+    for plan in made:
+        assert ideal.lower_bound < plan.objective < 1.1 * ideal.objective
+
+
+def test_devices_have_no_order(few):
+    gains = np.abs(np.asarray(LINK.gains(30, 6)))
+    order = np.random.default_rng(0).permutation(6)
+    privacy = wflmc.Privacy([3, 4, 5, 6, 7, 8], 0.01, 30)
+    turned = wflmc.Privacy(np.arange(3, 9)[order].tolist(), 0.01, 30)
+    mixed = replace(few, **{
+        name: getattr(few, name)[order] for name in ("hessian", "linear", "sizes", "features", "target")
+    })  # fmt: skip
+    one = planned(few, wflmc.Link(channel.from_array(gains), 25), privacy, 18, 12)
+    two = planned(mixed, wflmc.Link(channel.from_array(gains[:, order]), 25), turned, 18, 12)
+    assert one.objective == pytest.approx(two.objective, rel=1e-7)
+    assert one.gain == pytest.approx(two.gain, rel=1e-3)
+    assert one.active_devices.min() < 6
+
+
+def test_more_never_hurts(few):
+    link = wflmc.Link(channel.static(1e-4), snr_db=25)
+    values = [planned(few, link, wflmc.Privacy(e, 0.01, 30), 18, 12).objective for e in (2, 4, 8, 16, 32)]
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(values))
+    values = [planned(few, replace(link, snr_db=x), burn_in=18, samples=12).objective for x in (10, 20, 30, 60)]
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(values))
+
+
+@pytest.mark.parametrize("samples", [1, 6])
+def test_static_channels_and_single_samples(few, samples):
+    made = planned(few, wflmc.Link(channel.static(1e-4), snr_db=35), wflmc.Privacy(8, 0.01, 30), 24, samples)
+    assert made.regime is None
+    assert made.gap <= 1e-6
+    bound = planned(
+        few, wflmc.Link(channel.static(1e-4), snr_db=35), wflmc.Privacy(8, 0.01, 30), 24, samples, objective="worst"
+    )
+    assert worst(few, made) < worst(few, bound)
+    assert made.objective == pytest.approx(worst(few, made), rel=1e-9)
+
+
+def test_ledger_and_budgets_of_each(few):
+    privacy = wflmc.Privacy([3, 4, 5, 6, 7, 80], 0.01, 30)
+    budget = privacy.budget(6)
+    ledger = 0.5 * budget * np.array([0, 1, 0, 1, 0, 1])
+    free, made = planned(few, privacy=privacy, burn_in=18, samples=12), None
+    made = planned(few, privacy=privacy, burn_in=18, samples=12, ledger=ledger)
+    assert np.all(made.spent + ledger <= budget)
+    assert np.all(free.spent <= budget)
+    assert np.max((made.spent + ledger) / budget) > 1 - 1e-6
+    assert made.objective > free.objective
+    assert made.gap <= 1e-6
+
+
+def test_noise_limit_is_kept(posterior):
+    free, made = planned(posterior), planned(posterior, max_round_noise=1.0)
+    reach = made.step_size * made.clip.sum()
+    assert np.all(np.sqrt(5 * made.noise_variance) <= reach * (1 + 1e-9))
+    assert np.any(np.sqrt(5 * free.noise_variance) > reach)
+    assert free.objective < made.objective < 2 * free.objective
+    with pytest.raises(wflmc.InputError, match="max_round_noise"):
+        planned(posterior, max_round_noise=0.01)
+
+
+def test_without_privacy_noise_stays_near_langevins(posterior):
+    """Wild early noise could do as well by the law, and would lose chains that clip."""
+    made = planned(posterior, privacy=wflmc.Privacy(clip=30))
+    assert np.all(made.noise_variance <= 4 * made.step_size * (1 + 1e-9))
+    assert made.objective < 0.1 * worst(posterior, planned(posterior, power="noiseless"))
+    assert not made.warnings
+
+
+def test_one_parameter_reaches_the_posterior_to_rounding():
+    alone = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30, dim=1)
+    link = wflmc.Link(channel.static(0.01), snr_db=30)
+    made = planned(alone, link, wflmc.Privacy(clip=30), 120, 3)
+    assert made.objective < 1e-12
+    assert made.gap <= 1e-6
+
+
+def test_silent_devices_cost_what_the_law_says(small):
+    """Unlike devices and deep fades: thresholds silence some, and the law sees the shifted mean."""
+    made = planned(small, wflmc.Link(channel.rayleigh(0.01), snr_db=15), burn_in=12, samples=10, factor=0.2)
+    assert made.active_devices.min() < 5
+    assert made.objective == pytest.approx(worst(small, made), rel=1e-9)
+    assert made.gap <= 1e-6
+
+
+def test_a_proxy_stands_in_for_the_data(posterior):
+    proxy = Proxy(precision=1201.0, mean_sq=2.0)
+    made, oracle = planned(posterior, proxy=proxy), planned(posterior)
+    assert not any("oracle" in text for text in made.warnings)
+    assert worst(posterior, oracle) < worst(posterior, made) < 1.25 * worst(posterior, oracle)
+    assert worst(posterior, made) < 0.5 * worst(posterior, planned(posterior, objective="worst"))
+    assert made.gap <= 1e-6
+    each = Proxy(precision=np.full(5, 1201.0), mean_sq=np.full(5, 0.4))
+    assert planned(posterior, proxy=each).objective == pytest.approx(made.objective, rel=1e-9)
+    exact = planned(posterior, wflmc.Link(channel.static(0.01), 30), proxy=Proxy(1201.0), init="zero", burn_in=5)
+    assert exact.gap <= 1e-6
+    for wrong in (Proxy(precision=[1.0, 2.0]), Proxy(precision=-1.0), Proxy(1.0, mean_sq=np.nan)):
+        with pytest.raises(wflmc.InputError, match="proxy"):
+            planned(posterior, proxy=wrong)
+
+
+def test_proxy_of_the_truth_is_the_truth(few):
+    """With everyone sending, what devices hold on their own does not matter."""
+    values, vectors = np.linalg.eigh(np.linalg.inv(few.covariance))
+    proxy = Proxy(precision=values, mean_sq=(vectors.T @ few.mean) ** 2)
+    link = wflmc.Link(channel.static(1e-4), snr_db=35)
+    made, known = planned(few, link, burn_in=9, samples=6, proxy=proxy), planned(few, link, burn_in=9, samples=6)
+    assert made.objective == pytest.approx(known.objective, rel=1e-7)
+
+
+def test_softmax_plans_by_its_laplace_approximation():
+    posterior = wflmc.softmax_regression(jax.random.key(0), 4, examples=200, dim=3, classes=3)
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=25)
+    made = planned(posterior, link, wflmc.Privacy(20, 0.01, 30), 20, 10, 1.0)
+    assert made.gap <= 1e-6
+    response = posterior.response(made.step_size, made.weight, 20)
+    assert made.objective == pytest.approx(Distances(response)(made.noise_variance).max(), rel=1e-12)
+    mode, variance = posterior.laplace
+    assert response.times @ response.target == pytest.approx(variance.sum(), rel=1e-9)
+    none = posterior.response(np.full(1, 1e-30), np.ones((1, 4)), 0)
+    assert none.shift[0] == pytest.approx(mode @ mode, rel=1e-4)
+    bound = planned(posterior, link, wflmc.Privacy(20, 0.01, 30), 20, 10, 1.0, objective="average")
+    assert made.objective < Distances(response)(bound.noise_variance).max()
+
+
+def test_going_on_from_a_plan(few):
+    """Planning the rest after a plan sees the law that the plan has left, not the start again."""
+    first = planned(few, burn_in=10, samples=5)
+    rest = planned(few, burn_in=0, samples=6, start=15, ledger=0.5 * first.spent, before=first)
+    both = few.law(
+        np.append(first.step_size, rest.step_size),
+        np.concatenate([first.weight, rest.weight]),
+        np.append(first.noise_variance, rest.noise_variance),
+    )
+    assert rest.objective == pytest.approx(w2_squared(both, few.exact)[15:].max(), rel=1e-9)
+    whole = few.response(np.append(first.step_size, rest.step_size), np.concatenate([first.weight, rest.weight]), 15)
+    later = going_on(whole, first.noise_variance)
+    assert Distances(later)(rest.noise_variance) == pytest.approx(w2_squared(both, few.exact)[15:], rel=1e-8)
+
+
+def test_plans_by_the_hundred_are_the_same(few):
+    links = [replace(LINK, seed=seed) for seed in range(3)]
+    step = 0.4 / (few.mu + few.L)
+    many = plan_many(few, links, PRIVACY, step_size=step, burn_in=9, samples=6, objective="exact")
+    for link, made in zip(links, many, strict=True):
+        assert np.array_equal(made.gain, planned(few, link, burn_in=9, samples=6).gain)
+
+
+def test_what_it_cannot_do_it_says(few, small):
+    with pytest.raises(wflmc.InputError, match="solver"):
+        planned(few, solver="cvxpy")
+
+    class Unknown:
+        mu, L, dim, devices = few.mu, few.L, few.dim, few.devices
+        initial_w2_sq = few.initial_w2_sq
+
+    with pytest.raises(wflmc.InputError, match="proxy"):
+        planned(Unknown())
+    assert planned(Unknown(), proxy=Proxy(60.0)).gap <= 1e-6
+    with pytest.raises(wflmc.InputError, match="memory"):
+        planned(wflmc.gaussian_regression(jax.random.key(0), devices=2, examples=9, dim=200), burn_in=50, samples=100)
+    size = np.repeat([1.0, 9.0], 20)[:, None]
+    unlike = wflmc.gaussian_regression(
+        jax.random.key(0), devices=2, X=size * few.features.reshape(-1, 5)[:40], y=np.ones(40), partition="blocks"
+    )
+    only_one = wflmc.Link(channel.from_array(np.tile([1e-9, 1.0], (900, 1))), 10)
+    with pytest.raises(wflmc.InputError, match="diverges"):
+        planned(unlike, only_one, burn_in=800, samples=100, factor=1.9)
+
+
+# Through the command line
+
+
+def test_plan_run_read_back_and_more(tmp_path, call, plan_of, scenario):
+    settings = with_set([*FADING, "policy.objective=exact", "sampler.burn_in=15", "sampler.samples=8"])
+    document = plan_of(scenario, *settings)
+    assert document["objective"] == pytest.approx(max(document["exact_w2_sq"][15:]), rel=1e-9)
+    assert document["gap"] < 1e-6
+    code, out, _ = call("plan", scenario, *settings)
+    assert code == 0
+    assert "W2² by the law" in out
+    folder = tmp_path / "run"
+    assert call("run", scenario, *settings, "--out", folder)[0] == 0
+    made = tmp_path / "again"
+    code, _, err = call("run", "--plan", folder / "plan.json", "--out", made)
+    assert code == 0, err
+    again = plan_file(made)
+    assert again["gain"] == plan_file(folder)["gain"]
+    assert again["objective"] == pytest.approx(document["objective"], rel=1e-9)
+    assert again["exact_w2_sq"] == pytest.approx(document["exact_w2_sq"], rel=1e-9)
+    code, _, err = call("plan", scenario, *settings, "--plot", tmp_path / "plan.png")
+    assert code == 0, err
+    code, _, err = call("plan", scenario, *settings, "--solver", "cvxpy")
+    assert code == 2
+    assert "--solver" in err
+
+
+def test_more_rounds_go_on_from_the_law_of_those_before(tmp_path, call, scenario):
+    settings = [*FADING, "policy.objective=exact", "sampler.burn_in=25", "sampler.samples=8", "privacy.epsilon=400"]
+    folder = tmp_path / "run"
+    assert call("run", scenario, *with_set(settings), "--out", folder)[0] == 0
+    before = plan_file(folder)
+    code, _, err = call("run", "--resume", folder, "--more", "7")
+    assert code == 0, err
+    longer = plan_file(folder)
+    assert longer["gain"][:33] == before["gain"]
+    assert np.all(np.array(longer["privacy"]["spent"]) <= longer["privacy"]["budget"])
+    assert max(longer["exact_w2_sq"][33:]) < 2 * before["objective"]  # from the prior again it would be far off
+    assert longer["objective"] == pytest.approx(max(longer["exact_w2_sq"][25:]), rel=1e-9)
+
+
+def plan_file(folder):
+    return json.loads((folder / "plan.json").read_text())
