@@ -38,12 +38,14 @@ def plan_table(document: dict[str, Any]) -> Table:
         f"{constants['devices']} devices, {constants['dim']} parameters, {burn_in} + {constants['samples']} rounds, "
         f"η = {_steps(document['step_size'])}, μ = {constants['mu']:.4g}, L = {constants['L']:.4g}",
     )
+    exact_law = document["scenario"].get("policy", {}).get("objective") == "exact"
+    otherwise = "chosen round by round" if exact_law else "changes with the channel"
+    table.add_row("regime", document["regime"] or otherwise)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in document["regime_share"].items() if share)
-    table.add_row("regime", document["regime"] or "changes with the channel")
     table.add_row("rounds at each limit", shares)
     table.add_row("gain α", _span(document["gain"]))
     table.add_row("devices sending", _span(document["active_devices"]))
-    gap, exact_law = document["gap"], document["scenario"].get("policy", {}).get("objective") == "exact"
+    gap = document["gap"]
     proof = "" if gap is None else f", within {gap:.1g} of the best possible"
     table.add_row(
         "W2² by the law" if exact_law else "bound on W2²",
