@@ -46,6 +46,7 @@ def exact_w2_sq(posterior: Any, plan: Plan | Sequence[Plan]) -> Array:
         np.stack([p.weight_received for p in plans]),
         np.stack([p.noise_variance for p in plans]),
         first.init,
+        None if first.friction is None else np.array([[p.friction] for p in plans]),
     )
     return w2_squared(pool(laws), posterior.exact)
 

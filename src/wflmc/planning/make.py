@@ -16,6 +16,7 @@ from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.planning import single_sample
 from wflmc.planning.bound import contraction, discretization_error, noise_weight
+from wflmc.planning.dynamics import DYNAMICS, kick, kinetic_rate, langevin_noise, noise_step
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
 from wflmc.planning.problem import Allocation, Problem
@@ -61,8 +62,12 @@ class Options:
     ledger: ArrayLike | None = None
     start: int = 0
     solver: str = "own"
+    dynamics: str = "overdamped"
+    friction: float = 2.0
 
     def __post_init__(self) -> None:
+        if self.dynamics not in DYNAMICS:
+            raise InputError("dynamics", self.dynamics, f"one of {', '.join(DYNAMICS)}")
         if self.start < 0:
             raise InputError("start", self.start, "at least 0")
         if self.burn_in < 0:
@@ -101,11 +106,13 @@ def plan(
     ledger: ArrayLike | None = None,
     start: int = 0,
     solver: str = "own",
+    dynamics: str = "overdamped",
+    friction: float = 2.0,
 ) -> Plan:
     """Decide who sends and how strongly in every round.
 
     Args:
-        step_size: η, above 0 and below 2/L.
+        step_size: η, above 0 and below 2/L; with kinetic dynamics h, below 2/√L.
         burn_in: S_b, rounds that are thrown away; samples: S_u, rounds that are kept.
         power: optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own.
         schedule: threshold or all; the noiseless schemes always have everyone.
@@ -118,6 +125,9 @@ def plan(
         ledger: loss that each device has spent before, [K]; the plan makes do with what is left.
         start: the round to begin with, where rounds came before: channels and noise go on from there.
         solver: own, or cvxpy as an independent reference (without a certificate).
+        dynamics: overdamped as in the paper; or kinetic, with a velocity: fewer rounds where μ and L are far apart. No
+            bound is known for it, so that `optimized` has nothing to minimise and `noiseless-dp` takes equal parts.
+        friction: γ_f of kinetic dynamics.
     """
     options = Options(
         step_size=step_size,
@@ -133,6 +143,8 @@ def plan(
         ledger=ledger,
         start=start,
         solver=solver,
+        dynamics=dynamics,
+        friction=friction,
     )
     prepared = _prepare(posterior, link, privacy, options)
     return prepared.finish(prepared.allocate(prepared.problem))
@@ -169,7 +181,8 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
     devices, dim, rounds = posterior.devices, posterior.dim, options.burn_in + options.samples
     mu, L, step_size = float(posterior.mu), float(posterior.L), options.step_size
     scheme = policy(options.power) if isinstance(options.power, str) else options.power
-    constants = contraction(step_size, mu, L)
+    friction = options.friction if options.dynamics == "kinetic" else None
+    constants = contraction(step_size, mu, L) if friction is None else kinetic_rate(step_size, friction, mu, L)
     excess_weight = noise_weight(options.bound, dim)
     clip = privacy.clips(devices)
 
@@ -182,7 +195,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
         gains = gains / received  # what devices know, and plans are made of
     if scheme.wireless:
         device_cap = dim * link.snr(devices) * gains**2 / clip**2
-        who = make_schedule(options.schedule, gains, clip, device_cap, step_size, excess_weight)
+        who = make_schedule(options.schedule, gains, clip, device_cap, noise_step(step_size, friction), excess_weight)
         power_cap = np.where(who.active, device_cap, np.inf).min(-1)
     else:
         who = everyone(gains)
@@ -205,10 +218,11 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
         floor=dim * (scale / (options.max_round_noise * clip.sum())) ** 2,
         noise_limit=options.max_round_noise,
         solver=options.solver,
+        friction=friction,
     )
 
     def finish(allocation: Allocation) -> Plan:
-        bounds = problem.bound(allocation.a)
+        bounds = problem.bound(allocation.a) if friction is None else None
         made = Plan(
             step_size=np.full(rounds, step_size),
             gain=np.sqrt(allocation.a * link.noise_power),
@@ -221,7 +235,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             init=options.init,
             threshold=who.threshold,
             bound=bounds,
-            objective=problem.value(bounds),
+            objective=np.nan if bounds is None else problem.value(bounds),
             objective_name=options.objective,
             lower_bound=allocation.lower_bound,
             regime=_regime(problem) if np.all(gains == gains[0]) else None,
@@ -238,6 +252,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             received=received,
             uncertainty=uncertainty,
             enforced=scheme.private,
+            friction=friction,
         )
         return dataclasses.replace(
             made,
@@ -271,9 +286,9 @@ def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
 
 def _server_noise(problem: Problem, a: Array) -> Array:
     """β = max(0, 2η − channel part) (Sec. III-A); rounding at the Langevin cap is not noise to add."""
-    eta = problem.step_size
-    missing = 2 * eta - (eta * problem.scale) ** 2 / a
-    return np.where(missing > 1e-9 * eta, missing, 0.0)
+    factor, needed = (part(problem.step_size, problem.friction) for part in (kick, langevin_noise))
+    missing = needed - (factor * problem.scale) ** 2 / a
+    return np.where(missing > 0.5e-9 * needed, missing, 0.0)
 
 
 def _regime(problem: Problem) -> str | None:
@@ -304,16 +319,19 @@ def _estimated(posterior: Target, options: Options) -> list[str]:
 
 
 def _divergence(posterior: Target, made: Plan) -> list[str]:
-    """Partial participation may undo what η < 2/L ensures; models that know their Hessian can tell."""
+    """Partial participation may undo what η < 2/L or h < 2/√L ensures; models that know their Hessian can tell."""
     expansion = getattr(posterior, "expansion", None)
     if expansion is None or made.active_devices.min() == made.devices:
         return []
-    factor = expansion(float(made.step_size[0]), made.weight)
+    step = float(made.step_size[0])
+    # A kinetic step is stable while |1 − h²λ/2| < 1.
+    factor = expansion(step if made.friction is None else step**2 / 2, made.weight)
     if factor <= 1:
         return []
+    stretches = f"stretches errors {factor:.3g} times" if made.friction is None else "is beyond 2/√L of theirs alone"
     return [
-        "The devices that send in some rounds are so unlike the rest that a step stretches errors "
-        f"{factor:.3g} times: without clipping the chain may diverge. Use a smaller step size or schedule = 'all'."
+        "The devices that send in some rounds are so unlike the rest that a step "
+        f"{stretches}: without clipping the chain may diverge. Use a smaller step size or schedule = 'all'."
     ]
 
 
@@ -335,12 +353,13 @@ def _warnings(made: Plan, problem: Problem, max_round_noise: float) -> list[str]
     if made.gap is not None and made.gap > 1e-6:
         found.append(f"The power is proven optimal only to a relative gap of {made.gap:.1g}.")
     if made.clips:
-        reach = factor * made.step_size * made.clip.sum()
+        reach = factor * made.kick * made.clip.sum()
         loud = np.flatnonzero(np.sqrt(made.dim * made.noise_variance) > reach * (1 + 1e-9))
         if loud.size:
             found.append(
                 f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds {_times(factor)}what all "
-                "clipped gradients together can undo (η Σ ℓ_k); the bound ignores clipping, and chains may not come "
+                f"clipped gradients together can undo ({'η' if made.friction is None else 'h'} Σ ℓ_k); the "
+                f"{'bound' if made.friction is None else 'exact law'} ignores clipping, and chains may not come "
                 f"back. {_remedy(problem, made)}"
             )
     if not made.clips and made.privacy.epsilon is not None:
@@ -353,6 +372,13 @@ def _warnings(made: Plan, problem: Problem, max_round_noise: float) -> list[str]
         if over.size:
             found.append(
                 f"{over.size} of {made.devices} devices spend more than the privacy budget, which this policy ignores."
+            )
+    if made.friction is not None:
+        low, high = 0.2 * made.mu**0.5, 20 * made.L**0.5
+        if not low <= made.friction <= high:
+            found.append(
+                f"friction = {made.friction:.3g} is outside {low:.3g} to {high:.3g} (0.2√mu to 20√L): the chain swings "
+                "or creeps for many rounds. 2√mu is a good choice."
             )
     return found
 

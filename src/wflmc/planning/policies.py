@@ -27,6 +27,9 @@ class Policy(NamedTuple):
 
 def optimal(problem: Problem) -> Allocation:
     """The minimiser of the objective, with a certificate: in closed form where there is one, else by our solver."""
+    if problem.friction is not None:
+        allowed = "'exact' with dynamics = 'kinetic', for which no bound is known; or power = 'equal'"
+        raise InputError("objective", problem.objective, allowed)
     _check_floor(problem)
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
@@ -60,6 +63,11 @@ def equal(problem: Problem) -> Allocation:
     return Allocation(np.minimum(problem.cap, share.min(-1)))
 
 
+def ideal(problem: Problem) -> Allocation:
+    """The optimum of an ideal link; in equal parts where no bound says what is best, with kinetic dynamics."""
+    return optimal(problem) if problem.friction is None else equal(problem)
+
+
 def at_caps(problem: Problem) -> Allocation:
     """As strong as power and the Langevin noise allow, whatever it costs in privacy."""
     return Allocation(problem.cap)
@@ -69,7 +77,7 @@ POLICIES: dict[str, Policy] = {
     "optimized": Policy(optimal),
     "equal": Policy(equal),
     "no-dp": Policy(at_caps, private=False),
-    "noiseless-dp": Policy(optimal, wireless=False),
+    "noiseless-dp": Policy(ideal, wireless=False),
     "noiseless": Policy(at_caps, wireless=False, private=False, clips=False),
 }
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from wflmc.errors import InputError
 from wflmc.planning.allocation import HEADROOM
 from wflmc.planning.bound import Contraction
+from wflmc.planning.dynamics import noise_step
 from wflmc.planning.program import Program
 from wflmc.recursion import first_order
 
@@ -58,6 +59,8 @@ class Problem:
     noise_limit: float = np.inf
     """M of that limit: √m σ at most M times what all clipped gradients can move θ in a round."""
     solver: str = "own"
+    friction: float | None = None
+    """γ_f of kinetic dynamics, whose bound is not known; None: overdamped."""
 
     def __post_init__(self) -> None:
         for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
@@ -71,8 +74,8 @@ class Problem:
 
     @property
     def lmc_cap(self) -> Array:
-        """a at which the channel noise is exactly the 2η that Langevin needs, Lemma 3, [S]."""
-        return self.step_size * self.scale**2 / 2
+        """a at which the channel noise is exactly what Langevin needs, 2η by Lemma 3, [S]."""
+        return np.asarray(noise_step(self.step_size, self.friction) * self.scale**2 / 2)
 
     @property
     def cap(self) -> Array:

@@ -14,7 +14,8 @@ from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
 from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks, row_norms
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
-from wflmc.posterior.law import Gaussian, affine_chain, w2_squared
+from wflmc.posterior.kinetic import kinetic_law, kinetic_round, with_velocity
+from wflmc.posterior.law import Gaussian, Response, affine_chain, chain_response, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
 
@@ -168,17 +169,47 @@ class GaussianPosterior:
         steps = np.eye(self.dim) - step_size * np.tensordot(partial, self.hessian, 1)
         return float(np.abs(np.linalg.eigvalsh(steps)).max())
 
-    def law(self, step_size: ArrayLike, weight: ArrayLike, noise_variance: ArrayLike, init: str = "prior") -> Gaussian:
+    def law(
+        self,
+        step_size: ArrayLike,
+        weight: ArrayLike,
+        noise_variance: ArrayLike,
+        init: str = "prior",
+        friction: ArrayLike | None = None,
+    ) -> Gaussian:
         """Exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
 
         Args:
             step_size: η[..., S]; weight: [..., S, K]; noise_variance: σ²[..., S] of the whole update noise.
+            friction: γ_f of kinetic dynamics, [..., 1] or one number; the noise is then that of the velocity.
         """
         eta = np.asarray(step_size, dtype=float)
         weights = np.asarray(weight, dtype=float)
+        if friction is not None:
+            start, hessian, linear = self.initial(init), np.tensordot(weights, self.hessian, 1), weights @ self.linear
+            return kinetic_law(
+                start, eta, np.asarray(friction, float), hessian, linear, np.asarray(noise_variance, float)
+            )
         matrix = np.eye(self.dim) - eta[..., None, None] * np.tensordot(weights, self.hessian, 1)
         offset = eta[..., None] * (weights @ self.linear)
         return affine_chain(self.initial(init), matrix, offset, np.asarray(noise_variance, dtype=float))
+
+    def kinetic_response(
+        self, step_size: ArrayLike, friction: float, weight: ArrayLike, burn_in: int, init: str = "prior"
+    ) -> Response:
+        """How the kept rounds of kinetic dynamics answer to the noise of the velocity in each round.
+
+        Args:
+            step_size: h[S]; friction: γ_f; weight: [S, K].
+        """
+        weights = np.asarray(weight, dtype=float)
+        matrix, offset, enters = kinetic_round(
+            np.asarray(step_size, float),
+            np.asarray(friction, float),
+            np.tensordot(weights, self.hessian, 1),
+            weights @ self.linear,
+        )
+        return chain_response(with_velocity(self.initial(init)), matrix, offset, enters, burn_in, self.exact)
 
 
 jax.tree_util.register_dataclass(

@@ -42,10 +42,57 @@ def affine_chain(start: Gaussian, matrix: Array, offset: Array, noise_variance: 
         start: law of θ[0].
         matrix: A[..., S, m, m]; offset: b[..., S, m]; noise_variance: σ²[..., S].
     """
+    return chain_law(start, matrix, offset, noise_variance[..., None, None] * np.eye(matrix.shape[-1]))
+
+
+def chain_law(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:
+    """The same for noise of covariance spread[..., S, m, m]."""
     # Doubling does log2(S) times the arithmetic in log2(S) large calls: faster only while matrices are small.
     follow = _by_doubling if matrix.shape[-1] <= 12 else _round_by_round
     with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
-        return follow(start, matrix, offset, noise_variance[..., None, None] * np.eye(matrix.shape[-1]))
+        return follow(start, matrix, offset, spread)
+
+
+class Response(NamedTuple):
+    """How a Gaussian chain answers to the noise of its rounds, at the rounds that are kept.
+
+    With noise of variance σ²[s] the covariance of θ after kept round s' is
+    covariance[s'] + Σ_s σ²[s] effect[s', s] effect[s', s]ᵀ.
+    """
+
+    covariance: Array
+    """Of θ from the start alone, [S_u, m, m]."""
+    effect: Array
+    """The matrix by which unit noise of round s reaches θ after kept round s', [S_u, S, m, m]; 0 for later noise."""
+    shift: Array
+    """‖mean − mean of the target‖² after each kept round, [S_u]."""
+    target: Array
+    """Covariance of the target, [m, m]."""
+
+
+def chain_response(
+    start: Gaussian, matrix: Array, offset: Array, enters: Array, burn_in: int, target: Gaussian
+) -> Response:
+    """The response of x[s] = A[s] x[s−1] + b[s] + G[s] N(0, σ²[s] I), where θ is the first m entries of x.
+
+    Args:
+        start: law of x[0]; matrix: A[S, n, n]; offset: b[S, n]; enters: G[S, n, m].
+        burn_in: rounds that are not kept; target: what θ should be distributed as, m-dimensional.
+    """
+    rounds, dim = matrix.shape[0], target.mean.size
+    mean, covariance = start
+    reach = np.zeros_like(enters)
+    kept = rounds - burn_in
+    out = Response(np.empty((kept, dim, dim)), np.empty((kept, rounds, dim, dim)), np.empty(kept), target.covariance)
+    for s, (a, b, g) in enumerate(zip(matrix, offset, enters, strict=True)):
+        mean, covariance = a @ mean + b, a @ covariance @ a.T
+        reach[:s] = a @ reach[:s]
+        reach[s] = g
+        if s >= burn_in:
+            out.covariance[s - burn_in] = covariance[:dim, :dim]
+            out.effect[s - burn_in] = reach[:, :dim]
+            out.shift[s - burn_in] = np.sum((mean[:dim] - target.mean) ** 2)
+    return out
 
 
 def _by_doubling(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:

@@ -28,10 +28,13 @@ def plan_table(document: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     if "solve_for" in document:
         table.add_row("answer", _answer(document["solve_for"]))
+    step = f"{'η' if constants['friction'] is None else 'h'} = {constants['step_size']:.4g}"
+    if constants["friction"] is not None:
+        step = f"kinetic, {step}, friction = {constants['friction']:.4g}"
     table.add_row(
         "setting",
         f"{constants['devices']} devices, {constants['dim']} parameters, {burn_in} + {constants['samples']} rounds, "
-        f"η = {constants['step_size']:.4g}, μ = {constants['mu']:.4g}, L = {constants['L']:.4g}",
+        f"{step}, μ = {constants['mu']:.4g}, L = {constants['L']:.4g}",
     )
     shares = ", ".join(f"{name} {share:.0%}" for name, share in document["regime_share"].items() if share)
     table.add_row("regime", document["regime"] or "changes with the channel")
@@ -40,10 +43,9 @@ def plan_table(document: dict[str, Any]) -> Table:
     table.add_row("devices sending", _span(document["active_devices"]))
     gap = document["gap"]
     proof = "" if gap is None else f", within {gap:.1g} of the best possible"
-    table.add_row(
-        "bound on W2²",
-        f"{document['objective']:.4g} after burn-in (start {constants['initial_w2_sq']:.4g}){proof}",
-    )
+    start = f"(start {constants['initial_w2_sq']:.4g})"
+    value = None if document["bound"] is None else f"{document['objective']:.4g} after burn-in {start}{proof}"
+    table.add_row("bound on W2²", value or f"none is known for kinetic dynamics {start}")
     exact = document["exact_w2_sq"]
     if exact is not None:
         kept = exact[burn_in:]

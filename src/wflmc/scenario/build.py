@@ -38,10 +38,12 @@ class Inputs(NamedTuple):
     step_size: float
     warnings: tuple[str, ...]
     test: Test | None = None
+    friction: float | None = None
+    """Of kinetic dynamics."""
 
 
 def build(scenario: Scenario) -> Inputs:
-    """The three inputs of a scenario, and its step size."""
+    """The three inputs of a scenario, its step size and its friction."""
     warnings = [f"{key} has no effect: {why}." for key, why in irrelevant(scenario).items() if scenario.given(key)]
     with naming("posterior"):
         posterior, test = build_posterior(scenario)
@@ -49,10 +51,15 @@ def build(scenario: Scenario) -> Inputs:
     with naming("link"):
         link = build_link(scenario)
     privacy = build_privacy(scenario)
-    text = scenario.sampler.step_size
     names = {"mu": posterior.mu, "L": posterior.L}
-    step_size = evaluate_expression("sampler.step_size", text, names) if isinstance(text, str) else text
-    return Inputs(posterior, link, privacy, step_size, (*warnings, *notes, *_leaks(scenario)), test)
+
+    def number(key: str, text: float | str) -> float:
+        return evaluate_expression(key, text, names) if isinstance(text, str) else text
+
+    step_size = number("sampler.step_size", scenario.sampler.step_size)
+    kinetic = scenario.sampler.dynamics == "kinetic"
+    friction = number("sampler.friction", scenario.sampler.friction) if kinetic else None
+    return Inputs(posterior, link, privacy, step_size, (*warnings, *notes, *_leaks(scenario)), test, friction)
 
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
@@ -201,6 +208,8 @@ def make_plan(
             start=start,
             max_round_noise=policy.max_round_noise,
             solver=solver,
+            dynamics=scenario.sampler.dynamics,
+            **({} if inputs.friction is None else {"friction": inputs.friction}),
         )
     except InputError as error:
         raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
@@ -225,5 +234,5 @@ def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
         return scenario
     with naming("sampler"):
         key = jax.random.key(section.seed)
-        chosen = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in)
+        chosen = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.friction)
     return scenario.model_copy(update={"sampler": section.model_copy(update={"burn_in": chosen})})

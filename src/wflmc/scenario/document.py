@@ -47,6 +47,8 @@ def plan_document(
             "burn_in": plan.burn_in,
             "samples": plan.rounds - plan.burn_in,
             "initial_w2_sq": plan.initial_w2_sq,
+            "dynamics": plan.dynamics,
+            "friction": plan.friction,
         },
         "regime": plan.regime,
         "regime_share": plan.regime_share,
@@ -153,6 +155,8 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
         gain = np.asarray(document["gain"], dtype=float)
         constants, active = document["constants"], list(document["active_devices"])
         settled = {"burn_in": int(constants["burn_in"]), "step_size": float(constants["step_size"])}
+        if constants.get("friction") is not None:
+            settled["friction"] = float(constants["friction"])
         names = ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")
         expected = {name: float(constants[name]) for name in names}
         budget, digests = document["privacy"]["budget"], document["files"]
@@ -224,7 +228,7 @@ def extend_plan(
         inputs,
         ledger=before + own,
         start=plan.rounds,
-        initial_w2_sq=float(plan.bound[-1]),
+        initial_w2_sq=None if plan.bound is None else float(plan.bound[-1]),
     )
 
     def as_made(_: Problem) -> Allocation:

@@ -102,6 +102,8 @@ def _checked(scenario: Scenario, key: str, target: float, metric: str) -> Unknow
         raise InputError("--solve-for", key, f"a key that matters with policy.power = {power!r}")
     if metric not in METRICS:
         raise InputError("--metric", metric, f"one of {', '.join(METRICS)}")
+    if metric == "bound" and scenario.sampler.dynamics == "kinetic":
+        raise InputError("--metric", metric, "'exact' with sampler.dynamics = 'kinetic', for which no bound is known")
     if not 0 < target < math.inf:
         raise InputError("--target", target, "a finite number above 0")
     return UNKNOWNS[key]
