@@ -175,7 +175,7 @@ def test_misspelt_keys_get_a_suggestion(call, scenario):
 @pytest.mark.parametrize(
     "override",
     [
-        "posterior.preconditioner=whiten", "link.downlink_snr_db=30", "sampler.dynamics=kinetic",
+        "posterior.preconditioner=whiten", "link.downlink_snr_db=30",
         "policy.schedule=unbiased", "policy.objective=exact", "policy.csi=causal", "posterior.prior_on=whitened",
     ],
 )  # fmt: skip
