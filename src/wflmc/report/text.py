@@ -28,9 +28,9 @@ def plan_table(document: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     if "solve_for" in document:
         table.add_row("answer", _answer(document["solve_for"]))
-    step = f"{'η' if constants['friction'] is None else 'h'} = {constants['step_size']:.4g}"
-    if constants["friction"] is not None:
-        step = f"kinetic, {step}, friction = {constants['friction']:.4g}"
+    step = f"η = {constants['step_size']:.4g}"
+    if "friction" in constants:
+        step = f"kinetic, h = {constants['step_size']:.4g}, friction = {constants['friction']:.4g}"
     table.add_row(
         "setting",
         f"{constants['devices']} devices, {constants['dim']} parameters, {burn_in} + {constants['samples']} rounds, "

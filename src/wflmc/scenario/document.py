@@ -47,8 +47,7 @@ def plan_document(
             "burn_in": plan.burn_in,
             "samples": plan.rounds - plan.burn_in,
             "initial_w2_sq": plan.initial_w2_sq,
-            "dynamics": plan.dynamics,
-            "friction": plan.friction,
+            **({} if plan.friction is None else {"dynamics": plan.dynamics, "friction": plan.friction}),
         },
         "regime": plan.regime,
         "regime_share": plan.regime_share,
@@ -155,7 +154,7 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
         gain = np.asarray(document["gain"], dtype=float)
         constants, active = document["constants"], list(document["active_devices"])
         settled = {"burn_in": int(constants["burn_in"]), "step_size": float(constants["step_size"])}
-        if constants.get("friction") is not None:
+        if "friction" in constants:
             settled["friction"] = float(constants["friction"])
         names = ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")
         expected = {name: float(constants[name]) for name in names}
