@@ -96,10 +96,8 @@ def at_a_budget(posterior: GaussianPosterior) -> Table:
                 for n in counts
             }
             least = min(best.values())
-            cells += [
-                f"{least:.3g}" if least > 1e-12 else "< 1e-12",
-                str(min(n for n, value in best.items() if value <= 1.05 * least)),
-            ]
+            fewest = min(n for n, value in best.items() if value <= 1.05 * least)
+            cells += [f"{least:.3g}" if least > 1e-12 else "< 1e-12", str(fewest)]
         table.add_row(*cells)
     return table
 
