@@ -266,6 +266,8 @@ def test_a_round_written_out(small):
     noise = np.asarray(info.received) - plan.gain[0] * (plan.weight[0] / plan.scale[0]) @ clipped
     draw = jax.random.normal(wflmc.keys.named(jax.random.key(5), "noise"), (3,))
     np.testing.assert_allclose(noise, draw, rtol=1e-3, atol=1e-3)
+    with pytest.raises(InputError, match="velocity"):
+        run.step(jax.random.key(5), state._replace(velocity=None))
 
 
 def test_runner_is_the_kernel_in_a_loop(small):

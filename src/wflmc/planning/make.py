@@ -312,10 +312,8 @@ def _estimated(posterior: Target, options: Options) -> list[str]:
     """Models without a closed form can only estimate how far the start is from the posterior."""
     if options.initial_w2_sq is not None or not getattr(posterior, "start_is_estimate", False):
         return []
-    return [
-        "W2² between start and posterior is a Laplace estimate, and the bound is no better than it; "
-        "posterior.initial_w2_sq can be given instead."
-    ]
+    so = ", and the bound is no better than it" if options.dynamics == "overdamped" else ""
+    return [f"W2² between start and posterior is a Laplace estimate{so}; posterior.initial_w2_sq can be given instead."]
 
 
 def _divergence(posterior: Target, made: Plan) -> list[str]:

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wflmc.channel import superpose
+from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import Plan
 
@@ -183,9 +184,11 @@ def kernel(posterior: Any, plan: Plan) -> Kernel:
 
     def advance(key: jax.Array, state: State) -> tuple[State, Info]:
         now = rounds.at(state.round)
-        if state.velocity is None:
+        if plan.friction is None:
             theta, info = step(key, posterior, state.theta, now)
             return State(theta, state.round + 1), info
+        if state.velocity is None:
+            raise InputError("state.velocity", None, "given with kinetic dynamics; kernel.init draws one")
         both, info = step(key, posterior, jnp.concatenate([state.theta, state.velocity]), now)
         theta, velocity = jnp.split(both, 2)
         return State(theta, state.round + 1, velocity), info
