@@ -94,7 +94,8 @@ def _listen(
         heard = info.received if own else info.received[:, :1]
         return (theta, total + heard * filters), None
 
-    start = jnp.zeros((count, dim)), jnp.zeros((count, weight.shape[-1]))
+    width = dim if rounds.friction is None else 2 * dim  # a velocity as well
+    start = jnp.zeros((count, width)), jnp.zeros((count, weight.shape[-1]))
     (_, total), _ = jax.lax.scan(body, start, (jnp.arange(weight.shape[0]), signs, weight))
     return total
 
@@ -217,8 +218,8 @@ def _still(target: Target, dim: int, reach: float) -> Plan:
     """The plan for a run from θ = 0 that goes no further than `reach`, so that θ changes nothing of what is sent.
 
     Step sizes are the server's, as is the noise that it adds and knows: neither is in y. They are such that θ moves
-    by the same share of y in all rounds, and float32 keeps every one of them. Nothing is really sent, so no budget
-    stands in the way.
+    by the same share of y in all rounds, and float32 keeps every one of them. Steps are overdamped, whatever the plan's
+    are: y can be read off them. Nothing is really sent, so no budget stands in the way.
     """
     plan = target.plan
     strength = 1.0 if plan.received is None else plan.received.max()
@@ -232,6 +233,7 @@ def _still(target: Target, dim: int, reach: float) -> Plan:
         init="zero",
         dim=dim,
         enforced=False,
+        friction=None,
     )
 
 

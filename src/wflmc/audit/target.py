@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 from wflmc.planning import Plan
+from wflmc.planning.dynamics import noise_step
 from wflmc.privacy import epsilon_spent
 from wflmc.privacy.accountants import probability
 from wflmc.sampling.kernel import Rounds, rounds_of
@@ -78,16 +79,16 @@ def aim(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: floa
 
 
 def above_cap(plan: Plan, factor: float = 2.0) -> Plan:
-    """A plan to attack the server's noise with: gains `factor` times those at which the channel alone makes 2η.
+    """A plan to attack the server's noise with: gains `factor` times those at which the channel alone is enough.
 
     No sensible plan sends so strongly. The server must add the rest of the noise, which hides nothing from itself;
     bound, objective and power share are those of the given plan, and mean nothing here.
     """
     if not factor > 1:
         raise InputError("factor", factor, "above 1")
-    at_cap = plan.scale * np.sqrt(plan.step_size * plan.noise_power / 2)
+    at_cap = plan.scale * np.sqrt(noise_step(plan.step_size, plan.friction) * plan.noise_power / 2)
     gain = np.maximum(plan.gain, factor * at_cap)
-    rest = 2 * plan.step_size - plan.noise_power * (plan.step_size * plan.scale / gain) ** 2
+    rest = plan.langevin_noise - plan.noise_power * (plan.kick * plan.scale / gain) ** 2
     return dataclasses.replace(plan, gain=gain, server_noise=rest)
 
 

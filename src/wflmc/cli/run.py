@@ -42,6 +42,9 @@ from wflmc.scenario import (
 
 Say = Callable[[str], None]
 
+VELOCITY = "velocity.npy"
+"""In a checkpoint: of kinetic chains that go on, when they had stopped."""
+
 
 class Request(NamedTuple):
     """What the command was asked for."""
@@ -97,7 +100,7 @@ def run_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str,
     release = task.inputs.release
     with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
         if task.checkpoint is not None:
-            _begin(task, document)
+            _begin(task, document, before)
         try:
             if ledger is not None and release is not None:
                 ledger.charge(release.name, 0, release.loss, release.noise)
@@ -296,7 +299,7 @@ def _ledger_document(ledger: Ledger, task: Task) -> dict[str, Any]:
     }
 
 
-def _begin(task: Task, document: dict[str, Any]) -> None:
+def _begin(task: Task, document: dict[str, Any], before: Trace | None) -> None:
     """Write down what is about to be run, in place of another run that was stopped here."""
     folder = task.checkpoint
     assert folder is not None
@@ -307,6 +310,8 @@ def _begin(task: Task, document: dict[str, Any]) -> None:
         shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)
     write_text(folder / "plan.json", to_json(document))
+    if before is not None and before.velocity is not None:
+        np.save(folder / VELOCITY, before.velocity)
     write_text(folder / "about.json", to_json(about))
 
 
@@ -323,11 +328,17 @@ def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Pa
             chains=chains,
             memory=task.memory,
             store=scratch / "theta.npy" if large else None,
-            initial=None if before is None else before.theta[:, -1],
+            initial=None if before is None else _last(before),
             ledger=ledger,
             checkpoint=task.checkpoint,
             progress=lambda done, work: advance(plan.rounds * done / work),
         )
+
+
+def _last(before: Trace) -> Any:
+    """Where the chains were when they stopped, with their velocities if they have any."""
+    theta = before.theta[:, -1]
+    return theta if before.velocity is None else np.concatenate([theta, before.velocity], axis=1)
 
 
 def _earlier(task: Task) -> Trace:
@@ -336,14 +347,18 @@ def _earlier(task: Task) -> Trace:
 
     assert task.folder is not None
     with h5netcdf.File(task.folder / "trace.nc") as file:
-        theta, rate = file["posterior"]["theta"][...], file["sample_stats"]["clip_rate"][...]
+        theta, stats = file["posterior"]["theta"][...], file["sample_stats"]
+        rate = stats["clip_rate"][...]
+        velocity = stats["last_velocity"][...] if "last_velocity" in stats else None
     early = _summary(task.folder)["clip_rate"]["burn_in"]
     plan = task.plan
     kept = task.start - plan.burn_in
     theta, rate = theta[:, :kept], rate[:, :kept]  # a crash at the very end may have left the new ones too
-    if theta.shape != (task.scenario.sampler.chains, kept, plan.dim):
+    if task.resumed and velocity is not None:  # and their velocity
+        velocity = np.load(task.folder / ".checkpoint" / VELOCITY)
+    if theta.shape != (task.scenario.sampler.chains, kept, plan.dim) or (velocity is None) != (plan.friction is None):
         raise InputError("--resume", str(task.folder), "a folder whose trace.nc belongs to its plan.json")
-    return Trace(theta, rate, np.full(plan.burn_in, early or 0.0), None, (plan,))
+    return Trace(theta, rate, np.full(plan.burn_in, early or 0.0), None, (plan,), velocity)
 
 
 def _joined(before: Trace, after: Trace, plan: Plan) -> Trace:
@@ -353,6 +368,7 @@ def _joined(before: Trace, after: Trace, plan: Plan) -> Trace:
         before.burn_in_clip_rate,
         None,
         (plan,),
+        after.velocity,
     )
 
 

@@ -21,7 +21,7 @@ from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import plan
 from wflmc.privacy import Privacy
-from wflmc.sampling.kernel import Rounds, rounds_of, step
+from wflmc.sampling.kernel import Rounds, rounds_of, step, with_velocity
 from wflmc.sampling.runner import default_memory
 
 RHAT_LIMIT = 1.01
@@ -46,12 +46,13 @@ def _block(
     def body(theta: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
         theta, _ = jax.vmap(step, (0, None, 0, None))(round_keys, posterior, theta, now)
-        return theta, nested_rhat(theta.reshape(GROUPS, MEMBERS, -1)).max()
+        place = theta[:, : posterior.dim]
+        return theta, nested_rhat(place.reshape(GROUPS, MEMBERS, -1)).max()
 
     return jax.lax.scan(body, theta, first + jnp.arange(BLOCK))
 
 
-def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int) -> int:
+def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int, friction: float | None = None) -> int:
     """The smallest S_b after which R-hat over the chains stays below 1.01, by a noiseless pilot.
 
     The pilot is a simulation on pooled data, in which real devices take no part. It starts from draws of the
@@ -60,8 +61,21 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int)
 
     Args:
         limit: the largest number of pilot rounds.
+        friction: γ_f of kinetic dynamics; overdamped by default. Groups then share their first velocity too.
     """
-    needed = 1.9 / (step_size * posterior.mu)  # even where the data say nothing and the start is a draw from the prior
+    kinetic: dict[str, Any] = {} if friction is None else {"dynamics": "kinetic", "friction": friction}
+    ideal = plan(
+        posterior,
+        Link(channel.static()),
+        Privacy(),
+        step_size=step_size,
+        burn_in=0,
+        samples=1,
+        power="noiseless",
+        **kinetic,
+    )
+    # Even where the data say nothing and the start is a draw from the prior; a kinetic chain may swing past it early.
+    needed = 1.9 / (step_size * posterior.mu) if friction is None else -1 / np.log(ideal.gamma)
     if needed > limit:
         raise InputError(
             "max_burn_in",
@@ -69,13 +83,12 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int)
             f"at least {needed:.3g}, which a step of {step_size:.3g} with mu = {posterior.mu:.3g} takes to forget the "
             "start (or give burn_in)",
         )
-    ideal = plan(
-        posterior, Link(channel.static()), Privacy(), step_size=step_size, burn_in=0, samples=1, power="noiseless"
-    )
     now = jax.tree.map(jnp.asarray, rounds_of(ideal).at(0))
     posterior = posterior.fitted(GROUPS * MEMBERS, default_memory() / 4)
     key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
     starts = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))
+    if friction is not None:
+        starts = with_velocity(named(key, "velocity"), starts, jnp.arange(GROUPS))
     theta = jnp.repeat(starts, MEMBERS, axis=0)
     keys = jax.random.split(named(key, "noise"), GROUPS * MEMBERS)
     rhat = np.zeros(0)

@@ -29,8 +29,8 @@ class Evaluation:
     """Exact for every round 1..S while nothing is clipped."""
     exact_ess_min: float | None
     """Of one chain, the parameter with the smallest, exact while nothing is clipped."""
-    bound: float
-    """The plan's bound on W2², worst after burn-in."""
+    bound: float | None
+    """The plan's bound on W2², worst after burn-in; None for kinetic dynamics, which have none."""
     burn_in: int
     rhat_max: float | None
     ess_min: float | None
@@ -48,16 +48,22 @@ class Evaluation:
         found = []
         clipped = self.clip_rate["samples"] or 0.0
         if clipped > 0.01:
-            found.append(f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the bound ignores.")
+            what = "exact law" if self.bound is None else "bound"
+            found.append(f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {what} ignores.")
         if (self.example_clip_rate or 0.0) > 0.01:
             found.append(
                 f"{self.example_clip_rate:.0%} of the examples are clipped, which the bound and the exact law ignore: "
                 "the chains sample a posterior in which these weigh less."
             )
         if self.rhat_max is not None and self.rhat_max > RHAT_CONCERN:
+            better = (
+                "a larger step size up to 2/(mu+L)"
+                if self.bound is not None
+                else "a step near 1/√L, friction near 2√mu"
+            )
             found.append(
                 f"R-hat is {self.rhat_max:.3g}: the chains have not forgotten where they began, or have not gone far "
-                "enough to tell. More rounds help, and a larger step size up to 2/(mu+L)."
+                f"enough to tell. More rounds help, and {better}."
             )
         if self.w2_sq is not None and self.exact_w2_sq is not None:
             exact = max(self.exact_w2_sq[self.burn_in :])
@@ -66,7 +72,7 @@ class Evaluation:
                     f"The chains are at W2² = {self.w2_sq.worst:.3g}, the exact law without clipping at {exact:.3g}: "
                     "clipped gradients cannot undo the noise. Use a smaller step size or policy.max_round_noise."
                 )
-            if self.w2_sq.worst > self.bound + 3 * self.w2_sq.worst_se:
+            if self.bound is not None and self.w2_sq.worst > self.bound + 3 * self.w2_sq.worst_se:
                 found.append(
                     f"The chains are at W2² = {self.w2_sq.worst:.3g}, above the plan's bound of {self.bound:.3g}."
                 )
@@ -118,11 +124,12 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
     diagnostics = diagnose(trace.theta)
     epsilons = [plan.epsilon_spent for plan in trace.plans]
     spent = [value for value in epsilons if value is not None]
+    bounds = [plan.bound[plan.burn_in :].max() for plan in trace.plans if plan.bound is not None]
     return Evaluation(
         w2_sq=estimate_w2_sq(trace.theta, posterior.exact) if known and several else None,
         exact_w2_sq=tuple(exact_w2_sq(posterior, trace.plans).tolist()) if known else None,
         exact_ess_min=float(exact_ess(posterior, trace.plans).min()) if known else None,
-        bound=max(float(plan.bound[plan.burn_in :].max()) for plan in trace.plans),
+        bound=None if len(bounds) < len(trace.plans) else float(max(bounds)),
         burn_in=trace.plan.burn_in,
         rhat_max=diagnostics.rhat_max,
         ess_min=diagnostics.ess_min,

@@ -17,6 +17,7 @@ from wflmc.errors import InputError
 from wflmc.planning import single_sample
 from wflmc.planning.bound import contraction, discretization_error, noise_weight
 from wflmc.planning.distance import Distances
+from wflmc.planning.dynamics import DYNAMICS, kinetic_rate, noise_step
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
 from wflmc.planning.problem import Allocation, Problem
@@ -52,7 +53,9 @@ class Target(Protocol):
 class KnowsLaw(Protocol):
     """A posterior that can tell how the law of its chains answers to noise, itself or by an approximation."""
 
-    def response(self, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = ...) -> AnyResponse: ...
+    def response(
+        self, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = ..., friction: ArrayLike | None = ...
+    ) -> AnyResponse: ...
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,19 @@ class Options:
     step_schedule: str = "constant"
     proxy: Proxy | None = None
     before: Plan | None = None
+    dynamics: str = "overdamped"
+    friction: float = 2.0
+
+    @property
+    def kinetic_friction(self) -> float | None:
+        """γ_f, or None where dynamics are overdamped."""
+        return self.friction if self.dynamics == "kinetic" else None
 
     def __post_init__(self) -> None:
+        if self.dynamics == "kinetic" and self.step_schedule != "constant":
+            raise InputError("step_schedule", self.step_schedule, "constant with dynamics = 'kinetic'")
+        if self.dynamics not in DYNAMICS:
+            raise InputError("dynamics", self.dynamics, f"one of {', '.join(DYNAMICS)}")
         if self.start < 0:
             raise InputError("start", self.start, "at least 0")
         if self.burn_in < 0:
@@ -122,11 +136,14 @@ def plan(
     step_schedule: str = "constant",
     proxy: Proxy | None = None,
     before: Plan | None = None,
+    dynamics: str = "overdamped",
+    friction: float = 2.0,
 ) -> Plan:
     """Decide who sends and how strongly in every round.
 
     Args:
-        step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u rounds.
+        step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u rounds; with kinetic dynamics
+            h, below 2/√L.
         burn_in: S_b, rounds that are thrown away; samples: S_u, rounds that are kept.
         power: optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own.
         schedule: threshold or all; the noiseless schemes always have everyone.
@@ -144,6 +161,9 @@ def plan(
             for (a hundred plans or so; see `wflmc.planning.steps`).
         proxy: for objective = "exact", a public stand-in for the posterior, which else is looked at itself.
         before: for objective = "exact", the plan of the rounds that came before, whose law the chain goes on from.
+        dynamics: overdamped as in the paper; or kinetic, with a velocity: fewer rounds where μ and L are far apart. No
+            bound is known for it: `optimized` needs objective = "exact", else `noiseless-dp` takes equal parts.
+        friction: γ_f of kinetic dynamics.
     """
     options = Options(
         step_size=step_size,
@@ -162,6 +182,8 @@ def plan(
         step_schedule=step_schedule,
         proxy=proxy,
         before=before,
+        dynamics=dynamics,
+        friction=friction,
     )
     prepared = _prepare(posterior, link, privacy, options)
     return prepared.finish(prepared.allocate(prepared.problem))
@@ -204,7 +226,8 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
     devices, dim, rounds = posterior.devices, posterior.dim, options.burn_in + options.samples
     mu, L, step_size = float(posterior.mu), float(posterior.L), _step_sizes(options.step_size, rounds)
     scheme = policy(options.power) if isinstance(options.power, str) else options.power
-    constants = contraction(step_size, mu, L)
+    friction = options.kinetic_friction
+    constants = contraction(step_size, mu, L) if friction is None else kinetic_rate(step_size, friction, mu, L)
     excess_weight = noise_weight(options.bound, dim)
     clip = privacy.clips(devices)
 
@@ -217,7 +240,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         gains = gains / received  # what devices know, and plans are made of
     if scheme.wireless:
         device_cap = dim * link.snr(devices) * gains**2 / clip**2
-        who = make_schedule(options.schedule, gains, clip, device_cap, step_size, excess_weight)
+        who = make_schedule(options.schedule, gains, clip, device_cap, noise_step(step_size, friction), excess_weight)
         power_cap = np.where(who.active, device_cap, np.inf).min(-1)
     else:
         who = everyone(gains)
@@ -241,15 +264,17 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         floor=dim * (scale / (limit * clip.sum())) ** 2,
         noise_limit=options.max_round_noise,
         solver=options.solver,
+        friction=friction,
         response=_response(posterior, options, who.active * scale[:, None]) if options.objective == "exact" else None,
         fills_up=options.objective != "exact" or not scheme.optimal,
     )
 
     def finish(allocation: Allocation) -> Plan:
-        bounds, server_noise = problem.bound(allocation.a), problem.server_noise(allocation.a)
-        value = problem.value(bounds)
+        bounds = problem.bound(allocation.a) if friction is None else None
+        server_noise = problem.server_noise(allocation.a)
+        value = np.nan if bounds is None else problem.value(bounds)
         if problem.response is not None:
-            noise = (step_size * scale) ** 2 / allocation.a + server_noise
+            noise = (problem.kick * scale) ** 2 / allocation.a + server_noise
             value = float(Distances(problem.response)(noise).max())
         made = Plan(
             step_size=step_size,
@@ -280,6 +305,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             received=received,
             uncertainty=uncertainty,
             enforced=scheme.private,
+            friction=friction,
         )
         return dataclasses.replace(
             made,
@@ -338,13 +364,14 @@ def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
 def _response(posterior: Target, options: Options, weight: Array) -> AnyResponse:
     """How the kept rounds' law answers to the noise of this plan's rounds, by the proxy or the posterior itself."""
     step_size, burn_in, before = _step_sizes(options.step_size, len(weight)), options.burn_in, options.before
+    friction = options.kinetic_friction
     if before is not None:
         step_size, weight = np.append(before.step_size, step_size), np.concatenate([before.weight, weight])
         burn_in += before.rounds
     if options.proxy is not None:
-        found: AnyResponse = options.proxy.response(posterior.dim, step_size, weight, burn_in, options.init)
+        found: AnyResponse = options.proxy.response(posterior.dim, step_size, weight, burn_in, options.init, friction)
     elif isinstance(posterior, KnowsLaw):
-        found = posterior.response(step_size, weight, burn_in, options.init)
+        found = posterior.response(step_size, weight, burn_in, options.init, friction)
     else:
         raise InputError("objective", "exact", "worst or average, or given with a proxy: this model knows no law")
     if not all(np.all(np.abs(part) < 1e100) for part in (found.effect, found.covariance, found.shift)):
@@ -377,10 +404,8 @@ def _estimated(posterior: Target, options: Options) -> list[str]:
     """Models without a closed form can only estimate how far the start is from the posterior."""
     if options.initial_w2_sq is not None or not getattr(posterior, "start_is_estimate", False):
         return []
-    return [
-        "W2² between start and posterior is a Laplace estimate, and the bound is no better than it; "
-        "posterior.initial_w2_sq can be given instead."
-    ]
+    so = ", and the bound is no better than it" if options.dynamics == "overdamped" else ""
+    return [f"W2² between start and posterior is a Laplace estimate{so}; posterior.initial_w2_sq can be given instead."]
 
 
 def _oracle(made: Plan, options: Options) -> list[str]:
@@ -394,17 +419,20 @@ def _oracle(made: Plan, options: Options) -> list[str]:
 
 
 def _divergence(posterior: Target, made: Plan) -> list[str]:
-    """Partial participation may undo what η < 2/L ensures; models that know their Hessian can tell."""
+    """Partial participation may undo what η < 2/L or h < 2/√L ensures; models that know their Hessian can tell."""
     expansion = getattr(posterior, "expansion", None)
     if expansion is None or made.active_devices.min() == made.devices:
         return []
-    largest = float(made.step_size.max())
-    factor = expansion(largest, made.weight * (made.step_size / largest)[:, None])
+    # A kinetic step is stable while |1 − h²λ/2| < 1.
+    step = made.step_size if made.friction is None else made.step_size**2 / 2
+    largest = float(step.max())
+    factor = expansion(largest, made.weight * (step / largest)[:, None])
     if factor <= 1:
         return []
+    stretches = f"stretches errors {factor:.3g} times" if made.friction is None else "is beyond 2/√L of theirs alone"
     return [
-        "The devices that send in some rounds are so unlike the rest that a step stretches errors "
-        f"{factor:.3g} times: without clipping the chain may diverge. Use a smaller step size or schedule = 'all'."
+        "The devices that send in some rounds are so unlike the rest that a step "
+        f"{stretches}: without clipping the chain may diverge. Use a smaller step size or schedule = 'all'."
     ]
 
 
@@ -427,12 +455,13 @@ def _warnings(made: Plan, problem: Problem, max_round_noise: float) -> list[str]
         found.append(f"The power is proven optimal only to a relative gap of {made.gap:.1g}.")
     if made.clips:
         # A round of a small step makes little noise, and the rounds after it undo that.
-        reach = factor * np.maximum(made.step_size, made.step_size[-1]) * made.clip.sum()
+        reach = factor * np.maximum(made.kick, made.kick[-1]) * made.clip.sum()
         loud = np.flatnonzero(np.sqrt(made.dim * made.noise_variance) > reach * (1 + 1e-9))
         if loud.size:
             found.append(
                 f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds {_times(factor)}what all "
-                "clipped gradients together can undo (η Σ ℓ_k); the bound ignores clipping, and chains may not come "
+                f"clipped gradients together can undo ({'η' if made.friction is None else 'h'} Σ ℓ_k); the "
+                f"{'bound' if made.friction is None else 'exact law'} ignores clipping, and chains may not come "
                 f"back. {_remedy(problem, made, loud)}"
             )
     if not made.clips and made.privacy.epsilon is not None:
@@ -449,6 +478,13 @@ def _warnings(made: Plan, problem: Problem, max_round_noise: float) -> list[str]
         if over.size:
             found.append(
                 f"{over.size} of {made.devices} devices spend more than the privacy budget, which this policy ignores."
+            )
+    if made.friction is not None:
+        low, high = 0.2 * made.mu**0.5, 20 * made.L**0.5
+        if not low <= made.friction <= high:
+            found.append(
+                f"friction = {made.friction:.3g} is outside {low:.3g} to {high:.3g} (0.2√mu to 20√L): the chain swings "
+                "or creeps for many rounds. 2√mu is a good choice."
             )
     return found
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from wflmc.errors import InputError
 from wflmc.keys import digest
+from wflmc.planning.dynamics import kick, langevin_noise
 from wflmc.planning.single_sample import REGIMES
 from wflmc.privacy import Privacy, round_loss
 
@@ -33,12 +34,14 @@ class Plan:
     noise_power: float
     """N0."""
     server_noise: Array
-    """β[S], variance of the noise that the server adds."""
+    """β[S], variance of the noise that the server adds: to θ, or to the velocity of kinetic dynamics."""
     burn_in: int
     init: str
     threshold: Array
-    bound: Array
+    bound: Array | None
+    """B[1..S]; None for kinetic dynamics, for which no bound is known."""
     objective: float
+    """The worst or the average of the bound after burn-in; nan where there is none."""
     objective_name: str
     lower_bound: float | None
     regime: str | None
@@ -48,7 +51,7 @@ class Plan:
     """Which limit each round sits at, as an index into REGIMES, [S]."""
     privacy: Privacy
     gamma: float
-    """γ of the kept rounds, the largest where their step sizes differ."""
+    """Factor by which a kept round forgets the start, the largest: of Proposition 1, or of the mean (kinetic)."""
     mu: float
     L: float
     dim: int
@@ -63,6 +66,8 @@ class Plan:
     """The largest |h/ĥ| that the devices' knowledge of their channels leaves open."""
     enforced: bool = True
     """Whether the policy keeps to the budgets; the sampler then refuses what does not."""
+    friction: float | None = None
+    """γ_f of kinetic dynamics; None: overdamped."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -96,9 +101,29 @@ class Plan:
         return {name: float(np.mean(self.limit == index)) for index, name in enumerate(REGIMES)}
 
     @property
+    def dynamics(self) -> str:
+        """overdamped or kinetic."""
+        return "overdamped" if self.friction is None else "kinetic"
+
+    @property
+    def kick(self) -> Array:
+        """The factor of the gradient in the update of θ, or of the velocity, [S]."""
+        return np.asarray(kick(self.step_size, self.friction))
+
+    @property
     def noise_variance(self) -> Array:
-        """σ²[S] of the update: channel noise and server noise together."""
-        return self.noise_power * (self.step_size * self.scale / self.gain) ** 2 + self.server_noise
+        """σ²[S] of the update of θ, or of the velocity: channel noise and server noise together."""
+        return self.noise_power * (self.kick * self.scale / self.gain) ** 2 + self.server_noise
+
+    @property
+    def langevin_noise(self) -> Array:
+        """What sampling needs of it, [S]: 2η, or 1 − e² with e = exp(−γ_f h)."""
+        return np.asarray(langevin_noise(self.step_size, self.friction))
+
+    @property
+    def excess_noise(self) -> Array:
+        """What is too much of it, [S]."""
+        return np.maximum(self.noise_variance - self.langevin_noise, 0.0)
 
     @property
     def loss(self) -> Array:
@@ -127,20 +152,24 @@ class Plan:
         return self.privacy.epsilon_spent(self.spent + self.ledger) if self.clips else None
 
     def rest(self, start: int) -> Plan:
-        """The plan from its round `start` on, with what the rounds before have spent in its ledger."""
+        """The plan from its round `start` on, with what the rounds before have spent in its ledger.
+
+        Its initial_w2_sq is the bound of the round before; where there is no bound it is not known, nan.
+        """
         if not 0 <= start < self.rounds:
             raise InputError("start", start, f"between 0 and {self.rounds - 1}")
         each = ("step_size", "gain", "weight", "server_noise", "threshold", "bound", "power_share", "limit", "received")
         left: dict[str, Any] = {
             name: None if (values := getattr(self, name)) is None else values[start:] for name in each
         }
+        before = np.nan if self.bound is None else float(self.bound[start - 1])
         return replace(
             self,
             **left,
             burn_in=max(0, self.burn_in - start),
             ledger=self.ledger + (self.loss[:start].sum(0) if self.clips else 0.0),
             start=self.start + start,
-            initial_w2_sq=float(self.bound[start - 1]) if start else self.initial_w2_sq,
+            initial_w2_sq=before if start else self.initial_w2_sq,
         )
 
     @property
@@ -148,7 +177,8 @@ class Plan:
         """A short name for all that the plan makes devices and server do."""
         about = (self.step_size, self.gain, self.weight, self.clip, self.example_clip, self.server_noise)
         strength = np.ones(0) if self.received is None else self.received
-        return digest(*about, strength, np.array([self.noise_power, self.start, self.burn_in]), self.init.encode())
+        numbers = [self.noise_power, self.start, self.burn_in, *(() if self.friction is None else (self.friction,))]
+        return digest(*about, strength, np.array(numbers), self.init.encode())
 
     @property
     def gap(self) -> float | None:

@@ -36,6 +36,9 @@ def optimal(problem: Problem) -> Allocation:
     _check_floor(problem)
     if problem.response is not None:
         return _nearest_law(problem, problem.response)
+    if problem.friction is not None:
+        allowed = "'exact' with dynamics = 'kinetic', for which no bound is known; or power = 'equal'"
+        raise InputError("objective", problem.objective, allowed)
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
         return Allocation(problem.within_budget(a))
@@ -49,11 +52,11 @@ def optimal(problem: Problem) -> Allocation:
 
 def _nearest_law(problem: Problem, response: AnyResponse) -> Allocation:
     """The noise v that brings the true law nearest to the posterior, as power a = (η K/K_a)²/v."""
-    cost = (problem.step_size * problem.scale) ** 2
-    low = np.maximum(cost / problem.power_cap, LEAST_NOISE * 2 * problem.step_size)
+    cost = (problem.kick * problem.scale) ** 2
+    low = np.maximum(cost / problem.power_cap, LEAST_NOISE * problem.langevin_noise)
     with np.errstate(divide="ignore"):
         high = np.maximum(cost / problem.floor, low)
-    calm = np.minimum(high, 2 * np.maximum(low, 2 * problem.step_size))
+    calm = np.minimum(high, 2 * np.maximum(low, problem.langevin_noise))
     found = exact.solve(response, cost, low, high, problem.active, problem.budget, calm)
     return Allocation(np.minimum(cost / found.v, problem.power_cap), found.lower_bound)
 
@@ -79,6 +82,11 @@ def equal(problem: Problem) -> Allocation:
     return Allocation(np.minimum(problem.cap, share.min(-1)))
 
 
+def ideal(problem: Problem) -> Allocation:
+    """The optimum of an ideal link; in equal parts where no bound says what is best, with kinetic dynamics."""
+    return equal(problem) if problem.friction is not None and problem.response is None else optimal(problem)
+
+
 def at_caps(problem: Problem) -> Allocation:
     """As strong as power and the Langevin noise allow, whatever it costs in privacy."""
     return Allocation(problem.cap)
@@ -88,7 +96,7 @@ POLICIES: dict[str, Policy] = {
     "optimized": Policy(optimal, optimal=True),
     "equal": Policy(equal),
     "no-dp": Policy(at_caps, private=False),
-    "noiseless-dp": Policy(optimal, wireless=False, optimal=True),
+    "noiseless-dp": Policy(ideal, wireless=False, optimal=True),
     "noiseless": Policy(at_caps, wireless=False, private=False, clips=False),
 }
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from wflmc.errors import InputError
 from wflmc.planning.allocation import HEADROOM
 from wflmc.planning.bound import Contraction
+from wflmc.planning.dynamics import kick, langevin_noise, noise_step
 from wflmc.planning.program import Program
 from wflmc.posterior.response import AnyResponse
 from wflmc.recursion import first_order
@@ -65,6 +66,8 @@ class Problem:
     """With the objective "exact": how the law of the kept rounds follows from the noise of all."""
     fills_up: bool = True
     """Whether the server adds what channel noise lacks of 2η; not where the optimum of the exact law chooses it all."""
+    friction: float | None = None
+    """γ_f of kinetic dynamics, whose bound is not known; None: overdamped."""
 
     def __post_init__(self) -> None:
         for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
@@ -79,9 +82,19 @@ class Problem:
         return int(self.scale.size)
 
     @property
+    def kick(self) -> Array:
+        """The factor of the gradient in the update, [S]: η, or that on the velocity of kinetic dynamics."""
+        return np.asarray(kick(self.step_size, self.friction))
+
+    @property
+    def langevin_noise(self) -> Array:
+        """The variance of the noise that a round needs, [S]: 2η, or that of the velocity."""
+        return np.asarray(langevin_noise(self.step_size, self.friction))
+
+    @property
     def lmc_cap(self) -> Array:
-        """a at which the channel noise is exactly the 2η that Langevin needs, Lemma 3, [S]."""
-        return self.step_size * self.scale**2 / 2
+        """a at which the channel noise is exactly what Langevin needs, 2η by Lemma 3, [S]."""
+        return np.asarray(noise_step(self.step_size, self.friction) * self.scale**2 / 2)
 
     @property
     def cap(self) -> Array:
@@ -101,8 +114,8 @@ class Problem:
 
     def server_noise(self, a: Array) -> Array:
         """β = max(0, 2η − channel part) (Sec. III-A); rounding at the Langevin cap is not noise to add."""
-        missing = 2 * self.step_size - (self.step_size * self.scale) ** 2 / a
-        return np.where(missing > 1e-9 * self.step_size, missing, 0.0) if self.fills_up else np.zeros(a.size)
+        missing = self.langevin_noise - (self.kick * self.scale) ** 2 / a
+        return np.where(missing > 0.5e-9 * self.langevin_noise, missing, 0.0) if self.fills_up else np.zeros(a.size)
 
     def base(self) -> Array:
         """B[1..S] without the terms cost/a, for a below the Langevin cap, where the excess is c/a − 2η."""

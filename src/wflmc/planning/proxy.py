@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.errors import InputError
-from wflmc.posterior.response import DiagonalResponse, diagonal_response
+from wflmc.posterior.response import DiagonalResponse, diagonal_response, refuse_kinetic
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +26,16 @@ class Proxy:
     """Of θ[0] with init = "prior"."""
 
     def response(
-        self, dim: int, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = "prior"
+        self,
+        dim: int,
+        step_size: ArrayLike,
+        weight: ArrayLike,
+        burn_in: int,
+        init: str = "prior",
+        friction: float | None = None,
     ) -> DiagonalResponse:
         """How the law of a chain of `dim` parameters on this posterior answers to noise: step_size[S], weight[S, K]."""
+        refuse_kinetic(friction)
         precision, mean_sq = (np.asarray(given, dtype=float) for given in (self.precision, self.mean_sq))
         for name, given, least in (("precision", precision, 1e-50), ("mean_sq", mean_sq, 0.0)):
             if given.shape not in ((), (dim,)) or not np.all((given >= least) & (given < 1e50)):

@@ -15,6 +15,7 @@ from wflmc.keys import digest, host_generator, named
 from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks, row_norms
 from wflmc.posterior.coordinates import Coordinates, Moving, coordinates, moments_of, prior_ridge, whitening
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
+from wflmc.posterior.kinetic import kinetic_round, with_velocity
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
@@ -208,29 +209,52 @@ class GaussianPosterior(Moving):
         steps = np.eye(self.dim) - step_size * np.tensordot(partial, self.hessian, 1)
         return float(np.abs(np.linalg.eigvalsh(steps)).max())
 
-    def chain(self, step_size: ArrayLike, weight: ArrayLike, init: str = "prior") -> LinearChain:
+    def chain(
+        self, step_size: ArrayLike, weight: ArrayLike, init: str = "prior", friction: ArrayLike | None = None
+    ) -> LinearChain:
         """A chain that is never clipped, as a linear one.
 
         Args:
             step_size: η[..., S]; weight: [..., S, K].
+            friction: γ_f of kinetic dynamics, [..., 1] or one number; the noise is then that of the velocity.
         """
         eta, weights = np.asarray(step_size, dtype=float), np.asarray(weight, dtype=float)
-        one = np.eye(self.dim)
-        matrix = one - eta[..., None, None] * np.tensordot(weights, self.hessian, 1)
+        hessian, linear = np.tensordot(weights, self.hessian, 1), weights @ self.linear
+        one, start = np.eye(self.dim), self._initial(init)
         readout = one if self.coordinates is None else self.coordinates.matrix.T
-        return LinearChain(self._initial(init), matrix, eta[..., None] * (weights @ self.linear), one, readout)
+        if friction is None:
+            return LinearChain(start, one - eta[..., None, None] * hessian, eta[..., None] * linear, one, readout)
+        both = np.concatenate([readout, np.zeros_like(readout)], axis=1)
+        return LinearChain(
+            with_velocity(start), *kinetic_round(eta, np.asarray(friction, dtype=float), hessian, linear), both
+        )
 
-    def law(self, step_size: ArrayLike, weight: ArrayLike, noise_variance: ArrayLike, init: str = "prior") -> Gaussian:
+    def law(
+        self,
+        step_size: ArrayLike,
+        weight: ArrayLike,
+        noise_variance: ArrayLike,
+        init: str = "prior",
+        friction: ArrayLike | None = None,
+    ) -> Gaussian:
         """Exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
 
         Args:
             step_size: η[..., S]; weight: [..., S, K]; noise_variance: σ²[..., S] of the whole update noise.
+            friction: γ_f of kinetic dynamics, [..., 1] or one number; the noise is then that of the velocity.
         """
-        return self.chain(step_size, weight, init).law(noise_variance)
+        return self.chain(step_size, weight, init, friction).law(noise_variance)
 
-    def response(self, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = "prior") -> Response:
+    def response(
+        self,
+        step_size: ArrayLike,
+        weight: ArrayLike,
+        burn_in: int,
+        init: str = "prior",
+        friction: ArrayLike | None = None,
+    ) -> Response:
         """How the exact law of the rounds after `burn_in` answers to noise: step_size[S], weight[S, K]."""
-        return self.chain(step_size, weight, init).response(burn_in, self.exact)
+        return self.chain(step_size, weight, init, friction).response(burn_in, self.exact)
 
 
 jax.tree_util.register_dataclass(

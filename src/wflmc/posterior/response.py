@@ -63,6 +63,12 @@ def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array
     return found
 
 
+def refuse_kinetic(friction: ArrayLike | None) -> None:
+    """Approximate laws are of overdamped chains."""
+    if friction is not None:
+        raise InputError("objective", "exact", "left out with kinetic dynamics for this model; power = 'equal' works")
+
+
 def diagonal_response(
     precision: Array, mean_sq: Array, start: ArrayLike, step_size: ArrayLike, weight: ArrayLike, burn_in: int
 ) -> DiagonalResponse:

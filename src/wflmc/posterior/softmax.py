@@ -28,7 +28,7 @@ from wflmc.posterior.inputs import (
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
-from wflmc.posterior.response import DiagonalResponse, diagonal_response
+from wflmc.posterior.response import DiagonalResponse, diagonal_response, refuse_kinetic
 from wflmc.posterior.softmax_sums import (
     by_devices,
     by_devices_clipped,
@@ -275,12 +275,20 @@ class SoftmaxPosterior(Moving):
         curvature = (1 - (p**2).sum(1)) / (self.classes - 1)
         return theta.T.ravel(), np.asarray(np.linalg.inv(X.T @ (curvature[:, None] * X) + precision), dtype=float)
 
-    def response(self, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = "prior") -> DiagonalResponse:
+    def response(
+        self,
+        step_size: ArrayLike,
+        weight: ArrayLike,
+        burn_in: int,
+        init: str = "prior",
+        friction: ArrayLike | None = None,
+    ) -> DiagonalResponse:
         """How the law of a chain on the Laplace approximation answers to noise, if all devices hold alike data.
 
         It is said of the coordinates that chains move in, along the main directions of the approximation.
         """
         check_init(init)
+        refuse_kinetic(friction)
         mode, covariance = self._laplace
         values, vectors = np.linalg.eigh(covariance)
         prior, others = np.linalg.inv(self._precision), self.classes - 1

@@ -66,6 +66,8 @@ def _title(plan: Plan) -> str:
     privacy = "no privacy statement" if epsilon is None else f"ε = {epsilon:.4g} for the worst device"
     if plan.objective_name == "exact":
         return f"W2² {plan.objective:.4g} if unclipped (worst after burn-in), {privacy}"
+    if plan.bound is None:
+        return f"kinetic dynamics, no bound is known, {privacy}"
     return f"bound on W2² {plan.objective:.4g} ({plan.objective_name} after burn-in), {privacy}"
 
 
@@ -84,14 +86,13 @@ def _gain(axes: Any, plan: Plan, rounds: Any) -> None:
 
 
 def _noise(axes: Any, plan: Plan, rounds: Any) -> None:
-    """σ² of the update: the 2η that Langevin sampling uses, and what is too much."""
-    useful = 2 * plan.step_size
+    """σ² of the update: the 2η, or 1 − e² for a velocity, that Langevin sampling uses, and what is too much."""
+    useful, kinetic = plan.langevin_noise, plan.friction is not None
+    label = f"useful for sampling ({'1 − e²' if kinetic else '2η'})"
     axes.fill_between(rounds, useful, plan.noise_variance, step="mid", color="#D55E00", alpha=0.5, label="excess")
-    axes.fill_between(
-        rounds, useful * 1e-1, useful, step="mid", color="#009E73", alpha=0.6, label="useful for sampling (2η)"
-    )
+    axes.fill_between(rounds, useful * 1e-1, useful, step="mid", color="#009E73", alpha=0.6, label=label)
     axes.step(rounds, plan.noise_variance, where="mid", color="black", linewidth=1)
-    axes.set(ylabel="noise variance σ²", yscale="log")
+    axes.set(ylabel=f"noise variance σ²{' of the velocity' if kinetic else ''}", yscale="log")
     axes.set_ylim(bottom=float(useful.min()) * 0.3)
     axes.legend(fontsize=8, loc="upper right")
 

@@ -33,10 +33,13 @@ def plan_table(document: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     if "solve_for" in document:
         table.add_row("answer", _answer(document["solve_for"]))
+    step = f"η = {constants['step_size']:.4g}"
+    if "friction" in constants:
+        step = f"kinetic, h = {constants['step_size']:.4g}, friction = {constants['friction']:.4g}"
     table.add_row(
         "setting",
         f"{constants['devices']} devices, {constants['dim']} parameters, {burn_in} + {constants['samples']} rounds, "
-        f"η = {_steps(document['step_size'])}, μ = {constants['mu']:.4g}, L = {constants['L']:.4g}",
+        f"{step}, μ = {constants['mu']:.4g}, L = {constants['L']:.4g}",
     )
     exact_law = document["scenario"].get("policy", {}).get("objective") == "exact"
     otherwise = "chosen round by round" if exact_law else "changes with the channel"
@@ -47,10 +50,10 @@ def plan_table(document: dict[str, Any]) -> Table:
     table.add_row("devices sending", _span(document["active_devices"]))
     gap = document["gap"]
     proof = "" if gap is None else f", within {gap:.1g} of the best possible"
-    table.add_row(
-        "W2² by the law" if exact_law else "bound on W2²",
-        f"{document['objective']:.4g} after burn-in (start {constants['initial_w2_sq']:.4g}){proof}",
-    )
+    start = f"(start {constants['initial_w2_sq']:.4g})"
+    value = None if document["objective"] is None else f"{document['objective']:.4g} after burn-in {start}{proof}"
+    name = "W2² by the law" if exact_law else "bound on W2²"
+    table.add_row(name, value or f"none is known for kinetic dynamics {start}")
     exact = document["exact_w2_sq"]
     if exact is not None:
         kept = exact[burn_in:]

@@ -22,11 +22,13 @@ class Progress(NamedTuple):
     rounds: int = 0
     """Rounds that these have done."""
     theta: NDArray[Any] | None = None
-    """Where these are, [chain, m]."""
+    """Where these are, [chain, m]; with kinetic dynamics and their velocities, [chain, 2m]."""
     clip_rate: NDArray[Any] | None = None
     """[draw, chain]."""
     burn_in_rate: NDArray[Any] | None = None
     """[S_b]."""
+    velocity: NDArray[Any] | None = None
+    """After the last round that each chain has done, [chain, m]; [chain, 0] for overdamped dynamics."""
 
 
 class Checkpoint(NamedTuple):

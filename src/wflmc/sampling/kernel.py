@@ -1,7 +1,8 @@
 r"""One round of wireless federated Langevin Monte Carlo: transmit, receive, update.
 
 The update (Sec. III-A) is θ ← θ − η (K/(α K_a)) y + √β q. Which devices send, and how strongly, is a matter of
-the plan; every scheme of the paper is this kernel with another plan. A kernel on its own:
+the plan; every scheme of the paper is this kernel with another plan. With kinetic dynamics gradients are asked for
+half a step ahead and move a velocity, which is carried behind θ in one array. A kernel on its own:
 
 >>> import jax, wflmc
 >>> posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wflmc.channel import superpose
+from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import Plan
 
@@ -44,6 +46,8 @@ class Rounds(NamedTuple):
     """[K], or None where examples are not clipped one by one."""
     received: Any = None
     """Amplitude at which each device arrives over the one it meant to, [K]; None where they are equal."""
+    friction: Any = None
+    """γ_f of kinetic dynamics; None: overdamped."""
 
     def at(self, index: Any) -> Rounds:
         """One of many rounds, or a slice of them."""
@@ -61,6 +65,8 @@ class State(NamedTuple):
 
     theta: jax.Array
     round: jax.Array
+    velocity: jax.Array | None = None
+    """Of kinetic dynamics, [m]."""
 
 
 class Info(NamedTuple):
@@ -94,7 +100,25 @@ def rounds_of(plan: Plan) -> Rounds:
         noise_power=np.asarray(plan.noise_power),
         example_clip=plan.example_clip if np.any(np.isfinite(plan.example_clip)) else None,
         received=plan.received,
+        friction=None if plan.friction is None else np.asarray(plan.friction),
     )
+
+
+def with_velocity(key: jax.Array, theta: jax.Array, number: jax.Array) -> jax.Array:
+    """θ[chain, m] and behind it a velocity from N(0, I), [chain, 2m]; each chain's by its number."""
+
+    def draw(index: jax.Array, place: jax.Array) -> jax.Array:
+        return jax.random.normal(jax.random.fold_in(key, index), place.shape, place.dtype)
+
+    return jnp.concatenate([theta, jax.vmap(draw)(number, theta)], axis=-1)
+
+
+def ahead(state: jax.Array, now: Rounds) -> jax.Array:
+    """Where gradients are asked for, [m]: at θ; with kinetic dynamics half a step ahead, at θ + (h/2) v."""
+    if now.friction is None:
+        return state
+    theta, velocity = jnp.split(state, 2)
+    return theta + now.step_size / 2 * velocity
 
 
 def transmit(posterior: Any, theta: jax.Array, now: Rounds) -> tuple[jax.Array, jax.Array]:
@@ -115,16 +139,32 @@ def receive(key: jax.Array, signal: jax.Array, now: Rounds) -> jax.Array:
 
 
 def update(key: jax.Array, theta: jax.Array, received: jax.Array, weight: jax.Array, now: Rounds) -> jax.Array:
-    """θ − η (max weight/α) y + √β q, with the weights of the devices that really sent."""
+    """θ − η (max weight/α) y + √β q, with the weights of the devices that really sent.
+
+    With kinetic dynamics from (θ, v)[2m] to the next: v' = e v − (h/2)(1 + e)(max weight/α) y + √β q, and θ drifts half
+    a step with v and half a step with v'. There, and not where gradients were asked for, the samples of a Gaussian
+    posterior have exactly its law.
+    """
+    if now.friction is not None:
+        return _kinetic_update(key, theta, weight.max() / now.gain * received, now)
     theta = theta - now.step_size * weight.max() / now.gain * received
     if now.server_noise is None:
         return theta
     return theta + jnp.sqrt(now.server_noise) * jax.random.normal(key, theta.shape, theta.dtype)
 
 
+def _kinetic_update(key: jax.Array, state: jax.Array, gradient: jax.Array, now: Rounds) -> jax.Array:
+    theta, velocity = jnp.split(state, 2)
+    half, decay = now.step_size / 2, jnp.exp(-now.friction * now.step_size)
+    fresh = decay * velocity - half * (1 + decay) * gradient
+    if now.server_noise is not None:
+        fresh = fresh + jnp.sqrt(now.server_noise) * jax.random.normal(key, theta.shape, theta.dtype)
+    return jnp.concatenate([theta + half * (velocity + fresh), fresh])
+
+
 def step(key: jax.Array, posterior: Any, theta: jax.Array, now: Rounds) -> tuple[jax.Array, Info]:
-    """One round: transmit ∘ receive ∘ update."""
-    signal, norm = transmit(posterior, theta, now)
+    """One round: transmit ∘ receive ∘ update, of θ[m] or, with kinetic dynamics, of (θ, v)[2m]."""
+    signal, norm = transmit(posterior, ahead(theta, now), now)
     received = receive(named(key, "noise"), signal, now)
     theta = update(named(key, "server"), theta, received, now.weight, now)
     sends = now.weight > 0
@@ -137,10 +177,20 @@ def kernel(posterior: Any, plan: Plan) -> Kernel:
     rounds = jax.tree.map(jnp.asarray, rounds_of(plan))
 
     def init(key: jax.Array) -> State:
-        return State(posterior.draw_initial(named(key, "init"), plan.init), jnp.zeros((), jnp.int32))
+        theta, first = posterior.draw_initial(named(key, "init"), plan.init), jnp.zeros((), jnp.int32)
+        if plan.friction is None:
+            return State(theta, first)
+        return State(theta, first, jax.random.normal(named(key, "velocity"), theta.shape, theta.dtype))
 
     def advance(key: jax.Array, state: State) -> tuple[State, Info]:
-        theta, info = step(key, posterior, state.theta, rounds.at(state.round))
-        return State(theta, state.round + 1), info
+        now = rounds.at(state.round)
+        if plan.friction is None:
+            theta, info = step(key, posterior, state.theta, now)
+            return State(theta, state.round + 1), info
+        if state.velocity is None:
+            raise InputError("state.velocity", None, "given with kinetic dynamics; kernel.init draws one")
+        both, info = step(key, posterior, jnp.concatenate([state.theta, state.velocity]), now)
+        theta, velocity = jnp.split(both, 2)
+        return State(theta, state.round + 1, velocity), info
 
     return Kernel(init, advance)

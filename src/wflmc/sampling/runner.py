@@ -18,7 +18,7 @@ from wflmc.keys import named
 from wflmc.planning import Plan
 from wflmc.privacy import Ledger
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
-from wflmc.sampling.kernel import Rounds, rounds_of, step
+from wflmc.sampling.kernel import Rounds, rounds_of, step, with_velocity
 from wflmc.sampling.payment import Account, name_run, open_account, refuse_plans
 from wflmc.sampling.trace import Trace
 
@@ -29,14 +29,17 @@ MEMORY = 2 * 2**30
 """Bytes for chains and gradients unless the caller sets a limit; on an accelerator eight times as much. Chunks depend
 on this and on the problem alone."""
 
-FIXED = ("clip", "noise_power", "example_clip")
+FIXED = ("clip", "noise_power", "example_clip", "friction")
 """The parts of `Rounds` that are the same in every round."""
 
 Advance = Callable[[int, int], None]
 
 
 class _Carry(NamedTuple):
-    """What the scan carries: the chains, and their kept samples of this block of rounds, [draw, chain, m]."""
+    """What the scan carries: the chains, and their kept samples of this block of rounds, [draw, chain, m].
+
+    With kinetic dynamics each chain is θ and its velocity one after the other, [chain, 2m].
+    """
 
     theta: jax.Array
     kept: jax.Array
@@ -70,6 +73,9 @@ def _start(init_key: jax.Array, posterior: Any, chain: jax.Array, init: str) -> 
     return jax.vmap(lambda index: posterior.draw_initial(jax.random.fold_in(init_key, index), init))(chain)
 
 
+_with_velocity = jax.jit(with_velocity)
+
+
 def _scan(
     posterior: Any,
     rounds: Rounds,
@@ -97,7 +103,8 @@ def _scan(
         theta, info = jax.vmap(step, (0, None, 0, axes))(round_keys, posterior, carry.theta, now)
         theta = jnp.where(index < stop, theta, carry.theta)  # the last block is filled up with rounds that do nothing
         place = jnp.maximum(index - jnp.maximum(skip, first), 0)
-        return _Carry(theta, carry.kept.at[place].set(theta)), (info.finite.all(keepdims=True), info.clip_rate)
+        kept = carry.kept.at[place].set(theta[:, : carry.kept.shape[-1]])
+        return _Carry(theta, kept), (info.finite.all(keepdims=True), info.clip_rate)
 
     carry, (finite, clip_rate) = jax.lax.scan(body, carry, (changing, first + jnp.arange(rounds.gain.shape[0])))
     return carry, finite, clip_rate
@@ -166,6 +173,8 @@ def sample(
             float rounding alone. The samples themselves come on top, unless they are stored.
         store: a file that the samples go to round by round, for traces larger than memory; the trace reads from it.
         initial: the parameters that chains are at, [chain, m], for a plan that goes on from others; drawn by default.
+            With kinetic dynamics it may have their velocities (`Trace.velocity`) behind that, [chain, 2m], else these
+            are drawn.
         ledger: charged for every round before it is sent. A round that would take a device beyond its budget is
             refused with OverspendError before anything is sent, with or without a ledger.
         checkpoint: a folder that progress and samples are kept in; a call with the same arguments goes on from there,
@@ -177,7 +186,9 @@ def sample(
     zipped = not isinstance(plan, Plan)
     first = plans[0] if plans else None
     if first is None or any(_shape(p) != _shape(first) for p in plans):
-        raise InputError("plan", f"{len(plans)} plans", "one plan, or several of equal rounds, devices and start")
+        raise InputError(
+            "plan", f"{len(plans)} plans", "one plan, or several of equal rounds, devices, start and dynamics"
+        )
     if zipped and chains not in (None, len(plans)):
         raise InputError("chains", chains, f"the number of plans ({len(plans)})")
     count = len(plans) if zipped else 100 if chains is None else chains
@@ -206,7 +217,7 @@ def sample(
     need = _Need(posterior.working_bytes(1, by_example), posterior.work(by_example))
     chunks = _chunks(need, first, count, draws, limit, len(places))
     ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4, by_example)
-    begun = None if initial is None else posterior.coordinates_of(_positions(initial, count, first.dim))
+    begun = None if initial is None else _positions(initial, count, first, posterior)
     run = "" if ledger is None and checkpoint is None else name_run(key, posterior, plans, number, begun)
     kept_in = None if checkpoint is None else Checkpoint(Path(checkpoint), f"{run}-{chunks}-{skip}")
     saved = Progress() if kept_in is None else kept_in.load()
@@ -216,6 +227,7 @@ def sample(
     theta = room((draws, count, first.dim), store if kept_in is None else kept_in.samples, saved.theta is not None)
     clip_rate = np.zeros((draws, count), np.float32) if saved.clip_rate is None else saved.clip_rate
     burn_in_rate = np.zeros(first.burn_in) if saved.burn_in_rate is None else saved.burn_in_rate
+    velocity = np.zeros((count, _width(first) - first.dim), np.float32) if saved.velocity is None else saved.velocity
     work = first.rounds * -(-count // chunks.chains)
     done = first.rounds * (saved.at // chunks.chains) + saved.rounds
     for at in range(saved.at, count, chunks.chains):
@@ -233,10 +245,11 @@ def sample(
             clip_rate[fresh, at : at + own] = rate[max(skip - block.start, 0) :, :own]
             early = slice(block.start, min(block.stop, first.burn_in))
             burn_in_rate[early] += rate[: max(early.stop - early.start, 0), :own].sum(1) / count
+            velocity[at : at + own] = now[:own, first.dim :]
             done += block.stop - block.start
             if kept_in is not None:
                 theta.flush()
-                kept_in.save(Progress(at, block.stop, now, clip_rate, burn_in_rate))
+                kept_in.save(Progress(at, block.stop, now, clip_rate, burn_in_rate, velocity))
             if progress is not None:
                 progress(done, work)
     samples, before = theta.swapaxes(0, 1), first.burn_in - skip
@@ -246,6 +259,7 @@ def sample(
         burn_in_clip_rate=burn_in_rate,
         warmup=samples[:, :before] if keep_burn_in else None,
         plans=tuple(plans),
+        velocity=None if first.friction is None else velocity,
     )
 
 
@@ -256,7 +270,7 @@ def default_memory() -> int:
 
 def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, places: int) -> _Chunks:
     """Chains at a time and rounds at a time, in equal parts, within a limit of bytes."""
-    one = need.memory + 16.0 * plan.dim
+    one = need.memory + 16.0 * _width(plan)
     if one > limit:
         raise InputError("memory", f"{limit:.3g} bytes", f"at least {one:.3g} bytes, which one chain takes")
     groups = -(-count // int(min(count, max(1, (limit / 2) // one))))
@@ -269,11 +283,19 @@ def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, place
     return _Chunks(chains, -(-plan.rounds // -(-plan.rounds // min(most, plan.rounds))))
 
 
-def _positions(initial: ArrayLike, count: int, dim: int) -> NDArray[np.float32]:
+def _width(plan: Plan) -> int:
+    """Numbers that a chain carries: θ, and its velocity with kinetic dynamics."""
+    return plan.dim if plan.friction is None else 2 * plan.dim
+
+
+def _positions(initial: ArrayLike, count: int, plan: Plan, posterior: Any) -> NDArray[np.float32]:
+    """Where chains begin, in the coordinates that they move in; velocities are of these already."""
     given = np.asarray(initial, np.float32)
-    if given.shape != (count, dim) or not np.all(np.isfinite(given)):
-        raise InputError("initial", f"shape {given.shape}", f"finite, [{count} chains, {dim} parameters]")
-    return given
+    shapes = [(count, plan.dim), (count, _width(plan))]
+    if given.shape not in shapes or not np.all(np.isfinite(given)):
+        raise InputError("initial", f"shape {given.shape}", f"finite, [{count} chains, {plan.dim} parameters]")
+    theta = np.asarray(posterior.coordinates_of(given[:, : plan.dim]), np.float32)
+    return np.concatenate([theta, given[:, plan.dim :]], axis=1)
 
 
 def _run(
@@ -294,8 +316,10 @@ def _run(
         theta = _start(named(key, "init"), posterior, chain, plan.init)
     else:
         theta = jnp.array(chains.theta, jnp.float32)
+    if theta.shape[-1] < _width(plan):
+        theta = _with_velocity(named(key, "velocity"), theta, chain)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(named(key, "noise"), chain)
-    kept = jnp.zeros((min(size, plan.rounds - skip), *theta.shape), theta.dtype)
+    kept = jnp.zeros((min(size, plan.rounds - skip), len(theta), plan.dim), theta.dtype)
     if mesh is not None:  # where they will come back, so that the second block is compiled no more than the first
         spec: Any = PartitionSpec
         theta, keys = jax.device_put((theta, keys), NamedSharding(mesh, spec("chain")))
@@ -317,7 +341,7 @@ def _run(
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
-    return plan.rounds, plan.devices, plan.dim, plan.burn_in, plan.init, plan.start
+    return plan.rounds, plan.devices, plan.dim, plan.burn_in, plan.init, plan.start, plan.dynamics
 
 
 def _stack(plans: Sequence[Plan]) -> Rounds:
@@ -341,6 +365,7 @@ def _stack(plans: Sequence[Plan]) -> Rounds:
         noise_power=together(np.asarray(p.noise_power) for p in plans),
         example_clip=together(p.example_clip for p in plans) if by_example else None,
         received=by_round(np.ones_like(p.weight) if p.received is None else p.received for p in plans) if off else None,
+        friction=None if plans[0].friction is None else together(np.asarray(p.friction) for p in plans),
     )
 
 

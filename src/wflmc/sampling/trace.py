@@ -26,6 +26,8 @@ class Trace:
     """Samples of burn-in, [chain, S_b, m], where they were asked for."""
     plans: tuple[Plan, ...]
     """One plan for all chains, or one for each."""
+    velocity: NDArray[Any] | None = None
+    """After the last round, [chain, m], with kinetic dynamics: what a run that goes on needs beside θ."""
 
     @property
     def plan(self) -> Plan:
@@ -46,13 +48,16 @@ class Trace:
         per_round: dict[str, list[NDArray[Any]]] = {
             "gain": [p.gain[kept] for p in self.plans],
             "active_devices": [p.active_devices[kept] for p in self.plans],
-            "excess_noise": [np.maximum(p.noise_variance - 2 * p.step_size, 0.0)[kept] for p in self.plans],
+            "excess_noise": [p.excess_noise[kept] for p in self.plans],
         }
         if all(p.clips for p in self.plans):
             per_round["loss"] = [p.loss.max(-1)[kept] for p in self.plans]
         for name, rows in per_round.items():
             stats[name] = (dims[:2], np.broadcast_to(np.stack(rows), (chains, draws)))
         stat_coords = {name: coords[name] for name in dims[:2]}
+        if self.velocity is not None:
+            stats["last_velocity"] = (("chain", "parameter"), self.velocity)
+            stat_coords = coords
         groups = {
             "posterior": xr.Dataset({"theta": (dims, self.theta)}, coords=coords, attrs=about),
             "sample_stats": xr.Dataset(stats, coords=stat_coords, attrs=about),

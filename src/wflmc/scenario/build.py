@@ -41,6 +41,8 @@ class Inputs(NamedTuple):
     test: Test | None = None
     release: Release | None = None
     """What whitening has cost, where it is paid for."""
+    friction: float | None = None
+    """Of kinetic dynamics."""
 
     @property
     def spent(self) -> NDArray[np.float64]:
@@ -49,7 +51,7 @@ class Inputs(NamedTuple):
 
 
 def build(scenario: Scenario) -> Inputs:
-    """The three inputs of a scenario, and the step size of its last round."""
+    """The three inputs of a scenario, the step size of its last round, and its friction."""
     warnings = [f"{key} has no effect: {why}." for key, why in irrelevant(scenario).items() if scenario.given(key)]
     with naming("posterior"):
         posterior, test = build_posterior(scenario)
@@ -59,8 +61,12 @@ def build(scenario: Scenario) -> Inputs:
     posterior, release = _preconditioned(scenario, posterior, link, privacy)
     with naming("posterior"):
         posterior, notes = _public_constants(scenario, posterior)
-    last = float(np.ravel(step_sizes(scenario, posterior))[-1])
-    return Inputs(posterior, link, privacy, last, (*warnings, *notes, *_leaks(scenario)), test, release)
+    last, friction = float(np.ravel(step_sizes(scenario, posterior))[-1]), None
+    if scenario.sampler.dynamics == "kinetic":
+        text, names = scenario.sampler.friction, {"mu": posterior.mu, "L": posterior.L}
+        friction = float(evaluate_expression("sampler.friction", text, names)) if isinstance(text, str) else text
+    notes = [*warnings, *notes, *_leaks(scenario)]
+    return Inputs(posterior, link, privacy, last, tuple(notes), test, release, friction)
 
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> float | NDArray[np.float64]:
@@ -270,6 +276,8 @@ def make_plan(
             max_round_noise=policy.max_round_noise,
             solver=solver,
             before=before,
+            dynamics=scenario.sampler.dynamics,
+            friction=2.0 if inputs.friction is None else inputs.friction,
         )
     except InputError as error:
         raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
@@ -294,5 +302,5 @@ def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
         return scenario
     with naming("sampler"):
         key = jax.random.key(section.seed)
-        chosen = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in)
+        chosen = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.friction)
     return scenario.model_copy(update={"sampler": section.model_copy(update={"burn_in": chosen})})

@@ -47,6 +47,7 @@ def plan_document(
             "burn_in": plan.burn_in,
             "samples": plan.rounds - plan.burn_in,
             "initial_w2_sq": plan.initial_w2_sq,
+            **({} if plan.friction is None else {"dynamics": plan.dynamics, "friction": plan.friction}),
         },
         "step_size": plan.step_size,
         "regime": plan.regime,
@@ -157,6 +158,8 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
         constants, active = document["constants"], list(document["active_devices"])
         steps = np.asarray(document.get("step_size", constants["step_size"]), dtype=float)
         settled = {"burn_in": int(constants["burn_in"]), "step_schedule": "constant", "step_size": _settled(steps)}
+        if "friction" in constants:
+            settled["friction"] = float(constants["friction"])
         names = ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")
         expected = {name: float(constants[name]) for name in names}
         budget, digests = document["privacy"]["budget"], document["files"]
@@ -229,7 +232,7 @@ def extend_plan(
         inputs,
         ledger=before + own,
         start=plan.rounds,
-        initial_w2_sq=float(plan.bound[-1]),
+        initial_w2_sq=None if plan.bound is None else float(plan.bound[-1]),
         before=plan,
     )
 

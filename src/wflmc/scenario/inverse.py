@@ -102,6 +102,8 @@ def _checked(scenario: Scenario, key: str, target: float, metric: str) -> Unknow
         raise InputError("--solve-for", key, f"a key that matters with policy.power = {power!r}")
     if metric not in METRICS:
         raise InputError("--metric", metric, f"one of {', '.join(METRICS)}")
+    if metric == "bound" and scenario.sampler.dynamics == "kinetic":
+        raise InputError("--metric", metric, "'exact' with sampler.dynamics = 'kinetic', for which no bound is known")
     if not 0 < target < math.inf:
         raise InputError("--target", target, "a finite number above 0")
     return UNKNOWNS[key]
@@ -117,6 +119,8 @@ def with_value(scenario: Scenario, key: str, value: float) -> Scenario:
 def _changed(scenario: Scenario, inputs: Inputs, key: str, value: float) -> tuple[Scenario, Inputs]:
     """Scenario and inputs with one key changed; data and model stay as they are."""
     scenario = with_value(scenario, key, value)
+    if inputs.release is not None and key in ("link.snr_db", "privacy.epsilon"):  # what it released depends on both
+        return scenario, build(scenario)
     if key == "link.snr_db":
         return scenario, inputs._replace(link=dataclasses.replace(inputs.link, snr_db=value))
     if key == "privacy.epsilon":
@@ -127,6 +131,8 @@ def _changed(scenario: Scenario, inputs: Inputs, key: str, value: float) -> tupl
 def _metric(scenario: Scenario, inputs: Inputs, metric: str, solver: str) -> float:
     plan = make_plan(scenario, inputs, solver=solver)
     if metric == "bound":
+        if plan.bound is None:
+            raise InputError("--metric", metric, "exact: no bound is known for kinetic dynamics")
         return plan.objective if plan.objective_name != "exact" else float(plan.bound[plan.burn_in :].max())
     return _exact(inputs.posterior, plan)
 

@@ -82,7 +82,7 @@ class SamplerSection(_Section):
     chains: Count = 100
     init: Literal["prior", "zero"] = "prior"
     dynamics: Literal["overdamped", "kinetic"] = "overdamped"
-    friction: Positive = 2.0
+    friction: Positive | str = 2.0
     seed: Seed = 0
 
 
@@ -112,10 +112,12 @@ class Scenario(_Section):
         return section in self.model_fields_set and name in getattr(self, section).model_fields_set
 
 
+KINETIC_STEP = "1/L**0.5"
+"""Half of where kinetic steps become unstable."""
+
 # Keys of features that are still to come: what works today.
 BUILT: dict[str, tuple[object, ...]] = {
     "link.downlink_snr_db": (float("inf"),),
-    "sampler.dynamics": ("overdamped",),
     "policy.schedule": ("threshold", "all"),
     "policy.csi": ("full",),
 }
@@ -132,7 +134,14 @@ def validate(content: dict[str, Any]) -> Scenario:
         value = getattr(getattr(scenario, section), name)
         if value not in values:
             raise InputError(key, value, f"{' or '.join(map(repr, values))}: the rest is not built yet")
-    return _with_mnist_defaults(scenario)
+    return _with_kinetic_defaults(_with_mnist_defaults(scenario))
+
+
+def _with_kinetic_defaults(scenario: Scenario) -> Scenario:
+    """Another step size for kinetic dynamics, unless the scenario says otherwise."""
+    if scenario.sampler.dynamics == "overdamped" or scenario.given("sampler.step_size"):
+        return scenario
+    return scenario.model_copy(update={"sampler": scenario.sampler.model_copy(update={"step_size": KINETIC_STEP})})
 
 
 def _with_mnist_defaults(scenario: Scenario) -> Scenario:
@@ -151,6 +160,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
     fading, policy, data = scenario.link.fading, scenario.policy.power, scenario.posterior.data
     sampler = scenario.sampler
     ideal = policy in ("noiseless", "noiseless-dp")
+    kinetic = scenario.sampler.dynamics == "kinetic"
     no_fading = fading in ("file", "static")
     rules = [
         ("link.rician_k", fading != "rician", f"link.fading = {fading!r}"),
@@ -176,10 +186,19 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
         ("posterior.prior_on", scenario.posterior.preconditioner == "none", "posterior.preconditioner = 'none'"),
         ("privacy.example_clip", scenario.privacy.unit == "device", "privacy.unit = 'device'"),
         ("privacy.accountant", scenario.privacy.epsilon is None, "there is no privacy.epsilon"),
-        ("sampler.friction", scenario.sampler.dynamics == "overdamped", "sampler.dynamics = 'overdamped'"),
+        ("sampler.friction", not kinetic, "sampler.dynamics = 'overdamped'"),
         ("sampler.step_schedule", sampler.burn_in == 0 and sampler.step_schedule == "planned", "there is no burn-in"),
         ("sampler.max_burn_in", scenario.sampler.burn_in != "auto", "sampler.burn_in is a number"),
-        ("policy.max_round_noise", policy not in ("optimized", "noiseless-dp"), f"policy.power = {policy!r}"),
+        (
+            "policy.max_round_noise",
+            policy not in ("optimized", "noiseless-dp") or (kinetic and policy != "optimized"),
+            f"policy.power = {policy!r}" + (" with sampler.dynamics = 'kinetic'" if kinetic else ""),
+        ),
+        (
+            "policy.bound",
+            kinetic and (ideal or scenario.policy.schedule == "all"),
+            "sampler.dynamics = 'kinetic' has no bound",
+        ),
         ("policy.schedule", ideal, f"policy.power = {policy!r} always has all devices"),
     ]
     return {key: why for key, holds, why in rules if holds}
