@@ -17,7 +17,7 @@ def first_order(increments: ArrayLike, factor: float | NDArray[Any], start: floa
     does, where nothing is pivoted because no factor exceeds the unit diagonal).
     """
     right = np.array(increments)
-    factors = np.broadcast_to(factor, right.shape[:1])
+    factors = factor if isinstance(factor, np.ndarray) else np.full(right.shape[0], factor)
     right[0] += factors[0] * start
     bands = np.ones((2, right.shape[0]), order="F")
     bands[1, :-1] = -factors[1:]
@@ -28,4 +28,4 @@ def first_order(increments: ArrayLike, factor: float | NDArray[Any], start: floa
 
 def backward(increments: ArrayLike, factor: NDArray[Any]) -> NDArray[Any]:
     """The transpose: v[s] = factor[s+1]·v[s+1] + increments[s], with nothing after the last."""
-    return first_order(np.asarray(increments)[::-1], np.roll(factor[::-1], 1))[::-1]
+    return first_order(np.asarray(increments)[::-1], np.concatenate([factor[:1], factor[:0:-1]]))[::-1]

@@ -158,7 +158,7 @@ def plan(
         start: the round to begin with, where rounds came before: channels and noise go on from there.
         solver: own, or cvxpy as an independent reference (without a certificate).
         step_schedule: constant, or planned: `step_size` is that of the kept rounds, and those of burn-in are searched
-            for (a hundred plans or so; see `wflmc.planning.steps`).
+            for (some seventy plans; see `wflmc.planning.steps`).
         proxy: for objective = "exact", a public stand-in for the posterior, which else is looked at itself.
         before: for objective = "exact", the plan of the rounds that came before, whose law the chain goes on from.
         dynamics: overdamped as in the paper; or kinetic, with a velocity: fewer rounds where μ and L are far apart. No
@@ -340,7 +340,7 @@ def _step_sizes(step_size: ArrayLike, rounds: int) -> Array:
     eta = np.asarray(step_size, dtype=float)
     if eta.ndim > 0 and eta.shape != (rounds,):
         raise InputError("step_size", f"an array of shape {eta.shape}", f"a number, or {rounds} of them, one per round")
-    return np.broadcast_to(eta, rounds).copy()
+    return eta * np.ones(rounds)
 
 
 def _ledger(ledger: ArrayLike | None, devices: int) -> Array:
