@@ -228,15 +228,36 @@ def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
 def test_the_response_is_the_law(small):
     plan = make(small, "equal", step=1.2, burn_in=5, samples=7, csi_error=0.1)
     law = law_of(small, plan)
-    found = small.kinetic_response(plan.step_size, plan.friction, plan.weight_received, plan.burn_in, plan.init)
+    found = small.response(plan.step_size, plan.weight_received, plan.burn_in, plan.init, plan.friction)
     assert found.effect.shape == (7, 12, 3, 3)
-    noise = np.einsum("s,ksij,kslj->kil", plan.noise_variance, found.effect, found.effect)
+    noise = np.einsum("s,ksij->kij", plan.noise_variance, found.effect)
     np.testing.assert_allclose(found.covariance + noise, law.covariance[5:], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found.shift, ((law.mean[5:] - small.mean) ** 2).sum(1), rtol=1e-9, atol=1e-15)
     np.testing.assert_array_equal(found.target, small.covariance)
     for kept in range(7):
         assert not found.effect[kept, 6 + kept :].any()
-    np.testing.assert_allclose(found.effect[0, 5], plan.step_size[5] / 2 * np.eye(3))
+    np.testing.assert_allclose(found.effect[0, 5], (plan.step_size[5] / 2) ** 2 * np.eye(3))
+
+
+def test_power_optimal_for_the_exact_law(small):
+    """Better than equal parts, within budgets, and proven."""
+    settings = {"step": 1.2, "burn_in": 12, "samples": 9}
+    best, equal = (make(small, power, objective="exact", **settings) for power in ("optimized", "equal"))
+    exact = [wflmc.exact_w2_sq(small, plan)[12:].max() for plan in (best, equal)]
+    assert best.objective == pytest.approx(exact[0], rel=1e-9)
+    assert exact[0] < exact[1]
+    assert best.gap < 1e-6
+    assert np.all(best.spent <= best.privacy.budget(best.devices))
+    assert np.all(best.power_share <= 1 + 1e-12)
+    assert best.bound is None
+
+
+def test_effective_sample_size_of_kinetic_chains(small):
+    plan = make(small, factor=1.0, step=1.2, burn_in=12, samples=9)
+    expected = wflmc.evaluation.exact_ess(small, plan)
+    theta = wflmc.sample(jax.random.key(8), small, plan, CHAINS).theta.mean(1)
+    found = np.diagonal(small.covariance) / theta.var(0, ddof=1)
+    assert np.abs(found / expected - 1).max() < LIMIT * np.sqrt(2 / CHAINS)
 
 
 def test_the_rate_is_that_of_the_slowest_mode():

@@ -35,6 +35,10 @@ NOTHING = 1e-9
 """Share of a budget that is rounding, not something left to spend."""
 
 
+USUAL_LIMIT = 2.0
+"""The limit on a round's noise for plans by the exact law, which would else make early rounds as loud as they like."""
+
+
 class Target(Protocol):
     """What planning must know of a posterior."""
 
@@ -71,7 +75,7 @@ class Options:
     bound: str = "corrected"
     init: str = "prior"
     initial_w2_sq: float | None = None
-    max_round_noise: float = np.inf
+    max_round_noise: float | None = None
     ledger: ArrayLike | None = None
     start: int = 0
     solver: str = "own"
@@ -101,7 +105,7 @@ class Options:
             raise InputError("step_schedule", self.step_schedule, f"one of {', '.join(SCHEDULES)}")
         if self.step_schedule == "planned" and np.ndim(self.step_size):
             raise InputError("step_schedule", "planned", "'constant' with a step size that changes with the round")
-        if not self.max_round_noise > 0:
+        if self.max_round_noise is not None and not self.max_round_noise > 0:
             raise InputError("max_round_noise", self.max_round_noise, "above 0")
         if self.initial_w2_sq is not None and not 0 <= self.initial_w2_sq < np.inf:
             raise InputError("initial_w2_sq", self.initial_w2_sq, "finite and at least 0")
@@ -129,7 +133,7 @@ def plan(
     bound: str = "corrected",
     init: str = "prior",
     initial_w2_sq: float | None = None,
-    max_round_noise: float = np.inf,
+    max_round_noise: float | None = None,
     ledger: ArrayLike | None = None,
     start: int = 0,
     solver: str = "own",
@@ -153,7 +157,8 @@ def plan(
         init: prior or zero, where the chain starts.
         initial_w2_sq: W2² between start and posterior, where a public value is known; else computed.
         max_round_noise: M, a limit on the noise of every round: √m σ ≤ M η Σ ℓ_k, M times what all clipped
-            gradients together can undo. For `optimized` and `noiseless-dp`; chains may be lost without it.
+            gradients together can undo. For `optimized` and `noiseless-dp`; chains may be lost without it. By default
+            there is none, but for objective = "exact" (which knows of no clipping) 2 where that can be afforded.
         ledger: loss that each device has spent before, [K]; the plan makes do with what is left.
         start: the round to begin with, where rounds came before: channels and noise go on from there.
         solver: own, or cvxpy as an independent reference (without a certificate).
@@ -246,8 +251,19 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         who = everyone(gains)
         power_cap = np.full(rounds, np.inf)
     scale = devices / who.active.sum(-1)
-    limit = np.where(step_size > usual_step, np.minimum(options.max_round_noise, 1.0), options.max_round_noise)
     before = _ledger(options.ledger, devices)
+    budget = _budget(privacy, devices, before) / uncertainty**2 if scheme.private else np.full(devices, np.inf)
+
+    def least(limit: ArrayLike) -> Array:
+        """a at which a round's noise is `limit` times what all clipped gradients can undo, [S]."""
+        return np.asarray(dim * (scale / (np.asarray(limit) * clip.sum())) ** 2)
+
+    noise_limit = np.inf if options.max_round_noise is None else options.max_round_noise
+    if options.max_round_noise is None and options.objective == "exact" and scheme.optimal:
+        floor = least(USUAL_LIMIT)
+        affordable = np.all(floor <= power_cap) and np.all(floor @ who.active <= budget)
+        noise_limit = USUAL_LIMIT if affordable else np.inf
+    limit = np.where(step_size > usual_step, np.minimum(noise_limit, 1.0), noise_limit)
     start = posterior.initial_w2_sq(options.init) if options.initial_w2_sq is None else options.initial_w2_sq
     problem = Problem(
         contraction=constants,
@@ -259,10 +275,10 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         noise_weight=excess_weight,
         scale=scale,
         active=who.active,
-        budget=_budget(privacy, devices, before) / uncertainty**2 if scheme.private else np.full(devices, np.inf),
+        budget=budget,
         power_cap=power_cap,
-        floor=dim * (scale / (limit * clip.sum())) ** 2,
-        noise_limit=options.max_round_noise,
+        floor=least(limit),
+        noise_limit=noise_limit,
         solver=options.solver,
         friction=friction,
         response=_response(posterior, options, who.active * scale[:, None]) if options.objective == "exact" else None,
@@ -310,7 +326,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         return dataclasses.replace(
             made,
             warnings=(
-                *_warnings(made, problem, options.max_round_noise),
+                *_warnings(made, problem),
                 *_divergence(posterior, made),
                 *_estimated(posterior, options),
                 *_oracle(made, options),
@@ -448,9 +464,9 @@ def _remedy(problem: Problem, made: Plan, loud: NDArray[np.intp]) -> str:
     return "A smaller step size or max_round_noise = 1 helps."
 
 
-def _warnings(made: Plan, problem: Problem, max_round_noise: float) -> list[str]:
+def _warnings(made: Plan, problem: Problem) -> list[str]:
     found = []
-    factor = max_round_noise if np.isfinite(max_round_noise) else 1.0
+    factor = problem.noise_limit if np.isfinite(problem.noise_limit) else 1.0
     if made.gap is not None and made.gap > 1e-6:
         found.append(f"The power is proven optimal only to a relative gap of {made.gap:.1g}.")
     if made.clips:

@@ -241,7 +241,7 @@ def sample(
             key, ready, first, rounds, chain, skip, chunks.rounds, zipped, mesh, account
         ):
             fresh = slice(max(block.start, skip) - skip, max(block.stop, skip) - skip)
-            theta[fresh, at : at + own] = posterior.parameters(kept[: fresh.stop - fresh.start, :own])
+            theta[fresh, at : at + own] = _in(posterior, "parameters")(kept[: fresh.stop - fresh.start, :own])
             clip_rate[fresh, at : at + own] = rate[max(skip - block.start, 0) :, :own]
             early = slice(block.start, min(block.stop, first.burn_in))
             burn_in_rate[early] += rate[: max(early.stop - early.start, 0), :own].sum(1) / count
@@ -283,6 +283,11 @@ def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, place
     return _Chunks(chains, -(-plan.rounds // -(-plan.rounds // min(most, plan.rounds))))
 
 
+def _in(posterior: Any, way: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """The map from a chain's coordinates to `parameters`, or back; models without coordinates of their own need none."""
+    return getattr(posterior, way, lambda values: values)
+
+
 def _width(plan: Plan) -> int:
     """Numbers that a chain carries: θ, and its velocity with kinetic dynamics."""
     return plan.dim if plan.friction is None else 2 * plan.dim
@@ -294,7 +299,7 @@ def _positions(initial: ArrayLike, count: int, plan: Plan, posterior: Any) -> ND
     shapes = [(count, plan.dim), (count, _width(plan))]
     if given.shape not in shapes or not np.all(np.isfinite(given)):
         raise InputError("initial", f"shape {given.shape}", f"finite, [{count} chains, {plan.dim} parameters]")
-    theta = np.asarray(posterior.coordinates_of(given[:, : plan.dim]), np.float32)
+    theta = np.asarray(_in(posterior, "coordinates_of")(given[:, : plan.dim]), np.float32)
     return np.concatenate([theta, given[:, plan.dim :]], axis=1)
 
 

@@ -94,7 +94,7 @@ class PolicySection(_Section):
     objective: Literal["worst", "average", "exact"] = "worst"
     csi: Literal["full", "causal"] = "full"
     bound: Literal["corrected", "paper"] = "corrected"
-    max_round_noise: Annotated[float, Field(ge=1e-9)] = float("inf")
+    max_round_noise: Annotated[float, Field(ge=1e-9)] | None = None
 
 
 class Scenario(_Section):
