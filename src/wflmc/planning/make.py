@@ -14,13 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Link
 from wflmc.errors import InputError
-from wflmc.planning import single_sample
+from wflmc.planning import causal, single_sample
 from wflmc.planning.bound import contraction, discretization_error, noise_weight
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
 from wflmc.planning.problem import Allocation, Problem
-from wflmc.planning.schedule import everyone, gradient_error
-from wflmc.planning.schedule import schedule as make_schedule
+from wflmc.planning.schedule import Rule
 from wflmc.privacy import Privacy
 
 Array = NDArray[np.float64]
@@ -61,8 +60,12 @@ class Options:
     ledger: ArrayLike | None = None
     start: int = 0
     solver: str = "own"
+    csi: str = "full"
+    senders: int = 0
 
     def __post_init__(self) -> None:
+        if self.csi not in ("full", "causal"):
+            raise InputError("csi", self.csi, "one of full, causal")
         if self.start < 0:
             raise InputError("start", self.start, "at least 0")
         if self.burn_in < 0:
@@ -101,6 +104,8 @@ def plan(
     ledger: ArrayLike | None = None,
     start: int = 0,
     solver: str = "own",
+    csi: str = "full",
+    senders: int = 0,
 ) -> Plan:
     """Decide who sends and how strongly in every round.
 
@@ -108,7 +113,8 @@ def plan(
         step_size: η, above 0 and below 2/L.
         burn_in: S_b, rounds that are thrown away; samples: S_u, rounds that are kept.
         power: optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own.
-        schedule: threshold or all; the noiseless schemes always have everyone.
+        schedule: threshold, all, or unbiased (as many in every round, each device as often); the noiseless schemes
+            always have everyone.
         objective: worst or average of the bound over the kept rounds.
         bound: corrected, or paper for the formula as printed.
         init: prior or zero, where the chain starts.
@@ -118,6 +124,9 @@ def plan(
         ledger: loss that each device has spent before, [K]; the plan makes do with what is left.
         start: the round to begin with, where rounds came before: channels and noise go on from there.
         solver: own, or cvxpy as an independent reference (without a certificate).
+        csi: full, where the channels of all rounds are known beforehand as in the paper; or causal, where a round's
+            power is decided by the channels up to it and a forecast of the others (without a certificate).
+        senders: q, the devices that send in a round with schedule = "unbiased"; 0: chosen by the fading law.
     """
     options = Options(
         step_size=step_size,
@@ -133,6 +142,8 @@ def plan(
         ledger=ledger,
         start=start,
         solver=solver,
+        csi=csi,
+        senders=senders,
     )
     prepared = _prepare(posterior, link, privacy, options)
     return prepared.finish(prepared.allocate(prepared.problem))
@@ -173,21 +184,27 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
     excess_weight = noise_weight(options.bound, dim)
     clip = privacy.clips(devices)
 
-    known = slice(options.start, None)
-    gains = np.abs(link.gains(options.start + rounds, devices)).astype(float)[known]
+    now = slice(options.start, None)
+    known = link.gains(options.start + rounds, devices)
     received = link.mismatch(options.start + rounds, devices) if scheme.wireless else None
     uncertainty = link.uncertainty if scheme.wireless else 1.0
     if received is not None:
-        received = received[known]
-        gains = gains / received  # what devices know, and plans are made of
-    if scheme.wireless:
-        device_cap = dim * link.snr(devices) * gains**2 / clip**2
-        who = make_schedule(options.schedule, gains, clip, device_cap, step_size, excess_weight)
-        power_cap = np.where(who.active, device_cap, np.inf).min(-1)
-    else:
-        who = everyone(gains)
-        power_cap = np.full(rounds, np.inf)
+        known, received = known / received, received[now]  # what devices know, and plans are made of
+    gains = np.abs(known).astype(float)[now]
+    reach = dim * link.snr(devices) / clip**2
+    rule = Rule(options.schedule if scheme.wireless else "all", clip, reach, step_size, excess_weight, uncertainty)
+    standing = None
+    if rule.name == "unbiased":
+        rule = dataclasses.replace(rule, senders=causal.choose_senders(options.senders, link, rule))
+        how_good, lots = link.standing(known)
+        standing = (how_good[now], lots[now])
+    who = rule(gains, standing)
+    power_cap = rule.power_cap(gains, who.active) if scheme.wireless else np.full(rounds, np.inf)
     scale = devices / who.active.sum(-1)
+    discretization = discretization_error(step_size, L, dim)
+    allocate = scheme.allocate
+    if options.csi == "causal" and scheme.wireless:
+        allocate = causal.causally(allocate, causal.forecast(link.fading.law, rule, known[now], discretization))
     before = _ledger(options.ledger, devices)
     start = posterior.initial_w2_sq(options.init) if options.initial_w2_sq is None else options.initial_w2_sq
     problem = Problem(
@@ -196,7 +213,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
         burn_in=options.burn_in,
         objective=options.objective,
         start=start,
-        error=discretization_error(step_size, L, dim) + step_size**2 * gradient_error(clip, who.active, uncertainty),
+        error=discretization + step_size**2 * rule.error(who.active),
         noise_weight=excess_weight,
         scale=scale,
         active=who.active,
@@ -248,7 +265,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options) 
             ),
         )
 
-    return Prepared(problem, scheme.allocate, finish)
+    return Prepared(problem, allocate, finish)
 
 
 def _ledger(ledger: ArrayLike | None, devices: int) -> Array:

@@ -27,7 +27,7 @@ class Policy(NamedTuple):
 
 def optimal(problem: Problem) -> Allocation:
     """The minimiser of the objective, with a certificate: in closed form where there is one, else by our solver."""
-    _check_floor(problem)
+    check_floor(problem)
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
         return Allocation(problem.within_budget(a))
@@ -39,7 +39,7 @@ def optimal(problem: Problem) -> Allocation:
     return Allocation(solution.a, solution.lower_bound)
 
 
-def _check_floor(problem: Problem) -> None:
+def check_floor(problem: Problem) -> None:
     """Say which noise limit would be feasible if this one is not."""
     needs = {
         "transmit power": float(np.max(problem.floor / problem.power_cap)),
