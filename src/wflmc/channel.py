@@ -68,8 +68,8 @@ class GaussMarkov:
         mean[..., 1:, :] += self.correlation * (relative[..., :-1, :] - self.path)
         variance = np.full((relative.shape[-2], 1), self.scatter)
         variance[1:] *= 1 - self.correlation**2
-        with np.errstate(divide="ignore", invalid="ignore"):
-            x, shift = 2 * np.abs(relative) ** 2 / variance, 2 * np.abs(mean) ** 2 / variance
+        some = np.where(variance > 0, variance, 1.0)
+        x, shift = 2 * np.abs(relative) ** 2 / some, 2 * np.abs(mean) ** 2 / some
         # A noncentral χ² law with two degrees of freedom; its root is nearly normal where the series gets long.
         near = np.asarray(chndtr(x, 2, np.minimum(shift, 1e4)))
         u = np.where(shift < 1e4, near, ndtr(np.sqrt(x) - np.sqrt(shift + 1)))

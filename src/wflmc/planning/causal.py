@@ -22,9 +22,9 @@ Array = NDArray[np.float64]
 
 SIMULATED = 2000
 """Rounds drawn from the law, to choose the number of senders and to know a typical round."""
-DRAWS = 3000
+DRAWS = 1000
 """Rounds drawn for one forecast of a correlated channel, at least 8 and at most 32 for each round to come."""
-FORGOTTEN = 1e-3
+FORGOTTEN = 1e-2
 """Correlation with the present below which a round to come is a typical one."""
 REPLANS = 64
 """A plan serves for this fraction of the rounds that are left: the last 64 rounds are each planned afresh."""
@@ -32,13 +32,15 @@ TOLERANCE = 1e-4
 """Relative gap to which the rest is planned."""
 
 
-def simulated(law: GaussMarkov, devices: int) -> tuple[Gains, tuple[Array, Array]]:
-    """Independent rounds h[n, K] of a law, with their standing and lots; the same ones for every link."""
+def simulated(law: GaussMarkov, rule: Rule) -> tuple[Gains, tuple[Array, Array] | None]:
+    """Independent rounds h[n, K] of a law, for `unbiased` with standing and lots; the same ones for every link."""
     generator = host_generator(jax.random.key(0), "forecast")
-    before, noise = complex_normal(generator, 2, SIMULATED, devices)
+    before, noise = complex_normal(generator, 2, SIMULATED, rule.clip.size)
     first = law.first(before)
     pair = np.stack([first, law.ahead(first, noise[:, None])[:, 0]], axis=-2)
-    return pair[:, 1], (law.standing(pair)[:, 1], generator.random((SIMULATED, devices)))
+    if rule.name != "unbiased":
+        return pair[:, 1], None
+    return pair[:, 1], (law.standing(pair)[:, 1], generator.random(noise.shape))
 
 
 def choose_senders(given: int, link: Link, rule: Rule) -> int:
@@ -50,7 +52,8 @@ def choose_senders(given: int, link: Link, rule: Rule) -> int:
         raise InputError("senders", given, f"between {least} and {devices}{why}")
     if given or law is None:
         return given
-    gains, standing = simulated(law, devices)
+    gains, standing = simulated(law, rule)
+    assert standing is not None
     return best_senders(*standing, rule.clip, rule.reach * np.abs(gains) ** 2, rule.step_size, rule.weight)
 
 
@@ -124,8 +127,7 @@ def forecast(law: GaussMarkov | None, rule: Rule, known: Gains, discretization: 
     if law is None or (law.constant and not chance):
         return plain
     devices = known.shape[1]
-    gains, standing = simulated(law, devices)
-    typical = plain.of(gains, standing if chance else None)
+    typical = plain.of(*simulated(law, rule))
     typical = typical._replace(active=(typical.active.sum(0, keepdims=True) + 1) / (SIMULATED + 2)).repeated(1)
     if chance or law.correlation == 0:
         return replace(plain, typical=typical)
