@@ -14,7 +14,7 @@ import wflmc
 from wflmc import channel
 from wflmc.errors import InputError
 
-from .conftest import count
+from .conftest import FULL, count
 from .ledger_tools import SCENARIO
 from .scenarios import Target, check_limits, fading_cases, make
 
@@ -31,6 +31,7 @@ def figure_6(posterior, fading, snr_db, seed=0, **keywords):
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9, 0.99])
 def test_near_the_plan_that_knows_all_channels(posterior, correlation):
     """Within 20 % on average over channels, where an equal split is 60 to 130 % away."""
+    every = []
     for snr_db in (10, 15, 20, 25, 30):
         ratio = []
         for seed in range(count(3, 20)):
@@ -40,8 +41,10 @@ def test_near_the_plan_that_knows_all_channels(posterior, correlation):
             assert made.lower_bound is None
             assert made.gap is None
             ratio.append(made.objective / known.objective)
-        assert 1 - 1e-9 < min(ratio)
-        assert np.mean(ratio) < 1.2
+        assert min(ratio) > 1 - 1e-9
+        assert np.mean(ratio) < (1.2 if FULL else 1.3)  # few channels say little about their mean
+        every += ratio
+    assert np.mean(every) < 1.15
 
 
 @pytest.mark.parametrize("objective", ["worst", "average"])
@@ -55,14 +58,15 @@ def test_later_channels_change_no_earlier_power(fading, schedule, objective):
     generator = np.random.default_rng(3)
     tables = [np.array((fading or channel.rayleigh(0.01)).draw(generator, rounds, 6)) for _ in range(2)]
     tables[1][:seen] = tables[0][:seen]
+    tables[1][seen:] /= 10
     plans = []
     for table in tables:
         law = None if fading is None else fading.law
         told = channel.Fading("table", lambda *_, h=table: h, law)
-        link = wflmc.Link(told, snr_db=20, csi_error=0.05)
+        link = wflmc.Link(told, snr_db=18, csi_error=0.05)
         plans.append(
             wflmc.plan(
-                target, link, wflmc.Privacy(15, 0.01, 30), step_size=0.4 / 2507, burn_in=10, samples=14, csi="causal",
+                target, link, wflmc.Privacy(5, 0.01, 30), step_size=0.4 / 2507, burn_in=10, samples=14, csi="causal",
                 schedule=schedule, objective=objective, senders=4 if schedule == "unbiased" else 0,
             )
         )  # fmt: skip
