@@ -26,8 +26,8 @@ DRAWS = 1000
 """Rounds drawn for one forecast of a correlated channel, at least 8 and at most 32 for each round to come."""
 FORGOTTEN = 1e-2
 """Correlation with the present below which a round to come is a typical one."""
-REPLANS = 64
-"""A plan serves for this fraction of the rounds that are left: the last 64 rounds are each planned afresh."""
+REPLANS = 128
+"""A plan serves for 1/128 of the rounds that are left: the last 128 rounds are each planned afresh."""
 TOLERANCE = 1e-4
 """Relative gap to which the rest is planned."""
 
@@ -145,13 +145,10 @@ class Course(NamedTuple):
     solution: Solution
 
     def power(self, problem: Problem, s: int) -> float:
-        """a[s] by this plan's prices: it goes as √(cost/price), whoever sends."""
-        j, price = s - self.made, self.solution.lam
-        now = float(problem.active[s] @ price)
-        if now == 0:
-            return float(problem.cap[s])
-        ratio = problem.scale[s] / self.rest.scale[j] * np.sqrt(self.rest.active[j] @ price / now)
-        return float(np.clip(self.solution.a[j] * ratio, problem.floor[s], problem.cap[s]))
+        """a[s] by this plan: it goes as the root of the cost, that is as K/K_a."""
+        j = s - self.made
+        planned = self.solution.a[j] * problem.scale[s] / self.rest.scale[j]
+        return float(np.clip(planned, problem.floor[s], problem.cap[s]))
 
     def fresh(self, problem: Problem, s: int, left: Array) -> bool:
         """Whether it still serves in round s."""
