@@ -176,7 +176,7 @@ def test_misspelt_keys_get_a_suggestion(call, scenario):
     "override",
     [
         "posterior.preconditioner=whiten", "link.downlink_snr_db=30", "sampler.dynamics=kinetic",
-        "policy.schedule=unbiased", "policy.objective=exact", "policy.csi=causal", "posterior.prior_on=whitened",
+        "policy.objective=exact", "posterior.prior_on=whitened",
     ],
 )  # fmt: skip
 def test_features_to_come_are_refused_by_name(call, scenario, override):
