@@ -175,7 +175,7 @@ def test_misspelt_keys_get_a_suggestion(call, scenario):
 @pytest.mark.parametrize(
     "override",
     [
-        "link.downlink_snr_db=30", "policy.schedule=unbiased", "policy.csi=causal",
+        "link.downlink_snr_db=30",
     ],
 )  # fmt: skip
 def test_features_to_come_are_refused_by_name(call, scenario, override):

@@ -10,6 +10,7 @@ the mean E|h|², whatever the correlation over rounds.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import chndtr, ndtr
 
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
@@ -27,11 +29,61 @@ Gains = NDArray[Any]
 
 
 @dataclass(frozen=True)
+class GaussMarkov:
+    """The law of h = √power (path + g) with g ~ CN(0, scatter) and correlation r between successive rounds.
+
+    Devices are independent and differ in power alone. It says what to expect of rounds to come, and how good a
+    channel is for the device that has it.
+    """
+
+    power: ArrayLike
+    path: float
+    scatter: float
+    correlation: float = 0.0
+
+    @property
+    def constant(self) -> bool:
+        """Whether the next round is known once this one is."""
+        return self.scatter == 0 or self.correlation == 1
+
+    def first(self, noise: Gains) -> Gains:
+        """A first round, from CN(0, 1) draws noise[..., K]."""
+        return _amplitude(self.power, noise.shape[-1]) * (self.path + np.sqrt(self.scatter) * noise)
+
+    def ahead(self, present: Gains, noise: Gains) -> Gains:
+        """Rounds 1..n after one with gains present[..., K], each drawn by itself: [..., n, K], as the noise."""
+        amplitude = _amplitude(self.power, noise.shape[-1])
+        memory = (self.correlation ** np.arange(1, noise.shape[-2] + 1))[:, None]
+        known = memory * (present / amplitude - self.path)[..., None, :]
+        return amplitude * (self.path + known + np.sqrt(self.scatter * (1 - memory**2)) * noise)
+
+    def standing(self, gains: Gains) -> NDArray[np.float64]:
+        """P(|h| ≤ what it is), given the device's round before: h[..., S, K] to u[..., S, K].
+
+        Whatever the powers and the correlation, these are independent and uniform over devices and rounds. Where
+        the next round is known from the last, nothing is left to be good or bad, and it is ½.
+        """
+        relative = gains / _amplitude(self.power, gains.shape[-1])
+        mean = np.full(relative.shape, self.path, dtype=complex)
+        mean[..., 1:, :] += self.correlation * (relative[..., :-1, :] - self.path)
+        variance = np.full((relative.shape[-2], 1), self.scatter)
+        variance[1:] *= 1 - self.correlation**2
+        some = np.where(variance > 0, variance, 1.0)
+        x, shift = 2 * np.abs(relative) ** 2 / some, 2 * np.abs(mean) ** 2 / some
+        # A noncentral χ² law with two degrees of freedom; its root is nearly normal where the series gets long.
+        near = np.asarray(chndtr(x, 2, np.minimum(shift, 1e4)))
+        u = np.where(shift < 1e4, near, ndtr(np.sqrt(x) - np.sqrt(shift + 1)))
+        return np.where(variance > 0, u, 0.5)
+
+
+@dataclass(frozen=True)
 class Fading:
     """A law of the gains: `draw(generator, rounds, devices)` gives h[round, device], real or complex."""
 
     name: str
     draw: Callable[[np.random.Generator, int, int], Gains]
+    law: GaussMarkov | None = None
+    """What may be expected of rounds to come; None where nothing is known but the rounds that were."""
 
 
 def _amplitude(power: ArrayLike, devices: int) -> NDArray[np.float64]:
@@ -57,6 +109,27 @@ def _scatter(generator: np.random.Generator, rounds: int, devices: int, correlat
     return first_order(innovation, correlation)
 
 
+def complex_normal(generator: np.random.Generator, *shape: int) -> Gains:
+    """CN(0, 1) draws."""
+    return generator.standard_normal((*shape, 2)).view(complex)[..., 0] / np.sqrt(2)
+
+
+def standing_in_the_past(gains: Gains) -> NDArray[np.float64]:
+    """The share of a device's rounds so far that were worse than this one, [S, K].
+
+    Where a device's rounds are independent and alike these ranks are independent too, and alike over devices.
+    """
+    size = np.abs(gains)
+    worse = np.empty(size.shape)
+    for k, column in enumerate(size.T.tolist()):
+        past: list[float] = []
+        for s, value in enumerate(column):
+            place = bisect_left(past, value)
+            worse[s, k] = place
+            past.insert(place, value)
+    return worse / np.arange(1, size.shape[0] + 1)[:, None]
+
+
 def static(power: ArrayLike = 1.0) -> Fading:
     """Constant gains |h| = √power, one power or one per device."""
 
@@ -64,7 +137,7 @@ def static(power: ArrayLike = 1.0) -> Fading:
         del generator
         return np.broadcast_to(_amplitude(power, devices), (rounds, devices))
 
-    return Fading("static", draw)
+    return Fading("static", draw, GaussMarkov(power, 1.0, 0.0))
 
 
 def rayleigh(power: ArrayLike = 1.0, correlation: float = 0.0) -> Fading:
@@ -74,7 +147,7 @@ def rayleigh(power: ArrayLike = 1.0, correlation: float = 0.0) -> Fading:
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         return _amplitude(power, devices) * _scatter(generator, rounds, devices, correlation)
 
-    return Fading("rayleigh", draw)
+    return Fading("rayleigh", draw, GaussMarkov(power, 0.0, 1.0, correlation))
 
 
 def rician(power: ArrayLike = 1.0, k_factor: float = 3.0, correlation: float = 0.0) -> Fading:
@@ -88,7 +161,8 @@ def rician(power: ArrayLike = 1.0, k_factor: float = 3.0, correlation: float = 0
         mixed = np.sqrt(k_factor / (k_factor + 1)) + np.sqrt(1 / (k_factor + 1)) * scatter
         return _amplitude(power, devices) * mixed
 
-    return Fading("rician", draw)
+    path, scatter = np.sqrt(k_factor / (k_factor + 1)), 1 / (k_factor + 1)
+    return Fading("rician", draw, GaussMarkov(power, float(path), scatter, correlation))
 
 
 def from_array(gains: ArrayLike) -> Fading:
@@ -165,6 +239,16 @@ class Link:
     def gains(self, rounds: int, devices: int) -> Gains:
         """h[round, device] of this link's seed."""
         return self.fading.draw(host_generator(jax.random.key(self.seed), "channel"), rounds, devices)
+
+    def standing(self, known: Gains) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """How good every channel is for its own device, [rounds, devices], and lots to decide between equals.
+
+        Args:
+            known: the gains as devices know them, from the first round on.
+        """
+        law = self.fading.law
+        lots = host_generator(jax.random.key(self.seed), "schedule").random(known.shape)
+        return standing_in_the_past(known) if law is None else law.standing(known), lots
 
 
 def superpose(key: jax.Array, signal: jax.Array, noise_power: jax.Array) -> jax.Array:

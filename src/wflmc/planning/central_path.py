@@ -93,7 +93,7 @@ class CentralPath:
         # A device whose rounds are a subset of another's and whose budget is not smaller adds nothing; of two that
         # say the same, the earlier one stays.
         on, budget = (np.concatenate([self.E, E]) > 0).astype(np.float32), p.budget[every]
-        implied = (on @ on.T >= on.sum(1)[:, None]) & (budget[:, None] >= budget)
+        implied = (on @ on.T >= on.sum(1)[:, None]) & (budget[:, None] >= budget) & (p.active.dtype == bool)
         keep = ~np.any(implied & ~(implied.T & np.triu(np.ones_like(implied))), axis=1)[old:]
         self.rows, self.E = np.concatenate([self.rows, k[keep]]), np.concatenate([self.E, E[keep]])
         self.x = np.insert(self.x, self.boxes + old, slack[keep])

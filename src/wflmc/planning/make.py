@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Link
 from wflmc.errors import InputError
-from wflmc.planning import single_sample
+from wflmc.planning import causal, single_sample
 from wflmc.planning.bound import contraction, discretization_error, noise_weight
 from wflmc.planning.distance import Distances
 from wflmc.planning.dynamics import DYNAMICS, kinetic_rate, noise_step
@@ -22,8 +22,7 @@ from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
 from wflmc.planning.problem import Allocation, Problem
 from wflmc.planning.proxy import Proxy
-from wflmc.planning.schedule import everyone, gradient_error
-from wflmc.planning.schedule import schedule as make_schedule
+from wflmc.planning.schedule import Rule
 from wflmc.planning.steps import SCHEDULES, plan_steps
 from wflmc.posterior.response import AnyResponse, going_on
 from wflmc.privacy import Privacy
@@ -84,6 +83,8 @@ class Options:
     before: Plan | None = None
     dynamics: str = "overdamped"
     friction: float = 2.0
+    csi: str = "full"
+    senders: int = 0
 
     @property
     def kinetic_friction(self) -> float | None:
@@ -91,6 +92,12 @@ class Options:
         return self.friction if self.dynamics == "kinetic" else None
 
     def __post_init__(self) -> None:
+        if self.csi not in ("full", "causal"):
+            raise InputError("csi", self.csi, "one of full, causal")
+        if self.csi == "causal" and self.objective == "exact":
+            raise InputError("objective", "exact", "worst or average with csi = 'causal'")
+        if self.csi == "causal" and (self.step_schedule != "constant" or np.ptp(self.step_size) > 0):
+            raise InputError("csi", "causal", "full with step sizes that change from round to round")
         if self.dynamics == "kinetic" and self.step_schedule != "constant":
             raise InputError("step_schedule", self.step_schedule, "constant with dynamics = 'kinetic'")
         if self.dynamics not in DYNAMICS:
@@ -142,6 +149,8 @@ def plan(
     before: Plan | None = None,
     dynamics: str = "overdamped",
     friction: float = 2.0,
+    csi: str = "full",
+    senders: int = 0,
 ) -> Plan:
     """Decide who sends and how strongly in every round.
 
@@ -150,7 +159,8 @@ def plan(
             h, below 2/√L.
         burn_in: S_b, rounds that are thrown away; samples: S_u, rounds that are kept.
         power: optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own.
-        schedule: threshold or all; the noiseless schemes always have everyone.
+        schedule: threshold, all, or unbiased (as many in every round, each device as often); the noiseless schemes
+            always have everyone.
         objective: worst or average of the bound over the kept rounds; or exact, the worst true W2² of the chain's law
             while nothing is clipped, for which `optimized` and `noiseless-dp` choose all noise themselves.
         bound: corrected, or paper for the formula as printed.
@@ -169,6 +179,9 @@ def plan(
         dynamics: overdamped as in the paper; or kinetic, with a velocity: fewer rounds where μ and L are far apart. No
             bound is known for it: `optimized` needs objective = "exact", else `noiseless-dp` takes equal parts.
         friction: γ_f of kinetic dynamics.
+        csi: full, where the channels of all rounds are known beforehand as in the paper; or causal, where a round's
+            power is decided by the channels up to it and a forecast of the others (without a certificate).
+        senders: q, the devices that send in a round with schedule = "unbiased"; 0: chosen by the fading law.
     """
     options = Options(
         step_size=step_size,
@@ -189,6 +202,8 @@ def plan(
         before=before,
         dynamics=dynamics,
         friction=friction,
+        csi=csi,
+        senders=senders,
     )
     prepared = _prepare(posterior, link, privacy, options)
     return prepared.finish(prepared.allocate(prepared.problem))
@@ -236,21 +251,32 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
     excess_weight = noise_weight(options.bound, dim)
     clip = privacy.clips(devices)
 
-    known = slice(options.start, None)
-    gains = np.abs(link.gains(options.start + rounds, devices)).astype(float)[known]
+    now = slice(options.start, None)
+    known = link.gains(options.start + rounds, devices)
     received = link.mismatch(options.start + rounds, devices) if scheme.wireless else None
     uncertainty = link.uncertainty if scheme.wireless else 1.0
     if received is not None:
-        received = received[known]
-        gains = gains / received  # what devices know, and plans are made of
-    if scheme.wireless:
-        device_cap = dim * link.snr(devices) * gains**2 / clip**2
-        who = make_schedule(options.schedule, gains, clip, device_cap, noise_step(step_size, friction), excess_weight)
-        power_cap = np.where(who.active, device_cap, np.inf).min(-1)
-    else:
-        who = everyone(gains)
-        power_cap = np.full(rounds, np.inf)
+        known, received = known / received, received[now]  # what devices know, and plans are made of
+    gains = np.abs(known).astype(float)[now]
+    reach = dim * link.snr(devices) / clip**2
+    worth = noise_step(step_size, friction)
+    rule = Rule(options.schedule if scheme.wireless else "all", clip, reach, worth, excess_weight, uncertainty)
+    usual = dataclasses.replace(rule, step_size=float(worth[-1]))  # for rounds that are only imagined
+    standing = None
+    if rule.name == "unbiased":
+        chosen = causal.choose_senders(options.senders, link, usual)
+        rule, usual = (dataclasses.replace(each, senders=chosen) for each in (rule, usual))
+        how_good, lots = link.standing(known)
+        standing = (how_good[now], lots[now])
+    who = rule(gains, standing)
+    power_cap = rule.power_cap(gains, who.active) if scheme.wireless else np.full(rounds, np.inf)
     scale = devices / who.active.sum(-1)
+    discretization = discretization_error(step_size, L, dim)
+    allocate = scheme.allocate
+    if options.csi == "causal" and scheme.wireless:
+        allocate = causal.causally(
+            allocate, causal.forecast(link.fading.law, usual, known[now], float(discretization[-1]))
+        )
     before = _ledger(options.ledger, devices)
     budget = _budget(privacy, devices, before) / uncertainty**2 if scheme.private else np.full(devices, np.inf)
 
@@ -271,7 +297,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         burn_in=options.burn_in,
         objective=options.objective,
         start=start,
-        error=discretization_error(step_size, L, dim) + step_size**2 * gradient_error(clip, who.active, uncertainty),
+        error=discretization + step_size**2 * rule.error(who.active),
         noise_weight=excess_weight,
         scale=scale,
         active=who.active,
@@ -333,7 +359,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             ),
         )
 
-    return Prepared(problem, scheme.allocate, finish)
+    return Prepared(problem, allocate, finish)
 
 
 def _with_planned_steps(posterior: Target, link: Link, privacy: Privacy, options: Options) -> Prepared:

@@ -33,7 +33,7 @@ class Policy(NamedTuple):
 
 def optimal(problem: Problem) -> Allocation:
     """The minimiser of the objective, with a certificate: in closed form where there is one, else by our solver."""
-    _check_floor(problem)
+    check_floor(problem)
     if problem.response is not None:
         return _nearest_law(problem, problem.response)
     if problem.friction is not None:
@@ -61,7 +61,7 @@ def _nearest_law(problem: Problem, response: AnyResponse) -> Allocation:
     return Allocation(np.minimum(cost / found.v, problem.power_cap), found.lower_bound)
 
 
-def _check_floor(problem: Problem) -> None:
+def check_floor(problem: Problem) -> None:
     """Say which noise limit would be feasible if this one is not."""
     needs = {
         "transmit power": float(np.max(problem.floor / problem.power_cap)),

@@ -8,7 +8,7 @@ sampling wants are caps on a.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,8 @@ class Problem:
     noise_weight: float
     scale: Array
     """K/K_a, [S]."""
-    active: NDArray[np.bool_]
-    """[S, K]."""
+    active: NDArray[Any]
+    """Who sends, [S, K]; in forecasts the probability of it."""
     budget: Array
     """B_k, [K], infinite without privacy."""
     power_cap: Array

@@ -24,7 +24,7 @@ class Program:
     over the rounds after `burn_in` is minimised subject to floor <= a <= cap and sum_s active[s,k] a[s] <= budget[k].
     """
 
-    active: Bools  # [S, K], at least one device in every round
+    active: NDArray[Any]  # [S, K], at least one device in every round; or its probability, for forecasts
     budget: Array  # [K] > 0, may be inf
     cap: Array  # [S] > 0
     cost: Array  # [S] > 0
@@ -35,7 +35,8 @@ class Program:
     floor: Array = field(default_factory=lambda: np.zeros(0))  # [S] >= 0; empty means zero
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "active", np.asarray(self.active, dtype=bool))
+        kind = float if np.asarray(self.active).dtype.kind == "f" else bool
+        object.__setattr__(self, "active", np.asarray(self.active, dtype=kind))
         rounds, devices = self.active.shape
         if np.size(self.floor) == 0:
             object.__setattr__(self, "floor", np.zeros(rounds))

@@ -1,7 +1,8 @@
-"""Who sends in each round: thresholds on the channel gain, chosen round by round."""
+"""Who sends in each round: by thresholds on the channel gain, or as many each time, each device as often."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,11 @@ from wflmc.errors import InputError
 Array = NDArray[np.float64]
 
 
+RULES = ("threshold", "all", "unbiased")
+
+
 class Schedule(NamedTuple):
-    """threshold[S] on |h|, and the devices that reach it, active[S, K]."""
+    """threshold[S] on |h| (nan where there is none), and the devices that send, active[S, K]."""
 
     threshold: Array
     active: NDArray[np.bool_]
@@ -32,9 +36,17 @@ def participation_error(clip: Array, active: NDArray[np.bool_]) -> Array:
     return np.asarray((clip.sum() - heard + (devices - sending) / sending * heard) ** 2)
 
 
-def gradient_error(clip: Array, active: NDArray[np.bool_], uncertainty: float) -> Array:
+def sampling_variance(clip: Array, senders: int) -> float:
+    """E‖gradient error‖² when q of K devices send, every subset as likely, at weight K/q.
+
+    Sampling without replacement gives K(K−q)/(q(K−1)) Σ‖g_k − ḡ‖², and Σ‖g_k − ḡ‖² ≤ Σ‖g_k‖² ≤ Σ ℓ_k².
+    """
+    devices = clip.size
+    return devices * (devices - senders) / (senders * max(1, devices - 1)) * float(np.sum(clip**2))
+
+
+def with_uncertainty(silent: Array, clip: Array, active: NDArray[np.bool_], uncertainty: float) -> Array:
     """The same, with senders that may arrive up to `uncertainty` times as strong as they mean to, per round."""
-    silent = participation_error(clip, active)
     if uncertainty == 1:
         return silent
     heard = active.shape[-1] / active.sum(-1) * (active * clip).sum(-1)
@@ -74,10 +86,67 @@ def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: 
     return Schedule(threshold, gains >= threshold[:, None])
 
 
-def schedule(rule: str, gains: Array, clip: Array, device_cap: Array, step_size: ArrayLike, weight: float) -> Schedule:
-    """The schedule by name: `threshold` or `all`."""
-    if rule == "all":
-        return everyone(gains)
-    if rule == "threshold":
-        return threshold_schedule(gains, clip, device_cap, step_size, weight)
-    raise InputError("schedule", rule, "one of threshold, all")
+def by_standing(standing: Array, lots: Array, senders: int) -> Schedule:
+    """In every round the devices whose channels are best for them, always as many; lots decide between equals.
+
+    Where u[s, k] are independent and alike over devices, every subset is as likely, whatever the path losses.
+    """
+    order = np.lexsort((lots, -standing), axis=-1)
+    active = np.zeros(standing.shape, dtype=bool)
+    np.put_along_axis(active, order[..., :senders], True, -1)
+    return Schedule(np.full(standing.shape[:-1], np.nan), active)
+
+
+def best_senders(standing: Array, lots: Array, clip: Array, device_cap: Array, step_size: float, weight: float) -> int:
+    """The number of senders with the least mean error of a round under full power, over simulated rounds [n, K].
+
+    It weighs sampling variance against excess noise, in the units of `threshold_schedule`.
+    """
+    devices = clip.size
+    order = np.lexsort((lots, -standing), axis=-1)
+    cap = np.minimum.accumulate(np.take_along_axis(device_cap, order, -1), axis=-1)
+    sending = np.arange(1, devices + 1)
+    excess = np.maximum(0.0, (devices / sending) ** 2 / cap - 2 / step_size).mean(0)
+    error = np.array([sampling_variance(clip, q) for q in range(1, devices + 1)]) + weight * excess
+    return int(devices - np.argmin(error[::-1]))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A schedule by name and what it needs to know, for the rounds that are and for those that may come."""
+
+    name: str
+    clip: Array
+    reach: Array
+    """The power limit of a device on a over |h|², P_k/(N0 ℓ_k²), [K]."""
+    step_size: ArrayLike
+    """η, one for all rounds or for each, [S]."""
+    weight: float
+    """Factor of the excess noise, 1 (paper) or m (corrected)."""
+    uncertainty: float = 1.0
+    senders: int = 0
+    """The number of senders of `unbiased`."""
+
+    def __post_init__(self) -> None:
+        if self.name not in RULES:
+            raise InputError("schedule", self.name, f"one of {', '.join(RULES)}")
+
+    def __call__(self, gains: Array, standing: tuple[Array, Array] | None = None) -> Schedule:
+        """Who sends, given |h|[S, K], and for `unbiased` how good that is for each device, with lots."""
+        if standing is not None:
+            return by_standing(*standing, self.senders)
+        if self.name == "all":
+            return everyone(gains)
+        return threshold_schedule(gains, self.clip, self.reach * gains**2, self.step_size, self.weight)
+
+    def power_cap(self, gains: Array, active: NDArray[np.bool_]) -> Array:
+        """The largest a that the weakest sender of a round can afford, [S]."""
+        return np.asarray(np.where(active, self.reach * gains**2, np.inf).min(-1))
+
+    def error(self, active: NDArray[np.bool_]) -> Array:
+        """Squared gradient error of those who are silent, or of its mean for `unbiased`, [S]."""
+        if self.name == "unbiased":
+            silent = np.full(active.shape[:-1], sampling_variance(self.clip, self.senders))
+        else:
+            silent = participation_error(self.clip, active)
+        return with_uncertainty(silent, self.clip, active, self.uncertainty)

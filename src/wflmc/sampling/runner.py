@@ -284,7 +284,7 @@ def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, place
 
 
 def _in(posterior: Any, way: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """The map from a chain's coordinates to `parameters`, or back; models without coordinates of their own need none."""
+    """The map from a chain's coordinates to `parameters`, or back; models without coordinates need none."""
     return getattr(posterior, way, lambda values: values)
 
 

@@ -267,6 +267,8 @@ def make_plan(
             samples=scenario.sampler.samples,
             power=power or policy.power,
             schedule=policy.schedule,
+            senders=policy.senders,
+            csi=policy.csi,
             objective=policy.objective,
             bound=policy.bound,
             init=scenario.sampler.init,

@@ -92,6 +92,7 @@ class PolicySection(_Section):
     power: Literal["optimized", "equal", "no-dp", "noiseless-dp", "noiseless"] = "optimized"
     schedule: Literal["threshold", "all", "unbiased"] = "threshold"
     objective: Literal["worst", "average", "exact"] = "worst"
+    senders: Annotated[int, Field(ge=0, le=10**7)] = 0
     csi: Literal["full", "causal"] = "full"
     bound: Literal["corrected", "paper"] = "corrected"
     max_round_noise: Annotated[float, Field(ge=1e-9)] | None = None
@@ -118,8 +119,6 @@ KINETIC_STEP = "1/L**0.5"
 # Keys of features that are still to come: what works today.
 BUILT: dict[str, tuple[object, ...]] = {
     "link.downlink_snr_db": (float("inf"),),
-    "policy.schedule": ("threshold", "all"),
-    "policy.csi": ("full",),
 }
 
 
@@ -162,12 +161,13 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
     ideal = policy in ("noiseless", "noiseless-dp")
     kinetic = scenario.sampler.dynamics == "kinetic"
     no_fading = fading in ("file", "static")
+    drawn = scenario.link.csi_error > 0 or scenario.policy.schedule == "unbiased"
     rules = [
         ("link.rician_k", fading != "rician", f"link.fading = {fading!r}"),
         ("link.gains", fading != "file", f"link.fading = {fading!r}"),
         ("link.power", fading == "file", "link.fading = 'file'"),
         ("link.correlation", no_fading, f"link.fading = {fading!r}"),
-        ("link.seed", no_fading, f"link.fading = {fading!r} draws nothing"),
+        ("link.seed", no_fading and (ideal or not drawn), f"link.fading = {fading!r} draws nothing"),
         ("link.snr_db", ideal, f"policy.power = {policy!r} has an ideal link"),
         ("link.csi_error", ideal, f"policy.power = {policy!r} has an ideal link"),
         (
@@ -200,6 +200,8 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
             "sampler.dynamics = 'kinetic' has no bound",
         ),
         ("policy.schedule", ideal, f"policy.power = {policy!r} always has all devices"),
+        ("policy.senders", scenario.policy.schedule != "unbiased", f"policy.schedule = {scenario.policy.schedule!r}"),
+        ("policy.csi", policy not in ("optimized", "equal"), f"policy.power = {policy!r} looks at no other round"),
     ]
     return {key: why for key, holds, why in rules if holds}
 

@@ -1,0 +1,242 @@
+"""Power without knowledge of channels to come: forecast the rest, plan it with what is left, send one round, repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.channel import Gains, GaussMarkov, Link, complex_normal
+from wflmc.errors import InputError
+from wflmc.keys import host_generator
+from wflmc.planning.allocation import HEADROOM, Solution, allocate
+from wflmc.planning.bound import Contraction
+from wflmc.planning.policies import check_floor, equal, optimal
+from wflmc.planning.problem import Allocation, Problem
+from wflmc.planning.schedule import Rule, best_senders
+
+Array = NDArray[np.float64]
+
+SIMULATED = 2000
+"""Rounds drawn from the law, to choose the number of senders and to know a typical round."""
+DRAWS = 1000
+"""Rounds drawn for one forecast of a correlated channel, at least 8 and at most 32 for each round to come."""
+FORGOTTEN = 1e-2
+"""Correlation with the present below which a round to come is a typical one."""
+REPLANS = 128
+"""A plan serves for 1/128 of the rounds that are left: the last 128 rounds are each planned afresh."""
+TOLERANCE = 1e-4
+"""Relative gap to which the rest is planned."""
+
+
+def simulated(law: GaussMarkov, rule: Rule) -> tuple[Gains, tuple[Array, Array] | None]:
+    """Independent rounds h[n, K] of a law, for `unbiased` with standing and lots; the same ones for every link."""
+    generator = host_generator(jax.random.key(0), "forecast")
+    before, noise = complex_normal(generator, 2, SIMULATED, rule.clip.size)
+    first = law.first(before)
+    pair = np.stack([first, law.ahead(first, noise[:, None])[:, 0]], axis=-2)
+    if rule.name != "unbiased":
+        return pair[:, 1], None
+    return pair[:, 1], (law.standing(pair)[:, 1], generator.random(noise.shape))
+
+
+def choose_senders(given: int, link: Link, rule: Rule) -> int:
+    """The number of devices that send in every round: the one given, or the best by the fading law."""
+    devices, law = rule.clip.size, link.fading.law
+    if not 0 <= given <= devices or (given == 0 and law is None):
+        least = "1" if law is None else "0 (chosen) or 1"
+        why = " with gains whose law is not known" if law is None else ""
+        raise InputError("senders", given, f"between {least} and {devices}{why}")
+    if given or law is None:
+        return given
+    gains, standing = simulated(law, rule)
+    assert standing is not None
+    return best_senders(
+        *standing, rule.clip, rule.reach * np.abs(gains) ** 2, float(np.asarray(rule.step_size)), rule.weight
+    )
+
+
+class Outlook(NamedTuple):
+    """What is expected of rounds: probability to send [n, K], and per round [n] K/K_a, cap on a, error (Problem's)."""
+
+    active: Array
+    scale: Array
+    cap: Array
+    error: Array
+
+    def repeated(self, rounds: int) -> Outlook:
+        """The mean of these rounds, so many times."""
+        return Outlook(*(np.repeat(x.mean(0, keepdims=True), rounds, axis=0) for x in self))
+
+    def then(self, later: Outlook) -> Outlook:
+        """These rounds and others after them."""
+        return Outlook(*(np.concatenate(pair) for pair in zip(self, later, strict=True)))
+
+
+def seen(problem: Problem, of: slice) -> Outlook:
+    """Rounds as they are."""
+    return Outlook(problem.active[of].astype(float), problem.scale[of], problem.cap[of], problem.error[of])
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the channels known by some round say about the rounds after it."""
+
+    law: GaussMarkov | None
+    rule: Rule
+    known: Gains
+    """The gains as devices know them, h[S, K]."""
+    discretization: float
+    """Error of a round in which everyone sends."""
+    typical: Outlook | None = None
+    """A round of which nothing is known but the law, [1]."""
+    noise: Gains | None = None
+    """CN(0, 1) draws for rounds that the present says something about, [paths, n, K]."""
+
+    def outlook(self, problem: Problem, s: int) -> Outlook:
+        """Rounds s+1, s+2, … from rounds 0..s alone."""
+        rounds = problem.rounds - s - 1
+        if self.typical is None and self.law is None:
+            mean = seen(problem, slice(0, s + 1)).repeated(rounds)
+            # Whoever never sent may yet, and whoever always did may stop: the rule of succession.
+            return mean._replace(active=(mean.active * (s + 1) + 1) / (s + 3))
+        if self.typical is None:
+            return seen(problem, slice(s, s + 1)).repeated(rounds)
+        if self.law is None or self.noise is None or rounds == 0:
+            return self.typical.repeated(rounds)
+        noise = self.noise[:, :rounds]
+        paths, near, devices = noise.shape
+        drawn = self.of(self.law.ahead(self.known[s], noise).reshape(-1, devices))
+        soon = Outlook(*(x.reshape(paths, near, *x.shape[1:]).mean(0) for x in drawn))
+        soon = soon._replace(active=(soon.active * paths + self.typical.active) / (paths + 1))
+        return soon.then(self.typical.repeated(rounds - near))
+
+    def of(self, gains: Gains, standing: tuple[Array, Array] | None = None) -> Outlook:
+        """Rounds with gains h[n, K]."""
+        size, eta = np.abs(gains), float(np.asarray(self.rule.step_size))
+        active = self.rule(size, standing).active
+        scale = active.shape[1] / active.sum(-1)
+        cap = np.minimum(self.rule.power_cap(size, active), eta * scale**2 / 2)
+        return Outlook(active.astype(float), scale, cap, self.discretization + eta**2 * self.rule.error(active))
+
+
+def forecast(law: GaussMarkov | None, rule: Rule, known: Gains, discretization: float) -> Forecast:
+    """What can be said about rounds to come before any is there, and how to say more in each."""
+    plain, chance = Forecast(law, rule, known, discretization), rule.name == "unbiased"
+    if law is None or (law.constant and not chance):
+        return plain
+    devices = known.shape[1]
+    typical = plain.of(*simulated(law, rule))
+    typical = typical._replace(active=(typical.active.sum(0, keepdims=True) + 1) / (SIMULATED + 2)).repeated(1)
+    if chance or law.correlation == 0:
+        return replace(plain, typical=typical)
+    near = min(known.shape[0], int(np.log(FORGOTTEN) / np.log(law.correlation)) + 1)
+    generator = host_generator(jax.random.key(0), "paths")
+    noise = complex_normal(generator, int(np.clip(DRAWS // near, 8, 32)), near, devices)
+    return replace(plain, typical=typical, noise=noise)
+
+
+class Course(NamedTuple):
+    """A plan of the rounds from `made` on, the first of them as it is and the others as expected."""
+
+    made: int
+    rest: Problem
+    solution: Solution
+
+    def power(self, problem: Problem, s: int) -> float:
+        """a[s] by this plan: it goes as the root of the cost, that is as K/K_a."""
+        j = s - self.made
+        planned = self.solution.a[j] * problem.scale[s] / self.rest.scale[j]
+        return float(np.clip(planned, problem.floor[s], problem.cap[s]))
+
+    def fresh(self, problem: Problem, s: int, left: Array) -> bool:
+        """Whether it still serves in round s."""
+        if s - self.made >= (problem.rounds - s) / REPLANS:
+            return False
+        return bool(np.all(self.power(problem, s) * problem.active[s] <= left / 8))
+
+
+@dataclass(frozen=True)
+class Controller:
+    """The power of every round from what is known in it: plan the rest, send the first round of it, go on.
+
+    No round can overspend, because the budgets it is planned with are what is left of them.
+    """
+
+    forecast: Forecast
+
+    def __call__(self, problem: Problem) -> Allocation:
+        """The powers of all rounds, each from channels up to its own."""
+        if problem.solver != "own":
+            raise InputError("solver", problem.solver, "own with csi = 'causal', which has no reference")
+        if problem.friction is not None:
+            raise InputError("dynamics", "kinetic", "overdamped with csi = 'causal', whose forecasts need a bound")
+        check_floor(problem)
+        a, left, start = problem.cap.copy(), problem.budget, problem.start
+        course: Course | None = None
+        for s in range(problem.rounds):
+            _check_round(problem, left, s)
+            if course is None or not course.fresh(problem, s, left):
+                if course and problem.objective == "worst" and s > problem.burn_in:
+                    # What a round was cannot be undone: no power is spent on coming back from it.
+                    planned = course.rest.bound(course.solution.a)[course.rest.burn_in :]
+                    start = min(start, float(np.median(planned)))
+                rest = self._rest(problem, s, left, start)
+                course = Course(s, rest, allocate(rest.program(), tol=TOLERANCE))
+            a[s] = course.solution.a[0] if course.made == s else course.power(problem, s)
+            left = left - a[s] * problem.active[s]
+            start = float(problem.bound(a)[s])
+        return Allocation(a)
+
+    def _rest(self, problem: Problem, s: int, left: Array, start: float) -> Problem:
+        """The problem of the rounds from s on, the first of them as it is and the others as expected."""
+        coming = self.forecast.outlook(problem, s)
+        rounds = coming.scale.size
+        # Two standard deviations more activity than expected: a device that runs dry spoils a round.
+        p = coming.active
+        p = np.minimum(1.0, p + 2 * np.sqrt(p * (1 - p) / max(rounds, 1)))
+        all_rounds = seen(problem, slice(s, s + 1)).then(coming._replace(active=p))
+        floor = np.minimum(problem.floor[s] * (all_rounds.scale / problem.scale[s]) ** 2, all_rounds.cap)
+        room, need = left - floor[0] * problem.active[s], floor[1:] @ all_rounds.active[1:]
+        floor[1:] *= np.min(0.9 * room[need > 0] / need[need > 0], initial=1.0)
+        return replace(
+            problem,
+            contraction=Contraction(*(part[s:] for part in problem.contraction)),
+            step_size=problem.step_size[s:],
+            burn_in=max(0, problem.burn_in - s),
+            start=start,
+            error=all_rounds.error,
+            scale=all_rounds.scale,
+            active=all_rounds.active,
+            budget=left,
+            power_cap=all_rounds.cap,
+            floor=floor,
+        )
+
+
+def _check_round(problem: Problem, left: Array, s: int) -> None:
+    """Say so where rounds before have left too little for the least power of this one."""
+    short = problem.floor[s] * problem.active[s] > left * (1 - HEADROOM)
+    if short.any():
+        device = int(np.argmax(short))
+        why = f"too little is left to device {device} in round {s + 1}, which could not be foreseen"
+        raise InputError("max_round_noise", problem.noise_limit, f"larger with csi = 'causal': {why}")
+
+
+def equal_shares(problem: Problem) -> Allocation:
+    """In every round an equal share of what is left, for each round that is left; the tightest sender decides."""
+    a, left = np.empty(problem.rounds), problem.budget * (1 - HEADROOM)
+    for s in range(problem.rounds):
+        a[s] = min(problem.cap[s], left[problem.active[s]].min() / (problem.rounds - s))
+        left = left - a[s] * problem.active[s]
+    return Allocation(a)
+
+
+def causally(allocate: Callable[[Problem], Allocation], outlook: Forecast) -> Callable[[Problem], Allocation]:
+    """The same policy without knowledge of rounds to come; policies of one's own are taken as they are."""
+    ways: dict[Any, Callable[[Problem], Allocation]] = {optimal: Controller(outlook), equal: equal_shares}
+    return ways.get(allocate, allocate)
