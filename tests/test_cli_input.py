@@ -172,19 +172,6 @@ def test_misspelt_keys_get_a_suggestion(call, scenario):
     assert "did you mean [link]?" in call("plan", scenario, "--set", "lnk.snr_db=3")[2]
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "link.downlink_snr_db=30",
-    ],
-)  # fmt: skip
-def test_features_to_come_are_refused_by_name(call, scenario, override):
-    code, _, err = call("plan", scenario, "--set", override)
-    assert code == 2
-    assert override.split("=")[0] in err
-    assert "not built yet" in err
-
-
 FULL_SCENARIO = """
 [posterior]
 model = "gaussian"

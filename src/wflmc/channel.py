@@ -198,6 +198,8 @@ class Link:
         snr_db: one number, or one per device where their power limits P_k differ.
         csi_error: e, the relative error of what devices know of their channels: |ĥ/h − 1| ≤ e. What they send is
             made for ĥ and arrives h/ĥ times as strong, up to 1/(1 − e) times.
+        downlink_snr_db: of the server's broadcast, where a position of the prior's mean square has full power: every
+            device hears each coordinate with noise of its own, of the prior's variance over this ratio.
     """
 
     fading: Fading
@@ -205,6 +207,7 @@ class Link:
     noise_power: float = 1.0
     seed: int = 0
     csi_error: float = 0.0
+    downlink_snr_db: float = np.inf
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:  # JAX keys hold no more
@@ -214,6 +217,8 @@ class Link:
             raise InputError("snr_db", self.snr_db, "between -300 and 300 dB, one number or one per device")
         if not 0 <= self.csi_error < 1:
             raise InputError("csi_error", self.csi_error, "at least 0 and below 1")
+        if not self.downlink_snr_db >= -300:
+            raise InputError("downlink_snr_db", self.downlink_snr_db, "at least -300 dB; inf where there is no noise")
         if not 1e-30 <= self.noise_power <= 1e30:  # chains are float32
             raise InputError("noise_power", self.noise_power, "between 1e-30 and 1e30")
 
@@ -223,6 +228,11 @@ class Link:
         if levels.size not in (1, devices):
             raise InputError("snr_db", levels.tolist(), f"one number, or one for each of the {devices} devices")
         return np.broadcast_to(10 ** (levels / 10), (devices,))
+
+    @property
+    def downlink_noise(self) -> float:
+        """Power of the broadcast's noise over that of its signal."""
+        return float(10 ** (-self.downlink_snr_db / 10))
 
     @property
     def uncertainty(self) -> float:

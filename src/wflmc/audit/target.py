@@ -69,7 +69,8 @@ def aim(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: floa
     amplitude = plan.uncertainty * plan.weight / plan.scale[:, None]
     largest = np.where(np.isfinite(plan.clip), plan.clip, reach).max()
     return Target(
-        plan=dataclasses.replace(plan, received=received),
+        # What devices hear does not change what they may send; canaries do not listen to noise.
+        plan=dataclasses.replace(plan, received=received, downlink_noise=0.0),
         device=worst,
         loss=loss,
         delta=np.broadcast_to(deltas.reshape(-1), (devices,)),

@@ -47,6 +47,7 @@ def exact_w2_sq(posterior: Any, plan: Plan | Sequence[Plan]) -> Array:
         np.stack([p.noise_variance for p in plans]),
         first.init,
         None if first.friction is None else np.array([[p.friction] for p in plans]),
+        np.array([[p.downlink_noise] for p in plans]),
     )
     return w2_squared(pool(laws), posterior.exact)
 
@@ -65,7 +66,7 @@ def exact_ess(posterior: Any, plan: Plan | Sequence[Plan], bias: bool = False) -
     plans = [plan] if isinstance(plan, Plan) else list(plan)
     errors = []
     for one in plans:
-        chain = posterior.chain(one.step_size, one.weight_received, one.init, one.friction)
+        chain = posterior.chain(one.step_size, one.weight_received, one.init, one.friction, one.downlink_noise)
         error = chain.variance_of_mean(one.noise_variance, one.burn_in)
         if bias:
             mean = chain.law(one.noise_variance).mean[one.burn_in :].mean(0)

@@ -57,7 +57,13 @@ class KnowsLaw(Protocol):
     """A posterior that can tell how the law of its chains answers to noise, itself or by an approximation."""
 
     def response(
-        self, step_size: ArrayLike, weight: ArrayLike, burn_in: int, init: str = ..., friction: ArrayLike | None = ...
+        self,
+        step_size: ArrayLike,
+        weight: ArrayLike,
+        burn_in: int,
+        init: str = ...,
+        friction: ArrayLike | None = ...,
+        downlink: float = ...,
     ) -> AnyResponse: ...
 
 
@@ -271,6 +277,8 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
     who = rule(gains, standing)
     power_cap = rule.power_cap(gains, who.active) if scheme.wireless else np.full(rounds, np.inf)
     scale = devices / who.active.sum(-1)
+    weight = who.active * scale[:, None]
+    downlink = link.downlink_noise * getattr(posterior, "prior_power", 1.0) if scheme.wireless else 0.0
     discretization = discretization_error(step_size, L, dim)
     allocate = scheme.allocate
     if options.csi == "causal" and scheme.wireless:
@@ -297,7 +305,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         burn_in=options.burn_in,
         objective=options.objective,
         start=start,
-        error=discretization + step_size**2 * rule.error(who.active),
+        error=discretization + step_size**2 * (rule.error(who.active) + _heard_error(posterior, downlink, weight)),
         noise_weight=excess_weight,
         scale=scale,
         active=who.active,
@@ -307,7 +315,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         noise_limit=noise_limit,
         solver=options.solver,
         friction=friction,
-        response=_response(posterior, options, who.active * scale[:, None]) if options.objective == "exact" else None,
+        response=_response(posterior, options, weight, downlink) if options.objective == "exact" else None,
         fills_up=options.objective != "exact" or not scheme.optimal,
     )
 
@@ -321,7 +329,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         made = Plan(
             step_size=step_size,
             gain=np.sqrt(allocation.a * link.noise_power),
-            weight=who.active * scale[:, None],
+            weight=weight,
             clip=clip if scheme.clips else np.full(devices, np.inf),
             example_clip=privacy.example_clips(devices) if scheme.clips else np.full(devices, np.inf),
             noise_power=link.noise_power,
@@ -348,6 +356,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             uncertainty=uncertainty,
             enforced=scheme.private,
             friction=friction,
+            downlink_noise=downlink,
         )
         return dataclasses.replace(
             made,
@@ -403,7 +412,16 @@ def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
     return left / (2 * privacy.sensitivity(devices) ** 2)
 
 
-def _response(posterior: Target, options: Options, weight: Array) -> AnyResponse:
+def _heard_error(posterior: Target, downlink: float, weight: Array) -> Array:
+    """Mean squared error of a round's gradient from the noise in what devices hear of θ, [S]."""
+    if downlink == 0:
+        return np.zeros(len(weight))
+    known = getattr(posterior, "heard_error", None)
+    worst = posterior.dim * (weight.sum(-1) * posterior.L) ** 2  # no device is less smooth than all together
+    return np.asarray(downlink * (worst if known is None else known(weight)))
+
+
+def _response(posterior: Target, options: Options, weight: Array, downlink: float) -> AnyResponse:
     """How the kept rounds' law answers to the noise of this plan's rounds, by the proxy or the posterior itself."""
     step_size, burn_in, before = _step_sizes(options.step_size, len(weight)), options.burn_in, options.before
     friction = options.kinetic_friction
@@ -411,9 +429,11 @@ def _response(posterior: Target, options: Options, weight: Array) -> AnyResponse
         step_size, weight = np.append(before.step_size, step_size), np.concatenate([before.weight, weight])
         burn_in += before.rounds
     if options.proxy is not None:
-        found: AnyResponse = options.proxy.response(posterior.dim, step_size, weight, burn_in, options.init, friction)
+        found: AnyResponse = options.proxy.response(
+            posterior.dim, step_size, weight, burn_in, options.init, friction, downlink
+        )
     elif isinstance(posterior, KnowsLaw):
-        found = posterior.response(step_size, weight, burn_in, options.init, friction)
+        found = posterior.response(step_size, weight, burn_in, options.init, friction, downlink)
     else:
         raise InputError("objective", "exact", "worst or average, or given with a proxy: this model knows no law")
     if not all(np.all(np.abs(part) < 1e100) for part in (found.effect, found.covariance, found.shift)):

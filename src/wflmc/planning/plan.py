@@ -68,6 +68,8 @@ class Plan:
     """Whether the policy keeps to the budgets; the sampler then refuses what does not."""
     friction: float | None = None
     """γ_f of kinetic dynamics; None: overdamped."""
+    downlink_noise: float = 0.0
+    """Variance of the noise in every coordinate that a device hears of θ."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -178,6 +180,7 @@ class Plan:
         about = (self.step_size, self.gain, self.weight, self.clip, self.example_clip, self.server_noise)
         strength = np.ones(0) if self.received is None else self.received
         numbers = [self.noise_power, self.start, self.burn_in, *(() if self.friction is None else (self.friction,))]
+        numbers += [self.downlink_noise] if self.downlink_noise else []
         return digest(*about, strength, np.array(numbers), self.init.encode())
 
     @property

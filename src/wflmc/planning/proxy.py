@@ -33,6 +33,7 @@ class Proxy:
         burn_in: int,
         init: str = "prior",
         friction: float | None = None,
+        downlink: float = 0.0,
     ) -> DiagonalResponse:
         """How the law of a chain of `dim` parameters on this posterior answers to noise: step_size[S], weight[S, K]."""
         refuse_kinetic(friction)
@@ -43,4 +44,4 @@ class Proxy:
                 raise InputError(f"proxy.{name}", getattr(self, name), allowed)
         each = mean_sq if mean_sq.ndim else np.full(dim, float(mean_sq) / dim)
         start = self.prior_std**2 if init == "prior" else 0.0
-        return diagonal_response(np.broadcast_to(precision, (dim,)), each, start, step_size, weight, burn_in)
+        return diagonal_response(np.broadcast_to(precision, (dim,)), each, start, step_size, weight, burn_in, downlink)

@@ -43,7 +43,7 @@ def over_blocks(
         add: from the sum so far, a block's data, and its part of each of `limits`, [chain, block], to the new sum and
             the norms of the block's gradients, [chain, block].
         blocks: data with leading axes [blocks, block].
-        limits: weights, clips: [chain, K], or [1, K] where all chains have the same.
+        limits: weights, clips: [chain, K], or [1, K] where all chains have the same; [chain, K, m] if each has more.
 
     Returns:
         The sum, and the norms [chain, K].
@@ -52,8 +52,9 @@ def over_blocks(
     devices = limits[0].shape[1]
 
     def by_block(values: jax.Array) -> jax.Array:
-        padded = jnp.pad(values, ((0, 0), (0, count * size - devices)))
-        return padded.reshape(values.shape[0], count, size).swapaxes(0, 1)
+        rest = values.shape[2:]
+        padded = jnp.pad(values, ((0, 0), (0, count * size - devices), *[(0, 0)] * len(rest)))
+        return padded.reshape(values.shape[0], count, size, *rest).swapaxes(0, 1)
 
     def body(total: Any, part: tuple[Any, tuple[jax.Array, ...]]) -> tuple[Any, jax.Array]:
         return add(total, part[0], *part[1])

@@ -50,8 +50,16 @@ class Moving:
     """What posteriors whose chains may move in other coordinates have in common."""
 
     coordinates: Coordinates | None
+    prior_std: float
     curvature: float = 1.0
     """The most by which an example with features u can curve the cost, over ‖u‖²."""
+
+    @property
+    def prior_power(self) -> float:
+        """The prior's variance of a coordinate that chains move in, on average."""
+        if self.coordinates is None:
+            return float(self.prior_std) ** 2
+        return float((self.coordinates.spread**2).sum() / len(self.coordinates.spread))
 
     def parameters(self, phi: Any) -> Any:
         """θ[..., m] of the coordinates φ[..., m] that chains move in."""

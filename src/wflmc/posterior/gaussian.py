@@ -134,7 +134,8 @@ class GaussianPosterior(Moving):
         """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
 
         Args:
-            theta: θ[m]; weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
+            theta: θ[m], or what each device has heard of it, [K, m].
+            weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
             key: for models that draw mini-batches; not used here.
             example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
         """
@@ -209,25 +210,40 @@ class GaussianPosterior(Moving):
         steps = np.eye(self.dim) - step_size * np.tensordot(partial, self.hessian, 1)
         return float(np.abs(np.linalg.eigvalsh(steps)).max())
 
+    def heard_error(self, weight: ArrayLike) -> Array:
+        """E‖Σ_k w_k H_k e_k‖² for unit noise e_k in what every device hears of θ, weight[..., K] -> [...]."""
+        return np.asarray(np.asarray(weight, dtype=float) ** 2 @ (self.hessian**2).sum((-1, -2)))
+
     def chain(
-        self, step_size: ArrayLike, weight: ArrayLike, init: str = "prior", friction: ArrayLike | None = None
+        self,
+        step_size: ArrayLike,
+        weight: ArrayLike,
+        init: str = "prior",
+        friction: ArrayLike | None = None,
+        downlink: ArrayLike = 0.0,
     ) -> LinearChain:
         """A chain that is never clipped, as a linear one.
 
         Args:
             step_size: η[..., S]; weight: [..., S, K].
             friction: γ_f of kinetic dynamics, [..., 1] or one number; the noise is then that of the velocity.
+            downlink: variance of the noise in what every device hears of θ, [..., 1] or one number.
         """
         eta, weights = np.asarray(step_size, dtype=float), np.asarray(weight, dtype=float)
         hessian, linear = np.tensordot(weights, self.hessian, 1), weights @ self.linear
         one, start = np.eye(self.dim), self._initial(init)
         readout = one if self.coordinates is None else self.coordinates.matrix.T
+        kick = eta
         if friction is None:
-            return LinearChain(start, one - eta[..., None, None] * hessian, eta[..., None] * linear, one, readout)
-        both = np.concatenate([readout, np.zeros_like(readout)], axis=1)
-        return LinearChain(
-            with_velocity(start), *kinetic_round(eta, np.asarray(friction, dtype=float), hessian, linear), both
-        )
+            made = LinearChain(start, one - eta[..., None, None] * hessian, eta[..., None] * linear, one, readout)
+        else:
+            both, gamma = np.concatenate([readout, np.zeros_like(readout)], axis=1), np.asarray(friction, dtype=float)
+            made = LinearChain(with_velocity(start), *kinetic_round(eta, gamma, hessian, linear), both)
+            kick = eta * (1 + np.exp(-gamma * eta)) / 2
+        if not np.any(downlink):
+            return made
+        other = (kick**2 * downlink)[..., None, None] * np.tensordot(weights**2, self.hessian @ self.hessian, 1)
+        return made._replace(other=made.enters @ other @ np.swapaxes(made.enters, -1, -2))
 
     def law(
         self,
@@ -236,14 +252,15 @@ class GaussianPosterior(Moving):
         noise_variance: ArrayLike,
         init: str = "prior",
         friction: ArrayLike | None = None,
+        downlink: ArrayLike = 0.0,
     ) -> Gaussian:
         """Exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
 
         Args:
             step_size: η[..., S]; weight: [..., S, K]; noise_variance: σ²[..., S] of the whole update noise.
-            friction: γ_f of kinetic dynamics, [..., 1] or one number; the noise is then that of the velocity.
+            friction, downlink: as of `chain`.
         """
-        return self.chain(step_size, weight, init, friction).law(noise_variance)
+        return self.chain(step_size, weight, init, friction, downlink).law(noise_variance)
 
     def response(
         self,
@@ -252,9 +269,10 @@ class GaussianPosterior(Moving):
         burn_in: int,
         init: str = "prior",
         friction: ArrayLike | None = None,
+        downlink: float = 0.0,
     ) -> Response:
         """How the exact law of the rounds after `burn_in` answers to noise: step_size[S], weight[S, K]."""
-        return self.chain(step_size, weight, init, friction).response(burn_in, self.exact)
+        return self.chain(step_size, weight, init, friction, downlink).response(burn_in, self.exact)
 
 
 jax.tree_util.register_dataclass(
@@ -268,37 +286,54 @@ jax.tree_util.register_dataclass(
 
 
 def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """theta[chain, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
+    """theta[chain, m] or [chain, K, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
+    heard = _own(theta)
 
-    def add(total: jax.Array, data: Any, w: jax.Array, limit: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def add(
+        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, *own: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         hessian, linear = data
-        flat = hessian.reshape(-1, theta.shape[1])  # symmetric, so that rows are columns
-        gradient = jnp.matmul(theta, flat.T, precision="highest").reshape(-1, *linear.shape) - linear
+        if own:
+            gradient = jnp.einsum("ckm,kmn->ckn", own[0], hessian, precision="highest") - linear
+        else:
+            flat = hessian.reshape(-1, theta.shape[1])  # symmetric, so that rows are columns
+            gradient = jnp.matmul(theta, flat.T, precision="highest").reshape(-1, *linear.shape) - linear
         norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
         return total + jnp.sum(clipping(w, limit, norm)[..., None] * gradient, axis=1), norm
 
-    return over_blocks(add, blocks, jnp.zeros_like(theta), weight, clip)
+    return over_blocks(add, blocks, jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype), weight, clip, *heard)
+
+
+def _own(theta: jax.Array) -> list[jax.Array]:
+    """What each device has heard, where they have not all heard the same: an argument that goes block by block."""
+    return [theta] if theta.ndim == 3 else []
 
 
 def _chains_by_examples(
     blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The same with every example clipped first, from the examples themselves."""
+    heard = _own(theta)
 
     def add(
-        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array
+        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *own: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         u, v = data
-        rows = u.reshape(-1, theta.shape[1])
-        residual = jnp.matmul(theta, rows.T, precision="highest").reshape(-1, *v.shape) - v
+        if own:
+            residual = jnp.einsum("ckm,knm->ckn", own[0], u, precision="highest") - v
+        else:
+            rows = u.reshape(-1, theta.shape[1])
+            residual = jnp.matmul(theta, rows.T, precision="highest").reshape(-1, *v.shape) - v
         size = row_norms(u)
         most = jnp.where(size > 0, example[..., None] / size, jnp.inf)
         kept = jnp.clip(residual, -most, most)
-        gradient = jnp.einsum("ckn,knm->ckm", kept, u, precision="highest") + (theta @ share)[:, None]
+        gradient = jnp.einsum("ckn,knm->ckm", kept, u, precision="highest")
+        gradient = gradient + (own[0] if own else theta[:, None]) @ share
         norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
         return total + jnp.sum(clipping(w, limit, norm)[..., None] * gradient, axis=1), norm
 
-    return over_blocks(add, blocks, jnp.zeros_like(theta), weight, clip, example_clip)
+    start = jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype)
+    return over_blocks(add, blocks, start, weight, clip, example_clip, *heard)
 
 
 _clipped_sum = many_chains(_all_chains, own=3)

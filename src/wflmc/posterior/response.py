@@ -70,7 +70,13 @@ def refuse_kinetic(friction: ArrayLike | None) -> None:
 
 
 def diagonal_response(
-    precision: Array, mean_sq: Array, start: ArrayLike, step_size: ArrayLike, weight: ArrayLike, burn_in: int
+    precision: Array,
+    mean_sq: Array,
+    start: ArrayLike,
+    step_size: ArrayLike,
+    weight: ArrayLike,
+    burn_in: int,
+    downlink: float = 0.0,
 ) -> DiagonalResponse:
     """A chain on a Gaussian posterior to whose Hessian all devices contribute alike.
 
@@ -78,6 +84,7 @@ def diagonal_response(
         precision: eigenvalues of the Hessian, [m]; mean_sq: squares of the posterior mean along them, [m].
         start: variance of θ[0] along each, [m] or one number; its mean is zero.
         step_size: η[S]; weight: of every device's gradient, [S, K].
+        downlink: variance of the noise in what every device hears of θ.
     """
     precision, mean_sq, begun, times = _merged(precision, mean_sq, np.broadcast_to(start, precision.shape))
     share = np.asarray(step_size, dtype=float) * np.asarray(weight, dtype=float).mean(-1)
@@ -92,7 +99,11 @@ def diagonal_response(
         if s >= burn_in:
             found[s - burn_in, : s + 1] = carried[: s + 1]
     kept = np.cumprod(factor, axis=0)[burn_in:]
-    return DiagonalResponse(begun * kept, found, kept @ mean_sq, 1 / precision, times)
+    covariance = begun * kept
+    if downlink:
+        spread = (np.asarray(step_size) ** 2 * (np.asarray(weight) ** 2).sum(-1) / np.shape(weight)[1] ** 2)[:, None]
+        covariance = covariance + np.einsum("usd,sd->ud", found, downlink * spread * precision**2)
+    return DiagonalResponse(covariance, found, kept @ mean_sq, 1 / precision, times)
 
 
 def _merged(precision: Array, mean_sq: Array, start: Array) -> tuple[Array, Array, Array, Array]:

@@ -133,13 +133,15 @@ class SoftmaxPosterior(Moving):
         memory does not grow with the number of devices.
 
         Args:
-            theta: θ[m]; weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
+            theta: θ[m], or what each device has heard of it, [K, m].
+            weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
             key: for models that draw mini-batches; not used here.
             example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
         """
         del key
         blocks = in_blocks(self.features, self.block), in_blocks(self.labels, self.block)
-        ways = (by_rows, by_rows_clipped) if self.features.shape[1] <= FEW_ROWS else (by_devices, by_devices_clipped)
+        few = self.features.shape[1] <= FEW_ROWS and theta.ndim == 1
+        ways = (by_rows, by_rows_clipped) if few else (by_devices, by_devices_clipped)
         if example_clip is None:
             return ways[0](blocks, self._share, theta, weight, clip)
         return ways[1](blocks, self._share, theta, weight, clip, example_clip)
@@ -282,6 +284,7 @@ class SoftmaxPosterior(Moving):
         burn_in: int,
         init: str = "prior",
         friction: ArrayLike | None = None,
+        downlink: float = 0.0,
     ) -> DiagonalResponse:
         """How the law of a chain on the Laplace approximation answers to noise, if all devices hold alike data.
 
@@ -299,7 +302,12 @@ class SoftmaxPosterior(Moving):
         mean_sq = np.concatenate([np.zeros(size.size), np.tile(size, others)])
         begun = np.concatenate([alike, np.tile(np.diagonal(vectors.T @ prior @ vectors), others)])
         start = begun if init == "prior" else np.zeros_like(begun)
-        return diagonal_response(1 / variance, mean_sq, start, step_size, weight, burn_in)
+        return diagonal_response(1 / variance, mean_sq, start, step_size, weight, burn_in, downlink)
+
+    def heard_error(self, weight: ArrayLike) -> Array:
+        """A bound on E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit noise e_k, by each device's own smoothness."""
+        own = self.curvature * self.features.swapaxes(1, 2) @ self.features + self._precision / self.devices
+        return np.asarray(self.dim * (np.asarray(weight, dtype=float) @ np.linalg.eigvalsh(own)[:, -1]) ** 2)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the law of θ[0] and the Laplace estimate of the posterior."""

@@ -11,8 +11,8 @@ from wflmc.posterior.blocks import clipping, many_chains, over_blocks, row_norms
 
 
 def columns_of(theta: jax.Array, dim: int) -> jax.Array:
-    """theta[chain, m] as [d, C, chain]: chains side by side are what makes the matrix products large."""
-    return theta.reshape(theta.shape[0], -1, dim).transpose(2, 1, 0)
+    """theta[chain, ..., m] as [..., d, C, chain]: chains side by side are what makes the matrix products large."""
+    return jnp.moveaxis(theta.reshape(*theta.shape[:-1], -1, dim).swapaxes(-1, -2), 0, -1)
 
 
 def _rows(columns: jax.Array) -> jax.Array:
@@ -34,7 +34,9 @@ def softmax(logits: jax.Array) -> jax.Array:
 
 def pull(share: Any, columns: jax.Array) -> jax.Array:
     """A device's share of the prior's gradient; `share` of the curvature is a number, or a matrix [d, d]."""
-    return share * columns if jnp.ndim(share) == 0 else product(share, columns)
+    if jnp.ndim(share) == 0:
+        return share * columns
+    return jnp.einsum("ij,...jcx->...icx", share, columns, precision="highest")
 
 
 def _residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -52,37 +54,54 @@ def _limited(residual: jax.Array, u: jax.Array, limit: jax.Array, rows: int) -> 
 def gradients_of(
     data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array, example_clip: jax.Array | None = None
 ) -> jax.Array:
-    """Gradients of a block of devices for all chains, [block, d, C, chain]."""
+    """Gradients of a block of devices for all chains, [block, d, C, chain].
+
+    Args:
+        columns: [d, C, chain], or [block, d, C, chain] where each device has its own.
+    """
     features, labels = data
     block, rows, dim = features.shape
     flat = features.reshape(-1, dim)
-    logits = product(flat, columns)
+    if columns.ndim == 4:
+        logits = jnp.einsum("knd,kdcx->kncx", features, columns, precision="highest")
+        logits = logits.reshape(-1, *columns.shape[2:])
+    else:
+        logits = product(flat, columns)
     if block == 1 and example_clip is None:
         # What was seen is the same for all chains: taken off at the end, not from every chain's p.
-        hot = jax.nn.one_hot(labels[0], columns.shape[1], dtype=features.dtype)
+        hot = jax.nn.one_hot(labels[0], columns.shape[-2], dtype=features.dtype)
         likelihood = (product(flat.T, softmax(logits)) - product(flat.T, hot)[..., None])[None]
     else:
         residual = _residuals(logits, labels.reshape(-1))
         if example_clip is not None:
             residual = _limited(residual, flat, example_clip, rows)
         apart = residual.reshape(block, rows, -1)
-        likelihood = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(block, *columns.shape)
+        likelihood = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(
+            block, *columns.shape[-3:]
+        )
     return likelihood + pull(share, columns)
 
 
 def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """theta[chain, m], and weight, clip and perhaps example_clip [chain, K] -> sums[chain, m], norms[chain, K]."""
-    columns = columns_of(theta, blocks[0].shape[-1])
+    """theta[chain, m], and weight, clip and perhaps example_clip [chain, K] -> sums[chain, m], norms[chain, K].
+
+    With theta[chain, K, m] each device takes its own.
+    """
+    dim, heard = blocks[0].shape[-1], [theta] if theta.ndim == 3 else []
+    columns = None if heard else columns_of(theta, dim)
+    start = jnp.zeros((dim, theta.shape[-1] // dim, theta.shape[0]), theta.dtype)
 
     def add(
-        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
+        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, *others: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        gradients = gradients_of(data, share, columns, example)
+        at = columns_of(others[-1], dim) if columns is None else columns
+        example = others[0] if len(others) > len(heard) else None
+        gradients = gradients_of(data, share, at, example)
         norm = jnp.sqrt(jnp.sum(gradients**2, axis=(1, 2)))
         factor = clipping(w.T, limit.T, norm)
         return total + jnp.sum(factor[:, None, None] * gradients, axis=0), norm.T
 
-    total, norms = over_blocks(add, blocks, jnp.zeros_like(columns), *limits)
+    total, norms = over_blocks(add, blocks, start, *limits, *heard)
     return _rows(total), norms
 
 

@@ -48,6 +48,8 @@ class Rounds(NamedTuple):
     """Amplitude at which each device arrives over the one it meant to, [K]; None where they are equal."""
     friction: Any = None
     """γ_f of kinetic dynamics; None: overdamped."""
+    downlink: Any = None
+    """Standard deviation of the noise in what devices hear of θ; None where there is none."""
 
     def at(self, index: Any) -> Rounds:
         """One of many rounds, or a slice of them."""
@@ -101,6 +103,7 @@ def rounds_of(plan: Plan) -> Rounds:
         example_clip=plan.example_clip if np.any(np.isfinite(plan.example_clip)) else None,
         received=plan.received,
         friction=None if plan.friction is None else np.asarray(plan.friction),
+        downlink=np.asarray(plan.downlink_noise**0.5) if plan.downlink_noise else None,
     )
 
 
@@ -119,6 +122,13 @@ def ahead(state: jax.Array, now: Rounds) -> jax.Array:
         return state
     theta, velocity = jnp.split(state, 2)
     return theta + now.step_size / 2 * velocity
+
+
+def heard(key: jax.Array, theta: jax.Array, now: Rounds) -> jax.Array:
+    """What the devices hear of the broadcast θ[m]: θ itself, or with noise of their own, [K, m]."""
+    if now.downlink is None:
+        return theta
+    return theta + now.downlink * jax.random.normal(key, (now.weight.shape[-1], *theta.shape), theta.dtype)
 
 
 def transmit(posterior: Any, theta: jax.Array, now: Rounds) -> tuple[jax.Array, jax.Array]:
@@ -164,7 +174,7 @@ def _kinetic_update(key: jax.Array, state: jax.Array, gradient: jax.Array, now: 
 
 def step(key: jax.Array, posterior: Any, theta: jax.Array, now: Rounds) -> tuple[jax.Array, Info]:
     """One round: transmit ∘ receive ∘ update, of θ[m] or, with kinetic dynamics, of (θ, v)[2m]."""
-    signal, norm = transmit(posterior, ahead(theta, now), now)
+    signal, norm = transmit(posterior, heard(named(key, "downlink"), ahead(theta, now), now), now)
     received = receive(named(key, "noise"), signal, now)
     theta = update(named(key, "server"), theta, received, now.weight, now)
     sends = now.weight > 0

@@ -29,7 +29,7 @@ MEMORY = 2 * 2**30
 """Bytes for chains and gradients unless the caller sets a limit; on an accelerator eight times as much. Chunks depend
 on this and on the problem alone."""
 
-FIXED = ("clip", "noise_power", "example_clip", "friction")
+FIXED = ("clip", "noise_power", "example_clip", "friction", "downlink")
 """The parts of `Rounds` that are the same in every round."""
 
 Advance = Callable[[int, int], None]
@@ -371,6 +371,9 @@ def _stack(plans: Sequence[Plan]) -> Rounds:
         example_clip=together(p.example_clip for p in plans) if by_example else None,
         received=by_round(np.ones_like(p.weight) if p.received is None else p.received for p in plans) if off else None,
         friction=None if plans[0].friction is None else together(np.asarray(p.friction) for p in plans),
+        downlink=together(np.asarray(p.downlink_noise**0.5) for p in plans)
+        if any(p.downlink_noise for p in plans)
+        else None,
     )
 
 

@@ -233,7 +233,7 @@ def build_link(scenario: Scenario) -> Link:
             fading = channel.rician(section.power, section.rician_k, section.correlation)
         case "file":
             fading = channel.from_array(load_gains(section.gains))
-    return Link(fading, section.snr_db, section.noise_power, section.seed, section.csi_error)
+    return Link(fading, section.snr_db, section.noise_power, section.seed, section.csi_error, section.downlink_snr_db)
 
 
 def make_plan(
