@@ -1,5 +1,6 @@
 """What people see: figures, tables, and plans in words."""
 
+from wflmc.report.ablation import ablation
 from wflmc.report.figures import draw_figure, write_csv
 from wflmc.report.panels import draw_panels, draw_reliability
 from wflmc.report.plan_picture import check_picture, draw_plan
@@ -7,6 +8,7 @@ from wflmc.report.record_picture import draw_record
 from wflmc.report.text import audit_table, claims_table, plan_table
 
 __all__ = [
+    "ablation",
     "audit_table",
     "check_picture",
     "claims_table",

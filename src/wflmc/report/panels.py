@@ -53,6 +53,15 @@ LAYOUTS = {
             Panel("fig8_nll", "negative log-likelihood", "NLL (nats)", log_y=True),
         ),
     ),
+    "beyond": Layout(
+        "Past the paper: its schemes and ours",
+        "SNR (dB)",
+        (
+            Panel("beyond_w2", "figure 6's setting", "W2², worst after burn-in (exact law)", log_y=True),
+            Panel("beyond", "figure 8's setting", "ECE (20 disjoint bins)", log_y=True),
+            Panel("beyond_accuracy", "figure 8's setting", "accuracy"),
+        ),
+    ),
     "heterogeneity": Layout(
         "Unlike devices and clipping, MNIST, 30 dB, optimized power",
         "clipping threshold ℓ",
@@ -72,6 +81,10 @@ _PARTITION_LABELS = {
 }
 # The same colours, markers and dashes in the same order, whatever the curves are.
 _LOOKS = [{key: value for key, value in style.items() if key != "label"} for style in STYLES.values()]
+_LOOKS += [
+    {"color": "#56B4E9", "marker": "P", "linestyle": (0, (4, 1, 1, 1))},
+    {"color": "#7F6000", "marker": "*", "linestyle": (0, (2, 1))},
+]
 
 
 def draw_panels(name: str, tables: Tables, about: str, path: Path) -> list[Path]:
@@ -107,7 +120,7 @@ def _draw(axes: Any, rows: Sequence[Row]) -> None:
     schemes = list(dict.fromkeys(row.scheme for row in rows))
     for rank, scheme in enumerate(schemes):
         own = [row for row in rows if row.scheme == scheme and row.y is not None]
-        style = STYLES.get(scheme) or {**_LOOKS[rank], "label": _PARTITION_LABELS.get(scheme, scheme)}
+        style = STYLES.get(scheme) or {**_LOOKS[rank % len(_LOOKS)], "label": _PARTITION_LABELS.get(scheme, scheme)}
         x, y = np.array([row.x for row in own]), np.array([row.y for row in own], dtype=float)
         error = np.array([row.y_se or 0.0 for row in own])
         # Curves coincide in places: later ones are thinner, and markers are hollow.

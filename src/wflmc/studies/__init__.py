@@ -1,5 +1,6 @@
 """The paper's figures as grids of points, and its stated outcomes as measured claims."""
 
+from wflmc.studies.beyond import BeyondGaussian, BeyondMnist, beyond_ablation, beyond_gaussian, beyond_mnist
 from wflmc.studies.claims import Claim, claims
 from wflmc.studies.engine import Study, Tables, run_study
 from wflmc.studies.measured_claims import measured_claims
@@ -13,6 +14,8 @@ __all__ = [
     "EPSILONS",
     "FIGURES",
     "NAMES",
+    "BeyondGaussian",
+    "BeyondMnist",
     "Claim",
     "Mnist",
     "MultiSample",
@@ -21,6 +24,9 @@ __all__ = [
     "Setting",
     "Study",
     "Tables",
+    "beyond_ablation",
+    "beyond_gaussian",
+    "beyond_mnist",
     "claims",
     "heterogeneity_study",
     "measured_claims",
