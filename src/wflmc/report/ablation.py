@@ -42,4 +42,5 @@ def _cell(tables: Mapping[str, Sequence[Row]], table: str, like: Row) -> str:
     (found,) = (row for row in tables[table] if (row.scheme, row.x) == (like.scheme, like.x))
     if found.y is None:
         return "–"
-    return f"{found.y:.3g}" if found.y_se is None else f"{found.y:.3g} ± {found.y_se:.1g}"
+    sure = found.y_se is None or found.y_se < 1e-6 * abs(found.y)
+    return f"{found.y:.3g}" if sure else f"{found.y:.3g} ± {found.y_se:.1g}"

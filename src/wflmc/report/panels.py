@@ -30,6 +30,8 @@ class Layout(NamedTuple):
     panels: tuple[Panel, ...]
     log_x: bool = False
     same_y: bool = False
+    own_legends: bool = False
+    """Panels whose curves are not the same ones."""
 
 
 def _distance_panels(name: str) -> tuple[Panel, ...]:
@@ -61,6 +63,7 @@ LAYOUTS = {
             Panel("beyond", "figure 8's setting", "ECE (20 disjoint bins)", log_y=True),
             Panel("beyond_accuracy", "figure 8's setting", "accuracy"),
         ),
+        own_legends=True,
     ),
     "heterogeneity": Layout(
         "Unlike devices and clipping, MNIST, 30 dB, optimized power",
@@ -110,8 +113,12 @@ def draw_panels(name: str, tables: Tables, about: str, path: Path) -> list[Path]
             axes.set_xscale("log")
             axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
             axes.minorticks_off()
-    handles, labels = np.atleast_1d(every)[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, handlelength=3.5)
+    if layout.own_legends:
+        for axes in np.atleast_1d(every):
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, fontsize=8, handlelength=3.5)
+    else:
+        handles, labels = np.atleast_1d(every)[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, handlelength=3.5)
     return save_figure(figure, path)
 
 

@@ -49,14 +49,14 @@ class BeyondGaussian:
         given = self.epsilon, self.delta, self.clip
         exact, record = Privacy(*given), Privacy(*given, unit="record", example_clip=self.example_clip)
         return {
-            "equal": (Privacy(*given, "paper"), {"power": "equal", "bound": "paper"}),
+            "equal (the paper's)": (Privacy(*given, "paper"), {"power": "equal", "bound": "paper"}),
             "optimized (the paper's)": (Privacy(*given, "paper"), {"bound": "paper"}),
             "+ corrected bound": (Privacy(*given, "paper"), {}),
             "+ exact accountant": (exact, {}),
             "+ exact law as objective": (exact, {"objective": "exact"}),
             "+ step 0.3/(mu+L)": (exact, {"objective": "exact", "step_factor": 0.3, "max_round_noise": 1.0}),
             "+ one record hidden": (record, {"objective": "exact", "step_factor": 0.3}),
-            "noiseless": (Privacy(None, None, self.clip), {"power": "noiseless"}),
+            "noiseless, unclipped": (Privacy(None, None, self.clip), {"power": "noiseless"}),
         }
 
 
