@@ -16,7 +16,7 @@ def test_resolved_scenario_is_toml(call, scenario, tmp_path):
     call("run", scenario, "--out", tmp_path / "run")
     content = tomllib.loads((tmp_path / "run" / "scenario.toml").read_text())
     assert content["posterior"]["devices"] == 30
-    assert content["policy"]["max_round_noise"] == np.inf
+    assert content["link"]["downlink_snr_db"] == np.inf
 
 
 def test_plot(call, scenario, tmp_path):
