@@ -21,6 +21,7 @@ from .audit_tools import KEY, SCHEMES, SOFTMAX, TRIALS, names, planned, softmax_
 kernel = sys.modules["wflmc.sampling.kernel"]
 runner = sys.modules["wflmc.sampling.runner"]
 gaussian = sys.modules["wflmc.posterior.gaussian"]
+gaussian_sums = sys.modules["wflmc.posterior.gaussian_sums"]
 softmax = sys.modules["wflmc.posterior.softmax_sums"]
 blocks = sys.modules["wflmc.posterior.blocks"]
 
@@ -179,15 +180,15 @@ def test_example_clip_skipped_by_the_kernel(few, record_plan, mutate):
 
 
 def test_device_clip_skipped_by_the_gaussian_model(few, plan, mutate):
-    again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=3), "known_as": (gaussian, "_clipped_sum")}
-    mutate(gaussian._all_chains, "clipping(w, limit, norm)", "w", **again)
+    again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=3), "known_as": (gaussian, "clipped_sum")}
+    mutate(gaussian_sums._all_chains, "clipping(w, limit, norm)", "w", **again)
     report = audit.audit(KEY, plan, few, trials=TRIALS, attacks=["turning", "model"])
     assert names(report) == {"gaussian model"}
 
 
 def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, mutate):
-    again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=4), "known_as": (gaussian, "_by_examples")}
-    mutate(gaussian._chains_by_examples, "jnp.clip(residual, -most, most)", "residual", **again)
+    again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=4), "known_as": (gaussian, "by_examples")}
+    mutate(gaussian_sums._chains_by_examples, "jnp.clip(residual, -most, most)", "residual", **again)
     assert not audit.audit_model(KEY, record_plan, few, trials=20_000).consistent
 
 
@@ -227,7 +228,7 @@ def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
 def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, mutate):
     plan = planned(few)
     mutate(
-        gaussian._all_chains, "jnp.sqrt(jnp.sum(gradient**2, axis=-1))", "jnp.max(jnp.abs(gradient), axis=-1)",
-        wrap=lambda mutant: blocks.many_chains(mutant, own=3), known_as=(gaussian, "_clipped_sum"),
+        gaussian_sums._all_chains, "jnp.sqrt(jnp.sum(gradient**2, axis=-1))", "jnp.max(jnp.abs(gradient), axis=-1)",
+        wrap=lambda mutant: blocks.many_chains(mutant, own=3), known_as=(gaussian, "clipped_sum"),
     )  # fmt: skip
     assert not audit.audit_model(KEY, plan, few, trials=TRIALS).consistent

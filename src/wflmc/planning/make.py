@@ -6,8 +6,7 @@ import dataclasses
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,113 +14,26 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.planning import causal, single_sample
+from wflmc.planning.advice import advice
 from wflmc.planning.bound import contraction, discretization_error, noise_weight
 from wflmc.planning.distance import Distances
-from wflmc.planning.dynamics import DYNAMICS, kinetic_rate, noise_step
+from wflmc.planning.dynamics import kinetic_rate, noise_step
+from wflmc.planning.options import KnowsLaw, Options, Target
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
 from wflmc.planning.problem import Allocation, Problem
 from wflmc.planning.proxy import Proxy
 from wflmc.planning.schedule import Rule
-from wflmc.planning.steps import SCHEDULES, plan_steps
+from wflmc.planning.steps import plan_steps
 from wflmc.posterior.response import AnyResponse, going_on
 from wflmc.privacy import Privacy
 
 Array = NDArray[np.float64]
 
-
 NOTHING = 1e-9
 """Share of a budget that is rounding, not something left to spend."""
-
-
 USUAL_LIMIT = 2.0
 """The limit on a round's noise for plans by the exact law, which would else make early rounds as loud as they like."""
-
-
-class Target(Protocol):
-    """What planning must know of a posterior."""
-
-    @property
-    def mu(self) -> float: ...
-    @property
-    def L(self) -> float: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def devices(self) -> int: ...
-    def initial_w2_sq(self, init: str = ...) -> float: ...
-
-
-@runtime_checkable
-class KnowsLaw(Protocol):
-    """A posterior that can tell how the law of its chains answers to noise, itself or by an approximation."""
-
-    def response(
-        self,
-        step_size: ArrayLike,
-        weight: ArrayLike,
-        burn_in: int,
-        init: str = ...,
-        friction: ArrayLike | None = ...,
-        downlink: float = ...,
-    ) -> AnyResponse: ...
-
-
-@dataclass(frozen=True)
-class Options:
-    """The keywords of `plan`, checked."""
-
-    step_size: ArrayLike
-    burn_in: int
-    samples: int
-    power: str | Policy = "optimized"
-    schedule: str = "threshold"
-    objective: str = "worst"
-    bound: str = "corrected"
-    init: str = "prior"
-    initial_w2_sq: float | None = None
-    max_round_noise: float | None = None
-    ledger: ArrayLike | None = None
-    start: int = 0
-    solver: str = "own"
-    step_schedule: str = "constant"
-    proxy: Proxy | None = None
-    before: Plan | None = None
-    dynamics: str = "overdamped"
-    friction: float = 2.0
-    csi: str = "full"
-    senders: int = 0
-
-    @property
-    def kinetic_friction(self) -> float | None:
-        """γ_f, or None where dynamics are overdamped."""
-        return self.friction if self.dynamics == "kinetic" else None
-
-    def __post_init__(self) -> None:
-        if self.csi not in ("full", "causal"):
-            raise InputError("csi", self.csi, "one of full, causal")
-        if self.csi == "causal" and self.objective == "exact":
-            raise InputError("objective", "exact", "worst or average with csi = 'causal'")
-        if self.csi == "causal" and (self.step_schedule != "constant" or np.ptp(self.step_size) > 0):
-            raise InputError("csi", "causal", "full with step sizes that change from round to round")
-        if self.dynamics == "kinetic" and self.step_schedule != "constant":
-            raise InputError("step_schedule", self.step_schedule, "constant with dynamics = 'kinetic'")
-        if self.dynamics not in DYNAMICS:
-            raise InputError("dynamics", self.dynamics, f"one of {', '.join(DYNAMICS)}")
-        if self.start < 0:
-            raise InputError("start", self.start, "at least 0")
-        if self.burn_in < 0:
-            raise InputError("burn_in", self.burn_in, "at least 0")
-        if self.samples < 1:
-            raise InputError("samples", self.samples, "at least 1")
-        if self.step_schedule not in SCHEDULES:
-            raise InputError("step_schedule", self.step_schedule, f"one of {', '.join(SCHEDULES)}")
-        if self.step_schedule == "planned" and np.ndim(self.step_size):
-            raise InputError("step_schedule", "planned", "'constant' with a step size that changes with the round")
-        if self.max_round_noise is not None and not self.max_round_noise > 0:
-            raise InputError("max_round_noise", self.max_round_noise, "above 0")
-        if self.initial_w2_sq is not None and not 0 <= self.initial_w2_sq < np.inf:
-            raise InputError("initial_w2_sq", self.initial_w2_sq, "finite and at least 0")
 
 
 class Prepared(NamedTuple):
@@ -358,15 +270,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             friction=friction,
             downlink_noise=downlink,
         )
-        return dataclasses.replace(
-            made,
-            warnings=(
-                *_warnings(made, problem),
-                *_divergence(posterior, made),
-                *_estimated(posterior, options),
-                *_oracle(made, options),
-            ),
-        )
+        return dataclasses.replace(made, warnings=advice(posterior, made, problem, options))
 
     return Prepared(problem, allocate, finish)
 
@@ -460,96 +364,3 @@ def _limit(problem: Problem, a: Array) -> NDArray[np.intp]:
     names = single_sample.REGIMES
     kinds = [names.index(single_sample.LMC), names.index(single_sample.POWER)]
     return np.select([at_lmc, at_power], kinds, names.index(single_sample.DP))
-
-
-def _estimated(posterior: Target, options: Options) -> list[str]:
-    """Models without a closed form can only estimate how far the start is from the posterior."""
-    if options.initial_w2_sq is not None or not getattr(posterior, "start_is_estimate", False):
-        return []
-    so = ", and the bound is no better than it" if options.dynamics == "overdamped" else ""
-    return [f"W2² between start and posterior is a Laplace estimate{so}; posterior.initial_w2_sq can be given instead."]
-
-
-def _oracle(made: Plan, options: Options) -> list[str]:
-    """A plan for the exact law looks at the posterior."""
-    if options.objective != "exact" or options.proxy is not None or made.privacy.epsilon is None:
-        return []
-    return [
-        "The objective 'exact' is an oracle: the plan depends on the devices' private data, which epsilon does not "
-        "cover. Give a public proxy where data are real."
-    ]
-
-
-def _divergence(posterior: Target, made: Plan) -> list[str]:
-    """Partial participation may undo what η < 2/L or h < 2/√L ensures; models that know their Hessian can tell."""
-    expansion = getattr(posterior, "expansion", None)
-    if expansion is None or made.active_devices.min() == made.devices:
-        return []
-    # A kinetic step is stable while |1 − h²λ/2| < 1.
-    step = made.step_size if made.friction is None else made.step_size**2 / 2
-    largest = float(step.max())
-    factor = expansion(largest, made.weight * (step / largest)[:, None])
-    if factor <= 1:
-        return []
-    stretches = f"stretches errors {factor:.3g} times" if made.friction is None else "is beyond 2/√L of theirs alone"
-    return [
-        "The devices that send in some rounds are so unlike the rest that a step "
-        f"{stretches}: without clipping the chain may diverge. Use a smaller step size or schedule = 'all'."
-    ]
-
-
-def _remedy(problem: Problem, made: Plan, loud: NDArray[np.intp]) -> str:
-    """What helps against noise that clipped gradients cannot undo in the rounds `loud`, by what makes it."""
-    least = made.dim * (problem.scale / made.clip.sum()) ** 2  # the power at which they just can
-    if np.any((least > problem.lmc_cap)[loud]):
-        return "It is the noise that Langevin sampling itself needs: a larger clip or more devices help."
-    if np.any((least > problem.power_cap)[loud]):
-        return "Transmit power makes it: a higher SNR, more devices or schedule = 'threshold' help."
-    if not problem.affordable(least):
-        return "Privacy makes it: fewer rounds, more devices or a larger epsilon help."
-    return "A smaller step size or max_round_noise = 1 helps."
-
-
-def _warnings(made: Plan, problem: Problem) -> list[str]:
-    found = []
-    factor = problem.noise_limit if np.isfinite(problem.noise_limit) else 1.0
-    if made.gap is not None and made.gap > 1e-6:
-        found.append(f"The power is proven optimal only to a relative gap of {made.gap:.1g}.")
-    if made.clips:
-        # A round of a small step makes little noise, and the rounds after it undo that.
-        reach = factor * np.maximum(made.kick, made.kick[-1]) * made.clip.sum()
-        loud = np.flatnonzero(np.sqrt(made.dim * made.noise_variance) > reach * (1 + 1e-9))
-        if loud.size:
-            found.append(
-                f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds {_times(factor)}what all "
-                f"clipped gradients together can undo ({'η' if made.friction is None else 'h'} Σ ℓ_k); the "
-                f"{'bound' if made.friction is None else 'exact law'} ignores clipping, and chains may not come "
-                f"back. {_remedy(problem, made, loud)}"
-            )
-    if not made.clips and made.privacy.epsilon is not None:
-        found.append("This scheme does not clip: epsilon is not kept, and no finite one would be true.")
-    if made.objective > 10 * max(made.initial_w2_sq, 1e-300):
-        found.append(
-            "The chain is farther from the posterior after burn-in than at the start."
-            if made.objective_name == "exact"
-            else "The bound after burn-in is far above the distance at the start: it says nothing here."
-        )
-    if made.clips:
-        limit = made.privacy.budget(made.devices)
-        over = np.flatnonzero(made.spent + made.ledger > limit * (1 + 1e-9))
-        if over.size:
-            found.append(
-                f"{over.size} of {made.devices} devices spend more than the privacy budget, which this policy ignores."
-            )
-    if made.friction is not None:
-        low, high = 0.2 * made.mu**0.5, 20 * made.L**0.5
-        if not low <= made.friction <= high:
-            found.append(
-                f"friction = {made.friction:.3g} is outside {low:.3g} to {high:.3g} (0.2√mu to 20√L): the chain swings "
-                "or creeps for many rounds. 2√mu is a good choice."
-            )
-    return found
-
-
-def _times(factor: float) -> str:
-    return "" if factor == 1 else f"{factor:g} times "

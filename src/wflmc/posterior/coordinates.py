@@ -7,7 +7,7 @@ the geometry changes. With W whitening the features, all directions that the dat
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,8 +51,29 @@ class Moving:
 
     coordinates: Coordinates | None
     prior_std: float
+    features: Array
+    sizes: NDArray[np.intp]
+    intercept: bool
     curvature: float = 1.0
     """The most by which an example with features u can curve the cost, over ‖u‖²."""
+
+    def whitened(self, matrix: ArrayLike | None = None, prior_on: str = "parameters") -> Self:
+        """The same posterior for chains that move in the coordinates φ = W⁻ᵀθ; samples come back as parameters.
+
+        Args:
+            matrix: W[d, d], by default that which whitens the features (see `wflmc.posterior.whitening`). It then
+                depends on the data, and a promise of privacy does not cover it.
+            prior_on: "parameters" leaves the prior as it is; "whitened" puts N(0, prior_std² I) on φ: another prior.
+        """
+        if self.coordinates is not None:
+            raise InputError("matrix", "a second one", "given for a posterior in its own coordinates")
+        if matrix is None:
+            moments = moments_of(self.features, self.sizes, self.intercept)
+            matrix = whitening(*moments, self.intercept, ridge=prior_ridge(self, prior_on))
+        return self._moved(coordinates(matrix, self.prior_std, prior_on))
+
+    def _moved(self, space: Coordinates) -> Self:
+        raise NotImplementedError
 
     @property
     def prior_power(self) -> float:

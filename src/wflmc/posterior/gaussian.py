@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
-from wflmc.posterior.blocks import block_size, clipping, filled_up, in_blocks, many_chains, over_blocks, row_norms
-from wflmc.posterior.coordinates import Coordinates, Moving, coordinates, moments_of, prior_ridge, whitening
+from wflmc.posterior.blocks import block_size, filled_up, in_blocks
+from wflmc.posterior.coordinates import Coordinates, Moving
+from wflmc.posterior.gaussian_sums import by_examples, clipped_sum
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
 from wflmc.posterior.kinetic import kinetic_round, with_velocity
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
@@ -97,20 +98,8 @@ class GaussianPosterior(Moving):
         """W2² between the start and the posterior, in the coordinates that chains move in."""
         return float(w2_squared(self._initial(init), Gaussian(self.mean, self.covariance)))
 
-    def whitened(self, matrix: ArrayLike | None = None, prior_on: str = "parameters") -> GaussianPosterior:
-        """The same posterior for chains that move in the coordinates φ = W⁻ᵀθ; samples come back as parameters.
-
-        Args:
-            matrix: W[m, m], by default that which whitens the features (see `wflmc.posterior.whitening`). It then
-                depends on the data, and a promise of privacy does not cover it.
-            prior_on: "parameters" leaves the prior as it is; "whitened" puts N(0, prior_std² I) on φ: another prior.
-        """
-        if self.coordinates is not None:
-            raise InputError("matrix", "a second one", "given for a posterior in its own coordinates")
-        if matrix is None:
-            moments = moments_of(self.features, self.sizes, self.intercept)
-            matrix = whitening(*moments, self.intercept, ridge=prior_ridge(self, prior_on))
-        space = coordinates(matrix, self.prior_std, prior_on)
+    def _moved(self, space: Coordinates) -> GaussianPosterior:
+        """The same posterior in other coordinates."""
         moved = _from_rows(self.features @ space.matrix.T, self.target, self.sizes, self.prior_std, space)
         return replace(moved, intercept=self.intercept, subject=self.digest)
 
@@ -143,9 +132,9 @@ class GaussianPosterior(Moving):
         block = self.block or self.devices
         if example_clip is None:
             data = in_blocks(self.hessian, block), in_blocks(self.linear, block)
-            return _clipped_sum(data, theta, weight, clip)
+            return clipped_sum(data, theta, weight, clip)
         rows = in_blocks(self.features, block), in_blocks(self.target, block)
-        return _by_examples(rows, self._share, theta, weight, clip, example_clip)
+        return by_examples(rows, self._share, theta, weight, clip, example_clip)
 
     @property
     def _share(self) -> Any:
@@ -283,61 +272,6 @@ jax.tree_util.register_dataclass(
     ],
     meta_fields=["block", "intercept", "subject"],
 )
-
-
-def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """theta[chain, m] or [chain, K, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
-    heard = _own(theta)
-
-    def add(
-        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, *own: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        hessian, linear = data
-        if own:
-            gradient = jnp.einsum("ckm,kmn->ckn", own[0], hessian, precision="highest") - linear
-        else:
-            flat = hessian.reshape(-1, theta.shape[1])  # symmetric, so that rows are columns
-            gradient = jnp.matmul(theta, flat.T, precision="highest").reshape(-1, *linear.shape) - linear
-        norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
-        return total + jnp.sum(clipping(w, limit, norm)[..., None] * gradient, axis=1), norm
-
-    return over_blocks(add, blocks, jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype), weight, clip, *heard)
-
-
-def _own(theta: jax.Array) -> list[jax.Array]:
-    """What each device has heard, where they have not all heard the same: an argument that goes block by block."""
-    return [theta] if theta.ndim == 3 else []
-
-
-def _chains_by_examples(
-    blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The same with every example clipped first, from the examples themselves."""
-    heard = _own(theta)
-
-    def add(
-        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *own: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        u, v = data
-        if own:
-            residual = jnp.einsum("ckm,knm->ckn", own[0], u, precision="highest") - v
-        else:
-            rows = u.reshape(-1, theta.shape[1])
-            residual = jnp.matmul(theta, rows.T, precision="highest").reshape(-1, *v.shape) - v
-        size = row_norms(u)
-        most = jnp.where(size > 0, example[..., None] / size, jnp.inf)
-        kept = jnp.clip(residual, -most, most)
-        gradient = jnp.einsum("ckn,knm->ckm", kept, u, precision="highest")
-        gradient = gradient + (own[0] if own else theta[:, None]) @ share
-        norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
-        return total + jnp.sum(clipping(w, limit, norm)[..., None] * gradient, axis=1), norm
-
-    start = jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype)
-    return over_blocks(add, blocks, start, weight, clip, example_clip, *heard)
-
-
-_clipped_sum = many_chains(_all_chains, own=3)
-_by_examples = many_chains(_chains_by_examples, own=4)
 
 
 def _from_rows(

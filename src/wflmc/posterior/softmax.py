@@ -16,7 +16,7 @@ from scipy.special import logsumexp
 from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
 from wflmc.posterior.blocks import block_size, filled_up, in_blocks
-from wflmc.posterior.coordinates import Coordinates, Moving, coordinates, moments_of, prior_ridge, whitening
+from wflmc.posterior.coordinates import Coordinates, Moving
 from wflmc.posterior.inputs import (
     check_counts,
     check_init,
@@ -98,20 +98,8 @@ class SoftmaxPosterior(Moving):
         """A short name for the data and who holds them."""
         return self.subject or digest(self.features, self.labels, self.sizes)
 
-    def whitened(self, matrix: ArrayLike | None = None, prior_on: str = "parameters") -> SoftmaxPosterior:
-        """The same posterior for chains that move in the coordinates φ = W⁻ᵀθ; samples come back as parameters.
-
-        Args:
-            matrix: W[d, d], by default that which whitens the features (see `wflmc.posterior.whitening`). It then
-                depends on the data, and a promise of privacy does not cover it.
-            prior_on: "parameters" leaves the prior as it is; "whitened" puts N(0, prior_std² I) on φ: another prior.
-        """
-        if self.coordinates is not None:
-            raise InputError("matrix", "a second one", "given for a posterior in its own coordinates")
-        if matrix is None:
-            moments = moments_of(self.features, self.sizes, self.intercept)
-            matrix = whitening(*moments, self.intercept, ridge=prior_ridge(self, prior_on))
-        space = coordinates(matrix, self.prior_std, prior_on)
+    def _moved(self, space: Coordinates) -> SoftmaxPosterior:
+        """The same posterior in other coordinates."""
         moved = _assemble(self.features @ space.matrix.T, self.labels, self.sizes, self.prior_std, self.classes, space)
         return replace(moved, intercept=self.intercept, subject=self.digest)
 
