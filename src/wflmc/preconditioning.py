@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.errors import InputError
-from wflmc.keys import digest, host_generator
+from wflmc.keys import digest
 from wflmc.posterior import whitening
 from wflmc.posterior.coordinates import prior_ridge
 from wflmc.privacy import Privacy
@@ -96,7 +96,7 @@ def release_whitening(
         raise InputError("whiten_clip", radius, "finite and above 0")
     real = np.arange(rows.shape[1]) < posterior.sizes[:, None]
     first = max(1, round(MEAN_PART * rounds)) if posterior.intercept else 0
-    air = _Air(host_generator(key, "whiten"), link, privacy, posterior.sizes, rounds)
+    air = _Air(key, link, privacy, posterior.sizes, rounds, np.array([radius, share, posterior.intercept]))
 
     mean, wide = np.zeros(size), FIRST * radius
     heard = []
@@ -118,22 +118,25 @@ def release_whitening(
     level = scale * (2 * size) ** 0.5 * heard[-1].noise  # the edge of the spectrum of noise alone
     matrix = whitening(mean, scale * shape, posterior.intercept, level, prior_ridge(posterior, prior_on))
     loss = np.concatenate([each.loss for each in heard])
-    noise = digest(np.asarray(jax.random.key_data(key)), b"whiten")
-    sent = digest(posterior.digest.encode(), noise.encode(), air.known, loss, np.array([radius, share]))
-    return Release(matrix, loss, f"whiten-{sent}", f"whiten-{noise}", level)
+    sent = digest(posterior.digest.encode(), air.noise.encode(), loss)
+    return Release(matrix, loss, f"whiten-{sent}", f"whiten-{air.noise}", level)
 
 
 class _Air:
     """The channel of a release: gains as devices know them and as they are, and what devices are promised."""
 
     def __init__(
-        self, generator: np.random.Generator, link: Link, privacy: Privacy, sizes: NDArray[np.intp], rounds: int
+        self, key: jax.Array, link: Link, privacy: Privacy, sizes: NDArray[np.intp], rounds: int, settings: Array
     ) -> None:
         devices = sizes.size
-        self.generator, self.link, self.privacy, self.sizes = generator, link, privacy, sizes
+        self.link, self.privacy, self.sizes = link, privacy, sizes
         off = link.mismatch(rounds, devices)
         self.off = np.ones((rounds, devices)) if off is None else off
         self.known = np.abs(link.gains(rounds, devices)) / self.off
+        # Whoever sends something else, on another channel or at another power, has other noise too.
+        about = self.known, self.off, link.snr(devices), privacy.budget(devices), privacy.unit.encode(), settings
+        self.noise = digest(np.asarray(jax.random.key_data(key)), *about)
+        self.generator = np.random.default_rng(int(self.noise, 16))
 
 
 def _hear(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivity: float, share: float) -> _Heard:
@@ -151,8 +154,8 @@ def _hear(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivit
     strength = air.known[at] * np.sqrt(air.link.snr(air.sizes.size) * uses) / limit  # over √N0
     moved = np.minimum(sensitivity, 2 * limit) if air.privacy.unit == "record" else 2 * limit
     loss = (air.link.uncertainty * strength * moved) ** 2 / 2
-    allowed = share * air.privacy.budget(air.sizes.size)
-    fraction = np.minimum(1.0, allowed / loss.sum(0))
+    allowed = share * air.privacy.budget(air.sizes.size) / len(loss)  # of a round, which need not know the others
+    fraction = np.minimum(1.0, allowed / loss)
     strength, loss = strength * np.sqrt(fraction), loss * fraction
     noise = air.generator.standard_normal((strength.shape[0], sums.shape[1]))
     received = (strength * air.off[at]) @ sent + noise

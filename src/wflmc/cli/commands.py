@@ -97,7 +97,11 @@ def audit_command(
                 raise InputError(f"--{error.key}", error.given, error.allowed) from None
             raise
     seconds = time.perf_counter() - began
-    return {**found.as_dict(), "warnings": list(made.warnings), "seconds": seconds}, found.verdict
+    verdict = found.verdict
+    if made.ledger.any():
+        spent = f"{made.epsilon_spent:.4g}" if made.epsilon_spent is not None else "more"
+        verdict += f" That is of its rounds alone; with the release that whitened its features the promise is {spent}."
+    return {**found.as_dict(), "warnings": list(made.warnings), "seconds": seconds}, verdict
 
 
 def data_command(folder: str | None, say: Callable[[str], None]) -> dict[str, Any]:

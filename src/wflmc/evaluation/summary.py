@@ -25,6 +25,8 @@ class Evaluation:
 
     w2_sq: Distance | None
     """Estimated from the chains against the exact posterior."""
+    moving_w2_sq: Distance | None
+    """The same in the coordinates that chains move in, which the bound is about; None where they are the parameters."""
     exact_w2_sq: tuple[float, ...] | None
     """Exact for every round 1..S while nothing is clipped."""
     exact_ess_min: float | None
@@ -72,9 +74,11 @@ class Evaluation:
                     f"The chains are at W2² = {self.w2_sq.worst:.3g}, the exact law without clipping at {exact:.3g}: "
                     "clipped gradients cannot undo the noise. Use a smaller step size or policy.max_round_noise."
                 )
-            if self.bound is not None and self.w2_sq.worst > self.bound + 3 * self.w2_sq.worst_se:
+            moved = self.moving_w2_sq or self.w2_sq
+            if self.bound is not None and moved.worst > self.bound + 3 * moved.worst_se:
+                where = "" if self.moving_w2_sq is None else " in the coordinates that they move in"
                 found.append(
-                    f"The chains are at W2² = {self.w2_sq.worst:.3g}, above the plan's bound of {self.bound:.3g}."
+                    f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {self.bound:.3g}."
                 )
         return tuple(found)
 
@@ -127,6 +131,9 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
     bounds = [plan.bound[plan.burn_in :].max() for plan in trace.plans if plan.bound is not None]
     return Evaluation(
         w2_sq=estimate_w2_sq(trace.theta, posterior.exact) if known and several else None,
+        moving_w2_sq=estimate_w2_sq(posterior.coordinates_of(trace.theta), posterior.moving)
+        if known and several and posterior.coordinates is not None
+        else None,
         exact_w2_sq=tuple(exact_w2_sq(posterior, trace.plans).tolist()) if known else None,
         exact_ess_min=float(exact_ess(posterior, trace.plans).min()) if known else None,
         bound=None if len(bounds) < len(trace.plans) else float(max(bounds)),

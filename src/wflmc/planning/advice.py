@@ -13,7 +13,7 @@ from wflmc.planning.problem import Problem
 def advice(posterior: Target, made: Plan, problem: Problem, options: Options) -> tuple[str, ...]:
     """All warnings about a plan."""
     return (
-        *_of_the_plan(made, problem),
+        *_of_the_plan(made, problem, getattr(posterior, "coordinates", None) is not None),
         *_divergence(posterior, made),
         *_estimated(posterior, options),
         *_oracle(made, options),
@@ -68,7 +68,7 @@ def _remedy(problem: Problem, made: Plan, loud: NDArray[np.intp]) -> str:
     return "A smaller step size or max_round_noise = 1 helps."
 
 
-def _of_the_plan(made: Plan, problem: Problem) -> list[str]:
+def _of_the_plan(made: Plan, problem: Problem, moves_elsewhere: bool) -> list[str]:
     found = []
     factor = problem.noise_limit if np.isfinite(problem.noise_limit) else 1.0
     if made.gap is not None and made.gap > 1e-6:
@@ -86,7 +86,9 @@ def _of_the_plan(made: Plan, problem: Problem) -> list[str]:
             )
     if not made.clips and made.privacy.epsilon is not None:
         found.append("This scheme does not clip: epsilon is not kept, and no finite one would be true.")
-    if made.objective > 10 * max(made.initial_w2_sq, 1e-300):
+    # A plan by the exact law is measured in parameters, its start in the coordinates that chains move in.
+    alike = made.objective_name != "exact" or not moves_elsewhere
+    if alike and made.objective > 10 * max(made.initial_w2_sq, 1e-300):
         found.append(
             "The chain is farther from the posterior after burn-in than at the start."
             if made.objective_name == "exact"

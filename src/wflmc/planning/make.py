@@ -269,6 +269,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             enforced=scheme.private,
             friction=friction,
             downlink_noise=downlink,
+            noise_limit=noise_limit,
         )
         return dataclasses.replace(made, warnings=advice(posterior, made, problem, options))
 

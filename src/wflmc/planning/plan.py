@@ -70,6 +70,8 @@ class Plan:
     """γ_f of kinetic dynamics; None: overdamped."""
     downlink_noise: float = 0.0
     """Variance of the noise in every coordinate that a device hears of θ."""
+    noise_limit: float = np.inf
+    """The limit on a round's noise that power was chosen within, over what all clipped gradients can undo."""
     warnings: tuple[str, ...] = ()
 
     @property

@@ -75,7 +75,12 @@ class GaussianPosterior(Moving):
     @property
     def exact(self) -> Gaussian:
         """The posterior of the parameters."""
-        return self._of_parameters(Gaussian(self.mean, self.covariance))
+        return self._of_parameters(self.moving)
+
+    @property
+    def moving(self) -> Gaussian:
+        """The posterior in the coordinates that chains move in."""
+        return Gaussian(self.mean, self.covariance)
 
     def initial(self, init: str = "prior") -> Gaussian:
         """The law of θ[0]: the prior, or a point mass at zero."""
@@ -96,7 +101,7 @@ class GaussianPosterior(Moving):
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the start and the posterior, in the coordinates that chains move in."""
-        return float(w2_squared(self._initial(init), Gaussian(self.mean, self.covariance)))
+        return float(w2_squared(self._initial(init), self.moving))
 
     def _moved(self, space: Coordinates) -> GaussianPosterior:
         """The same posterior in other coordinates."""

@@ -33,7 +33,7 @@ def plan_table(document: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     if "solve_for" in document:
         table.add_row("answer", _answer(document["solve_for"]))
-    step = f"η = {constants['step_size']:.4g}"
+    step = f"η = {_steps(document['step_size'])}"
     if "friction" in constants:
         step = f"kinetic, h = {constants['step_size']:.4g}, friction = {constants['friction']:.4g}"
     table.add_row(
@@ -49,7 +49,9 @@ def plan_table(document: dict[str, Any]) -> Table:
     table.add_row("gain α", _span(document["gain"]))
     table.add_row("devices sending", _span(document["active_devices"]))
     gap = document["gap"]
-    proof = "" if gap is None else f", within {gap:.1g} of the best possible"
+    limit = document["max_round_noise"]
+    given = "" if limit is None else f" with max_round_noise = {limit:g}"
+    proof = "" if gap is None else f", within {gap:.1g} of the best possible{given}"
     start = f"(start {constants['initial_w2_sq']:.4g})"
     value = None if document["objective"] is None else f"{document['objective']:.4g} after burn-in {start}{proof}"
     name = "W2² by the law" if exact_law else "bound on W2²"

@@ -198,6 +198,9 @@ def _leaks(scenario: Scenario) -> list[str]:
         "initial_w2_sq": not section.initial_w2_sq,
     }
     names = [f"posterior.{name}" for name, computed in taken.items() if computed]
+    names += ["sampler.burn_in"] if scenario.sampler.burn_in == "auto" else []
+    if scenario.link.downlink_snr_db < np.inf and scenario.policy.objective == "worst":
+        names += ["the effect of link.downlink_snr_db"]
     if not names:
         return []
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -59,6 +59,7 @@ def plan_document(
         "objective": plan.objective,
         "lower_bound": plan.lower_bound,
         "gap": plan.gap,
+        "max_round_noise": plan.noise_limit,
         "privacy": {
             "budget": float(budget.min()),
             "accountant": plan.privacy.accountant,
@@ -197,7 +198,8 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
 
     scheme = policy(scenario.policy.power)._replace(allocate=as_given)
     try:
-        made = make_plan(scenario, inputs, scheme, ledger=before)
+        paid = inputs.spent if before is None else np.maximum(before, inputs.spent)
+        made = make_plan(scenario, inputs, scheme, ledger=paid)
     except InputError as error:
         raise InputError(f"--plan: {error.key.removeprefix('policy.')}", error.given, error.allowed) from None
     now = {name: float(getattr(made, name)) for name in names}

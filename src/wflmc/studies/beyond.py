@@ -45,8 +45,9 @@ class BeyondGaussian:
 
     @property
     def steps(self) -> Promises:
-        """Each adds one ingredient to the one before, but for the first two and the last."""
+        """Each adds to the one before, but for the first two and the last; plans by the exact law are oracles."""
         given = self.epsilon, self.delta, self.clip
+        small = {"step_factor": 0.3, "max_round_noise": 1.0}
         exact, record = Privacy(*given), Privacy(*given, unit="record", example_clip=self.example_clip)
         return {
             "equal (the paper's)": (Privacy(*given, "paper"), {"power": "equal", "bound": "paper"}),
@@ -54,8 +55,8 @@ class BeyondGaussian:
             "+ corrected bound": (Privacy(*given, "paper"), {}),
             "+ exact accountant": (exact, {}),
             "+ exact law as objective": (exact, {"objective": "exact"}),
-            "+ step 0.3/(mu+L)": (exact, {"objective": "exact", "step_factor": 0.3, "max_round_noise": 1.0}),
-            "+ one record hidden": (record, {"objective": "exact", "step_factor": 0.3}),
+            "+ step 0.3/(mu+L), noise limit 1": (exact, {**small, "objective": "exact"}),
+            "+ one example hidden, not a device": (record, {**small, "objective": "exact"}),
             "noiseless, unclipped": (Privacy(None, None, self.clip), {"power": "noiseless"}),
         }
 
@@ -124,11 +125,11 @@ class Recipe:
 PAPER = Recipe()
 OURS = Recipe(1.25, 0.1, 60.0, 3.0, "exact", "corrected", 0.6, "zero", intercept=True, whiten="public")
 RECIPES = {
-    "the paper's optimum, (50, 0.1)": PAPER,
-    "ours, (1.25, 0.1)": OURS,
-    "ours, whitening paid for, (2, 0.1)": replace(OURS, epsilon=2.0, whiten="private"),
-    "ours, (5, 1e-5)": replace(OURS, epsilon=5.0, delta=1e-5),
-    "ours, (1, 1e-5)": replace(
+    "the paper's optimum, a device (50, 0.1)": PAPER,
+    "ours, an image (1.25, 0.1)": OURS,
+    "ours, whitening paid for, an image (2, 0.1)": replace(OURS, epsilon=2.0, whiten="private"),
+    "ours, an image (5, 1e-5)": replace(OURS, epsilon=5.0, delta=1e-5),
+    "ours, an image (1, 1e-5)": replace(
         OURS, epsilon=1.0, delta=1e-5, example_clip=1.5, step_factor=0.4, burn_in=200, samples=400
     ),
 }
@@ -136,14 +137,17 @@ ABLATION = {
     "ours": OURS,
     "without whitening": replace(OURS, whiten="none"),
     "without an intercept": replace(OURS, intercept=False),
-    "without clipping examples": replace(OURS, example_clip=None),
+    "without clipping images: a device hidden": replace(OURS, example_clip=None),
     "without the exact accountant": replace(OURS, accountant="paper"),
     "with the paper's step 2/(mu+L)": replace(OURS, step_factor=2.0),
     "with a start from the prior": replace(OURS, init="prior"),
     "with whitening paid for": replace(OURS, whiten="private"),
     "without a promise": replace(OURS, epsilon=None, delta=None),
-    "the paper's recipe at (1.25, 0.1)": replace(PAPER, epsilon=1.25),
-    "the paper's recipe at (50, 0.1)": PAPER,
+    "the paper's recipe, an image hidden at (1.25, 0.1)": replace(
+        PAPER, epsilon=1.25, example_clip=10.0, accountant="exact"
+    ),
+    "the paper's recipe, a device hidden at (1.25, 0.1)": replace(PAPER, epsilon=1.25),
+    "the paper's recipe, a device hidden at (50, 0.1)": PAPER,
 }
 ABLATION_SNR = 20.0
 
