@@ -45,11 +45,18 @@ class Release(NamedTuple):
     """A name for its noise."""
     noise_level: float
     """The largest eigenvalue that noise alone would give the covariance; smaller ones are taken for it."""
+    hidden: float
+    """The share of the directions for which that is so."""
 
     @property
     def spent(self) -> Array:
         """Loss of each device, [K]."""
         return np.asarray(self.loss.sum(0))
+
+    def summary(self, budget: Array) -> dict[str, Any]:
+        """What to tell of it, as plain data."""
+        share = float((self.spent / budget).max()) if np.isfinite(budget).all() else None
+        return {"rounds": len(self.loss), "spent": self.spent, "share_of_budget": share, "hidden": self.hidden}
 
 
 class _Heard(NamedTuple):
@@ -119,7 +126,8 @@ def release_whitening(
     matrix = whitening(mean, scale * shape, posterior.intercept, level, prior_ridge(posterior, prior_on))
     loss = np.concatenate([each.loss for each in heard])
     sent = digest(posterior.digest.encode(), air.noise.encode(), loss)
-    return Release(matrix, loss, f"whiten-{sent}", f"whiten-{air.noise}", level)
+    hidden = float(np.mean(np.linalg.eigvalsh(scale * shape) < level))
+    return Release(matrix, loss, f"whiten-{sent}", f"whiten-{air.noise}", level, hidden)
 
 
 class _Air:

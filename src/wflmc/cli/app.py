@@ -125,7 +125,7 @@ def plan(
     else:
         if ledger is not None:
             raise InputError("--ledger", ledger, "left out with --solve-for")
-        document = solve_command(scenario, overrides, solver, plot, unknown, target, metric, compare)
+        document = solve_command(scenario, overrides, solver, plot, unknown, target, metric, compare, _progress)
     if as_json:
         _warn(document["warnings"])
         _print_json(document)
@@ -236,7 +236,7 @@ def reproduce(
     figures: Annotated[
         list[str] | None,
         typer.Argument(
-            help="fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record."
+            help="fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond."
         ),
     ] = None,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for tables and pictures.")] = "out/reproduce",

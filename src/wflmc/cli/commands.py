@@ -46,6 +46,7 @@ def solve_command(
     target: float | None,
     metric: str,
     compare: bool,
+    bar: ProgressBar,
 ) -> dict[str, Any]:
     """The plan at the smallest value of `key` that reaches the target, and the answer under `solve_for`."""
     began = time.perf_counter()
@@ -53,7 +54,8 @@ def solve_command(
         raise InputError("--target", target, "given with --solve-for")
     if plot is not None:
         report.check_picture(plot)
-    answer = solve_for(load_scenario(path, overrides), key, target, metric, solver)
+    with bar("plans tried, at most", 330 if key == "sampler.burn_in" else 60) as advance:
+        answer = solve_for(load_scenario(path, overrides), key, target, metric, solver, advance)
     document = _planned(answer.scenario, solver, plot, began, None, compare)
     asked = answer._asdict()
     asked.pop("scenario")

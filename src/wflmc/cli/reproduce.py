@@ -203,7 +203,7 @@ def _beyond(
             found |= studies.run_study(study, cache, advance, say)
     for table, rows in found.items():
         report.write_csv(folder / f"{table}.csv", rows)
-    about = f"left: {source}, ε = 15, δ = 0.01; middle and right: MNIST, {count} experiments"
+    about = f"left: {source}, ε = 15, δ = 0.01; middle and right: MNIST, {count} experiment{'s' * (count > 1)}"
     drawn = report.draw_panels("beyond", found, about, folder / "beyond.png")
     write_text(folder / "ablation.md", report.ablation(found))
     return [*drawn, folder / "ablation.md"], found

@@ -30,7 +30,9 @@ def _estimated(posterior: Target, options: Options) -> list[str]:
 
 def _oracle(made: Plan, options: Options) -> list[str]:
     """A plan for the exact law looks at the posterior."""
-    if options.objective != "exact" or options.proxy is not None or made.privacy.epsilon is None:
+    if made.lower_bound is None or options.proxy is not None or made.privacy.epsilon is None:
+        return []
+    if options.objective != "exact":
         return []
     return [
         "The objective 'exact' is an oracle: the plan depends on the devices' private data, which epsilon does not "
@@ -62,7 +64,8 @@ def _remedy(problem: Problem, made: Plan, loud: NDArray[np.intp]) -> str:
     if np.any((least > problem.lmc_cap)[loud]):
         return "It is the noise that Langevin sampling itself needs: a larger clip or more devices help."
     if np.any((least > problem.power_cap)[loud]):
-        return "Transmit power makes it: a higher SNR, more devices or schedule = 'threshold' help."
+        others = "" if made.active_devices.min() < made.devices else " or schedule = 'threshold'"
+        return f"Transmit power makes it: a higher SNR, more devices{others} help."
     if not problem.affordable(least):
         return "Privacy makes it: fewer rounds, more devices or a larger epsilon help."
     return "A smaller step size or max_round_noise = 1 helps."
@@ -76,7 +79,11 @@ def _of_the_plan(made: Plan, problem: Problem, moves_elsewhere: bool) -> list[st
     if made.clips:
         # A round of a small step makes little noise, and the rounds after it undo that.
         reach = factor * np.maximum(made.kick, made.kick[-1]) * made.clip.sum()
-        loud = np.flatnonzero(np.sqrt(made.dim * made.noise_variance) > reach * (1 + 1e-9))
+        spread = made.dim * made.noise_variance
+        # Langevin's own noise is undone over many rounds: clipped gradients hold it within m σ²/(2η Σ ℓ_k).
+        beyond = made.noise_variance > 1.05 * made.langevin_noise
+        beyond |= spread / (2 * reach) > made.initial_w2_sq**0.5
+        loud = np.flatnonzero((np.sqrt(spread) > reach * (1 + 1e-9)) & beyond)
         if loud.size:
             found.append(
                 f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds {_times(factor)}what all "

@@ -98,7 +98,7 @@ class _Best:
         self.offer(v)
         # Noise whose trace alone is larger than this at a kept round is farther off than v: it need not be looked at.
         reach = (np.sqrt(distances.spread) + np.sqrt(self.value)) ** 2
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             self.ceiling = np.minimum(limits.high, reach / distances.trace.max(0))
 
     @property
@@ -127,7 +127,7 @@ class _Best:
     def prove(self, v: Array, F: Array, g: Array, w: Array, lam: Array) -> None:
         """Weights w[S_u] of sum 1 and prices lam[K'] bound all noise: the tangent at v, minimised in closed form."""
         slope, price = w @ g, lam @ self.limits.use
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             u = np.where(slope > 0, np.sqrt(price / slope), self.ceiling)
             u = np.clip(u, self.limits.low, self.ceiling)
             least = np.where(slope == 0, 0.0, slope * u) + price / u

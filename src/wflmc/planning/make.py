@@ -288,7 +288,17 @@ def _with_planned_steps(posterior: Target, link: Link, privacy: Privacy, options
         found = prepared(steps)
         return found.finish(found.allocate(found.problem))
 
-    return prepared(plan_steps(make, kept, options.burn_in, options.samples))
+    steps = plan_steps(make, kept, options.burn_in, options.samples)
+    found = prepared(steps)
+    if np.ptp(steps) > 0 or options.burn_in == 0:
+        return found
+    note = "No other step sizes of burn-in were found better: step_schedule = 'planned' has kept the constant one."
+
+    def finish(allocation: Allocation) -> Plan:
+        plan = found.finish(allocation)
+        return dataclasses.replace(plan, warnings=(*plan.warnings, note))
+
+    return found._replace(finish=finish)
 
 
 def _step_sizes(step_size: ArrayLike, rounds: int) -> Array:

@@ -85,6 +85,8 @@ class Options:
             raise InputError("csi", "causal", "full with step sizes that change from round to round")
         if self.dynamics == "kinetic" and self.step_schedule != "constant":
             raise InputError("step_schedule", self.step_schedule, "constant with dynamics = 'kinetic'")
+        if not isinstance(self.friction, int | float):
+            raise InputError("friction", self.friction, "a number")
         if self.dynamics not in DYNAMICS:
             raise InputError("dynamics", self.dynamics, f"one of {', '.join(DYNAMICS)}")
         if self.start < 0:

@@ -70,6 +70,9 @@ class Moving:
         if matrix is None:
             moments = moments_of(self.features, self.sizes, self.intercept)
             matrix = whitening(*moments, self.intercept, ridge=prior_ridge(self, prior_on))
+        wanted = self.features.shape[-1]
+        if np.shape(matrix) != (wanted, wanted):
+            raise InputError("matrix", f"shape {np.shape(matrix)}", f"[{wanted}, {wanted}], as many as features")
         return self._moved(coordinates(matrix, self.prior_std, prior_on))
 
     def _moved(self, space: Coordinates) -> Self:

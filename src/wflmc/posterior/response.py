@@ -66,7 +66,11 @@ def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array
 def refuse_kinetic(friction: ArrayLike | None) -> None:
     """Approximate laws are of overdamped chains."""
     if friction is not None:
-        raise InputError("objective", "exact", "left out with kinetic dynamics for this model; power = 'equal' works")
+        raise InputError(
+            "objective",
+            "exact",
+            "worst or average with power = 'equal' for kinetic dynamics of this model, whose law is not known",
+        )
 
 
 def diagonal_response(

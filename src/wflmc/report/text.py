@@ -46,6 +46,13 @@ def plan_table(document: dict[str, Any]) -> Table:
     table.add_row("regime", document["regime"] or otherwise)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in document["regime_share"].items() if share)
     table.add_row("rounds at each limit", shares)
+    if document["whitening"] is not None:
+        paid = document["whitening"]
+        cost = "" if paid["share_of_budget"] is None else f" for {paid['share_of_budget']:.2g} of the budget"
+        table.add_row(
+            "whitening",
+            f"released in {paid['rounds']} rounds before{cost}; noise hides {paid['hidden']:.0%} of directions",
+        )
     table.add_row("gain α", _span(document["gain"]))
     table.add_row("devices sending", _span(document["active_devices"]))
     gap = document["gap"]
@@ -55,6 +62,9 @@ def plan_table(document: dict[str, Any]) -> Table:
     start = f"(start {constants['initial_w2_sq']:.4g})"
     value = None if document["objective"] is None else f"{document['objective']:.4g} after burn-in {start}{proof}"
     name = "W2² by the law" if exact_law else "bound on W2²"
+    if document["coordinates"] == "whitened" and not exact_law:
+        start = f"{start[:-1]}; both in whitened coordinates)"
+        value = None if document["objective"] is None else f"{document['objective']:.4g} after burn-in {start}{proof}"
     table.add_row(name, value or f"none is known for kinetic dynamics {start}")
     exact = document["exact_w2_sq"]
     if exact is not None:

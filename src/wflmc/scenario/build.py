@@ -65,6 +65,11 @@ def build(scenario: Scenario) -> Inputs:
     if scenario.sampler.dynamics == "kinetic":
         text, names = scenario.sampler.friction, {"mu": posterior.mu, "L": posterior.L}
         friction = float(evaluate_expression("sampler.friction", text, names)) if isinstance(text, str) else text
+    if release is not None and release.hidden > 0.5:
+        notes.append(
+            f"Noise hides {release.hidden:.0%} of the features' directions from the release, and they are not whitened: "
+            "a higher SNR, more whiten_rounds, a larger whiten_share or a whiten_clip nearer to the features' size help."
+        )
     notes = [*warnings, *notes, *_leaks(scenario)]
     return Inputs(posterior, link, privacy, last, tuple(notes), test, release, friction)
 
@@ -278,7 +283,7 @@ def make_plan(
             initial_w2_sq=initial_w2_sq or scenario.posterior.initial_w2_sq or None,
             ledger=inputs.spent if ledger is None else ledger,
             start=start if inputs.release is None else start + len(inputs.release.loss),
-            max_round_noise=policy.max_round_noise,
+            max_round_noise=np.inf if policy.max_round_noise == "inf" else policy.max_round_noise,
             solver=solver,
             before=before,
             dynamics=scenario.sampler.dynamics,

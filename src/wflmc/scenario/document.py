@@ -60,6 +60,8 @@ def plan_document(
         "lower_bound": plan.lower_bound,
         "gap": plan.gap,
         "max_round_noise": plan.noise_limit,
+        "coordinates": "parameters" if inputs.posterior.coordinates is None else "whitened",
+        "whitening": None if inputs.release is None else inputs.release.summary(budget),
         "privacy": {
             "budget": float(budget.min()),
             "accountant": plan.privacy.accountant,
@@ -111,10 +113,14 @@ def _digests(scenario: Scenario) -> dict[str, str]:
 
 
 def _json_scenario(scenario: Scenario) -> dict[str, Any]:
-    """The keys that were set; infinite values are defaults and JSON cannot write them."""
+    """The keys that were set; JSON cannot write infinity, and one key has a default that is not it."""
     content: dict[str, dict[str, Any]] = scenario.model_dump(exclude_unset=True, exclude_none=True)
     return {
-        section: {key: value for key, value in values.items() if value != math.inf}
+        section: {
+            key: "inf" if value == math.inf else value
+            for key, value in values.items()
+            if value != math.inf or key == "max_round_noise"
+        }
         for section, values in content.items()
     }
 

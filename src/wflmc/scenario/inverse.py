@@ -47,12 +47,22 @@ class Answer(NamedTuple):
     """The scenario with that value."""
 
 
-def solve_for(scenario: Scenario, key: str, target: float, metric: str = "bound", solver: str = "own") -> Answer:
+def solve_for(
+    scenario: Scenario,
+    key: str,
+    target: float,
+    metric: str = "bound",
+    solver: str = "own",
+    tried: Callable[[int], None] = lambda count: None,
+) -> Answer:
     """Search a key of the scenario for the smallest value whose plan is at least as good as the target.
 
     For SNR and ε more is never worse at fixed active sets, and bisection finds the edge to 1e-6 of the value. More
     rounds help until privacy, spread over them, costs more than they gain, and each has its own channel: they are
     tried one by one up to 128, then in steps of 2 %, and one by one again where the steps find or nearly find it.
+
+    Args:
+        tried: called with the number of plans made so far.
     """
     unknown = _checked(scenario, key, target, metric)
     inputs = build(scenario)
@@ -73,6 +83,7 @@ def solve_for(scenario: Scenario, key: str, target: float, metric: str = "bound"
                     raise
                 errors.append(error)
                 seen[value] = math.inf
+            tried(len(seen))
         return seen[value]
 
     def answer(value: float, reached: bool) -> Answer:

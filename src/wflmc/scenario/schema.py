@@ -95,7 +95,7 @@ class PolicySection(_Section):
     senders: Annotated[int, Field(ge=0, le=10**7)] = 0
     csi: Literal["full", "causal"] = "full"
     bound: Literal["corrected", "paper"] = "corrected"
-    max_round_noise: Annotated[float, Field(ge=1e-9)] | None = None
+    max_round_noise: Annotated[float, Field(ge=1e-9)] | Literal["inf"] | None = None
 
 
 class Scenario(_Section):
@@ -149,6 +149,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
     fading, policy, data = scenario.link.fading, scenario.policy.power, scenario.posterior.data
     sampler = scenario.sampler
     ideal = policy in ("noiseless", "noiseless-dp")
+    released = scenario.posterior.preconditioner == "private-whiten"  # over the link, whatever comes after
     kinetic = scenario.sampler.dynamics == "kinetic"
     no_fading = fading in ("file", "static")
     drawn = scenario.link.csi_error > 0 or scenario.policy.schedule == "unbiased"
@@ -158,8 +159,8 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
         ("link.power", fading == "file", "link.fading = 'file'"),
         ("link.correlation", no_fading, f"link.fading = {fading!r}"),
         ("link.seed", no_fading and (ideal or not drawn), f"link.fading = {fading!r} draws nothing"),
-        ("link.snr_db", ideal, f"policy.power = {policy!r} has an ideal link"),
-        ("link.csi_error", ideal, f"policy.power = {policy!r} has an ideal link"),
+        ("link.snr_db", ideal and not released, f"policy.power = {policy!r} has an ideal link"),
+        ("link.csi_error", ideal and not released, f"policy.power = {policy!r} has an ideal link"),
         ("link.downlink_snr_db", ideal, f"policy.power = {policy!r} has an ideal link"),
         (
             "posterior.seed",
