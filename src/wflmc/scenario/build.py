@@ -67,8 +67,8 @@ def build(scenario: Scenario) -> Inputs:
         friction = float(evaluate_expression("sampler.friction", text, names)) if isinstance(text, str) else text
     if release is not None and release.hidden > 0.5:
         notes.append(
-            f"Noise hides {release.hidden:.0%} of the features' directions from the release, and they are not whitened: "
-            "a higher SNR, more whiten_rounds, a larger whiten_share or a whiten_clip nearer to the features' size help."
+            f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
+            "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
         )
     notes = [*warnings, *notes, *_leaks(scenario)]
     return Inputs(posterior, link, privacy, last, tuple(notes), test, release, friction)
