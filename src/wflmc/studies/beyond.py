@@ -123,14 +123,15 @@ class Recipe:
 
 
 PAPER = Recipe()
-OURS = Recipe(1.25, 0.1, 60.0, 3.0, "exact", "corrected", 0.6, "zero", intercept=True, whiten="public")
+OURS = Recipe(1.25, 0.1, 30.0, 3.0, "exact", "corrected", 0.6, "zero", intercept=True, whiten="public")
+PAID = replace(OURS, clip=60.0, whiten="private")
 RECIPES = {
     "the paper's optimum, a device (50, 0.1)": PAPER,
     "ours, an image (1.25, 0.1)": OURS,
-    "ours, whitening paid for, an image (2, 0.1)": replace(OURS, epsilon=2.0, whiten="private"),
+    "ours, whitening paid for, an image (2, 0.1)": replace(PAID, epsilon=2.0),
     "ours, an image (5, 1e-5)": replace(OURS, epsilon=5.0, delta=1e-5),
     "ours, an image (1, 1e-5)": replace(
-        OURS, epsilon=1.0, delta=1e-5, example_clip=1.5, step_factor=0.4, burn_in=200, samples=400
+        OURS, epsilon=1.0, delta=1e-5, clip=60.0, example_clip=1.5, step_factor=0.4, burn_in=200, samples=400
     ),
 }
 ABLATION = {
@@ -141,7 +142,7 @@ ABLATION = {
     "without the exact accountant": replace(OURS, accountant="paper"),
     "with the paper's step 2/(mu+L)": replace(OURS, step_factor=2.0),
     "with a start from the prior": replace(OURS, init="prior"),
-    "with whitening paid for": replace(OURS, whiten="private"),
+    "with whitening paid for": PAID,
     "without a promise": replace(OURS, epsilon=None, delta=None),
     "the paper's recipe, an image hidden at (1.25, 0.1)": replace(
         PAPER, epsilon=1.25, example_clip=10.0, accountant="exact"
