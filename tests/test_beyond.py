@@ -90,10 +90,13 @@ def test_figure_6_past_the_paper():
     assert all(plan.gap < 1e-6 and plan.epsilon_spent <= 15 * (1 + 1e-9) for plan in ours)
 
 
-@pytest.mark.parametrize(("preconditioner", "epsilon"), [("whiten", 1.25), ("private-whiten", 2.0)][: 2 if FULL else 1])
-def test_mnist_past_the_paper(preconditioner, epsilon, mnist_folder, monkeypatch, call):
+@pytest.mark.parametrize(
+    ("preconditioner", "epsilon", "clip"), [("whiten", 1.25, 30.0), ("private-whiten", 2.0, 60.0)][: 2 if FULL else 1]
+)
+def test_mnist_past_the_paper(preconditioner, epsilon, clip, mnist_folder, monkeypatch, call):
     monkeypatch.setenv("WFLMC_DATA", str(mnist_folder))
-    changes = (f"posterior.preconditioner='{preconditioner}'", f"privacy.epsilon={epsilon}", "sampler.chains=3")
+    keys = {"posterior.preconditioner": preconditioner, "privacy.epsilon": epsilon, "privacy.clip": clip}
+    changes = [*(f"{key}={value!r}" for key, value in keys.items()), "sampler.chains=3"]
     sets = [part for change in changes for part in ("--set", change)]
     code, out, err = call("run", EXAMPLE, *sets, "--json")
     assert code == 0, err
