@@ -72,7 +72,9 @@ def test_the_script_runs_as_it_stands(made):
 
 def test_the_script_runs_with_labels(made):
     text = (made[0] / "model.py").read_text(encoding="utf-8")
-    text = text.replace("X, y = load()", "X, y = load()\ny = (y > 0).astype(int)").replace("gaussian_reg", "softmax_reg")
+    text = text.replace("X, y = load()", "X, y = load()\ny = (y > 0).astype(int)").replace(
+        "gaussian_reg", "softmax_reg"
+    )
     result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 

@@ -1,4 +1,7 @@
-"""`wflmc new | plan | run | audit | reproduce | data | doctor`: results on stdout, also as JSON; warnings and progress on stderr."""
+"""`wflmc new | plan | run | audit | reproduce | data | doctor`.
+
+Results go to stdout, also as JSON; warnings and progress to stderr.
+"""
 
 from __future__ import annotations
 
