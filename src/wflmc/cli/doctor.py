@@ -60,11 +60,12 @@ def _try_core() -> tuple[list[str], dict[str, Any]]:
     """What does not work of it, and what JAX computes on."""
     problems: list[str] = []
     found: dict[str, Any] = {"backend": None, "devices": [], "note": None}
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a look takes no GPU's memory from others
     try:
         import jax
 
         found["backend"] = jax.default_backend()
-        found["devices"] = [str(device) for device in jax.devices()]
+        found["devices"] = [f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices()]
         if float(jax.numpy.arange(4.0).sum()) != 6:
             problems.append("JAX computes wrongly.")
     except Exception as error:  # drivers and libraries fail in many ways, all of which are to be told
@@ -134,12 +135,11 @@ def _cache() -> dict[str, Any]:
 def in_words(found: dict[str, Any]) -> str:
     """The same for people."""
     jax, mnist, cache = found["jax"], found["mnist"], found["cache"]
-    devices = f"{jax['backend']}: {', '.join(jax['devices'])}" if jax["devices"] else "no device"
     rows = [
         ("Python", f"{found['python']['version']}, {found['python']['executable']}"),
         ("wflmc", f"{found['wflmc']['version']}, {found['wflmc']['folder']}"),
         ("core", _listed(found["core"])),
-        ("JAX computes on", devices),
+        ("JAX computes on", ", ".join(jax["devices"]) or "no device"),
         *((feature["name"], _state(feature)) for feature in found["features"]),
         ("MNIST", mnist["folder"] if mnist["found"] else f"not in {mnist['folder']}: {mnist['get']}"),
         ("cache", f"{cache['folder']}{'' if cache['writable'] else ': cannot be written, nothing is kept'}"),
