@@ -1,20 +1,16 @@
-"""A start: put your data in place of `load`, then run this file."""
+"""A start: put your data in place of X and y, then run this file."""
 
 import jax
 import numpy as np
 
 import wflmc
 
-
-def load():
-    """X[examples, features], of moderate size (standardise them), and y[examples]. These are made up."""
-    generator = np.random.default_rng(0)
-    X = generator.standard_normal((1200, 5))
-    return X, X @ [0.5, -0.5, 1.0, 0.7, 0.4] + generator.standard_normal(1200)
-
+# X[examples, features], of moderate size (standardise them), and y[examples]. These are made up.
+generator = np.random.default_rng(0)
+X = generator.standard_normal((1200, 5))
+y = X @ [0.5, -0.5, 1.0, 0.7, 0.4] + generator.standard_normal(1200)
 
 # Labels 0, 1, 2, … instead of numbers: wflmc.softmax_regression, with the same arguments.
-X, y = load()
 posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30, X=X, y=y)
 
 link = wflmc.Link(wflmc.channel.rayleigh(power=0.01), snr_db=20)
