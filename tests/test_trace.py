@@ -129,6 +129,6 @@ def test_predictions_need_the_model(uneven, labelled, keywords):
 
 def test_features_are_those_of_the_data(uneven):
     trace = traced(uneven[0])
-    for bad in (np.ones((2, 4)), np.ones(3), np.full((2, 3), np.nan)):
+    for bad in (np.ones((2, 4)), np.ones(3), 1.0, np.full((2, 3), np.nan)):
         with pytest.raises(InputError, match="features"):
             trace.to_arviz(uneven[0], features=bad)

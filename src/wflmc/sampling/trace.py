@@ -108,7 +108,7 @@ class Trace:
         if predictive:
             groups["posterior_predictive"] = predicted("posterior_predictive", None, held)
         if features is not None:
-            given = {"observation": np.arange(len(np.asarray(features)))}
+            given = {"observation": np.arange(len(np.atleast_1d(features)))}
             groups["predictions"] = predicted("predictions", features, given)
         return groups
 
