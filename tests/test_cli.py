@@ -208,6 +208,7 @@ def test_lost_chains_are_warned_of(call, scenario):
 def test_help_and_version(call):
     assert call("--version")[1] == f"wflmc {wflmc.__version__}\n"
     told = {"plan": "Scenario file (TOML)", "run": "Scenario file (TOML)", "reproduce": "fig2 fig3a", "data": "mnist"}
+    told |= {"new": "NAME", "doctor": "what to install"}
     for command, part in told.items():
         code, out, _ = call(command, "--help")
         assert code == 0

@@ -71,6 +71,12 @@ def load_mnist(folder: str | Path | None = None) -> Images:
     return _parse(_read_folder(_cached()))
 
 
+def find_mnist() -> tuple[Path, list[str]]:
+    """Where `load_mnist` would look, and which of the four files are not there; their content is not read."""
+    folder = Path(os.path.expanduser(os.environ.get(VARIABLE) or _cached()))
+    return folder, [name for name in SHA256 if _path_of(folder, name) is None]
+
+
 def fetch_mnist(folder: str | Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
     """Obtain MNIST, verify it, and keep it in the user's cache; the folder it is in.
 
@@ -131,17 +137,21 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
     return _verified({name: _read_file(folder, name) for name in SHA256}, str(folder))
 
 
+def _path_of(folder: Path, name: str) -> Path | None:
+    """A file of MNIST by any of its usual names; None where it is not there."""
+    spelled = (folder / (plain + end) for plain in (name, name.replace("-idx", ".idx")) for end in ("", ".gz"))
+    return next((path for path in spelled if path.is_file()), None)
+
+
 def _read_file(folder: Path, name: str) -> bytes:
-    for path in (
-        folder / spelled for plain in (name, name.replace("-idx", ".idx")) for spelled in (plain, f"{plain}.gz")
-    ):
-        if path.is_file():
-            try:
-                content = path.read_bytes()
-                return gzip.decompress(content) if path.suffix == ".gz" else content
-            except (OSError, EOFError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
-                raise InputError("data", str(path), f"a readable idx file ({error})") from None
-    raise InputError("data", str(folder), f"a folder with the four idx files of MNIST; {name} is missing")
+    path = _path_of(folder, name)
+    if path is None:
+        raise InputError("data", str(folder), f"a folder with the four idx files of MNIST; {name} is missing")
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
+        raise InputError("data", str(path), f"a readable idx file ({error})") from None
 
 
 def _verified(files: dict[str, bytes], source: str) -> dict[str, bytes]:

@@ -1,7 +1,11 @@
-"""`wflmc plan | run | audit | reproduce | data`: results on stdout, also as JSON; warnings and progress on stderr."""
+"""`wflmc new | plan | run | audit | reproduce | data | doctor`.
+
+Results go to stdout, also as JSON; warnings and progress to stderr.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -82,6 +86,18 @@ def _progress(task: str, total: int) -> Iterator[Any]:
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         row = bar.add_task(task, total=total)
         yield lambda done: bar.update(row, completed=done)
+
+
+@app.command()
+def new(name: Annotated[str, typer.Argument(metavar="NAME", help="Of the folder to make.")]) -> None:
+    """Make a folder with a commented scenario and a Python script to start from.
+
+    Example: wflmc new study
+    """
+    from wflmc.cli.new import new_command
+
+    commands = new_command(name)
+    print("\n".join([f"Written to {name}: scenario.toml, model.py. Next:", *(f"  {line}" for line in commands)]))
 
 
 @app.command()
@@ -319,6 +335,22 @@ def data(
         _print_json(document)
     else:
         print(f"MNIST, verified: {document['train']} + {document['test']} images in {document['folder']}")
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what is installed, what works, and what to install for the rest.
+
+    Exit code 1 if planning or JAX itself does not work; what is optional may be missing.
+
+    Example: wflmc doctor
+    """
+    from wflmc.cli.doctor import examine, in_words
+
+    found = examine()
+    print(json.dumps(found, allow_nan=False) if as_json else in_words(found))
+    if not found["works"]:
+        raise typer.Exit(1)
 
 
 def _cache_compilations() -> None:

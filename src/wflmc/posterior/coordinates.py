@@ -85,6 +85,44 @@ class Moving:
             return float(self.prior_std) ** 2
         return float((self.coordinates.spread**2).sum() / len(self.coordinates.spread))
 
+    @property
+    def outcomes(self) -> NDArray[Any]:
+        """What the devices have observed, targets or labels, [K, n]."""
+        raise NotImplementedError
+
+    def held(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The rows of values[K, n, ...] that are real, device after device, [N, ...]."""
+        return values[np.arange(values.shape[1]) < self.sizes[:, None]]
+
+    @property
+    def observed(self) -> tuple[NDArray[Any], NDArray[np.intp]]:
+        """Targets or labels, device after device, [N], and which device holds each, [N]."""
+        return self.held(self.outcomes), np.repeat(np.arange(self.sizes.size), self.sizes)
+
+    def simulate(self, generator: np.random.Generator, theta: ArrayLike, features: ArrayLike | None = None) -> Any:
+        """Outcomes drawn from the model itself: theta[draw, m] -> [draw, n].
+
+        Args:
+            features: u[n, d], as in the data; by default those that the devices hold, in the order of `observed`.
+        """
+        draws = np.asarray(theta, dtype=float)
+        if features is None:
+            return self._draw(generator, self.coordinates_of(draws), self.held(self.features))
+        return self._draw(generator, draws, self.rows(features))
+
+    def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> NDArray[Any]:
+        raise NotImplementedError
+
+    def rows(self, features: ArrayLike) -> Array:
+        """Features u[n, d] as in the data, checked, with the constant where the model has an intercept."""
+        given = np.asarray(features, dtype=float)
+        wanted = self.features.shape[-1] - self.intercept
+        if given.ndim != 2 or given.shape[0] == 0 or given.shape[1] != wanted:
+            raise InputError("features", f"shape {given.shape}", f"[n, {wanted}], not empty")
+        if not np.all(np.isfinite(given)):
+            raise InputError("features", "values that are nan or infinite", "finite everywhere")
+        return np.column_stack([given, np.ones(len(given))]) if self.intercept else given
+
     def parameters(self, phi: Any) -> Any:
         """θ[..., m] of the coordinates φ[..., m] that chains move in."""
         return phi if self.coordinates is None else self.coordinates.parameters(phi)

@@ -175,9 +175,18 @@ class GaussianPosterior(Moving):
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """‖gradient‖ of every example at theta[..., m], [..., N]."""
-        real = np.arange(self.target.shape[1]) < self.sizes[:, None]
-        u, v = self.features[real], self.target[real]
+        u, v = self.held(self.features), self.held(self.target)
         return np.abs(self.coordinates_of(np.asarray(theta)) @ u.T - v) * np.linalg.norm(u, axis=1)
+
+    @property
+    def outcomes(self) -> Array:
+        """The targets."""
+        return self.target
+
+    def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> Array:
+        """Targets for rows[n, m], [draw, n]."""
+        mean = theta @ rows.T
+        return mean + generator.standard_normal(mean.shape)
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""

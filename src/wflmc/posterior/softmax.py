@@ -207,14 +207,17 @@ class SoftmaxPosterior(Moving):
 
         The features are those of the data; where the model has an intercept, it adds the constant itself.
         """
-        given = np.asarray(features, dtype=float)
-        wanted = self.dim // self.classes - self.intercept
-        if given.ndim != 2 or given.shape[0] == 0 or given.shape[1] != wanted:
-            raise InputError("features", f"shape {given.shape}", f"[n, {wanted}], not empty")
-        if not np.all(np.isfinite(given)):
-            raise InputError("features", "values that are nan or infinite", "finite everywhere")
-        rows = with_intercept(given) if self.intercept else given
-        return np.asarray(_predict(jnp.asarray(theta), jnp.asarray(rows), self.classes))
+        return np.asarray(_predict(jnp.asarray(theta), jnp.asarray(self.rows(features)), self.classes))
+
+    @property
+    def outcomes(self) -> Labels:
+        """The labels."""
+        return self.labels
+
+    def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> Labels:
+        """Labels for rows[n, d], [draw, n]: the largest of logits plus Gumbel noise."""
+        logits = theta.reshape(len(theta), self.classes, -1) @ rows.T
+        return np.argmax(logits + generator.gumbel(size=logits.shape), axis=1)
 
     @cached_property
     def laplace(self) -> tuple[Array, Array]:

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from wflmc.errors import InputError
+from wflmc.keys import host_generator
 from wflmc.planning import Plan
 from wflmc.version import __version__
 
@@ -34,8 +37,21 @@ class Trace:
         """The plan; the first one where each chain has its own."""
         return self.plans[0]
 
-    def datasets(self, attributes: dict[str, Any] | None = None) -> dict[str, Any]:
-        """xarray data sets by group, in ArviZ's schema: posterior, sample_stats, and warmup_posterior if kept."""
+    def datasets(
+        self,
+        attributes: dict[str, Any] | None = None,
+        posterior: Any = None,
+        predictive: bool = False,
+        features: ArrayLike | None = None,
+    ) -> dict[str, Any]:
+        """xarray data sets by group, in ArviZ's schema: posterior, sample_stats, and warmup_posterior if kept.
+
+        Args:
+            attributes: of every group.
+            posterior: adds observed_data, `y[observation]` with the device that holds it. These are the private data.
+            predictive: adds posterior_predictive, what the model would have observed instead, for every draw.
+            features: u[n, d]: adds predictions, outcomes drawn for these features, such as those of a test set.
+        """
         import xarray as xr
 
         plan = self.plan
@@ -65,14 +81,47 @@ class Trace:
         if self.warmup is not None:
             warm = {**coords, "draw": np.arange(self.warmup.shape[1])}
             groups["warmup_posterior"] = xr.Dataset({"theta": (dims, self.warmup)}, coords=warm, attrs=about)
+        if posterior is not None:
+            extra = self._outcomes(posterior, predictive, features)
+            groups |= {name: group.assign_attrs(about) for name, group in extra.items()}
+        elif predictive or features is not None:
+            raise InputError("posterior", None, "given, for what it predicts")
         return groups
 
-    def to_arviz(self) -> Any:
-        """The trace for ArviZ: InferenceData before ArviZ 1, a DataTree from then on."""
+    def _outcomes(self, posterior: Any, predictive: bool, features: ArrayLike | None) -> dict[str, Any]:
+        """The groups of what was observed, and of what the model draws for every sample: the same draws every time."""
+        import xarray as xr
+
+        if not hasattr(posterior, "simulate") or posterior.dim != self.theta.shape[-1]:
+            raise InputError("posterior", type(posterior).__name__, "the model of these samples, for what it predicts")
+        chains, draws, _ = self.theta.shape
+        drawn = {"chain": np.arange(chains), "draw": np.arange(draws)}
+
+        def predicted(group: str, rows: ArrayLike | None, coords: dict[str, Any]) -> Any:
+            generator = host_generator(jax.random.key(0), group)
+            y = np.stack([posterior.simulate(generator, theta, rows) for theta in self.theta])
+            return xr.Dataset({"y": ((*drawn, "observation"), y)}, coords={**drawn, **coords})
+
+        y, device = posterior.observed
+        held = {"observation": np.arange(y.size), "device": ("observation", device)}
+        groups = {"observed_data": xr.Dataset({"y": ("observation", y)}, coords=held)}
+        if predictive:
+            groups["posterior_predictive"] = predicted("posterior_predictive", None, held)
+        if features is not None:
+            given = {"observation": np.arange(len(np.atleast_1d(features)))}
+            groups["predictions"] = predicted("predictions", features, given)
+        return groups
+
+    def to_arviz(self, posterior: Any = None, predictive: bool = False, features: ArrayLike | None = None) -> Any:
+        """The trace for ArviZ: InferenceData before ArviZ 1, a DataTree from then on.
+
+        Args:
+            posterior, predictive, features: more groups, as of `datasets`.
+        """
         import arviz
         import xarray as xr
 
-        groups = self.datasets()
+        groups = self.datasets(None, posterior, predictive, features)
         if int(arviz.__version__.split(".")[0]) < 1:
             return arviz.InferenceData(**groups)
         return xr.DataTree.from_dict(groups)

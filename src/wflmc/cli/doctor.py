@@ -1,0 +1,160 @@
+"""`wflmc doctor`: what is installed, what works, and what to install for the rest.
+
+The core is tried: JAX computes, and a small plan is made. Of other packages only their version is read, and whether
+their module is there, because importing all of them takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wflmc.data import VARIABLE, cache_folder, find_mnist
+from wflmc.version import __version__
+
+
+class Feature(NamedTuple):
+    """Something that needs packages beyond the core."""
+
+    name: str
+    packages: tuple[str, ...]
+    extra: str | None = None
+    """Of wflmc, that brings the packages; None for those that come with wflmc."""
+
+
+CORE = ("jax", "jaxlib", "numpy", "scipy")
+FEATURES = (
+    Feature("scenario files", ("pydantic",)),
+    Feature("tables and progress", ("rich",)),
+    Feature("traces, R-hat and ESS (ArviZ)", ("arviz", "xarray", "h5netcdf", "h5py")),
+    Feature("pictures", ("matplotlib",)),
+    Feature("wflmc plan --solver cvxpy", ("cvxpy", "clarabel"), "convex"),
+    Feature("ε by pld and rdp", ("dp-accounting",), "dp"),
+    Feature("data from OpenML", ("scikit-learn",), "openml"),
+)
+MODULES = {"dp-accounting": "dp_accounting", "scikit-learn": "sklearn"}
+
+
+def examine() -> dict[str, Any]:
+    """All that there is to say, as plain data."""
+    problems, jax = _try_core()
+    return {
+        "works": not problems,
+        "problems": problems,
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "wflmc": {"version": __version__, "folder": str(Path(__file__).parents[1])},
+        "core": {name: _version(name) for name in CORE},
+        "jax": jax,
+        "features": [_feature(feature) for feature in FEATURES],
+        "mnist": _mnist(),
+        "cache": _cache(),
+    }
+
+
+def _try_core() -> tuple[list[str], dict[str, Any]]:
+    """What does not work of it, and what JAX computes on."""
+    problems: list[str] = []
+    found: dict[str, Any] = {"backend": None, "devices": [], "note": None}
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a look takes no GPU's memory from others
+    try:
+        import jax
+
+        found["backend"] = jax.default_backend()
+        found["devices"] = [f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices()]
+        if float(jax.numpy.arange(4.0).sum()) != 6:
+            problems.append("JAX computes wrongly.")
+    except Exception as error:  # drivers and libraries fail in many ways, all of which are to be told
+        problems.append(f"JAX does not compute: {_short(error)}")
+    else:
+        if found["backend"] == "cpu" and shutil.which("nvidia-smi"):
+            found["note"] = "There is a GPU that JAX does not see: pip install 'jax[cuda12]' (or cuda13)."
+        try:
+            _small_plan()
+        except Exception as error:
+            problems.append(f"Planning fails: {_short(error)}")
+    return problems, found
+
+
+def _small_plan() -> None:
+    import jax
+
+    import wflmc
+
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
+    link, privacy = wflmc.Link(wflmc.channel.static(1e-4), snr_db=20), wflmc.Privacy(epsilon=8, delta=0.01, clip=30)
+    step_size = 0.4 / (posterior.mu + posterior.L)
+    spent = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in=5, samples=1).epsilon_spent
+    if spent is None or not spent <= 8 * (1 + 1e-9):
+        raise ArithmeticError(f"a plan for ε = 8 spends {spent}")
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def _version(package: str) -> str | None:
+    """The installed version; None where the package or its module is missing."""
+    try:
+        there = util.find_spec(MODULES.get(package, package)) is not None
+        return metadata.version(package) if there else None
+    except (metadata.PackageNotFoundError, ValueError):  # find_spec of a module that is switched off
+        return None
+
+
+def _feature(feature: Feature) -> dict[str, Any]:
+    versions = {name: _version(name) for name in feature.packages}
+    missing = [name for name, version in versions.items() if version is None]
+    wanted = " ".join(missing) if feature.extra is None else f"'wflmc[{feature.extra}]'"
+    return {"name": feature.name, "packages": versions, "install": f"pip install {wanted}" if missing else None}
+
+
+def _mnist() -> dict[str, Any]:
+    try:
+        folder, missing = find_mnist()
+    except RuntimeError:  # a user without a home
+        return {"folder": None, "found": False, "get": f"let {VARIABLE} name a folder of its idx files"}
+    get = f"a folder with {', '.join(missing)}, named by {VARIABLE}" if os.environ.get(VARIABLE) else "wflmc data mnist"
+    return {"folder": str(folder), "found": not missing, "get": get if missing else None}
+
+
+def _cache() -> dict[str, Any]:
+    """Whether the cache can be written, told by the nearest folder that is there: nothing is made."""
+    try:
+        folder = cache_folder()
+    except RuntimeError:
+        return {"folder": None, "writable": False}
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    return {"folder": str(folder), "writable": nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)}
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """The same for people."""
+    jax, mnist, cache = found["jax"], found["mnist"], found["cache"]
+    rows = [
+        ("Python", f"{found['python']['version']}, {found['python']['executable']}"),
+        ("wflmc", f"{found['wflmc']['version']}, {found['wflmc']['folder']}"),
+        ("core", _listed(found["core"])),
+        ("JAX computes on", ", ".join(jax["devices"]) or "no device"),
+        *((feature["name"], _state(feature)) for feature in found["features"]),
+        ("MNIST", mnist["folder"] if mnist["found"] else f"not in {mnist['folder']}: {mnist['get']}"),
+        ("cache", f"{cache['folder']}{'' if cache['writable'] else ': cannot be written, nothing is kept'}"),
+    ]
+    rows += [("note", jax["note"])] if jax["note"] else []
+    rows += [("broken", problem) for problem in found["problems"]]
+    width = max(len(name) for name, _ in rows)
+    verdict = "The core works." if found["works"] else "The core does not work."
+    return "\n".join([*(f"{name:<{width}}  {text}" for name, text in rows), verdict])
+
+
+def _listed(versions: dict[str, str | None]) -> str:
+    return ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
+
+
+def _state(feature: dict[str, Any]) -> str:
+    listed = _listed(feature["packages"])
+    return f"{listed}: {feature['install']}" if feature["install"] else listed

@@ -1,0 +1,32 @@
+"""A start: put your data in place of X and y, then run this file."""
+
+import jax
+import numpy as np
+
+import wflmc
+
+# X[examples, features], of moderate size (standardise them), and y[examples]. These are made up.
+generator = np.random.default_rng(0)
+X = generator.standard_normal((1200, 5))
+y = X @ [0.5, -0.5, 1.0, 0.7, 0.4] + generator.standard_normal(1200)
+
+# Labels 0, 1, 2, … instead of numbers: wflmc.softmax_regression, with the same arguments.
+posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30, X=X, y=y)
+
+link = wflmc.Link(wflmc.channel.rayleigh(power=0.01), snr_db=20)
+privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30)  # clip: the norm of a typical device's gradient
+plan = wflmc.plan(
+    posterior,
+    link,
+    privacy,
+    step_size=0.4 / (posterior.mu + posterior.L),
+    burn_in=50,
+    samples=50,
+    max_round_noise=1.0,
+)
+print(f"bound on W2²             {plan.objective:.3g}")
+
+trace = wflmc.sample(jax.random.key(1), posterior, plan, chains=100)
+print(wflmc.evaluate(trace, posterior))  # with labels also test=(X_test, y_test): accuracy and calibration
+print(f"posterior mean           {np.round(trace.theta.mean((0, 1)), 3)}")
+# trace.to_arviz(posterior) opens in ArviZ; trace.save("trace.nc") keeps the samples.
