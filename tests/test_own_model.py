@@ -117,7 +117,7 @@ def test_gradients_norms_and_single_devices(name):
     np.testing.assert_allclose(own.gradients(theta[0]), known.gradients(jnp.asarray(theta[0])), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(own.example_norms(theta), known.example_norms(theta), rtol=1e-4, atol=1e-5)
     one = jnp.ones(1)
-    for index in range(known.devices):
+    for index in (0, known.devices - 1):
         found = own.device(index).clipped_sum(jnp.asarray(theta[0]), one, 5 * one)
         wanted = known.device(index).clipped_sum(jnp.asarray(theta[0]), one, 5 * one)
         np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-4)
@@ -158,7 +158,7 @@ def test_plans_say_what_was_estimated():
 @pytest.mark.parametrize("batch", [None, 4])
 def test_sampling_has_the_exact_gaussian_law(batch):
     """Means and variances of θ in the last round, against the law of the same plan on the known model."""
-    chains = 4000
+    chains = 2000
     own = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L, batch=batch)
     step = 0.2 / (own.mu + own.L)
     plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e5), step_size=step, burn_in=20, samples=1, init="zero")
@@ -199,14 +199,14 @@ def test_logistic_regression_against_quadrature():
     density /= density.sum()
     mean = (density[..., None] * grid).sum((0, 1))
     square = (density[..., None] * (grid - mean) ** 2).sum((0, 1))
-    plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e4), step_size=0.05 / own.L, burn_in=1500, samples=1)
-    trace = wflmc.sample(jax.random.key(1), own, plan, chains=3000)
+    plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e4), step_size=0.05 / own.L, burn_in=700, samples=1)
+    trace = wflmc.sample(jax.random.key(1), own, plan, chains=2000)
     drawn = own.unflatten(trace.theta[:, -1])
     for index, name in enumerate(("slope", "other")):
         values = drawn[name]
         # A step of 0.05/L changes variances by 2.5 % at most.
-        assert abs(values.mean() - mean[index]) < 4.5 * np.sqrt(square[index] / 3000) + 0.01
-        assert abs(values.var() / square[index] - 1) < 4.5 * np.sqrt(2 / 3000) + 0.025
+        assert abs(values.mean() - mean[index]) < 4.5 * np.sqrt(square[index] / 2000) + 0.01
+        assert abs(values.var() / square[index] - 1) < 4.5 * np.sqrt(2 / 2000) + 0.025
     probability = own.predictive(lambda p, u: jax.nn.sigmoid(p["slope"] * u[0] + p["other"] * u[1]), trace.theta, X[:5])
     by_grid = (density[..., None] / (1 + np.exp(-(grid @ X[:5].T)))).sum((0, 1))
     assert np.abs(np.asarray(probability).mean(0) - by_grid).max() < 0.02
@@ -253,7 +253,7 @@ def test_batches_keep_the_clip_and_are_unbiased():
     own = as_own(GAUSSIAN, mu=1.0, L=90.0, batch=3)
     theta = jnp.asarray(RNG.standard_normal(own.dim), jnp.float32)
     K = own.devices
-    keys = jax.random.split(KEY, 20_000)
+    keys = jax.random.split(KEY, 5_000)
     at = jnp.zeros(K).at[2].set(1.0)
     draws = jax.vmap(lambda key: own.clipped_sum(theta, at, jnp.full(K, jnp.inf), key)[0])(keys)
     exact = own.gradients(theta)[2]
@@ -307,9 +307,9 @@ def test_the_audit_holds(unit, batch):
     plus, minus = side(1), side(-1)
     plan = wflmc.plan(plus, LINK, privacy, step_size=0.1, burn_in=5, samples=5, initial_w2_sq=1.0)
     report = audit_pair(jax.random.key(2), plan, plus, minus, device=2, trials=4000)
-    assert report.holds
+    assert report.consistent, report
     if batch is None:  # drawn in half of the rounds only, a record is hidden better than is claimed
-        assert report.tests[0].mu_low > 0.6 * report.tests[0].mu
+        assert report.tests[0].mu_lower > 0.6 * report.tests[0].mu_claimed
 
 
 def test_compiled_code_is_shared_by_equal_models():
@@ -334,7 +334,7 @@ def test_runs_have_names_that_last():
         "from wflmc.sampling.payment import run_name\n"
         "table = jnp.arange(3.0) * {}\n"
         "p = wflmc.posterior(lambda t, d: -0.5 * (d - t @ table) ** 2, lambda t: -0.5 * t @ t, np.arange(4.0),"
-        " initial=np.zeros(3), devices=2)\n"
+        " initial=np.zeros(3), devices=2, mu=1.0, L=9.0)\n"
         "plan = wflmc.plan(p, wflmc.Link(wflmc.channel.static()), wflmc.Privacy(), step_size=1e-3, burn_in=0,"
         " samples=2, initial_w2_sq=1.0)\n"
         "print(run_name(jax.random.key(0), p, plan, 3))\n"
@@ -375,7 +375,7 @@ def test_wrong_models_are_refused_in_words():
     refused(r"first axis", data=(np.ones(4), 1.0))
     refused(r"real numbers", data=(np.ones((4, 2)), np.array(list("abcd"))))
     refused(r"fails in line \d+: TypeError.*\(2,\), \(\)", lambda t, e: -t @ jnp.ones(3))
-    refused(r"KeyError", lambda t, e: t["weights"])
+    refused(r"KeyError", lambda t, e: t["weights"], initial={"weight": 0.0})
     refused(r"jnp.where in place", branching)
     refused(r"jax.numpy in place of numpy", lambda t, e: np.asarray(t)[0])
     refused(r"a JAX function", 3.0)

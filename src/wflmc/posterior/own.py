@@ -87,11 +87,13 @@ def _with_estimates(made: OwnPosterior) -> OwnPosterior:
         )
     if "L" in made.estimated and not np.all(np.isfinite(found)):
         raise InputError("L", "an estimate that did not converge", "given")
-    return replace(
+    done = replace(
         made,
         mu=float(found.min()) if "mu" in made.estimated else made.mu,
         L=float(np.abs(found).max()) if "L" in made.estimated else made.L,
     )
+    vars(done)["laplace"] = made.laplace  # the same, and not found again
+    return done
 
 
 def _check_start(model: Model, examples: Any, start: Array) -> None:

@@ -52,17 +52,19 @@ class Model:
     def unflatten(self, theta: Any) -> Any:
         """θ[..., m] as the parameters, every leaf with the same leading axes."""
         edges = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
-        parts = jnp.split(theta, edges, axis=-1) if isinstance(theta, jax.Array) else np.split(theta, edges, axis=-1)
-        leaves = [part.reshape(*part.shape[:-1], *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        parts: Any = (jnp if isinstance(theta, jax.Array) else np).split(theta, edges, axis=-1)
+        leaves = [part.reshape((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
         return jax.tree.unflatten(self.structure, leaves)
 
     def cost(self, theta: jax.Array, example: Any) -> jax.Array:
-        """−log p(example|θ)."""
-        return -jnp.asarray(self.log_likelihood(self.unflatten(theta), example), theta.dtype)
+        """−log p(example|θ), in full float32 also where an accelerator would rather round."""
+        with jax.default_matmul_precision("highest"):
+            return -jnp.asarray(self.log_likelihood(self.unflatten(theta), example), theta.dtype)
 
     def prior_cost(self, theta: jax.Array) -> jax.Array:
         """−log p(θ), up to a constant."""
-        return -jnp.asarray(self.log_prior(self.unflatten(theta)), theta.dtype)
+        with jax.default_matmul_precision("highest"):
+            return -jnp.asarray(self.log_prior(self.unflatten(theta)), theta.dtype)
 
 
 def checked_parameters(initial: Any) -> tuple[NDArray[np.float64], Any, tuple[tuple[int, ...], ...]]:
@@ -108,10 +110,10 @@ def checked_model(
 ) -> Model:
     """The model, traced on one example."""
     made = Model(log_likelihood, log_prior, structure, shapes)
-    theta = jax.ShapeDtypeStruct((made.dim,), jnp.float32)
-    example = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], on_accelerator(array.dtype)), data)
+    theta = np.zeros(made.dim, np.float32)
+    example = jax.tree.map(lambda array: array[0].astype(on_accelerator(array.dtype)), data)
     shown = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(example))
-    wanted = f"a JAX function of parameters and ONE example (arrays of shapes {shown})"
+    wanted = f"a JAX function of parameters and ONE example (an array or arrays of shapes {shown})"
     _check_scalar(
         "log_likelihood", log_likelihood, wanted, lambda t, e: log_likelihood(made.unflatten(t), e), theta, example
     )

@@ -112,12 +112,12 @@ class OwnPosterior:
         """
         heard = [theta[None]] if theta.ndim == 2 else []
         examples = [] if example_clip is None else [example_clip[None]]
-        axes = (0 if heard else None, 0, 0, 0, 0 if examples else None, None)
+        axes = (0 if heard else None, 0, 0 if examples else None, None)
 
         def add(total: jax.Array, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
             at = others[-1][0] if heard else theta
             most = others[0][0] if examples else None
-            gradient = jax.vmap(self._gradient, axes)(at, *held, most, key)
+            gradient = jax.vmap(self._gradient, axes)(at, held, most, key)
             norm = row_norms(gradient)
             factor = clipping(w[0], limit[0], norm)
             return total + jnp.matmul(factor, gradient, precision="highest"), norm[None]
@@ -134,8 +134,9 @@ class OwnPosterior:
         sizes = jnp.asarray(self.sizes)
         return self.data, jnp.pad(sizes, (0, filled - self.devices), mode="edge"), jnp.arange(filled)
 
-    def _gradient(self, theta: jax.Array, held: Any, size: Any, number: Any, limit: Any, key: Any) -> jax.Array:
-        """One device's gradient, its share of the prior's included, [m]."""
+    def _gradient(self, theta: jax.Array, device: Any, limit: Any = None, key: Any = None) -> jax.Array:
+        """One device's gradient, its share of the prior's included, [m]; `device` is one of `_held`."""
+        held, size, number = device
         count = jax.tree.leaves(held)[0].shape[0]
         real, scale, rows = jnp.arange(count) < size, jnp.ones(()), self.rows or count
         if self.batch is not None and key is not None and self.batch < count:
@@ -209,7 +210,7 @@ class OwnPosterior:
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Every device's own gradient, unclipped and of all examples, [K, m]: for protocols that do not superpose."""
         held = jax.tree.map(jnp.asarray, self._held)
-        return jax.lax.map(lambda one: self._gradient(theta, *one, None, None), held)[: self.devices]
+        return jax.lax.map(lambda one: self._gradient(theta, one), held)[: self.devices]
 
     def device(self, index: int) -> OwnPosterior:
         """One device's part alone, with its own share of the prior; mu and L are still those of all together."""
@@ -263,10 +264,10 @@ def _total(posterior: OwnPosterior, theta: jax.Array) -> tuple[jax.Array, jax.Ar
     """The cost and its gradient over all examples of all devices, one device at a time."""
 
     def body(total: Any, one: Any) -> tuple[Any, None]:
-        held, size, number = one
+        held, size, _ = one
         real = jnp.arange(jax.tree.leaves(held)[0].shape[0]) < size
         costs = jax.vmap(posterior.model.cost, (None, 0))(theta, held)
-        gradient = posterior._gradient(theta, held, size, number, None, None)
+        gradient = posterior._gradient(theta, one)
         return (total[0] + jnp.sum(jnp.where(real, costs, 0.0)), total[1] + gradient), None
 
     return jax.lax.scan(body, (posterior.model.prior_cost(theta), jnp.zeros_like(theta)), posterior._held)[0]
