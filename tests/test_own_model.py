@@ -1,5 +1,6 @@
 """Models of one's own: against the models that are known exactly, against quadrature, and refused in words."""
 
+import inspect
 import subprocess
 import sys
 from dataclasses import replace
@@ -147,12 +148,14 @@ def test_plans_say_what_was_estimated():
     own = as_own(GAUSSIAN, batch=5)
     common = {"step_size": 0.1 / own.L, "burn_in": 2, "samples": 2}
     told = " ".join(wflmc.plan(own, LINK, wflmc.Privacy(), **common).warnings)
-    assert "mu and L are estimates" in told
+    assert "mu and L are estimated by" in told
     assert "Laplace estimate" in told
     assert "Mini-batches" in told
     silent = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L)
     told = " ".join(wflmc.plan(silent, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common).warnings)
     assert "estimate" not in told
+    half = as_own(GAUSSIAN, mu=GAUSSIAN.mu)
+    assert "L is estimated by" in wflmc.plan(half, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common).warnings[-1]
 
 
 @pytest.mark.parametrize("batch", [None, 4])
@@ -383,7 +386,7 @@ def test_wrong_models_are_refused_in_words():
     refused(r"floating-point", initial=np.zeros(2, int))
     refused(r"at least one array", initial=())
     refused(r"finite", initial=np.array([np.nan, 0.0]))
-    refused(r"mu = 'an estimate of -.*not convex", lambda t, e: 3 * (t @ t), lambda t: 0.0)
+    refused(r"mu = None.*not convex.*eigenvalue is -24", lambda t, e: 3 * (t @ t), lambda t: 0.0)
     refused(r"above 0 and finite", mu=-1.0)
     refused(r"batch = 0", batch=0)
     refused(r"initial_std", initial_std=-1.0)
@@ -401,4 +404,5 @@ def test_wrong_models_are_refused_in_words():
 
 def test_the_package_may_be_called():
     assert wflmc.posterior.Gaussian is sys.modules["wflmc.posterior"].Gaussian
+    assert list(inspect.signature(wflmc.posterior).parameters)[:3] == ["log_likelihood", "log_prior", "data"]
     assert "log_likelihood" in type(wflmc.posterior).__call__.__doc__

@@ -23,11 +23,12 @@ def advice(posterior: Target, made: Plan, problem: Problem, options: Options) ->
 def _estimated(posterior: Target, options: Options) -> list[str]:
     """Models without a closed form can only estimate their constants, and how far the start is from the posterior."""
     found = []
-    guessed = " and ".join(getattr(posterior, "estimated", ()))
+    guessed = getattr(posterior, "estimated", ())
     if guessed:
         found.append(
-            f"{guessed} are estimates by the Hessian at the start and at a mode: the cost may curve otherwise "
-            "elsewhere, no bound is proven with them, and epsilon does not cover that they depend on the data."
+            f"{' and '.join(guessed)} {'is' if len(guessed) == 1 else 'are'} estimated by the Hessian at the start and "
+            "at a mode: elsewhere the cost may curve otherwise, so that the bound is no proof, and epsilon does not "
+            "cover that the estimate depends on the data."
         )
     if getattr(posterior, "batch", None):
         found.append("Mini-batches make gradients noisier, which the bound and the server's noise do not know.")

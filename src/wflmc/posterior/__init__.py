@@ -3,6 +3,7 @@
 `wflmc.posterior` may be called: it makes the posterior of a model of one's own, see `OwnPosterior`.
 """
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,13 @@ class _Callable(ModuleType):
     def __call__(self, *arguments: Any, **keywords: Any) -> OwnPosterior:
         return own.posterior(*arguments, **keywords)
 
-    __call__.__doc__ = own.posterior.__doc__
+
+def _shown_as(call: Any, function: Any) -> None:
+    """What editors and `inspect` tell of a call."""
+    given = inspect.signature(function)
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    call.__doc__, call.__signature__ = function.__doc__, given.replace(parameters=[itself, *given.parameters.values()])
 
 
+_shown_as(_Callable.__call__, own.posterior)
 sys.modules[__name__].__class__ = _Callable

@@ -82,11 +82,10 @@ def posterior(
 def _with_estimates(made: OwnPosterior) -> OwnPosterior:
     found = np.concatenate([made.eigenvalues(made.start), made.laplace[1]])
     if "mu" in made.estimated and not found.min() > 0:
-        raise InputError(
-            "mu", f"an estimate of {found.min():.3g}", "given: the cost is not convex at the start or at the mode found"
-        )
+        least = f"at the start or at the mode found, where the Hessian's least eigenvalue is {found.min():.3g}"
+        raise InputError("mu", None, f"a number above 0: none can be estimated, as the cost is not convex {least}")
     if "L" in made.estimated and not np.all(np.isfinite(found)):
-        raise InputError("L", "an estimate that did not converge", "given")
+        raise InputError("L", None, "a number above 0: its estimate did not converge")
     done = replace(
         made,
         mu=float(found.min()) if "mu" in made.estimated else made.mu,

@@ -126,7 +126,7 @@ def checked_model(
     )
     parts = [text.encode() for text in (str(structure), str(shapes), *map(str, traced))]
     name = digest(*parts, *(value for one in traced for value in _constants(one)))
-    numbers = sum(_count(jax.make_jaxpr(made.cost)(theta, example).jaxpr))
+    numbers = sum(_count(jax.make_jaxpr(log_likelihood)(made.unflatten(theta), example).jaxpr))
     return Model(log_likelihood, log_prior, structure, shapes, name, max(1, numbers))
 
 

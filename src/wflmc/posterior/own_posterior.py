@@ -173,7 +173,7 @@ class OwnPosterior:
 
     def _bytes(self, by_example: bool) -> int:
         """Memory that one example takes."""
-        return 8 * (self.model.numbers + (self.dim if by_example else 0))
+        return 16 * self.model.numbers + (8 * self.dim if by_example else 0)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Memory that one device at a time needs for its part of a round."""
