@@ -63,7 +63,7 @@ def test_pins_name_versions_and_nothing_else():
 
 BLOCKS = [
     block
-    for page in ("README.md", "docs/privacy.md", "docs/kinetic.md")
+    for page in ("README.md", "docs/privacy.md", "docs/kinetic.md", "docs/own_model.md")
     for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.S)
 ]
 

@@ -10,7 +10,7 @@
 'power-limited'
 """
 
-from wflmc import audit, baselines, channel, data, evaluation, planning, privacy, sampling
+from wflmc import audit, baselines, channel, data, evaluation, planning, posterior, privacy, sampling
 from wflmc.channel import Link
 from wflmc.errors import InputError, SamplingError
 from wflmc.evaluation import evaluate, exact_w2_sq
@@ -40,6 +40,7 @@ __all__ = [
     "plan",
     "plan_many",
     "planning",
+    "posterior",
     "privacy",
     "release_whitening",
     "sample",

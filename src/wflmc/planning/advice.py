@@ -21,11 +21,23 @@ def advice(posterior: Target, made: Plan, problem: Problem, options: Options) ->
 
 
 def _estimated(posterior: Target, options: Options) -> list[str]:
-    """Models without a closed form can only estimate how far the start is from the posterior."""
-    if options.initial_w2_sq is not None or not getattr(posterior, "start_is_estimate", False):
-        return []
-    so = ", and the bound is no better than it" if options.dynamics == "overdamped" else ""
-    return [f"W2² between start and posterior is a Laplace estimate{so}; posterior.initial_w2_sq can be given instead."]
+    """Models without a closed form can only estimate their constants, and how far the start is from the posterior."""
+    found = []
+    guessed = getattr(posterior, "estimated", ())
+    if guessed:
+        found.append(
+            f"{' and '.join(guessed)} {'is' if len(guessed) == 1 else 'are'} estimated by the Hessian at the start and "
+            "at a mode: elsewhere the cost may curve otherwise, so that the bound is no proof, and epsilon does not "
+            "cover that the estimate depends on the data."
+        )
+    if getattr(posterior, "batch", None):
+        found.append("Mini-batches make gradients noisier, which the bound and the server's noise do not know.")
+    if options.initial_w2_sq is None and getattr(posterior, "start_is_estimate", False):
+        so = ", and the bound is no better than it" if options.dynamics == "overdamped" else ""
+        found.append(
+            f"W2² between start and posterior is a Laplace estimate{so}; posterior.initial_w2_sq can be given instead."
+        )
+    return found
 
 
 def _oracle(made: Plan, options: Options) -> list[str]:

@@ -131,15 +131,18 @@ def heard(key: jax.Array, theta: jax.Array, now: Rounds) -> jax.Array:
     return theta + now.downlink * jax.random.normal(key, (now.weight.shape[-1], *theta.shape), theta.dtype)
 
 
-def transmit(posterior: Any, theta: jax.Array, now: Rounds) -> tuple[jax.Array, jax.Array]:
+def transmit(
+    posterior: Any, theta: jax.Array, now: Rounds, key: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """What reaches the server before noise, α Σ_k r_k clip(g_k), and ‖g_k‖.
 
-    r_k = weight_k / max weight, times what the channel made of it where devices knew it badly.
+    r_k = weight_k / max weight, times what the channel made of it where devices knew it badly. The key is for models
+    that draw mini-batches.
     """
     amplitude = now.weight / now.weight.max()
     if now.received is not None:
         amplitude = amplitude * now.received
-    total, norm = posterior.clipped_sum(theta, amplitude, now.clip, example_clip=now.example_clip)
+    total, norm = posterior.clipped_sum(theta, amplitude, now.clip, key=key, example_clip=now.example_clip)
     return now.gain * total, norm
 
 
@@ -174,7 +177,8 @@ def _kinetic_update(key: jax.Array, state: jax.Array, gradient: jax.Array, now: 
 
 def step(key: jax.Array, posterior: Any, theta: jax.Array, now: Rounds) -> tuple[jax.Array, Info]:
     """One round: transmit ∘ receive ∘ update, of θ[m] or, with kinetic dynamics, of (θ, v)[2m]."""
-    signal, norm = transmit(posterior, heard(named(key, "downlink"), ahead(theta, now), now), now)
+    draws = named(key, "batch") if getattr(posterior, "batch", None) else None
+    signal, norm = transmit(posterior, heard(named(key, "downlink"), ahead(theta, now), now), now, draws)
     received = receive(named(key, "noise"), signal, now)
     theta = update(named(key, "server"), theta, received, now.weight, now)
     sends = now.weight > 0

@@ -1,0 +1,303 @@
+"""The posterior of any JAX model: clipped gradient sums by automatic differentiation, block by block of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.errors import InputError
+from wflmc.keys import digest
+from wflmc.posterior.blocks import block_size, clipping, in_blocks, over_blocks, row_norms
+from wflmc.posterior.curvature import eigenvalues, find_mode
+from wflmc.posterior.inputs import check_init
+from wflmc.posterior.own_model import Model, on_accelerator
+
+Array = NDArray[np.float64]
+
+EXAMPLES = 2**20
+"""Bytes of a device's examples at a time, for one chain."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPosterior:
+    """p(θ|D) of a model of one's own, made by `wflmc.posterior`; θ is all parameters one after the other.
+
+    The gradient of device k is that of −Σ_n log p(d_n|θ) − (1/K) log p(θ). Devices of unlike size are filled up with
+    copies of their own examples, which are left out of every sum.
+    """
+
+    data: Any
+    """Examples, a pytree of arrays [K, n, ...]."""
+    sizes: NDArray[np.intp]
+    """N_k, [K]."""
+    start: Array
+    """Where chains begin, [m]."""
+    initial_std: float
+    """How far around that, in every parameter."""
+    mu: float
+    L: float
+    model: Model
+    sharing: int
+    """How many devices share the prior."""
+    batch: int | None = None
+    """Examples that a device draws for a round; None: all."""
+    estimated: tuple[str, ...] = ()
+    """Which of mu and L were not given: eigenvalues of the Hessian at the start and at a mode, no more than that."""
+    block: int = 1
+    """Devices whose gradients are worked out at a time."""
+    rows: int = 0
+    """Examples of each that are worked on at a time; 0: all."""
+
+    start_is_estimate = True
+    """`initial_w2_sq` is a Laplace estimate: the posterior has no closed form."""
+
+    @property
+    def dim(self) -> int:
+        """m, the number of parameters."""
+        return self.model.dim
+
+    @property
+    def devices(self) -> int:
+        """K."""
+        return int(self.sizes.shape[0])
+
+    @property
+    def digest(self) -> str:
+        """A short name for the data and who holds them."""
+        leaves, structure = jax.tree.flatten(self.data)
+        return digest(repr(structure).encode(), *leaves, self.sizes)
+
+    def unflatten(self, theta: Any) -> Any:
+        """θ[..., m], such as `trace.theta`, as the parameters; every leaf has the same leading axes."""
+        return self.model.unflatten(theta)
+
+    def parameters(self, phi: Any) -> Any:
+        """θ of the coordinates that chains move in, which are the parameters themselves."""
+        return phi
+
+    def coordinates_of(self, theta: Any) -> Any:
+        """The coordinates that chains move in, which are the parameters themselves."""
+        return theta
+
+    def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
+        """Where one chain starts, [m]: around `initial` ("prior"; a log-prior cannot be drawn from), or at zero."""
+        check_init(init)
+        draw = jax.random.normal(key, (self.dim,))
+        return 0.0 * draw if init == "zero" else jnp.asarray(self.start, draw.dtype) + self.initial_std * draw
+
+    def clipped_sum(
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: jax.Array | None = None,
+        example_clip: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
+
+        Args:
+            theta: θ[m], or what each device has heard of it, [K, m].
+            weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
+            key: draws the mini-batches of this round, N_k/batch times whose sum stands for all; without one there are
+                none, and gradients are of all examples.
+            example_clip: c[K]: what an example adds to the device's sum is clipped to it before the device's sum is. Of
+                a mini-batch that is N_k/batch times its gradient: c bounds the change of a record either way.
+        """
+        heard = [theta[None]] if theta.ndim == 2 else []
+        examples = [] if example_clip is None else [example_clip[None]]
+        axes = (0 if heard else None, 0, 0 if examples else None, None)
+
+        def add(total: jax.Array, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
+            at = others[-1][0] if heard else theta
+            most = others[0][0] if examples else None
+            gradient = jax.vmap(self._gradient, axes)(at, held, most, key)
+            norm = row_norms(gradient)
+            factor = clipping(w[0], limit[0], norm)
+            return total + jnp.matmul(factor, gradient, precision="highest"), norm[None]
+
+        blocks = jax.tree.map(lambda values: in_blocks(values, self.block), self._held)
+        limits = [jnp.asarray(weight)[None], jnp.asarray(clip)[None], *examples, *heard]
+        total, norm = over_blocks(add, blocks, jnp.zeros(self.dim, theta.dtype), *limits)
+        return total, norm[0]
+
+    @property
+    def _held(self) -> tuple[Any, jax.Array, jax.Array]:
+        """Each device's examples, how many of them there really are, and its number: all [K', ...]."""
+        filled = jax.tree.leaves(self.data)[0].shape[0]
+        sizes = jnp.asarray(self.sizes)
+        return self.data, jnp.pad(sizes, (0, filled - self.devices), mode="edge"), jnp.arange(filled)
+
+    def _gradient(self, theta: jax.Array, device: Any, limit: Any = None, key: Any = None) -> jax.Array:
+        """One device's gradient, its share of the prior's included, [m]; `device` is one of `_held`."""
+        held, size, number = device
+        count = jax.tree.leaves(held)[0].shape[0]
+        real, scale, rows = jnp.arange(count) < size, jnp.ones(()), self.rows or count
+        if self.batch is not None and key is not None and self.batch < count:
+            # Without replacement: an example that came twice would count twice.
+            lots = jax.random.uniform(jax.random.fold_in(key, number), (count,))
+            chosen = jax.lax.top_k(jnp.where(real, lots, -1.0), self.batch)[1]
+            held, real = jax.tree.map(lambda values: jnp.asarray(values)[chosen], held), real[chosen]
+            scale, rows = jnp.maximum(size / self.batch, 1.0), self.batch
+
+        def part(examples: Any, real: jax.Array) -> jax.Array:
+            if limit is None:
+
+                def together(at: jax.Array) -> jax.Array:
+                    return jnp.sum(jnp.where(real, jax.vmap(self.model.cost, (None, 0))(at, examples), 0.0))
+
+                return scale * jax.grad(together)(theta)
+            each = scale * jax.vmap(jax.grad(self.model.cost), (None, 0))(theta, examples)
+            kept = clipping(jnp.where(real, 1.0, 0.0), limit, row_norms(each))
+            return jnp.matmul(kept, each, precision="highest")
+
+        prior = jax.grad(self.model.prior_cost)(theta) / self.sharing
+        if rows == real.shape[0]:
+            return part(held, real) + prior
+        pieces = jax.tree.map(lambda values: in_blocks(values, rows), (held, real))
+        return jax.lax.scan(lambda total, piece: (total + part(*piece), None), prior, pieces)[0]
+
+    def _at_a_time(self, by_example: bool) -> int:
+        """Examples of a device to work on at a time, in equal parts."""
+        count = int(jax.tree.leaves(self.data)[0].shape[1])
+        if self.batch is not None and self.batch < count:
+            return count  # only a mini-batch of them is
+        most = int(np.clip(EXAMPLES // self._bytes(by_example), 1, count))
+        return -(-count // -(-count // most))
+
+    def _bytes(self, by_example: bool) -> int:
+        """Memory that one example takes."""
+        return 16 * self.model.numbers + (8 * self.dim if by_example else 0)
+
+    def working_bytes(self, chains: int, by_example: bool = False) -> float:
+        """Memory that one device at a time needs for its part of a round."""
+        at_a_time = min(self._at_a_time(by_example), self.batch or 2**62)
+        return float(chains) * (at_a_time * self._bytes(by_example) + 16 * self.dim)
+
+    def work(self, by_example: bool = False) -> float:
+        """Operations of one chain in one round, roughly."""
+        del by_example
+        count = min(int(jax.tree.leaves(self.data)[0].shape[1]), self.batch or 2**62)
+        return float(self.devices * (count * (6 * self.dim + 10 * self.model.numbers) + 50 * self.dim))
+
+    def fitted(self, chains: int, limit: float, by_example: bool = False) -> OwnPosterior:
+        """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
+        block = block_size(self.devices, self.working_bytes(chains, by_example), 4.0 * chains * self.dim, limit)
+        rows = self._at_a_time(by_example)
+
+        def filled(values: NDArray[Any]) -> jax.Array:
+            missing = (0, -values.shape[0] % block), (0, -values.shape[1] % rows)
+            padded = np.pad(values, [*missing, *[(0, 0)] * (values.ndim - 2)], mode="edge")
+            return jnp.asarray(padded.astype(on_accelerator(values.dtype)))
+
+        return replace(self, data=jax.tree.map(filled, self.data), block=block, rows=rows)
+
+    def example_norms(self, theta: ArrayLike) -> Array:
+        """The norm of what every example adds to its device's gradient at theta[..., m], [..., N], device by device."""
+        given = np.asarray(theta, dtype=np.float32)
+        real = np.arange(jax.tree.leaves(self.data)[0].shape[1]) < self.sizes[:, None]
+        examples = jax.tree.map(lambda values: values[real], self.data)
+        norms = [look(self.model, examples, at, self._at_a_time(True))[1] for at in given.reshape(-1, self.dim)]
+        scale = np.ones(self.devices) if self.batch is None else np.maximum(self.sizes / self.batch, 1.0)
+        return np.stack(norms).reshape(*given.shape[:-1], -1).astype(float) * np.repeat(scale, self.sizes)
+
+    def gradients(self, theta: jax.Array) -> jax.Array:
+        """Every device's own gradient, unclipped and of all examples, [K, m]: for protocols that do not superpose."""
+        held = jax.tree.map(jnp.asarray, self._held)
+        return jax.lax.map(lambda one: self._gradient(theta, one), held)[: self.devices]
+
+    def device(self, index: int) -> OwnPosterior:
+        """One device's part alone, with its own share of the prior; mu and L are still those of all together."""
+        if not 0 <= index < self.devices:
+            raise InputError("device", index, f"between 0 and {self.devices - 1}")
+        at, rows = slice(index, index + 1), slice(self.sizes[index])
+        held = jax.tree.map(lambda values: values[at, rows], self.data)
+        return replace(self, data=held, sizes=self.sizes[at], block=1, rows=0)
+
+    def predictive(self, function: Callable[[Any, Any], Any], theta: ArrayLike, inputs: Any) -> Any:
+        """Mean of function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
+        return _predictive(self.model, function, jnp.asarray(theta), jax.tree.map(jnp.asarray, inputs))
+
+    @cached_property
+    def laplace(self) -> tuple[Array, Array]:
+        """A mode[m], and eigenvalues of the Hessian there: all, or of a large model the smallest and the largest."""
+
+        def of(theta: Array) -> tuple[float, Array]:
+            value, gradient = _total(self, jnp.asarray(theta, jnp.float32))
+            return float(value), np.asarray(gradient, dtype=float)
+
+        mode = find_mode(of, self.start)
+        return mode, self.eigenvalues(mode)
+
+    def eigenvalues(self, theta: Array) -> Array:
+        """Of the Hessian of the whole cost at θ[m], as of `laplace`."""
+        at = jnp.asarray(theta, jnp.float32)
+        return eigenvalues(lambda v: np.asarray(_product(self, at, jnp.asarray(v, jnp.float32)), dtype=float), self.dim)
+
+    def initial_w2_sq(self, init: str = "prior") -> float:
+        """W2² between the law of θ[0] and the Laplace estimate of the posterior, from above where m is large."""
+        check_init(init)
+        centre, std = (self.start, self.initial_std) if init == "prior" else (0.0 * self.start, 0.0)
+        mode, values = self.laplace
+        if not np.all(values > 0):
+            raise InputError("initial_w2_sq", None, "given to plan: the cost is not convex at the mode that was found")
+        spread = (values**-0.5 - std) ** 2
+        apart = spread.sum() if values.size == self.dim else self.dim * spread.max()
+        return float(np.sum((mode - centre) ** 2) + apart)
+
+
+jax.tree_util.register_dataclass(
+    OwnPosterior,
+    data_fields=["data", "sizes", "start", "initial_std", "mu", "L"],
+    meta_fields=["model", "sharing", "batch", "estimated", "block", "rows"],
+)
+
+
+@jax.jit
+def _total(posterior: OwnPosterior, theta: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The cost and its gradient over all examples of all devices, one device at a time."""
+
+    def body(total: Any, one: Any) -> tuple[Any, None]:
+        held, size, _ = one
+        real = jnp.arange(jax.tree.leaves(held)[0].shape[0]) < size
+        costs = jax.vmap(posterior.model.cost, (None, 0))(theta, held)
+        gradient = posterior._gradient(theta, one)
+        return (total[0] + jnp.sum(jnp.where(real, costs, 0.0)), total[1] + gradient), None
+
+    return jax.lax.scan(body, (posterior.model.prior_cost(theta), jnp.zeros_like(theta)), posterior._held)[0]
+
+
+@jax.jit
+def _product(posterior: OwnPosterior, theta: jax.Array, vector: jax.Array) -> jax.Array:
+    """The Hessian of the whole cost times a vector."""
+    return jax.jvp(lambda at: _total(posterior, at)[1], (theta,), (vector,))[1]
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def look(model: Model, examples: Any, theta: jax.Array, at_a_time: int) -> tuple[jax.Array, jax.Array]:
+    """The cost of every example, and the norm of its gradient, [N]."""
+
+    def one(example: Any) -> tuple[jax.Array, jax.Array]:
+        value, gradient = jax.value_and_grad(model.cost)(theta, example)
+        return value, row_norms(gradient)
+
+    return jax.lax.map(one, examples, batch_size=at_a_time)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _predictive(model: Model, function: Callable[[Any, Any], Any], theta: jax.Array, inputs: Any) -> Any:
+    def chain(draws: jax.Array) -> Any:
+        def at(draw: jax.Array) -> Any:
+            return jax.vmap(lambda given: function(model.unflatten(draw), given))(inputs)
+
+        first = jax.tree.map(lambda shape: jnp.zeros(shape.shape, jnp.float32), jax.eval_shape(at, draws[0]))
+        total = jax.lax.scan(lambda so_far, draw: (jax.tree.map(jnp.add, so_far, at(draw)), None), first, draws)[0]
+        return jax.tree.map(lambda values: values / draws.shape[0], total)
+
+    return jax.lax.map(chain, theta)

@@ -1,0 +1,408 @@
+"""Models of one's own: against the models that are known exactly, against quadrature, and refused in words."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc.audit import audit_pair
+
+KEY = jax.random.key(3)
+RNG = np.random.default_rng(7)
+LINK = wflmc.Link(wflmc.channel.static(power=1.0), snr_db=60)
+
+
+def gaussian_likelihood(theta, example):
+    u, v = example
+    return -0.5 * (v - theta @ u) ** 2
+
+
+def gaussian_prior(theta):
+    return -0.5 * theta @ theta
+
+
+def owners_of(posterior):
+    return np.repeat(np.arange(posterior.devices), posterior.sizes)
+
+
+def rows_of(posterior, target):
+    """The examples of a posterior that holds them padded, device by device."""
+    real = np.arange(posterior.features.shape[1]) < posterior.sizes[:, None]
+    return posterior.features[real], target[real]
+
+
+def as_own(known, **keywords):
+    """A Gaussian posterior, written as a log-likelihood."""
+    data = rows_of(known, known.target)
+    return wflmc.posterior(
+        gaussian_likelihood, gaussian_prior, data, initial=jnp.zeros(known.dim), devices=owners_of(known), **keywords
+    )
+
+
+def softmax_likelihood(parameters, example):
+    logits = parameters["classes"] @ example["u"]
+    return logits[example["label"]] - jax.nn.logsumexp(logits)
+
+
+def softmax_prior(parameters):
+    return -0.5 * jnp.sum(parameters["classes"] ** 2)
+
+
+def softmax_as_own(known, **keywords):
+    u, label = rows_of(known, known.labels)
+    return wflmc.posterior(
+        softmax_likelihood,
+        softmax_prior,
+        {"u": u, "label": label},
+        initial={"classes": np.zeros((known.classes, u.shape[1]))},
+        devices=owners_of(known),
+        **keywords,
+    )
+
+
+RAGGED = "dirichlet:0.5"
+GAUSSIAN = wflmc.gaussian_regression(KEY, devices=6, examples=90, partition=RAGGED)
+SOFTMAX = wflmc.softmax_regression(KEY, devices=7, examples=80, dim=4, classes=3, partition=RAGGED)
+PAIRS = {"gaussian": (GAUSSIAN, as_own(GAUSSIAN)), "softmax": (SOFTMAX, softmax_as_own(SOFTMAX, mu=1.0, L=50.0))}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("by_example", [False, True])
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("chains", [0, 3])
+def test_clipped_sums_are_those_of_the_known_model(name, by_example, heard, chains):
+    known, own = PAIRS[name]
+    assert np.ptp(known.sizes) > 0
+    K, m = known.devices, known.dim
+    theta = RNG.standard_normal((chains or 1, *([K] if heard else []), m)).astype(np.float32)
+    weight, clip = jnp.linspace(0.0, 1.5, K), jnp.linspace(2.0, 60.0, K)
+    each = jnp.linspace(0.2, 3.0, K) if by_example else None
+
+    def of(posterior):
+        def one(at):
+            return posterior.clipped_sum(at, weight, clip, example_clip=each)
+
+        return jax.vmap(one)(theta) if chains else one(jnp.asarray(theta[0]))
+
+    for mine in (own, own.fitted(3, 1e9, by_example), replace(own, block=1).fitted(3, 1.0, by_example)):
+        for found, wanted in zip(of(mine), of(known), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
+    _, own = PAIRS["softmax"]
+    theta = jnp.asarray(RNG.standard_normal(own.dim), jnp.float32)
+    arguments = jnp.ones(7), jnp.full(7, 5.0)
+    for by_example in (False, True):
+        each = {"example_clip": jnp.full(7, 0.8)} if by_example else {}
+        whole = own.clipped_sum(theta, *arguments, **each)
+        monkeypatch.setattr("wflmc.posterior.own_posterior.EXAMPLES", 3 * own._bytes(by_example))
+        few = own.fitted(1, 1e9, by_example)
+        assert few.rows == 3
+        assert jax.tree.leaves(few.data)[0].shape[1] % 3 == 0
+        monkeypatch.undo()
+        for found, wanted in zip(few.clipped_sum(theta, *arguments, **each), whole, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradients_norms_and_single_devices(name):
+    known, own = PAIRS[name]
+    theta = RNG.standard_normal((2, known.dim)).astype(np.float32)
+    np.testing.assert_allclose(own.gradients(theta[0]), known.gradients(jnp.asarray(theta[0])), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(own.example_norms(theta), known.example_norms(theta), rtol=1e-4, atol=1e-5)
+    one = jnp.ones(1)
+    for index in (0, known.devices - 1):
+        found = own.device(index).clipped_sum(jnp.asarray(theta[0]), one, 5 * one)
+        wanted = known.device(index).clipped_sum(jnp.asarray(theta[0]), one, 5 * one)
+        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-4)
+
+
+def test_estimates_are_the_hessians_eigenvalues():
+    own = PAIRS["gaussian"][1]
+    assert own.estimated == ("mu", "L")
+    assert own.mu == pytest.approx(GAUSSIAN.mu, rel=1e-4)
+    assert pytest.approx(GAUSSIAN.L, rel=1e-4) == own.L
+    for init in ("prior", "zero"):  # the start is a point at zero either way
+        assert own.initial_w2_sq(init) == pytest.approx(GAUSSIAN.initial_w2_sq("zero"), rel=1e-3)
+    assert as_own(GAUSSIAN, initial_std=1.0).initial_w2_sq() == pytest.approx(GAUSSIAN.initial_w2_sq("prior"), rel=1e-3)
+    assert PAIRS["softmax"][1].estimated == ()
+
+
+def test_estimates_of_a_large_model_are_by_lanczos(monkeypatch):
+    monkeypatch.setattr("wflmc.posterior.curvature.DENSE", 3)
+    own = as_own(GAUSSIAN)
+    assert own.laplace[1].shape == (2,)
+    assert own.mu == pytest.approx(GAUSSIAN.mu, rel=5e-3)
+    assert pytest.approx(GAUSSIAN.L, rel=5e-3) == own.L
+    assert own.initial_w2_sq() > GAUSSIAN.initial_w2_sq("zero")
+
+
+def test_plans_say_what_was_estimated():
+    own = as_own(GAUSSIAN, batch=5)
+    common = {"step_size": 0.1 / own.L, "burn_in": 2, "samples": 2}
+    told = " ".join(wflmc.plan(own, LINK, wflmc.Privacy(), **common).warnings)
+    assert "mu and L are estimated by" in told
+    assert "Laplace estimate" in told
+    assert "Mini-batches" in told
+    silent = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L)
+    told = " ".join(wflmc.plan(silent, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common).warnings)
+    assert "estimate" not in told
+    half = as_own(GAUSSIAN, mu=GAUSSIAN.mu)
+    assert "L is estimated by" in wflmc.plan(half, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common).warnings[-1]
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+def test_sampling_has_the_exact_gaussian_law(batch):
+    """Means and variances of θ in the last round, against the law of the same plan on the known model."""
+    chains = 2000
+    own = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L, batch=batch)
+    step = 0.2 / (own.mu + own.L)
+    plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e5), step_size=step, burn_in=20, samples=1, init="zero")
+    trace = wflmc.sample(jax.random.key(5), own, plan, chains=chains)
+    assert trace.clip_rate.max() == 0
+    law = GAUSSIAN.law(plan.step_size, plan.weight, plan.noise_variance, "zero")
+    mean, variance = law.mean[-1], np.diagonal(law.covariance[-1])
+    theta = trace.theta[:, -1]
+    spread = theta.var(0, ddof=1)
+    assert np.all(np.abs(theta.mean(0) - mean) < 4.5 * np.sqrt(spread / chains))  # batches are unbiased
+    if batch is None:
+        assert np.all(np.abs(spread / variance - 1) < 4.5 * np.sqrt(2 / chains))
+    else:
+        assert np.all(spread > variance * (1 - 4.5 * np.sqrt(2 / chains)))
+    evaluation = wflmc.evaluate(trace, own)
+    assert evaluation.w2_sq is None
+    assert "clipped" in str(evaluation)
+
+
+def test_logistic_regression_against_quadrature():
+    X = RNG.standard_normal((60, 2))
+    y = (RNG.random(60) < 1 / (1 + np.exp(-X @ [1.0, -1.5]))).astype(float)
+
+    def log_likelihood(parameters, example):
+        u, label = example
+        logit = parameters["slope"] * u[0] + parameters["other"] * u[1]
+        return label * logit - jax.nn.softplus(logit)
+
+    def log_prior(parameters):
+        return -0.5 * (parameters["slope"] ** 2 + parameters["other"] ** 2)
+
+    start = {"slope": 0.0, "other": 0.0}
+    own = wflmc.posterior(log_likelihood, log_prior, (X, y), initial=start, devices=4, mu=1.0)
+    grid = np.stack(np.meshgrid(*[np.linspace(-3, 5, 401)] * 2), -1) - [0.0, 3.0]  # slope, other
+    logits = grid @ X.T
+    log_density = (y * logits - np.logaddexp(0, logits)).sum(-1) - 0.5 * (grid**2).sum(-1)
+    density = np.exp(log_density - log_density.max())
+    density /= density.sum()
+    mean = (density[..., None] * grid).sum((0, 1))
+    square = (density[..., None] * (grid - mean) ** 2).sum((0, 1))
+    plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e4), step_size=0.05 / own.L, burn_in=700, samples=1)
+    trace = wflmc.sample(jax.random.key(1), own, plan, chains=2000)
+    drawn = own.unflatten(trace.theta[:, -1])
+    for index, name in enumerate(("slope", "other")):
+        values = drawn[name]
+        # A step of 0.05/L changes variances by 2.5 % at most.
+        assert abs(values.mean() - mean[index]) < 4.5 * np.sqrt(square[index] / 2000) + 0.01
+        assert abs(values.var() / square[index] - 1) < 4.5 * np.sqrt(2 / 2000) + 0.025
+    probability = own.predictive(lambda p, u: jax.nn.sigmoid(p["slope"] * u[0] + p["other"] * u[1]), trace.theta, X[:5])
+    by_grid = (density[..., None] / (1 + np.exp(-(grid @ X[:5].T)))).sum((0, 1))
+    assert np.abs(np.asarray(probability).mean(0) - by_grid).max() < 0.02
+
+
+def test_starts():
+    start = {"a": np.full((2,), 3.0), "b": np.float32(-1.0)}
+    own = wflmc.posterior(
+        lambda p, d: -0.5 * (d - p["b"]) ** 2 - 0.5 * jnp.sum(p["a"] ** 2),
+        lambda p: -0.5 * p["b"] ** 2,
+        np.arange(6.0),
+        initial=start,
+        initial_std=0.5,
+        devices=[[0, 5], [1, 2, 4], [3]],
+    )
+    assert own.sizes.tolist() == [2, 3, 1]
+    assert own.data[1].tolist() == [1.0, 2.0, 4.0]
+    draws = jax.vmap(own.draw_initial)(jax.random.split(KEY, 4000))
+    assert np.allclose(draws.mean(0), [3, 3, -1], atol=0.04)
+    assert np.allclose(draws.std(0), 0.5, atol=0.03)
+    assert not own.draw_initial(KEY, "zero").any()
+    again = own.unflatten(own.start)
+    assert again["a"].tolist() == [3.0, 3.0]
+    assert again["b"] == -1.0
+
+
+def test_padding_is_never_looked_at():
+    """log of a count has no value at zero: padding must not be zeros."""
+    counts = np.arange(1.0, 8.0)
+    own = wflmc.posterior(
+        lambda p, d: -0.5 * (jnp.log(d) - p) ** 2,
+        lambda p: -0.5 * p**2,
+        counts,
+        initial=0.0,
+        devices=[[0], [1, 2, 3], [4, 5, 6]],
+    )
+    ready = replace(own.fitted(2, 1.0), block=1)
+    total, norm = ready.clipped_sum(jnp.zeros(1), jnp.ones(3), jnp.full(3, jnp.inf))
+    assert total[0] == pytest.approx(-np.log(counts).sum(), rel=1e-5)
+    assert np.all(np.isfinite(norm))
+
+
+def test_batches_keep_the_clip_and_are_unbiased():
+    own = as_own(GAUSSIAN, mu=1.0, L=90.0, batch=3)
+    theta = jnp.asarray(RNG.standard_normal(own.dim), jnp.float32)
+    K = own.devices
+    keys = jax.random.split(KEY, 5_000)
+    at = jnp.zeros(K).at[2].set(1.0)
+    draws = jax.vmap(lambda key: own.clipped_sum(theta, at, jnp.full(K, jnp.inf), key)[0])(keys)
+    exact = own.gradients(theta)[2]
+    assert np.all(np.abs(draws.mean(0) - exact) < 4.5 * draws.std(0) / len(keys) ** 0.5 + 1e-3)
+    # A record changes what its device sends by twice the example clip at most, whatever is drawn.
+    c = 0.7
+    u, v = (np.array(values) for values in own.data)
+    u[2, 0], v[2, 0] = 50.0, -1e3
+    other = replace(own, data=(u, v))
+    limit = {"example_clip": jnp.full(K, c)}
+    apart = [
+        jax.vmap(lambda key, p=p: p.clipped_sum(theta, at, jnp.full(K, jnp.inf), key, **limit)[0])(keys[:500])
+        for p in (own, other)
+    ]
+    change = np.linalg.norm(apart[0] - apart[1], axis=1)
+    assert 0 < change.max() <= 2 * c * (1 + 1e-4)
+    assert (change == 0).any()  # not always drawn
+    scale = np.maximum(own.sizes / 3, 1)
+    whole = as_own(GAUSSIAN, mu=1.0, L=90.0).example_norms(theta)
+    np.testing.assert_allclose(own.example_norms(theta), whole * np.repeat(scale, own.sizes), rtol=1e-5)
+
+
+def test_batches_of_all_examples_are_no_batches():
+    many, whole = as_own(GAUSSIAN, mu=1.0, L=90.0, batch=1000), as_own(GAUSSIAN, mu=1.0, L=90.0)
+    plan = wflmc.plan(whole, LINK, wflmc.Privacy(), step_size=1e-3, burn_in=0, samples=5)
+    traces = [wflmc.sample(KEY, p, plan, chains=2).theta for p in (many, whole)]
+    np.testing.assert_array_equal(*traces)
+
+
+@pytest.mark.parametrize("unit", [{}, {"unit": "record", "example_clip": 2.0}])
+@pytest.mark.parametrize("batch", [None, 1])
+def test_the_audit_holds(unit, batch):
+    """Two data sets that differ in one example far above every clip."""
+    privacy = wflmc.Privacy(epsilon=4, delta=0.01, clip=5, **unit)
+
+    def side(sign):
+        X, y = np.zeros((6, 2)), np.zeros(6)
+        X[-1], y[-1] = [1.0, 0.0], sign * 1e5
+        return wflmc.posterior(
+            gaussian_likelihood,
+            lambda t: -1e-6 * t @ t,
+            (X, y),
+            initial=jnp.zeros(2),
+            devices=3,
+            partition="blocks",
+            mu=1.0,
+            L=2.0,
+            batch=batch,
+        )
+
+    plus, minus = side(1), side(-1)
+    plan = wflmc.plan(plus, LINK, privacy, step_size=0.1, burn_in=5, samples=5, initial_w2_sq=1.0)
+    report = audit_pair(jax.random.key(2), plan, plus, minus, device=2, trials=4000)
+    assert report.consistent, report
+    if batch is None:  # drawn in half of the rounds only, a record is hidden better than is claimed
+        assert report.tests[0].mu_lower > 0.6 * report.tests[0].mu_claimed
+
+
+def test_compiled_code_is_shared_by_equal_models():
+    def make(scale):
+        return wflmc.posterior(
+            lambda p, d: -scale * (d - p) ** 2, lambda p: -0.5 * p**2, np.arange(4.0), initial=0.0, devices=2
+        )
+
+    one, same, other = make(0.5), make(0.5), make(0.7)
+    assert one.model == same.model
+    assert hash(one.model) == hash(same.model)
+    assert one.model != other.model
+    array = [make(np.array([scale]).sum()) for scale in (0.5, 0.7)]
+    assert array[0].model != array[1].model
+    assert jax.tree.structure(one) == jax.tree.structure(same)
+
+
+def test_runs_have_names_that_last():
+    """A checkpoint or a ledger of another process knows the run again; another constant makes another run."""
+    script = (
+        "import jax, jax.numpy as jnp, numpy as np, wflmc\n"
+        "from wflmc.sampling.payment import run_name\n"
+        "table = jnp.arange(3.0) * {}\n"
+        "p = wflmc.posterior(lambda t, d: -0.5 * (d - t @ table) ** 2, lambda t: -0.5 * t @ t, np.arange(4.0),"
+        " initial=np.zeros(3), devices=2, mu=1.0, L=9.0)\n"
+        "plan = wflmc.plan(p, wflmc.Link(wflmc.channel.static()), wflmc.Privacy(), step_size=1e-3, burn_in=0,"
+        " samples=2, initial_w2_sq=1.0)\n"
+        "print(run_name(jax.random.key(0), p, plan, 3))\n"
+    )
+    names = [
+        subprocess.run([sys.executable, "-c", script.format(c)], capture_output=True, text=True, check=True).stdout
+        for c in (1.0, 1.0, 2.0)
+    ]
+    assert names[0] == names[1] != names[2]
+
+
+def refused(match, likelihood=gaussian_likelihood, prior=gaussian_prior, data=None, **keywords):
+    given = {"initial": np.zeros(2), "devices": 2, **keywords}
+    data = (np.ones((4, 2)), np.ones(4)) if data is None else data
+    with pytest.raises(wflmc.InputError, match=match):
+        wflmc.posterior(likelihood, prior, data, **given)
+
+
+def branching(theta, example):
+    return theta[0] if theta[0] > 0 else theta[1]
+
+
+def test_wrong_models_are_refused_in_words():
+    refused(r"returns float32\[2\].*ONE example.*one floating-point number", lambda t, e: t * e[1])
+    refused(r"log_prior.*returns float32\[2\]", prior=lambda t: t)
+    refused(r"log_likelihood.*returns nothing", lambda t, e: None)
+    refused(r"returns int32\[\]", lambda t, e: 1)
+    refused(
+        r"nan or infinite at example 3",
+        lambda t, e: jnp.log(e[1] - t @ t),
+        data=(np.ones((4, 2)), np.array([1.0, 1, 1, -1])),
+    )
+    refused(r"gradient that is nan or infinite at example 0", lambda t, e: -jnp.sqrt(t @ t))
+    refused(r"log_prior.*nan", prior=lambda t: jnp.log(t[0]))
+    refused(r"shapes \(4, 2\), \(3,\).*one first axis", data=(np.ones((4, 2)), np.ones(3)))
+    refused(r"at least one example", data=(np.ones((0, 2)), np.ones(0)))
+    refused(r"no arrays", data=())
+    refused(r"first axis", data=(np.ones(4), 1.0))
+    refused(r"real numbers", data=(np.ones((4, 2)), np.array(list("abcd"))))
+    refused(r"fails in line \d+: TypeError.*\(2,\), \(\)", lambda t, e: -t @ jnp.ones(3))
+    refused(r"KeyError", lambda t, e: t["weights"], initial={"weight": 0.0})
+    refused(r"jnp.where in place", branching)
+    refused(r"jax.numpy in place of numpy", lambda t, e: np.asarray(t)[0])
+    refused(r"a JAX function", 3.0)
+    refused(r"log_prior.*parameters alone", prior=lambda t, e: 0.0)
+    refused(r"floating-point", initial=np.zeros(2, int))
+    refused(r"at least one array", initial=())
+    refused(r"finite", initial=np.array([np.nan, 0.0]))
+    refused(r"mu = None.*not convex.*eigenvalue is -24", lambda t, e: 3 * (t @ t), lambda t: 0.0)
+    refused(r"above 0 and finite", mu=-1.0)
+    refused(r"batch = 0", batch=0)
+    refused(r"initial_std", initial_std=-1.0)
+    refused(r"iid or blocks", partition="by-label")
+    refused(r"at most the number of examples", devices=5)
+    refused(r"no example for device 1", devices=[0, 0, 2, 2])
+    refused(r"each of 0..3 is once", devices=[[0, 1], [1, 2, 3]])
+    refused(r"device of each of the 4", devices=[0, 1])
+    own = as_own(GAUSSIAN, mu=1.0, L=90.0)
+    with pytest.raises(wflmc.InputError, match="between 0 and 5"):
+        own.device(6)
+    with pytest.raises(wflmc.InputError, match="one of prior, zero"):
+        own.draw_initial(KEY, "mode")
+
+
+def test_the_package_may_be_called():
+    assert wflmc.posterior.Gaussian is sys.modules["wflmc.posterior"].Gaussian
+    assert list(inspect.signature(wflmc.posterior).parameters)[:3] == ["log_likelihood", "log_prior", "data"]
+    assert "log_likelihood" in type(wflmc.posterior).__call__.__doc__
