@@ -11,6 +11,8 @@ import pytest
 
 from wflmc.scenario import Scenario, load_scenario, validate
 
+from .conftest import FULL
+
 
 @pytest.fixture
 def made(call, tmp_path):
@@ -70,6 +72,7 @@ def test_the_script_runs_as_it_stands(made):
     assert "ε spent" in result.stdout
 
 
+@pytest.mark.skipif(not FULL, reason="a second run of the script: make test-full")
 def test_the_script_runs_with_labels(made):
     text = (made[0] / "model.py").read_text(encoding="utf-8")
     old, new = "posterior = wflmc.gaussian_regression", "y = (y > 0).astype(int)\nposterior = wflmc.softmax_regression"
