@@ -7,6 +7,7 @@ the geometry changes. With W whitening the features, all directions that the dat
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -46,7 +47,7 @@ class Coordinates(NamedTuple):
         return self._replace(spread=self.spread * devices**0.5, precision=self.precision / devices)
 
 
-class Moving:
+class Moving(ABC):
     """What posteriors whose chains may move in other coordinates have in common."""
 
     coordinates: Coordinates | None
@@ -75,8 +76,9 @@ class Moving:
             raise InputError("matrix", f"shape {np.shape(matrix)}", f"[{wanted}, {wanted}], as many as features")
         return self._moved(coordinates(matrix, self.prior_std, prior_on))
 
+    @abstractmethod
     def _moved(self, space: Coordinates) -> Self:
-        raise NotImplementedError
+        """The same posterior in other coordinates."""
 
     @property
     def prior_power(self) -> float:
@@ -86,9 +88,9 @@ class Moving:
         return float((self.coordinates.spread**2).sum() / len(self.coordinates.spread))
 
     @property
+    @abstractmethod
     def outcomes(self) -> NDArray[Any]:
         """What the devices have observed, targets or labels, [K, n]."""
-        raise NotImplementedError
 
     def held(self, values: NDArray[Any]) -> NDArray[Any]:
         """The rows of values[K, n, ...] that are real, device after device, [N, ...]."""
@@ -110,8 +112,9 @@ class Moving:
             return self._draw(generator, self.coordinates_of(draws), self.held(self.features))
         return self._draw(generator, draws, self.rows(features))
 
+    @abstractmethod
     def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> NDArray[Any]:
-        raise NotImplementedError
+        """Outcomes for rows of features, in the coordinates of theta."""
 
     def rows(self, features: ArrayLike) -> Array:
         """Features u[n, d] as in the data, checked, with the constant where the model has an intercept."""
