@@ -78,8 +78,15 @@ def test_the_law_counts_the_noise_that_chains_hear(dynamics):
         "dynamics": "kinetic", "friction": 2 * posterior.mu**0.5, "step_size": posterior.L**-0.5
     }  # fmt: skip
     plan = planned(posterior, -3.0, power="no-dp", **kinetic)
-    law = posterior.law(plan.step_size, plan.weight, plan.noise_variance, plan.init, plan.friction, plan.downlink_noise)
-    quiet = posterior.law(plan.step_size, plan.weight, plan.noise_variance, plan.init, plan.friction)
+    law = posterior.law(
+        plan.step_size,
+        plan.weight,
+        plan.noise_variance,
+        plan.init,
+        friction=plan.friction,
+        downlink=plan.downlink_noise,
+    )
+    quiet = posterior.law(plan.step_size, plan.weight, plan.noise_variance, plan.init, friction=plan.friction)
     assert np.trace(law.covariance[-1]) > 1.2 * np.trace(quiet.covariance[-1])
     theta = wflmc.sample(jax.random.key(2), posterior, plan, CHAINS).theta[:, -1]
     spread = np.diagonal(law.covariance[-1])

@@ -1,6 +1,5 @@
-"""Models of one's own: against the models that are known exactly, against quadrature, and refused in words."""
+"""Models of one's own: against the models that are known exactly, and against quadrature."""
 
-import inspect
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,37 +13,10 @@ import wflmc
 from wflmc.audit import audit_pair
 
 from .conftest import FULL
+from .own_model_tools import GAUSSIAN, KEY, RAGGED, as_own, gaussian_likelihood, owners_of, rows_of
 
-KEY = jax.random.key(3)
 RNG = np.random.default_rng(7)
 LINK = wflmc.Link(wflmc.channel.static(power=1.0), snr_db=60)
-
-
-def gaussian_likelihood(theta, example):
-    u, v = example
-    return -0.5 * (v - theta @ u) ** 2
-
-
-def gaussian_prior(theta):
-    return -0.5 * theta @ theta
-
-
-def owners_of(posterior):
-    return np.repeat(np.arange(posterior.devices), posterior.sizes)
-
-
-def rows_of(posterior, target):
-    """The examples of a posterior that holds them padded, device by device."""
-    real = np.arange(posterior.features.shape[1]) < posterior.sizes[:, None]
-    return posterior.features[real], target[real]
-
-
-def as_own(known, **keywords):
-    """A Gaussian posterior, written as a log-likelihood."""
-    data = rows_of(known, known.target)
-    return wflmc.posterior(
-        gaussian_likelihood, gaussian_prior, data, initial=jnp.zeros(known.dim), devices=owners_of(known), **keywords
-    )
 
 
 def softmax_likelihood(parameters, example):
@@ -68,8 +40,6 @@ def softmax_as_own(known, **keywords):
     )
 
 
-RAGGED = "dirichlet:0.5"
-GAUSSIAN = wflmc.gaussian_regression(KEY, devices=6, examples=90, partition=RAGGED)
 SOFTMAX = wflmc.softmax_regression(KEY, devices=7, examples=80, dim=4, classes=3, partition=RAGGED)
 PAIRS = {"gaussian": (GAUSSIAN, as_own(GAUSSIAN)), "softmax": (SOFTMAX, softmax_as_own(SOFTMAX, mu=1.0, L=50.0))}
 
@@ -349,62 +319,3 @@ def test_runs_have_names_that_last():
         for c in (1.0, 1.0, 2.0)
     ]
     assert names[0] == names[1] != names[2]
-
-
-def refused(match, likelihood=gaussian_likelihood, prior=gaussian_prior, data=None, **keywords):
-    given = {"initial": np.zeros(2), "devices": 2, **keywords}
-    data = (np.ones((4, 2)), np.ones(4)) if data is None else data
-    with pytest.raises(wflmc.InputError, match=match):
-        wflmc.posterior(likelihood, prior, data, **given)
-
-
-def branching(theta, example):
-    return theta[0] if theta[0] > 0 else theta[1]
-
-
-def test_wrong_models_are_refused_in_words():
-    refused(r"returns float32\[2\].*ONE example.*one floating-point number", lambda t, e: t * e[1])
-    refused(r"log_prior.*returns float32\[2\]", prior=lambda t: t)
-    refused(r"log_likelihood.*returns nothing", lambda t, e: None)
-    refused(r"returns int32\[\]", lambda t, e: 1)
-    refused(
-        r"nan or infinite at example 3",
-        lambda t, e: jnp.log(e[1] - t @ t),
-        data=(np.ones((4, 2)), np.array([1.0, 1, 1, -1])),
-    )
-    refused(r"gradient that is nan or infinite at example 0", lambda t, e: -jnp.sqrt(t @ t))
-    refused(r"log_prior.*nan", prior=lambda t: jnp.log(t[0]))
-    refused(r"shapes \(4, 2\), \(3,\).*one first axis", data=(np.ones((4, 2)), np.ones(3)))
-    refused(r"at least one example", data=(np.ones((0, 2)), np.ones(0)))
-    refused(r"no arrays", data=())
-    refused(r"first axis", data=(np.ones(4), 1.0))
-    refused(r"real numbers", data=(np.ones((4, 2)), np.array(list("abcd"))))
-    refused(r"fails in line \d+: TypeError.*\(2,\), \(\)", lambda t, e: -t @ jnp.ones(3))
-    refused(r"KeyError", lambda t, e: t["weights"], initial={"weight": 0.0})
-    refused(r"jnp.where in place", branching)
-    refused(r"jax.numpy in place of numpy", lambda t, e: np.asarray(t)[0])
-    refused(r"a JAX function", 3.0)
-    refused(r"log_prior.*parameters alone", prior=lambda t, e: 0.0)
-    refused(r"floating-point", initial=np.zeros(2, int))
-    refused(r"at least one array", initial=())
-    refused(r"finite", initial=np.array([np.nan, 0.0]))
-    refused(r"mu = None.*not convex.*eigenvalue is -24", lambda t, e: 3 * (t @ t), lambda t: 0.0)
-    refused(r"above 0 and finite", mu=-1.0)
-    refused(r"batch = 0", batch=0)
-    refused(r"initial_std", initial_std=-1.0)
-    refused(r"iid or blocks", partition="by-label")
-    refused(r"at most the number of examples", devices=5)
-    refused(r"no example for device 1", devices=[0, 0, 2, 2])
-    refused(r"each of 0..3 is once", devices=[[0, 1], [1, 2, 3]])
-    refused(r"device of each of the 4", devices=[0, 1])
-    own = as_own(GAUSSIAN, mu=1.0, L=90.0)
-    with pytest.raises(wflmc.InputError, match="between 0 and 5"):
-        own.device(6)
-    with pytest.raises(wflmc.InputError, match="one of prior, zero"):
-        own.draw_initial(KEY, "mode")
-
-
-def test_the_package_may_be_called():
-    assert wflmc.posterior.Gaussian is sys.modules["wflmc.posterior"].Gaussian
-    assert list(inspect.signature(wflmc.posterior).parameters)[:3] == ["log_likelihood", "log_prior", "data"]
-    assert "log_likelihood" in type(wflmc.posterior).__call__.__doc__

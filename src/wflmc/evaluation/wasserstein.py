@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.planning import Plan
-from wflmc.posterior import Gaussian, pool, w2_squared
+from wflmc.posterior import Gaussian, Motion, pool, w2_squared
 from wflmc.recursion import first_order
 
 Array = NDArray[np.float64]
@@ -40,15 +40,14 @@ def exact_w2_sq(posterior: Any, plan: Plan | Sequence[Plan]) -> Array:
     Over several plans (one per channel realisation) it is that of their pooled mean and covariance.
     """
     plans = [plan] if isinstance(plan, Plan) else list(plan)
-    first = plans[0]
-    laws = posterior.law(
+    together = Motion(
         np.stack([p.step_size for p in plans]),
         np.stack([p.weight_received for p in plans]),
-        np.stack([p.noise_variance for p in plans]),
-        first.init,
-        None if first.friction is None else np.array([[p.friction] for p in plans]),
+        plans[0].init,
+        None if plans[0].friction is None else np.array([[p.friction] for p in plans]),
         np.array([[p.downlink_noise] for p in plans]),
     )
+    laws = posterior.chain(together).law(np.stack([p.noise_variance for p in plans]))
     return w2_squared(pool(laws), posterior.exact)
 
 
@@ -66,7 +65,7 @@ def exact_ess(posterior: Any, plan: Plan | Sequence[Plan], bias: bool = False) -
     plans = [plan] if isinstance(plan, Plan) else list(plan)
     errors = []
     for one in plans:
-        chain = posterior.chain(one.step_size, one.weight_received, one.init, one.friction, one.downlink_noise)
+        chain = posterior.chain(one.motion)
         error = chain.variance_of_mean(one.noise_variance, one.burn_in)
         if bias:
             mean = chain.law(one.noise_variance).mean[one.burn_in :].mean(0)

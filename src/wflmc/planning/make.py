@@ -25,7 +25,7 @@ from wflmc.planning.problem import Allocation, Problem
 from wflmc.planning.proxy import Proxy
 from wflmc.planning.schedule import Rule
 from wflmc.planning.steps import plan_steps
-from wflmc.posterior.response import AnyResponse, going_on
+from wflmc.posterior.response import AnyResponse, Motion, going_on
 from wflmc.privacy import Privacy
 
 Array = NDArray[np.float64]
@@ -339,16 +339,14 @@ def _heard_error(posterior: Target, downlink: float, weight: Array) -> Array:
 def _response(posterior: Target, options: Options, weight: Array, downlink: float) -> AnyResponse:
     """How the kept rounds' law answers to the noise of this plan's rounds, by the proxy or the posterior itself."""
     step_size, burn_in, before = _step_sizes(options.step_size, len(weight)), options.burn_in, options.before
-    friction = options.kinetic_friction
     if before is not None:
         step_size, weight = np.append(before.step_size, step_size), np.concatenate([before.weight, weight])
         burn_in += before.rounds
+    motion = Motion(step_size, weight, options.init, options.kinetic_friction, downlink)
     if options.proxy is not None:
-        found: AnyResponse = options.proxy.response(
-            posterior.dim, step_size, weight, burn_in, options.init, friction, downlink
-        )
+        found: AnyResponse = options.proxy.response(posterior.dim, motion, burn_in)
     elif isinstance(posterior, KnowsLaw):
-        found = posterior.response(step_size, weight, burn_in, options.init, friction, downlink)
+        found = posterior.response(motion, burn_in)
     else:
         raise InputError("objective", "exact", "worst or average, or given with a proxy: this model knows no law")
     if not all(np.all(np.abs(part) < 1e100) for part in (found.effect, found.covariance, found.shift)):

@@ -14,7 +14,7 @@ from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy
 from wflmc.planning.proxy import Proxy
 from wflmc.planning.steps import SCHEDULES
-from wflmc.posterior.response import AnyResponse
+from wflmc.posterior.response import AnyResponse, Motion
 
 
 class Target(Protocol):
@@ -35,15 +35,7 @@ class Target(Protocol):
 class KnowsLaw(Protocol):
     """A posterior that can tell how the law of its chains answers to noise, itself or by an approximation."""
 
-    def response(
-        self,
-        step_size: ArrayLike,
-        weight: ArrayLike,
-        burn_in: int,
-        init: str = ...,
-        friction: ArrayLike | None = ...,
-        downlink: float = ...,
-    ) -> AnyResponse: ...
+    def response(self, motion: Motion, burn_in: int) -> AnyResponse: ...
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from wflmc.errors import InputError
 from wflmc.keys import digest
 from wflmc.planning.dynamics import kick, langevin_noise
 from wflmc.planning.single_sample import REGIMES
+from wflmc.posterior.response import Motion
 from wflmc.privacy import Privacy, round_loss
 
 Array = NDArray[np.float64]
@@ -93,6 +94,11 @@ class Plan:
     def weight_received(self) -> Array:
         """The weight with which every device's gradient really enters the update, [S, K]."""
         return self.weight if self.received is None else self.weight * self.received
+
+    @property
+    def motion(self) -> Motion:
+        """How chains move by this plan, but for their noise."""
+        return Motion(self.step_size, self.weight_received, self.init, self.friction, self.downlink_noise)
 
     @property
     def scale(self) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.errors import InputError
-from wflmc.posterior.response import DiagonalResponse, diagonal_response, refuse_kinetic
+from wflmc.posterior.response import DiagonalResponse, Motion, diagonal_response
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,23 +25,13 @@ class Proxy:
     prior_std: float = 1.0
     """Of θ[0] with init = "prior"."""
 
-    def response(
-        self,
-        dim: int,
-        step_size: ArrayLike,
-        weight: ArrayLike,
-        burn_in: int,
-        init: str = "prior",
-        friction: float | None = None,
-        downlink: float = 0.0,
-    ) -> DiagonalResponse:
-        """How the law of a chain of `dim` parameters on this posterior answers to noise: step_size[S], weight[S, K]."""
-        refuse_kinetic(friction)
+    def response(self, dim: int, motion: Motion, burn_in: int) -> DiagonalResponse:
+        """How the law of a chain of `dim` parameters on this posterior answers to noise."""
         precision, mean_sq = (np.asarray(given, dtype=float) for given in (self.precision, self.mean_sq))
         for name, given, least in (("precision", precision, 1e-50), ("mean_sq", mean_sq, 0.0)):
             if given.shape not in ((), (dim,)) or not np.all((given >= least) & (given < 1e50)):
                 allowed = f"finite, {'above' if least else 'at least'} 0, and one number or {dim}, one per parameter"
                 raise InputError(f"proxy.{name}", getattr(self, name), allowed)
         each = mean_sq if mean_sq.ndim else np.full(dim, float(mean_sq) / dim)
-        start = self.prior_std**2 if init == "prior" else 0.0
-        return diagonal_response(np.broadcast_to(precision, (dim,)), each, start, step_size, weight, burn_in, downlink)
+        start = self.prior_std**2 if motion.init == "prior" else 0.0
+        return diagonal_response(np.broadcast_to(precision, (dim,)), each, start, motion, burn_in)

@@ -13,12 +13,14 @@ from wflmc.posterior.coordinates import Coordinates, coordinates, whitening
 from wflmc.posterior.gaussian import GaussianPosterior, gaussian_regression
 from wflmc.posterior.law import Gaussian, pool, w2_squared
 from wflmc.posterior.own_posterior import OwnPosterior
+from wflmc.posterior.response import Motion
 from wflmc.posterior.softmax import SoftmaxPosterior, softmax_regression
 
 __all__ = [
     "Coordinates",
     "Gaussian",
     "GaussianPosterior",
+    "Motion",
     "OwnPosterior",
     "SoftmaxPosterior",
     "coordinates",

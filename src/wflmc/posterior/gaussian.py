@@ -20,7 +20,7 @@ from wflmc.posterior.kinetic import kinetic_round, with_velocity
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
-from wflmc.posterior.response import Response
+from wflmc.posterior.response import Motion, Response
 
 Array = NDArray[np.float64]
 
@@ -217,65 +217,37 @@ class GaussianPosterior(Moving):
         """E‖Σ_k w_k H_k e_k‖² for unit noise e_k in what every device hears of θ, weight[..., K] -> [...]."""
         return np.asarray(np.asarray(weight, dtype=float) ** 2 @ (self.hessian**2).sum((-1, -2)))
 
-    def chain(
-        self,
-        step_size: ArrayLike,
-        weight: ArrayLike,
-        init: str = "prior",
-        friction: ArrayLike | None = None,
-        downlink: ArrayLike = 0.0,
-    ) -> LinearChain:
-        """A chain that is never clipped, as a linear one.
-
-        Args:
-            step_size: η[..., S]; weight: [..., S, K].
-            friction: γ_f of kinetic dynamics, [..., 1] or one number; the noise is then that of the velocity.
-            downlink: variance of the noise in what every device hears of θ, [..., 1] or one number.
-        """
-        eta, weights = np.asarray(step_size, dtype=float), np.asarray(weight, dtype=float)
+    def chain(self, motion: Motion) -> LinearChain:
+        """A chain that is never clipped, as a linear one."""
+        eta, weights = np.asarray(motion.step_size, dtype=float), np.asarray(motion.weight, dtype=float)
         hessian, linear = np.tensordot(weights, self.hessian, 1), weights @ self.linear
-        one, start = np.eye(self.dim), self._initial(init)
+        one, start, kick = np.eye(self.dim), self._initial(motion.init), eta
         readout = one if self.coordinates is None else self.coordinates.matrix.T
-        kick = eta
-        if friction is None:
+        if motion.friction is None:
             made = LinearChain(start, one - eta[..., None, None] * hessian, eta[..., None] * linear, one, readout)
         else:
-            both, gamma = np.concatenate([readout, np.zeros_like(readout)], axis=1), np.asarray(friction, dtype=float)
-            made = LinearChain(with_velocity(start), *kinetic_round(eta, gamma, hessian, linear), both)
-            kick = eta * (1 + np.exp(-gamma * eta)) / 2
-        if not np.any(downlink):
+            friction = np.asarray(motion.friction, dtype=float)
+            both = np.concatenate([readout, np.zeros_like(readout)], axis=1)
+            made = LinearChain(with_velocity(start), *kinetic_round(eta, friction, hessian, linear), both)
+            kick = eta * (1 + np.exp(-friction * eta)) / 2
+        if not np.any(motion.downlink):
             return made
-        other = (kick**2 * downlink)[..., None, None] * np.tensordot(weights**2, self.hessian @ self.hessian, 1)
+        other = (kick**2 * motion.downlink)[..., None, None] * np.tensordot(weights**2, self.hessian @ self.hessian, 1)
         return made._replace(other=made.enters @ other @ np.swapaxes(made.enters, -1, -2))
 
     def law(
-        self,
-        step_size: ArrayLike,
-        weight: ArrayLike,
-        noise_variance: ArrayLike,
-        init: str = "prior",
-        friction: ArrayLike | None = None,
-        downlink: ArrayLike = 0.0,
+        self, step_size: ArrayLike, weight: ArrayLike, noise_variance: ArrayLike, init: str = "prior", **others: Any
     ) -> Gaussian:
         """Exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
 
         Args:
-            step_size: η[..., S]; weight: [..., S, K]; noise_variance: σ²[..., S] of the whole update noise.
-            friction, downlink: as of `chain`.
+            noise_variance: σ²[..., S] of the whole update noise; all else is that of `Motion`.
         """
-        return self.chain(step_size, weight, init, friction, downlink).law(noise_variance)
+        return self.chain(Motion(step_size, weight, init, **others)).law(noise_variance)
 
-    def response(
-        self,
-        step_size: ArrayLike,
-        weight: ArrayLike,
-        burn_in: int,
-        init: str = "prior",
-        friction: ArrayLike | None = None,
-        downlink: float = 0.0,
-    ) -> Response:
-        """How the exact law of the rounds after `burn_in` answers to noise: step_size[S], weight[S, K]."""
-        return self.chain(step_size, weight, init, friction, downlink).response(burn_in, self.exact)
+    def response(self, motion: Motion, burn_in: int) -> Response:
+        """How the exact law of the rounds after `burn_in` answers to noise, for one chain (no leading axes)."""
+        return self.chain(motion).response(burn_in, self.exact)
 
 
 jax.tree_util.register_dataclass(

@@ -17,6 +17,20 @@ MOST_DIRECTIONS = 64
 """Directions of nearly the same precision are taken together until no more are left."""
 
 
+class Motion(NamedTuple):
+    """How a chain moves, but for its noise."""
+
+    step_size: ArrayLike
+    """η[..., S], or h of kinetic dynamics."""
+    weight: ArrayLike
+    """Of every device's gradient in the update, [..., S, K]."""
+    init: str = "prior"
+    friction: ArrayLike | None = None
+    """γ_f of kinetic dynamics, [..., 1] or one number; noise is then that of the velocity. None: overdamped."""
+    downlink: ArrayLike = 0.0
+    """Variance of the noise in what every device hears of θ, [..., 1] or one number."""
+
+
 class Response(NamedTuple):
     """C[s'] = covariance[s'] + Σ_s v[s] effect[s', s] in the S_u kept rounds s', for noise of variance v[S]."""
 
@@ -63,35 +77,25 @@ def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array
     return found
 
 
-def refuse_kinetic(friction: ArrayLike | None) -> None:
-    """Approximate laws are of overdamped chains."""
-    if friction is not None:
-        raise InputError(
-            "objective",
-            "exact",
-            "worst or average with power = 'equal' for kinetic dynamics of this model, whose law is not known",
-        )
-
-
 def diagonal_response(
     precision: Array,
     mean_sq: Array,
     start: ArrayLike,
-    step_size: ArrayLike,
-    weight: ArrayLike,
+    motion: Motion,
     burn_in: int,
-    downlink: float = 0.0,
 ) -> DiagonalResponse:
     """A chain on a Gaussian posterior to whose Hessian all devices contribute alike.
 
     Args:
         precision: eigenvalues of the Hessian, [m]; mean_sq: squares of the posterior mean along them, [m].
         start: variance of θ[0] along each, [m] or one number; its mean is zero.
-        step_size: η[S]; weight: of every device's gradient, [S, K].
-        downlink: variance of the noise in what every device hears of θ.
     """
+    if motion.friction is not None:
+        allowed = "worst with power = 'equal' for kinetic dynamics of this model, whose law is not known"
+        raise InputError("objective", "exact", allowed)
+    eta, weight = np.asarray(motion.step_size, dtype=float), np.asarray(motion.weight, dtype=float)
     precision, mean_sq, begun, times = _merged(precision, mean_sq, np.broadcast_to(start, precision.shape))
-    share = np.asarray(step_size, dtype=float) * np.asarray(weight, dtype=float).mean(-1)
+    share = eta * weight.mean(-1)
     factor = (1 - share[:, None] * precision) ** 2
     rounds = share.size
     if (rounds - burn_in) * rounds * times.size > MOST_NUMBERS:
@@ -104,9 +108,9 @@ def diagonal_response(
             found[s - burn_in, : s + 1] = carried[: s + 1]
     kept = np.cumprod(factor, axis=0)[burn_in:]
     covariance = begun * kept
-    if downlink:
-        spread = (np.asarray(step_size) ** 2 * (np.asarray(weight) ** 2).sum(-1) / np.shape(weight)[1] ** 2)[:, None]
-        covariance = covariance + np.einsum("usd,sd->ud", found, downlink * spread * precision**2)
+    if np.any(motion.downlink):
+        spread = (eta**2 * (weight**2).sum(-1) / weight.shape[1] ** 2)[:, None]
+        covariance = covariance + np.einsum("usd,sd->ud", found, motion.downlink * spread * precision**2)
     return DiagonalResponse(covariance, found, kept @ mean_sq, 1 / precision, times)
 
 

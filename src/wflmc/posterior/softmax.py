@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
 from wflmc.errors import InputError
@@ -28,7 +27,8 @@ from wflmc.posterior.inputs import (
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
-from wflmc.posterior.response import DiagonalResponse, diagonal_response, refuse_kinetic
+from wflmc.posterior.response import DiagonalResponse, Motion, diagonal_response
+from wflmc.posterior.softmax_laplace import laplace
 from wflmc.posterior.softmax_sums import (
     by_devices,
     by_devices_clipped,
@@ -235,54 +235,16 @@ class SoftmaxPosterior(Moving):
 
     @cached_property
     def _laplace(self) -> tuple[Array, Array]:
-        """The mode[m], and the covariance[d, d] of what tells one class from the others.
+        """The mode[m], and the covariance[d, d] of what tells one class from the others."""
+        rows = self.features.reshape(-1, self.features.shape[-1])
+        return laplace(rows, self.labels.ravel(), self.classes, self._precision)
 
-        The Hessian Σ (diag(p) − p pᵀ) ⊗ u uᵀ is taken for (I − 1 1ᵀ/C) ⊗ M of the same trace: what moves all classes
-        alike is known from the prior alone, and the classes are otherwise treated alike. Against the full Hessian, W2²
-        to the prior was within 1 % in most cases tried, 5 % in the worst.
-        """
-        from scipy.optimize import minimize  # takes longer to import than most commands take to run
-
-        X = self.features.reshape(-1, self.features.shape[-1])
-        linear, precision = np.zeros((X.shape[1], self.classes)), self._precision
-        np.add.at(linear.T, self.labels.ravel(), X)
-        # In coordinates in which Böhning's bound on the Hessian is the identity, the mode is found in few steps.
-        root = np.linalg.cholesky(0.5 * X.T @ X + precision).T
-        shape = linear.shape
-
-        def cost(z: Array) -> tuple[float, Array]:
-            theta = solve_triangular(root, z.reshape(shape))
-            logits = X @ theta
-            total = logsumexp(logits, axis=1)
-            pulled = precision @ theta
-            value = total.sum() - np.vdot(linear, theta) + 0.5 * np.vdot(theta, pulled)
-            gradient = X.T @ np.exp(logits - total[:, None]) - linear + pulled
-            return float(value), solve_triangular(root, gradient, trans="T").ravel()
-
-        found = minimize(
-            cost, np.zeros(linear.size), jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-7}
-        )
-        theta = solve_triangular(root, found.x.reshape(shape))
-        logits = X @ theta
-        p = np.exp(logits - logsumexp(logits, axis=1)[:, None])
-        curvature = (1 - (p**2).sum(1)) / (self.classes - 1)
-        return theta.T.ravel(), np.asarray(np.linalg.inv(X.T @ (curvature[:, None] * X) + precision), dtype=float)
-
-    def response(
-        self,
-        step_size: ArrayLike,
-        weight: ArrayLike,
-        burn_in: int,
-        init: str = "prior",
-        friction: ArrayLike | None = None,
-        downlink: float = 0.0,
-    ) -> DiagonalResponse:
+    def response(self, motion: Motion, burn_in: int) -> DiagonalResponse:
         """How the law of a chain on the Laplace approximation answers to noise, if all devices hold alike data.
 
         It is said of the coordinates that chains move in, along the main directions of the approximation.
         """
-        check_init(init)
-        refuse_kinetic(friction)
+        check_init(motion.init)
         mode, covariance = self._laplace
         values, vectors = np.linalg.eigh(covariance)
         prior, others = np.linalg.inv(self._precision), self.classes - 1
@@ -292,8 +254,8 @@ class SoftmaxPosterior(Moving):
         variance = np.concatenate([alike, np.tile(values, others)])
         mean_sq = np.concatenate([np.zeros(size.size), np.tile(size, others)])
         begun = np.concatenate([alike, np.tile(np.diagonal(vectors.T @ prior @ vectors), others)])
-        start = begun if init == "prior" else np.zeros_like(begun)
-        return diagonal_response(1 / variance, mean_sq, start, step_size, weight, burn_in, downlink)
+        start = begun if motion.init == "prior" else np.zeros_like(begun)
+        return diagonal_response(1 / variance, mean_sq, start, motion, burn_in)
 
     def heard_error(self, weight: ArrayLike) -> Array:
         """A bound on E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit noise e_k, by each device's own smoothness."""

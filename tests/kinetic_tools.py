@@ -1,0 +1,67 @@
+"""What tests of kinetic dynamics share."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+import wflmc
+from wflmc import channel
+from wflmc.planning import POLICIES, Allocation
+
+CHAINS = 20_000
+
+
+def make(posterior, power="no-dp", *, factor=None, step=0.8, friction=2.0, csi_error=0.0, loss=None, **keywords):
+    """A plan with h = step/√L and γ_f = friction·√μ, at `factor` times the Langevin cap where that is given."""
+    path_loss = np.geomspace(1.0, 1e-3, posterior.devices) if loss is None else loss
+    link = wflmc.Link(channel.static(path_loss), snr_db=40, csi_error=csi_error)
+    if factor is not None:
+        power = POLICIES["noiseless"]._replace(allocate=lambda problem: Allocation(factor * problem.lmc_cap))
+    defaults = {"burn_in": 11, "samples": 1, "step_size": step / posterior.L**0.5, "dynamics": "kinetic"}
+    return wflmc.plan(
+        posterior, link, keywords.pop("privacy", wflmc.Privacy(15, 0.01, 300)), power=power,
+        friction=friction * posterior.mu**0.5, **{**defaults, **keywords},
+    )  # fmt: skip
+
+
+def ill_conditioned():
+    """Five parameters whose curvatures go from 1 to 1000."""
+    generator = np.random.default_rng(0)
+    turn, _ = np.linalg.qr(generator.standard_normal((5, 5)))
+    X = np.sqrt(np.geomspace(1, 1000, 5) - 0.01)[:, None] * turn
+    y = X @ generator.standard_normal(5)
+    return wflmc.gaussian_regression(jax.random.key(0), 5, X=X, y=y, prior_std=10.0, partition="blocks")
+
+
+def five_parts(plan, posterior, s):
+    """Round s on (θ, v), part by part as the splitting is defined: matrix, offset, noise that enters."""
+    m, h = posterior.dim, plan.step_size[s]
+    one, none = np.eye(m), np.zeros((m, m))
+    hessian = np.tensordot(plan.weight_received[s], posterior.hessian, 1)
+    linear = plan.weight_received[s] @ posterior.linear
+    decay = np.exp(-plan.friction * h)
+    drift = np.block([[one, h / 2 * one], [none, one]])
+    damp = np.block([[one, none], [none, decay * one]])
+    # The second kick has the gradient of the first, taken at the same θ.
+    kick = np.block([[one, none], [-h / 2 * hessian, one]])
+    push = np.concatenate([np.zeros(m), h / 2 * linear])
+    matrix = drift @ kick @ damp @ kick @ drift
+    offset = drift @ (kick @ damp @ push + push)
+    return matrix, offset, drift @ np.concatenate([none, one])
+
+
+def law_by_parts(plan, posterior):
+    """Mean and covariance of θ after every round."""
+    start, m = posterior.initial(plan.init), posterior.dim
+    mean, covariance = np.zeros(2 * m), np.eye(2 * m)
+    mean[:m], covariance[:m, :m] = start.mean, start.covariance
+    for s in range(plan.rounds):
+        matrix, offset, enters = five_parts(plan, posterior, s)
+        mean = matrix @ mean + offset
+        covariance = matrix @ covariance @ matrix.T + plan.noise_variance[s] * enters @ enters.T
+        yield mean[:m], covariance[:m, :m]
+
+
+def law_of(posterior, plan):
+    return posterior.law(plan.step_size, plan.weight_received, plan.noise_variance, plan.init, friction=plan.friction)

@@ -1,0 +1,206 @@
+"""Kinetic chains: rounds written out, runs that go on, and the privacy of every round."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc import audit, channel
+from wflmc.errors import InputError, OverspendError
+from wflmc.evaluation import choose_burn_in
+from wflmc.sampling import kernel, runner
+
+from .kinetic_tools import ill_conditioned, make
+
+
+def test_a_round_written_out(small):
+    """By hand from what was received, with clipping, and the noise that overdamped chains have too."""
+    plan = make(small, "no-dp", privacy=wflmc.Privacy(clip=5.0))
+    run = kernel(small, plan)
+    state = run.init(jax.random.key(4))
+    after, info = run.step(jax.random.key(5), state)
+    theta, velocity = (np.asarray(values, dtype=float) for values in (state.theta, state.velocity))
+    h, decay = plan.step_size[0], np.exp(-plan.friction * plan.step_size[0])
+    middle = theta + h / 2 * velocity
+    gradients = small.hessian @ middle - small.linear
+    np.testing.assert_allclose(info.norm, np.linalg.norm(gradients, axis=1), rtol=1e-4)
+    estimate = plan.scale[0] / plan.gain[0] * np.asarray(info.received, dtype=float)
+    kicked = decay * (velocity - h / 2 * estimate) - h / 2 * estimate
+    np.testing.assert_allclose(after.velocity, kicked, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(after.theta, middle + h / 2 * kicked, rtol=1e-4, atol=1e-5)
+    clipped = gradients * np.minimum(1, 5.0 / np.linalg.norm(gradients, axis=1))[:, None]
+    noise = np.asarray(info.received) - plan.gain[0] * (plan.weight[0] / plan.scale[0]) @ clipped
+    draw = jax.random.normal(wflmc.keys.named(jax.random.key(5), "noise"), (3,))
+    np.testing.assert_allclose(noise, draw, rtol=1e-3, atol=1e-3)
+    with pytest.raises(InputError, match="velocity"):
+        run.step(jax.random.key(5), state._replace(velocity=None))
+
+
+def test_runner_is_the_kernel_in_a_loop(small):
+    plan = make(small, "equal", burn_in=4, samples=6)
+    key, named, fold = jax.random.key(9), wflmc.keys.named, jax.random.fold_in
+    trace = wflmc.sample(key, small, plan, chains=3)
+    run = kernel(small, plan)
+    for chain in range(3):
+        theta = small.draw_initial(fold(named(key, "init"), chain))
+        velocity = jax.random.normal(fold(named(key, "velocity"), chain), (3,))
+        state = run.init(key)._replace(theta=theta, velocity=velocity)
+        noise = fold(named(key, "noise"), chain)
+        for s in range(plan.rounds):
+            state, _ = jax.jit(run.step)(fold(noise, s), state)
+            if s >= 4:
+                np.testing.assert_allclose(state.theta, trace.theta[chain, s - 4], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(state.velocity, trace.velocity[chain], rtol=1e-4, atol=1e-5)
+
+
+def test_plans_in_a_batch_are_plans_on_their_own(small):
+    plans = [make(small, "equal", friction=friction, samples=4) for friction in (0.5, 2.0, 8.0)]
+    together = wflmc.sample(jax.random.key(1), small, plans)
+    for number, plan in enumerate(plans):
+        alone = wflmc.sample(jax.random.key(1), small, plan, 1, numbers=[number])
+        np.testing.assert_allclose(together.theta[number], alone.theta[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(wflmc.exact_w2_sq(small, plans[1]), wflmc.exact_w2_sq(small, [plans[1]] * 2))
+    assert len({plan.digest for plan in plans}) == 3
+    overdamped = wflmc.plan(
+        small, wflmc.Link(channel.static()), wflmc.Privacy(), step_size=0.01, burn_in=11, samples=4, power="equal"
+    )
+    with pytest.raises(InputError, match="start and dynamics"):
+        wflmc.sample(jax.random.key(1), small, [plans[0], overdamped])
+    assert wflmc.sample(jax.random.key(1), small, overdamped, 2).velocity is None
+    assert kernel(small, overdamped).init(jax.random.key(0)).velocity is None
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("memory", [None, 2000.0])
+def test_stopped_and_resumed_is_as_if_never_stopped(few, tmp_path, monkeypatch, memory):
+    plan = make(few, "equal", burn_in=13, samples=20)
+    monkeypatch.setattr(runner, "BLOCK_WORK", 8 * 9 * few.work())
+    arguments = (jax.random.key(1), few, plan, 9)
+    whole = wflmc.sample(*arguments, memory=memory)
+
+    def stop(done, of):
+        raise StoppedError
+
+    stops = 0
+    while stops < 100:
+        try:
+            trace = wflmc.sample(*arguments, memory=memory, checkpoint=tmp_path, progress=stop)
+            break
+        except StoppedError:
+            stops += 1
+    assert stops >= (4 if memory is None else 10)
+    np.testing.assert_array_equal(trace.theta, whole.theta)
+    np.testing.assert_array_equal(trace.velocity, whole.velocity)
+    assert np.all(whole.velocity.std(0) > 0)
+
+
+def test_the_rest_of_a_plan_goes_on_with_the_same_draws(few):
+    plan = make(few, "equal", burn_in=3, samples=20)
+    whole = wflmc.sample(jax.random.key(1), few, plan, 5)
+    begun = wflmc.sample(jax.random.key(1), few, dataclasses.replace(plan.rest(0)), 5, keep_burn_in=True)
+    np.testing.assert_array_equal(begun.theta, whole.theta)
+    short = make(few, factor=0.1, burn_in=3, samples=9)
+    long = make(few, factor=0.1, burn_in=3, samples=20)
+    first = wflmc.sample(jax.random.key(1), few, short, 5)
+    where = np.concatenate([first.theta[:, -1], first.velocity], axis=1)
+    rest = long.rest(12)
+    assert rest.bound is None
+    assert np.isnan(rest.initial_w2_sq)
+    after = wflmc.sample(jax.random.key(1), few, rest, 5, initial=where)
+    every = wflmc.sample(jax.random.key(1), few, long, 5)
+    np.testing.assert_allclose(after.theta, every.theta[:, 9:], rtol=1e-4, atol=1e-5)
+    elsewhere = wflmc.sample(jax.random.key(1), few, rest, 5, initial=first.theta[:, -1])
+    assert np.abs(elsewhere.theta[:, 0] - every.theta[:, 9]).max() > 0.01
+    with pytest.raises(InputError, match="initial"):
+        wflmc.sample(jax.random.key(1), few, rest, 5, initial=where[:, :7])
+
+
+@pytest.mark.parametrize("power", ["equal", "noiseless-dp"])
+@pytest.mark.parametrize("unit", ["device", "record"])
+def test_every_round_costs_what_an_overdamped_one_of_this_gain_does(few, power, unit):
+    """x = 2aℓ², and no device is taken beyond its budget."""
+    privacy = wflmc.Privacy(3.0, 1e-3, clip=20.0, unit=unit, example_clip=2.0 if unit == "record" else None)
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=70, csi_error=0.1)
+    plan = wflmc.plan(
+        few, link, privacy, step_size=1 / few.L**0.5, friction=2 * few.mu**0.5, dynamics="kinetic", burn_in=20,
+        samples=20, power=power,
+    )  # fmt: skip
+    sensitivity = 20.0 if unit == "device" else 2.0
+    strength = np.maximum(plan.uncertainty, 1.0 if plan.received is None else plan.received)
+    expected = 2 * (plan.gain[:, None] * strength * sensitivity) ** 2 / plan.noise_power * (plan.weight > 0)
+    np.testing.assert_allclose(plan.loss, expected, rtol=1e-12)
+    budget = privacy.budget(6)
+    assert np.all(plan.spent <= budget)
+    assert plan.spent.max() > 0.9 * budget[0]
+    with pytest.raises(OverspendError):
+        wflmc.sample(jax.random.key(0), few, dataclasses.replace(plan, gain=1.2 * plan.gain), 2)
+
+
+def test_an_audit_holds_and_finds_what_is_wrong(few, monkeypatch):
+    plan = make(few, "equal", loss=np.ones(6), privacy=wflmc.Privacy(8, 0.01, 30))
+    report = audit.audit(jax.random.key(0), plan, few, trials=20_000)
+    assert report.consistent
+    assert max(test.epsilon_gaussian for test in report.tests) > 0.8 * report.epsilon
+    module = sys.modules["wflmc.sampling.kernel"]
+    honest = module.receive
+    jax.clear_caches()
+    monkeypatch.setattr(module, "receive", lambda key, signal, now: signal + (honest(key, signal, now) - signal) / 2)
+    assert not audit.audit(jax.random.key(0), plan, trials=20_000, attacks=["constant"]).consistent
+    jax.clear_caches()
+
+
+def test_stats_say_how_much_noise_is_too_much(few):
+    plan = make(few, factor=0.5, samples=3)
+    groups = wflmc.sample(jax.random.key(0), few, plan, 4).datasets()
+    stats = groups["sample_stats"]
+    decay = np.exp(-plan.friction * plan.step_size[0])
+    np.testing.assert_allclose(stats["excess_noise"], 1 - decay**2, rtol=1e-9)
+    assert stats["last_velocity"].shape == (4, 5)
+
+
+def test_what_cannot_be_is_refused(few):
+    with pytest.raises(InputError, match="2/√L"):
+        make(few, factor=1.0, step=2.0)
+    with pytest.raises(InputError, match="friction"):
+        make(few, factor=1.0, friction=0.0)
+    with pytest.raises(InputError, match="friction"):
+        make(few, factor=1.0, friction=np.inf)
+    with pytest.raises(InputError, match="forgotten"):
+        make(few, factor=1.0, step=1e-13)
+    with pytest.raises(InputError, match="dynamics"):
+        make(few, factor=1.0, dynamics="ballistic")
+    for objective in ("worst", "average"):
+        with pytest.raises(InputError, match="'exact' with dynamics = 'kinetic'"):
+            make(few, "optimized", objective=objective)
+    make(few, factor=1.0, step=1.99)
+
+
+def test_plans_warn_of_useless_friction_and_of_unlike_devices(few):
+    assert not [text for text in make(few, "equal").warnings if "friction" in text]
+    for friction in (0.1, 21 * (few.L / few.mu) ** 0.5):
+        assert [text for text in make(few, "equal", friction=friction).warnings if "friction" in text]
+    unlike = wflmc.gaussian_regression(jax.random.key(1), 4, examples=40, dim=3, partition="by-label")
+    plan = make(unlike, "no-dp", step=1.95, loss=[1.0, 1e-12, 1e-12, 1e-12])
+    heaviest = np.linalg.eigvalsh(np.tensordot(plan.weight[0], unlike.hessian, 1))[-1]
+    warned = any("beyond 2/√L of theirs" in text for text in plan.warnings)
+    assert warned == (plan.step_size[0] ** 2 * heaviest > 4)
+
+
+def test_a_pilot_finds_the_burn_in():
+    """As long as the mean needs to forget, and less than overdamped steps take."""
+    posterior = ill_conditioned()
+    step, friction = 1 / posterior.L**0.5, 2 * posterior.mu**0.5
+    found = choose_burn_in(jax.random.key(0), posterior, step, 5000, friction)
+    plan = make(posterior, factor=1.0, step=1.0)
+    memory = -1 / np.log(plan.gamma)
+    assert memory < found < 10 * memory
+    with pytest.raises(InputError, match="max_burn_in"):
+        choose_burn_in(jax.random.key(0), posterior, step, 10, friction)
