@@ -159,7 +159,7 @@ def test_an_audit_holds_and_finds_what_is_wrong(few, monkeypatch):
 
 def test_stats_say_how_much_noise_is_too_much(few):
     plan = make(few, factor=0.5, samples=3)
-    groups = wflmc.sample(jax.random.key(0), few, plan, 4).datasets()
+    groups = wflmc.sample(jax.random.key(0), few, plan, 4).to_arviz()
     stats = groups["sample_stats"]
     decay = np.exp(-plan.friction * plan.step_size[0])
     np.testing.assert_allclose(stats["excess_noise"], 1 - decay**2, rtol=1e-9)

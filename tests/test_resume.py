@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import arviz
 import jax
 import numpy as np
 import pytest
@@ -289,3 +290,20 @@ def test_more_rounds_pay_attention_to_what_others_have_spent(tmp_path, call):
     assert np.max(wflmc_spent(people)) <= BUDGET * (1 + 1e-9)
     assert not (folder / ".checkpoint").exists()
     assert code == 0 or "nothing is left to spend" in err
+
+
+def test_burn_in_is_kept_on_request_also_when_rounds_are_added(tmp_path, call):
+    (tmp_path / "s.toml").write_text(SCENARIO)
+    folder = tmp_path / "kept"
+    code, _, err = call("run", tmp_path / "s.toml", "--out", folder, "--keep-burn-in")
+    assert code == 0, err
+    first = arviz.from_netcdf(folder / "trace.nc")
+    plan = json.loads((folder / "plan.json").read_text())
+    assert first.warmup_posterior["theta"].sizes["draw"] == plan["constants"]["burn_in"]
+    assert call("run", "--resume", folder, "--keep-burn-in")[0] == 2
+    code, _, err = call("run", "--resume", folder, "--more", "3")
+    assert code == 0, err
+    longer = arviz.from_netcdf(folder / "trace.nc")
+    assert longer.posterior["theta"].sizes["draw"] == first.posterior["theta"].sizes["draw"] + 3
+    for group in ("warmup_posterior", "warmup_sample_stats"):
+        np.testing.assert_array_equal(longer[group].to_array(), first[group].to_array())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import arviz
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
@@ -83,7 +86,7 @@ def test_predictive_groups(uneven, labelled):
     for posterior, X, y in (uneven, labelled):
         trace = traced(posterior, keep_burn_in=True)
         found = trace.to_arviz(posterior, predictive=True, features=X[:7])
-        asked = {"observed_data", "posterior_predictive", "predictions", "warmup_posterior"}
+        asked = {"observed_data", "posterior_predictive", "predictions", "warmup_posterior", "warmup_sample_stats"}
         assert set(found.groups()) == {"posterior", "sample_stats", *asked}
         assert found.posterior_predictive["y"].shape == (4, 5, len(y))
         assert found.posterior_predictive["y"].dims == ("chain", "draw", "observation")
@@ -132,3 +135,85 @@ def test_features_are_those_of_the_data(uneven):
     for bad in (np.ones((2, 4)), np.ones(3), 1.0, np.full((2, 3), np.nan)):
         with pytest.raises(InputError, match="features"):
             trace.to_arviz(uneven[0], features=bad)
+
+
+def test_burn_in_comes_on_request(uneven):
+    plain, both = traced(uneven[0]), traced(uneven[0], keep_burn_in=True)
+    found = both.to_arviz()
+    assert set(found.groups()) == {"posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats"}
+    assert found.warmup_posterior["theta"].shape == (4, 6, 4)
+    np.testing.assert_array_equal(found.posterior["theta"], plain.theta)
+    early = found.warmup_sample_stats
+    assert set(early) == set(found.sample_stats)
+    np.testing.assert_array_equal(early["gain"], np.tile(both.plan.gain[:6], (4, 1)))
+    np.testing.assert_allclose(early["clip_rate"].mean("chain"), plain.burn_in_clip_rate, rtol=1e-6)
+    spent = early["loss"].sum("draw") + found.sample_stats["loss"].sum("draw")
+    np.testing.assert_allclose(spent, both.plan.spent.max(), rtol=1e-12)
+
+
+def test_groups_say_what_made_them(uneven):
+    trace = traced(uneven[0])
+    about = trace.to_arviz(attributes={"scenario": "mine"}).posterior.attrs
+    assert about["scenario"] == "mine"
+    assert about["key"] == jax.random.key_data(jax.random.key(1)).tolist()
+    facts = json.loads(about["plan"])
+    assert facts["burn_in"] == 6
+    assert facts["clip"] == 300
+    assert facts["step_size"] == trace.plan.step_size[0]
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """Events by Poisson's law on devices of unlike size, with parameters of several shapes."""
+    generator = np.random.default_rng(5)
+    data = {"dose": generator.normal(size=(31, 2)), "events": generator.poisson(3.0, size=31)}
+    owner = np.sort(np.arange(31) % 4)
+
+    def log_likelihood(parameters, example):
+        rate = parameters["level"] + parameters["slope"] @ example["dose"]
+        return example["events"] * rate - jnp.exp(rate)
+
+    def log_prior(parameters):
+        return -0.5 * (parameters["level"] ** 2 + parameters["slope"] @ parameters["slope"])
+
+    initial = {"level": 1.0, "slope": jnp.zeros(2)}
+    return wflmc.posterior(log_likelihood, log_prior, data, initial=initial, devices=owner), data, owner
+
+
+def test_own_parameters_have_their_names(counts):
+    posterior, data, owner = counts
+    trace = traced(posterior, keep_burn_in=True)
+    found = trace.to_arviz(posterior)
+    for group in (found.posterior, found.warmup_posterior):
+        assert {name: group[name].dims[2:] for name in group} == {"level": (), "slope": ("slope_dim_0",)}
+    np.testing.assert_array_equal(found.posterior["level"], trace.theta[..., 0])
+    np.testing.assert_array_equal(found.posterior["slope"], trace.theta[..., 1:])
+    np.testing.assert_array_equal(found.observed_data["events"], data["events"])
+    np.testing.assert_array_equal(found.observed_data["dose"], data["dose"])
+    np.testing.assert_array_equal(found.observed_data["device"], owner)
+
+
+def test_own_outcomes_have_the_law_they_are_drawn_by(counts):
+    posterior, data, _ = counts
+    trace = traced(posterior, chains=300)
+
+    def draw(key, parameters, example):
+        rate = jnp.exp(parameters["level"] + parameters["slope"] @ example["dose"])
+        return {"events": jax.random.poisson(key, rate)}
+
+    inputs = {"dose": data["dose"][:3] / 2}
+    found = trace.to_arviz(posterior, predictive=draw, features=inputs)
+    assert found.posterior_predictive["events"].shape == (300, 5, 31)
+    assert found.predictions["events"].shape == (300, 5, 3)
+    rate = np.exp(trace.theta[..., :1] + trace.theta[..., 1:] @ inputs["dose"].T)
+    apart = (found.predictions["events"].values - rate).reshape(-1, 3)  # given θ, draws are independent
+    assert np.all(np.abs(apart.mean(0)) <= 4.5 * np.sqrt(rate.reshape(-1, 3).mean(0) / 1500))
+    flat = found.predictions["events"].values.reshape(-1, 3)
+    assert not np.array_equal(flat[:, 0], flat[:, 1])
+
+
+def test_own_outcomes_need_a_function(counts, uneven):
+    with pytest.raises(InputError, match="function of"):
+        traced(counts[0]).to_arviz(counts[0], predictive=True)
+    with pytest.raises(InputError, match="draws by itself"):
+        traced(uneven[0]).to_arviz(uneven[0], predictive=lambda key, parameters, example: 0.0)

@@ -178,6 +178,9 @@ def run(
     more: Annotated[
         int | None, typer.Option("--more", metavar="N", help="With --resume: N more rounds from what is left to spend.")
     ] = None,
+    keep_burn_in: Annotated[
+        bool, typer.Option("--keep-burn-in", help="Also write the samples of burn-in (warmup_posterior).")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan a scenario, sample its chains and evaluate them.
@@ -191,7 +194,7 @@ def run(
 
     _cache_compilations()
     limit = None if memory is None else parse_bytes(memory)
-    request = Request(scenario, saved_plan, out, overrides, limit, ledger, resume, more)
+    request = Request(scenario, saved_plan, out, overrides, limit, ledger, resume, more, keep_burn_in)
     summary, text, files = run_command(request, _progress, _note)
     _warn(summary["warnings"])
     if as_json:

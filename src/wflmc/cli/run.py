@@ -57,6 +57,7 @@ class Request(NamedTuple):
     ledger: str | None
     resume: str | None
     more: int | None
+    keep_burn_in: bool = False
 
 
 class Task(NamedTuple):
@@ -73,6 +74,7 @@ class Task(NamedTuple):
     """The scenario as it was asked for, before anything in it was settled."""
     resumed: bool = False
     """Whether the folder holds samples of this run already."""
+    keep_burn_in: bool = False
 
     @property
     def key(self) -> jax.Array:
@@ -147,7 +149,8 @@ def _new(request: Request, say: Say) -> Task:
     folder = None if request.out is None else writable_folder(request.out)
     own = folder is not None and plan.clips
     path = Path(request.ledger).resolve() if request.ledger else folder / "ledger.jsonl" if folder and own else None
-    task = Task(scenario, inputs, plan, folder, path, 0, request.memory, to_toml(scenario))
+    asked = to_toml(scenario)
+    task = Task(scenario, inputs, plan, folder, path, 0, request.memory, asked, keep_burn_in=request.keep_burn_in)
     if request.ledger is None and path is not None and path.exists():
         _set_aside(task, path, say)
     return task
@@ -188,6 +191,7 @@ def _resumed(request: Request) -> Task:
         ("--out", request.out),
         ("--set", request.overrides),
         ("--ledger", request.ledger),
+        ("--keep-burn-in", request.keep_burn_in),
     ):
         if value:
             raise InputError(option, value, "left out with --resume, which goes on with what a folder holds")
@@ -229,7 +233,7 @@ def _about(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         found: dict[str, Any] = json.loads(about.read_text(encoding="utf-8"))
-        return {name: found[name] for name in ("start", "memory", "ledger", "asked")}
+        return {name: found[name] for name in ("start", "memory", "ledger", "asked", "keep_burn_in")}
     except (ValueError, KeyError, TypeError):
         raise InputError("--resume", str(about), "as wflmc wrote it") from None
 
@@ -241,7 +245,8 @@ def _stopped(folder: Path, memory: float | None) -> Task:
     scenario, inputs, plan = _plan_in(folder / ".checkpoint")
     ledger = None if settings["ledger"] is None else folder / settings["ledger"]
     limit = memory or settings["memory"]
-    return Task(scenario, inputs, plan, folder, ledger, settings["start"], limit, settings["asked"], resumed=True)
+    start, asked, keep = settings["start"], settings["asked"], settings["keep_burn_in"]
+    return Task(scenario, inputs, plan, folder, ledger, start, limit, asked, resumed=True, keep_burn_in=keep)
 
 
 def _begun(folder: Path, scenario: Scenario, request: Request) -> Task | None:
@@ -251,6 +256,7 @@ def _begun(folder: Path, scenario: Scenario, request: Request) -> Task | None:
         return None
     path = "ledger.jsonl" if request.ledger is None else str(Path(request.ledger).resolve())
     same = settings["ledger"] in (None, path) and request.memory in (None, settings["memory"])
+    same = same and settings["keep_burn_in"] == request.keep_burn_in
     return _stopped(folder, request.memory) if same else None
 
 
@@ -306,6 +312,7 @@ def _begin(task: Task, document: dict[str, Any], before: Trace | None) -> None:
     inside = task.ledger is not None and task.ledger.parent == task.folder
     ledger = None if task.ledger is None else task.ledger.name if inside else str(task.ledger.resolve())
     about = {"start": task.start, "memory": task.memory, "ledger": ledger, "asked": task.asked}
+    about["keep_burn_in"] = task.keep_burn_in
     if not task.resumed and folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)
@@ -317,7 +324,7 @@ def _begin(task: Task, document: dict[str, Any], before: Trace | None) -> None:
 
 def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Path, bar: ProgressBar) -> Trace:
     plan, chains = task.plan.rest(task.start) if task.start else task.plan, task.scenario.sampler.chains
-    samples = 4.0 * chains * (plan.rounds - plan.burn_in) * plan.dim
+    samples = 4.0 * chains * (plan.rounds - (0 if task.keep_burn_in else plan.burn_in)) * plan.dim
     # Samples that would not leave room for anything else go to a file at once.
     large = task.checkpoint is None and samples > (task.memory or default_memory()) / 2
     with bar("sampling", plan.rounds) as advance:
@@ -326,6 +333,7 @@ def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Pa
             task.inputs.posterior,
             plan,
             chains=chains,
+            keep_burn_in=task.keep_burn_in,
             memory=task.memory,
             store=scratch / "theta.npy" if large else None,
             initial=None if before is None else _last(before),
@@ -350,6 +358,10 @@ def _earlier(task: Task) -> Trace:
         theta, stats = file["posterior"]["theta"][...], file["sample_stats"]
         rate = stats["clip_rate"][...]
         velocity = stats["last_velocity"][...] if "last_velocity" in stats else None
+        early_samples = early_rate = None
+        if "warmup_posterior" in file:
+            early_samples = file["warmup_posterior"]["theta"][...]
+            early_rate = file["warmup_sample_stats"]["clip_rate"][...]
     early = _summary(task.folder)["clip_rate"]["burn_in"]
     plan = task.plan
     kept = task.start - plan.burn_in
@@ -358,7 +370,7 @@ def _earlier(task: Task) -> Trace:
         velocity = np.load(task.folder / ".checkpoint" / VELOCITY)
     if theta.shape != (task.scenario.sampler.chains, kept, plan.dim) or (velocity is None) != (plan.friction is None):
         raise InputError("--resume", str(task.folder), "a folder whose trace.nc belongs to its plan.json")
-    return Trace(theta, rate, np.full(plan.burn_in, early or 0.0), None, (plan,), velocity)
+    return Trace(theta, rate, np.full(plan.burn_in, early or 0.0), early_samples, (plan,), velocity, early_rate)
 
 
 def _joined(before: Trace, after: Trace, plan: Plan) -> Trace:
@@ -366,9 +378,11 @@ def _joined(before: Trace, after: Trace, plan: Plan) -> Trace:
         np.concatenate([before.theta, after.theta], axis=1),
         np.concatenate([before.clip_rate, after.clip_rate], axis=1),
         before.burn_in_clip_rate,
-        None,
+        before.warmup,
         (plan,),
         after.velocity,
+        before.warmup_clip_rate,
+        after.key,
     )
 
 

@@ -201,8 +201,7 @@ class OwnPosterior:
     def example_norms(self, theta: ArrayLike) -> Array:
         """The norm of what every example adds to its device's gradient at theta[..., m], [..., N], device by device."""
         given = np.asarray(theta, dtype=np.float32)
-        real = np.arange(jax.tree.leaves(self.data)[0].shape[1]) < self.sizes[:, None]
-        examples = jax.tree.map(lambda values: values[real], self.data)
+        examples = self.observed[0]
         norms = [look(self.model, examples, at, self._at_a_time(True))[1] for at in given.reshape(-1, self.dim)]
         scale = np.ones(self.devices) if self.batch is None else np.maximum(self.sizes / self.batch, 1.0)
         return np.stack(norms).reshape(*given.shape[:-1], -1).astype(float) * np.repeat(scale, self.sizes)
@@ -219,6 +218,12 @@ class OwnPosterior:
         at, rows = slice(index, index + 1), slice(self.sizes[index])
         held = jax.tree.map(lambda values: values[at, rows], self.data)
         return replace(self, data=held, sizes=self.sizes[at], block=1, rows=0)
+
+    @property
+    def observed(self) -> tuple[Any, NDArray[np.intp]]:
+        """The data, device after device, a pytree of arrays [N, ...], and which device holds each example, [N]."""
+        real = np.arange(jax.tree.leaves(self.data)[0].shape[1]) < self.sizes[:, None]
+        return jax.tree.map(lambda values: values[real], self.data), np.repeat(np.arange(self.devices), self.sizes)
 
     def predictive(self, function: Callable[[Any, Any], Any], theta: ArrayLike, inputs: Any) -> Any:
         """Mean of function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""

@@ -260,6 +260,8 @@ def sample(
         warmup=samples[:, :before] if keep_burn_in else None,
         plans=tuple(plans),
         velocity=None if first.friction is None else velocity,
+        warmup_clip_rate=clip_rate.T[:, :before] if keep_burn_in else None,
+        key=tuple(np.ravel(jax.random.key_data(key)).tolist()),
     )
 
 
