@@ -18,6 +18,11 @@ from wflmc.errors import InputError
 KEY = jax.random.key(0)
 
 
+def groups_of(found):
+    """Before ArviZ 1 and from then on."""
+    return set(found.children) if isinstance(found, xr.DataTree) else set(found.groups())
+
+
 def traced(posterior, chains=4, **keywords):
     link = wflmc.Link(channel.static(1e-2), snr_db=30)
     step = 0.4 / (posterior.mu + posterior.L)
@@ -44,7 +49,7 @@ def labelled():
 
 def test_the_groups_of_a_plain_trace_hold_no_data(uneven):
     found = traced(uneven[0]).to_arviz()
-    assert set(found.groups()) == {"posterior", "sample_stats"}
+    assert groups_of(found) == {"posterior", "sample_stats"}
     assert set(found.sample_stats) == {"gain", "active_devices", "excess_noise", "clip_rate", "loss"}
 
 
@@ -87,7 +92,7 @@ def test_predictive_groups(uneven, labelled):
         trace = traced(posterior, keep_burn_in=True)
         found = trace.to_arviz(posterior, predictive=True, features=X[:7])
         asked = {"observed_data", "posterior_predictive", "predictions", "warmup_posterior", "warmup_sample_stats"}
-        assert set(found.groups()) == {"posterior", "sample_stats", *asked}
+        assert groups_of(found) == {"posterior", "sample_stats", *asked}
         assert found.posterior_predictive["y"].shape == (4, 5, len(y))
         assert found.posterior_predictive["y"].dims == ("chain", "draw", "observation")
         np.testing.assert_array_equal(found.posterior_predictive["device"], found.observed_data["device"])
@@ -101,7 +106,10 @@ def test_arviz_compares_what_was_observed_with_what_is_predicted(uneven):
 
     matplotlib.use("Agg")
     found = traced(uneven[0]).to_arviz(uneven[0], predictive=True)
-    assert arviz.plot_ppc(found, num_pp_samples=5) is not None
+    if isinstance(found, xr.DataTree):
+        assert arviz.plot_ppc_dist(found, num_samples=5) is not None
+    else:
+        assert arviz.plot_ppc(found, num_pp_samples=5) is not None
 
 
 def test_a_tree_from_arviz_1_on(uneven, monkeypatch):
@@ -115,7 +123,7 @@ def test_a_tree_from_arviz_1_on(uneven, monkeypatch):
 def test_a_file_says_where_it_comes_from_and_holds_no_data(uneven, tmp_path):
     traced(uneven[0]).save(tmp_path / "trace.nc", {"scenario": "[link]", "seed": 3})
     found = arviz.from_netcdf(tmp_path / "trace.nc")
-    assert set(found.groups()) == {"posterior", "sample_stats"}
+    assert groups_of(found) == {"posterior", "sample_stats"}
     wanted = {"scenario": "[link]", "seed": 3, "inference_library_version": wflmc.__version__}
     assert wanted.items() <= found.posterior.attrs.items()
 
@@ -140,7 +148,7 @@ def test_features_are_those_of_the_data(uneven):
 def test_burn_in_comes_on_request(uneven):
     plain, both = traced(uneven[0]), traced(uneven[0], keep_burn_in=True)
     found = both.to_arviz()
-    assert set(found.groups()) == {"posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats"}
+    assert groups_of(found) == {"posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats"}
     assert found.warmup_posterior["theta"].shape == (4, 6, 4)
     np.testing.assert_array_equal(found.posterior["theta"], plain.theta)
     early = found.warmup_sample_stats
