@@ -6,7 +6,7 @@ OUT ?= out/reproduce
 # Your own data: make reproduce DATA="--data my.npz"; for figure 8, DATA="--data FOLDER" with the idx files of MNIST.
 DATA ?=
 
-.PHONY: help reproduce reproduce-all test test-full lint bench docs clean
+.PHONY: help reproduce reproduce-all test test-full lint browser bench docs clean
 
 help:
 	@echo "make reproduce   draw the paper's figures 2 to 7 and check its statements (installs what it needs)"
@@ -48,16 +48,23 @@ reproduce: $(VENV)/.base
 reproduce-all: $(VENV)/.base
 	$(BIN)/wflmc reproduce all heterogeneity --out $(OUT) $(DATA)
 
+# Pages are tested in a browser. Debian's is installed where that can be done; elsewhere these tests are skipped and say so.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+		|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update \
+			&& DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; } \
+		|| echo "No chromium here: tests of pages in a browser are skipped."
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+test: lint browser
 	$(BIN)/pytest -n 2 --dist worksteal
 
-test-full: lint
+test-full: lint browser
 	WFLMC_FULL=1 $(BIN)/pytest -n 2 --dist worksteal
 
 bench: $(VENV)/.bench

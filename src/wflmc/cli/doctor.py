@@ -33,6 +33,7 @@ FEATURES = (
     Feature("tables and progress", ("rich",)),
     Feature("traces, R-hat and ESS (ArviZ)", ("arviz", "xarray", "h5netcdf", "h5py")),
     Feature("pictures", ("matplotlib",)),
+    Feature("wflmc report", ("plotly",)),
     Feature("wflmc plan --solver cvxpy", ("cvxpy", "clarabel"), "convex"),
     Feature("ε by pld and rdp", ("dp-accounting",), "dp"),
     Feature("data from OpenML", ("scikit-learn",), "openml"),
