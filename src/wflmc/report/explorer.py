@@ -145,6 +145,10 @@ _CHOICES = {
 }
 _AXES = {"epsilon": "ε", "delta": "δ", "step_size": "η", "rounds": "S", "clip": "ℓ"}
 
+_ANSWER = (
+    '<p class="answer"><strong id="regime" data-result></strong> '
+    '<span>W2² at most <strong id="headline"></strong></span></p>'
+)
 _RESULTS = (
     ("objective", "bound on W2² after S rounds"),
     ("equal_objective", "the same with equal power"),
@@ -164,7 +168,9 @@ _RESULTS = (
 def section(constants: Constants) -> Section:
     """Controls, pictures and results; `scripts` bring them to life."""
     style = f"<style>{asset('explorer.css')}</style>"
-    return Section("explorer", "Explore", f'{style}<div class="explorer">{_controls(constants)}{_results()}</div>')
+    return Section(
+        "explorer", "Explore", f'{style}<div class="explorer">{_ANSWER}{_controls(constants)}{_results()}</div>'
+    )
 
 
 def scripts(constants: Constants) -> list[str]:
@@ -198,16 +204,14 @@ def _controls(constants: Constants) -> str:
 def _results() -> str:
     rows = "".join(f'<div><dt>{label}</dt><dd id="{key}" data-result></dd></div>' for key, label in _RESULTS)
     return (
-        '<div id="results"><div class="answer"><p><strong id="regime" data-result></strong> '
-        '<span class="headline">W2² at most <strong id="headline"></strong></span></p>'
-        '<p id="verdict" aria-live="polite"></p><p class="note" id="cautions" hidden></p></div>'
+        '<div id="results"><p id="verdict" aria-live="polite"></p><p class="note" id="cautions" hidden></p>'
         f'<div class="map">{_select("map_axis", "map over SNR and", _AXES)}'
         f"{figure('explorer-map', [], {}, 'Which limit binds where. A click moves the point.')}</div>"
         + figure("explorer-plan", [], {}, "How strongly devices send, and what a round costs of the privacy budget.")
         + figure("explorer-bound", [], {}, "The bound on W2² to the posterior, and what it is made of.")
         + f'<h3>In numbers</h3><dl>{rows}</dl><h3><label for="scenario">The scenario of this point</label></h3>'
         "<p>Save it as <code>point.toml</code>: <code>wflmc plan point.toml</code> gives the same numbers.</p>"
-        '<textarea id="scenario" readonly spellcheck="false" rows="31"></textarea>'
+        '<textarea id="scenario" readonly wrap="off" spellcheck="false" rows="31"></textarea>'
         '<p><button type="button" id="copy">copy scenario</button> <span id="copied" role="status"></span></p></div>'
     )
 

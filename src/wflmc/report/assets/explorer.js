@@ -152,7 +152,7 @@ function choose(changes, typed) {
   wrong = check(state);
   const valid = Object.keys(wrong).length === 0;
   showControls(typed);
-  at("results").classList.toggle("stale", !valid);
+  root.querySelector(".explorer").classList.toggle("stale", !valid);
   at("copy").disabled = !valid;
   at("copied").textContent = "";
   if (!valid) return;
