@@ -161,8 +161,10 @@ function choose(changes, typed) {
   drawSoon();
 }
 
+// The point that the address names; an address may also name a part of the page.
 function fromHash() {
   const found = {};
+  if (!location.hash.includes("=")) return found;
   for (const [key, text] of new URLSearchParams(location.hash.slice(1))) {
     if (numbers.includes(key)) found[key] = text.trim() === "" ? NaN : Number(text);
     else if (choices.includes(key)) found[key] = text;
