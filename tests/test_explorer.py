@@ -78,27 +78,27 @@ XS = [0.0, *np.geomspace(1e-9, 1e6, 120)]
 
 
 def positions():
-    """Where to set the controls: at random, and in the corners."""
+    """Where to set the controls: all over, in the corners, and near the paper's study, where limits are close."""
     generator = np.random.default_rng(0)
     draw = generator.uniform
     for i in range(count(40, 1000)):
-        corner = i % 8 == 7
-        mu = 10 ** draw(0, 4)
+        corner, near = i % 8 == 7, i % 8 < 4
+        mu = draw(900, 1200) if near else 10 ** draw(0, 4)
         sliders = {
-            "snr_db": draw(-20, 60),
-            "epsilon": generator.choice([-3, 3]) if corner else draw(-3, 3),
-            "delta": -12 if corner else draw(-12, -0.301),
-            "step_size": draw(-3, -0.001),
+            "snr_db": draw(12, 30) if near else draw(-20, 60),
+            "epsilon": draw(0, 1.5) if near else generator.choice([-3, 3]) if corner else draw(-3, 3),
+            "delta": draw(-4, -1) if near else -12 if corner else draw(-12, -0.301),
+            "step_size": draw(-1.3, -0.4) if near else draw(-3, -0.001),
             "devices": generator.integers(1, 60),
             "rounds": generator.choice([1, 2, 1000]) if corner else generator.integers(1, 200),
-            "clip": draw(-1, 3),
+            "clip": draw(1.2, 1.7) if near else draw(-1, 3),
         }
         typed = {
             "mu": mu,
-            "L": mu * 10 ** draw(0, 2),
+            "L": mu * 10 ** draw(0, 0.2 if near else 2),
             "dim": generator.integers(1, 9),
             "initial_w2_sq": 10 ** draw(-2, 3),
-            "power": 10 ** draw(-5, 0),
+            "power": 1e-4 if near else 10 ** draw(-5, 0),
             "noise_power": 10 ** draw(-3, 3),
             "example_clip": 10 ** draw(-1, 2),
         }
@@ -109,7 +109,7 @@ def positions():
             "map_axis": ("epsilon", "delta", "step_size", "rounds", "clip")[i % 5],
         }
         exact = {"epsilon-number": 10 ** draw(-3, 3), "step_size-number": 10 ** draw(-4, 0) / typed["L"]}
-        yield [*typed.items(), *chosen.items(), *sliders.items(), *(exact.items() if i % 4 == 3 else ())]
+        yield [*typed.items(), *chosen.items(), *sliders.items(), *(exact.items() if i % 8 == 6 else ())]
 
 
 @pytest.fixture(scope="module")
@@ -142,13 +142,14 @@ def close(ours, theirs):
 
 
 def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
-    seen = set()
+    seen, mixed = set(), 0
     for point in tour.points:
         assert point["wrong"] == {}, point
         result, values = point["result"], point["values"]
         plan, equal = planned(point["scenario"], tmp_path), planned(point["scenario"], tmp_path, power="equal")
         assert values["regime"] == result["regime"] == plan.regime
         seen.add((plan.regime, plan.privacy.accountant, point["state"]["bound"]))
+        mixed += 0 < plan.regime_share["dp-limited"] < 1
         close(result["gain"], plan.gain)
         close(result["bound"], plan.bound)
         close(np.sum([result[part] for part in ("from_start", "from_steps", "from_noise")], axis=0), plan.bound)
@@ -173,6 +174,7 @@ def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
         assert result["loud_rounds"] == sum(loud)
     assert {name for name, _, _ in seen} == set(REGIMES)
     assert len({(accountant, bound) for _, accountant, bound in seen}) == 4
+    assert mixed >= 5  # rounds both at a cap and below it: the whole of Theorem 1
 
 
 def test_the_map_turns_where_theorem_1_does(tour):
