@@ -48,7 +48,9 @@ at("reset").click();
 const mistakes = MISTAKES.map(([id, value]) => {
   set(id, value);
   const said = at(id.replace("-number", "") + "-wrong").textContent;
+  drawFrames();
   const shown = { ...read(), said, stale: !!document.querySelector(".stale"), invalid: at(id).ariaInvalid };
+  shown.drawn = at("explorer-bound").data[0].y;
   at("reset").click();
   return shown;
 });
@@ -214,6 +216,7 @@ def test_mistakes_are_said_at_the_control_and_the_last_picture_stays(tour):
         assert found["stale"]
         assert found["invalid"] == "true"
         assert found["values"] == tour.start["values"]
+        assert found["drawn"] == tour.start["result"]["bound"]
     assert not tour.nan
 
 

@@ -175,7 +175,7 @@ def section(constants: Constants) -> Section:
 
 def scripts(constants: Constants) -> list[str]:
     """What the page computes and draws by itself, started at these constants."""
-    names = ("explorer_privacy.js", "explorer_theorem.js", "explorer_pictures.js", "explorer.js")
+    names = ("explorer_privacy.js", "explorer_theorem.js", "explorer_words.js", "explorer_pictures.js", "explorer.js")
     given = f"const START = {as_script(constants._asdict())}, COLORS = {as_script(COLORS)};"
     return ['(() => {\n"use strict";\n' + "\n".join([given, *map(asset, names)]) + "})();"]
 

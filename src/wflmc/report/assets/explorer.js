@@ -7,11 +7,9 @@ const numbers = [...root.querySelectorAll("input[type=number]")].map((field) => 
 const choices = [...root.querySelectorAll("select")].map((select) => select.id);
 
 const field = (key) => at(sliders.includes(key) ? `${key}-number` : key);
-const shown = (value) => String(Number(value.toPrecision(4)));
-// A double as TOML writes it, to the last digit.
-const real = (value) => (/^-?\d+$/.test(String(value)) ? `${value}.0` : String(value));
 
 let state = { ...START };
+let pictured = START;  // the last point with nothing wrong, and what follows from it
 let result = null;
 let wrong = {};
 
@@ -48,8 +46,8 @@ function check(point) {
   const { mu, L, step_size: eta } = point;
   if (found.mu || found.L) return found;
   if (mu > L) found.mu = `must be at most L = ${shown(L)}`;
-  else if (eta >= 2 / L) found.step_size = `must be below 2/L = ${shown(2 / L)}: from there on a step no longer contracts`;
-  else if (!found.step_size && contraction(point).distance < 1e-12) found.step_size = "is too small to forget the start";
+  else if (eta >= 2 / L) found.step_size = `must be below 2/L = ${shown(2 / L)}: larger steps do not contract`;
+  else if (!found.step_size && contraction(point).distance < 1e-12) found.step_size = "is too small to contract";
   return found;
 }
 
@@ -65,7 +63,7 @@ const WORDS = {
 
 function showControls(typed) {
   for (const key of sliders) {
-    const words = Number.isFinite(state[key]) ? WORDS[key]() : "";
+    const words = key in wrong ? "" : WORDS[key]();
     if (typed !== key) at(key).value = toSlider(key);
     at(key).setAttribute("aria-valuetext", words);
     at(`${key}-shown`).textContent = words;
@@ -82,23 +80,6 @@ function showControls(typed) {
   at("example_clip-row").hidden = state.unit !== "record";
 }
 
-const VERDICTS = {
-  "lmc-limited": () => "The channel is quieter than Langevin sampling needs, and privacy comes for free: the bound is that of ideal devices. More power or a larger ε would change nothing.",
-  "power-limited": () => `Transmit power is the bottleneck in every round, and it leaves ${shown(100 * (1 - result.loss / result.budget))} % of the privacy budget unspent. A higher SNR helps; a larger ε does not.`,
-  "dp-limited": () => `The promise (ε, δ) holds power back in ${Math.round(result.regime_share["dp-limited"] * state.rounds)} of ${state.rounds} rounds. The best plan whispers early, when noise is still forgotten, and saves the budget for the end: ${shown(result.equal_objective / result.objective)} times below equal power. A larger ε helps${result.regime_share["power-limited"] ? ", and so does a higher SNR" : "; a higher SNR does not"}.`,
-};
-
-function cautions() {
-  const found = [];
-  if (result.loud_rounds) {
-    found.push(`In ${result.loud_rounds} of ${state.rounds} rounds the noise exceeds what all clipped gradients together can undo (η K ℓ). The bound ignores clipping, and chains may not come back.`);
-  }
-  if (result.objective > 10 * state.initial_w2_sq) {
-    found.push("The bound is far above the distance at the start: it says nothing here.");
-  }
-  return found.join(" ");
-}
-
 function showResults() {
   const values = { ...result, "gain-first": result.gain[0], "gain-last": result.gain.at(-1) };
   for (const place of root.querySelectorAll("[data-result]")) {
@@ -108,36 +89,18 @@ function showResults() {
   }
   at("regime").style.background = COLORS[result.regime];
   at("headline").textContent = shown(result.objective);
-  at("verdict").textContent = VERDICTS[result.regime]();
-  at("cautions").textContent = cautions();
-  at("cautions").hidden = !cautions();
-  at("scenario").value = scenarioText();
-}
-
-function scenarioText() {
-  const { devices, rounds, unit } = state;
-  return [
-    `# ${NAMES[result.regime]}: W2² at most ${shown(result.objective)} after ${rounds} rounds (Theorem 1).`,
-    "# Data are synthetic; mu, L and initial_w2_sq stand for those of your own.",
-    "[posterior]", 'model = "gaussian"', `devices = ${devices}`, `dim = ${state.dim}`,
-    ...(devices > 1200 ? [`examples = ${devices}`] : []),
-    `mu = ${real(state.mu)}`, `L = ${real(state.L)}`, `initial_w2_sq = ${real(state.initial_w2_sq)}`,
-    "", "[link]", 'fading = "static"', `power = ${real(state.power)}`, `snr_db = ${real(state.snr_db)}`,
-    `noise_power = ${real(state.noise_power)}`,
-    "", "[privacy]", `epsilon = ${real(state.epsilon)}`, `delta = ${real(state.delta)}`, `clip = ${real(state.clip)}`,
-    ...(unit === "record" ? ['unit = "record"', `example_clip = ${real(state.example_clip)}`] : []),
-    `accountant = "${state.accountant}"`,
-    "", "[sampler]", `step_size = ${real(state.step_size)}`, `burn_in = ${rounds - 1}`, "samples = 1",
-    "", "[policy]", 'power = "optimized"', 'schedule = "all"', `bound = "${state.bound}"`, "",
-  ].join("\n");
+  at("verdict").textContent = VERDICTS[result.regime](state, result);
+  at("cautions").textContent = cautions(state, result);
+  at("cautions").hidden = !at("cautions").textContent;
+  at("scenario").value = scenarioText(state, result);
 }
 
 // Pictures that are behind; each frame draws one, in turn, so that sliders never wait for all of them.
-const pictures = [() => drawMap(state, result, state.map_axis), () => drawPlan(state, result), () => drawBound(state, result)];
+const pictures = [drawMap, drawPlan, drawBound];
 let behind = [];
 
 function drawNext() {
-  behind.shift()();
+  behind.shift()(pictured, result);
   if (behind.length) requestAnimationFrame(drawNext);
 }
 
@@ -156,6 +119,7 @@ function choose(changes, typed) {
   at("copy").disabled = !valid;
   at("copied").textContent = "";
   if (!valid) return;
+  pictured = state;
   result = compute(state);
   showResults();
   drawSoon();
@@ -175,7 +139,9 @@ function fromHash() {
 const toHash = () => history.replaceState(null, "", `#${new URLSearchParams(state)}`);
 
 for (const key of sliders) at(key).addEventListener("input", () => choose({ [key]: fromSlider(key) }, key));
-for (const key of numbers) field(key).addEventListener("input", () => choose({ [key]: field(key).valueAsNumber }, field(key).id));
+for (const key of numbers) {
+  field(key).addEventListener("input", () => choose({ [key]: field(key).valueAsNumber }, field(key).id));
+}
 for (const key of choices) at(key).addEventListener("input", () => choose({ [key]: at(key).value }));
 root.addEventListener("change", toHash);
 window.addEventListener("hashchange", () => choose(fromHash()));
@@ -193,7 +159,7 @@ at("copy").addEventListener("click", async () => {
 choose(START);
 choose(fromHash());
 at("explorer-map").addEventListener("click", (event) => {
-  choose(mapPoint(event, state, state.map_axis));
+  choose(mapPoint(event, pictured));
   toHash();
 });
 
@@ -201,6 +167,6 @@ window.wflmc = {
   get state() { return state; },
   get result() { return result; },
   get wrong() { return wrong; },
-  get map() { return regimeMap(state, state.map_axis); },
+  get map() { return regimeMap(pictured); },
   compute, choose, erfcx,
 };

@@ -1,7 +1,6 @@
 // The explorer's three pictures: the regime map, the plan, and the bound.
 
 const INK = { lmc: "#8a7d00", power: "#0072b2", dp: "#b35c00", rest: "#5a6270", noise: "#d55e00", steps: "#009e73" };
-const NAMES = { "lmc-limited": "Langevin-limited", "power-limited": "power-limited", "dp-limited": "DP-limited" };
 const AXES = {
   epsilon: "privacy level ε", delta: "privacy slack δ", step_size: "step size η", rounds: "rounds S", clip: "clip ℓ",
 };
@@ -11,10 +10,10 @@ const MAP = { height: 330, l: 70, r: 20, t: 10, b: 50 };
 const tinted = (name, alpha) => COLORS[name] + Math.round(255 * alpha).toString(16).padStart(2, "0");
 const legend = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } };
 
-function draw(id, traces, layout, words) {
+function draw(id, traces, layout, words, config = CONFIG) {
   const place = at(id);
   place.setAttribute("aria-label", words);
-  return Plotly.react(place, traces, { ...LOOK, ...layout }, CONFIG);
+  Plotly.react(place, traces, { ...LOOK, ...layout }, config);
 }
 
 // Where a map reaches: the slider's range, and the present point in any case.
@@ -25,7 +24,8 @@ function reach(key, value) {
 
 /* The map over SNR and one other value. Given that value, power binds up to one SNR, the edge; beyond it Langevin noise
    or privacy does, whichever allows less. Rows are such values, and those where what binds beyond the edge changes. */
-function regimeMap(state, axis) {
+function regimeMap(state) {
+  const axis = state.map_axis;
   const x = reach("snr_db", state.snr_db), [low, high] = reach(axis, state[axis]).map(Math.log);
   const row = (log) => {
     const { lmc, power, share } = limits({ ...state, snr_db: 0, [axis]: Math.exp(log) });
@@ -63,18 +63,19 @@ function regionTrace([regime, rows, from, to]) {
   };
 }
 
-// A region's name in its middle, if there is room.
-function regionLabel([regime, rows, from, to], [left, right]) {
+// A region's name in its middle, if there is room, and above the present point where that is in the way.
+function regionLabel([regime, rows, from, to], [left, right], here) {
   const widths = rows.map((row) => (to(row) - from(row)) / (right - left)), area = total(widths);
   if (area < 0.04 * ROWS) return [];
   let sum = 0;
   const middle = rows[widths.findIndex((width) => (sum += width) >= area / 2)];
-  const font = { size: 14, color: "#1a1a1a" };
-  return [{ x: (from(middle) + to(middle)) / 2, y: Math.log10(middle.y), text: NAMES[REGIMES[regime]], showarrow: false, font }];
+  const x = (from(middle) + to(middle)) / 2, y = Math.log10(middle.y), font = { size: 14, color: "#1a1a1a" };
+  const covered = Math.abs(x - here.x[0]) < 0.15 * (right - left) && Math.abs(Math.log(middle.y / here.y[0])) < 1;
+  return [{ x, y, text: NAMES[REGIMES[regime]], showarrow: false, font, yshift: covered ? 30 : 0 }];
 }
 
-function drawMap(state, result, axis) {
-  const map = regimeMap(state, axis), all = regions(map);
+function drawMap(state, result) {
+  const axis = state.map_axis, map = regimeMap(state), all = regions(map);
   const here = {
     x: [state.snr_db], y: [state[axis]], mode: "markers", showlegend: false, cliponaxis: false,
     marker: { size: 15, color: "#ffffff", line: { color: "#000000", width: 3.5 } },
@@ -82,19 +83,20 @@ function drawMap(state, result, axis) {
   };
   const ends = [map.rows[0].y, map.rows.at(-1).y].map(Math.log10);
   const words = `Regime map over SNR and ${AXES[axis]}; the present point is ${NAMES[result.regime]}.`;
-  return draw("explorer-map", [...all.map(regionTrace), here], {
+  draw("explorer-map", [...all.map(regionTrace), here], {
     height: MAP.height, margin: MAP, hovermode: "closest", dragmode: false,
-    annotations: all.flatMap((region) => regionLabel(region, map.x)),
+    annotations: all.flatMap((region) => regionLabel(region, map.x, here)),
     xaxis: { title: { text: "SNR (dB)" }, range: map.x, zeroline: false, fixedrange: true },
     yaxis: {
       title: { text: AXES[axis] }, type: "log", range: ends, exponentformat: "power", dtick: 1, fixedrange: true,
     },
-  }, words);
+  }, words, { ...CONFIG, displayModeBar: false });
 }
 
 // The point of the map under the pointer.
-function mapPoint(event, state, axis) {
-  const place = at("explorer-map").getBoundingClientRect(), { x, rows } = regimeMap(state, axis);
+function mapPoint(event, state) {
+  const axis = state.map_axis, { x, rows } = regimeMap(state);
+  const place = at("explorer-map").getBoundingClientRect();
   const across = (event.clientX - place.left - MAP.l) / (place.width - MAP.l - MAP.r);
   const up = 1 - (event.clientY - place.top - MAP.t) / (MAP.height - MAP.t - MAP.b);
   if (Math.min(across, up) < 0 || Math.max(across, up) > 1) return {};
@@ -122,9 +124,9 @@ function shades(limit) {
   return found;
 }
 
-const level = (value, rounds, name, color, more) => ({
-  x: [0.5, rounds + 0.5], y: [value, value], name, mode: "lines", line: { color, dash: "dash", width: 1.5 },
-  hovertemplate: `${name}: %{y:.4g}<extra></extra>`, ...more,
+const level = (value, rounds, name, color, dash = "dash") => ({
+  x: [0.5, rounds + 0.5], y: [value, value], name, mode: "lines",
+  line: { color, dash, width: dash === "dot" ? 2 : 1.5 }, hovertemplate: `${name}: %{y:.4g}<extra></extra>`,
 });
 
 function drawPlan(state, result) {
@@ -136,18 +138,18 @@ function drawPlan(state, result) {
     { x, y: pick(result.gain), name: "gain α", line: stairs, hovertemplate: "round %{x}: α = %{y:.4g}<extra></extra>" },
     level(result.lmc_cap, rounds, "Langevin cap", INK.lmc),
     level(result.power_cap, rounds, "power cap", INK.power),
-    level(result.dp_share, rounds, "equal share of the budget", INK.dp, { line: { color: INK.dp, dash: "dot", width: 2 } }),
+    level(result.dp_share, rounds, "equal share of the budget", INK.dp, "dot"),
     {
       x, y: pick(result.loss_each), name: "loss", line: stairs, fill: "tozeroy", fillcolor: "#0072b240", ...below,
       hovertemplate: "round %{x}: loss %{y:.4g}<extra></extra>",
     },
-    level(result.loss_cap, rounds, "cap", INK.rest, below),
-    level(result.loss_share, rounds, "equal share of the budget", INK.dp, { line: { color: INK.dp, dash: "dot", width: 2 }, ...below }),
+    { ...level(result.loss_cap, rounds, "cap", INK.rest), ...below },
+    { ...level(result.loss_share, rounds, "equal share of the budget", INK.dp, "dot"), ...below },
   ];
   const words = `Gain from ${shown(result.gain[0])} in the first round to ${shown(result.gain.at(-1))} in the last.`;
   const most = Math.max(result.loss_share, ...pick(result.loss_each)) * 1.15;
-  return draw("explorer-plan", traces, {
-    height: 420, legend, shapes: shades(result.limit), margin: { ...LOOK.margin, t: 60 },
+  draw("explorer-plan", traces, {
+    height: 420, legend, shapes: shades(result.limit), margin: { ...LOOK.margin, t: 85 },
     xaxis: { title: { text: "round" }, range: [0.5, rounds + 0.5], anchor: "y2" },
     yaxis: { title: { text: "gain α" }, type: "log", domain: [0.42, 1], exponentformat: "power" },
     yaxis2: { title: { text: "privacy loss" }, domain: [0, 0.33], range: [0, most], exponentformat: "power" },
@@ -167,11 +169,11 @@ function drawBound(state, result) {
     trace("left of the start", result.from_start, { color: INK.power, width: 1.5 }),
     trace("discretisation", result.from_steps, { color: INK.steps, width: 1.5 }),
     trace("excess noise", result.from_noise, { color: INK.noise, width: 1.5 }),
-    level(result.floor, rounds, "floor", INK.steps, { line: { color: INK.steps, dash: "dot", width: 2 } }),
+    level(result.floor, rounds, "floor", INK.steps, "dot"),
   ];
-  const words = `The bound on W2² falls to ${shown(result.objective)} after ${rounds} rounds; the floor is ${shown(result.floor)}.`;
-  return draw("explorer-bound", traces, {
-    height: 350, legend, margin: { ...LOOK.margin, t: 60 },
+  const words = `The bound on W2² is ${shown(result.objective)} after ${rounds} rounds, its floor ${shown(result.floor)}.`;
+  draw("explorer-bound", traces, {
+    height: 350, legend, margin: { ...LOOK.margin, t: 85 },
     xaxis: { title: { text: "round" }, range: [0.5, rounds + 0.5] },
     yaxis: {
       title: { text: "bound on W2²" }, type: "log", exponentformat: "power",

@@ -4,9 +4,9 @@ const STEP = 0.5;
 const NODES = Array.from({ length: 14 }, (_, n) => ((n + 0.5) * STEP) ** 2);
 const WEIGHTS = NODES.map((square) => Math.exp(-square));
 
-/* e^{x²} erfc(x) for x ≥ 0, to some 1e-15. It is (x/π) ∫ e^{−t²}/(x² + t²) dt. The midpoint rule with step h is wrong by
-   e^{−π²/h²} once the pole at t = ix is accounted for, which adds 2e^{x²}/(1 + e^{2πx/h}) where x < π/h. All terms are
-   positive: nothing cancels, near zero or in the tail. */
+/* e^{x²} erfc(x) for x ≥ 0, to some 1e-15. It is (x/π) ∫ e^{−t²}/(x² + t²) dt. The midpoint rule with step h is wrong
+   by e^{−π²/h²} once the pole at t = ix is accounted for, which adds 2e^{x²}/(1 + e^{2πx/h}) where x < π/h. All terms
+   are positive: nothing cancels, near zero or in the tail. */
 function erfcx(x) {
   const square = x * x;
   let sum = 0;

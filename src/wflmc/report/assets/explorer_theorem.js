@@ -27,12 +27,12 @@ function regimeOf(lmc, power, share) {
 function contraction(state) {
   const { mu, L, step_size: eta } = state;
   const distance = eta <= 2 / (mu + L) ? eta * mu : 2 - eta * L;
-  const gamma = 1 - distance;
-  return { gamma, rho: 1 - distance / 2, kappa: 2 * (1 + gamma) / distance, logRho: Math.log1p(-distance / 2), distance };
+  const gamma = 1 - distance, kappa = 2 * (1 + gamma) / distance;
+  return { gamma, rho: 1 - distance / 2, kappa, logRho: Math.log1p(-distance / 2), distance };
 }
 
-/* a[s] = min(cap, e^{u + rate·s}) with Σ a = budget, for budget < rounds·cap. With n rounds below the cap u has a closed
-   form; the right n is the largest whose last round does not exceed the cap. */
+/* a[s] = min(cap, e^{u + rate·s}) with Σ a = budget, for budget < rounds·cap. With n rounds below the cap u has a
+   closed form; the right n is the largest whose last round does not exceed the cap. */
 function waterLevel(cap, budget, rate, rounds) {
   const logCap = Math.log(cap);
   let level = 0;
@@ -100,7 +100,7 @@ function compute(state) {
   return {
     ...parts,
     regime: REGIMES[regimeOf(limit.lmc, limit.power, limit.share)],
-    regime_share: Object.fromEntries(REGIMES.map((name, i) => [name, atLimit.filter((at) => at === i).length / a.length])),
+    regime_share: Object.fromEntries(REGIMES.map((name, i) => [name, total(atLimit.map((k) => k === i)) / a.length])),
     limit: atLimit,
     gamma: constants.gamma,
     budget: limit.budget,
