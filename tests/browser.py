@@ -67,7 +67,7 @@ def visit(page: Path, script: str = "return null", fragment: str = "") -> Visit:
     copy.write_text(f"{head}<head>{WATCH}{main}{ASK % script}</body>{end}", encoding="utf-8")
     command = [
         program, "--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in QUIET),
-        f"--user-data-dir={page.parent / 'profile'}", f"--log-net-log={log}", "--window-size=1280,1000",
+        f"--user-data-dir={page.parent / 'profile'}", f"--log-net-log={log}", "--window-size=1280,4000",
         "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom", f"{copy.as_uri()}{fragment}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -147,7 +147,7 @@ _AXES = {"epsilon": "ε", "delta": "δ", "step_size": "η", "rounds": "S", "clip
 
 _ANSWER = (
     '<p class="answer"><strong id="regime" data-result></strong> '
-    '<span>W2² at most <strong id="headline"></strong></span></p>'
+    '<span>bound on W2²: <strong id="headline"></strong></span></p>'
 )
 _RESULTS = (
     ("objective", "bound on W2² after S rounds"),

@@ -95,18 +95,26 @@ function showResults() {
   at("scenario").value = scenarioText(state, result);
 }
 
-// Pictures that are behind; each frame draws one, in turn, so that sliders never wait for all of them.
-const pictures = [drawMap, drawPlan, drawBound];
-let behind = [];
-
-function drawNext() {
-  behind.shift()(pictured, result);
-  if (behind.length) requestAnimationFrame(drawNext);
-}
+// Pictures that are behind. Each frame draws one that can be seen, in turn, so that sliders never wait for all of them.
+const pictures = { "explorer-map": drawMap, "explorer-plan": drawPlan, "explorer-bound": drawBound };
+const behind = new Set();
+let scheduled = false;
 
 function drawSoon() {
-  if (!behind.length) requestAnimationFrame(drawNext);
-  behind.push(...pictures.filter((picture) => !behind.includes(picture)));
+  if (!scheduled) requestAnimationFrame(drawNext);
+  scheduled = true;
+}
+
+function drawNext() {
+  scheduled = false;
+  const id = [...behind].find((name) => {
+    const { top, bottom } = at(name).getBoundingClientRect();
+    return bottom > 0 && top < window.innerHeight;
+  });
+  if (!id) return;
+  behind.delete(id);
+  pictures[id](pictured, result);
+  drawSoon();
 }
 
 // Take a point: say what is wrong with it, or show what follows. What was typed is left as it was typed.
@@ -122,6 +130,7 @@ function choose(changes, typed) {
   pictured = state;
   result = compute(state);
   showResults();
+  Object.keys(pictures).forEach((id) => behind.add(id));
   drawSoon();
 }
 
@@ -144,6 +153,9 @@ for (const key of numbers) {
 }
 for (const key of choices) at(key).addEventListener("input", () => choose({ [key]: at(key).value }));
 root.addEventListener("change", toHash);
+window.addEventListener("scroll", drawSoon);
+window.addEventListener("resize", drawSoon);
+window.addEventListener("beforeprint", () => behind.forEach((id) => pictures[id](pictured, result)));
 window.addEventListener("hashchange", () => choose(fromHash()));
 at("reset").addEventListener("click", () => { choose(START); toHash(); });
 at("copy").addEventListener("click", async () => {

@@ -5,7 +5,7 @@ const AXES = {
   epsilon: "privacy level ε", delta: "privacy slack δ", step_size: "step size η", rounds: "rounds S", clip: "clip ℓ",
 };
 const MOST_DRAWN = 1000, ROWS = 61;
-const MAP = { height: 330, l: 70, r: 20, t: 10, b: 50 };
+const MAP = { l: 70, r: 20, t: 10, b: 50 };
 
 const tinted = (name, alpha) => COLORS[name] + Math.round(255 * alpha).toString(16).padStart(2, "0");
 const legend = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } };
@@ -84,7 +84,7 @@ function drawMap(state, result) {
   const ends = [map.rows[0].y, map.rows.at(-1).y].map(Math.log10);
   const words = `Regime map over SNR and ${AXES[axis]}; the present point is ${NAMES[result.regime]}.`;
   draw("explorer-map", [...all.map(regionTrace), here], {
-    height: MAP.height, margin: MAP, hovermode: "closest", dragmode: false,
+    margin: MAP, hovermode: "closest", dragmode: false,
     annotations: all.flatMap((region) => regionLabel(region, map.x, here)),
     xaxis: { title: { text: "SNR (dB)" }, range: map.x, zeroline: false, fixedrange: true },
     yaxis: {
@@ -98,7 +98,7 @@ function mapPoint(event, state) {
   const axis = state.map_axis, { x, rows } = regimeMap(state);
   const place = at("explorer-map").getBoundingClientRect();
   const across = (event.clientX - place.left - MAP.l) / (place.width - MAP.l - MAP.r);
-  const up = 1 - (event.clientY - place.top - MAP.t) / (MAP.height - MAP.t - MAP.b);
+  const up = 1 - (event.clientY - place.top - MAP.t) / (place.height - MAP.t - MAP.b);
   if (Math.min(across, up) < 0 || Math.max(across, up) > 1) return {};
   const value = rows[0].y * (rows.at(-1).y / rows[0].y) ** up;
   const rounded = axis === "rounds" ? Math.max(1, Math.round(value)) : Number(value.toPrecision(3));
@@ -149,7 +149,7 @@ function drawPlan(state, result) {
   const words = `Gain from ${shown(result.gain[0])} in the first round to ${shown(result.gain.at(-1))} in the last.`;
   const most = Math.max(result.loss_share, ...pick(result.loss_each)) * 1.15;
   draw("explorer-plan", traces, {
-    height: 420, legend, shapes: shades(result.limit), margin: { ...LOOK.margin, t: 85 },
+    legend, shapes: shades(result.limit), margin: { ...LOOK.margin, t: 85 },
     xaxis: { title: { text: "round" }, range: [0.5, rounds + 0.5], anchor: "y2" },
     yaxis: { title: { text: "gain α" }, type: "log", domain: [0.42, 1], exponentformat: "power" },
     yaxis2: { title: { text: "privacy loss" }, domain: [0, 0.33], range: [0, most], exponentformat: "power" },
@@ -173,7 +173,7 @@ function drawBound(state, result) {
   ];
   const words = `The bound on W2² is ${shown(result.objective)} after ${rounds} rounds, its floor ${shown(result.floor)}.`;
   draw("explorer-bound", traces, {
-    height: 350, legend, margin: { ...LOOK.margin, t: 85 },
+    legend, margin: { ...LOOK.margin, t: 85 },
     xaxis: { title: { text: "round" }, range: [0.5, rounds + 0.5] },
     yaxis: {
       title: { text: "bound on W2²" }, type: "log", exponentformat: "power",

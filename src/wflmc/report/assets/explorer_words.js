@@ -42,7 +42,7 @@ function cautions(state, result) {
 function scenarioText(state, result) {
   const { devices, rounds, unit } = state;
   return [
-    `# ${NAMES[result.regime]}: W2² at most ${shown(result.objective)} after ${rounds} rounds (Theorem 1).`,
+    `# ${NAMES[result.regime]}, bound on W2² ${shown(result.objective)} after ${rounds} rounds (Theorem 1).`,
     "# Data are synthetic; mu, L and initial_w2_sq stand for those of your own.",
     "[posterior]", 'model = "gaussian"', `devices = ${devices}`, `dim = ${state.dim}`,
     ...(devices > 1200 ? [`examples = ${devices}`] : []),
