@@ -1,4 +1,4 @@
-"""`wflmc new | plan | run | audit | reproduce | data | doctor`.
+"""`wflmc new | plan | run | audit | reproduce | report | data | doctor`.
 
 Results go to stdout, also as JSON; warnings and progress to stderr.
 """
@@ -313,6 +313,34 @@ def reproduce(
     if found:
         _show(claims_table(found))
     print("\n".join(["Pictures:", *(f"  {path}" for path in files), f"Claims: {Path(out) / 'claims.json'}"]))
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        str | None, typer.Argument(metavar="[FOLDER]", help="Of a run or a study, as --out of those commands named it.")
+    ] = None,
+    explore: Annotated[
+        bool,
+        typer.Option("--explore", help="Write the explorer: sliders for a plan, started at the paper's or FOLDER's."),
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="FILE.html", help="FOLDER/report.html by default; explorer.html with --explore."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file that opens offline: what a run or a study has found, or an explorer of plans.
+
+    Example: wflmc report --explore --out explorer.html
+    """
+    from wflmc.cli.report import report_command
+
+    file = report_command(folder, explore, out)
+    if as_json:
+        _print_json({"file": str(file)})
+    else:
+        print(f"Written to {file}: open it in a browser.")
 
 
 @app.command()

@@ -1,0 +1,46 @@
+"""`wflmc report`: a run, a study or the explorer as one HTML file that opens anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from wflmc.errors import InputError
+from wflmc.report import explorer
+from wflmc.scenario import write_text
+
+
+def report_command(folder: str | None, explore: bool, out: str | None) -> Path:
+    """Write the page; the file."""
+    if folder is None and not explore:
+        raise InputError("FOLDER", None, "the folder of a run or a study, or --explore without one")
+    source = None if folder is None else Path(folder).expanduser()
+    if source is not None and not source.is_dir():
+        raise InputError("FOLDER", folder, "a folder that `wflmc run --out` or `wflmc reproduce --out` has written")
+    name = "explorer.html" if explore else "report.html"
+    target = Path(out).expanduser() if out is not None else Path(name) if explore or source is None else source / name
+    if not target.parent.is_dir() or target.is_dir():
+        raise InputError("--out", out, "a file name in a folder that exists")
+    write_text(target, _page(source, explore))
+    return target
+
+
+def _page(source: Path | None, explore: bool) -> str:
+    if explore:
+        return explorer.explorer_page(explorer.paper_study() if source is None else _point(source))
+    from wflmc.report.describe import describe
+
+    assert source is not None
+    return describe(source)
+
+
+def _point(run: Path) -> explorer.Constants:
+    """Where the plan of a run is."""
+    wanted = "the folder of a run: --explore starts at the point of its plan.json"
+    try:
+        document = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError("FOLDER", str(run), wanted) from None
+    if not isinstance(document, dict):
+        raise InputError("FOLDER", str(run), wanted)
+    return explorer.constants_of(document)

@@ -1,0 +1,58 @@
+// A point in words: what limits it, what to beware of, and the scenario file that plans it.
+
+const NAMES = { "lmc-limited": "Langevin-limited", "power-limited": "power-limited", "dp-limited": "DP-limited" };
+
+const shown = (value) => String(Number(value.toPrecision(4)));
+// A double as TOML writes it.
+const real = (value) => (/^-?\d+$/.test(String(value)) ? `${value}.0` : String(value));
+
+const VERDICTS = {
+  "lmc-limited": () =>
+    "Power and privacy both force less noise than Langevin sampling needs anyway: they cost nothing, and the bound " +
+    "is that of ideal devices. More power or a larger ε would change nothing.",
+  "power-limited": (state, result) =>
+    "Transmit power is the bottleneck in every round, and " +
+    `${shown(100 * (1 - result.loss / result.budget))} % of the privacy budget is left unspent. ` +
+    "A higher SNR helps; a larger ε does not.",
+  "dp-limited": (state, result) => {
+    const held = Math.round(result.regime_share["dp-limited"] * state.rounds);
+    const late = "The best plan whispers early, where noise is still forgotten, and saves the budget for the end: " +
+      `its bound is ${shown(result.equal_objective / result.objective)} times below that of equal power. `;
+    const help = result.regime_share["power-limited"] ? ", and so does a higher SNR." : "; a higher SNR does not.";
+    return `The promise (ε, δ) holds power back in ${held} of ${state.rounds} rounds. ` +
+      `${state.rounds > 1 ? late : ""}A larger ε helps${help}`;
+  },
+};
+
+function cautions(state, result) {
+  const found = [];
+  if (result.loud_rounds) {
+    found.push(
+      `In ${result.loud_rounds} of ${state.rounds} rounds the noise exceeds what all clipped gradients together ` +
+      "can undo (η\u00a0K\u00a0ℓ). The bound ignores clipping, and chains may not come back.",
+    );
+  }
+  if (result.objective > 10 * state.initial_w2_sq) {
+    found.push("The bound is far above the distance at the start: it says nothing here.");
+  }
+  return found.join(" ");
+}
+
+// A scenario file that plans this point, with every double to its last digit.
+function scenarioText(state, result) {
+  const { devices, rounds, unit } = state;
+  return [
+    `# ${NAMES[result.regime]}, bound on W2² ${shown(result.objective)} after ${rounds} rounds (Theorem 1).`,
+    "# Data are synthetic; mu, L and initial_w2_sq stand for those of your own.",
+    "[posterior]", 'model = "gaussian"', `devices = ${devices}`, `dim = ${state.dim}`,
+    ...(devices > 1200 ? [`examples = ${devices}`] : []),
+    `mu = ${real(state.mu)}`, `L = ${real(state.L)}`, `initial_w2_sq = ${real(state.initial_w2_sq)}`,
+    "", "[link]", 'fading = "static"', `power = ${real(state.power)}`, `snr_db = ${real(state.snr_db)}`,
+    `noise_power = ${real(state.noise_power)}`,
+    "", "[privacy]", `epsilon = ${real(state.epsilon)}`, `delta = ${real(state.delta)}`, `clip = ${real(state.clip)}`,
+    ...(unit === "record" ? ['unit = "record"', `example_clip = ${real(state.example_clip)}`] : []),
+    `accountant = "${state.accountant}"`,
+    "", "[sampler]", `step_size = ${real(state.step_size)}`, `burn_in = ${rounds - 1}`, "samples = 1",
+    "", "[policy]", 'power = "optimized"', 'schedule = "all"', `bound = "${state.bound}"`, "",
+  ].join("\n");
+}
