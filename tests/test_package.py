@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 BARE = """
 import sys
-for name in ("pydantic", "typer", "rich", "matplotlib", "arviz", "xarray", "cvxpy", "dp_accounting"):
+for name in ("pydantic", "typer", "rich", "matplotlib", "plotly", "arviz", "xarray", "cvxpy", "dp_accounting"):
     sys.modules[name] = None
 import importlib.util
 found = importlib.util.find_spec

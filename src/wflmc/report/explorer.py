@@ -158,7 +158,7 @@ _RESULTS = (
     ("epsilon_spent", "ε spent"),
     ("gain-first", "gain α, first round"),
     ("gain-last", "gain α, last round"),
-    ("lmc_cap", "Langevin cap on α"),
+    ("lmc_cap", "LMC cap on α (Langevin noise)"),
     ("power_cap", "power cap on α"),
     ("dp_share", "α at an equal share of the budget"),
     ("energy", "energy of all devices, at most"),

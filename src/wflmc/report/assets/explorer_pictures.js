@@ -136,7 +136,7 @@ function drawPlan(state, result) {
   const below = { yaxis: "y2", showlegend: false };
   const traces = [
     { x, y: pick(result.gain), name: "gain α", line: stairs, hovertemplate: "round %{x}: α = %{y:.4g}<extra></extra>" },
-    level(result.lmc_cap, rounds, "Langevin cap", INK.lmc),
+    level(result.lmc_cap, rounds, "LMC cap", INK.lmc),
     level(result.power_cap, rounds, "power cap", INK.power),
     level(result.dp_share, rounds, "equal share of the budget", INK.dp, "dot"),
     {

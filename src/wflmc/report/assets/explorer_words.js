@@ -1,6 +1,6 @@
 // A point in words: what limits it, what to beware of, and the scenario file that plans it.
 
-const NAMES = { "lmc-limited": "Langevin-limited", "power-limited": "power-limited", "dp-limited": "DP-limited" };
+const NAMES = { "lmc-limited": "LMC-limited", "power-limited": "power-limited", "dp-limited": "DP-limited" };
 
 const shown = (value) => String(Number(value.toPrecision(4)));
 // A double as TOML writes it.
