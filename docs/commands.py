@@ -27,7 +27,7 @@ def _one(name: str, command: Any) -> str:
     words = [f"wflmc {name}", *(_usage(p) for p in command.params if p.param_type_name == "argument"), "[OPTIONS]"]
     lines = [f"## wflmc {name}", "", f"`{' '.join(words)}`", "", about.strip(), ""]
     lines += ["```bash", example.strip(), "```", ""] if example else []
-    return "\n".join([*lines, "| | | default |", "|---|---|---|", *(_row(p) for p in command.params)])
+    return "\n".join([*lines, "| option | meaning | default |", "|---|---|---|", *(_row(p) for p in command.params)])
 
 
 def _usage(argument: Any) -> str:

@@ -155,6 +155,7 @@ class Reader:
 
     def shell(self, block: Block) -> None:
         shown: list[str] = []
+        self.printed = ""
         for line in block.text.replace("\\\n", " ").splitlines():
             if COMMAND.match(line):
                 self._finish(block, shown)
@@ -190,21 +191,25 @@ class Reader:
         elif not _waits(block, line):
             with contextlib.redirect_stdout(io.StringIO()) as stream:
                 runpy.run_path(arguments[0], run_name="__main__")
-            self.printed = stream.getvalue()
+            self._print(stream.getvalue())
+
+    def _print(self, text: str) -> None:
+        """A block has printed what all its commands have; what was not run is not known."""
+        self.printed = None if self.printed is None else self.printed + text
 
     def _wflmc(self, block: Block, line: str, arguments: list[str]) -> None:
         """Parse it in any case; run it unless a table says why not."""
         if arguments[0] in COMMANDS:
             COMMANDS[arguments[0]].make_context(arguments[0], list(arguments[1:]))
-        self.printed = None
         if any(words in line for words in NEVER) or _waits(block, line):
+            self.printed = None
             return
-        code, self.printed, errors = self.call(*arguments)
+        code, printed, errors = self.call(*arguments)
         assert code == 0, f"{block}: {line}\n{errors}"
-        self.printed += errors
+        self._print(printed + errors)
         promised = NUMBER.search(line.rpartition("#")[2]) if "--solve-for" in line and "#" in line else None
         if promised:
-            compare(block, [f"= {promised[0]} is the smallest"], self.printed)
+            compare(block, [f"= {promised[0]} is the smallest"], printed)
 
 
 def _waits(block: Block, text: str) -> bool:
