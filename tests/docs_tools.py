@@ -35,7 +35,7 @@ ONLY_FULL = {
     "examples/mnist.toml": "MNIST and 600 rounds, a minute",
     "examples/whitened.toml": "MNIST and 600 rounds, a minute",
     "for seed in range(20)": "forty plans, ten seconds",
-    "link.snr_db=30 --set privacy.epsilon": "two runs of 100 chains, to be read off a table",
+    "wflmc run examples/fading.toml --set link.snr_db=30": "two runs of 100 chains, to be read off a table",
 }
 """What is in lines that only WFLMC_FULL=1 runs, and why. A page may say it before a block: <!-- full: why -->."""
 NEVER = {
@@ -209,7 +209,7 @@ class Reader:
         self._print(printed + errors)
         promised = NUMBER.search(line.rpartition("#")[2]) if "--solve-for" in line and "#" in line else None
         if promised:
-            compare(block, [f"= {promised[0]} is the smallest"], printed)
+            compare(block, [f"= {promised[0]} is the smallest found"], printed)
 
 
 def _waits(block: Block, text: str) -> bool:
@@ -228,7 +228,8 @@ def compare(block: Block, shown: list[str], printed: str) -> None:
             pattern += re.escape(wanted[last : number.start()]) + rf"({NUMBER.pattern})"
             last = number.end()
         numbers = NUMBER.findall(wanted)
-        candidates = [match.groups() for match in re.finditer(pattern + re.escape(wanted[last:]), now)]
+        pattern = rf"(?<!\S){pattern}{re.escape(wanted[last:])}(?!\w)"
+        candidates = [match.groups() for match in re.finditer(pattern, now)]
         assert candidates, f"{block}: {wanted!r} is not what is printed now:\n{printed}"
         same = [all(map(_agree, numbers, groups)) for groups in candidates]
         assert any(same), f"{block}: {wanted!r}, but now {candidates}"

@@ -136,7 +136,7 @@ def site(tmp_path_factory) -> Path:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: pip install 'wflmc[docs]'")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
