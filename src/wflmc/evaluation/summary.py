@@ -34,15 +34,21 @@ class Evaluation:
     bound: float | None
     """The plan's bound on W2², worst after burn-in; None for kinetic dynamics, which have none."""
     burn_in: int
+    """S_b."""
     rhat_max: float | None
+    """ArviZ's R-hat, the largest of all parameters; None without ArviZ or with too few draws."""
     ess_min: float | None
+    """ArviZ's bulk effective sample size of all chains together, the smallest of all parameters."""
     ess_tail_min: float | None
+    """The same in the tails."""
     clip_rate: dict[str, float | None]
+    """Share of the gradients that were clipped, in `burn_in` and in `samples`."""
     example_clip_rate: float | None
     """Share of the examples that are clipped one by one at the last samples; None where none are to be."""
     scores: Calibration | None
     """Of each chain's mean prediction on test data, where there are some."""
     epsilon_spent: float | None
+    """ε of one chain for the worst device."""
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -37,26 +37,37 @@ class Plan:
     server_noise: Array
     """β[S], variance of the noise that the server adds: to θ, or to the velocity of kinetic dynamics."""
     burn_in: int
+    """S_b, rounds that are thrown away."""
     init: str
+    """Where chains start: prior or zero."""
     threshold: Array
+    """The least |h| with which a device sends, [S]; 0 where everyone does, nan without one."""
     bound: Array | None
     """B[1..S]; None for kinetic dynamics, for which no bound is known."""
     objective: float
     """The worst or the average of the bound after burn-in; nan where there is none."""
     objective_name: str
+    """worst, average or exact."""
     lower_bound: float | None
+    """What no plan within the same limits can be below; None where nothing is proven."""
     regime: str | None
+    """lmc-limited, power-limited or dp-limited; None where it changes with the channel."""
     power_share: Array
     """Share of the transmit power limit that the weakest sender uses, [S]; 0 on an ideal link."""
     limit: NDArray[np.intp]
     """Which limit each round sits at, as an index into REGIMES, [S]."""
     privacy: Privacy
+    """The promise that the plan was made for."""
     gamma: float
     """Factor by which a kept round forgets the start, the largest: of Proposition 1, or of the mean (kinetic)."""
     mu: float
+    """Strong convexity of the cost."""
     L: float
+    """Smoothness of the cost."""
     dim: int
+    """m, the number of parameters."""
     initial_w2_sq: float
+    """W2² between start and posterior."""
     ledger: Array
     """Loss that each device had spent before this plan, [K]."""
     start: int = 0
@@ -74,6 +85,7 @@ class Plan:
     noise_limit: float = np.inf
     """The limit on a round's noise that power was chosen within, over what all clipped gradients can undo."""
     warnings: tuple[str, ...] = ()
+    """What the numbers of the plan do not cover, in sentences."""
 
     @property
     def rounds(self) -> int:

@@ -22,11 +22,13 @@ class Policy(NamedTuple):
     """How power is chosen, and which parts of the system the scheme has."""
 
     allocate: Callable[[Problem], Allocation]
+    """The power of every round, a[S] = α²/N0."""
     wireless: bool = True
     """Fading and transmit power limit the gain, and thresholds decide who sends."""
     private: bool = True
     """The privacy budget limits the gain."""
     clips: bool = True
+    """Gradients are clipped; without it nothing is promised."""
     optimal: bool = False
     """The policy minimises the objective; for the exact law it then decides on all noise, and the server adds none."""
 

@@ -305,14 +305,17 @@ def gaussian_regression(
 ) -> GaussianPosterior:
     """Posterior of a linear regression whose examples are spread over devices.
 
-    Without X and y the data are synthetic by the paper's recipe: u ~ N(0, I), v = θ*ᵀu + N(0, 1), with the
-    paper's θ* for dim = 5 and a draw from N(0, I) otherwise.
+    Without X and y the data are synthetic by the paper's recipe: u ~ N(0, I), v = tᵀu + N(0, 1), with the
+    paper's t for dim = 5 and a draw from N(0, I) otherwise.
 
     Args:
         key: seeds data and partition (as two separate streams).
+        devices: K.
+        examples, dim: N and the number of features, of synthetic data.
         X, y: own data, [N, dim] and [N].
         intercept: add a column of ones to X.
-        partition: see `wflmc.posterior.partition`.
+        partition: iid, blocks, by-label or dirichlet:A, see `wflmc.posterior.partition`.
+        prior_std: s of the prior N(0, s² I).
     """
     check_prior(prior_std)
     if (X is None) != (y is None):

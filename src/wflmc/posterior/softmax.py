@@ -336,10 +336,13 @@ def softmax_regression(
 
     Args:
         key: seeds data and partition (as two separate streams).
+        devices: K.
+        examples, dim: N and the number of features, of synthetic data.
         classes: C; by default 10, or with own data one more than the largest label.
         X, y: own data, [N, dim] and labels [N], whole numbers from 0.
         intercept: add a column of ones to X.
-        partition: see `wflmc.posterior.partition`.
+        partition: iid, blocks, by-label or dirichlet:A, see `wflmc.posterior.partition`.
+        prior_std: s of the prior N(0, s² I).
     """
     check_prior(prior_std)
     if (X is None) != (y is None):

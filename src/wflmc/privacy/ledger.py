@@ -39,14 +39,15 @@ class ForeignLedgerError(InputError):
 class Ledger:
     """Losses of every device, and the budgets that no round may exceed.
 
-    >>> ledger = Ledger(Privacy(epsilon=8, delta=0.01), devices=2)
-    >>> ledger.charge("a", 0, [[1.0, 0.0], [1.5, 0.0]])
-    >>> ledger.charge("a", 1, [[1.5, 0.0]])  # the same round of the same run again: nothing new is sent
-    >>> ledger.spent.tolist()
-    [2.5, 0.0]
-    >>> ledger.charge("a", 2, [[0.6, 0.1]])
-    Traceback (most recent call last):
-    wflmc.errors.OverspendError: Round 3 would bring device 0 to a loss of 3.1, above its budget of 2.99831: not sent.
+    Examples:
+        >>> ledger = Ledger(Privacy(epsilon=8, delta=0.01), devices=2)
+        >>> ledger.charge("a", 0, [[1.0, 0.0], [1.5, 0.0]])
+        >>> ledger.charge("a", 1, [[1.5, 0.0]])  # the same round of the same run again: nothing new is sent
+        >>> ledger.spent.tolist()
+        [2.5, 0.0]
+        >>> ledger.charge("a", 2, [[0.6, 0.1]])
+        Traceback (most recent call last):
+        wflmc.errors.OverspendError: Round 3 would bring device 0 to a loss of 3.1, above its budget ...
     """
 
     def __init__(

@@ -51,8 +51,9 @@ class Privacy:
         example_clip: c, the largest norm of one example's gradient, with unit = "record". A record then changes
             a device's gradient by 2 min(c, ℓ) at most: projection on a ball brings no two points further apart.
 
-    >>> Privacy(epsilon=8, delta=0.01, clip=30, accountant="paper").budget(devices=2).round(6).tolist()
-    [2.341635, 2.341635]
+    Examples:
+        >>> Privacy(epsilon=8, delta=0.01, clip=30, accountant="paper").budget(devices=2).round(6).tolist()
+        [2.341635, 2.341635]
     """
 
     epsilon: ArrayLike | None = None

@@ -66,7 +66,9 @@ class State(NamedTuple):
     """What is carried from round to round."""
 
     theta: jax.Array
+    """[m]."""
     round: jax.Array
+    """The round that comes next, from 0."""
     velocity: jax.Array | None = None
     """Of kinetic dynamics, [m]."""
 
@@ -88,7 +90,9 @@ class Kernel(NamedTuple):
     """init(key) -> state, and step(key, state) -> (state, info)."""
 
     init: Callable[[jax.Array], State]
+    """A start, from a key."""
     step: Callable[[jax.Array, State], tuple[State, Info]]
+    """The next round, from a key of its own and the state."""
 
 
 def rounds_of(plan: Plan) -> Rounds:

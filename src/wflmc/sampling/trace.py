@@ -17,6 +17,7 @@ class Trace:
     """Samples theta[chain, draw, m] of the kept rounds."""
 
     theta: NDArray[Any]
+    """[chain, draw, m], of the kept rounds."""
     clip_rate: NDArray[Any]
     """Share of sending devices whose gradient was clipped, [chain, draw]."""
     burn_in_clip_rate: NDArray[Any]

@@ -1,0 +1,1 @@
+"""The pictures of the documentation, drawn by `python -m docs.draw`."""

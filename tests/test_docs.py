@@ -1,0 +1,179 @@
+"""The documentation: every block runs, every link and key exists, the site builds and asks nothing of the network."""
+
+from __future__ import annotations
+
+import html.parser
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wflmc
+from wflmc.scenario import Scenario
+
+from .docs_tools import COMMANDS, PAGES, ROOT, Block, Reader, blocks_of, compare, reading_room
+
+DOCS = ROOT / "docs"
+NAMES = [page.name for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_block_does_what_it_says(page, call, tmp_path):
+    reader = Reader(call)
+    with reading_room(tmp_path):
+        for block in blocks_of(page):
+            reader.follow(block)
+
+
+def _prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as Python-Markdown makes them."""
+    headings = re.findall(r"^#+ (.+)$", _prose(page), re.M)
+    plain = [
+        re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower() for heading in headings
+    ]
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        place = page.parent / file if file else page
+        assert place.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in _anchors(place), f"{page.name}: {target}"
+
+
+def _spans() -> list[tuple[str, str]]:
+    return [(page.name, " ".join(text.split())) for page in PAGES for text in re.findall(r"`([^`]+)`", _prose(page))]
+
+
+def test_commands_in_the_text_exist_with_their_options():
+    for page, text in _spans():
+        words = text.removeprefix(".venv/bin/").split()
+        if words[0] != "wflmc" or len(words) < 2 or not re.fullmatch("[a-z]+", words[1]):
+            continue
+        assert words[1] in COMMANDS, f"{page}: {text}"
+        known = {name for p in COMMANDS[words[1]].params for name in [*p.opts, *p.secondary_opts]} | {"--help"}
+        assert {word for word in words if word.startswith("--")} <= known, f"{page}: {text}"
+
+
+def test_keys_in_the_text_exist():
+    python = {
+        "posterior": [
+            wflmc.posterior.GaussianPosterior,
+            wflmc.posterior.OwnPosterior,
+            wflmc.posterior.SoftmaxPosterior,
+        ],
+        "link": [wflmc.Link],
+        "privacy": [wflmc.Privacy, wflmc.privacy],
+    }
+    checked = 0
+    for page, text in _spans():
+        found = re.match(r"(posterior|link|privacy|sampler|policy)\.(\w+)", text)
+        if found:
+            section, name = found.groups()
+            keys = Scenario.model_fields[section].annotation.model_fields
+            known = name in keys or any(hasattr(owner, name) for owner in python.get(section, []))
+            known = known or any(name in getattr(owner, "__annotations__", {}) for owner in python.get(section, []))
+            assert known, f"{page}: {text}"
+            checked += 1
+    assert checked > 40
+
+
+def _is_default(stated: str, known: object) -> bool:
+    if isinstance(known, int | float) and not isinstance(known, bool):
+        return float(stated) == known
+    return stated.lower() == str(known).lower() or (stated in ("", "none") and not known)
+
+
+def test_every_key_of_a_scenario_is_documented_with_its_default():
+    text = (DOCS / "scenario.md").read_text(encoding="utf-8")
+    for section, about in Scenario.model_fields.items():
+        part, fields = text.partition(f"## [{section}]")[2].partition("\n## ")[0], about.annotation.model_fields
+        assert all(f"`{key}`" in part for key in fields), section
+        for keys, default in re.findall(r"^\| (`[^|]+) \| ([^|]*?) ?\|", part, re.M):
+            stated = re.findall(r'[^`",; ]+', default) or [""]
+            for place, key in enumerate(re.findall(r"`(\w+)`", keys)):
+                given = stated[min(place, len(stated) - 1)]  # one number may stand for all keys of a row
+                assert _is_default(given, fields[key].default), f"{section}.{key}: {given}"
+
+
+def test_the_gallery_shows_what_policies_are_worth_now(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from docs.draw.gallery import POLICIES, table
+
+    shown = re.findall(r"^\| `.+$", (DOCS / "gallery.md").read_text(encoding="utf-8"), re.M)
+    assert len(shown) == len(POLICIES)
+    compare(Block("gallery.md", 0, "table", ""), shown, table(POLICIES))
+
+
+def test_shown_numbers_must_agree_to_their_digits():
+    here = Block("here", 1, "output", "")
+    compare(
+        here,
+        ["loss 7.04 (budget 7.0), within 3e-12 of 50 ..."],
+        "loss 7.0418\n  (budget 7.0418), within 9e-13 of 50 in all",
+    )
+    for wrong in ("loss 7.07 (budget", "lost 7.04 (budget", "loss 7.0418 (budget 7.0418) of 51"):
+        with pytest.raises(AssertionError):
+            compare(here, [wrong], "loss 7.0418 (budget 7.0418) of 50")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The built site."""
+    for name in ("mkdocs", "material", "mkdocstrings"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: pip install 'wflmc[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+class _Requests(html.parser.HTMLParser):
+    """What a browser would load for a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag == "link" and given.get("rel") not in ("prev", "next", "canonical"):
+            self.found.append(given.get("href") or "")
+        if tag in ("script", "img", "iframe", "source", "video", "audio", "embed"):
+            self.found.append(given.get("src") or "")
+
+
+def test_the_site_asks_nothing_of_the_network(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > len(PAGES) - 2
+    for page in pages:
+        requests = _Requests()
+        requests.feed(page.read_text(encoding="utf-8"))
+        outside = [url for url in requests.found if re.match(r"(https?:)?//", url)]
+        assert not outside, f"{page.name}: {outside}"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
+
+
+def test_the_site_has_every_command_and_the_main_functions(site):
+    commands = (site / "commands.html").read_text(encoding="utf-8")
+    for name, command in COMMANDS.items():
+        assert f">wflmc {name}<" in commands
+        assert all(p.opts[-1] in commands for p in command.params if p.param_type_name == "option")
+    functions = (site / "python.html").read_text(encoding="utf-8")
+    for name in ("plan", "sample", "evaluate", "posterior", "Link", "Privacy", "Plan", "Trace", "sampling.kernel"):
+        assert re.search(rf">\s*wflmc\.{name}\s*<", functions), name
