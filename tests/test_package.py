@@ -59,18 +59,3 @@ def test_pins_name_versions_and_nothing_else():
     for path in (ROOT / "constraints").glob("*.txt"):
         for line in path.read_text().splitlines():
             assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line), line
-
-
-BLOCKS = [
-    block
-    for page in ("README.md", "docs/privacy.md", "docs/kinetic.md", "docs/own_model.md")
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.S)
-]
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_readme_code_runs(block, request, monkeypatch):
-    """Python blocks of the README and the docs, pasted as they stand."""
-    if "load_mnist" in block:
-        monkeypatch.setenv("WFLMC_DATA", str(request.getfixturevalue("mnist_folder")))
-    exec(compile(block, "README.md", "exec"), {})

@@ -90,7 +90,7 @@ def test_labels_are_drawn_as_often_as_predicted(labelled, whitened):
 def test_predictive_groups(uneven, labelled):
     for posterior, X, y in (uneven, labelled):
         trace = traced(posterior, keep_burn_in=True)
-        found = trace.to_arviz(posterior, predictive=True, features=X[:7])
+        found = trace.to_arviz(posterior, predictive=True, features=X[:7].tolist())
         asked = {"observed_data", "posterior_predictive", "predictions", "warmup_posterior", "warmup_sample_stats"}
         assert groups_of(found) == {"posterior", "sample_stats", *asked}
         assert found.posterior_predictive["y"].shape == (4, 5, len(y))

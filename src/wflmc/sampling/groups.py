@@ -119,15 +119,15 @@ def _outcomes(trace: Trace, posterior: Any, predictive: Predictive, features: An
     draws = dict(zip(DRAWN, map(np.arange, trace.theta.shape), strict=False))
     drawn = _drawn_by_function if callable(predictive) else _drawn_by_model
 
-    def predicted(group: str, rows: Any, coords: dict[str, Any]) -> Any:
+    def predicted(group: str, rows: Any, coords: dict[str, Any] | None = None) -> Any:
         outcomes = drawn(trace, posterior, predictive, group, rows)
-        return xr.Dataset(_named(outcomes, (*DRAWN, "observation"), "y"), coords={**draws, **coords})
+        numbered = {"observation": np.arange(jax.tree.leaves(outcomes)[0].shape[2])}
+        return xr.Dataset(_named(outcomes, (*DRAWN, "observation"), "y"), coords={**draws, **(coords or numbered)})
 
     if predictive:
         made["posterior_predictive"] = predicted("posterior_predictive", None, held)
     if features is not None:
-        given = {"observation": np.arange(len(np.atleast_1d(jax.tree.leaves(features)[0])))}
-        made["predictions"] = predicted("predictions", features, given)
+        made["predictions"] = predicted("predictions", features)
     return made
 
 
