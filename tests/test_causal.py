@@ -47,6 +47,13 @@ def test_near_the_plan_that_knows_all_channels(posterior, correlation):
     assert np.mean(every) < 1.15
 
 
+def test_no_device_is_priced_alone(posterior):
+    """All are alike, so that a round in which one of them is silent is like any other: power rises smoothly."""
+    for seed in range(3):
+        made = figure_6(posterior, channel.rayleigh(0.01), 12, seed, csi="causal")
+        assert np.abs(np.diff(np.log(made.gain[:45]))).max() < 0.3
+
+
 @pytest.mark.parametrize("objective", ["worst", "average"])
 @pytest.mark.parametrize("schedule", ["threshold", "all", "unbiased"])
 @pytest.mark.parametrize(

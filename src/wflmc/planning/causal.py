@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Gains, GaussMarkov, Link, complex_normal
 from wflmc.errors import InputError
@@ -131,13 +131,24 @@ def forecast(law: GaussMarkov | None, rule: Rule, known: Gains, discretization: 
         return plain
     devices = known.shape[1]
     typical = plain.of(*simulated(law, rule))
-    typical = typical._replace(active=(typical.active.sum(0, keepdims=True) + 1) / (SIMULATED + 2)).repeated(1)
+    often = (typical.active.sum(0) + 1) / (SIMULATED + 2)
+    typical = typical._replace(active=_alike(often, law.power, rule.clip, rule.reach)[None]).repeated(1)
     if chance or law.correlation == 0:
         return replace(plain, typical=typical)
     near = min(known.shape[0], int(np.log(FORGOTTEN) / np.log(law.correlation)) + 1)
     generator = host_generator(jax.random.key(0), "paths")
     noise = complex_normal(generator, int(np.clip(DRAWS // near, 8, 32)), near, devices)
     return replace(plain, typical=typical, noise=noise)
+
+
+def _alike(often: Array, *facts: ArrayLike) -> Array:
+    """The mean over devices that are alike in everything that is known of them, [K].
+
+    Chance would make one of them the most active of all, and power would seem free in rounds where that one is silent.
+    """
+    table = np.column_stack([np.broadcast_to(fact, often.shape) for fact in facts])
+    kind = np.unique(table, axis=0, return_inverse=True)[1].ravel()
+    return (np.bincount(kind, often) / np.bincount(kind))[kind]
 
 
 class Course(NamedTuple):
