@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ ul.verdicts b.mark { position: absolute; left: 0; width: 1.4rem; height: 1.4rem;
   text-align: center; line-height: 1.4rem; font-size: .85rem; }
 .good b.mark { background: #007a5a; } .note-mark b.mark { background: #a86400; }
 .bad b.mark { background: #b33c00; } .unknown b.mark { background: #6b7280; }
+.numbers th, .numbers td { white-space: nowrap; }
 p { max-width: 56rem; } p.missing { color: var(--soft); font-style: italic; }
 details { margin: .75rem 0; } summary { cursor: pointer; color: var(--accent); }
 </style>"""
@@ -136,18 +138,20 @@ def figure(name: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any], 
     return Html(page.figure(f"figure-{name}", plain(list(traces)), plain(whole), caption))
 
 
-def axis(title: str, *, log: bool = False, **others: Any) -> dict[str, Any]:
-    """An axis with its label, linear or logarithmic."""
-    look: dict[str, Any] = {
-        "title": {"text": title, "standoff": 8},
-        "automargin": True,
-        "gridcolor": "#e6e9ee",
-        "zeroline": False,
-    }
-    if log:
-        # Powers of ten alone: digits between them run into each other on small figures.
-        look |= {"type": "log", "dtick": 1, "exponentformat": "power", "tickfont": {"size": 11}}
-    return {**look, **others}
+def axis(title: str, **others: Any) -> dict[str, Any]:
+    """An axis with its label."""
+    look = {"title": {"text": title, "standoff": 8}, "automargin": True, "gridcolor": "#e6e9ee", "zeroline": False}
+    return {**look, "exponentformat": "power", **others}
+
+
+def log_axis(title: str, values: Iterable[float | None], **others: Any) -> dict[str, Any]:
+    """A logarithmic axis for such values: powers of ten alone where there are several, else what lies between too."""
+    ends = [math.log10(found) for found in values if found is not None and found > 0] or [0.0]
+    low, high = min(ends), max(ends)
+    pad = max(0.06 * (high - low), 0.15)
+    ticks = {"dtick": 1} if high - low > 1 else {"nticks": 5}
+    look = {"type": "log", "range": [low - pad, high + pad], "tickfont": {"size": 11}}
+    return axis(title, **{**look, **ticks, **others})
 
 
 LEGEND_BELOW = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}

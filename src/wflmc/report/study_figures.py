@@ -8,7 +8,7 @@ from typing import Any
 from wflmc.planning.single_sample import DP, LMC, POWER
 from wflmc.report.figures import STYLES
 from wflmc.report.panels import _LOOKS, _PARTITION_LABELS, Layout
-from wflmc.report.parts import LEGEND_BELOW, Html, axis, figure
+from wflmc.report.parts import LEGEND_BELOW, Html, axis, figure, grid, join, log_axis, paragraph, table, value
 from wflmc.report.plan_picture import COLORS
 from wflmc.report.record_picture import LINES
 from wflmc.studies import FIGURES, Row
@@ -33,7 +33,7 @@ SCORES = {
     "clip_rate": "share of gradients clipped",
     "epsilon": "ε spent",
     "ess": "effective sample size of one chain",
-    "chains": "W2², worst after burn-in, from clipped chains",
+    "chains": "W2² of clipped chains",
     "ablation": "ECE (20 disjoint bins)",
 }
 BARS = " Bars are two standard errors."
@@ -74,6 +74,15 @@ def _curves(rows: Sequence[Row], styles: Mapping[str, dict[str, Any]] = STYLES) 
     return traces
 
 
+def _heights(traces: Sequence[dict[str, Any]]) -> list[float]:
+    """Everything that an axis must reach: curves and the ends of their bars."""
+    return [end for trace in traces for y, up in zip(trace["y"], _tops(trace), strict=True) for end in (y, y + up)]
+
+
+def _tops(trace: dict[str, Any]) -> list[float]:
+    return list(trace.get("error_y", {}).get("array") or [0.0] * len(trace["y"]))
+
+
 def _layout(x: dict[str, Any], y: dict[str, Any], curves: int = 5) -> dict[str, Any]:
     """Axes, and a legend below with room for so many curves."""
     room = 22 * curves
@@ -90,8 +99,7 @@ def curves_figure(name: str, rows: Sequence[Row]) -> Html:
     """Figures 3 to 5: the bound of every scheme."""
     study = FIGURES[name]
     traces = _curves(rows)
-    scientific: dict[str, Any] = {"exponentformat": "power"} if study.x_label.startswith("step") else {}
-    layout = _layout(axis(study.x_label, **scientific), axis("bound on W2²", log=True), curves=len(traces))
+    layout = _layout(axis(study.x_label), log_axis("bound on W2²", [row.y for row in rows]), curves=len(traces))
     return figure(name, traces, layout, f"{study.title}; the bound is the one printed in the paper.")
 
 
@@ -109,7 +117,7 @@ def regimes_figure(rows: Sequence[Row]) -> Html:
             traces.append(
                 {"x": [*x, *reversed(x)], "y": [*y, *[top] * len(x)], "name": name, "fill": "toself", **_area(name)}
             )
-    layout = _layout(axis("SNR = P/(m N0) (dB)"), axis("step size η", exponentformat="power", range=[0, top]), curves=3)
+    layout = _layout(axis("SNR = P/(m N0) (dB)"), axis("step size η", range=[0, top]), curves=3)
     return figure(
         "fig2",
         traces,
@@ -144,7 +152,8 @@ def panel_figures(layout: Layout, tables: Mapping[str, list[Row]]) -> tuple[list
             traces.append({**points, "name": "floor of the estimator (perfect samples)", "mode": "lines", "line": line})
         ticks: dict[str, Any] = {"type": "log", "tickvals": sorted({row.x for row in tables[panel.table]})}
         x = axis(layout.x_label, **(ticks if layout.log_x else {}))
-        y = axis(panel.y_label or label, log=panel.log_y)
+        said = panel.y_label or label
+        y = log_axis(said, _heights(traces)) if panel.log_y else axis(said)
         bars = BARS if any(row.y_se for row in tables[panel.table]) else ""
         said = f"{panel.title[:1].upper()}{panel.title[1:]}.{bars}"
         drawn.append(figure(panel.table, traces, _layout(x, y, len(traces)), said))
@@ -158,41 +167,38 @@ def record_figures(tables: Mapping[str, list[Row]]) -> tuple[list[Html], set[str
     for name, label in labels.items():
         if name in tables:
             traces = _curves(tables[name], LINES)
-            layout = _layout(axis("ε (δ = 0.01)"), axis(label, log=True), len(traces))
+            layout = _layout(axis("ε (δ = 0.01)"), log_axis(label, _heights(traces)), len(traces))
             drawn.append(figure(name, traces, layout, "One curve for each of what is hidden, and by which accountant."))
     return drawn, set(labels)
 
 
-def rest_figures(tables: Mapping[str, list[Row]]) -> list[Html]:
-    """Tables that no printed figure shows: curves, or dots where there is one x only."""
+def rest_figures(tables: Mapping[str, list[Row]], x_label: str) -> list[Html]:
+    """Curves of the tables that no printed figure shows."""
     drawn = []
     for name, rows in tables.items():
-        score = SCORES.get(name.split("_", 1)[-1].removeprefix("ablation_"), name)
-        xs = {row.x for row in rows}
-        if len(xs) == 1:
-            drawn.append(_dots(name, rows, score, xs.pop()))
-            continue
         traces = _curves(rows)
-        drawn.append(figure(name, traces, _layout(axis("x"), axis(score), len(traces)), f"{name}.csv.{BARS}"))
+        layout = _layout(axis(x_label), axis(score_of(name)), len(traces))
+        drawn.append(figure(name, traces, layout, f"{name}.csv.{BARS}"))
     return drawn
 
 
-def _dots(name: str, rows: Sequence[Row], score: str, x: float) -> Html:
-    own = [row for row in reversed(rows) if row.y is not None]
-    error = {"type": "data", "array": [2 * (row.y_se or 0.0) for row in own], "thickness": 1}
-    places = list(range(len(own)))
-    trace = {"x": [row.y for row in own], "y": places, "error_x": error, "mode": "markers", "marker": {"size": 9}}
-    # Names above the dots, not beside them: they are sentences, and small screens have no room.
-    labels = [
-        {"xref": "paper", "x": 0, "xanchor": "left", "y": place, "yshift": 13, "text": row.scheme, "showarrow": False}
-        for place, row in zip(places, own, strict=True)
-    ]
-    layout = {
-        "height": 110 + 38 * len(own),
-        "margin": {"l": 15, "r": 15, "t": 15, "b": 50},
-        "xaxis": axis(score),
-        "yaxis": {"showticklabels": False, "range": [-0.6, len(own) - 0.2], "gridcolor": "#e6e9ee", "tickvals": places},
-        "annotations": labels,
-        "showlegend": False,
-    }
-    return figure(name, [trace], layout, f"{name}.csv, at x = {x:g}.{BARS}")
+def score_of(table: str) -> str:
+    """What a table measures, by its name."""
+    return SCORES.get(table.split("_", 1)[-1].removeprefix("ablation_"), table)
+
+
+def one_x_table(tables: Mapping[str, list[Row]], x_label: str) -> Html:
+    """Tables of one x only, side by side: a row for each scheme, a column for each table."""
+    schemes = dict.fromkeys(row.scheme for rows in tables.values() for row in rows)
+    found = {(name, row.scheme): row for name, rows in tables.items() for row in rows}
+    at = next(row.x for rows in tables.values() for row in rows)
+    rows = [(scheme, *(_measured(name, found.get((name, scheme))) for name in tables)) for scheme in schemes]
+    head = (f"at {x_label} = {at:g}", *(score_of(name) for name in tables))
+    return join([grid([table(rows, head)], "numbers"), paragraph("Means with their standard errors.")])
+
+
+def _measured(name: str, row: Row | None) -> object:
+    if row is None or row.y is None:
+        return "–"
+    error = f" ± {row.y_se:.1g}" if row.y_se and row.y_se > 1e-6 * abs(row.y) else ""
+    return join([value(f"{name}.{row.scheme}", row.y, 3), error])

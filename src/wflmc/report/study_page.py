@@ -13,7 +13,14 @@ from wflmc.errors import InputError
 from wflmc.report.page import Section, page
 from wflmc.report.panels import LAYOUTS
 from wflmc.report.parts import STYLE, Html, facts, grid, join, missing, paragraph, table, text, value
-from wflmc.report.study_figures import curves_figure, panel_figures, record_figures, regimes_figure, rest_figures
+from wflmc.report.study_figures import (
+    curves_figure,
+    one_x_table,
+    panel_figures,
+    record_figures,
+    regimes_figure,
+    rest_figures,
+)
 from wflmc.report.tables import read_rows
 from wflmc.report.text import verdict
 from wflmc.studies import FIGURES, NAMES, Claim, Row
@@ -139,11 +146,15 @@ def _drawn(name: str, tables: Tables) -> Html:
         drawn, used = record_figures(own)
     else:
         drawn, used = panel_figures(LAYOUTS[name], own)
-    rest = rest_figures({table: rows for table, rows in own.items() if table not in used})
+    x_label = LAYOUTS[name].x_label if name in LAYOUTS else "x"
+    rest = {table: rows for table, rows in own.items() if table not in used and rows}
+    single = {table: rows for table, rows in rest.items() if len({row.x for row in rows}) == 1}
     about = FIGURES[name].title if name in FIGURES else LAYOUTS[name].title if name in LAYOUTS else TITLES[name]
     parts: list[Any] = [paragraph("{about}.", about=about), grid(drawn) if len(drawn) > 1 else join(drawn)]
     if rest:
-        parts += [text("<h3>Measured besides</h3>"), grid(rest)]
+        parts.append(text("<h3>Measured besides</h3>"))
+        parts += [one_x_table(single, x_label)] if single else []
+        parts.append(grid(rest_figures({table: rest[table] for table in rest if table not in single}, x_label)))
     return join(parts)
 
 

@@ -114,6 +114,10 @@ def _boxes(run: Run) -> Html:
     return facts(boxes)
 
 
+def _part(ratio: float) -> str:
+    return f"{percent(ratio)} of" if ratio < 2 else f"{number(ratio)} times"
+
+
 def _whole(found: float | None) -> str:
     return "–" if found is None else f"{found:,.0f}"
 
@@ -165,7 +169,7 @@ def _distance(run: Run) -> Verdict:
             begun=begun,
             ratio=""
             if ratio is None
-            else f", which is {percent(ratio)} of the posterior's own variance ({number(size)} over all parameters)",
+            else f", which is {_part(ratio)} the posterior's own variance ({number(size)} over all parameters)",
         ),
     )
 

@@ -10,10 +10,7 @@ from wflmc.report.run.files import Run
 
 
 def constants(run: Run) -> dict[str, Any] | None:
-    """The numbers of a run that a reader may change, as plain data; None where plan or scenario are missing.
-
-    Where devices differ it is the mean (clip, power, SNR in dB) or the strictest (ε, δ) of them.
-    """
+    """What a reader may change, as plain data: of unlike devices the least; None where plan or scenario are missing."""
     if run.plan is None or run.scenario is None:
         return None
     c, privacy, link = run.plan.constants, run.scenario.privacy, run.scenario.link
@@ -24,24 +21,18 @@ def constants(run: Run) -> dict[str, Any] | None:
         "initial_w2_sq": c.initial_w2_sq,
         "devices": c.devices,
         "rounds": c.rounds,
-        "burn_in": c.burn_in,
         "step_size": c.step_size,
-        "clip": _mean(privacy.clip),
-        "example_clip": None if privacy.unit == "device" else _mean(privacy.example_clip),
+        "clip": _least(privacy.clip),
+        "example_clip": _least(privacy.example_clip),
         "epsilon": _least(privacy.epsilon),
         "delta": _least(privacy.delta),
-        "snr_db": _mean(link.snr_db),
-        "power": _mean(link.power),
+        "snr_db": _least(link.snr_db),
+        "power": _least(link.power),
         "noise_power": link.noise_power,
-        "fading": link.fading,
         "accountant": privacy.accountant,
         "bound": run.scenario.policy.bound,
         "unit": privacy.unit,
     }
-
-
-def _mean(values: float | list[float] | None) -> float | None:
-    return None if values is None else float(np.mean(values))
 
 
 def _least(values: float | list[float] | None) -> float | None:

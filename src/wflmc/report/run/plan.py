@@ -8,7 +8,20 @@ import numpy as np
 
 from wflmc.planning import Plan
 from wflmc.planning.single_sample import REGIMES
-from wflmc.report.parts import COLORS, LEGEND_BELOW, Html, axis, figure, join, missing, paragraph, percent, picked, text
+from wflmc.report.parts import (
+    COLORS,
+    LEGEND_BELOW,
+    Html,
+    axis,
+    figure,
+    join,
+    log_axis,
+    missing,
+    paragraph,
+    percent,
+    picked,
+    text,
+)
 from wflmc.report.plan_picture import COLORS as LIMIT_COLORS
 from wflmc.report.run.files import PlanFile, Run
 
@@ -19,7 +32,6 @@ LIMITS = {
 }
 PANEL, GAP = 140, 42
 """Height of one panel and of the space above it, in pixels."""
-ZERO = {"rangemode": "tozero"}
 FLOOR = " The estimate from chains cannot fall below a floor that their number sets; the exact law can."
 
 
@@ -57,7 +69,7 @@ def _limits_in_words(plan: PlanFile) -> Html:
 def _panels(plan: PlanFile, rebuilt: Plan | None, at: list[int]) -> Html:
     every = [
         _gain(plan, at),
-        *([] if rebuilt is None else [_noise(rebuilt, at), _spent(rebuilt, at)]),
+        *([] if rebuilt is None else [_noise(rebuilt, at), *_spent(rebuilt, at)]),
         _senders(plan, at),
         *_threshold(plan, at),
         *_steps(plan, at),
@@ -81,7 +93,7 @@ def _panels(plan: PlanFile, rebuilt: Plan | None, at: list[int]) -> Html:
         top = 1 - (index * (PANEL + GAP) + GAP) / height
         domain = [max(0.0, top - PANEL / height), top]
         layout[f"yaxis{strip}"] = {"visible": False, "range": [0, 1], "fixedrange": True, "domain": domain}
-        layout[f"yaxis{name}"] = axis("", log=panel.log, overlaying=f"y{strip}", tickmode="auto", **_scale(panel))
+        layout[f"yaxis{name}"] = _scale(panel, overlaying=f"y{strip}")
         layout["annotations"].append(_title(panel.title, top))
         traces += [] if rebuilt is None else [{**_strip(rebuilt, at), "yaxis": f"y{strip}"}]
         traces += [{"x": rounds, "yaxis": f"y{name}", "mode": "lines", **curve} for curve in panel.curves]
@@ -95,8 +107,10 @@ def _panels(plan: PlanFile, rebuilt: Plan | None, at: list[int]) -> Html:
     return figure("plan", traces, layout, caption)
 
 
-def _scale(panel: Panel) -> dict[str, Any]:
-    return {} if panel.log else {**ZERO, "nticks": 5}
+def _scale(panel: Panel, **others: Any) -> dict[str, Any]:
+    if panel.log:
+        return log_axis("", [found for curve in panel.curves for found in curve["y"]], tickmode="auto", **others)
+    return axis("", rangemode="tozero", nticks=5, tickmode="auto", **others)
 
 
 def _title(said: str, top: float) -> dict[str, Any]:
@@ -165,9 +179,9 @@ def _noise(plan: Plan, at: list[int]) -> Panel:
     return Panel(f"noise variance σ² of the {'velocity' if plan.friction is not None else 'update'}", curves, log=True)
 
 
-def _spent(plan: Plan, at: list[int]) -> Panel:
+def _spent(plan: Plan, at: list[int]) -> list[Panel]:
     if not plan.clips:
-        return Panel("privacy loss: unbounded, this scheme does not clip", [{"y": [], "showlegend": False}])
+        return []
     spent = (plan.ledger + np.cumsum(plan.loss, axis=0))[at]
     most = int(np.argmax(spent[-1]))
     budget = float(plan.privacy.budget(plan.devices)[most])
@@ -177,7 +191,7 @@ def _spent(plan: Plan, at: list[int]) -> Panel:
     ]
     if np.isfinite(budget):
         curves.append({"y": np.full(len(at), budget), "name": "budget", "line": _line("#1a1a1a", dash="dash")})
-    return Panel("privacy loss so far, Σ 2(αℓ)²/N0", curves)
+    return [Panel("privacy loss so far, Σ 2(αℓ)²/N0", curves)]
 
 
 def _senders(plan: PlanFile, at: list[int]) -> Panel:
@@ -233,7 +247,7 @@ def _distance(run: Run, plan: PlanFile) -> Html:
         "height": 430,
         "margin": {"l": 70, "r": 15, "t": 30, "b": 60},
         "xaxis": axis("round", range=[0.5, constants.rounds + 0.5]),
-        "yaxis": axis("W2² to the posterior", log=True),
+        "yaxis": log_axis("W2² to the posterior", [found for curve in curves for found in curve["y"]]),
         "hovermode": "x unified",
         "legend": LEGEND_BELOW,
         "shapes": [_burn_in(plan, "y domain")] if constants.burn_in else [],

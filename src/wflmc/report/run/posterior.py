@@ -166,7 +166,7 @@ def _marginal(run: Run, draws: Draws, compared: Comparison, index: int) -> Html:
     layout = {
         "height": 190,
         "margin": {"l": 10, "r": 10, "t": 10, "b": 30},
-        "xaxis": axis("", nticks=5),
+        "xaxis": axis("", nticks=4, tickangle=0),
         "yaxis": axis("", showticklabels=False),
         "showlegend": False,
         "bargap": 0,
@@ -179,12 +179,12 @@ def _tables(run: Run, compared: Comparison, order: list[int]) -> Html:
     law = "Laplace" if run.rebuilt is not None and hasattr(run.rebuilt.inputs.posterior, "classes") else "posterior"
     head = ("parameter", f"{law} mean", "samples' mean", "z", f"{law} s.d.", "samples' s.d.", "R-hat", "ESS")
     first = [_row(run, compared, index) for index in order[:LISTED]]
-    parts: list[object] = [text("<h3>Means and standard deviations</h3>"), table(first, head)]
+    parts: list[object] = [text("<h3>Means and standard deviations</h3>"), grid([table(first, head)], "numbers")]
     rest = order[LISTED : LISTED + FOLDED]
     if rest:
         more = [_row(run, compared, index, diagnosed=False) for index in rest]
         said = f"The next {len(rest)} of {len(order):,} parameters, largest |z| first"
-        parts.append(fold(said, table([row[:-2] for row in more], head[:-2])))
+        parts.append(fold(said, grid([table([row[:-2] for row in more], head[:-2])], "numbers")))
     return join(parts)
 
 

@@ -1,0 +1,546 @@
+"""Pages of runs, studies and sweeps: their numbers are those of the files, whatever is missing is said in words."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+import wflmc
+from wflmc import studies
+from wflmc.cli.run import Request, run_command
+from wflmc.errors import InputError
+from wflmc.report import write_csv
+from wflmc.report.describe import describe
+from wflmc.report.parts import picked
+from wflmc.report.run.answer import _converged, _privacy, answer_section
+from wflmc.report.run.chains import autocorrelation
+from wflmc.report.run.constants import constants
+from wflmc.report.run.files import Draws, read_run
+from wflmc.report.run.posterior import compare, laplace_law
+from wflmc.studies import Claim, Row
+
+from .conftest import FULL
+
+GAUSSIAN = """
+[posterior]
+devices = 5
+examples = 100
+dim = 3
+[link]
+snr_db = 30.0
+[privacy]
+epsilon = [8.0, 8.0, 15.0, 15.0, 30.0]
+delta = 0.01
+[sampler]
+burn_in = 6
+samples = 8
+chains = 6
+"""
+SOFTMAX = """
+[posterior]
+model = "softmax"
+devices = 4
+data = DATA
+intercept = true
+[privacy]
+epsilon = 8.0
+delta = 0.01
+unit = "record"
+example_clip = 9.0
+[sampler]
+burn_in = 5
+samples = 6
+chains = 3
+"""
+BARE = """
+[posterior]
+devices = 4
+examples = 60
+dim = 2
+[sampler]
+burn_in = 3
+samples = 1
+chains = 5
+[policy]
+power = "noiseless"
+"""
+KINETIC = """
+[posterior]
+devices = 4
+examples = 60
+dim = 2
+[sampler]
+dynamics = "kinetic"
+burn_in = 3
+samples = 6
+chains = 4
+[policy]
+power = "equal"
+"""
+UGLY = "<script>document.title='run'</script><img src=x onerror=alert(1)>.npz"
+
+
+@contextlib.contextmanager
+def silent(task, total):
+    yield lambda done: None
+
+
+def run_in(folder, text=None, **others):
+    given = dict.fromkeys(Request._fields) | others
+    if text is not None:
+        scenario = folder.with_suffix(".toml")
+        scenario.write_text(text)
+        given |= {"scenario": str(scenario), "out": str(folder)}
+    run_command(Request(**given), silent, lambda said: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One small run of each kind; tests that change a folder copy it."""
+    home = tmp_path_factory.mktemp("runs")
+    generator = np.random.default_rng(0)
+    path = home / UGLY
+    path.parent.mkdir()
+    y = generator.integers(0, 3, 130)
+    X = generator.standard_normal((130, 2)) + 2 * np.eye(3)[y][:, :2]
+    np.savez(path, X=X[:80], y=y[:80], X_test=X[80:], y_test=y[80:])
+    return {
+        "gaussian": run_in(home / "gaussian", GAUSSIAN),
+        "softmax": run_in(home / "softmax", SOFTMAX.replace("DATA", json.dumps(str(path)))),
+        "bare": run_in(home / "bare", BARE),
+        "kinetic": run_in(home / "kinetic", KINETIC),
+    }
+
+
+@pytest.fixture(scope="module")
+def pages(runs):
+    return {name: describe(folder) for name, folder in runs.items()}
+
+
+@pytest.fixture
+def copied(runs, tmp_path):
+    """A copy of a run's folder to break."""
+    return lambda name="gaussian": Path(shutil.copytree(runs[name], tmp_path / name))
+
+
+class Page(HTMLParser):
+    """The values, the drawings and the text of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.values, self.drawings, self.text, self.tags, self._into = {}, {}, "", [], None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append(tag)
+        if "data-key" in found:
+            self.values[found["data-key"]] = float(found["data-value"]) if found["data-value"] else None
+        self._into = found.get("data-for", "") if tag in ("script", "style") else None
+
+    def handle_data(self, data):
+        if self._into is None:
+            self.text += data
+        elif self._into:
+            drawn = json.loads(data)
+            self.drawings[self._into.removeprefix("figure-")] = (drawn["data"], drawn["layout"])
+
+    def handle_endtag(self, tag):
+        self._into = None
+
+    def curve(self, figure, name):
+        """The trace of a figure by its name."""
+        (found,) = (trace for trace in self.drawings[figure][0] if trace.get("name") == name)
+        return found
+
+
+def files_of(folder):
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in ("plan", "summary")}
+
+
+def look_up(document, key):
+    for part in key.split("."):
+        document = document[part]
+    return document
+
+
+@pytest.mark.parametrize("name", ["gaussian", "softmax", "bare", "kinetic"])
+def test_numbers_are_those_of_the_files(runs, pages, name):
+    page, files = Page(pages[name]), files_of(runs[name])
+    keys = [key for key in page.values if key.startswith(("plan.", "summary."))]
+    assert {"summary.rhat_max", "summary.ess_min", "plan.constants.dim"} <= set(keys)
+    for key in keys:
+        assert page.values[key] == look_up(files, key), key
+    plan, summary = files["plan"], files["summary"]
+    assert page.curve("plan", "gain α")["y"] == plan["gain"]
+    assert page.curve("plan", "devices sending")["y"] == plan["active_devices"]
+    if plan["bound"] is not None:
+        assert page.curve("distance", "bound")["y"] == plan["bound"]
+    if plan["exact_w2_sq"] is not None:
+        assert page.curve("distance", "exact law, if unclipped")["y"] == plan["exact_w2_sq"]
+        assert page.curve("distance", "estimated from the chains")["y"] == summary["w2_sq"]["per_round"]
+    if plan["privacy"]["spent"] is not None:
+        assert page.curve("spent", "spent")["y"] == plan["privacy"]["spent"]
+    for warning in summary["warnings"]:
+        assert warning in page.text
+
+
+def test_promise_and_budgets(runs, pages):
+    page, files = Page(pages["gaussian"]), files_of(runs["gaussian"])
+    assert page.curve("spent", "budget")["y"] == files["plan"]["privacy"]["budgets"]
+    assert page.values["plan.privacy.epsilon_by.paper"] == files["plan"]["privacy"]["epsilon_by"]["paper"]
+    worst = page.curve("epsilon", "exact accountant")["y"][-1]
+    assert worst == pytest.approx(files["plan"]["privacy"]["epsilon_each"][0], rel=1e-9)
+    assert "(ε, δ) = (8 to 30, 0.01)" in page.text
+    assert "Its hash chain is whole" in page.text
+    assert "one chain" in page.text
+
+
+def test_scores(runs, pages):
+    page, files = Page(pages["softmax"]), files_of(runs["softmax"])
+    share = page.curve("reliability", "share of examples")
+    assert share["y"] == files["summary"]["reliability"]["share"]
+    full = [i for i, part in enumerate(share["y"]) if part > 1e-3]
+    observed = files["summary"]["reliability"]["observed"]
+    assert page.curve("reliability", "predictions")["y"] == [observed[i] for i in full]
+    for score in ("accuracy", "ece", "nll", "brier"):
+        assert page.values[f"summary.{score}"] == files["summary"][score]
+    assert "Laplace approximation" in page.text
+    assert "(class 2, intercept)" in page.text
+    assert "this model predicts no labels" in Page(pages["gaussian"]).text
+
+
+def test_samples_beside_the_law(runs, pages):
+    """Means and laws in the table are those of the trace and of the exact posterior."""
+    page, run = Page(pages["gaussian"]), read_run(runs["gaussian"])
+    exact = run.rebuilt.inputs.posterior.exact
+    for index in range(3):
+        assert page.values[f"law.mean.{index}"] == exact.mean[index]
+        assert page.values[f"law.sd.{index}"] == exact.covariance[index, index] ** 0.5
+        assert page.values[f"mean.{index}"] == pytest.approx(run.draws.theta[:, :, index].mean(), rel=1e-12)
+
+
+def test_what_comes_from_files_does_not_run(pages):
+    page = Page(pages["softmax"])
+    name = UGLY.rpartition("/")[2]
+    assert name in page.text  # as text
+    assert "img" not in page.tags
+    assert page.tags.count("script") == len(page.drawings) + 2  # Plotly, and what draws
+    assert not re.search(r"<script>document\.title", pages["softmax"])
+
+
+def test_nothing_is_promised_and_nothing_clips(pages):
+    text = Page(pages["bare"]).text
+    assert "no finite ε would be true" in text
+    assert "Each chain keeps 1 draw: too few to follow a chain." in text
+    assert "No privacy is promised. Gradients are not clipped" in text
+    assert "there is no δ to state an ε at" in Page(pages["kinetic"]).text
+
+
+def test_more_rounds(copied):
+    folder = copied("kinetic")
+    run_in(folder, resume=str(folder), more=5)
+    page, files = Page(describe(folder)), files_of(folder)
+    assert len(page.curve("plan", "gain α")["y"]) == files["plan"]["constants"]["rounds"] == 14
+    assert page.values["summary.w2_sq.worst"] == files["summary"]["w2_sq"]["worst"]
+    assert "The ledger has 14 rounds, each written before it was sent" in page.text
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("trace.nc", "trace.nc is missing"),
+        ("plan.json", "plan.json is missing"),
+        ("summary.json", "summary.json is missing"),
+        ("ledger.jsonl", "There is no ledger in the folder"),
+        ("scenario.toml", "scenario.toml is missing; this is what plan.json says"),
+    ],
+)
+def test_missing_files_are_said_in_words(copied, file, said):
+    folder = copied()
+    (folder / file).unlink()
+    assert said in Page(describe(folder)).text
+
+
+def test_all_but_the_plan_is_missing(copied):
+    folder = copied()
+    for file in ("trace.nc", "summary.json", "ledger.jsonl", "scenario.toml"):
+        (folder / file).unlink()
+    assert set(Page(describe(folder)).drawings) == {"plan", "distance", "spent", "epsilon"}
+
+
+def test_a_run_that_was_stopped(copied):
+    folder = copied()
+    (folder / ".checkpoint").mkdir()
+    shutil.move(folder / "plan.json", folder / ".checkpoint")
+    for file in ("trace.nc", "summary.json", "scenario.toml"):
+        (folder / file).unlink()
+    text = Page(describe(folder)).text
+    assert "stopped before its end. 14 rounds are in its ledger" in text
+    assert f"wflmc run --resume {folder}" in text
+
+
+def test_data_that_have_changed(runs, copied):
+    folder = copied("softmax")
+    data = Path(json.loads((folder / "plan.json").read_text())["scenario"]["posterior"]["data"])
+    kept = data.read_bytes()
+    try:
+        data.write_bytes(kept + b" ")
+        changed = Page(describe(folder)).text
+        data.unlink()
+        gone = Page(describe(folder)).text
+    finally:
+        data.write_bytes(kept)
+    assert "it has changed since" in changed
+    assert "No such file" in gone
+    assert "The posterior is not known here" in gone
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def edited(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("file", "harm"),
+    [
+        ("plan.json", cut),
+        ("plan.json", lambda path: edited(path, gain=[1.0])),
+        ("plan.json", lambda path: edited(path, bound="none")),
+        ("summary.json", cut),
+        ("summary.json", lambda path: edited(path, w2_sq=3)),
+        ("trace.nc", cut),
+        ("ledger.jsonl", lambda path: path.write_text(path.read_text().replace("0.", "0.1", 1))),
+        ("ledger.jsonl", lambda path: path.write_text("")),
+        ("ledger.jsonl", lambda path: path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))),
+        ("scenario.toml", lambda path: path.write_text("[posterior")),
+    ],
+)
+def test_a_damaged_file_is_named(copied, file, harm):
+    folder = copied()
+    harm(folder / file)
+    with pytest.raises(InputError, match=file):
+        describe(folder)
+
+
+def test_looking_changes_nothing(copied):
+    folder = copied()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    describe(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_verdicts_follow_from_the_numbers(runs):
+    run = read_run(runs["gaussian"])
+
+    def with_summary(**changes):
+        return dataclasses.replace(run, summary=run.summary.model_copy(update=changes))
+
+    assert _converged(with_summary(rhat_max=1.5, ess_min=900.0)).mark == "bad"
+    assert _converged(with_summary(rhat_max=1.1, ess_min=900.0)).mark == "note-mark"
+    assert _converged(with_summary(rhat_max=1.005, ess_min=100.0)).mark == "note-mark"
+    assert _converged(with_summary(rhat_max=1.005, ess_min=900.0)).mark == "good"
+    assert _converged(with_summary(rhat_max=None, ess_min=None)).mark == "unknown"
+    assert _privacy(run).mark == "good"
+    spent = [2.0 * (budget or 0) for budget in run.plan.privacy.budgets]
+    over = run.plan.model_copy(update={"privacy": run.plan.privacy.model_copy(update={"spent": spent})})
+    assert _privacy(dataclasses.replace(run, plan=over)).mark == "bad"
+    assert "200 % of it" in answer_section(dataclasses.replace(run, plan=over))
+
+
+def test_without_arviz(runs, monkeypatch):
+    monkeypatch.setattr("wflmc.evaluation.diagnostics._arviz", lambda: None)
+    assert "Means and standard deviations" in describe(runs["gaussian"])
+
+
+def test_constants_for_the_explorer(runs):
+    found, plan = constants(read_run(runs["gaussian"])), files_of(runs["gaussian"])["plan"]
+    for name in ("mu", "L", "dim", "initial_w2_sq", "devices", "rounds", "step_size"):
+        assert found[name] == plan["constants"][name]
+    rest = {name: found[name] for name in found if name not in plan["constants"]}
+    assert rest == {
+        "clip": 30.0, "example_clip": None, "epsilon": 8.0, "delta": 0.01, "snr_db": 30.0, "power": 0.01,
+        "noise_power": 1.0, "accountant": "exact", "bound": "corrected", "unit": "device",
+    }  # fmt: skip
+
+
+def test_laplace_law_is_that_of_the_hessian():
+    posterior = wflmc.softmax_regression(jax.random.key(0), 3, examples=90, dim=2, classes=3, intercept=True).whitened()
+    law = laplace_law(posterior)
+    rows, labels = posterior.held(posterior.features), posterior.observed[0]
+
+    def gradient(theta):
+        """Of the negative log posterior in the parameters, where the prior is N(0, I)."""
+        p = softmax(rows @ posterior.coordinates.inverse.T @ theta.reshape(3, -1).T, axis=1) - np.eye(3)[labels]
+        return (p.T @ rows @ posterior.coordinates.inverse.T).ravel() + theta
+
+    steps = 1e-5 * np.eye(posterior.dim)
+    hessian = np.array([gradient(law.mean + step) - gradient(law.mean - step) for step in steps]) / 2e-5
+    np.testing.assert_allclose(law.covariance, np.linalg.inv(hessian), rtol=1e-5, atol=1e-8)
+    assert np.abs(np.linalg.solve(hessian, gradient(law.mean))).max() < 0.05  # a mode, to within a small step
+
+
+def test_perfect_samples_have_small_z():
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=60, dim=8)
+    generator = np.random.default_rng(0)
+    theta = generator.multivariate_normal(posterior.exact.mean, posterior.exact.covariance, size=(40, 25))
+    found = compare(Draws(theta, 1), posterior.exact)
+    assert np.abs(found.z).max() < 4.5  # of eight draws from a t law of 39 degrees of freedom
+    np.testing.assert_allclose(found.deviation / found.expected, 1, atol=5 / np.sqrt(2 * 1000))
+    shifted = compare(Draws(theta + 0.1 * found.expected, 1), posterior.exact)
+    assert np.mean(shifted.z - found.z) == pytest.approx(0.1 * np.sqrt(1000), rel=0.3)
+
+
+def test_autocorrelation_of_a_known_chain():
+    generator = np.random.default_rng(0)
+    theta = np.zeros((200, 400))
+    for draw in range(1, 400):
+        theta[:, draw] = 0.8 * theta[:, draw - 1] + 0.6 * generator.standard_normal(200)
+    found = autocorrelation(theta[:, 50:], 5)
+    np.testing.assert_allclose(found, 0.8 ** np.arange(6), atol=0.03)  # some 3/√(200 · 350/9)
+
+
+def test_long_curves_are_thinned():
+    assert picked(10) == list(range(10))
+    at = picked(10**6)
+    assert (at[0], at[-1]) == (0, 10**6 - 1)
+    assert len(at) <= 1500
+
+
+@pytest.fixture
+def study(tmp_path, posterior):
+    """Tables and claims as `wflmc reproduce` writes them."""
+    setting = studies.Setting(posterior)
+    for name in ("fig2", "fig3a"):
+        write_csv(
+            tmp_path / f"{name}.csv", [row for x in (10.0, 20.0, 30.0) for row in studies.point(name, setting, x)]
+        )
+    schemes = ("optimized", "equal", "noiseless")
+    for name, error in (("fig6", 1e-4), ("fig6_exact", None), ("heterogeneity", 1e-3), ("beyond_ess", 0.5)):
+        rows = [Row(name, scheme, x, 0.01 / x, error) for x in (10.0, 20.0) for scheme in schemes]
+        write_csv(tmp_path / f"{name}.csv", rows)
+    write_csv(tmp_path / "fig6_floor.csv", [Row("fig6", "floor", x, 1e-4) for x in (10.0, 20.0)])
+    write_csv(tmp_path / "beyond_ablation.csv", [Row("beyond", "ours", 20.0, 0.0123, 1e-3)])
+    claims = [
+        Claim("fig3a", "power-limited up to (dB)", 16.6, 16.61948977, True),
+        Claim("fig3b", "at high SNR the regime is", "lmc-limited", "dp-limited", False, True, "<b>why</b>"),
+        Claim("fig6", "ratio", 2.4, None, False),
+    ]
+    document = {"data": "mine.npz", "claims": [claim._asdict() for claim in claims]}
+    (tmp_path / "claims.json").write_text(json.dumps(document))
+    return tmp_path
+
+
+def test_a_study(study):
+    page = Page(describe(study))
+    assert page.values["claims.0.ours"] == 16.61948977
+    assert page.values["claims.2.ours"] is None
+    for verdict in ("✓ holds", "! the paper contradicts itself", "✗ differs", "<b>why</b>"):
+        assert verdict in page.text
+    curve = page.curve("fig6", "WFLMC, optimized power")
+    assert curve["y"] == [0.01 / 10, 0.01 / 20]
+    assert curve["error_y"]["array"] == [2e-4, 2e-4]
+    assert page.drawings["fig6"][1]["yaxis"]["type"] == "log"
+    assert page.drawings["heterogeneity"][1]["xaxis"]["type"] == "log"
+    assert page.curve("fig6", "floor of the estimator (perfect samples)")["y"] == [1e-4, 1e-4]
+    assert page.values["beyond_ablation.ours"] == 0.0123
+    assert set(page.drawings) == {"fig2", "fig3a", "fig6", "fig6_exact", "heterogeneity", "beyond_ess"}
+    assert f"wflmc reproduce fig2 fig3a fig6 beyond heterogeneity --data FILE --out {study}" in page.text
+
+
+def test_a_study_that_is_not_finished(study):
+    (study / "claims.json").unlink()
+    assert "claims.json is missing" in Page(describe(study)).text
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("fig6.csv", "figure,scheme,x,y,y_se\nfig6,equal,ten,1,\n"),
+        ("fig6.csv", "a,b\n1,2\n"),
+        ("fig6.csv", "figure,scheme,x,y,y_se\nfig6,equal,1\n"),
+        ("fig6.csv", ""),
+        ("claims.json", "{"),
+        ("claims.json", '{"data": "", "claims": [{"figure": 1}]}'),
+    ],
+)
+def test_a_damaged_table_is_named(study, file, text):
+    (study / file).write_text(text)
+    with pytest.raises(InputError, match=file):
+        describe(study)
+
+
+ONE_KEY = "link.snr_db,w2_sq,w2_sq_se,rhat_max\n20,0.01,0.001,1.1\n10,0.02,0.002,\n"
+TWO_KEYS = "link.snr_db,policy.power,ece\n10,equal,0.1\n10,optimized,0.2\n20,equal,0.3\n"
+
+
+def test_a_sweep(tmp_path):
+    (tmp_path / "sweep.csv").write_text(ONE_KEY)
+    (trace,), layout = Page(describe(tmp_path)).drawings["sweep"]
+    assert (trace["x"], trace["y"], trace["error_y"]["array"]) == ([10, 20], [0.02, 0.01], [0.004, 0.002])
+    (menu,) = layout["updatemenus"]
+    assert [button["label"] for button in menu["buttons"]] == ["w2_sq", "rhat_max"]
+    assert menu["buttons"][1]["args"][0]["y"] == [[None, 1.1]]
+    (tmp_path / "sweep.csv").write_text(TWO_KEYS)
+    (trace,), _ = Page(describe(tmp_path)).drawings["sweep"]
+    assert (trace["x"], trace["y"]) == ([10, 20], ["equal", "optimized"])
+    assert trace["z"] == [[0.1, 0.3], [0.2, None]]
+    (tmp_path / "sweep.csv").write_text("link.snr_db,link.power,privacy.epsilon,ece\n1,2,3,4\n")
+    assert "too many to draw" in Page(describe(tmp_path)).text
+    (tmp_path / "sweep.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="keys such as"):
+        describe(tmp_path)
+
+
+def test_a_folder_of_something_else(tmp_path):
+    with pytest.raises(InputError, match="wflmc run --out"):
+        describe(tmp_path)
+    with pytest.raises(InputError, match="wflmc run --out"):
+        describe(tmp_path / "nothing")
+
+
+def in_browser(page, folder):
+    """The document after its scripts have run, what the console said, and the addresses that were asked for."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium to open pages with")
+    file, log = folder / "page.html", folder / "net.json"
+    file.write_text(page, encoding="utf-8")
+    done = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000",
+         "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}", file.as_uri()],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    asked = re.findall(r'"url":"((?:https?|wss?|ftp)://[^"]*)"', log.read_text())
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line], asked
+
+
+@pytest.mark.parametrize("kind", ["softmax", "study", *(("gaussian", "bare", "kinetic") if FULL else ())])
+def test_in_a_browser(pages, study, tmp_path, kind):
+    page = describe(study) if kind == "study" else pages[kind]
+    document, console, asked = in_browser(page, tmp_path)
+    wanted = len(Page(page).drawings)
+    assert wanted > 4
+    assert len(re.findall(r'class="plot js-plotly-plot"', document)) == wanted
+    assert document.count('<svg class="main-svg"') >= wanted
+    assert 'data-title="Zoom"' in document
+    assert 'data-title="Share chart' not in document  # which would upload it
+    assert "<title>run</title>" not in document
+    assert console == []
+    own = [address for address in asked if "wflmc" in address or "plot" in address]
+    assert own == []
