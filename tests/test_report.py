@@ -1,4 +1,4 @@
-"""Pages of runs, studies and sweeps: their numbers are those of the files, whatever is missing is said in words."""
+"""Pages of runs: their numbers are those of the files, whatever is missing is said in words."""
 
 from __future__ import annotations
 
@@ -7,30 +7,20 @@ import dataclasses
 import json
 import re
 import shutil
-import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from scipy.special import softmax
 
-import wflmc
-from wflmc import studies
 from wflmc.cli.run import Request, run_command
 from wflmc.errors import InputError
-from wflmc.report import write_csv
 from wflmc.report.describe import describe
-from wflmc.report.parts import picked
 from wflmc.report.run.answer import _converged, _privacy, answer_section
-from wflmc.report.run.chains import autocorrelation
 from wflmc.report.run.constants import constants
-from wflmc.report.run.files import Draws, read_run
-from wflmc.report.run.posterior import compare, laplace_law
-from wflmc.studies import Claim, Row
+from wflmc.report.run.files import read_run
 
 from .conftest import FULL
+from .report_tools import Page, check_in_browser, in_browser
 
 GAUSSIAN = """
 [posterior]
@@ -133,37 +123,6 @@ def pages(runs):
 def copied(runs, tmp_path):
     """A copy of a run's folder to break."""
     return lambda name="gaussian": Path(shutil.copytree(runs[name], tmp_path / name))
-
-
-class Page(HTMLParser):
-    """The values, the drawings and the text of a page."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.values, self.drawings, self.text, self.tags, self._into = {}, {}, "", [], None
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.tags.append(tag)
-        if "data-key" in found:
-            self.values[found["data-key"]] = float(found["data-value"]) if found["data-value"] else None
-        self._into = found.get("data-for", "") if tag in ("script", "style") else None
-
-    def handle_data(self, data):
-        if self._into is None:
-            self.text += data
-        elif self._into:
-            drawn = json.loads(data)
-            self.drawings[self._into.removeprefix("figure-")] = (drawn["data"], drawn["layout"])
-
-    def handle_endtag(self, tag):
-        self._into = None
-
-    def curve(self, figure, name):
-        """The trace of a figure by its name."""
-        (found,) = (trace for trace in self.drawings[figure][0] if trace.get("name") == name)
-        return found
 
 
 def files_of(folder):
@@ -379,168 +338,12 @@ def test_constants_for_the_explorer(runs):
     }  # fmt: skip
 
 
-def test_laplace_law_is_that_of_the_hessian():
-    posterior = wflmc.softmax_regression(jax.random.key(0), 3, examples=90, dim=2, classes=3, intercept=True).whitened()
-    law = laplace_law(posterior)
-    rows, labels = posterior.held(posterior.features), posterior.observed[0]
-
-    def gradient(theta):
-        """Of the negative log posterior in the parameters, where the prior is N(0, I)."""
-        p = softmax(rows @ posterior.coordinates.inverse.T @ theta.reshape(3, -1).T, axis=1) - np.eye(3)[labels]
-        return (p.T @ rows @ posterior.coordinates.inverse.T).ravel() + theta
-
-    steps = 1e-5 * np.eye(posterior.dim)
-    hessian = np.array([gradient(law.mean + step) - gradient(law.mean - step) for step in steps]) / 2e-5
-    np.testing.assert_allclose(law.covariance, np.linalg.inv(hessian), rtol=1e-5, atol=1e-8)
-    assert np.abs(np.linalg.solve(hessian, gradient(law.mean))).max() < 0.05  # a mode, to within a small step
+@pytest.mark.parametrize("kind", ["softmax", *(("gaussian", "bare", "kinetic") if FULL else ())])
+def test_in_a_browser(pages, tmp_path, kind):
+    assert "<title>Run " in check_in_browser(pages[kind], tmp_path)
 
 
-def test_perfect_samples_have_small_z():
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=60, dim=8)
-    generator = np.random.default_rng(0)
-    theta = generator.multivariate_normal(posterior.exact.mean, posterior.exact.covariance, size=(40, 25))
-    found = compare(Draws(theta, 1), posterior.exact)
-    assert np.abs(found.z).max() < 4.5  # of eight draws from a t law of 39 degrees of freedom
-    np.testing.assert_allclose(found.deviation / found.expected, 1, atol=5 / np.sqrt(2 * 1000))
-    shifted = compare(Draws(theta + 0.1 * found.expected, 1), posterior.exact)
-    assert np.mean(shifted.z - found.z) == pytest.approx(0.1 * np.sqrt(1000), rel=0.3)
-
-
-def test_autocorrelation_of_a_known_chain():
-    generator = np.random.default_rng(0)
-    theta = np.zeros((200, 400))
-    for draw in range(1, 400):
-        theta[:, draw] = 0.8 * theta[:, draw - 1] + 0.6 * generator.standard_normal(200)
-    found = autocorrelation(theta[:, 50:], 5)
-    np.testing.assert_allclose(found, 0.8 ** np.arange(6), atol=0.03)  # some 3/√(200 · 350/9)
-
-
-def test_long_curves_are_thinned():
-    assert picked(10) == list(range(10))
-    at = picked(10**6)
-    assert (at[0], at[-1]) == (0, 10**6 - 1)
-    assert len(at) <= 1500
-
-
-@pytest.fixture
-def study(tmp_path, posterior):
-    """Tables and claims as `wflmc reproduce` writes them."""
-    setting = studies.Setting(posterior)
-    for name in ("fig2", "fig3a"):
-        write_csv(
-            tmp_path / f"{name}.csv", [row for x in (10.0, 20.0, 30.0) for row in studies.point(name, setting, x)]
-        )
-    schemes = ("optimized", "equal", "noiseless")
-    for name, error in (("fig6", 1e-4), ("fig6_exact", None), ("heterogeneity", 1e-3), ("beyond_ess", 0.5)):
-        rows = [Row(name, scheme, x, 0.01 / x, error) for x in (10.0, 20.0) for scheme in schemes]
-        write_csv(tmp_path / f"{name}.csv", rows)
-    write_csv(tmp_path / "fig6_floor.csv", [Row("fig6", "floor", x, 1e-4) for x in (10.0, 20.0)])
-    write_csv(tmp_path / "beyond_ablation.csv", [Row("beyond", "ours", 20.0, 0.0123, 1e-3)])
-    claims = [
-        Claim("fig3a", "power-limited up to (dB)", 16.6, 16.61948977, True),
-        Claim("fig3b", "at high SNR the regime is", "lmc-limited", "dp-limited", False, True, "<b>why</b>"),
-        Claim("fig6", "ratio", 2.4, None, False),
-    ]
-    document = {"data": "mine.npz", "claims": [claim._asdict() for claim in claims]}
-    (tmp_path / "claims.json").write_text(json.dumps(document))
-    return tmp_path
-
-
-def test_a_study(study):
-    page = Page(describe(study))
-    assert page.values["claims.0.ours"] == 16.61948977
-    assert page.values["claims.2.ours"] is None
-    for verdict in ("✓ holds", "! the paper contradicts itself", "✗ differs", "<b>why</b>"):
-        assert verdict in page.text
-    curve = page.curve("fig6", "WFLMC, optimized power")
-    assert curve["y"] == [0.01 / 10, 0.01 / 20]
-    assert curve["error_y"]["array"] == [2e-4, 2e-4]
-    assert page.drawings["fig6"][1]["yaxis"]["type"] == "log"
-    assert page.drawings["heterogeneity"][1]["xaxis"]["type"] == "log"
-    assert page.curve("fig6", "floor of the estimator (perfect samples)")["y"] == [1e-4, 1e-4]
-    assert page.values["beyond_ablation.ours"] == 0.0123
-    assert set(page.drawings) == {"fig2", "fig3a", "fig6", "fig6_exact", "heterogeneity", "beyond_ess"}
-    assert f"wflmc reproduce fig2 fig3a fig6 beyond heterogeneity --data FILE --out {study}" in page.text
-
-
-def test_a_study_that_is_not_finished(study):
-    (study / "claims.json").unlink()
-    assert "claims.json is missing" in Page(describe(study)).text
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("fig6.csv", "figure,scheme,x,y,y_se\nfig6,equal,ten,1,\n"),
-        ("fig6.csv", "a,b\n1,2\n"),
-        ("fig6.csv", "figure,scheme,x,y,y_se\nfig6,equal,1\n"),
-        ("fig6.csv", ""),
-        ("claims.json", "{"),
-        ("claims.json", '{"data": "", "claims": [{"figure": 1}]}'),
-    ],
-)
-def test_a_damaged_table_is_named(study, file, text):
-    (study / file).write_text(text)
-    with pytest.raises(InputError, match=file):
-        describe(study)
-
-
-ONE_KEY = "link.snr_db,w2_sq,w2_sq_se,rhat_max\n20,0.01,0.001,1.1\n10,0.02,0.002,\n"
-TWO_KEYS = "link.snr_db,policy.power,ece\n10,equal,0.1\n10,optimized,0.2\n20,equal,0.3\n"
-
-
-def test_a_sweep(tmp_path):
-    (tmp_path / "sweep.csv").write_text(ONE_KEY)
-    (trace,), layout = Page(describe(tmp_path)).drawings["sweep"]
-    assert (trace["x"], trace["y"], trace["error_y"]["array"]) == ([10, 20], [0.02, 0.01], [0.004, 0.002])
-    (menu,) = layout["updatemenus"]
-    assert [button["label"] for button in menu["buttons"]] == ["w2_sq", "rhat_max"]
-    assert menu["buttons"][1]["args"][0]["y"] == [[None, 1.1]]
-    (tmp_path / "sweep.csv").write_text(TWO_KEYS)
-    (trace,), _ = Page(describe(tmp_path)).drawings["sweep"]
-    assert (trace["x"], trace["y"]) == ([10, 20], ["equal", "optimized"])
-    assert trace["z"] == [[0.1, 0.3], [0.2, None]]
-    (tmp_path / "sweep.csv").write_text("link.snr_db,link.power,privacy.epsilon,ece\n1,2,3,4\n")
-    assert "too many to draw" in Page(describe(tmp_path)).text
-    (tmp_path / "sweep.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="keys such as"):
-        describe(tmp_path)
-
-
-def test_a_folder_of_something_else(tmp_path):
-    with pytest.raises(InputError, match="wflmc run --out"):
-        describe(tmp_path)
-    with pytest.raises(InputError, match="wflmc run --out"):
-        describe(tmp_path / "nothing")
-
-
-def in_browser(page, folder):
-    """The document after its scripts have run, what the console said, and the addresses that were asked for."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium to open pages with")
-    file, log = folder / "page.html", folder / "net.json"
-    file.write_text(page, encoding="utf-8")
-    done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000",
-         "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}", file.as_uri()],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    asked = re.findall(r'"url":"((?:https?|wss?|ftp)://[^"]*)"', log.read_text())
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line], asked
-
-
-@pytest.mark.parametrize("kind", ["softmax", "study", *(("gaussian", "bare", "kinetic") if FULL else ())])
-def test_in_a_browser(pages, study, tmp_path, kind):
-    page = describe(study) if kind == "study" else pages[kind]
-    document, console, asked = in_browser(page, tmp_path)
-    wanted = len(Page(page).drawings)
-    assert wanted > 4
-    assert len(re.findall(r'class="plot js-plotly-plot"', document)) == wanted
-    assert document.count('<svg class="main-svg"') >= wanted
-    assert 'data-title="Zoom"' in document
-    assert 'data-title="Share chart' not in document  # which would upload it
-    assert "<title>run</title>" not in document
-    assert console == []
-    own = [address for address in asked if "wflmc" in address or "plot" in address]
-    assert own == []
+def test_the_browser_tells_what_is_asked_for(tmp_path):
+    if not FULL:
+        pytest.skip("a test of the test above: make test-full runs it")
+    assert in_browser('<img src="http://example.org/x.png">', tmp_path)[2] == ["http://example.org/x.png"]

@@ -33,6 +33,7 @@ ul.verdicts b.mark { position: absolute; left: 0; width: 1.4rem; height: 1.4rem;
   text-align: center; line-height: 1.4rem; font-size: .85rem; }
 .good b.mark { background: #007a5a; } .note-mark b.mark { background: #a86400; }
 .bad b.mark { background: #b33c00; } .unknown b.mark { background: #6b7280; }
+.wide table { min-width: 48rem; }
 .numbers th, .numbers td { white-space: nowrap; }
 p { max-width: 56rem; } p.missing { color: var(--soft); font-style: italic; }
 details { margin: .75rem 0; } summary { cursor: pointer; color: var(--accent); }
@@ -149,7 +150,7 @@ def log_axis(title: str, values: Iterable[float | None], **others: Any) -> dict[
     ends = [math.log10(found) for found in values if found is not None and found > 0] or [0.0]
     low, high = min(ends), max(ends)
     pad = max(0.06 * (high - low), 0.15)
-    ticks = {"dtick": 1} if high - low > 1 else {"nticks": 5}
+    ticks = {"tickmode": "linear", "dtick": 1} if high - low > 1 else {"tickmode": "auto", "nticks": 5}
     look = {"type": "log", "range": [low - pad, high + pad], "tickfont": {"size": 11}}
     return axis(title, **{**look, **ticks, **others})
 

@@ -128,7 +128,7 @@ def _statements(claims: ClaimsFile | None, names: list[str]) -> Html:
         )
         for index, claim in enumerate(claims.claims)
     ]
-    return join([facts(boxes), table(rows, ("figure", "statement", "paper", "ours", "verdict", "why"))])
+    return join([facts(boxes), grid([table(rows, ("figure", "statement", "paper", "ours", "verdict", "why"))], "wide")])
 
 
 def _cell(key: str, found: float | str | None) -> object:

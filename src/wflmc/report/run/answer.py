@@ -9,7 +9,8 @@ import numpy as np
 from wflmc.evaluation.burn_in import RHAT_LIMIT
 from wflmc.evaluation.summary import RHAT_CONCERN
 from wflmc.report.parts import Html, facts, join, missing, number, paragraph, percent, share, text, value
-from wflmc.report.run.files import PlanFile, Run, SummaryFile
+from wflmc.report.run.documents import PlanFile, SummaryFile
+from wflmc.report.run.files import Run
 
 ENOUGH_ESS = 400
 """Effective samples that means, deviations and R-hat themselves are usually asked to rest on."""

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.report.parts import COLORS, LEGEND_BELOW, Html, axis, figure, grid, join, missing, paragraph, picked, value
-from wflmc.report.run.files import Draws, Run, SummaryFile
+from wflmc.report.run.documents import SummaryFile
+from wflmc.report.run.files import Draws, Run
 
 FEW = 4
 """Chains and parameters whose traces are drawn."""

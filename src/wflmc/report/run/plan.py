@@ -23,7 +23,8 @@ from wflmc.report.parts import (
     text,
 )
 from wflmc.report.plan_picture import COLORS as LIMIT_COLORS
-from wflmc.report.run.files import PlanFile, Run
+from wflmc.report.run.documents import PlanFile
+from wflmc.report.run.files import Run
 
 LIMITS = {
     "lmc-limited": "noise that sampling wants anyway (lmc-limited)",
@@ -109,7 +110,7 @@ def _panels(plan: PlanFile, rebuilt: Plan | None, at: list[int]) -> Html:
 
 def _scale(panel: Panel, **others: Any) -> dict[str, Any]:
     if panel.log:
-        return log_axis("", [found for curve in panel.curves for found in curve["y"]], tickmode="auto", **others)
+        return log_axis("", [found for curve in panel.curves for found in curve["y"]], **others)
     return axis("", rangemode="tozero", nticks=5, tickmode="auto", **others)
 
 

@@ -23,7 +23,8 @@ from wflmc.report.parts import (
     table,
     value,
 )
-from wflmc.report.run.files import Run, Spending
+from wflmc.report.run.documents import Spending
+from wflmc.report.run.files import Run
 from wflmc.scenario.build import build_privacy
 
 MANY = 40
