@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -195,9 +194,8 @@ def test_what_comes_from_files_does_not_run(pages):
     page = Page(pages["softmax"])
     name = UGLY.rpartition("/")[2]
     assert name in page.text  # as text
-    assert "img" not in page.tags
-    assert page.tags.count("script") == len(page.drawings) + 2  # Plotly, and what draws
-    assert not re.search(r"<script>document\.title", pages["softmax"])
+    assert "onerror" not in page.attributes
+    assert "<script>document" not in pages["softmax"]
 
 
 def test_nothing_is_promised_and_nothing_clips(pages):
@@ -237,7 +235,9 @@ def test_all_but_the_plan_is_missing(copied):
     folder = copied()
     for file in ("trace.nc", "summary.json", "ledger.jsonl", "scenario.toml"):
         (folder / file).unlink()
-    assert set(Page(describe(folder)).drawings) == {"plan", "distance", "spent", "epsilon"}
+    drawn = set(Page(describe(folder)).drawings)
+    assert {"plan", "distance", "spent", "epsilon"} <= drawn
+    assert not {"traces", "reliability", "marginal0"} & drawn
 
 
 def test_a_run_that_was_stopped(copied):
