@@ -22,7 +22,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
         self.attributes |= set(found)
-        if "data-key" in found:
+        if {"data-key", "data-value"} <= set(found):
             self.values[found["data-key"]] = float(found["data-value"]) if found["data-value"] else None
         self._into = found.get("data-for", "") if tag in ("script", "style") else None
 
