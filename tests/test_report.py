@@ -14,7 +14,7 @@ import pytest
 from wflmc.cli.run import Request, run_command
 from wflmc.errors import InputError
 from wflmc.report.describe import describe
-from wflmc.report.run.answer import _converged, _privacy, answer_section
+from wflmc.report.run.answer import _converged, _distance, _privacy, answer_section
 from wflmc.report.run.constants import constants
 from wflmc.report.run.files import read_run
 
@@ -315,6 +315,11 @@ def test_verdicts_follow_from_the_numbers(runs):
     assert _converged(with_summary(rhat_max=1.005, ess_min=100.0)).mark == "note-mark"
     assert _converged(with_summary(rhat_max=1.005, ess_min=900.0)).mark == "good"
     assert _converged(with_summary(rhat_max=None, ess_min=None)).mark == "unknown"
+    far = run.summary.w2_sq.model_copy(update={"worst": 1e3})
+    clipped = run.summary.clip_rate.model_copy(update={"samples": 0.5})
+    assert _distance(with_summary(w2_sq=far, clip_rate=clipped)).mark == "bad"
+    law = _distance(with_summary(w2_sq=far, clip_rate=clipped.model_copy(update={"samples": 0.0})))
+    assert f"{max(run.plan.exact_w2_sq[6:]):.3g} by the exact law" in law.reason
     assert _privacy(run).mark == "good"
     spent = [2.0 * (budget or 0) for budget in run.plan.privacy.budgets]
     over = run.plan.model_copy(update={"privacy": run.plan.privacy.model_copy(update={"spent": spent})})

@@ -165,6 +165,8 @@ def policy_words(scenario: Scenario) -> str:
     """Who sends, and how strongly."""
     policy = scenario.policy
     words = POLICIES[policy.power]
+    if policy.power == "equal" and scenario.privacy.epsilon is None:
+        words = "Every round has the same power, as far as channels allow."
     if policy.power in ("noiseless", "noiseless-dp"):
         return words
     if policy.power == "optimized" and policy.objective != "worst":
