@@ -1,0 +1,165 @@
+"""What the folder of a run holds, checked: each part is there, or None, and a damaged file is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from wflmc.errors import InputError
+from wflmc.planning import Plan
+from wflmc.privacy import Ledger
+from wflmc.report.run.documents import PlanFile, SummaryFile
+from wflmc.scenario import Inputs, Scenario, load_scenario, read_plan, validate
+from wflmc.scenario.build import build_privacy
+
+TRACE_BYTES = 2**28
+"""Of samples that are looked at; of longer traces every so many-th."""
+
+
+class Draws(NamedTuple):
+    """Samples of trace.nc."""
+
+    theta: NDArray[np.float64]
+    """[chain, draw, m]."""
+    every: int
+    """1, or that only every so many-th draw was read."""
+
+
+class Rebuilt(NamedTuple):
+    """What plan.json gives again when the data are still there."""
+
+    inputs: Inputs
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder of `wflmc run --out`."""
+
+    folder: Path
+    stopped: bool
+    """Whether rounds are still to be run."""
+    plan: PlanFile | None
+    summary: SummaryFile | None
+    scenario: Scenario | None
+    scenario_text: str | None
+    draws: Draws | None
+    ledger: Ledger | None
+    rebuilt: Rebuilt | None
+    not_rebuilt: str
+    """Why not."""
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_run(folder: Path) -> Run:
+    """Everything in the folder of a run, finished or stopped."""
+    stopped = (folder / ".checkpoint" / "plan.json").exists()
+    unfinished = stopped and not (folder / "summary.json").exists()
+    place = folder / ".checkpoint" if unfinished else folder
+    plan, summary = _json(place / "plan.json", PlanFile), _json(folder / "summary.json", SummaryFile)
+    scenario, told = _scenario(folder, plan)
+    rebuilt, why = _rebuild(place / "plan.json") if plan is not None else (None, "plan.json is missing")
+    named = folder / (summary.ledger.file if summary is not None and summary.ledger is not None else "ledger.jsonl")
+    return Run(
+        folder,
+        stopped,
+        plan,
+        summary,
+        scenario,
+        told,
+        None if unfinished else _draws(folder / "trace.nc", plan),
+        _ledger(named, scenario),
+        rebuilt,
+        why,
+    )
+
+
+def damaged(path: Path, why: str) -> InputError:
+    """The error for a file that cannot be read as what it is."""
+    return InputError("report", str(path), f"as wflmc wrote it ({why})")
+
+
+def _json(path: Path, model: type[Model]) -> Model | None:
+    if not path.exists():
+        return None
+    try:
+        return model.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise damaged(path, f"{where + ': ' if where else ''}{first['msg']}") from None
+    except OSError as error:
+        raise damaged(path, str(error.strerror)) from None
+    except (ValueError, RecursionError):
+        raise damaged(path, "it is not JSON") from None
+
+
+def _scenario(folder: Path, plan: PlanFile | None) -> tuple[Scenario | None, str | None]:
+    """The resolved scenario and its text; from the plan where the file is missing."""
+    path = folder / "scenario.toml"
+    if path.exists():
+        try:
+            return load_scenario(path), path.read_text(encoding="utf-8")
+        except InputError as error:
+            raise damaged(path, str(error)) from None
+    if plan is None:
+        return None, None
+    try:
+        return validate(plan.scenario), None
+    except InputError as error:
+        raise damaged(folder / "plan.json", str(error)) from None
+
+
+def _rebuild(path: Path) -> tuple[Rebuilt | None, str]:
+    try:
+        _, inputs, plan = read_plan(path)
+    except (InputError, OSError) as error:  # the data have gone or changed: the rest of the page can do without
+        return None, str(error)
+    return Rebuilt(inputs, plan), ""
+
+
+def _draws(path: Path, plan: PlanFile | None) -> Draws | None:
+    import h5netcdf
+
+    if not path.exists():
+        return None
+    try:
+        with h5netcdf.File(path) as file:
+            theta = file["posterior"]["theta"]
+            chains, draws, dim = theta.shape
+            draws = draws if plan is None else min(draws, plan.constants.samples)  # a crash may have left more
+            every = max(1, -(-(4 * chains * draws * dim) // TRACE_BYTES))
+            found = np.asarray(theta[:, : draws : min(every, draws)], dtype=float)
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise damaged(path, str(error).strip("'\"")) from None
+    if plan is not None and (draws, dim) != (plan.constants.samples, plan.constants.dim):
+        raise damaged(path, "its samples are not those of plan.json")
+    if not np.all(np.isfinite(found)):
+        raise damaged(path, "a sample is not a finite number")
+    return Draws(found, min(every, draws))
+
+
+def _ledger(path: Path, scenario: Scenario | None) -> Ledger | None:
+    """The ledger, every line of it verified, on a copy: to look at it must not change it."""
+    if not path.is_file() or scenario is None:
+        return None
+    try:
+        with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
+            copy = Path(shutil.copy(path, scratch))
+            with copy.open(encoding="utf-8") as file:
+                header = json.loads(file.readline())
+            return Ledger(build_privacy(scenario), header["devices"], subject=header["subject"], path=copy)
+    except InputError as error:
+        raise damaged(path, error.allowed) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise damaged(path, "its first line is not that of a ledger") from None

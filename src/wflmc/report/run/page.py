@@ -1,0 +1,44 @@
+"""The page of a run: the answer first, then the scenario, the plan, the chains, the posterior, scores and privacy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wflmc.report.page import Section, page
+from wflmc.report.parts import STYLE
+from wflmc.report.run.answer import answer_section
+from wflmc.report.run.chains import chains_section
+from wflmc.report.run.files import Run, read_run
+from wflmc.report.run.plan import plan_section
+from wflmc.report.run.posterior import posterior_section
+from wflmc.report.run.privacy import privacy_section
+from wflmc.report.run.scores import scores_section
+from wflmc.report.run.words import scenario_section
+
+
+def run_page(folder: Path) -> str:
+    """The whole page of the run in a folder."""
+    run = read_run(folder)
+    sections = [
+        Section("answer", "In short", STYLE + answer_section(run)),
+        Section("scenario", "The scenario", scenario_section(run)),
+        Section("plan", "The plan", plan_section(run)),
+        Section("chains", "The chains", chains_section(run)),
+        Section("posterior", "Samples and posterior", posterior_section(run)),
+        Section("scores", "Predictions", scores_section(run)),
+        Section("privacy", "Privacy", privacy_section(run)),
+    ]
+    more, scripts = _explorer(run)
+    return page(f"Run {folder.resolve().name}", _lead(run), [*sections, *more], scripts)
+
+
+def _explorer(run: Run) -> tuple[list[Section], list[str]]:
+    """HOOK: the explorer's section and scripts, made from `constants(run)`, are appended here."""
+    del run
+    return [], []
+
+
+def _lead(run: Run) -> str:
+    made = "" if run.plan is None else f" Made with wflmc {run.plan.version}."
+    took = "" if run.summary is None else f" It took {run.summary.seconds:.3g} seconds."
+    return f"What wflmc run has left in this folder.{took}{made} Figures can be zoomed, and legends clicked."

@@ -1,0 +1,206 @@
+"""Samples against the posterior: marginals over its law, and means and deviations with their errors."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from wflmc.evaluation import diagnose
+from wflmc.posterior import Gaussian, GaussianPosterior, SoftmaxPosterior
+from wflmc.report.parts import (
+    COLORS,
+    NO_BUTTONS,
+    Html,
+    axis,
+    figure,
+    fold,
+    grid,
+    join,
+    missing,
+    number,
+    paragraph,
+    table,
+    text,
+    value,
+)
+from wflmc.report.run.chains import parameter_name
+from wflmc.report.run.files import Draws, Run
+
+Array = NDArray[np.float64]
+
+SHOWN, LISTED, FOLDED = 5, 12, 100
+"""Parameters that are drawn, listed, and listed when asked for."""
+BINS = 40
+LARGEST_HESSIAN = 1500
+
+
+class Comparison(NamedTuple):
+    """Samples of every parameter, [m], beside the law they should have."""
+
+    mean: Array
+    error: Array
+    """Standard error of the mean; nan where it is not known."""
+    deviation: Array
+    law: Gaussian | None
+
+    @property
+    def z(self) -> Array:
+        """How many standard errors the mean is off; nan where it is not known."""
+        if self.law is None:
+            return np.full_like(self.mean, np.nan)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.error > 0, (self.mean - self.law.mean) / self.error, np.nan)
+
+    @property
+    def expected(self) -> Array:
+        """Standard deviations of the law; nan where it is not known."""
+        law = self.law
+        return np.full_like(self.mean, np.nan) if law is None else np.sqrt(np.diagonal(law.covariance))
+
+
+def posterior_section(run: Run) -> Html:
+    """Marginals and a table, with the law where there is one."""
+    if run.draws is None:
+        why = "the run is not finished" if run.stopped else "trace.nc is missing"
+        return missing("There are no samples to compare: {why}.", why=why)
+    law, kind = _law(run)
+    compared = compare(run.draws, law)
+    order = _order(compared)
+    shown = order[:SHOWN] if len(order) > 2 * SHOWN else order
+    tiles = [_marginal(run, run.draws, compared, index) for index in sorted(shown)]
+    return join([kind, _in_words(run.draws, compared), grid(tiles, "tiles"), _tables(run, compared, order)])
+
+
+def _law(run: Run) -> tuple[Gaussian | None, Html]:
+    """The law that samples should have, and a sentence on what it is."""
+    if run.rebuilt is None:
+        return None, missing("The posterior is not known here, samples stand alone: {why}", why=run.not_rebuilt)
+    posterior = run.rebuilt.inputs.posterior
+    if isinstance(posterior, GaussianPosterior):
+        return posterior.exact, paragraph("Lines are the exact posterior, which this model has in closed form.")
+    if posterior.dim > LARGEST_HESSIAN:
+        return None, missing("No law to compare with: the posterior has no closed form, and too many parameters.")
+    return laplace_law(posterior), paragraph(
+        "Lines are the Laplace approximation, a Gaussian at the posterior's mode. The posterior itself has no closed "
+        "form and is a little skew, so small differences may be the approximation's."
+    )
+
+
+def laplace_law(posterior: SoftmaxPosterior) -> Gaussian:
+    """The Gaussian at the mode of a softmax posterior with the inverse of the full Hessian there, of the parameters."""
+    mode, space = posterior.laplace[0], posterior.coordinates
+    rows = posterior.held(posterior.features)
+    p = softmax(rows @ mode.reshape(posterior.classes, -1).T, axis=1)
+    prior = np.eye(rows.shape[1]) / posterior.prior_std**2 if space is None else np.asarray(space.precision)
+    hessian = np.kron(np.eye(posterior.classes), prior).reshape(posterior.classes, rows.shape[1], posterior.classes, -1)
+    for one in range(posterior.classes):
+        for other in range(posterior.classes):
+            weight = p[:, one] * ((one == other) - p[:, other])
+            hessian[one, :, other] += rows.T @ (weight[:, None] * rows)
+    covariance = np.linalg.inv(hessian.reshape(posterior.dim, posterior.dim))
+    moved = posterior.parameters(posterior.parameters(covariance).T).T
+    return Gaussian(np.asarray(posterior.parameters(mode)), np.asarray(moved))
+
+
+def compare(draws: Draws, law: Gaussian | None) -> Comparison:
+    """Means with standard errors over chains, which are independent; of one chain, by its effective sample size."""
+    theta = draws.theta
+    chains = theta.shape[0]
+    deviation = theta.reshape(-1, theta.shape[2]).std(0, ddof=1 if chains * theta.shape[1] > 1 else 0)
+    if chains > 1:
+        error = theta.mean(1).std(0, ddof=1) / np.sqrt(chains)
+    else:
+        ess = diagnose(theta).ess_min  # the smallest, which errs on the safe side
+        error = np.full_like(deviation, np.nan) if ess is None else deviation / np.sqrt(ess)
+    return Comparison(theta.mean((0, 1)), error, deviation, law)
+
+
+def _order(compared: Comparison) -> list[int]:
+    """Parameters in their order where they are few, else those with the largest |z| first."""
+    every = compared.mean.size
+    if every <= LISTED or not np.isfinite(compared.z).any():
+        return list(range(every))
+    return np.argsort(-np.nan_to_num(np.abs(compared.z), nan=-1)).tolist()
+
+
+def _in_words(draws: Draws, compared: Comparison) -> Html:
+    some = "" if draws.every == 1 else f" Of this long trace every {draws.every}th draw was read."
+    if compared.law is None:
+        return paragraph("{some}", some=some) if some else Html("")
+    off = np.abs(compared.mean - compared.law.mean) / compared.expected
+    ratio = compared.deviation / compared.expected
+    return paragraph(
+        "The samples' means are at most {off} posterior standard deviations from where they should be, and their "
+        "standard deviations are {low} to {high} times the posterior's.{some}",
+        off=value("largest offset", float(off.max()), 2),
+        low=number(float(ratio.min())),
+        high=number(float(ratio.max())),
+        some=some,
+    )
+
+
+def _marginal(run: Run, draws: Draws, compared: Comparison, index: int) -> Html:
+    """Histogram of one parameter under its law."""
+    values = draws.theta[:, :, index].ravel()
+    height, edges = np.histogram(values, bins=min(BINS, max(8, int(values.size**0.5))), density=True)
+    bars: dict[str, Any] = {
+        "type": "bar",
+        "x": np.round(0.5 * (edges[1:] + edges[:-1]), 7),
+        "y": np.round(height, 6),
+        "width": np.diff(edges),
+        "name": "samples",
+        "marker": {"color": COLORS[0], "opacity": 0.45, "line": {"width": 0}},
+    }
+    traces, said = [bars], f"Samples of {parameter_name(run, index)}"
+    if compared.law is not None:
+        mean, spread = float(compared.law.mean[index]), float(compared.expected[index])
+        reach = max(4 * spread, float(np.abs(values - mean).max()))
+        x = np.linspace(mean - min(reach, 6 * spread), mean + min(reach, 6 * spread), 121)
+        y = np.exp(-0.5 * ((x - mean) / spread) ** 2) / (spread * np.sqrt(2 * np.pi))
+        traces.append({"x": x, "y": y, "name": "posterior", "mode": "lines", "line": {"color": COLORS[1], "width": 2}})
+        z = compared.z[index]
+        said = parameter_name(run, index) + (f": z = {z:+.1f}".replace("-", "−") if np.isfinite(z) else "")
+    layout = {
+        "height": 190,
+        "margin": {"l": 10, "r": 10, "t": 10, "b": 30},
+        "xaxis": axis("", nticks=4, tickangle=0),
+        "yaxis": axis("", showticklabels=False),
+        "showlegend": False,
+        "bargap": 0,
+        "modebar": {"remove": list(NO_BUTTONS)},
+    }
+    return figure(f"marginal{index}", traces, layout, said)
+
+
+def _tables(run: Run, compared: Comparison, order: list[int]) -> Html:
+    law = "Laplace" if run.rebuilt is not None and hasattr(run.rebuilt.inputs.posterior, "classes") else "posterior"
+    head = ("parameter", f"{law} mean", "samples' mean", "z", f"{law} s.d.", "samples' s.d.", "R-hat", "ESS")
+    first = [_row(run, compared, index) for index in order[:LISTED]]
+    parts: list[object] = [text("<h3>Means and standard deviations</h3>"), grid([table(first, head)], "numbers")]
+    rest = order[LISTED : LISTED + FOLDED]
+    if rest:
+        more = [_row(run, compared, index, diagnosed=False) for index in rest]
+        said = f"The next {len(rest)} of {len(order):,} parameters, largest |z| first"
+        parts.append(fold(said, grid([table([row[:-2] for row in more], head[:-2])], "numbers")))
+    return join(parts)
+
+
+def _row(run: Run, compared: Comparison, index: int, diagnosed: bool = True) -> list[object]:
+    assert run.draws is not None
+    law = compared.law
+    own = diagnose(run.draws.theta[:, :, index : index + 1]) if diagnosed else None
+    error = f" ± {compared.error[index]:.1g}" if np.isfinite(compared.error[index]) else ""
+    z = compared.z[index]
+    return [
+        parameter_name(run, index),
+        "–" if law is None else value(f"law.mean.{index}", float(law.mean[index]), 4),
+        join([value(f"mean.{index}", float(compared.mean[index]), 4), error]),
+        f"{z:+.1f}" if np.isfinite(z) else "–",
+        "–" if law is None else value(f"law.sd.{index}", float(compared.expected[index]), 3),
+        value(f"sd.{index}", float(compared.deviation[index]), 3),
+        number(None if own is None else own.rhat_max, 4),
+        "–" if own is None or own.ess_min is None else f"{own.ess_min:,.0f}",
+    ]

@@ -1,0 +1,73 @@
+"""Pages as tests see them: their values, drawings and text, and what a browser makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+
+class Page(HTMLParser):
+    """The values, the drawings and the text of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.values, self.drawings, self.text, self.attributes, self._into = {}, {}, "", set(), None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.attributes |= set(found)
+        if {"data-key", "data-value"} <= set(found):
+            self.values[found["data-key"]] = float(found["data-value"]) if found["data-value"] else None
+        self._into = found.get("data-for", "") if tag in ("script", "style") else None
+
+    def handle_data(self, data):
+        if self._into is None:
+            self.text += data
+        elif self._into:
+            drawn = json.loads(data)
+            self.drawings[self._into.removeprefix("figure-")] = (drawn["data"], drawn["layout"])
+
+    def handle_endtag(self, tag):
+        self._into = None
+
+    def curve(self, figure, name):
+        """The trace of a figure by its name."""
+        (found,) = (trace for trace in self.drawings[figure][0] if trace.get("name") == name)
+        return found
+
+
+def in_browser(page, folder):
+    """The document after its scripts have run, what the console said, and the addresses that were asked for."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium to open pages with")
+    file, log = folder / "page.html", folder / "net.json"
+    file.write_text(page, encoding="utf-8")
+    done = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000",
+         "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}", file.as_uri()],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    # Chromium has requests of its own when it starts; those of the page are filed under its address.
+    lines = [line for line in log.read_text().splitlines() if '"network_isolation_key":"file://' in line]
+    asked = [address for line in lines for address in re.findall(r'"url":"((?!file:|data:|blob:)[^"]*)"', line)]
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line], asked
+
+
+def check_in_browser(page, folder):
+    """Every figure is drawn, nothing is complained about, and nothing but the file is asked for."""
+    document, console, asked = in_browser(page, folder)
+    wanted = page.count('<div class="plot"')
+    assert document.count('class="plot js-plotly-plot"') == wanted > 0
+    assert document.count('<svg class="main-svg"') >= wanted
+    assert 'data-title="Zoom"' in document
+    assert 'data-title="Share chart' not in document  # which would upload it
+    assert console == []
+    assert asked == []
+    return document

@@ -1,0 +1,354 @@
+"""Pages of runs: their numbers are those of the files, whatever is missing is said in words."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wflmc.cli.run import Request, run_command
+from wflmc.errors import InputError
+from wflmc.report.describe import describe
+from wflmc.report.run.answer import _converged, _distance, _privacy, answer_section
+from wflmc.report.run.constants import constants
+from wflmc.report.run.files import read_run
+
+from .conftest import FULL
+from .report_tools import Page, check_in_browser, in_browser
+
+GAUSSIAN = """
+[posterior]
+devices = 5
+examples = 100
+dim = 3
+[link]
+snr_db = 30.0
+[privacy]
+epsilon = [8.0, 8.0, 15.0, 15.0, 30.0]
+delta = 0.01
+[sampler]
+burn_in = 6
+samples = 8
+chains = 6
+"""
+SOFTMAX = """
+[posterior]
+model = "softmax"
+devices = 4
+data = DATA
+intercept = true
+[privacy]
+epsilon = 8.0
+delta = 0.01
+unit = "record"
+example_clip = 9.0
+[sampler]
+burn_in = 5
+samples = 6
+chains = 3
+"""
+BARE = """
+[posterior]
+devices = 4
+examples = 60
+dim = 2
+[sampler]
+burn_in = 3
+samples = 1
+chains = 5
+[policy]
+power = "noiseless"
+"""
+KINETIC = """
+[posterior]
+devices = 4
+examples = 60
+dim = 2
+[sampler]
+dynamics = "kinetic"
+burn_in = 3
+samples = 6
+chains = 4
+[policy]
+power = "equal"
+"""
+UGLY = "<script>document.title='run'</script><img src=x onerror=alert(1)>.npz"
+
+
+@contextlib.contextmanager
+def silent(task, total):
+    yield lambda done: None
+
+
+def run_in(folder, text=None, **others):
+    given = dict.fromkeys(Request._fields) | others
+    if text is not None:
+        scenario = folder.with_suffix(".toml")
+        scenario.write_text(text)
+        given |= {"scenario": str(scenario), "out": str(folder)}
+    run_command(Request(**given), silent, lambda said: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One small run of each kind; tests that change a folder copy it."""
+    home = tmp_path_factory.mktemp("runs")
+    generator = np.random.default_rng(0)
+    path = home / UGLY
+    path.parent.mkdir()
+    y = generator.integers(0, 3, 130)
+    X = generator.standard_normal((130, 2)) + 2 * np.eye(3)[y][:, :2]
+    np.savez(path, X=X[:80], y=y[:80], X_test=X[80:], y_test=y[80:])
+    return {
+        "gaussian": run_in(home / "gaussian", GAUSSIAN),
+        "softmax": run_in(home / "softmax", SOFTMAX.replace("DATA", json.dumps(str(path)))),
+        "bare": run_in(home / "bare", BARE),
+        "kinetic": run_in(home / "kinetic", KINETIC),
+    }
+
+
+@pytest.fixture(scope="module")
+def pages(runs):
+    return {name: describe(folder) for name, folder in runs.items()}
+
+
+@pytest.fixture
+def copied(runs, tmp_path):
+    """A copy of a run's folder to break."""
+    return lambda name="gaussian": Path(shutil.copytree(runs[name], tmp_path / name))
+
+
+def files_of(folder):
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in ("plan", "summary")}
+
+
+def look_up(document, key):
+    for part in key.split("."):
+        document = document[part]
+    return document
+
+
+@pytest.mark.parametrize("name", ["gaussian", "softmax", "bare", "kinetic"])
+def test_numbers_are_those_of_the_files(runs, pages, name):
+    page, files = Page(pages[name]), files_of(runs[name])
+    keys = [key for key in page.values if key.startswith(("plan.", "summary."))]
+    assert {"summary.rhat_max", "summary.ess_min", "plan.constants.dim"} <= set(keys)
+    for key in keys:
+        assert page.values[key] == look_up(files, key), key
+    plan, summary = files["plan"], files["summary"]
+    assert page.curve("plan", "gain α")["y"] == plan["gain"]
+    assert page.curve("plan", "devices sending")["y"] == plan["active_devices"]
+    if plan["bound"] is not None:
+        assert page.curve("distance", "bound")["y"] == plan["bound"]
+    if plan["exact_w2_sq"] is not None:
+        assert page.curve("distance", "exact law, if unclipped")["y"] == plan["exact_w2_sq"]
+        assert page.curve("distance", "estimated from the chains")["y"] == summary["w2_sq"]["per_round"]
+    if plan["privacy"]["spent"] is not None:
+        assert page.curve("spent", "spent")["y"] == plan["privacy"]["spent"]
+    for warning in summary["warnings"]:
+        assert warning in page.text
+
+
+def test_promise_and_budgets(runs, pages):
+    page, files = Page(pages["gaussian"]), files_of(runs["gaussian"])
+    assert page.curve("spent", "budget")["y"] == files["plan"]["privacy"]["budgets"]
+    assert page.values["plan.privacy.epsilon_by.paper"] == files["plan"]["privacy"]["epsilon_by"]["paper"]
+    worst = page.curve("epsilon", "exact accountant")["y"][-1]
+    assert worst == pytest.approx(files["plan"]["privacy"]["epsilon_each"][0], rel=1e-9)
+    assert "(ε, δ) = (8 to 30, 0.01)" in page.text
+    assert "Its hash chain is whole" in page.text
+    assert "one chain" in page.text
+
+
+def test_scores(runs, pages):
+    page, files = Page(pages["softmax"]), files_of(runs["softmax"])
+    share = page.curve("reliability", "share of examples")
+    assert share["y"] == files["summary"]["reliability"]["share"]
+    full = [i for i, part in enumerate(share["y"]) if part > 1e-3]
+    observed = files["summary"]["reliability"]["observed"]
+    assert page.curve("reliability", "predictions")["y"] == [observed[i] for i in full]
+    for score in ("accuracy", "ece", "nll", "brier"):
+        assert page.values[f"summary.{score}"] == files["summary"][score]
+    assert "Laplace approximation" in page.text
+    assert "(class 2, intercept)" in page.text
+    assert "this model predicts no labels" in Page(pages["gaussian"]).text
+
+
+def test_samples_beside_the_law(runs, pages):
+    """Means and laws in the table are those of the trace and of the exact posterior."""
+    page, run = Page(pages["gaussian"]), read_run(runs["gaussian"])
+    exact = run.rebuilt.inputs.posterior.exact
+    for index in range(3):
+        assert page.values[f"law.mean.{index}"] == exact.mean[index]
+        assert page.values[f"law.sd.{index}"] == exact.covariance[index, index] ** 0.5
+        assert page.values[f"mean.{index}"] == pytest.approx(run.draws.theta[:, :, index].mean(), rel=1e-12)
+
+
+def test_what_comes_from_files_does_not_run(pages):
+    page = Page(pages["softmax"])
+    name = UGLY.rpartition("/")[2]
+    assert name in page.text  # as text
+    assert "onerror" not in page.attributes
+    assert "<script>document" not in pages["softmax"]
+
+
+def test_nothing_is_promised_and_nothing_clips(pages):
+    text = Page(pages["bare"]).text
+    assert "no finite ε would be true" in text
+    assert "Each chain keeps 1 draw: too few to follow a chain." in text
+    assert "No privacy is promised. Gradients are not clipped" in text
+    assert "there is no δ to state an ε at" in Page(pages["kinetic"]).text
+
+
+def test_more_rounds(copied):
+    folder = copied("kinetic")
+    run_in(folder, resume=str(folder), more=5)
+    page, files = Page(describe(folder)), files_of(folder)
+    assert len(page.curve("plan", "gain α")["y"]) == files["plan"]["constants"]["rounds"] == 14
+    assert page.values["summary.w2_sq.worst"] == files["summary"]["w2_sq"]["worst"]
+    assert "The ledger has 14 rounds, each written before it was sent" in page.text
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("trace.nc", "trace.nc is missing"),
+        ("plan.json", "plan.json is missing"),
+        ("summary.json", "summary.json is missing"),
+        ("ledger.jsonl", "There is no ledger in the folder"),
+        ("scenario.toml", "scenario.toml is missing; this is what plan.json says"),
+    ],
+)
+def test_missing_files_are_said_in_words(copied, file, said):
+    folder = copied()
+    (folder / file).unlink()
+    assert said in Page(describe(folder)).text
+
+
+def test_all_but_the_plan_is_missing(copied):
+    folder = copied()
+    for file in ("trace.nc", "summary.json", "ledger.jsonl", "scenario.toml"):
+        (folder / file).unlink()
+    drawn = set(Page(describe(folder)).drawings)
+    assert {"plan", "distance", "spent", "epsilon"} <= drawn
+    assert not {"traces", "reliability", "marginal0"} & drawn
+
+
+def test_a_run_that_was_stopped(copied):
+    folder = copied()
+    (folder / ".checkpoint").mkdir()
+    shutil.move(folder / "plan.json", folder / ".checkpoint")
+    for file in ("trace.nc", "summary.json", "scenario.toml"):
+        (folder / file).unlink()
+    text = Page(describe(folder)).text
+    assert "stopped before its end. 14 rounds are in its ledger" in text
+    assert f"wflmc run --resume {folder}" in text
+
+
+def test_data_that_have_changed(runs, copied):
+    folder = copied("softmax")
+    data = Path(json.loads((folder / "plan.json").read_text())["scenario"]["posterior"]["data"])
+    kept = data.read_bytes()
+    try:
+        data.write_bytes(kept + b" ")
+        changed = Page(describe(folder)).text
+        data.unlink()
+        gone = Page(describe(folder)).text
+    finally:
+        data.write_bytes(kept)
+    assert "it has changed since" in changed
+    assert "No such file" in gone
+    assert "The posterior is not known here" in gone
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def edited(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("file", "harm"),
+    [
+        ("plan.json", cut),
+        ("plan.json", lambda path: edited(path, gain=[1.0])),
+        ("plan.json", lambda path: edited(path, bound="none")),
+        ("summary.json", cut),
+        ("summary.json", lambda path: edited(path, w2_sq=3)),
+        ("trace.nc", cut),
+        ("ledger.jsonl", lambda path: path.write_text(path.read_text().replace("0.", "0.1", 1))),
+        ("ledger.jsonl", lambda path: path.write_text("")),
+        ("ledger.jsonl", lambda path: path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))),
+        ("scenario.toml", lambda path: path.write_text("[posterior")),
+    ],
+)
+def test_a_damaged_file_is_named(copied, file, harm):
+    folder = copied()
+    harm(folder / file)
+    with pytest.raises(InputError, match=file):
+        describe(folder)
+
+
+def test_looking_changes_nothing(copied):
+    folder = copied()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    describe(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_verdicts_follow_from_the_numbers(runs):
+    run = read_run(runs["gaussian"])
+
+    def with_summary(**changes):
+        return dataclasses.replace(run, summary=run.summary.model_copy(update=changes))
+
+    assert _converged(with_summary(rhat_max=1.5, ess_min=900.0)).mark == "bad"
+    assert _converged(with_summary(rhat_max=1.1, ess_min=900.0)).mark == "note-mark"
+    assert _converged(with_summary(rhat_max=1.005, ess_min=100.0)).mark == "note-mark"
+    assert _converged(with_summary(rhat_max=1.005, ess_min=900.0)).mark == "good"
+    assert _converged(with_summary(rhat_max=None, ess_min=None)).mark == "unknown"
+    far = run.summary.w2_sq.model_copy(update={"worst": 1e3})
+    clipped = run.summary.clip_rate.model_copy(update={"samples": 0.5})
+    assert _distance(with_summary(w2_sq=far, clip_rate=clipped)).mark == "bad"
+    law = _distance(with_summary(w2_sq=far, clip_rate=clipped.model_copy(update={"samples": 0.0})))
+    assert f"{max(run.plan.exact_w2_sq[6:]):.3g} by the exact law" in law.reason
+    assert _privacy(run).mark == "good"
+    spent = [2.0 * (budget or 0) for budget in run.plan.privacy.budgets]
+    over = run.plan.model_copy(update={"privacy": run.plan.privacy.model_copy(update={"spent": spent})})
+    assert _privacy(dataclasses.replace(run, plan=over)).mark == "bad"
+    assert "200 % of it" in answer_section(dataclasses.replace(run, plan=over))
+
+
+def test_without_arviz(runs, monkeypatch):
+    monkeypatch.setattr("wflmc.evaluation.diagnostics._arviz", lambda: None)
+    assert "Means and standard deviations" in describe(runs["gaussian"])
+
+
+def test_constants_for_the_explorer(runs):
+    found, plan = constants(read_run(runs["gaussian"])), files_of(runs["gaussian"])["plan"]
+    for name in ("mu", "L", "dim", "initial_w2_sq", "devices", "rounds", "step_size"):
+        assert found[name] == plan["constants"][name]
+    rest = {name: found[name] for name in found if name not in plan["constants"]}
+    assert rest == {
+        "clip": 30.0, "example_clip": None, "epsilon": 8.0, "delta": 0.01, "snr_db": 30.0, "power": 0.01,
+        "noise_power": 1.0, "accountant": "exact", "bound": "corrected", "unit": "device",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["softmax", *(("gaussian", "bare", "kinetic") if FULL else ())])
+def test_in_a_browser(pages, tmp_path, kind):
+    assert "<title>Run " in check_in_browser(pages[kind], tmp_path)
+
+
+def test_the_browser_tells_what_is_asked_for(tmp_path):
+    if not FULL:
+        pytest.skip("a test of the test above: make test-full runs it")
+    assert in_browser('<img src="http://example.org/x.png">', tmp_path)[2] == ["http://example.org/x.png"]

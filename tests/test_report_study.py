@@ -1,0 +1,111 @@
+"""Pages of studies and sweeps: their numbers are those of the tables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from wflmc import studies
+from wflmc.errors import InputError
+from wflmc.report import write_csv
+from wflmc.report.describe import describe
+from wflmc.studies import Claim, Row
+
+from .report_tools import Page, check_in_browser
+
+
+@pytest.fixture
+def study(tmp_path, posterior):
+    """Tables and claims as `wflmc reproduce` writes them."""
+    setting = studies.Setting(posterior)
+    for name in ("fig2", "fig3a"):
+        write_csv(
+            tmp_path / f"{name}.csv", [row for x in (10.0, 20.0, 30.0) for row in studies.point(name, setting, x)]
+        )
+    schemes = ("optimized", "equal", "noiseless")
+    for name, error in (("fig6", 1e-4), ("fig6_exact", None), ("heterogeneity", 1e-3), ("beyond_ess", 0.5)):
+        rows = [Row(name, scheme, x, 0.01 / x, error) for x in (10.0, 20.0) for scheme in schemes]
+        write_csv(tmp_path / f"{name}.csv", rows)
+    write_csv(tmp_path / "fig6_floor.csv", [Row("fig6", "floor", x, 1e-4) for x in (10.0, 20.0)])
+    write_csv(tmp_path / "beyond_ablation.csv", [Row("beyond", "ours", 20.0, 0.0123, 1e-3)])
+    claims = [
+        Claim("fig3a", "power-limited up to (dB)", 16.6, 16.61948977, True),
+        Claim("fig3b", "at high SNR the regime is", "lmc-limited", "dp-limited", False, True, "<b>why</b>"),
+        Claim("fig6", "ratio", 2.4, None, False),
+    ]
+    document = {"data": "mine.npz", "claims": [claim._asdict() for claim in claims]}
+    (tmp_path / "claims.json").write_text(json.dumps(document))
+    return tmp_path
+
+
+def test_a_study(study):
+    page = Page(describe(study))
+    assert page.values["claims.0.ours"] == 16.61948977
+    assert page.values["claims.2.ours"] is None
+    for verdict in ("✓ holds", "! the paper contradicts itself", "✗ differs", "<b>why</b>"):
+        assert verdict in page.text
+    curve = page.curve("fig6", "WFLMC, optimized power")
+    assert curve["y"] == [0.01 / 10, 0.01 / 20]
+    assert curve["error_y"]["array"] == [2e-4, 2e-4]
+    assert page.drawings["fig6"][1]["yaxis"]["type"] == "log"
+    assert page.drawings["heterogeneity"][1]["xaxis"]["type"] == "log"
+    assert page.curve("fig6", "floor of the estimator (perfect samples)")["y"] == [1e-4, 1e-4]
+    assert page.values["beyond_ablation.ours"] == 0.0123
+    assert set(page.drawings) == {"fig2", "fig3a", "fig6", "fig6_exact", "heterogeneity", "beyond_ess"}
+    assert f"wflmc reproduce fig2 fig3a fig6 beyond heterogeneity --data FILE --out {study}" in page.text
+
+
+def test_a_study_that_is_not_finished(study):
+    (study / "claims.json").unlink()
+    assert "claims.json is missing" in Page(describe(study)).text
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("fig6.csv", "figure,scheme,x,y,y_se\nfig6,equal,ten,1,\n"),
+        ("fig6.csv", "a,b\n1,2\n"),
+        ("fig6.csv", "figure,scheme,x,y,y_se\nfig6,equal,1\n"),
+        ("fig6.csv", ""),
+        ("claims.json", "{"),
+        ("claims.json", '{"data": "", "claims": [{"figure": 1}]}'),
+    ],
+)
+def test_a_damaged_table_is_named(study, file, text):
+    (study / file).write_text(text)
+    with pytest.raises(InputError, match=file):
+        describe(study)
+
+
+ONE_KEY = "link.snr_db,w2_sq,w2_sq_se,rhat_max\n20,0.01,0.001,1.1\n10,0.02,0.002,\n"
+TWO_KEYS = "link.snr_db,policy.power,ece\n10,equal,0.1\n10,optimized,0.2\n20,equal,0.3\n"
+
+
+def test_a_sweep(tmp_path):
+    (tmp_path / "sweep.csv").write_text(ONE_KEY)
+    (trace,), layout = Page(describe(tmp_path)).drawings["sweep"]
+    assert (trace["x"], trace["y"], trace["error_y"]["array"]) == ([10, 20], [0.02, 0.01], [0.004, 0.002])
+    (menu,) = layout["updatemenus"]
+    assert [button["label"] for button in menu["buttons"]] == ["w2_sq", "rhat_max"]
+    assert menu["buttons"][1]["args"][0]["y"] == [[None, 1.1]]
+    (tmp_path / "sweep.csv").write_text(TWO_KEYS)
+    (trace,), _ = Page(describe(tmp_path)).drawings["sweep"]
+    assert (trace["x"], trace["y"]) == ([10, 20], ["equal", "optimized"])
+    assert trace["z"] == [[0.1, 0.3], [0.2, None]]
+    (tmp_path / "sweep.csv").write_text("link.snr_db,link.power,privacy.epsilon,ece\n1,2,3,4\n")
+    assert "too many to draw" in Page(describe(tmp_path)).text
+    (tmp_path / "sweep.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="keys such as"):
+        describe(tmp_path)
+
+
+def test_a_folder_of_something_else(tmp_path):
+    with pytest.raises(InputError, match="wflmc run --out"):
+        describe(tmp_path)
+    with pytest.raises(InputError, match="wflmc run --out"):
+        describe(tmp_path / "nothing")
+
+
+def test_in_a_browser(study, tmp_path):
+    check_in_browser(describe(study), tmp_path)
