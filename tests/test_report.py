@@ -13,9 +13,9 @@ import pytest
 
 from wflmc.cli.run import Request, run_command
 from wflmc.errors import InputError
+from wflmc.report import explorer
 from wflmc.report.describe import describe
 from wflmc.report.run.answer import _converged, _distance, _privacy, answer_section
-from wflmc.report.run.constants import constants
 from wflmc.report.run.files import read_run
 
 from .conftest import FULL
@@ -332,15 +332,12 @@ def test_without_arviz(runs, monkeypatch):
     assert "Means and standard deviations" in describe(runs["gaussian"])
 
 
-def test_constants_for_the_explorer(runs):
-    found, plan = constants(read_run(runs["gaussian"])), files_of(runs["gaussian"])["plan"]
-    for name in ("mu", "L", "dim", "initial_w2_sq", "devices", "rounds", "step_size"):
-        assert found[name] == plan["constants"][name]
-    rest = {name: found[name] for name in found if name not in plan["constants"]}
-    assert rest == {
-        "clip": 30.0, "example_clip": None, "epsilon": 8.0, "delta": 0.01, "snr_db": 30.0, "power": 0.01,
-        "noise_power": 1.0, "accountant": "exact", "bound": "corrected", "unit": "device",
-    }  # fmt: skip
+def test_the_explorer_starts_at_the_plan(runs, pages):
+    plan = files_of(runs["gaussian"])["plan"]
+    assert 'id="explorer"' in pages["gaussian"]
+    start = explorer.constants_of(plan)
+    assert (start.epsilon, start.delta, start.clip, start.snr_db) == (8.0, 0.01, 30.0, 30.0)
+    assert all(script in pages["gaussian"] for script in explorer.scripts(start))
 
 
 @pytest.mark.parametrize("kind", ["softmax", *(("gaussian", "bare", "kinetic") if FULL else ())])

@@ -53,18 +53,6 @@ def figure(name: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any], 
     )
 
 
-def table(rows: Sequence[Sequence[object]], head: Sequence[object] | None = None) -> str:
-    """Cells as text; the first of each row is its name."""
-
-    def row(cells: Sequence[object], first: str, rest: str) -> str:
-        kinds = [first, *[rest] * (len(cells) - 1)]
-        text = "".join(f"<{k}>{html.escape(str(c))}</{k}>" for k, c in zip(kinds, cells, strict=True))
-        return f"<tr>{text}</tr>"
-
-    top = "" if head is None else f"<thead>{row(head, 'th', 'th')}</thead>"
-    return f'<div class="scroll"><table>{top}<tbody>{"".join(row(r, "th", "td") for r in rows)}</tbody></table></div>'
-
-
 def page(title: str, lead: str, sections: Sequence[Section], scripts: Sequence[str] = ()) -> str:
     """The whole file; scripts run after Plotly and after all sections are there."""
     links = "".join(f'<a href="#{part.name}">{html.escape(part.title)}</a>' for part in sections)

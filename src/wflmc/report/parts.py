@@ -18,27 +18,6 @@ NO_BUTTONS = (*NOT_WANTED, "toimage", "zoom", "pan", "zoomin", "zoomout", "autos
 MOST_POINTS = 1500
 """Of one curve: more are neither seen nor worth their bytes."""
 
-STYLE = """<style>
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 0 1.5rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 12rem), 1fr)); gap: 0 1rem; }
-.tiles figure { margin: .5rem 0; }
-.tiles .plot { min-height: 11rem; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.8rem, 1fr)); gap: .75rem; margin: 1rem 0; }
-.facts div { padding: .6rem .9rem; border: 1px solid var(--line); border-radius: 6px; background: var(--tint); }
-.facts strong { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
-.facts span.what, .facts span.more { display: block; color: var(--soft); font-size: .85rem; line-height: 1.35; }
-ul.verdicts { padding: 0; list-style: none; }
-ul.verdicts li { margin: .4rem 0; padding: .1rem 0 .1rem 1.9rem; position: relative; max-width: 56rem; }
-ul.verdicts b.mark { position: absolute; left: 0; width: 1.4rem; height: 1.4rem; border-radius: 50%; color: #fff;
-  text-align: center; line-height: 1.4rem; font-size: .85rem; }
-.good b.mark { background: #007a5a; } .note-mark b.mark { background: #a86400; }
-.bad b.mark { background: #b33c00; } .unknown b.mark { background: #6b7280; }
-.wide table { min-width: 48rem; }
-.numbers th, .numbers td { white-space: nowrap; }
-p { max-width: 56rem; } p.missing { color: var(--soft); font-style: italic; }
-details { margin: .75rem 0; } summary { cursor: pointer; color: var(--accent); }
-</style>"""
-
 
 class Html(str):
     """Text that is HTML already; any other text is escaped where it is put on a page."""

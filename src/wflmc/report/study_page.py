@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from wflmc.errors import InputError
 from wflmc.report.page import Section, page
 from wflmc.report.panels import LAYOUTS
-from wflmc.report.parts import STYLE, Html, facts, grid, join, missing, paragraph, table, text, value
+from wflmc.report.parts import Html, facts, grid, join, missing, paragraph, table, text, value
 from wflmc.report.study_figures import (
     curves_figure,
     one_x_table,
@@ -68,7 +68,7 @@ def study_page(folder: Path) -> str:
     claims = _claims(folder / "claims.json")
     tables = {path.stem: read_rows(path) for path in sorted(folder.glob("*.csv")) if _figure_of(path.stem)}
     names = [name for name in KNOWN if any(_figure_of(table) == name for table in tables)]
-    sections = [Section("claims", "The paper's statements", STYLE + _statements(claims, names))]
+    sections = [Section("claims", "The paper's statements", _statements(claims, names))]
     sections += [Section(name, _title(name), _drawn(name, tables)) for name in names]
     sections.append(Section("again", "Make it again", _command(folder, claims, names)))
     lead = f"What wflmc reproduce has left in this folder: {_list(names)}. Figures can be zoomed, and legends clicked."

@@ -7,7 +7,7 @@ from typing import Any
 
 from wflmc.errors import InputError
 from wflmc.report.page import Section, page
-from wflmc.report.parts import STYLE, Html, axis, figure, fold, join, missing, paragraph, table
+from wflmc.report.parts import Html, axis, figure, fold, join, missing, paragraph, table
 from wflmc.report.tables import as_number, read_columns
 from wflmc.scenario import Scenario
 
@@ -24,7 +24,7 @@ def sweep_page(folder: Path) -> str:
         raise InputError("report", str(path), "a table of points whose first columns are keys such as link.snr_db")
     points = len(columns[keys[0]])
     lead = f"What wflmc sweep has left in this folder: {points:,} points over {', '.join(keys)}."
-    drawn = STYLE + _drawn(columns, keys)
+    drawn = _drawn(columns, keys)
     every = Section("points", "All points", _table(columns, points))
     return page(f"Sweep {folder.resolve().name}", lead, [Section("grid", "Over the grid", drawn), every])
 

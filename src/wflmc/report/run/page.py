@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from wflmc.report import explorer
 from wflmc.report.page import Section, page
-from wflmc.report.parts import STYLE
 from wflmc.report.run.answer import answer_section
 from wflmc.report.run.chains import chains_section
 from wflmc.report.run.files import Run, read_run
@@ -20,22 +20,25 @@ def run_page(folder: Path) -> str:
     """The whole page of the run in a folder."""
     run = read_run(folder)
     sections = [
-        Section("answer", "In short", STYLE + answer_section(run)),
-        Section("scenario", "The scenario", scenario_section(run)),
+        Section("answer", "In short", answer_section(run)),
+        Section("setting", "The scenario", scenario_section(run)),
         Section("plan", "The plan", plan_section(run)),
         Section("chains", "The chains", chains_section(run)),
-        Section("posterior", "Samples and posterior", posterior_section(run)),
+        Section("samples", "Samples and posterior", posterior_section(run)),
         Section("scores", "Predictions", scores_section(run)),
-        Section("privacy", "Privacy", privacy_section(run)),
+        Section("spent", "Privacy", privacy_section(run)),
     ]
     more, scripts = _explorer(run)
     return page(f"Run {folder.resolve().name}", _lead(run), [*sections, *more], scripts)
 
 
 def _explorer(run: Run) -> tuple[list[Section], list[str]]:
-    """HOOK: the explorer's section and scripts, made from `constants(run)`, are appended here."""
-    del run
-    return [], []
+    """Theorem 1 with sliders, from the point of the run's plan."""
+    if run.plan is None:
+        return [], []
+    point = run.plan.constants.model_dump(exclude={"friction"} if run.plan.constants.friction is None else None)
+    start = explorer.constants_of({"scenario": run.plan.scenario, "constants": point})
+    return [explorer.section(start)], explorer.scripts(start)
 
 
 def _lead(run: Run) -> str:
