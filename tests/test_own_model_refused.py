@@ -36,7 +36,7 @@ def test_wrong_models_are_refused_in_words():
         lambda t, e: jnp.log(e[1] - t @ t),
         data=(np.ones((4, 2)), np.array([1.0, 1, 1, -1])),
     )
-    refused(r"gradient that is nan or infinite at example 0", lambda t, e: -jnp.sqrt(t @ t))
+    refused(r"gradient that is nan or infinite at example 0", lambda t, e: -jnp.sqrt(t @ t) * e[1])
     refused(r"log_prior.*nan", prior=lambda t: jnp.log(t[0]))
     refused(r"shapes \(4, 2\), \(3,\).*one first axis", data=(np.ones((4, 2)), np.ones(3)))
     refused(r"at least one example", data=(np.ones((0, 2)), np.ones(0)))
@@ -52,7 +52,7 @@ def test_wrong_models_are_refused_in_words():
     refused(r"floating-point", initial=np.zeros(2, int))
     refused(r"at least one array", initial=())
     refused(r"finite", initial=np.array([np.nan, 0.0]))
-    refused(r"mu = None.*not convex.*eigenvalue is -24", lambda t, e: 3 * (t @ t), lambda t: 0.0)
+    refused(r"mu = None.*not convex.*eigenvalue is -24", lambda t, e: 3 * e[1] * (t @ t), lambda t: 0.0)
     refused(r"above 0 and finite", mu=-1.0)
     refused(r"batch = 0", batch=0)
     refused(r"initial_std", initial_std=-1.0)
@@ -61,7 +61,26 @@ def test_wrong_models_are_refused_in_words():
     refused(r"no example for device 1", devices=[0, 0, 2, 2])
     refused(r"each of 0..3 is once", devices=[[0, 1], [1, 2, 3]])
     refused(r"device of each of the 4", devices=[0, 1])
+    refused(r"initial = None.*such as np.zeros\(2\) or \{'weights'", initial=None)
+    refused(r"devices = None.*how many devices share the 4", devices=None)
+    refused(r"at most L = 1", mu=2.0, L=1.0)
+    refused(r"mu = '1'.*a number", mu="1")
+    refused(r"key = 0.*jax.random.key", key=0)
+    refused(r"does not look at its example", lambda t, e: -jnp.sum((np.ones(4) - np.ones((4, 2)) @ t) ** 2))
+    refused(r"in place of math, float\(\) and item\(\)", lambda t, e: float(t[0]))
+    refused(r"np.asarray makes one of a list", data=[[1.0, 2.0], [3.0, 4.0]])
+    refused(r"is a sign wrong", lambda t, e: (e[1] - t @ e[0]) ** 2)
+
+
+def test_wrong_calls_of_a_posterior_are_refused_in_words():
     own = as_own(GAUSSIAN, mu=1.0, L=90.0)
+    for call in (own.unflatten, own.example_norms, lambda t: own.predictive(gaussian_likelihood, t, np.ones(3))):
+        with pytest.raises(wflmc.InputError, match=r"shape \(1, 2, 7\).*m = 5"):
+            call(np.zeros((1, 2, 7)))
+    with pytest.raises(wflmc.InputError, match=r"theta\[chain, draw, m\]"):
+        own.predictive(lambda t, u: t @ u, np.zeros(5), np.ones((3, 5)))
+    with pytest.raises(wflmc.InputError, match=r"function = .*fails in line \d+.*ONE of the inputs"):
+        own.predictive(lambda t, u: t["weights"] @ u, np.zeros((1, 1, 5)), np.ones((3, 5)))
     with pytest.raises(wflmc.InputError, match="between 0 and 5"):
         own.device(6)
     with pytest.raises(wflmc.InputError, match="one of prior, zero"):

@@ -1,5 +1,6 @@
 """Protocols that are not wireless federated Langevin Monte Carlo, for comparison."""
 
+from wflmc.baselines.descent import gradient_descent
 from wflmc.baselines.sbfl import sbfl
 
-__all__ = ["sbfl"]
+__all__ = ["gradient_descent", "sbfl"]

@@ -25,8 +25,8 @@ def posterior(
     log_prior: Callable[[Any], Any],
     data: Any,
     *,
-    initial: Any,
-    devices: int | ArrayLike | Sequence[ArrayLike],
+    initial: Any = None,
+    devices: int | ArrayLike | Sequence[ArrayLike] | None = None,
     initial_std: float = 0.0,
     partition: str = "iid",
     key: jax.Array | None = None,
@@ -39,8 +39,9 @@ def posterior(
     Args:
         log_likelihood: of parameters and ONE example, a number; log_prior: of parameters, up to a constant.
         data: a pytree of arrays [N, ...] with the examples along their first axis.
-        initial: parameters to start chains at, any pytree of floating-point arrays; says what parameters there are.
-        devices: how many; or the device of every example, [N]; or a list with the examples of every device.
+        initial: parameters to start chains at, any pytree of floating-point arrays. It must be given: it says what
+            parameters there are, which the functions alone cannot.
+        devices: must be given too: how many; or the device of every example, [N]; or a list of each one's examples.
         initial_std: standard deviation of the starts around `initial`, the same for all parameters.
         partition: iid or blocks, where `devices` is a number; key: seeds iid (jax.random.key(0) unless given).
         mu, L: strong convexity and smoothness of −log p(θ|D), where public values are known. Else they are estimated by
@@ -48,19 +49,30 @@ def posterior(
         batch: examples that each device draws for a round, all by default. Gradients are then noisier than the bound
             knows, and no privacy is claimed for an example not being drawn.
     """
-    start, structure, shapes = checked_parameters(initial)
     examples, count = checked_data(data)
+    if initial is None:
+        width = max([leaf.shape[-1] for leaf in jax.tree.leaves(examples) if leaf.ndim > 1], default=1)
+        such = f"np.zeros({width}) or {{'weights': np.zeros({width}), 'intercept': 0.0}}"
+        raise InputError(
+            "initial", None, f"the parameters that chains start at, as log_prior takes them, such as {such}"
+        )
+    start, structure, shapes = checked_parameters(initial)
     model = checked_model(log_likelihood, log_prior, structure, shapes, examples)
     given = {"mu": mu, "L": L}
     for name, value in given.items():
-        if value is not None and not 0 < value < np.inf:
-            raise InputError(name, value, "above 0 and finite")
+        if value is not None and not (isinstance(value, int | float | np.number) and 0 < value < np.inf):
+            raise InputError(name, value, "a number above 0 and finite")
+    if mu is not None and L is not None and mu > L:
+        raise InputError("mu", mu, f"at most L = {L:g}")
     if not 0 <= initial_std < np.inf:
         raise InputError("initial_std", initial_std, "finite and at least 0")
     if batch is not None and (not isinstance(batch, int | np.integer) or batch < 1):
         raise InputError("batch", batch, "a whole number of at least 1")
     _check_start(model, examples, start)
-    parts = _parts(devices, count, partition, jax.random.key(0) if key is None else key)
+    key = jax.random.key(0) if key is None else key
+    if not isinstance(key, jax.Array):
+        raise InputError("key", key, "a key of JAX, such as jax.random.key(0)")
+    parts = _parts(devices, count, partition, key)
     sizes = np.array([part.size for part in parts])
     # A device's first example fills it up: one of zeros might have no likelihood at all.
     places = np.stack([np.append(part, np.full(sizes.max() - part.size, part[0])) for part in parts])
@@ -83,7 +95,9 @@ def _with_estimates(made: OwnPosterior) -> OwnPosterior:
     found = np.concatenate([made.eigenvalues(made.start), made.laplace[1]])
     if "mu" in made.estimated and not found.min() > 0:
         least = f"at the start or at the mode found, where the Hessian's least eigenvalue is {found.min():.3g}"
-        raise InputError("mu", None, f"a number above 0: none can be estimated, as the cost is not convex {least}")
+        raise InputError(
+            "mu", None, f"a number above 0: none can be estimated, as the cost is not convex {least} (is a sign wrong?)"
+        )
     if "L" in made.estimated and not np.all(np.isfinite(found)):
         raise InputError("L", None, "a number above 0: its estimate did not converge")
     done = replace(
@@ -120,6 +134,8 @@ def _parts(devices: Any, count: int, rule: str, key: jax.Array) -> list[NDArray[
         whole = np.concatenate(parts)
         if whole.dtype.kind not in "iu" or not np.array_equal(np.sort(whole), np.arange(count)):
             raise InputError("devices", f"a list of {len(parts)}", f"lists in which each of 0..{count - 1} is once")
+    elif devices is None:
+        raise InputError("devices", None, f"how many devices share the {count} examples, or the device of each of them")
     else:
         owner = np.asarray(devices)
         if owner.shape != (count,) or owner.dtype.kind not in "iu" or owner.min() < 0:

@@ -7,7 +7,7 @@ code, checkpoints and ledgers know the model again; functions that compute somet
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,9 @@ def checked_data(data: Any) -> tuple[Any, int]:
     lengths = {array.shape[0] if array.ndim else None for array in arrays}
     if len(lengths) != 1 or None in lengths:
         raise InputError(
-            "data", f"arrays of shapes {shapes}" if arrays else "no arrays", "arrays with one first axis, the examples"
+            "data",
+            f"arrays of shapes {shapes}" if arrays else "no arrays",
+            "arrays with one first axis, the examples, such as (X, y); np.asarray makes one of a list of rows",
         )
     if not arrays[0].shape[0]:
         raise InputError("data", f"arrays of shapes {shapes}", "at least one example")
@@ -124,6 +126,9 @@ def checked_model(
         jax.make_jaxpr(jax.value_and_grad(made.cost))(theta, example),
         jax.make_jaxpr(jax.value_and_grad(made.prior_cost))(theta),
     )
+    if not _used(traced[0].jaxpr, traced[0].jaxpr.invars[1:]):
+        given = "a function that does not look at its example"
+        raise InputError("log_likelihood", given, f"{wanted}, which is the only one that counts there")
     parts = [text.encode() for text in (str(structure), str(shapes), *map(str, traced))]
     name = digest(*parts, *(value for one in traced for value in _constants(one)))
     numbers = sum(_count(jax.make_jaxpr(log_likelihood)(made.unflatten(theta), example).jaxpr))
@@ -135,15 +140,20 @@ def on_accelerator(kind: Any) -> Any:
     return np.dtype(np.float32) if np.dtype(kind).kind == "f" else jax.dtypes.canonicalize_dtype(kind)
 
 
-def _check_scalar(key: str, function: Any, wanted: str, call: Callable[..., Any], *arguments: Any) -> None:
+def shape_of(key: str, function: Any, wanted: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call of a person's function would return; one that fails is refused in words."""
     if not callable(function):
         raise InputError(key, function, wanted)
     try:
-        result = jax.eval_shape(call, *arguments)
+        return jax.eval_shape(call, *arguments)
     except Exception as error:  # whatever a person's function may raise
         raise InputError(
             key, f"a function that fails{_where(function, error)}: {_said(error)}", _advice(error, wanted)
         ) from None
+
+
+def _check_scalar(key: str, function: Any, wanted: str, call: Callable[..., Any], *arguments: Any) -> None:
+    result = shape_of(key, function, wanted, call, *arguments)
     leaves = jax.tree.leaves(result)
     if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, FLOATS):
         found = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves) or "nothing"
@@ -166,8 +176,10 @@ def _where(function: Any, error: Exception) -> str:
 def _advice(error: Exception, wanted: str) -> str:
     if isinstance(error, jax.errors.TracerArrayConversionError):
         return f"{wanted}: use jax.numpy in place of numpy"
-    if isinstance(error, jax.errors.ConcretizationTypeError):
+    if isinstance(error, jax.errors.TracerBoolConversionError):
         return f"{wanted}: use jnp.where in place of a decision by values"
+    if isinstance(error, jax.errors.ConcretizationTypeError):
+        return f"{wanted}: use jax.numpy in place of math, float() and item()"
     return wanted
 
 
@@ -180,6 +192,12 @@ def _constants(traced: Any) -> Iterator[Any]:
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "jaxpr")):
             if hasattr(value, "jaxpr") and hasattr(value, "consts"):
                 yield from _constants(value)
+
+
+def _used(jaxpr: Any, variables: Sequence[Any]) -> bool:
+    """Whether any step of a traced function takes any of the variables."""
+    names = {id(variable) for variable in variables}
+    return any(id(value) in names for equation in jaxpr.eqns for value in equation.invars)
 
 
 def _count(jaxpr: Any) -> Iterator[int]:

@@ -17,7 +17,7 @@ from wflmc.keys import digest
 from wflmc.posterior.blocks import block_size, clipping, in_blocks, over_blocks, row_norms
 from wflmc.posterior.curvature import eigenvalues, find_mode
 from wflmc.posterior.inputs import check_init
-from wflmc.posterior.own_model import Model, on_accelerator
+from wflmc.posterior.own_model import Model, on_accelerator, shape_of
 
 Array = NDArray[np.float64]
 
@@ -76,7 +76,14 @@ class OwnPosterior:
 
     def unflatten(self, theta: Any) -> Any:
         """θ[..., m], such as `trace.theta`, as the parameters; every leaf has the same leading axes."""
-        return self.model.unflatten(theta)
+        return self.model.unflatten(self._checked(theta))
+
+    def _checked(self, theta: Any, axes: str = "...") -> Any:
+        """Refuse what is not θ[axes, m]."""
+        shape = np.shape(theta)
+        if not shape or shape[-1] != self.dim or (axes != "..." and len(shape) != 2 + axes.count(",")):
+            raise InputError("theta", f"an array of shape {shape}", f"theta[{axes}, m] with m = {self.dim} parameters")
+        return theta
 
     def parameters(self, phi: Any) -> Any:
         """θ of the coordinates that chains move in, which are the parameters themselves."""
@@ -200,7 +207,7 @@ class OwnPosterior:
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """The norm of what every example adds to its device's gradient at theta[..., m], [..., N], device by device."""
-        given = np.asarray(theta, dtype=np.float32)
+        given = np.asarray(self._checked(theta), dtype=np.float32)
         examples = self.observed[0]
         norms = [look(self.model, examples, at, self._at_a_time(True))[1] for at in given.reshape(-1, self.dim)]
         scale = np.ones(self.devices) if self.batch is None else np.maximum(self.sizes / self.batch, 1.0)
@@ -227,7 +234,11 @@ class OwnPosterior:
 
     def predictive(self, function: Callable[[Any, Any], Any], theta: ArrayLike, inputs: Any) -> Any:
         """Mean of function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
-        return _predictive(self.model, function, jnp.asarray(theta), jax.tree.map(jnp.asarray, inputs))
+        draws, given = jnp.asarray(self._checked(theta, "chain, draw")), jax.tree.map(jnp.asarray, inputs)
+        wanted = "a JAX function of parameters and ONE of the inputs"
+        one = jax.tree.map(lambda values: values[0], given)
+        shape_of("function", function, wanted, lambda at, u: function(self.unflatten(at), u), draws[0, 0], one)
+        return _predictive(self.model, function, draws, given)
 
     @cached_property
     def laplace(self) -> tuple[Array, Array]:

@@ -1,0 +1,80 @@
+"""Federated gradient descent over the air: the frequentist counterpart, a point estimate of the posterior's mode.
+
+The same devices send the same clipped gradients over the same link under the same promise, and the server takes
+θ ← θ − η K/(α K_a) y. No noise is wanted, so that the server adds none and devices send as strongly as transmit power
+and an equal part of their privacy budget allow, also where Langevin sampling would have them send more softly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from wflmc.channel import Link
+from wflmc.errors import InputError
+from wflmc.planning import Plan, plan
+from wflmc.planning.allocation import HEADROOM
+from wflmc.planning.options import Target
+from wflmc.planning.policies import Policy
+from wflmc.planning.problem import Allocation, Problem
+from wflmc.planning.single_sample import DP, POWER, REGIMES
+from wflmc.privacy import Privacy
+
+
+def gradient_descent(
+    posterior: Target,
+    link: Link,
+    privacy: Privacy,
+    *,
+    step_size: ArrayLike,
+    rounds: int,
+    average: int = 1,
+    schedule: str = "threshold",
+    init: str = "prior",
+) -> Plan:
+    """Descent on −log p(θ|D), as a plan that `wflmc.sample` runs, many replicas at once.
+
+    The prior is its weight decay. With `trace = wflmc.sample(key, posterior, plan, chains=…)` the estimates are the
+    last iterates, `trace.theta[:, -1]`, or averages of the last rounds, `trace.theta.mean(1)`, which are less noisy.
+
+    Args:
+        step_size: η, above 0 and below 2/L: a number, or one for each round.
+        rounds: S; average: how many of the last ones are kept.
+        schedule: threshold or all, who sends, as of `wflmc.plan`.
+        init: prior or zero, where it starts.
+    """
+    if not isinstance(average, int | np.integer) or not 1 <= average <= rounds:
+        raise InputError("average", average, f"a whole number of rounds, from 1 to {rounds}")
+    made = plan(
+        posterior,
+        link,
+        privacy,
+        step_size=step_size,
+        burn_in=rounds - average,
+        samples=average,
+        power=Policy(loudest),
+        schedule=schedule,
+        init=init,
+        initial_w2_sq=0.0,
+    )
+    at_power = made.power_share >= 1 - 1e-9
+    # Bound, objective and warnings of a plan are about sampling: here nothing is sampled.
+    return replace(
+        made,
+        server_noise=np.zeros(rounds),
+        limit=np.where(at_power, REGIMES.index(POWER), REGIMES.index(DP)),
+        regime=None,
+        bound=None,
+        objective=np.nan,
+        initial_w2_sq=np.nan,
+        warnings=(),
+    )
+
+
+def loudest(problem: Problem) -> Allocation:
+    """As strong as transmit power and each sender's budget, in equal parts over its rounds, allow."""
+    turns = np.maximum(problem.active.sum(0), 1)
+    share = np.where(problem.active, problem.budget * (1 - HEADROOM) / turns, np.inf).min(-1)
+    return Allocation(np.minimum(problem.power_cap, share))
