@@ -10,10 +10,10 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
-from reference import log_density, nuts, table, with_error
 from scipy.special import logsumexp, ndtri
 
 import wflmc
+from reference import log_density, nuts, table, with_error
 
 HOSPITALS, RECORDS, NEW = 20, 30, 2000
 MEAN, SPREAD, SLOPE = 1.0, 0.7, -0.5  # of the population that data are drawn from; the noise of a record has variance 1

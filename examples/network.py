@@ -8,9 +8,9 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
-from reference import log_density, needs, nuts, table, with_error
 
 import wflmc
+from reference import log_density, needs, nuts, table, with_error
 
 DEVICES, TRAIN, HIDDEN = 10, 1000, 10
 DELTA = 1e-5  # well below one over the number of images
