@@ -32,7 +32,7 @@ def figure_6(posterior, fading, snr_db, seed=0, **keywords):
 def test_near_the_plan_that_knows_all_channels(posterior, correlation):
     """Within 20 % on average over channels, where an equal split is 60 to 130 % away."""
     every = []
-    for snr_db in (10, 15, 20, 25, 30):
+    for snr_db in (10, 15, 20, 25, 30) if FULL else (10, 20, 30):
         ratio = []
         for seed in range(count(3, 20)):
             fading = channel.rayleigh(0.01, correlation)
@@ -52,6 +52,9 @@ def test_no_device_is_priced_alone(posterior):
     for seed in range(3):
         made = figure_6(posterior, channel.rayleigh(0.01), 12, seed, csi="causal")
         assert np.abs(np.diff(np.log(made.gain[:45]))).max() < 0.3
+        far = channel.rayleigh(np.geomspace(0.02, 0.005, 30))
+        made = figure_6(posterior, far, 25, seed, csi="causal", schedule="unbiased", senders=15)
+        assert np.abs(np.diff(np.log(made.gain[:45]))).max() < 0.7
 
 
 @pytest.mark.parametrize("objective", ["worst", "average"])

@@ -10,6 +10,7 @@ import pytest
 import wflmc
 
 from .cli_tools import FADING, with_set, write_gains
+from .conftest import count
 
 
 def test_resolved_scenario_is_toml(call, scenario, tmp_path):
@@ -122,8 +123,8 @@ def test_solve_for_finds_the_best_number_of_rounds(plan_of, scenario):
 
 def test_solve_for_rounds_against_brute_force(plan_of, scenario):
     fixed = [*FADING, "policy.power=equal", "link.snr_db=12"]
-    values = [plan_of(scenario, *with_set([*fixed, f"sampler.burn_in={n}"]))["objective"] for n in range(60)]
-    for target in np.geomspace(min(values) * 1.0001, max(values), 8):
+    values = [plan_of(scenario, *with_set([*fixed, f"sampler.burn_in={n}"]))["objective"] for n in range(40)]
+    for target in np.geomspace(min(values) * 1.0001, max(values), count(4, 12)):
         found = plan_of(scenario, *with_set(fixed), "--solve-for", "sampler.burn_in", "--target", target)
         assert found["solve_for"]["value"] == next(n for n, value in enumerate(values) if value <= target)
 

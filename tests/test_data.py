@@ -17,6 +17,7 @@ from wflmc import data
 from wflmc.errors import InputError
 
 from .cli_tools import strict
+from .conftest import FULL
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +84,8 @@ def test_nothing_within_reach(alone):
 
 
 def test_from_openml(plain, alone, monkeypatch, tmp_path):
+    if not FULL:
+        pytest.skip("compresses MNIST twice: make test-full runs it")
     pixels = np.concatenate(
         [np.frombuffer(plain[f"{p}-images-idx3-ubyte"], np.uint8, offset=16) for p in ("train", "t10k")]
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import wflmc
 from wflmc import channel
 from wflmc.baselines import gradient_descent
+from wflmc.errors import InputError
 
 from .conftest import count
 from .own_model_tools import GAUSSIAN, as_own
@@ -121,3 +122,31 @@ def test_steps_may_change_and_rounds_are_checked():
     for wrong in (0, 6, 2.5):
         with pytest.raises(wflmc.InputError, match="average"):
             gradient_descent(GAUSSIAN, link, wflmc.Privacy(), step_size=steps, rounds=5, average=wrong)
+
+
+def test_what_was_spent_and_what_was_estimated_is_not_forgotten():
+    link, privacy = wflmc.Link(channel.rayleigh(1.0), snr_db=20), wflmc.Privacy(epsilon=5, delta=1e-3, clip=30)
+    settings = {"step_size": 1e-3, "rounds": 20, "schedule": "all"}
+    spent = 0.4 * privacy.budget(6)
+    rest = gradient_descent(GAUSSIAN, link, privacy, ledger=spent, **settings)
+    assert rest.epsilon_spent == pytest.approx(5, rel=1e-6)
+    np.testing.assert_allclose(rest.spent, 0.6 * privacy.budget(6), rtol=1e-6)
+    assert gradient_descent(GAUSSIAN, link, privacy, **settings).warnings == ()
+    warned = gradient_descent(as_own(GAUSSIAN), link, privacy, **settings).warnings
+    assert len(warned) == 1
+    assert "estimated by the Hessian" in warned[0]
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 2.5}, {"rounds": 0}, {"schedule": "unbiased"}, {"average": 30}])
+def test_refused(wrong):
+    settings = {"step_size": 1e-3, "rounds": 20} | wrong
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        gradient_descent(GAUSSIAN, wflmc.Link(channel.static()), wflmc.Privacy(clip=30), **settings)
+
+
+def test_who_sends_is_as_asked():
+    link, privacy = wflmc.Link(channel.rayleigh(1.0), snr_db=-20), wflmc.Privacy(epsilon=5, delta=1e-3, clip=30)
+    settings = {"step_size": 0.2 / GAUSSIAN.L, "rounds": 30}
+    everyone = gradient_descent(GAUSSIAN, link, privacy, schedule="all", **settings)
+    some = gradient_descent(GAUSSIAN, link, privacy, **settings)
+    assert everyone.active_devices.min() == 6 > some.active_devices.min()

@@ -14,6 +14,7 @@ from wflmc import audit, channel
 from wflmc.posterior import w2_squared
 from wflmc.posterior.kinetic import kinetic_round
 
+from .conftest import count
 from .kinetic_tools import CHAINS, five_parts, ill_conditioned, law_by_parts, law_of, make
 from .test_sampling import LIMIT, unclipped, z_scores
 
@@ -127,11 +128,11 @@ def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
     posterior, target = ill_conditioned(), 1e-2
     rounds, everyone = 6000, np.ones((6000, 5))
     slow = {}
-    for step in np.geomspace(0.1, 1.95, 12) / posterior.L:
+    for step in np.geomspace(0.1, 1.95, count(6, 12)) / posterior.L:
         law = posterior.law(np.full(rounds, step), everyone, np.full(rounds, 2 * step))
         slow[step] = rounds_to(w2_squared(law, posterior.exact), target)
     fast = {}
-    for step in np.linspace(0.5, 1.95, 6) / posterior.L**0.5:
+    for step in np.linspace(0.5, 1.95, count(4, 6)) / posterior.L**0.5:
         for friction in np.geomspace(0.5, 8, 7) * posterior.mu**0.5:
             noise = np.full(400, -np.expm1(-2 * friction * step))
             law = posterior.law(np.full(400, step), everyone[:400], noise, friction=friction)

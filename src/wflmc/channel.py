@@ -210,6 +210,8 @@ class Link:
     downlink_snr_db: float = np.inf
 
     def __post_init__(self) -> None:
+        if not hasattr(self.fading, "draw"):
+            raise InputError("fading", self.fading, "a fading law, such as wflmc.channel.rayleigh(power=0.01)")
         if not 0 <= self.seed < 2**32:  # JAX keys hold no more
             raise InputError("seed", self.seed, "between 0 and 2**32 - 1")
         levels = np.asarray(self.snr_db, dtype=float)

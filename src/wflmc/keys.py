@@ -10,8 +10,20 @@ import hashlib
 import zlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
+
+from wflmc.errors import InputError
+
+
+def check_key(key: object, name: str = "key") -> None:
+    """Refuse what is not one key of JAX's, new-style or old."""
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not ((typed and shape == ()) or (dtype == np.uint32 and shape in ((2,), (4,)))):
+        given = type(key).__name__ if shape is None else f"an array of type {dtype} and shape {shape}"
+        raise InputError(name, given, "one key, such as jax.random.key(0)")
 
 
 def named(key: jax.Array, name: str) -> jax.Array:

@@ -2,7 +2,8 @@
 
 The same devices send the same clipped gradients over the same link under the same promise, and the server takes
 θ ← θ − η K/(α K_a) y. No noise is wanted, so that the server adds none and devices send as strongly as transmit power
-and an equal part of their privacy budget allow, also where Langevin sampling would have them send more softly.
+and an equal part of their privacy budget allow, also where Langevin sampling would have them send more softly. It is
+the counterpart of `power = "equal"`: both could spend more in late rounds.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from numpy.typing import ArrayLike
 from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.planning import Plan, plan
+from wflmc.planning.advice import estimates
 from wflmc.planning.allocation import HEADROOM
-from wflmc.planning.options import Target
+from wflmc.planning.options import Options, Target
 from wflmc.planning.policies import Policy
 from wflmc.planning.problem import Allocation, Problem
 from wflmc.planning.single_sample import DP, POWER, REGIMES
@@ -33,6 +35,7 @@ def gradient_descent(
     average: int = 1,
     schedule: str = "threshold",
     init: str = "prior",
+    ledger: ArrayLike | None = None,
 ) -> Plan:
     """Descent on −log p(θ|D), as a plan that `wflmc.sample` runs, many replicas at once.
 
@@ -42,15 +45,17 @@ def gradient_descent(
     Args:
         step_size: η, above 0 and below 2/L: a number, or one for each round.
         rounds: S; average: how many of the last ones are kept.
-        schedule: threshold or all, who sends, as of `wflmc.plan`.
+        schedule: all, or threshold: those that sampling would have send, which for small steps are too few here.
         init: prior or zero, where it starts.
+        ledger: what devices have spent before, [K].
     """
+    if not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise InputError("rounds", rounds, "a whole number of at least 1")
+    if schedule not in ("threshold", "all"):
+        raise InputError("schedule", schedule, "threshold or all")
     if not isinstance(average, int | np.integer) or not 1 <= average <= rounds:
         raise InputError("average", average, f"a whole number of rounds, from 1 to {rounds}")
-    made = plan(
-        posterior,
-        link,
-        privacy,
+    options = Options(
         step_size=step_size,
         burn_in=rounds - average,
         samples=average,
@@ -58,9 +63,11 @@ def gradient_descent(
         schedule=schedule,
         init=init,
         initial_w2_sq=0.0,
+        ledger=ledger,
     )
+    made = plan(posterior, link, privacy, **vars(options))
     at_power = made.power_share >= 1 - 1e-9
-    # Bound, objective and warnings of a plan are about sampling: here nothing is sampled.
+    # Bound, objective and most warnings of a plan are about sampling: here nothing is sampled.
     return replace(
         made,
         server_noise=np.zeros(rounds),
@@ -69,7 +76,7 @@ def gradient_descent(
         bound=None,
         objective=np.nan,
         initial_w2_sq=np.nan,
-        warnings=(),
+        warnings=tuple(estimates(posterior, options)),
     )
 
 

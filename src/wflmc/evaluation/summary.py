@@ -49,6 +49,8 @@ class Evaluation:
     """Of each chain's mean prediction on test data, where there are some."""
     epsilon_spent: float | None
     """ε of one chain for the worst device."""
+    noise_ratio: float
+    """Noise of the kept rounds over what sampling needs, on average."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -107,6 +109,9 @@ class Evaluation:
                 f"test set                 accuracy {means['accuracy']:.4f}, ECE {means['ece']:.4f}, "
                 f"NLL {means['nll']:.4f}, Brier {means['brier']:.4f} (mean over chains)"
             )
+        if self.noise_ratio > 1.05:
+            wider = f"samples spread some {self.noise_ratio**0.5:.2g} times too wide"
+            lines.append(f"noise after burn-in      {self.noise_ratio:.3g} times what sampling needs: {wider}")
         early, late = (f"{rate:.2%}" if rate is not None else "–" for rate in self.clip_rate.values())
         lines.append(f"gradients clipped        {early} in burn-in, {late} after")
         if self.example_clip_rate is not None:
@@ -125,6 +130,8 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
     Args:
         test: features[n, d] and labels[n] that models of labels are tried on.
     """
+    if not isinstance(trace, Trace):
+        raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
     known = has_law(posterior)
     if test is not None and not hasattr(posterior, "predict"):
         raise InputError("test", "a test set", "left out for a model that does not predict labels")
@@ -154,6 +161,7 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
         example_clip_rate=_examples_clipped(trace, posterior),
         scores=None if test is None else predictive_scores(posterior, trace.theta, *test),
         epsilon_spent=max(spent) if len(spent) == len(epsilons) else None,
+        noise_ratio=float(np.mean([plan.noise_ratio for plan in trace.plans])),
     )
 
 

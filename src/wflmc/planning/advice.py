@@ -8,19 +8,39 @@ from numpy.typing import NDArray
 from wflmc.planning.options import Options, Target
 from wflmc.planning.plan import Plan
 from wflmc.planning.problem import Problem
+from wflmc.planning.single_sample import REGIMES
 
 
 def advice(posterior: Target, made: Plan, problem: Problem, options: Options) -> tuple[str, ...]:
     """All warnings about a plan."""
     return (
+        *_spread(made),
         *_of_the_plan(made, problem, getattr(posterior, "coordinates", None) is not None),
         *_divergence(posterior, made),
-        *_estimated(posterior, options),
+        *estimates(posterior, options),
         *_oracle(made, options),
     )
 
 
-def _estimated(posterior: Target, options: Options) -> list[str]:
+WIDE = 2.0
+"""Noise over what sampling needs, from which on samples say too little of the posterior's spread."""
+
+
+def _spread(made: Plan) -> list[str]:
+    """Noise that stays after burn-in widens the samples, and no diagnostic of the chains can see it."""
+    ratio = made.noise_ratio
+    if not ratio > WIDE:
+        return []
+    kept = made.limit[made.burn_in :]
+    power = np.count_nonzero(kept == REGIMES.index("power-limited")) > kept.size / 2
+    more = "a higher SNR" if power else "a larger epsilon or fewer rounds"
+    return [
+        f"After burn-in there is {ratio:.3g} times the noise that sampling needs: samples spread some {ratio**0.5:.2g} "
+        f"times as wide as the posterior. A smaller clip (near the norms of gradients) or step size helps, and {more}."
+    ]
+
+
+def estimates(posterior: Target, options: Options) -> list[str]:
     """Models without a closed form can only estimate their constants, and how far the start is from the posterior."""
     found = []
     guessed = getattr(posterior, "estimated", ())

@@ -132,7 +132,9 @@ def forecast(law: GaussMarkov | None, rule: Rule, known: Gains, discretization: 
     devices = known.shape[1]
     typical = plain.of(*simulated(law, rule))
     often = (typical.active.sum(0) + 1) / (SIMULATED + 2)
-    typical = typical._replace(active=_alike(often, law.power, rule.clip, rule.reach)[None]).repeated(1)
+    # With `unbiased` all send as often, whatever their powers.
+    facts: tuple[ArrayLike, ...] = () if chance else (law.power, rule.clip, rule.reach)
+    typical = typical._replace(active=_alike(often, *facts)[None]).repeated(1)
     if chance or law.correlation == 0:
         return replace(plain, typical=typical)
     near = min(known.shape[0], int(np.log(FORGOTTEN) / np.log(law.correlation)) + 1)
@@ -146,7 +148,7 @@ def _alike(often: Array, *facts: ArrayLike) -> Array:
 
     Chance would make one of them the most active of all, and power would seem free in rounds where that one is silent.
     """
-    table = np.column_stack([np.broadcast_to(fact, often.shape) for fact in facts])
+    table = np.column_stack([np.broadcast_to(fact, often.shape) for fact in (0.0, *facts)])
     kind = np.unique(table, axis=0, return_inverse=True)[1].ravel()
     return (np.bincount(kind, often) / np.bincount(kind))[kind]
 

@@ -18,7 +18,7 @@ from wflmc.planning.advice import advice
 from wflmc.planning.bound import contraction, discretization_error, noise_weight
 from wflmc.planning.distance import Distances
 from wflmc.planning.dynamics import kinetic_rate, noise_step
-from wflmc.planning.options import KnowsLaw, Options, Target
+from wflmc.planning.options import KnowsLaw, Options, Target, check_inputs
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
 from wflmc.planning.problem import Allocation, Problem
@@ -123,6 +123,7 @@ def plan(
         csi=csi,
         senders=senders,
     )
+    check_inputs(posterior, link, privacy)
     prepared = _prepare(posterior, link, privacy, options)
     return prepared.finish(prepared.allocate(prepared.problem))
 

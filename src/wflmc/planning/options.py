@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.planning.dynamics import DYNAMICS
 from wflmc.planning.plan import Plan
@@ -15,6 +16,7 @@ from wflmc.planning.policies import Policy
 from wflmc.planning.proxy import Proxy
 from wflmc.planning.steps import SCHEDULES
 from wflmc.posterior.response import AnyResponse, Motion
+from wflmc.privacy import Privacy
 
 
 class Target(Protocol):
@@ -69,6 +71,7 @@ class Options:
         return self.friction if self.dynamics == "kinetic" else None
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         if self.csi not in ("full", "causal"):
             raise InputError("csi", self.csi, "one of full, causal")
         if self.csi == "causal" and self.objective == "exact":
@@ -95,3 +98,24 @@ class Options:
             raise InputError("max_round_noise", self.max_round_noise, "above 0")
         if self.initial_w2_sq is not None and not 0 <= self.initial_w2_sq < np.inf:
             raise InputError("initial_w2_sq", self.initial_w2_sq, "finite and at least 0")
+
+    def _check_numbers(self) -> None:
+        for name in ("burn_in", "samples", "start", "senders"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or isinstance(value, bool):
+                raise InputError(name, value, "a whole number")
+        try:
+            np.asarray(self.step_size, dtype=float)
+        except (TypeError, ValueError):
+            allowed = "a number, or one for each round (expressions such as '0.4/(mu+L)' are for scenario files)"
+            raise InputError("step_size", self.step_size, allowed) from None
+
+
+def check_inputs(posterior: object, link: object, privacy: object) -> None:
+    """Refuse arguments that are in the wrong place."""
+    if not hasattr(posterior, "mu") or not hasattr(posterior, "initial_w2_sq"):
+        raise InputError("posterior", type(posterior).__name__, "a posterior, such as that of wflmc.posterior(…)")
+    if not isinstance(link, Link):
+        raise InputError("link", type(link).__name__, "a wflmc.Link")
+    if not isinstance(privacy, Privacy):
+        raise InputError("privacy", type(privacy).__name__, "a wflmc.Privacy; wflmc.Privacy() promises nothing")

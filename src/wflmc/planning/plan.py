@@ -143,6 +143,11 @@ class Plan:
         return np.asarray(langevin_noise(self.step_size, self.friction))
 
     @property
+    def noise_ratio(self) -> float:
+        """Noise of the kept rounds over what sampling needs, on average: samples spread some √ of it too wide."""
+        return float(np.mean((self.noise_variance / self.langevin_noise)[self.burn_in :]))
+
+    @property
     def excess_noise(self) -> Array:
         """What is too much of it, [S]."""
         return np.maximum(self.noise_variance - self.langevin_noise, 0.0)

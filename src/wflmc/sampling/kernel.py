@@ -26,7 +26,7 @@ import numpy as np
 
 from wflmc.channel import superpose
 from wflmc.errors import InputError
-from wflmc.keys import named
+from wflmc.keys import check_key, named
 from wflmc.planning import Plan
 
 
@@ -190,17 +190,41 @@ def step(key: jax.Array, posterior: Any, theta: jax.Array, now: Rounds) -> tuple
     return theta, Info(received, norm, clip_rate, jnp.all(jnp.isfinite(theta)))
 
 
+def check_posterior(posterior: object) -> None:
+    """Refuse what has no gradients."""
+    if not hasattr(posterior, "clipped_sum"):
+        raise InputError("posterior", type(posterior).__name__, "a posterior, such as that of wflmc.posterior(…)")
+
+
+def check_belongs(plan: object, posterior: Any) -> None:
+    """Refuse a plan that was made for another posterior."""
+    if not isinstance(plan, Plan):
+        raise InputError("plan", type(plan).__name__, "a plan of wflmc.plan(…)")
+    if plan.devices != posterior.devices or plan.dim != posterior.dim:
+        raise InputError(
+            "plan",
+            f"a plan for {plan.devices} devices and {plan.dim} parameters",
+            f"made for this posterior ({posterior.devices} devices, {posterior.dim} parameters)",
+        )
+
+
 def kernel(posterior: Any, plan: Plan) -> Kernel:
     """The plan as a kernel for loops of one's own; `state.round` says which round comes next."""
+    check_posterior(posterior)
+    check_belongs(plan, posterior)
     rounds = jax.tree.map(jnp.asarray, rounds_of(plan))
 
     def init(key: jax.Array) -> State:
+        check_key(key)
         theta, first = posterior.draw_initial(named(key, "init"), plan.init), jnp.zeros((), jnp.int32)
         if plan.friction is None:
             return State(theta, first)
         return State(theta, first, jax.random.normal(named(key, "velocity"), theta.shape, theta.dtype))
 
     def advance(key: jax.Array, state: State) -> tuple[State, Info]:
+        check_key(key)
+        if not isinstance(state, State):
+            raise InputError("state", type(state).__name__, "of kernel.init or the round before: step(key, state)")
         now = rounds.at(state.round)
         if plan.friction is None:
             theta, info = step(key, posterior, state.theta, now)

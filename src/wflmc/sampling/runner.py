@@ -14,11 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, SamplingError
-from wflmc.keys import named
+from wflmc.keys import check_key, named
 from wflmc.planning import Plan
 from wflmc.privacy import Ledger
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
-from wflmc.sampling.kernel import Rounds, rounds_of, step, with_velocity
+from wflmc.sampling.kernel import Rounds, check_belongs, check_posterior, rounds_of, step, with_velocity
 from wflmc.sampling.payment import Account, name_run, open_account, refuse_plans
 from wflmc.sampling.trace import Trace
 
@@ -182,6 +182,10 @@ def sample(
         accelerators: where chains are spread; by default over all that JAX sees.
         progress: called with (rounds done, rounds in all).
     """
+    check_key(key)
+    check_posterior(posterior)
+    if not isinstance(plan, Plan | list | tuple):
+        raise InputError("plan", type(plan).__name__, "one plan of wflmc.plan(…), or several")
     plans = [plan] if isinstance(plan, Plan) else list(plan)
     zipped = not isinstance(plan, Plan)
     first = plans[0] if plans else None
@@ -196,12 +200,7 @@ def sample(
         raise InputError("chains", count, "a whole number of at least 1")
     if memory is not None and not (isinstance(memory, int | float) and memory > 0):
         raise InputError("memory", memory, "a number of bytes above 0")
-    if first.devices != posterior.devices or first.dim != posterior.dim:
-        raise InputError(
-            "plan",
-            f"a plan for {first.devices} devices and {first.dim} parameters",
-            f"made for this posterior ({posterior.devices} devices, {posterior.dim} parameters)",
-        )
+    check_belongs(first, posterior)
     number = np.arange(count) if numbers is None else np.asarray(numbers)
     if number.shape != (count,):
         raise InputError("numbers", f"{number.size} numbers", f"one for each of {count} chains")
@@ -384,6 +383,7 @@ def _raise_if_lost(finite: NDArray[np.bool_], first: int) -> None:
     if not finite.all():
         lost = first + int(np.argmin(finite.all(1))) + 1
         raise SamplingError(
-            f"A chain left the finite numbers in round {lost}: the noise or the step is too large for it to come "
-            "back. Use a smaller step size, a larger clip, or a policy with less noise in early rounds."
+            f"A chain left the finite numbers in round {lost}: the noise or the step is too large for it to come back "
+            "(a smaller step size, a larger clip, or a policy with less noise in early rounds help), or a model of "
+            "your own has no finite gradient where the chain was."
         )

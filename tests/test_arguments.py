@@ -1,0 +1,87 @@
+"""Arguments in the wrong place or of the wrong kind are refused in a sentence."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc import channel
+from wflmc.errors import InputError
+
+KEY = jax.random.key(0)
+LINK, NOTHING = wflmc.Link(channel.static(1.0), snr_db=40), wflmc.Privacy(clip=30)
+POSTERIOR = wflmc.gaussian_regression(KEY, devices=4, examples=40)
+OTHER = wflmc.gaussian_regression(KEY, devices=8, examples=40)
+STEPS = {"step_size": 1e-3, "burn_in": 2, "samples": 3}
+PLAN = wflmc.plan(POSTERIOR, LINK, NOTHING, **STEPS)
+KERNEL = wflmc.sampling.kernel(POSTERIOR, PLAN)
+STATE = KERNEL.init(KEY)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: wflmc.sample(0, POSTERIOR, PLAN), "one key"),
+        (lambda: wflmc.sample(jax.random.split(KEY, 3), POSTERIOR, PLAN), "one key"),
+        (lambda: wflmc.sample(POSTERIOR, PLAN, KEY), "one key"),
+        (lambda: wflmc.sample(KEY, PLAN, POSTERIOR), "a posterior"),
+        (lambda: wflmc.sample(KEY, POSTERIOR, KEY), "one plan"),
+        (lambda: wflmc.sample(KEY, OTHER, PLAN), "made for this posterior"),
+        (lambda: KERNEL.init(0), "one key"),
+        (lambda: KERNEL.step(STATE, KEY), "one key"),
+        (lambda: KERNEL.step(KEY, STATE.theta), "step.key, state"),
+        (lambda: wflmc.sampling.kernel(PLAN, POSTERIOR), "a posterior"),
+        (lambda: wflmc.sampling.kernel(POSTERIOR, LINK), "a plan"),
+        (lambda: wflmc.sampling.kernel(OTHER, PLAN), "made for this posterior"),
+        (lambda: wflmc.plan(LINK, POSTERIOR, NOTHING, **STEPS), "a posterior"),
+        (lambda: wflmc.plan(POSTERIOR, None, NOTHING, **STEPS), "a wflmc.Link"),
+        (lambda: wflmc.plan(POSTERIOR, LINK, None, **STEPS), "a wflmc.Privacy"),
+        (lambda: wflmc.plan(POSTERIOR, LINK, NOTHING, **STEPS | {"burn_in": 2.0}), "a whole number"),
+        (lambda: wflmc.plan(POSTERIOR, LINK, NOTHING, **STEPS | {"samples": "3"}), "a whole number"),
+        (lambda: wflmc.plan(POSTERIOR, LINK, NOTHING, **STEPS | {"step_size": "0.3/L"}), "scenario files"),
+        (lambda: wflmc.Link(1.0, snr_db=20), "a fading law"),
+        (lambda: wflmc.evaluate(POSTERIOR, PLAN), "a trace"),
+    ],
+)
+def test_refused(call, says):
+    with pytest.raises(InputError, match=says):
+        call()
+
+
+def test_keys_of_both_kinds_are_taken():
+    for key in (KEY, jax.random.PRNGKey(0)):
+        wflmc.sample(key, POSTERIOR, PLAN, chains=2)
+    jax.jit(KERNEL.step)(KEY, STATE)
+    jax.vmap(KERNEL.init)(jax.random.split(KEY, 3))
+    assert jnp.all(jnp.isfinite(STATE.theta))
+
+
+def test_noise_that_widens_samples_is_said():
+    """Six decibels are four times the noise: where power limits, the ratio follows, and so does the spread."""
+    quiet = wflmc.plan(POSTERIOR, LINK, NOTHING, **STEPS)
+    assert quiet.noise_ratio == pytest.approx(1, rel=1e-9)
+    assert not any("spread" in text for text in quiet.warnings)
+    step = 0.3 / POSTERIOR.L
+    plans = [
+        wflmc.plan(POSTERIOR, wflmc.Link(channel.static(1e-4), snr_db=snr_db), NOTHING, step_size=step, burn_in=400,
+                   samples=1, power="no-dp")
+        for snr_db in (18.0, 18.0 + 10 * np.log10(4))
+    ]  # fmt: skip
+    assert plans[0].noise_ratio == pytest.approx(4 * plans[1].noise_ratio, rel=1e-9)
+    assert plans[0].noise_ratio > 2
+    warning = next(text for text in plans[0].warnings if "spread" in text)
+    assert f"{plans[0].noise_ratio:.3g} times the noise" in warning
+    assert "a higher SNR" in warning
+    spread = [np.trace(POSTERIOR.chain(p.motion).law(p.noise_variance).covariance[-1]) for p in plans]
+    assert spread[0] == pytest.approx(4 * spread[1], rel=1e-6)  # the start is forgotten
+
+
+def test_evaluation_says_it_too():
+    link = wflmc.Link(channel.static(1e-4), snr_db=18)
+    plan = wflmc.plan(POSTERIOR, link, NOTHING, step_size=0.3 / POSTERIOR.L, burn_in=5, samples=5, power="no-dp")
+    found = wflmc.evaluate(wflmc.sample(KEY, POSTERIOR, plan, chains=3), POSTERIOR)
+    assert found.noise_ratio == pytest.approx(plan.noise_ratio)
+    assert f"{plan.noise_ratio:.3g} times what sampling needs" in str(found)
