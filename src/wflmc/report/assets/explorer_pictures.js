@@ -143,7 +143,7 @@ function drawPlan(state, result) {
       x, y: pick(result.loss_each), name: "loss", line: stairs, fill: "tozeroy", fillcolor: "#0072b240", ...below,
       hovertemplate: "round %{x}: loss %{y:.4g}<extra></extra>",
     },
-    { ...level(result.loss_cap, rounds, "cap", INK.rest), ...below },
+    { ...level(result.loss_cap, rounds, "loss at the lower cap", INK.rest), ...below, showlegend: true },
     { ...level(result.loss_share, rounds, "equal share of the budget", INK.dp, "dot"), ...below },
   ];
   const words = `Gain from ${shown(result.gain[0])} in the first round to ${shown(result.gain.at(-1))} in the last.`;
@@ -162,7 +162,7 @@ function drawBound(state, result) {
     x, y: kept.map((i) => values[i]), name, mode: rounds > 1 ? "lines" : "markers", line,
     hovertemplate: `round %{x}, ${name}: %{y:.4g}<extra></extra>`,
   });
-  const least = Math.min(result.floor, ...result.bound), most = Math.max(...result.bound, ...result.equal_bound);
+  const least = Math.min(result.floor, result.spread, ...result.bound), most = Math.max(...result.bound, ...result.equal_bound);
   const traces = [
     trace("bound B[s]", result.bound, { color: "#1a1a1a", width: 3 }),
     trace("equal power", result.equal_bound, { color: INK.rest, width: 1.5, dash: "dash" }),
@@ -170,6 +170,7 @@ function drawBound(state, result) {
     trace("discretisation", result.from_steps, { color: INK.steps, width: 1.5 }),
     trace("excess noise", result.from_noise, { color: INK.noise, width: 1.5 }),
     level(result.floor, rounds, "floor", INK.steps, "dot"),
+    level(result.spread, rounds, "posterior\u2019s own variance, at most", INK.dp),
   ];
   const words = `The bound on W2² is ${shown(result.objective)} after ${rounds} rounds, its floor ${shown(result.floor)}.`;
   draw("explorer-bound", traces, {
