@@ -222,7 +222,12 @@ def _results() -> str:
         f'<div class="map">{_select("map_axis", "map over SNR and", _AXES)}'
         f"{figure('explorer-map', [], {}, 'Which limit binds where. A click moves the point.')}</div>"
         + figure("explorer-plan", [], {}, "How strongly devices send, and what a round costs of the privacy budget.")
-        + figure("explorer-bound", [], {}, "The bound on W2² to the posterior, and what it is made of.")
+        + figure(
+            "explorer-bound",
+            [],
+            {},
+            "The bound on W2² to the posterior, what it is made of, and the posterior’s own variance (m/μ at most).",
+        )
         + f'<h3>In numbers</h3><dl>{rows}</dl><h3><label for="scenario">The scenario of this point</label></h3>'
         "<p>Save it as <code>point.toml</code>: <code>wflmc plan point.toml</code> gives the same numbers.</p>"
         '<textarea id="scenario" readonly wrap="off" spellcheck="false" rows="31"></textarea>'

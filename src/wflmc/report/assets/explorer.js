@@ -84,7 +84,7 @@ function showControls(typed) {
     if (fold && key in wrong) fold.open = true;
   }
   const all = [...root.querySelectorAll(".control .wrong")].map((place) => place.textContent).filter(Boolean);
-  at("trouble").textContent = all.length ? `${all.join(" ")} What is shown is the last point without a mistake.` : "";
+  at("trouble").textContent = all.length ? `Mistake: ${all.join(" ")} Shown is the last point without one.` : "";
   at("example_clip-row").hidden = state.unit !== "record";
 }
 
