@@ -268,6 +268,7 @@ const steps = sliders.flatMap((slider) => [1, 1, 1, -1, -1, -1, -1].map((way) =>
   return [slider.id, way, before, wflmc.state[slider.id]];
 }));
 go("#mu=1000&L=1985");
+at("step_size").step = "any", at("step_size").max = "-0.0005";  // as where a plan starts close to 2/L
 at("step_size").value = at("step_size").max;
 at("step_size").dispatchEvent(new Event("input", { bubbles: true }));
 const end = { ...wflmc.wrong, eta: wflmc.state.step_size };
