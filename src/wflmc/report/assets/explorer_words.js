@@ -14,9 +14,9 @@ function percent(share) {
 
 // How large the bound is, beside the posterior itself.
 function scaleText({ objective, spread }) {
-  const ratio = objective / spread;
-  return `${ratio < 0.01 ? shown(ratio) : Number(ratio.toPrecision(2))} times the posterior\u2019s own variance, ` +
-    `which is at most m/μ = ${shown(spread)}: a bound, not the truth.`;
+  const ratio = Number((objective / spread).toPrecision(2));
+  return `${ratio === 1 ? "About" : `${ratio} times`} the posterior\u2019s own variance ` +
+    `(m/μ = ${shown(spread)} at most): a bound, not the truth.`;
 }
 
 function againstEqual(ratio) {
