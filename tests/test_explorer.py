@@ -90,8 +90,8 @@ def positions():
         sliders = {
             "snr_db": draw(12, 30) if near else draw(-20, 60),
             "epsilon": draw(0, 1.5) if near else generator.choice([-3, 3]) if corner else draw(-3, 3),
-            "delta": draw(-4, -1) if near else -12 if corner else draw(-12, -0.301),
-            "step_size": draw(-1.3, -0.4) if near else draw(-3, -0.001),
+            "delta": draw(-4, -1) if near else -12 if corner else draw(-12, -0.3),
+            "step_size": draw(-1.3, -0.4) if near else draw(-3, -0.005),
             "devices": generator.integers(1, 60),
             "rounds": generator.choice([1, 2, 1000]) if corner else generator.integers(1, 200),
             "clip": draw(1.2, 1.7) if near else draw(-1, 3),
@@ -120,6 +120,19 @@ def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("explorer") / "explorer.html"
     path.write_text(explorer.explorer_page(explorer.paper_study()), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def light(page):
+    """A page with nothing to draw with, which is quicker to open."""
+
+    def write(constants):
+        path = page.with_name("light.html")
+        text = explorer.explorer_page(constants)
+        path.write_text(text.replace(plotly(), "const Plotly = { newPlot() {}, react() {} };"), encoding="utf-8")
+        return path
+
+    return write
 
 
 @pytest.fixture(scope="module")
@@ -234,16 +247,65 @@ def test_every_control_has_a_name_and_says_its_value(tour):
     assert tour.silent == []
 
 
-def test_the_address_restores_a_point(tour, page):
-    light = page.with_name("light.html")  # nothing to draw with, which is quicker to open
-    text = page.read_text(encoding="utf-8")
-    light.write_text(text.replace(plotly(), "const Plotly = { newPlot() {}, react() {} };"), encoding="utf-8")
-    found = visit(light, HELPERS + "return read();", tour.hash)
+def test_the_address_restores_a_point(tour, light):
+    found = visit(light(explorer.paper_study()), HELPERS + "return read();", tour.hash)
     assert found.complaints == []
     for key in ("state", "values", "scenario"):
         assert found.answer[key] == tour.last[key]
     assert tour.last["state"]["epsilon"] == 12.345
     assert tour.last["state"]["accountant"] == "paper"
+
+
+ODD_WAYS = """
+const start = { ...read(), wrong: at("trouble").textContent, scale: at("scale").textContent };
+const sliders = [...document.querySelectorAll("input[type=range]")];
+const held = sliders.filter((e) => Math.abs(Number(e.value) - Number(e.min)) * Math.abs(Number(e.max) - e.value) > 0);
+const go = (hash) => { history.replaceState(null, "", hash), dispatchEvent(new Event("hashchange")); };
+const steps = sliders.flatMap((slider) => [1, 1, 1, -1, -1, -1, -1].map((way) => {
+  const before = wflmc.state[slider.id];
+  way > 0 ? slider.stepUp() : slider.stepDown();
+  slider.dispatchEvent(new Event("input", { bubbles: true }));
+  return [slider.id, way, before, wflmc.state[slider.id]];
+}));
+go("#mu=1000&L=1985");
+at("step_size").step = "any", at("step_size").max = "-0.0005";  // as where a plan starts close to 2/L
+at("step_size").value = at("step_size").max;
+at("step_size").dispatchEvent(new Event("input", { bubbles: true }));
+const end = { ...wflmc.wrong, eta: wflmc.state.step_size };
+go("#clip=5"), go("#snr_db=10");
+const partial = { ...wflmc.state };
+const fold = at("mu").closest("details"), closed = !fold.open;
+go("#L=1");
+return { start, held: held.length, steps, end, partial, closed, open: fold.open, said: at("trouble").textContent };
+"""
+
+
+def test_a_link_budget_and_odd_ways(light, plan_of, scenario):
+    """130 dB of path loss; then keys, ends of sliders, addresses that name little, and a mistake in a fold."""
+    budget = {"link.power": 1e-13, "link.snr_db": 132, "link.noise_power": 1.26e-14}
+    document = plan_of(scenario, *(word for pair in budget.items() for word in ("--set", "{}={}".format(*pair))))
+    found = visit(light(explorer.constants_of(document)), HELPERS + ODD_WAYS)
+    assert found.complaints == []
+    answer = SimpleNamespace(**found.answer)
+    start = answer.start
+    assert start["wrong"] == ""
+    assert [start["state"][key] for key in ("power", "snr_db", "noise_power")] == list(budget.values())
+    close(start["values"]["objective"], document["objective"])
+    assert re.match(r"[\d.]+ times the posterior’s own variance", start["scale"])
+    assert answer.held == 7
+    assert [step for step in answer.steps if (step[3] - step[2]) * step[1] <= 0] == []
+    assert answer.end == {"eta": pytest.approx(2 / 1985, rel=0.02)}
+    assert answer.partial == {**start["state"], "snr_db": 10}
+    assert (answer.closed, answer.open) == (True, True)
+    assert "strong convexity μ must be at most L = 1." in answer.said
+
+
+def test_plans_beyond_the_limits_start_within_them(plan_of, scenario):
+    document = plan_of(scenario, "--no-compare")
+    document["scenario"]["privacy"]["clip"] = 1e9
+    document["scenario"]["link"]["power"] = 1e-40
+    found = explorer.constants_of(document)
+    assert (found.clip, found.power) == (1e6, 1e-30)
 
 
 def test_nothing_is_asked_of_the_network(tour, page):

@@ -88,7 +88,16 @@ def constants_of(document: dict[str, Any]) -> Constants:
         "example_clip": privacy.example_clip,
     }
     least: dict[str, Any] = {name: float(np.min(value)) for name, value in chosen.items() if value is not None}
-    return start._replace(**least, unit=privacy.unit, accountant=privacy.accountant, bound=scenario.policy.bound)
+    return _within_limits(
+        start._replace(**least, unit=privacy.unit, accountant=privacy.accountant, bound=scenario.policy.bound)
+    )
+
+
+def _within_limits(constants: Constants) -> Constants:
+    """The nearest point that the page can start at, so that it never starts empty."""
+    numbers = [*(slider.number for slider in _SLIDERS), *_NUMBERS, _EXAMPLE_CLIP]
+    kept = {number.key: min(max(getattr(constants, number.key), number.least), number.most) for number in numbers}
+    return constants._replace(**kept)
 
 
 class _Number(NamedTuple):
@@ -102,7 +111,10 @@ class _Number(NamedTuple):
 
 
 class _Slider(NamedTuple):
-    """A number with a slider; the ends of a logarithmic one are powers of ten, of the step size those of η L/2."""
+    """A number with a slider; the ends of a logarithmic one are powers of ten, of the step size those of η L/2.
+
+    A step of a logarithmic one is 0.005 or more: values are rounded to three digits, and every step has to move them.
+    """
 
     number: _Number
     low: float
@@ -121,8 +133,8 @@ _ABOUT_DEVICES = (
 _SLIDERS = (
     _Slider(_Number("snr_db", "SNR, P/(m N0)", -300, 300), -20, 60, 0.1),
     _Slider(_Number("epsilon", "privacy level ε", 1e-6, 1e6), -3, 3, 0.01, log=True),
-    _Slider(_Number("delta", "privacy slack δ", 1e-300, 0.999), -12, -0.301, 0.001, log=True),
-    _Slider(_Number("step_size", "step size η", 1e-50, 1e50), -4, -0.001, 0.001, log=True),
+    _Slider(_Number("delta", "privacy slack δ", 1e-300, 0.999), -12, -0.3, 0.005, log=True),
+    _Slider(_Number("step_size", "step size η", 1e-50, 1e50), -4, -0.005, 0.005, log=True),
     _Slider(_Number("devices", "devices K", 1, MOST_DEVICES, whole=True), 1, 300, 1, note=_ABOUT_DEVICES),
     _Slider(_Number("rounds", "rounds S", 1, MOST_ROUNDS, whole=True), 1, 1000, 1),
     _Slider(_Number("clip", "clip ℓ of a device's gradient", 1e-6, 1e6), -1, 3, 0.01, log=True),
@@ -133,8 +145,8 @@ _NUMBERS = (
     _Number("L", "smoothness L", 1e-12, 1e12),
     _Number("dim", "parameters m", 1, MOST_DIM, whole=True),
     _Number("initial_w2_sq", "W2² from start to posterior", 1e-12, 1e12),
-    _Number("power", "channel power |h|²", 1e-12, 1e12),
-    _Number("noise_power", "noise power N0", 1e-12, 1e12),
+    _Number("power", "channel power |h|²", 1e-30, 1e30),
+    _Number("noise_power", "noise power N0", 1e-30, 1e30),
 )
 _EXAMPLE_CLIP = _Number("example_clip", "clip c of an example's gradient", 1e-6, 1e6)
 
@@ -146,13 +158,14 @@ _CHOICES = {
 _AXES = {"epsilon": "ε", "delta": "δ", "step_size": "η", "rounds": "S", "clip": "ℓ"}
 
 _ANSWER = (
-    '<p class="answer"><strong id="regime" data-result></strong> '
-    '<span>bound on W2²: <strong id="headline"></strong></span></p>'
+    '<p class="wrong" id="trouble"></p><p class="answer"><strong id="regime" data-result></strong> '
+    '<span>bound on W2²: <strong id="headline"></strong></span> <small id="scale"></small></p>'
 )
 _RESULTS = (
     ("objective", "bound on W2² after S rounds"),
     ("equal_objective", "the same with equal power"),
     ("floor", "floor of the bound, S → ∞ without excess noise"),
+    ("spread", "the posterior’s own variance, at most m/μ"),
     ("budget", "privacy budget R(ε, δ)"),
     ("loss", "privacy loss spent"),
     ("epsilon_spent", "ε spent"),
@@ -161,7 +174,7 @@ _RESULTS = (
     ("lmc_cap", "LMC cap on α (Langevin noise)"),
     ("power_cap", "power cap on α"),
     ("dp_share", "α at an equal share of the budget"),
-    ("energy", "energy of all devices, at most"),
+    ("energy", "energy of all devices over all rounds, at most (in the unit of P and N0)"),
 )
 
 
@@ -205,10 +218,16 @@ def _results() -> str:
     rows = "".join(f'<div><dt>{label}</dt><dd id="{key}" data-result></dd></div>' for key, label in _RESULTS)
     return (
         '<div id="results"><p id="verdict" aria-live="polite"></p><p class="note" id="cautions" hidden></p>'
+        f"{asset('explorer_glossary.html')}"
         f'<div class="map">{_select("map_axis", "map over SNR and", _AXES)}'
         f"{figure('explorer-map', [], {}, 'Which limit binds where. A click moves the point.')}</div>"
         + figure("explorer-plan", [], {}, "How strongly devices send, and what a round costs of the privacy budget.")
-        + figure("explorer-bound", [], {}, "The bound on W2² to the posterior, and what it is made of.")
+        + figure(
+            "explorer-bound",
+            [],
+            {},
+            "The bound on W2² to the posterior, what it is made of, and the posterior’s own variance (m/μ at most).",
+        )
         + f'<h3>In numbers</h3><dl>{rows}</dl><h3><label for="scenario">The scenario of this point</label></h3>'
         "<p>Save it as <code>point.toml</code>: <code>wflmc plan point.toml</code> gives the same numbers.</p>"
         '<textarea id="scenario" readonly wrap="off" spellcheck="false" rows="31"></textarea>'
@@ -229,14 +248,29 @@ def _field(number: _Number, identity: str, constants: Constants) -> str:
     )
 
 
+def _ends(slider: _Slider, constants: Constants) -> tuple[float, float]:
+    """Where a slider begins and ends: wide enough to hold the start, with room around it."""
+    number, start = slider.number, float(getattr(constants, slider.number.key))
+    is_step = number.key == "step_size"
+    start = start * constants.L / 2 if is_step else start
+    here, least, most = np.log10([start, number.least, number.most]) if slider.log else (start, *number[2:4])
+    if slider.low <= here <= slider.high:
+        return slider.low, slider.high
+    room = (slider.high - slider.low) / 2
+    low = max(min(slider.low, here - room), least)
+    high = max(slider.high, here) if is_step else min(max(slider.high, here + room), most)
+    return np.ceil(low / slider.step) * slider.step, np.floor(high / slider.step) * slider.step
+
+
 def _slider(slider: _Slider, constants: Constants) -> str:
     key, label = slider.number.key, html.escape(slider.number.label)
+    low, high = _ends(slider, constants)
     return (
         f'<div class="control"><div class="line"><label for="{key}">{label}</label>'
         f'<output for="{key}" id="{key}-shown"></output></div>'
-        f'<div class="line"><input type="range" id="{key}" min="{slider.low:g}" max="{slider.high:g}" '
+        f'<div class="line"><input type="range" id="{key}" min="{low:g}" max="{high:g}" '
         f'step="{slider.step:g}" data-scale="{"log" if slider.log else "linear"}">'
-        f'<label class="unseen" for="{key}-number">{label}, exact value</label>'
+        f'<label class="unseen" for="{key}-number">{label}, typed</label>'
         f"{_field(slider.number, f'{key}-number', constants)}</div>{_wrong(key)}{slider.note}</div>"
     )
 

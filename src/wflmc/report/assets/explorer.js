@@ -19,7 +19,9 @@ const isLog = (key) => at(key).dataset.scale === "log";
 
 function fromSlider(key) {
   const position = Number(at(key).value);
-  return isLog(key) ? Number((unitOf(key) * 10 ** position).toPrecision(3)) : position;
+  if (!isLog(key)) return position;
+  const exact = unitOf(key) * 10 ** position, rounded = Number(exact.toPrecision(3));
+  return key === "step_size" && rounded >= unitOf(key) ? exact : rounded;
 }
 
 const toSlider = (key) => (isLog(key) ? Math.log10(state[key] / unitOf(key)) : state[key]);
@@ -69,14 +71,20 @@ function showControls(typed) {
     at(`${key}-shown`).textContent = words;
   }
   for (const key of numbers) {
-    if (typed !== field(key).id) field(key).value = Number.isFinite(state[key]) ? String(state[key]) : "";
+    const value = state[key];
+    if (typed !== field(key).id) field(key).value = Number.isFinite(value) ? String(Number(value.toPrecision(6))) : "";
+    field(key).title = String(value);
   }
   for (const key of choices) at(key).value = state[key];
   for (const key of [...numbers, ...choices]) {
     const control = sliders.includes(key) ? field(key) : at(key);
     control.setAttribute("aria-invalid", String(key in wrong));
     at(`${key}-wrong`).textContent = key in wrong ? `${control.dataset.name} ${wrong[key]}.` : "";
+    const fold = control.closest("details");
+    if (fold && key in wrong) fold.open = true;
   }
+  const all = [...root.querySelectorAll(".control .wrong")].map((place) => place.textContent).filter(Boolean);
+  at("trouble").textContent = all.length ? `Mistake: ${all.join(" ")} Shown is the last point without one.` : "";
   at("example_clip-row").hidden = state.unit !== "record";
 }
 
@@ -89,6 +97,7 @@ function showResults() {
   }
   at("regime").style.background = COLORS[result.regime];
   at("headline").textContent = shown(result.objective);
+  at("scale").textContent = scaleText(result);
   at("verdict").textContent = VERDICTS[result.regime](state, result);
   at("cautions").textContent = cautions(state, result);
   at("cautions").hidden = !at("cautions").textContent;
@@ -134,10 +143,10 @@ function choose(changes, typed) {
   drawSoon();
 }
 
-// The point that the address names; an address may also name a part of the page.
+// The point that the address names: the start, but for what it names. An address may also name a part of the page.
 function fromHash() {
-  const found = {};
-  if (!location.hash.includes("=")) return found;
+  if (!location.hash.includes("=")) return {};
+  const found = { ...START };
   for (const [key, text] of new URLSearchParams(location.hash.slice(1))) {
     if (numbers.includes(key)) found[key] = text.trim() === "" ? NaN : Number(text);
     else if (choices.includes(key)) found[key] = text;

@@ -1,6 +1,9 @@
 // The explorer's three pictures: the regime map, the plan, and the bound.
 
-const INK = { lmc: "#8a7d00", power: "#0072b2", dp: "#b35c00", rest: "#5a6270", noise: "#d55e00", steps: "#009e73" };
+const INK = {
+  lmc: "#8a7d00", power: "#0072b2", dp: "#b35c00", rest: "#5a6270", noise: "#d55e00", steps: "#009e73",
+  posterior: "#a0307a",
+};
 const AXES = {
   epsilon: "privacy level ε", delta: "privacy slack δ", step_size: "step size η", rounds: "rounds S", clip: "clip ℓ",
 };
@@ -143,7 +146,7 @@ function drawPlan(state, result) {
       x, y: pick(result.loss_each), name: "loss", line: stairs, fill: "tozeroy", fillcolor: "#0072b240", ...below,
       hovertemplate: "round %{x}: loss %{y:.4g}<extra></extra>",
     },
-    { ...level(result.loss_cap, rounds, "cap", INK.rest), ...below },
+    { ...level(result.loss_cap, rounds, "loss at the lower cap", INK.rest), ...below, showlegend: true },
     { ...level(result.loss_share, rounds, "equal share of the budget", INK.dp, "dot"), ...below },
   ];
   const words = `Gain from ${shown(result.gain[0])} in the first round to ${shown(result.gain.at(-1))} in the last.`;
@@ -162,7 +165,8 @@ function drawBound(state, result) {
     x, y: kept.map((i) => values[i]), name, mode: rounds > 1 ? "lines" : "markers", line,
     hovertemplate: `round %{x}, ${name}: %{y:.4g}<extra></extra>`,
   });
-  const least = Math.min(result.floor, ...result.bound), most = Math.max(...result.bound, ...result.equal_bound);
+  const least = Math.min(result.floor, result.spread, ...result.bound);
+  const most = Math.max(result.spread, ...result.bound, ...result.equal_bound);
   const traces = [
     trace("bound B[s]", result.bound, { color: "#1a1a1a", width: 3 }),
     trace("equal power", result.equal_bound, { color: INK.rest, width: 1.5, dash: "dash" }),
@@ -170,6 +174,7 @@ function drawBound(state, result) {
     trace("discretisation", result.from_steps, { color: INK.steps, width: 1.5 }),
     trace("excess noise", result.from_noise, { color: INK.noise, width: 1.5 }),
     level(result.floor, rounds, "floor", INK.steps, "dot"),
+    level(result.spread, rounds, "posterior, m/μ", INK.posterior),
   ];
   const words = `The bound on W2² is ${shown(result.objective)} after ${rounds} rounds, its floor ${shown(result.floor)}.`;
   draw("explorer-bound", traces, {

@@ -115,6 +115,7 @@ function compute(state) {
     lmc_cap: toGain(limit.lmc),
     power_cap: toGain(limit.power),
     dp_share: toGain(limit.share),
+    spread: state.dim / state.mu,
     loss_cap: 2 * Math.min(limit.power, limit.lmc) * limit.sensitivity ** 2,
     loss_share: limit.budget / state.rounds,
     energy: state.devices * total(a) * state.noise_power * (state.clip / Math.sqrt(state.power)) ** 2,

@@ -6,18 +6,36 @@ const shown = (value) => String(Number(value.toPrecision(4)));
 // A double as TOML writes it.
 const real = (value) => (/^-?\d+$/.test(String(value)) ? `${value}.0` : String(value));
 
+// A share in per cent, never rounded to all or nothing.
+function percent(share) {
+  if (share > 0.999 && share < 1) return "more than 99.9 %";
+  return share < 0.001 && share > 0 ? "less than 0.1 %" : `${Number((100 * share).toPrecision(3))} %`;
+}
+
+// How large the bound is, beside the posterior itself.
+function scaleText({ objective, spread }) {
+  const ratio = Number((objective / spread).toPrecision(2));
+  return `${ratio === 1 ? "About" : `${ratio} times`} the posterior\u2019s own variance ` +
+    `(m/μ = ${shown(spread)} at most): a bound, not the truth.`;
+}
+
+function againstEqual(ratio) {
+  if (ratio < 1.01) return "but equal power does as well, to within 1 %. ";
+  return `and equal power has a bound ${Number(ratio.toPrecision(3))} times as large. `;
+}
+
 const VERDICTS = {
   "lmc-limited": () =>
     "Power and privacy both force less noise than Langevin sampling needs anyway: they cost nothing, and the bound " +
     "is that of ideal devices. More power or a larger ε would change nothing.",
   "power-limited": (state, result) =>
     "Transmit power is the bottleneck in every round, and " +
-    `${shown(100 * (1 - result.loss / result.budget))} % of the privacy budget is left unspent. ` +
+    `${percent(Math.max(0, 1 - result.loss / result.budget))} of the privacy budget is left unspent. ` +
     "A higher SNR helps; a larger ε does not.",
   "dp-limited": (state, result) => {
     const held = Math.round(result.regime_share["dp-limited"] * state.rounds);
-    const late = "The best plan whispers early, where noise is still forgotten, and saves the budget for the end: " +
-      `its bound is ${shown(result.equal_objective / result.objective)} times below that of equal power. `;
+    const late = "The best plan whispers early, where noise is still forgotten, and saves the budget for the end, " +
+      againstEqual(result.equal_objective / result.objective);
     const help = result.regime_share["power-limited"] ? ", and so does a higher SNR." : "; a higher SNR does not.";
     return `The promise (ε, δ) holds power back in ${held} of ${state.rounds} rounds. ` +
       `${state.rounds > 1 ? late : ""}A larger ε helps${help}`;
