@@ -10,6 +10,7 @@ import pytest
 
 import wflmc
 from wflmc.errors import Found
+from wflmc.posterior.curvature import find_mode
 from wflmc.sampling import groups
 
 from .own_model_tools import gaussian_likelihood, gaussian_prior
@@ -160,3 +161,18 @@ def test_what_draws_outcomes_takes_a_key():
 def test_words_cross_process_borders():
     error = wflmc.InputError("data", Found("has no arrays"), "arrays")
     assert str(pickle.loads(pickle.dumps(error))) == "data has no arrays, but it must be arrays."
+
+
+def test_a_search_that_ends_early_says_so():
+    curves = np.array([1.0, 100.0])
+
+    def search(steps, wall=-np.inf):
+        def cost(theta):
+            bad = np.nan if theta[0] < wall else 1.0
+            return bad * 0.5 * theta**2 @ curves, bad * curves * theta
+
+        return find_mode(cost, lambda _, v: curves * v, np.array([50.0, 1.0]), steps)
+
+    assert search(500)[1] == ""
+    assert "the gradient's norm is still" in search(1)[1]
+    assert "met nan" in search(500, wall=49.8)[1]
