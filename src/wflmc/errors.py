@@ -6,22 +6,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class Found(str):
+    """What is wrong with an argument, in words that follow its name: "data" + "has no arrays"."""
+
+
 class InputError(ValueError):
     """Bad input, said in one sentence.
 
     Args:
         key: the argument or scenario key at fault, such as `link.snr_db`.
-        given: what was given.
+        given: what was given; or, as `Found`, what is wrong with it.
         allowed: what is allowed, as the end of the sentence "... must be ...".
     """
 
     def __init__(self, key: str, given: object, allowed: str) -> None:
         self.key, self.given, self.allowed = key, given, allowed
-        shown = repr(given)
+        described = isinstance(given, Found)
+        shown = str(given) if described else repr(given)
         if len(shown) > 200:
             shown = shown[:197] + "..."
+        start = f"{key} {shown}" if described else f"{key} = {shown} was given"
         end = "" if allowed.endswith("?") else "."
-        super().__init__(f"{key} = {shown} was given, but it must be {allowed}{end}")
+        super().__init__(f"{start}, but it must be {allowed}{end}")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str]]:
         """Errors cross process borders by their parts."""

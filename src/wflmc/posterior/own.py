@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
-from wflmc.keys import host_generator, named
-from wflmc.posterior.own_model import Model, checked_data, checked_model, checked_parameters
-from wflmc.posterior.own_posterior import EXAMPLES, OwnPosterior, look
-from wflmc.posterior.partition import partition as split
+from wflmc.errors import Found, InputError
+from wflmc.posterior.own_checks import checked_arrays, checked_parameters
+from wflmc.posterior.own_devices import parts_of
+from wflmc.posterior.own_model import Model, checked_model, look
+from wflmc.posterior.own_posterior import EXAMPLES, OwnPosterior
 
 Array = NDArray[np.float64]
 
@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 def posterior(
     log_likelihood: Callable[[Any, Any], Any],
     log_prior: Callable[[Any], Any],
-    data: Any,
+    data: Any = None,
     *,
     initial: Any = None,
     devices: int | ArrayLike | Sequence[ArrayLike] | None = None,
@@ -46,33 +46,33 @@ def posterior(
         partition: iid or blocks, where `devices` is a number; key: seeds iid (jax.random.key(0) unless given).
         mu, L: strong convexity and smoothness of −log p(θ|D), where public values are known. Else they are estimated by
             the Hessian at `initial` and at a mode, which depends on the data: no promise of privacy covers that.
-        batch: examples that each device draws for a round, all by default. Gradients are then noisier than the bound
-            knows, and no privacy is claimed for an example not being drawn.
+        batch: examples that each device draws for a round, all by default and where no device has more. Gradients are
+            then noisier than the bound knows, and no privacy is claimed for an example not being drawn.
     """
-    examples, count = checked_data(data)
+    if data is None:
+        instead = "posterior(log_likelihood, log_prior, data, initial=…, devices=…)"
+        missing = "log_prior" if not callable(log_prior) else "data"
+        raise InputError(missing, Found("is missing"), f"given, as in {instead}")
+    examples, count = checked_arrays("data", data)
     if initial is None:
         width = max([leaf.shape[-1] for leaf in jax.tree.leaves(examples) if leaf.ndim > 1], default=1)
         such = f"np.zeros({width}) or {{'weights': np.zeros({width}), 'intercept': 0.0}}"
-        raise InputError(
-            "initial", None, f"the parameters that chains start at, as log_prior takes them, such as {such}"
-        )
+        wanted = f"the parameters that chains start at, as log_prior takes them, such as {such}"
+        raise InputError("initial", Found("was not given"), wanted)
     start, structure, shapes = checked_parameters(initial)
     model = checked_model(log_likelihood, log_prior, structure, shapes, examples)
     given = {"mu": mu, "L": L}
     for name, value in given.items():
-        if value is not None and not (isinstance(value, int | float | np.number) and 0 < value < np.inf):
+        if value is not None and not (_is_number(value) and 0 < value < np.inf):
             raise InputError(name, value, "a number above 0 and finite")
     if mu is not None and L is not None and mu > L:
         raise InputError("mu", mu, f"at most L = {L:g}")
-    if not 0 <= initial_std < np.inf:
-        raise InputError("initial_std", initial_std, "finite and at least 0")
-    if batch is not None and (not isinstance(batch, int | np.integer) or batch < 1):
+    if not (_is_number(initial_std) and 0 <= initial_std < np.inf):
+        raise InputError("initial_std", initial_std, "a number, finite and at least 0")
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1):
         raise InputError("batch", batch, "a whole number of at least 1")
     _check_start(model, examples, start)
-    key = jax.random.key(0) if key is None else key
-    if not isinstance(key, jax.Array):
-        raise InputError("key", key, "a key of JAX, such as jax.random.key(0)")
-    parts = _parts(devices, count, partition, key)
+    parts = parts_of(devices, count, partition, _checked_key(key))
     sizes = np.array([part.size for part in parts])
     # A device's first example fills it up: one of zeros might have no likelihood at all.
     places = np.stack([np.append(part, np.full(sizes.max() - part.size, part[0])) for part in parts])
@@ -85,26 +85,56 @@ def posterior(
         L=np.nan if L is None else float(L),
         model=model,
         sharing=len(parts),
-        batch=None if batch is None else int(batch),
+        batch=None if batch is None or batch >= sizes.max() else int(batch),
         estimated=tuple(name for name, value in given.items() if value is None),
     )
     return _with_estimates(made) if made.estimated else made
 
 
+def _is_number(value: Any) -> bool:
+    """Whether it is one real number, and no truth value."""
+    kinds = isinstance(value, int | float | np.number | jax.Array | np.ndarray) and not isinstance(value, bool)
+    return kinds and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
+
+
+def _checked_key(key: Any) -> jax.Array:
+    if key is None:
+        return jax.random.key(0)
+    wanted = "one key of JAX, such as jax.random.key(0)"
+    if not isinstance(key, jax.Array):
+        raise InputError("key", key, wanted)
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if (typed and key.shape) or (not typed and (key.dtype != np.uint32 or key.shape != (2,))):
+        raise InputError("key", Found(f"is an array of type {key.dtype} and shape {key.shape}"), wanted)
+    return key
+
+
 def _with_estimates(made: OwnPosterior) -> OwnPosterior:
-    found = np.concatenate([made.eigenvalues(made.start), made.laplace[1]])
-    if "mu" in made.estimated and not found.min() > 0:
-        least = f"at the start or at the mode found, where the Hessian's least eigenvalue is {found.min():.3g}"
-        raise InputError(
-            "mu", None, f"a number above 0: none can be estimated, as the cost is not convex {least} (is a sign wrong?)"
-        )
-    if "L" in made.estimated and not np.all(np.isfinite(found)):
-        raise InputError("L", None, "a number above 0: its estimate did not converge")
-    done = replace(
-        made,
-        mu=float(found.min()) if "mu" in made.estimated else made.mu,
-        L=float(np.abs(found).max()) if "L" in made.estimated else made.L,
-    )
+    """The same with mu and L by the Hessian at the start and at a mode; mu by the mode's alone where need be."""
+    at_start, at_mode = made.eigenvalues(made.start), made.laplace[1]
+    found, estimated = np.concatenate([at_start, at_mode]), made.estimated
+    if not np.all(np.isfinite(found)):
+        wanted = "a number above 0: no estimate was found, as eigenvalues of the Hessian did not converge"
+        raise InputError(estimated[0], Found("was not given"), wanted)
+    mu, L = made.mu, made.L
+    if "mu" in estimated:
+        if at_mode.min() <= 0:
+            least = f"least eigenvalue {at_mode.min():.3g} at the mode found and {at_start.min():.3g} at `initial`"
+            wanted = f"a number above 0: none can be estimated, as the cost is not convex ({least}); is a sign wrong?"
+            raise InputError("mu", Found("was not given"), wanted)
+        mu = float(found.min() if at_start.min() > 0 else at_mode.min())
+        if at_start.min() <= 0:
+            alone = f"mu (at the mode alone: at the start the least eigenvalue is {at_start.min():.3g}, not convex)"
+            estimated = (alone, *estimated[1:])
+    if "L" in estimated:
+        L = float(np.abs(found).max())
+        # float32 may put the L of a model with mu = L a little below a mu that is known.
+        L = mu if L < mu <= L * (1 + 1e-3) else L
+    if mu > L and "L" in estimated:
+        raise InputError("mu", mu, f"at most L, which is estimated as {L:.6g}")
+    if mu > L * (1 + 1e-3):
+        raise InputError("L", L, f"at least mu, which is estimated as {mu:.6g}")
+    done = replace(made, mu=min(mu, L), L=L, estimated=estimated)
     vars(done)["laplace"] = made.laplace  # the same, and not found again
     return done
 
@@ -118,32 +148,8 @@ def _check_start(model: Model, examples: Any, start: Array) -> None:
     for what, values in (("value", costs), ("gradient", norms)):
         bad = np.flatnonzero(~np.isfinite(np.asarray(values)))
         if bad.size:
-            raise InputError("log_likelihood", f"a {what} that is nan or infinite at example {bad[0]}", instead)
-    if not np.isfinite(value) or not np.all(np.isfinite(np.asarray(gradient))):
-        raise InputError("log_prior", "a value or gradient that is nan or infinite", instead)
-
-
-def _parts(devices: Any, count: int, rule: str, key: jax.Array) -> list[NDArray[np.intp]]:
-    """The examples of every device."""
-    if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
-        if rule not in ("iid", "blocks"):
-            raise InputError("partition", rule, "iid or blocks; or give the device of every example as `devices`")
-        devices = split(rule, np.zeros(count), int(devices), host_generator(named(key, "data"), "partition"))
-    if isinstance(devices, list | tuple) and devices and np.ndim(devices[0]) == 1:
-        parts = [np.asarray(part) for part in devices]
-        whole = np.concatenate(parts)
-        if whole.dtype.kind not in "iu" or not np.array_equal(np.sort(whole), np.arange(count)):
-            raise InputError("devices", f"a list of {len(parts)}", f"lists in which each of 0..{count - 1} is once")
-    elif devices is None:
-        raise InputError("devices", None, f"how many devices share the {count} examples, or the device of each of them")
-    else:
-        owner = np.asarray(devices)
-        if owner.shape != (count,) or owner.dtype.kind not in "iu" or owner.min() < 0:
             raise InputError(
-                "devices", devices, f"a number, the device of each of the {count} examples, or a list of examples each"
+                "log_likelihood", Found(f"has a {what} that is nan or infinite at example {bad[0]}"), instead
             )
-        parts = [np.flatnonzero(owner == index) for index in range(int(owner.max()) + 1)]
-    empty = [index for index, part in enumerate(parts) if part.size == 0]
-    if empty:
-        raise InputError("devices", f"no example for device {empty[0]}", "at least one example for every device")
-    return parts
+    if not np.isfinite(value) or not np.all(np.isfinite(np.asarray(gradient))):
+        raise InputError("log_prior", Found("has a value or gradient that is nan or infinite"), instead)

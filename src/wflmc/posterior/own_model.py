@@ -6,20 +6,19 @@ code, checkpoints and ledgers know the model again; functions that compute somet
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import Found, InputError
 from wflmc.keys import digest
-
-FLOATS = jnp.floating
+from wflmc.posterior.blocks import row_norms
+from wflmc.posterior.own_checks import check_number, on_accelerator, shapes_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,42 +66,6 @@ class Model:
             return -jnp.asarray(self.log_prior(self.unflatten(theta)), theta.dtype)
 
 
-def checked_parameters(initial: Any) -> tuple[NDArray[np.float64], Any, tuple[tuple[int, ...], ...]]:
-    """The starting parameters flat, their structure and their shapes."""
-    leaves, structure = jax.tree.flatten(initial)
-    if not leaves:
-        raise InputError("initial", initial, "a pytree with at least one array of floating-point parameters")
-    for leaf in leaves:
-        kind = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
-        if not jnp.issubdtype(kind, FLOATS):
-            raise InputError("initial", f"parameters of type {kind}", "floating-point numbers, such as 0.0 for 0")
-    arrays = [np.asarray(leaf, dtype=float) for leaf in leaves]
-    flat = np.concatenate([array.ravel() for array in arrays])
-    if not flat.size or not np.all(np.isfinite(flat)):
-        raise InputError("initial", "no parameters, or nan or infinite ones", "finite, and at least one number")
-    return flat, structure, tuple(array.shape for array in arrays)
-
-
-def checked_data(data: Any) -> tuple[Any, int]:
-    """The data as NumPy arrays, and how many examples there are."""
-    leaves, structure = jax.tree.flatten(data)
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    if any(array.dtype.kind not in "fiub" for array in arrays):
-        kinds = ", ".join(sorted({str(array.dtype) for array in arrays}))
-        raise InputError("data", f"arrays of type {kinds}", "real numbers")
-    shapes = ", ".join(str(array.shape) for array in arrays)
-    lengths = {array.shape[0] if array.ndim else None for array in arrays}
-    if len(lengths) != 1 or None in lengths:
-        raise InputError(
-            "data",
-            f"arrays of shapes {shapes}" if arrays else "no arrays",
-            "arrays with one first axis, the examples, such as (X, y); np.asarray makes one of a list of rows",
-        )
-    if not arrays[0].shape[0]:
-        raise InputError("data", f"arrays of shapes {shapes}", "at least one example")
-    return jax.tree.unflatten(structure, arrays), int(arrays[0].shape[0])
-
-
 def checked_model(
     log_likelihood: Callable[[Any, Any], Any],
     log_prior: Callable[[Any], Any],
@@ -114,73 +77,24 @@ def checked_model(
     made = Model(log_likelihood, log_prior, structure, shapes)
     theta = np.zeros(made.dim, np.float32)
     example = jax.tree.map(lambda array: array[0].astype(on_accelerator(array.dtype)), data)
-    shown = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(example))
-    wanted = f"a JAX function of parameters and ONE example (an array or arrays of shapes {shown})"
-    _check_scalar(
+    sizes = f"parameters of shape {shapes_of(made.unflatten(theta))}"
+    wanted = f"a JAX function of (parameters, example), with {sizes} and ONE example of shape {shapes_of(example)}"
+    check_number(
         "log_likelihood", log_likelihood, wanted, lambda t, e: log_likelihood(made.unflatten(t), e), theta, example
     )
-    _check_scalar(
-        "log_prior", log_prior, "a JAX function of parameters alone", lambda t: log_prior(made.unflatten(t)), theta
-    )
+    alone = f"a JAX function of parameters alone, with {sizes}"
+    check_number("log_prior", log_prior, alone, lambda t: log_prior(made.unflatten(t)), theta, whole=True)
     traced = (
         jax.make_jaxpr(jax.value_and_grad(made.cost))(theta, example),
         jax.make_jaxpr(jax.value_and_grad(made.prior_cost))(theta),
     )
     if not _used(traced[0].jaxpr, traced[0].jaxpr.invars[1:]):
-        given = "a function that does not look at its example"
-        raise InputError("log_likelihood", given, f"{wanted}, which is the only one that counts there")
+        instead = "data that it takes from elsewhere would count once for every example of every device"
+        raise InputError("log_likelihood", Found("does not look at its example"), f"{wanted}: {instead}")
     parts = [text.encode() for text in (str(structure), str(shapes), *map(str, traced))]
     name = digest(*parts, *(value for one in traced for value in _constants(one)))
     numbers = sum(_count(jax.make_jaxpr(log_likelihood)(made.unflatten(theta), example).jaxpr))
     return Model(log_likelihood, log_prior, structure, shapes, name, max(1, numbers))
-
-
-def on_accelerator(kind: Any) -> Any:
-    """The type of numbers there: float32 for any that are not whole."""
-    return np.dtype(np.float32) if np.dtype(kind).kind == "f" else jax.dtypes.canonicalize_dtype(kind)
-
-
-def shape_of(key: str, function: Any, wanted: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call of a person's function would return; one that fails is refused in words."""
-    if not callable(function):
-        raise InputError(key, function, wanted)
-    try:
-        return jax.eval_shape(call, *arguments)
-    except Exception as error:  # whatever a person's function may raise
-        raise InputError(
-            key, f"a function that fails{_where(function, error)}: {_said(error)}", _advice(error, wanted)
-        ) from None
-
-
-def _check_scalar(key: str, function: Any, wanted: str, call: Callable[..., Any], *arguments: Any) -> None:
-    result = shape_of(key, function, wanted, call, *arguments)
-    leaves = jax.tree.leaves(result)
-    if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, FLOATS):
-        found = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves) or "nothing"
-        raise InputError(key, f"a function that returns {found}", f"{wanted} that returns one floating-point number")
-
-
-def _said(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:110]}" if lines else type(error).__name__
-
-
-def _where(function: Any, error: Exception) -> str:
-    """In which line of the person's own file, where that can be told."""
-    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if code is not None and frame.filename == code.co_filename]
-    return f" in line {lines[-1]}" if lines else ""
-
-
-def _advice(error: Exception, wanted: str) -> str:
-    if isinstance(error, jax.errors.TracerArrayConversionError):
-        return f"{wanted}: use jax.numpy in place of numpy"
-    if isinstance(error, jax.errors.TracerBoolConversionError):
-        return f"{wanted}: use jnp.where in place of a decision by values"
-    if isinstance(error, jax.errors.ConcretizationTypeError):
-        return f"{wanted}: use jax.numpy in place of math, float() and item()"
-    return wanted
 
 
 def _constants(traced: Any) -> Iterator[Any]:
@@ -208,3 +122,14 @@ def _count(jaxpr: Any) -> Iterator[int]:
             inner = getattr(value, "jaxpr", None)
             if inner is not None:
                 yield from _count(inner)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def look(model: Model, examples: Any, theta: jax.Array, at_a_time: int) -> tuple[jax.Array, jax.Array]:
+    """The cost of every example, and the norm of its gradient, [N]."""
+
+    def one(example: Any) -> tuple[jax.Array, jax.Array]:
+        value, gradient = jax.value_and_grad(model.cost)(theta, example)
+        return value, row_norms(gradient)
+
+    return jax.lax.map(one, examples, batch_size=at_a_time)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import Found, InputError
 from wflmc.keys import digest
+from wflmc.posterior import own_curvature
 from wflmc.posterior.blocks import block_size, clipping, in_blocks, over_blocks, row_norms
-from wflmc.posterior.curvature import eigenvalues, find_mode
 from wflmc.posterior.inputs import check_init
-from wflmc.posterior.own_model import Model, on_accelerator, shape_of
+from wflmc.posterior.own_checks import on_accelerator
+from wflmc.posterior.own_model import Model, look
+from wflmc.posterior.own_prediction import predictive
 
 Array = NDArray[np.float64]
 
@@ -82,7 +84,9 @@ class OwnPosterior:
         """Refuse what is not θ[axes, m]."""
         shape = np.shape(theta)
         if not shape or shape[-1] != self.dim or (axes != "..." and len(shape) != 2 + axes.count(",")):
-            raise InputError("theta", f"an array of shape {shape}", f"theta[{axes}, m] with m = {self.dim} parameters")
+            raise InputError(
+                "theta", Found(f"has the shape {shape}"), f"theta[{axes}, m] with m = {self.dim} parameters"
+            )
         return theta
 
     def parameters(self, phi: Any) -> Any:
@@ -234,27 +238,16 @@ class OwnPosterior:
 
     def predictive(self, function: Callable[[Any, Any], Any], theta: ArrayLike, inputs: Any) -> Any:
         """Mean of function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
-        draws, given = jnp.asarray(self._checked(theta, "chain, draw")), jax.tree.map(jnp.asarray, inputs)
-        wanted = "a JAX function of parameters and ONE of the inputs"
-        one = jax.tree.map(lambda values: values[0], given)
-        shape_of("function", function, wanted, lambda at, u: function(self.unflatten(at), u), draws[0, 0], one)
-        return _predictive(self.model, function, draws, given)
+        return predictive(self.model, function, jnp.asarray(self._checked(theta, "chain, draw")), inputs)
 
     @cached_property
     def laplace(self) -> tuple[Array, Array]:
         """A mode[m], and eigenvalues of the Hessian there: all, or of a large model the smallest and the largest."""
-
-        def of(theta: Array) -> tuple[float, Array]:
-            value, gradient = _total(self, jnp.asarray(theta, jnp.float32))
-            return float(value), np.asarray(gradient, dtype=float)
-
-        mode = find_mode(of, self.start)
-        return mode, self.eigenvalues(mode)
+        return own_curvature.laplace(self)
 
     def eigenvalues(self, theta: Array) -> Array:
         """Of the Hessian of the whole cost at θ[m], as of `laplace`."""
-        at = jnp.asarray(theta, jnp.float32)
-        return eigenvalues(lambda v: np.asarray(_product(self, at, jnp.asarray(v, jnp.float32)), dtype=float), self.dim)
+        return own_curvature.eigenvalues_at(self, theta)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the law of θ[0] and the Laplace estimate of the posterior, from above where m is large."""
@@ -262,7 +255,8 @@ class OwnPosterior:
         centre, std = (self.start, self.initial_std) if init == "prior" else (0.0 * self.start, 0.0)
         mode, values = self.laplace
         if not np.all(values > 0):
-            raise InputError("initial_w2_sq", None, "given to plan: the cost is not convex at the mode that was found")
+            wanted = "given to plan, as the cost is not convex at the mode that was found"
+            raise InputError("initial_w2_sq", Found("cannot be estimated"), wanted)
         spread = (values**-0.5 - std) ** 2
         apart = spread.sum() if values.size == self.dim else self.dim * spread.max()
         return float(np.sum((mode - centre) ** 2) + apart)
@@ -273,47 +267,3 @@ jax.tree_util.register_dataclass(
     data_fields=["data", "sizes", "start", "initial_std", "mu", "L"],
     meta_fields=["model", "sharing", "batch", "estimated", "block", "rows"],
 )
-
-
-@jax.jit
-def _total(posterior: OwnPosterior, theta: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The cost and its gradient over all examples of all devices, one device at a time."""
-
-    def body(total: Any, one: Any) -> tuple[Any, None]:
-        held, size, _ = one
-        real = jnp.arange(jax.tree.leaves(held)[0].shape[0]) < size
-        costs = jax.vmap(posterior.model.cost, (None, 0))(theta, held)
-        gradient = posterior._gradient(theta, one)
-        return (total[0] + jnp.sum(jnp.where(real, costs, 0.0)), total[1] + gradient), None
-
-    return jax.lax.scan(body, (posterior.model.prior_cost(theta), jnp.zeros_like(theta)), posterior._held)[0]
-
-
-@jax.jit
-def _product(posterior: OwnPosterior, theta: jax.Array, vector: jax.Array) -> jax.Array:
-    """The Hessian of the whole cost times a vector."""
-    return jax.jvp(lambda at: _total(posterior, at)[1], (theta,), (vector,))[1]
-
-
-@partial(jax.jit, static_argnums=(0, 3))
-def look(model: Model, examples: Any, theta: jax.Array, at_a_time: int) -> tuple[jax.Array, jax.Array]:
-    """The cost of every example, and the norm of its gradient, [N]."""
-
-    def one(example: Any) -> tuple[jax.Array, jax.Array]:
-        value, gradient = jax.value_and_grad(model.cost)(theta, example)
-        return value, row_norms(gradient)
-
-    return jax.lax.map(one, examples, batch_size=at_a_time)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _predictive(model: Model, function: Callable[[Any, Any], Any], theta: jax.Array, inputs: Any) -> Any:
-    def chain(draws: jax.Array) -> Any:
-        def at(draw: jax.Array) -> Any:
-            return jax.vmap(lambda given: function(model.unflatten(draw), given))(inputs)
-
-        first = jax.tree.map(lambda shape: jnp.zeros(shape.shape, jnp.float32), jax.eval_shape(at, draws[0]))
-        total = jax.lax.scan(lambda so_far, draw: (jax.tree.map(jnp.add, so_far, at(draw)), None), first, draws)[0]
-        return jax.tree.map(lambda values: values / draws.shape[0], total)
-
-    return jax.lax.map(chain, theta)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
+from wflmc.posterior.own_checks import shape_of
 from wflmc.version import __version__
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from wflmc.sampling.trace import Trace
 
 DRAWN = ("chain", "draw")
+TAKEN = (*DRAWN, "observation", "device")
+"""Names of axes, which no variable can have."""
 
 Predictive = bool | Callable[[Any, Any, Any], Any]
 
@@ -81,10 +84,15 @@ def _variables(theta: NDArray[Any], posterior: Any) -> Any:
 
 
 def _named(tree: Any, leading: tuple[str, ...], alone: str) -> dict[str, Any]:
-    """The leaves of a tree by name, with their axes' names; one that is no tree is called `alone`."""
-    made = {}
+    """The leaves of a tree by name, with their axes' names; one that is no tree is called `alone`.
+
+    A leaf called as an axis, such as chain, becomes chain_.
+    """
+    made: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".") or alone
+        while name in TAKEN or name in made:
+            name += "_"
         axes = [f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - len(leading))]
         made[name] = ((*leading, *axes), np.asarray(leaf))
     return made
@@ -144,6 +152,9 @@ def _drawn_by_function(trace: Trace, posterior: Any, predictive: Any, group: str
         raise InputError("predictive", "a function", "True or False: this model draws by itself")
     examples = jax.tree.map(jnp.asarray, posterior.observed[0] if rows is None else rows)
     count = len(jax.tree.leaves(examples)[0])
+    first = posterior.unflatten(jnp.asarray(trace.theta[0, 0])), jax.tree.map(lambda values: values[0], examples)
+    wanted = "a JAX function of (key, parameters, example) that draws what this model would observe"
+    shape_of("predictive", predictive, wanted, predictive, jax.random.key(0), *first)
 
     def at(key: jax.Array, theta: jax.Array) -> Any:
         parameters = posterior.unflatten(theta)
