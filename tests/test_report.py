@@ -8,9 +8,11 @@ import json
 import shutil
 from pathlib import Path
 
+import h5netcdf
 import numpy as np
 import pytest
 
+from wflmc.cli.report import report_command
 from wflmc.cli.run import Request, run_command
 from wflmc.errors import InputError
 from wflmc.report import explorer
@@ -297,6 +299,73 @@ def test_a_damaged_file_is_named(copied, file, harm):
         describe(folder)
 
 
+def retold(folder, **changes):
+    """Another run of the same shape: its files as they would be with other keys, as far as a page compares them."""
+    plan = json.loads((folder / "plan.json").read_text())
+    for section, keys in changes.items():
+        plan["scenario"][section] |= keys
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def test_a_plan_of_another_run(copied):
+    folder = copied()
+    retold(folder, privacy={"epsilon": 3.0}, link={"snr_db": 0.0})
+    with pytest.raises(InputError, match=r"plan.json.*not that of scenario.toml and trace.nc"):
+        describe(folder)
+    (folder / "trace.nc").unlink()
+    with pytest.raises(InputError, match=r"plan\.json"):
+        describe(folder)
+
+
+@pytest.mark.parametrize("file", ["scenario.toml", "trace.nc"])
+def test_a_scenario_or_a_trace_of_another_run(copied, file):
+    folder = copied()
+    text = (folder / "scenario.toml").read_text()
+    changed = text.replace("snr_db = 30.0", "snr_db = 29.0")
+    assert changed != text
+    if file == "scenario.toml":
+        (folder / file).write_text(changed)
+    else:
+        with h5netcdf.File(folder / file, "a") as trace:
+            trace["posterior"].attrs["scenario"] = changed
+    with pytest.raises(InputError, match=rf"{file}.*not that of plan.json"):
+        describe(folder)
+
+
+def test_a_summary_of_another_run(copied):
+    folder = copied()
+    edited(folder / "summary.json", epsilon_spent=3.0)
+    with pytest.raises(InputError, match=r"summary.json.*ε is not that of plan.json"):
+        describe(folder)
+    folder = copied("kinetic")
+    ledger = json.loads((folder / "summary.json").read_text())["ledger"]
+    edited(folder / "summary.json", ledger=ledger | {"chain": "0" * 64})
+    with pytest.raises(InputError, match=r"summary.json.*another ledger"):
+        describe(folder)
+
+
+def test_a_run_that_was_resumed_or_made_from_a_plan(copied, runs, tmp_path):
+    """Their scenario.toml has step sizes as numbers, plan.json may have the formula."""
+    made = tmp_path / "from_plan"
+    run_in(made, plan=str(runs["gaussian"] / "plan.json"), out=str(made))
+    assert "step_size = 0." in (made / "scenario.toml").read_text()
+    describe(made)
+    folder = copied()
+    (folder / "scenario.toml").write_text((made / "scenario.toml").read_text())
+    describe(folder)
+
+
+def test_data_are_never_replaced(copied):
+    folder = copied()
+    (folder / "notes.html").write_text("my notes")
+    for name in ("summary.json", "ledger.jsonl", "new.json", "notes.html"):
+        with pytest.raises(InputError, match="--out"):
+            report_command(str(folder), False, str(folder / name))
+    assert (folder / "notes.html").read_text() == "my notes"
+    for _ in range(2):
+        assert report_command(str(folder), False, None).read_text().startswith("<!doctype html>")
+
+
 def test_looking_changes_nothing(copied):
     folder = copied()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -325,6 +394,11 @@ def test_verdicts_follow_from_the_numbers(runs):
     over = run.plan.model_copy(update={"privacy": run.plan.privacy.model_copy(update={"spent": spent})})
     assert _privacy(dataclasses.replace(run, plan=over)).mark == "bad"
     assert "200 % of it" in answer_section(dataclasses.replace(run, plan=over))
+    less = run.scenario.privacy.model_copy(update={"epsilon": 3.0})
+    promised = dataclasses.replace(run, scenario=run.scenario.model_copy(update={"privacy": less}))
+    assert "promised was 3" in _privacy(promised).reason
+    assert "by the ledger a device has spent" in _privacy(promised).reason
+    assert _privacy(promised).mark == "bad"
 
 
 def test_without_arviz(runs, monkeypatch):

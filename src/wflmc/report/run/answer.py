@@ -11,9 +11,12 @@ from wflmc.evaluation.summary import RHAT_CONCERN
 from wflmc.report.parts import Html, facts, join, missing, number, paragraph, percent, share, text, value
 from wflmc.report.run.documents import PlanFile, SummaryFile
 from wflmc.report.run.files import Run
+from wflmc.scenario.build import build_privacy
 
 ENOUGH_ESS = 400
 """Effective samples that means, deviations and R-hat themselves are usually asked to rest on."""
+ROUNDING = 1e-6
+"""Relative, of sums of losses and of ε worked out from them."""
 MARKS = {"good": "✓", "note-mark": "!", "bad": "✗", "unknown": "–"}
 
 
@@ -269,19 +272,40 @@ def _privacy(run: Run) -> Verdict | None:
     if spending.spent is None:
         return Verdict("bad", text(question + "No: this scheme does not clip, so no finite ε would be true."))
     shares = spending.shares or [0.0]
-    kept = max(shares) <= 1 + 1e-9
-    words = "Yes" if kept else "No"
     worst = int(np.argmax(shares))
+    over = _overspent(run, max(shares))
     return Verdict(
-        "good" if kept else "bad",
+        "bad" if over else "good",
         text(
-            question + "{words}: the device that spends most of its budget, device {worst}, spends {part} of it. ε is "
-            "that of one chain; publishing several chains of the same real devices would add up.",
-            words=words,
+            question + "{words}: the device that spends most of its budget, device {worst}, spends {part} of it{over}. "
+            "ε is that of one chain; publishing several chains of the same real devices would add up.",
+            words="No" if over else "Yes",
             worst=worst,
             part=percent(shares[worst]),
+            over="".join(f"; {one}" for one in over),
         ),
     )
+
+
+def _overspent(run: Run, share_planned: float) -> list[str]:
+    """What says that more was spent than was promised: budgets, ε of every device, and the ledger."""
+    assert run.plan is not None
+    assert run.scenario is not None
+    found = ["that is more than all of it"] if share_planned > 1 + ROUNDING else []
+    each = run.plan.privacy.epsilon_each or []
+    promised = np.broadcast_to(np.asarray(run.scenario.privacy.epsilon, dtype=float), (run.plan.constants.devices,))
+    above = [k for k, spent in enumerate(each) if spent is None or spent > promised[k] * (1 + ROUNDING)]
+    if above:
+        k = above[0]
+        found.append(f"ε of device {k} is {number(each[k], 4)}, promised was {number(float(promised[k]))}")
+    spent = None if run.summary is None else run.summary.epsilon_spent
+    if spent is not None and not above and spent > promised.max() * (1 + ROUNDING):
+        found.append(f"summary.json has ε = {number(spent, 4)}, promised was {number(float(promised.max()))}")
+    if run.ledger is not None:
+        part = float(np.max(run.ledger.spent / build_privacy(run.scenario).budget(run.ledger.devices)))
+        if part > 1 + ROUNDING:
+            found.append(f"by the ledger a device has spent {percent(part)} of its budget")
+    return found
 
 
 def _predictions(run: Run) -> Verdict | None:
