@@ -64,6 +64,11 @@ class Run:
     not_rebuilt: str
     """Why not."""
 
+    @property
+    def ideal(self) -> bool:
+        """Whether there is no channel between devices and server."""
+        return self.scenario is not None and self.scenario.policy.power in ("noiseless", "noiseless-dp")
+
 
 Model = TypeVar("Model", bound=BaseModel)
 
