@@ -121,7 +121,7 @@ def figure(name: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any], 
 def axis(title: str, **others: Any) -> dict[str, Any]:
     """An axis with its label."""
     look = {"title": {"text": title, "standoff": 8}, "automargin": True, "gridcolor": "#e6e9ee", "zeroline": False}
-    return {**look, "exponentformat": "power", **others}
+    return {**look, "exponentformat": "power", "separatethousands": True, **others}
 
 
 def log_axis(title: str, values: Iterable[float | None], **others: Any) -> dict[str, Any]:
