@@ -8,15 +8,20 @@ import json
 import shutil
 from pathlib import Path
 
+import h5netcdf
 import numpy as np
 import pytest
 
+from wflmc.cli.report import report_command
 from wflmc.cli.run import Request, run_command
 from wflmc.errors import InputError
 from wflmc.report import explorer
 from wflmc.report.describe import describe
-from wflmc.report.run.answer import _converged, _distance, _privacy, answer_section
+from wflmc.report.run.answer import answer_section
+from wflmc.report.run.distance import distance
 from wflmc.report.run.files import read_run
+from wflmc.report.run.verdicts import clipped, converged, noisy, privacy
+from wflmc.report.run.words import policy_words
 
 from .conftest import FULL
 from .report_tools import Page, check_in_browser, in_browser
@@ -297,6 +302,73 @@ def test_a_damaged_file_is_named(copied, file, harm):
         describe(folder)
 
 
+def retold(folder, **changes):
+    """Another run of the same shape: its files as they would be with other keys, as far as a page compares them."""
+    plan = json.loads((folder / "plan.json").read_text())
+    for section, keys in changes.items():
+        plan["scenario"][section] |= keys
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def test_a_plan_of_another_run(copied):
+    folder = copied()
+    retold(folder, privacy={"epsilon": 3.0}, link={"snr_db": 0.0})
+    with pytest.raises(InputError, match=r"plan.json.*not that of scenario.toml and trace.nc"):
+        describe(folder)
+    (folder / "trace.nc").unlink()
+    with pytest.raises(InputError, match=r"plan\.json"):
+        describe(folder)
+
+
+@pytest.mark.parametrize("file", ["scenario.toml", "trace.nc"])
+def test_a_scenario_or_a_trace_of_another_run(copied, file):
+    folder = copied()
+    text = (folder / "scenario.toml").read_text()
+    changed = text.replace("snr_db = 30.0", "snr_db = 29.0")
+    assert changed != text
+    if file == "scenario.toml":
+        (folder / file).write_text(changed)
+    else:
+        with h5netcdf.File(folder / file, "a") as trace:
+            trace["posterior"].attrs["scenario"] = changed
+    with pytest.raises(InputError, match=rf"{file}.*not that of plan.json"):
+        describe(folder)
+
+
+def test_a_summary_of_another_run(copied):
+    folder = copied()
+    edited(folder / "summary.json", epsilon_spent=3.0)
+    with pytest.raises(InputError, match=r"summary.json.*ε is not that of plan.json"):
+        describe(folder)
+    folder = copied("kinetic")
+    ledger = json.loads((folder / "summary.json").read_text())["ledger"]
+    edited(folder / "summary.json", ledger=ledger | {"chain": "0" * 64})
+    with pytest.raises(InputError, match=r"summary.json.*another ledger"):
+        describe(folder)
+
+
+def test_a_run_that_was_resumed_or_made_from_a_plan(copied, runs, tmp_path):
+    """Their scenario.toml has step sizes as numbers, plan.json may have the formula."""
+    made = tmp_path / "from_plan"
+    run_in(made, plan=str(runs["gaussian"] / "plan.json"), out=str(made))
+    assert "step_size = 0." in (made / "scenario.toml").read_text()
+    describe(made)
+    folder = copied()
+    (folder / "scenario.toml").write_text((made / "scenario.toml").read_text())
+    describe(folder)
+
+
+def test_data_are_never_replaced(copied):
+    folder = copied()
+    (folder / "notes.html").write_text("my notes")
+    for name in ("summary.json", "ledger.jsonl", "new.json", "notes.html"):
+        with pytest.raises(InputError, match="--out"):
+            report_command(str(folder), False, str(folder / name))
+    assert (folder / "notes.html").read_text() == "my notes"
+    for _ in range(2):
+        assert report_command(str(folder), False, None).read_text().startswith("<!doctype html>")
+
+
 def test_looking_changes_nothing(copied):
     folder = copied()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -310,21 +382,119 @@ def test_verdicts_follow_from_the_numbers(runs):
     def with_summary(**changes):
         return dataclasses.replace(run, summary=run.summary.model_copy(update=changes))
 
-    assert _converged(with_summary(rhat_max=1.5, ess_min=900.0)).mark == "bad"
-    assert _converged(with_summary(rhat_max=1.1, ess_min=900.0)).mark == "note-mark"
-    assert _converged(with_summary(rhat_max=1.005, ess_min=100.0)).mark == "note-mark"
-    assert _converged(with_summary(rhat_max=1.005, ess_min=900.0)).mark == "good"
-    assert _converged(with_summary(rhat_max=None, ess_min=None)).mark == "unknown"
-    far = run.summary.w2_sq.model_copy(update={"worst": 1e3})
-    clipped = run.summary.clip_rate.model_copy(update={"samples": 0.5})
-    assert _distance(with_summary(w2_sq=far, clip_rate=clipped)).mark == "bad"
-    law = _distance(with_summary(w2_sq=far, clip_rate=clipped.model_copy(update={"samples": 0.0})))
+    assert converged(with_summary(rhat_max=1.5, ess_min=900.0)).mark == "bad"
+    assert converged(with_summary(rhat_max=1.1, ess_min=900.0)).mark == "note-mark"
+    assert converged(with_summary(rhat_max=1.005, ess_min=100.0)).mark == "note-mark"
+    assert converged(with_summary(rhat_max=1.005, ess_min=900.0)).mark == "good"
+    assert converged(with_summary(rhat_max=None, ess_min=None)).mark == "unknown"
+    alone = converged(with_summary(rhat_max=None, ess_min=10.0))
+    assert alone.mark == "unknown"
+    assert "one chain cannot tell" in alone.reason
+    far = run.summary.w2_sq.model_copy(update={"worst": 1e3, "per_round": [1e3] * 8})
+    half = run.summary.clip_rate.model_copy(update={"samples": 0.5})
+    assert distance(with_summary(w2_sq=far, clip_rate=half)).mark == "bad"
+    law = distance(with_summary(w2_sq=far, clip_rate=half.model_copy(update={"samples": 0.0})))
     assert f"{max(run.plan.exact_w2_sq[6:]):.3g} by the exact law" in law.reason
-    assert _privacy(run).mark == "good"
+    assert privacy(run).mark == "good"
     spent = [2.0 * (budget or 0) for budget in run.plan.privacy.budgets]
     over = run.plan.model_copy(update={"privacy": run.plan.privacy.model_copy(update={"spent": spent})})
-    assert _privacy(dataclasses.replace(run, plan=over)).mark == "bad"
+    assert privacy(dataclasses.replace(run, plan=over)).mark == "bad"
     assert "200 % of it" in answer_section(dataclasses.replace(run, plan=over))
+    less = run.scenario.privacy.model_copy(update={"epsilon": 3.0})
+    promised = dataclasses.replace(run, scenario=run.scenario.model_copy(update={"privacy": less}))
+    assert "promised was 3" in privacy(promised).reason
+    assert "by the ledger a device has spent" in privacy(promised).reason
+    assert privacy(promised).mark == "bad"
+
+
+def test_clipping_in_words(runs):
+    run = read_run(runs["gaussian"])
+
+    def said(rate, **changes):
+        one = run.summary.clip_rate.model_copy(update={"samples": rate})
+        return clipped(dataclasses.replace(run, summary=run.summary.model_copy(update={"clip_rate": one, **changes})))
+
+    assert (said(0.0).mark, said(0.1).mark, said(0.6).mark) == ("good", "note-mark", "bad")
+    examples = said(0.0, example_clip_rate=0.04)
+    assert examples.mark == "note-mark"
+    assert "Often" not in examples.reason
+    kinetic = read_run(runs["kinetic"])
+    rate = kinetic.summary.clip_rate.model_copy(update={"samples": 0.99})
+    found = clipped(dataclasses.replace(kinetic, summary=kinetic.summary.model_copy(update={"clip_rate": rate})))
+    assert found.mark == "bad"
+    assert "ound" not in found.reason.replace("rounds", "")
+
+
+def test_distance_from_chains(runs):
+    """Where gradients are clipped: above the floor of the estimate, or not to be told."""
+    run = read_run(runs["gaussian"])
+    size = float(np.trace(run.rebuilt.inputs.posterior.exact.covariance))
+    rate = run.summary.clip_rate.model_copy(update={"samples": 0.1})
+
+    def at(mean, worst, error):
+        found = run.summary.w2_sq.model_copy(update={"worst": worst, "worst_se": error, "per_round": [mean] * 8})
+        summary = run.summary.model_copy(update={"w2_sq": found, "clip_rate": rate})
+        return distance(dataclasses.replace(run, summary=summary))
+
+    assert at(0.4 * size, 2 * size, 0.5 * size).mark == "unknown"  # as six perfect chains would show
+    assert "Cannot be told from 6 chains" in at(0.4 * size, 2 * size, 0.5 * size).reason
+    assert at(10 * size, 10 * size, size).mark == "bad"
+    assert "Probably far" in at(10 * size, 10 * size, 6 * size).reason
+    start = run.plan.constants.initial_w2_sq
+    assert "up from" in at(3 * start, 3 * start, 0.1).reason
+    assert "down from" in at(0.5 * start, 0.5 * start, 0.01).reason
+
+
+def test_an_ideal_link_has_no_channel(runs, pages):
+    text = Page(pages["bare"]).text
+    assert "over an ideal link" in text
+    assert "over the air" not in text
+    assert "channel's noise" not in noisy(read_run(runs["bare"])).reason
+    assert "no channel limits what devices send" in text
+
+
+def test_one_chain(copied):
+    folder = run_in(copied("bare").with_name("one"), BARE.replace("samples = 1", "samples = 9").replace("= 5", "= 1"))
+    text = Page(describe(folder)).text
+    assert "One chain keeps 9 samples" in text
+    assert "one chain cannot tell" in text
+    assert "The one chain." in text
+    assert "at most –" not in text
+
+
+def test_bound_and_chains(runs, pages):
+    run = read_run(runs["gaussian"])
+    above = run.summary.model_copy(update={"warnings": ["The chains are at W2² = 9, above the plan's bound of 8."]})
+    assert "✗ the chains are above it" in answer_section(dataclasses.replace(run, summary=above))
+    _, layout = Page(pages["softmax"]).drawings["distance"]
+    assert layout["yaxis"]["title"]["text"] == "bound on W2²"
+    assert layout["showlegend"]
+
+
+def test_who_sends(runs):
+    run = read_run(runs["gaussian"])
+    assert min(run.plan.active_devices) == 5
+    assert "silent" not in policy_words(run.scenario, run)
+    some = run.plan.model_copy(update={"active_devices": [5] * 13 + [4]})
+    assert "silent" in policy_words(run.scenario, dataclasses.replace(run, plan=some))
+
+
+def test_burn_in_is_drawn_where_it_was_kept(tmp_path):
+    folder = run_in(tmp_path / "early", GAUSSIAN, keep_burn_in=True)
+    traces, layout = Page(describe(folder)).drawings["traces"]
+    assert traces[0]["x"] == list(range(1, 15))
+    assert {shape["x0"] for shape in layout["shapes"]} == {6.5}
+    with h5netcdf.File(folder / "trace.nc") as file:
+        first = file["warmup_posterior"]["theta"][0, :, 0]
+    assert traces[0]["y"][:6] == pytest.approx(first.tolist(), abs=1e-6)
+
+
+def test_what_the_explorer_leaves_out(pages):
+    assert "a static channel of the mean power instead of fading" in Page(pages["gaussian"]).text
+    assert "one sample kept after all rounds instead of 8" in Page(pages["gaussian"]).text
+    for name in ("bare", "kinetic"):
+        assert "Theorem 1, which is not about this run" in Page(pages[name]).text
+        assert 'id="explorer-map"' not in pages[name]
 
 
 def test_without_arviz(runs, monkeypatch):

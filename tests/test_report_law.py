@@ -8,10 +8,10 @@ import pytest
 from scipy.special import softmax
 
 import wflmc
-from wflmc.report.parts import picked
+from wflmc.report.parts import log_axis, picked
 from wflmc.report.run.chains import autocorrelation
 from wflmc.report.run.files import Draws
-from wflmc.report.run.posterior import compare, laplace_law
+from wflmc.report.run.posterior import _frame, compare, laplace_law
 
 
 def test_laplace_law_is_that_of_the_hessian():
@@ -39,6 +39,27 @@ def test_perfect_samples_have_small_z():
     np.testing.assert_allclose(found.deviation / found.expected, 1, atol=5 / np.sqrt(2 * 1000))
     shifted = compare(Draws(theta + 0.1 * found.expected, 1), posterior.exact)
     assert np.mean(shifted.z - found.z) == pytest.approx(0.1 * np.sqrt(1000), rel=0.3)
+
+
+def test_far_outliers_leave_the_frame():
+    generator = np.random.default_rng(0)
+    low, high = _frame(np.append(generator.standard_normal(1000), [1e6, -1e5]))
+    assert -12 < low < -5
+    assert 5 < high < 12
+    assert _frame(np.arange(10.0)) == (0.0, 9.0)
+
+
+@pytest.mark.parametrize("span", [0.0, 0.01, 0.3, 0.7, 1.2, 1.7, 2.5, 9.0, 40.0])
+def test_log_axes_have_labels(span):
+    for low in np.linspace(-5, 5, 41):
+        found = log_axis("", [10**low, 10 ** (low + span)])
+        start, end = found["range"]
+        if found["tickmode"] == "array":
+            at = [tick for tick in np.log10(found["tickvals"]) if start <= tick <= end]
+            assert len(set(found["ticktext"])) == len(found["tickvals"])
+        else:
+            at = np.arange(np.ceil(start / found["dtick"]), np.floor(end / found["dtick"]) + 1)
+        assert 2 <= len(at) <= 8
 
 
 def test_autocorrelation_of_a_known_chain():

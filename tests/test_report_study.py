@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from wflmc import studies
 from wflmc.errors import InputError
+from wflmc.planning.single_sample import DP, LMC, POWER
 from wflmc.report import write_csv
 from wflmc.report.describe import describe
+from wflmc.report.study_figures import regimes_figure
 from wflmc.studies import Claim, Row
 
 from .report_tools import Page, check_in_browser
@@ -105,6 +108,17 @@ def test_a_folder_of_something_else(tmp_path):
         describe(tmp_path)
     with pytest.raises(InputError, match="wflmc run --out"):
         describe(tmp_path / "nothing")
+
+
+def test_regimes_leave_no_gap():
+    """The edge of power rises with the SNR until it meets that of privacy, between two rows."""
+    rows = [Row("fig2", LMC, x, y) for x, y in ((0.0, 1.0), (10.0, 10.0), (20.0, 20.0))]
+    rows += [Row("fig2", POWER, 0.0, 1.0), Row("fig2", POWER, 10.0, 10.0), Row("fig2", DP, 20.0, 20.0)]
+    (below, power, privacy), _ = Page(regimes_figure(rows)).drawings["fig2"]
+    meet = 10 + 10 * math.log10(2)
+    assert max(power["x"]) == pytest.approx(meet)
+    assert min(privacy["x"]) == pytest.approx(meet)
+    assert below["y"] == [1, 10, 20, 20]
 
 
 def test_in_a_browser(study, tmp_path):

@@ -21,8 +21,24 @@ def report_command(folder: str | None, explore: bool, out: str | None) -> Path:
     target = Path(out).expanduser() if out is not None else Path(name) if explore or source is None else source / name
     if not target.parent.is_dir() or target.is_dir():
         raise InputError("--out", out, "a file name in a folder that exists")
+    _refuse_other_files(target)
     write_text(target, _page(source, explore))
     return target
+
+
+def _refuse_other_files(target: Path) -> None:
+    """A page may take the place of a page, never of data."""
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise InputError("--out", str(target), "a name that ends in .html")
+    if not target.exists():
+        return
+    try:
+        with target.open("rb") as file:
+            begin = file.read(200).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    except OSError as error:
+        raise InputError("--out", str(target), f"a file that can be written ({error.strerror})") from None
+    if begin and not begin.startswith((b"<!doctype html", b"<html")):
+        raise InputError("--out", str(target), "a new file, or an HTML page to replace; this one holds something else")
 
 
 def _page(source: Path | None, explore: bool) -> str:

@@ -121,17 +121,42 @@ def figure(name: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any], 
 def axis(title: str, **others: Any) -> dict[str, Any]:
     """An axis with its label."""
     look = {"title": {"text": title, "standoff": 8}, "automargin": True, "gridcolor": "#e6e9ee", "zeroline": False}
-    return {**look, "exponentformat": "power", **others}
+    return {**look, "exponentformat": "power", "separatethousands": True, **others}
 
 
 def log_axis(title: str, values: Iterable[float | None], **others: Any) -> dict[str, Any]:
-    """A logarithmic axis for such values: powers of ten alone where there are several, else what lies between too."""
+    """A logarithmic axis for such values, with two labels or more: powers of ten, or what lies between them too."""
     ends = [math.log10(found) for found in values if found is not None and found > 0] or [0.0]
     low, high = min(ends), max(ends)
     pad = max(0.06 * (high - low), 0.15)
-    ticks = {"tickmode": "linear", "dtick": 1} if high - low > 1 else {"tickmode": "auto", "nticks": 5}
-    look = {"type": "log", "range": [low - pad, high + pad], "tickfont": {"size": 11}}
+    low, high = low - pad, high + pad
+    ticks: dict[str, Any] = {"tickmode": "linear", "tick0": 0, "dtick": max(1, math.ceil((high - low) / 6))}
+    if high - low < 2:
+        found = _between(low, high)
+        ticks = {"tickmode": "array", "tickvals": found, "ticktext": [_tick(one) for one in found]}
+    look = {"type": "log", "range": [low, high], "tickfont": {"size": 11}}
     return axis(title, **{**look, **ticks, **others})
+
+
+def _between(low: float, high: float) -> list[float]:
+    """Round numbers between two powers of ten: 1, 2, 5, 10, …, or even steps where these are too far apart."""
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    found = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
+    inside = [one for one in found if low <= math.log10(one) <= high]
+    if len(inside) > 2:
+        return inside
+    bottom, top = 10**low, 10**high
+    rough = math.floor(math.log10((top - bottom) / 3))
+    step = max(digit * 10.0**rough for digit in (1, 2, 5) if digit * 10.0**rough <= (top - bottom) / 3)
+    return [float(f"{i * step:.12g}") for i in range(math.ceil(bottom / step), math.floor(top / step) + 1)]
+
+
+def _tick(found: float) -> str:
+    """A short number; tiny and huge ones with a power of ten."""
+    if 1e-4 <= found < 1e5:
+        return f"{found:,.4g}" if found < 1000 else f"{found:,.0f}"
+    digits, power = f"{found:.3e}".split("e")
+    return f"{float(digits):g}×10<sup>{int(power)}</sup>".replace("-", "−")
 
 
 LEGEND_BELOW = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,15 +106,18 @@ def curves_figure(name: str, rows: Sequence[Row]) -> Html:
 
 def regimes_figure(rows: Sequence[Row]) -> Html:
     """Figure 2: which limit rules, over SNR and step size."""
-    edge = {row.x: row.y for row in rows if row.scheme == LMC and row.y is not None}
-    top = 1.3 * max(edge.values(), default=1.0)
-    traces: list[dict[str, Any]] = [
-        {"x": list(edge), "y": list(edge.values()), "name": LMC, "fill": "tozeroy", **_area(LMC)},
-    ]
+    edges = {
+        name: {row.x: row.y for row in rows if row.scheme == name and row.y is not None} for name in (LMC, POWER, DP)
+    }
+    meet = _meeting(edges[POWER], edges[DP])
+    if meet is not None:
+        edges = {name: dict(sorted([*edge.items(), meet])) for name, edge in edges.items()}
+    top = 1.3 * max(edges[LMC].values(), default=1.0)
+    below = {"x": list(edges[LMC]), "y": list(edges[LMC].values())}
+    traces: list[dict[str, Any]] = [{**below, "name": LMC, "fill": "tozeroy", **_area(LMC)}]
     for name in (POWER, DP):
-        own = [row for row in rows if row.scheme == name and row.y is not None]
-        if own:
-            x, y = [row.x for row in own], [row.y for row in own]
+        if edges[name]:
+            x, y = list(edges[name]), list(edges[name].values())
             traces.append(
                 {"x": [*x, *reversed(x)], "y": [*y, *[top] * len(x)], "name": name, "fill": "toself", **_area(name)}
             )
@@ -124,6 +128,17 @@ def regimes_figure(rows: Sequence[Row]) -> Html:
         layout,
         "Below the edge noise is free: sampling wants it anyway. Above it power or privacy rules.",
     )
+
+
+def _meeting(power: Mapping[float, float], privacy: Mapping[float, float]) -> tuple[float, float] | None:
+    """SNR and step size, between two rows, where power gives way to privacy.
+
+    The edge of power is proportional to the SNR, that of privacy does not depend on it.
+    """
+    if not power or not privacy:
+        return None
+    last, first = max(power), min(privacy)
+    return min(max(last + 10 * math.log10(privacy[first] / power[last]), last), first), privacy[first]
 
 
 def _area(name: str) -> dict[str, Any]:

@@ -56,9 +56,12 @@ def _in_words(summary: SummaryFile | None) -> Html:
             "R-hat and effective sample sizes are not known: they need ArviZ, four draws or more, and for R-hat "
             "several chains."
         )
+    between = "R-hat compares the spread between chains with that within them: at most {rhat}. "
+    if summary.rhat_max is None:
+        between = "R-hat compares chains with each other, and there is one. "
     return paragraph(
-        "R-hat compares the spread between chains with that within them: at most {rhat}. Draws of a chain resemble "
-        "those before them; {bulk} independent draws would tell as much of the middle of the worst parameter, {tail} "
+        between + "Draws of a chain resemble those "
+        " before them; {bulk} independent draws would tell as much of the middle of the worst parameter, {tail} "
         "of its tails.",
         rhat=value("summary.rhat_max", summary.rhat_max, 4),
         bulk=value("summary.ess_min", summary.ess_min, shown=_whole(summary.ess_min)),
@@ -82,13 +85,15 @@ def _slowest(theta: NDArray[np.float64]) -> list[int]:
 def _traces(run: Run, draws: Draws) -> Html:
     theta = draws.theta
     shown, at = _slowest(theta), picked(theta.shape[1], 500)
+    burn_in = 0 if draws.early is None or run.plan is None else run.plan.constants.burn_in
     count = len(shown)
     layout: dict[str, Any] = {
         "height": 110 + 105 * count,
         "margin": {"l": 60, "r": 15, "t": 30, "b": 50},
-        "xaxis": axis("kept draw", anchor="y" if count == 1 else f"y{count}"),
+        "xaxis": axis("round" if burn_in else "kept draw", anchor="y" if count == 1 else f"y{count}"),
         "showlegend": False,
         "annotations": [],
+        "shapes": [],
     }
     traces = []
     for row, index in enumerate(shown):
@@ -97,10 +102,11 @@ def _traces(run: Run, draws: Draws) -> Html:
         layout[f"yaxis{'' if row == 0 else row + 1}"] = axis("", domain=[bottom, top], nticks=4)
         place = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": top, "yanchor": "bottom"}
         layout["annotations"].append({**place, "text": parameter_name(run, index), "showarrow": False})
+        if burn_in:
+            layout["shapes"].append(_line_after(burn_in, name))
         traces += [
             {
-                "x": [i * draws.every + 1 for i in at],
-                "y": np.round(theta[chain, at, index], 6),
+                **_curve(draws, at, burn_in, chain, index),
                 "yaxis": name,
                 "name": f"chain {chain}",
                 "mode": "lines",
@@ -110,14 +116,34 @@ def _traces(run: Run, draws: Draws) -> Html:
         ]
     some = min(FEW, theta.shape[0])
     slow = "" if theta.shape[2] <= FEW else " The parameters are those that move most slowly."
-    caption = f"The first {some} of {theta.shape[0]:,} chains, a colour each. Good chains cover the same ground.{slow}"
+    which = f"The first {some} of {theta.shape[0]:,} chains, a colour each."
+    if theta.shape[0] <= FEW:
+        which = f"All {some} chains, a colour each." if some > 1 else "The one chain."
+    early = " Burn-in is left of the vertical line." if burn_in else ""
+    caption = f"{which} Good chains cover the same ground.{slow}{early}"
     return figure("traces", traces, layout, caption)
+
+
+def _curve(draws: Draws, at: list[int], burn_in: int, chain: int, index: int) -> dict[str, Any]:
+    """One parameter of one chain over the rounds, those of burn-in first where they were kept."""
+    x, y = [burn_in + i * draws.every + 1 for i in at], draws.theta[chain, at, index]
+    if burn_in and draws.early is not None:
+        before = picked(draws.early.shape[1], 500)
+        x = [i * draws.every + 1 for i in before] + x
+        y = np.concatenate([draws.early[chain, before, index], y])
+    return {"x": x, "y": np.round(y, 6)}
+
+
+def _line_after(burn_in: int, name: str) -> dict[str, Any]:
+    x = burn_in + 0.5
+    look = {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": {"color": "#1a1a1a", "width": 1}}
+    return {**look, "yref": f"{name} domain"}
 
 
 def _autocorrelation(run: Run, draws: Draws) -> Html:
     theta = draws.theta
     lags = min(LAGS, theta.shape[1] - 2)
-    traces = [
+    traces: list[dict[str, Any]] = [
         {
             "x": [lag * draws.every for lag in range(lags + 1)],
             "y": np.round(autocorrelation(theta[:, :, index], lags), 5),
@@ -127,11 +153,12 @@ def _autocorrelation(run: Run, draws: Draws) -> Html:
         }
         for index in _slowest(theta)
     ]
+    lowest = float(min(np.min(trace["y"]) for trace in traces))
     layout = {
         "height": 440,
         "margin": {"l": 60, "r": 15, "t": 30, "b": 50},
         "xaxis": axis("rounds apart"),
-        "yaxis": axis("autocorrelation", range=[-0.3, 1.05]),
+        "yaxis": axis("autocorrelation", range=[min(-0.3, 1.1 * lowest), 1.05]),
         "legend": LEGEND_BELOW,
         "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0, "line": {"width": 1}}],
     }

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from wflmc.errors import InputError
 from wflmc.planning import Plan
 from wflmc.privacy import Ledger
 from wflmc.report.run.documents import PlanFile, SummaryFile
+from wflmc.report.run.together import ledger_of_run, one_scenario, summary_of_plan
 from wflmc.scenario import Inputs, Scenario, load_scenario, read_plan, validate
 from wflmc.scenario.build import build_privacy
 
@@ -31,6 +32,12 @@ class Draws(NamedTuple):
     """[chain, draw, m]."""
     every: int
     """1, or that only every so many-th draw was read."""
+    shape: tuple[int, int] | None = None
+    """Draws and m, as they are in the file."""
+    early: NDArray[np.float64] | None = None
+    """[chain, round, m] of burn-in, where it was kept."""
+    scenario: str | None = None
+    """The scenario that the trace says it is of, as TOML."""
 
 
 class Rebuilt(NamedTuple):
@@ -57,6 +64,11 @@ class Run:
     not_rebuilt: str
     """Why not."""
 
+    @property
+    def ideal(self) -> bool:
+        """Whether there is no channel between devices and server."""
+        return self.scenario is not None and self.scenario.policy.power in ("noiseless", "noiseless-dp")
+
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -70,6 +82,13 @@ def read_run(folder: Path) -> Run:
     scenario, told = _scenario(folder, plan)
     rebuilt, why = _rebuild(place / "plan.json") if plan is not None else (None, "plan.json is missing")
     named = folder / (summary.ledger.file if summary is not None and summary.ledger is not None else "ledger.jsonl")
+    draws = None if unfinished else _draws(folder / "trace.nc", plan)
+    one_scenario(folder, plan, told, None if draws is None else draws.scenario, stopped)
+    if plan is not None and draws is not None and draws.shape != (plan.constants.samples, plan.constants.dim):
+        raise damaged(folder / "trace.nc", "its samples are not those of plan.json")
+    summary_of_plan(folder / "summary.json", plan, summary, stopped)
+    ledger = _ledger(named, scenario)
+    ledger_of_run(folder, plan, summary, ledger, stopped)
     return Run(
         folder,
         stopped,
@@ -77,8 +96,8 @@ def read_run(folder: Path) -> Run:
         summary,
         scenario,
         told,
-        None if unfinished else _draws(folder / "trace.nc", plan),
-        _ledger(named, scenario),
+        draws,
+        ledger,
         rebuilt,
         why,
     )
@@ -140,13 +159,20 @@ def _draws(path: Path, plan: PlanFile | None) -> Draws | None:
             draws = draws if plan is None else min(draws, plan.constants.samples)  # a crash may have left more
             every = max(1, -(-(4 * chains * draws * dim) // TRACE_BYTES))
             found = np.asarray(theta[:, : draws : min(every, draws)], dtype=float)
+            early = _early(file, every)
+            told = file["posterior"].attrs.get("scenario")
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise damaged(path, str(error).strip("'\"")) from None
-    if plan is not None and (draws, dim) != (plan.constants.samples, plan.constants.dim):
-        raise damaged(path, "its samples are not those of plan.json")
     if not np.all(np.isfinite(found)):
         raise damaged(path, "a sample is not a finite number")
-    return Draws(found, min(every, draws))
+    return Draws(found, min(every, draws), (draws, dim), early, None if told is None else str(told))
+
+
+def _early(file: Any, every: int) -> NDArray[np.float64] | None:
+    """Samples of burn-in, as many of them as of the others."""
+    if "warmup_posterior" not in file or not file["warmup_posterior"]["theta"].shape[1]:
+        return None
+    return np.asarray(file["warmup_posterior"]["theta"][:, ::every], dtype=float)
 
 
 def _ledger(path: Path, scenario: Scenario | None) -> Ledger | None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from wflmc.report import explorer
 from wflmc.report.page import Section, page
+from wflmc.report.parts import Html, join, missing
 from wflmc.report.run.answer import answer_section
 from wflmc.report.run.chains import chains_section
 from wflmc.report.run.files import Run, read_run
+from wflmc.report.run.nearest import left_out, starts_at
 from wflmc.report.run.plan import plan_section
 from wflmc.report.run.posterior import posterior_section
 from wflmc.report.run.privacy import privacy_section
@@ -33,12 +35,20 @@ def run_page(folder: Path) -> str:
 
 
 def _explorer(run: Run) -> tuple[list[Section], list[str]]:
-    """Theorem 1 with sliders, from the point of the run's plan."""
+    """Theorem 1 with sliders, from the point that comes nearest to the run's plan; or why there is none."""
     if run.plan is None:
         return [], []
     point = run.plan.constants.model_dump(exclude={"friction"} if run.plan.constants.friction is None else None)
-    start = explorer.constants_of({"scenario": run.plan.scenario, "constants": point})
-    return [explorer.section(start)], explorer.scripts(start)
+    section = explorer.section(start := explorer.constants_of({"scenario": run.plan.scenario, "constants": point}))
+    if left_out(run):
+        why = missing(
+            "The explorer computes Theorem 1, which is not about this run: {why}. <code>wflmc report {folder} "
+            "--explore</code> makes one for the nearest setting of the theorem.",
+            why=left_out(run),
+            folder=run.folder,
+        )
+        return [section._replace(html=why)], []
+    return [section._replace(html=join([starts_at(run), Html(section.html)]))], explorer.scripts(start)
 
 
 def _lead(run: Run) -> str:

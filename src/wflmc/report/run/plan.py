@@ -50,7 +50,7 @@ def plan_section(run: Run) -> Html:
         return missing("plan.json is missing: there is no plan to show.")
     plan, rebuilt = run.plan, None if run.rebuilt is None else run.rebuilt.plan
     at = picked(plan.constants.rounds)
-    parts = [_limits_in_words(plan)]
+    parts = [_limits_in_words(plan, run.ideal)]
     if rebuilt is None:
         parts.append(missing("Noise and limits of each round need the data again: {why}", why=run.not_rebuilt))
     parts.append(_panels(plan, rebuilt, at))
@@ -58,7 +58,9 @@ def plan_section(run: Run) -> Html:
     return join(parts)
 
 
-def _limits_in_words(plan: PlanFile) -> Html:
+def _limits_in_words(plan: PlanFile, ideal: bool) -> Html:
+    if ideal:
+        return paragraph("The link is ideal: no channel limits what devices send.")
     shares = {name: part for name, part in plan.regime_share.items() if part}
     held = ", ".join(f"{LIMITS.get(name, name)} in {percent(part)} of the rounds" for name, part in shares.items())
     proof = ""
@@ -102,7 +104,7 @@ def _panels(plan: PlanFile, rebuilt: Plan | None, at: list[int]) -> Html:
             layout["shapes"].append(_burn_in(plan, f"y{name} domain"))
     caption = "Round by round, as planned before anything was sent." + _thinned(plan, at)
     if plan.constants.burn_in:
-        caption += f" Samples are kept from the vertical line on, round {plan.constants.burn_in + 1}."
+        caption += f" Samples are kept from the vertical line on, round {plan.constants.burn_in + 1:,}."
     if rebuilt is not None:
         caption += " Background colours say which limit a round sits at."
     return figure("plan", traces, layout, caption)
@@ -125,7 +127,7 @@ def _burn_in(plan: PlanFile, where: str) -> dict[str, Any]:
 
 
 def _thinned(plan: PlanFile, at: list[int]) -> str:
-    return "" if len(at) == plan.constants.rounds else f" {len(at)} of {plan.constants.rounds:,} rounds are drawn."
+    return "" if len(at) == plan.constants.rounds else f" {len(at):,} of {plan.constants.rounds:,} rounds are drawn."
 
 
 def _strip(plan: Plan, at: list[int]) -> dict[str, Any]:
@@ -241,21 +243,28 @@ def _distance(run: Run, plan: PlanFile) -> Html:
                 "marker": {"color": COLORS[2], "size": 6},
             }
         )
+    alone = [curve["name"] for curve in curves] == ["bound"]
     if not curves:
         return missing("Neither a bound nor an exact law is known for this model and these dynamics.")
     where = " in whitened coordinates (the bound)" if plan.coordinates == "whitened" and plan.bound is not None else ""
+    what = "bound on W2²" if alone else "W2² to the posterior"
     layout = {
         "height": 430,
         "margin": {"l": 70, "r": 15, "t": 30, "b": 60},
         "xaxis": axis("round", range=[0.5, constants.rounds + 0.5]),
-        "yaxis": log_axis("W2² to the posterior", [found for curve in curves for found in curve["y"]]),
+        "showlegend": True,
+        "yaxis": log_axis(what, [found for curve in curves for found in curve["y"]]),
         "hovermode": "x unified",
         "legend": LEGEND_BELOW,
         "shapes": [_burn_in(plan, "y domain")] if constants.burn_in else [],
     }
     caption = f"Squared distance of the samples' law to the posterior{where}, round by round."
+    if alone:
+        caption = (
+            f"A bound on the squared distance of the samples' law to the posterior{where}, which holds while nothing "
+            "is clipped. The distance itself is not known."
+        )
     if run.summary is not None and run.summary.w2_sq is not None:
         caption += FLOOR
-    return join(
-        [text("<h3>How far from the posterior, round by round</h3>"), figure("distance", curves, layout, caption)]
-    )
+    title = "A bound on the distance to the posterior" if alone else "How far from the posterior"
+    return join([text("<h3>{title}, round by round</h3>", title=title), figure("distance", curves, layout, caption)])

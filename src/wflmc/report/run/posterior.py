@@ -22,6 +22,7 @@ from wflmc.report.parts import (
     missing,
     number,
     paragraph,
+    percent,
     table,
     text,
     value,
@@ -35,6 +36,10 @@ SHOWN, LISTED, FOLDED = 5, 12, 100
 """Parameters that are drawn, listed, and listed when asked for."""
 BINS = 40
 LARGEST_HESSIAN = 1500
+FAR_OUT = 6.0
+"""Quartile ranges beyond the quartiles from which on samples are not drawn."""
+UNLIKE = 0.1
+"""Heights of bars over that of the law that cannot be drawn to one scale."""
 
 
 class Comparison(NamedTuple):
@@ -145,7 +150,10 @@ def _in_words(draws: Draws, compared: Comparison) -> Html:
 def _marginal(run: Run, draws: Draws, compared: Comparison, index: int) -> Html:
     """Histogram of one parameter under its law."""
     values = draws.theta[:, :, index].ravel()
-    height, edges = np.histogram(values, bins=min(BINS, max(8, int(values.size**0.5))), density=True)
+    low, high = _frame(values)
+    inside = values[(values >= low) & (values <= high)]
+    height, edges = np.histogram(inside, bins=min(BINS, max(8, int(values.size**0.5))), density=True)
+    notes = [] if inside.size == values.size else [f"{percent(1 - inside.size / values.size)} of samples lie outside"]
     bars: dict[str, Any] = {
         "type": "bar",
         "x": np.round(0.5 * (edges[1:] + edges[:-1]), 7),
@@ -157,9 +165,13 @@ def _marginal(run: Run, draws: Draws, compared: Comparison, index: int) -> Html:
     traces, said = [bars], f"Samples of {parameter_name(run, index)}"
     if compared.law is not None:
         mean, spread = float(compared.law.mean[index]), float(compared.expected[index])
-        reach = max(4 * spread, float(np.abs(values - mean).max()))
+        reach = max(4 * spread, float(np.abs(inside - mean).max()))
         x = np.linspace(mean - min(reach, 6 * spread), mean + min(reach, 6 * spread), 121)
         y = np.exp(-0.5 * ((x - mean) / spread) ** 2) / (spread * np.sqrt(2 * np.pi))
+        if height.max() < UNLIKE * y.max() or y.max() < UNLIKE * height.max():
+            # One of the two would be a line on the ground.
+            bars["y"] = np.round(height * y.max() / height.max(), 6)
+            notes.append("bars and line have scales of their own")
         traces.append({"x": x, "y": y, "name": "posterior", "mode": "lines", "line": {"color": COLORS[1], "width": 2}})
         z = compared.z[index]
         said = parameter_name(run, index) + (f": z = {z:+.1f}".replace("-", "−") if np.isfinite(z) else "")
@@ -172,7 +184,16 @@ def _marginal(run: Run, draws: Draws, compared: Comparison, index: int) -> Html:
         "bargap": 0,
         "modebar": {"remove": list(NO_BUTTONS)},
     }
-    return figure(f"marginal{index}", traces, layout, said)
+    return figure(f"marginal{index}", traces, layout, "; ".join([said, *notes]))
+
+
+def _frame(values: Array) -> tuple[float, float]:
+    """Where bars are drawn: everywhere, or without the far outliers that would make a single bar of the others."""
+    first, third = np.percentile(values, [25, 75])
+    reach = FAR_OUT * (third - first)
+    if reach == 0:
+        return float(values.min()), float(values.max())
+    return max(float(values.min()), float(first - reach)), min(float(values.max()), float(third + reach))
 
 
 def _tables(run: Run, compared: Comparison, order: list[int]) -> Html:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from wflmc.errors import InputError
 from wflmc.privacy import ACCOUNTANTS, Ledger, Privacy, epsilon_spent
 from wflmc.report.parts import (
     COLORS,
@@ -178,8 +177,6 @@ def _ledger_words(run: Run) -> Html:
     )
     if summary is None or summary.ledger is None:
         return said
-    if summary.ledger.chain not in run.ledger.chains:
-        raise InputError("report", str(run.folder / summary.ledger.file), "the ledger of this run; rounds are missing")
     return join([said, *_more(summary.ledger.rounds, run.ledger)])
 
 

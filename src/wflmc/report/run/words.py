@@ -43,7 +43,7 @@ def scenario_section(run: Run) -> Html:
         ("Channel", channel_words(run.scenario)),
         ("Promise", promise_words(run.scenario)),
         ("Sampler", sampler_words(run.scenario, run)),
-        ("Who sends", policy_words(run.scenario)),
+        ("Who sends", policy_words(run.scenario, run)),
     ]
     if run.scenario_text is None:
         return join([table(rows), missing("scenario.toml is missing; this is what plan.json says.")])
@@ -75,10 +75,9 @@ def data_words(scenario: Scenario, run: Run) -> str:
     if run.rebuilt is not None:
         held = run.rebuilt.inputs.posterior.sizes
         low, high = int(held.min()), int(held.max())
-        sizes = f", {low} each" if low == high else f", {low} to {high} each"
-    return (
-        f"{section.devices} devices hold {f'{count:,} ' if known else 'the '}{what}{sizes}, {how or section.partition}."
-    )
+        sizes = f", {low:,} each" if low == high else f", {low:,} to {high:,} each"
+    number_of = f"{count:,} " if known else "the "
+    return f"{section.devices:,} devices hold {number_of}{what}{sizes}, {how or section.partition}."
 
 
 def model_words(scenario: Scenario, run: Run) -> str:
@@ -126,7 +125,7 @@ def channel_words(scenario: Scenario) -> str:
         words += f" Devices know their channels up to an error of {number(link.csi_error)}, of which the worst is paid."
     if link.downlink_snr_db < float("inf"):
         words += f" The server's broadcast is noisy, {number(link.downlink_snr_db)} dB."
-    return words + " All devices send at once, and the server hears the sum of their gradients in noise."
+    return words + " Those that send do so at once, and the server hears the sum of their gradients in noise."
 
 
 def promise_words(scenario: Scenario) -> str:
@@ -152,7 +151,8 @@ def sampler_words(scenario: Scenario, run: Run) -> str:
     kind = "Langevin dynamics" if sampler.dynamics == "overdamped" else "Kinetic (underdamped) Langevin dynamics"
     count = f"{sampler.chains:,} chain{'s' * (sampler.chains > 1)}"
     start = "a draw from the prior" if sampler.init == "prior" else "zero"
-    words = f"{kind}: {count} from {start}, {sampler.burn_in} rounds of burn-in and {sampler.samples:,} kept."
+    early = sampler.burn_in if isinstance(sampler.burn_in, str) else f"{sampler.burn_in:,}"
+    words = f"{kind}: {count} from {start}, {early} rounds of burn-in and {sampler.samples:,} kept."
     if run.plan is None:
         return words
     sizes, constants = run.plan.step_size, run.plan.constants
@@ -161,7 +161,7 @@ def sampler_words(scenario: Scenario, run: Run) -> str:
     return words + (f", the friction {number(constants.friction)}." if constants.friction else ".")
 
 
-def policy_words(scenario: Scenario) -> str:
+def policy_words(scenario: Scenario, run: Run) -> str:
     """Who sends, and how strongly."""
     policy = scenario.policy
     words = POLICIES[policy.power]
@@ -171,5 +171,7 @@ def policy_words(scenario: Scenario) -> str:
         return words
     if policy.power == "optimized" and policy.objective != "worst":
         words = words.replace("the bound", OBJECTIVES[policy.objective], 1)
-    words = f"{SCHEDULES[policy.schedule]} {words}"
+    plan = run.plan
+    everyone = plan is not None and min(plan.active_devices) == plan.constants.devices
+    words = f"{SCHEDULES['all' if everyone else policy.schedule]} {words}"
     return words + (" Channels are known one round at a time." if policy.csi == "causal" else "")
