@@ -11,6 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 
+from wflmc.planning.bound import contraction, discretization_error
 from wflmc.planning.single_sample import REGIMES, regime
 from wflmc.report import explorer
 from wflmc.report.page import plotly
@@ -91,7 +92,7 @@ def positions():
             "snr_db": draw(12, 30) if near else draw(-20, 60),
             "epsilon": draw(0, 1.5) if near else generator.choice([-3, 3]) if corner else draw(-3, 3),
             "delta": draw(-4, -1) if near else -12 if corner else draw(-12, -0.3),
-            "step_size": draw(-1.3, -0.4) if near else draw(-3, -0.005),
+            "step_size": draw(-1.3, -0.4) if near else draw(-0.05, -0.005) if corner else draw(-3, -0.005),
             "devices": generator.integers(1, 60),
             "rounds": generator.choice([1, 2, 1000]) if corner else generator.integers(1, 200),
             "clip": draw(1.2, 1.7) if near else draw(-1, 3),
@@ -158,7 +159,7 @@ def close(ours, theirs):
 
 
 def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
-    seen, mixed = set(), 0
+    seen, mixed, large_steps = set(), 0, 0
     for point in tour.points:
         assert point["wrong"] == {}, point
         result, values = point["result"], point["values"]
@@ -178,6 +179,13 @@ def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
         close(values["gain-first"], plan.gain[0])
         close(values["gain-last"], plan.gain[-1])
         close(values["lmc_cap"], np.sqrt(plan.step_size[0] / 2 * plan.noise_power))
+        constants = contraction(plan.step_size[0], plan.mu, plan.L)
+        error = discretization_error(plan.step_size[:1], plan.L, plan.dim)[0]
+        close(values["floor"], constants.kappa * error / (1 - constants.rho**2))
+        sensitivity = np.minimum(plan.clip[0], plan.example_clip[0])
+        share = plan.privacy.budget(1)[0] / (2 * sensitivity**2) / plan.rounds
+        close(values["dp_share"], np.sqrt(share * plan.noise_power))
+        large_steps += plan.step_size[0] > 2 / (plan.mu + plan.L)
         close(values["power_cap"], plan.gain[0] / np.sqrt(plan.power_share[0]))
         energy = np.sum((plan.gain[:, None] * plan.clip) ** 2) / point["state"]["power"]
         close(values["energy"], energy)
@@ -191,6 +199,7 @@ def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
     assert {name for name, _, _ in seen} == set(REGIMES)
     assert len({(accountant, bound) for _, accountant, bound in seen}) == 4
     assert mixed >= 5  # rounds both at a cap and below it: the whole of Theorem 1
+    assert large_steps > 2
 
 
 def test_the_map_turns_where_theorem_1_does(tour):

@@ -319,3 +319,32 @@ def test_runs_have_names_that_last():
         for c in (1.0, 1.0, 2.0)
     ]
     assert names[0] == names[1] != names[2]
+
+
+def test_what_is_around_a_model_may_change_later():
+    """Three functions that share a variable: each runs with the value that it had when the posterior was made."""
+    data, made = np.linspace(0.0, 2.0, 20, dtype=np.float32), []
+    for scale in (1.0, 2.0, 3.0):
+        made.append(
+            wflmc.posterior(
+                lambda p, e: -0.5 * (scale * e - p["m"]) ** 2,  # noqa: B023
+                lambda p: -0.5 * p["m"] ** 2,
+                data,
+                initial={"m": 0.0},
+                devices=4,
+            )
+        )
+    assert len({one.model.name for one in made}) == 3
+    for scale, one in zip((1.0, 2.0, 3.0), made, strict=True):
+        np.testing.assert_allclose(one.laplace[0], scale * data.sum() / 21, rtol=1e-5)
+        gradient = one.clipped_sum(jnp.zeros(1), jnp.ones(4), jnp.full(4, jnp.inf))[0]
+        np.testing.assert_allclose(gradient, -scale * data.sum(), rtol=1e-5)
+
+
+def test_a_device_alone_draws_the_batches_it_draws_among_others():
+    posterior = as_own(GAUSSIAN, batch=2)
+    theta, key = jnp.ones(posterior.dim), jax.random.key(8)
+    weight, clip = jnp.ones(6), jnp.full(6, jnp.inf)
+    whole, _ = posterior.clipped_sum(theta, weight, clip, key)
+    alone = [posterior.device(k).clipped_sum(theta, weight[:1], clip[:1], key)[0] for k in range(6)]
+    np.testing.assert_allclose(sum(alone), whole, rtol=1e-4, atol=1e-4)

@@ -91,3 +91,19 @@ def test_the_package_may_be_called():
     assert wflmc.posterior.Gaussian is sys.modules["wflmc.posterior"].Gaussian
     assert list(inspect.signature(wflmc.posterior).parameters)[:3] == ["log_likelihood", "log_prior", "data"]
     assert "log_likelihood" in type(wflmc.posterior).__call__.__doc__
+
+
+def printing(p, e):
+    jax.debug.print("{}", p)
+    return -0.5 * (e - p[0]) ** 2
+
+
+def calling(p, e):
+    return -0.5 * (e - jax.pure_callback(np.asarray, p[0], p[0])) ** 2
+
+
+@pytest.mark.parametrize("log_likelihood", [printing, calling, jax.jit(calling)])
+def test_callbacks_are_refused(log_likelihood):
+    """What they compute is not in the trace, by which compiled code and ledgers know a model."""
+    with pytest.raises(wflmc.InputError, match="calls back to Python"):
+        wflmc.posterior(log_likelihood, lambda p: 0, np.ones(8), initial=jnp.zeros(1), devices=2, mu=1.0, L=10.0)

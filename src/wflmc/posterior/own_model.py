@@ -1,7 +1,8 @@
 """A model given as two JAX functions: looked at once, refused in words where it cannot work, and named by what it does.
 
-The name is that of the traced gradients with their constants. Two runs of one script have equal names, so that compiled
-code, checkpoints and ledgers know the model again; functions that compute something else never share one.
+The functions are traced once, and that trace is what runs: what they take from around them may change later without
+any effect. The name is that of the traced gradients with their constants. Two runs of one script have equal names, so
+that compiled code, checkpoints and ledgers know the model again; functions that compute something else never share one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from wflmc.errors import Found, InputError
 from wflmc.keys import digest
@@ -25,8 +27,10 @@ from wflmc.posterior.own_checks import check_number, on_accelerator, shapes_of
 class Model:
     """What is the same for all data: the functions, and how flat parameters are theirs. Equal where names are."""
 
-    log_likelihood: Callable[[Any, Any], Any]
-    log_prior: Callable[[Any], Any]
+    likelihood: Any
+    """−log p(example|θ) as it was traced, of θ[m] and the arrays of one example."""
+    prior: Any
+    """−log p(θ) as it was traced, of θ[m]."""
     structure: Any
     """Of the parameters, as JAX flattens them."""
     shapes: tuple[tuple[int, ...], ...]
@@ -57,13 +61,15 @@ class Model:
 
     def cost(self, theta: jax.Array, example: Any) -> jax.Array:
         """−log p(example|θ), in full float32 also where an accelerator would rather round."""
-        with jax.default_matmul_precision("highest"):
-            return -jnp.asarray(self.log_likelihood(self.unflatten(theta), example), theta.dtype)
+        return self._run(self.likelihood, theta, *jax.tree.leaves(example))
 
     def prior_cost(self, theta: jax.Array) -> jax.Array:
         """−log p(θ), up to a constant."""
-        with jax.default_matmul_precision("highest"):
-            return -jnp.asarray(self.log_prior(self.unflatten(theta)), theta.dtype)
+        return self._run(self.prior, theta)
+
+    def _run(self, traced: Any, *values: Any) -> jax.Array:
+        given = [jnp.asarray(value, wanted.dtype) for value, wanted in zip(values, traced.in_avals, strict=True)]
+        return jaxpr_as_fun(traced)(*given)[0].astype(values[0].dtype)
 
 
 def checked_model(
@@ -74,7 +80,7 @@ def checked_model(
     data: Any,
 ) -> Model:
     """The model, traced on one example."""
-    made = Model(log_likelihood, log_prior, structure, shapes)
+    made = Model(None, None, structure, shapes)
     theta = np.zeros(made.dim, np.float32)
     example = jax.tree.map(lambda array: array[0].astype(on_accelerator(array.dtype)), data)
     sizes = f"parameters of shape {shapes_of(made.unflatten(theta))}"
@@ -84,6 +90,15 @@ def checked_model(
     )
     alone = f"a JAX function of parameters alone, with {sizes}"
     check_number("log_prior", log_prior, alone, lambda t: log_prior(made.unflatten(t)), theta, whole=True)
+    with jax.default_matmul_precision("highest"):
+        likelihood = jax.make_jaxpr(lambda t, e: -jnp.asarray(log_likelihood(made.unflatten(t), e), t.dtype))(
+            theta, example
+        )
+        prior = jax.make_jaxpr(lambda t: -jnp.asarray(log_prior(made.unflatten(t)), t.dtype))(theta)
+    for key, one in (("log_likelihood", likelihood), ("log_prior", prior)):
+        if any("callback" in name or "debug" in name for name in _primitives(one.jaxpr)):
+            raise InputError(key, Found("calls back to Python"), "written in JAX alone: no callbacks, no debug prints")
+    made = Model(likelihood, prior, structure, shapes)
     traced = (
         jax.make_jaxpr(jax.value_and_grad(made.cost))(theta, example),
         jax.make_jaxpr(jax.value_and_grad(made.prior_cost))(theta),
@@ -93,8 +108,7 @@ def checked_model(
         raise InputError("log_likelihood", Found("does not look at its example"), f"{wanted}: {instead}")
     parts = [text.encode() for text in (str(structure), str(shapes), *map(str, traced))]
     name = digest(*parts, *(value for one in traced for value in _constants(one)))
-    numbers = sum(_count(jax.make_jaxpr(log_likelihood)(made.unflatten(theta), example).jaxpr))
-    return Model(log_likelihood, log_prior, structure, shapes, name, max(1, numbers))
+    return Model(likelihood, prior, structure, shapes, name, max(1, sum(_count(likelihood.jaxpr))))
 
 
 def _constants(traced: Any) -> Iterator[Any]:
@@ -114,14 +128,28 @@ def _used(jaxpr: Any, variables: Sequence[Any]) -> bool:
     return any(id(value) in names for equation in jaxpr.eqns for value in equation.invars)
 
 
+def _inner(jaxpr: Any) -> Iterator[Any]:
+    """The traced functions that steps of a traced function call."""
+    for equation in jaxpr.eqns:
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield inner
+
+
+def _primitives(jaxpr: Any) -> Iterator[str]:
+    """The names of all steps."""
+    yield from (equation.primitive.name for equation in jaxpr.eqns)
+    for inner in _inner(jaxpr):
+        yield from _primitives(inner)
+
+
 def _count(jaxpr: Any) -> Iterator[int]:
     """Numbers that each step of a traced function makes."""
     for equation in jaxpr.eqns:
         yield sum(int(np.prod(getattr(out.aval, "shape", ()))) for out in equation.outvars)
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", None)
-            if inner is not None:
-                yield from _count(inner)
+    for inner in _inner(jaxpr):
+        yield from _count(inner)
 
 
 @partial(jax.jit, static_argnums=(0, 3))

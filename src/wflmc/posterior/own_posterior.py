@@ -56,6 +56,8 @@ class OwnPosterior:
     """Devices whose gradients are worked out at a time."""
     rows: int = 0
     """Examples of each that are worked on at a time; 0: all."""
+    first: int = 0
+    """The number of the first device, by which mini-batches are drawn."""
 
     start_is_estimate = True
     """`initial_w2_sq` is a Laplace estimate: the posterior has no closed form."""
@@ -143,7 +145,7 @@ class OwnPosterior:
         """Each device's examples, how many of them there really are, and its number: all [K', ...]."""
         filled = jax.tree.leaves(self.data)[0].shape[0]
         sizes = jnp.asarray(self.sizes)
-        return self.data, jnp.pad(sizes, (0, filled - self.devices), mode="edge"), jnp.arange(filled)
+        return self.data, jnp.pad(sizes, (0, filled - self.devices), mode="edge"), self.first + jnp.arange(filled)
 
     def _gradient(self, theta: jax.Array, device: Any, limit: Any = None, key: Any = None) -> jax.Array:
         """One device's gradient, its share of the prior's included, [m]; `device` is one of `_held`."""
@@ -152,7 +154,9 @@ class OwnPosterior:
         real, scale, rows = jnp.arange(count) < size, jnp.ones(()), self.rows or count
         if self.batch is not None and key is not None and self.batch < count:
             # Without replacement: an example that came twice would count twice.
-            lots = jax.random.uniform(jax.random.fold_in(key, number), (count,))
+            # One draw for each example, so that a device alone, which is not filled up, draws the same.
+            own = jax.random.fold_in(key, number)
+            lots = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(own, n)))(jnp.arange(count))
             chosen = jax.lax.top_k(jnp.where(real, lots, -1.0), self.batch)[1]
             held, real = jax.tree.map(lambda values: jnp.asarray(values)[chosen], held), real[chosen]
             scale, rows = jnp.maximum(size / self.batch, 1.0), self.batch
@@ -228,7 +232,7 @@ class OwnPosterior:
             raise InputError("device", index, f"between 0 and {self.devices - 1}")
         at, rows = slice(index, index + 1), slice(self.sizes[index])
         held = jax.tree.map(lambda values: values[at, rows], self.data)
-        return replace(self, data=held, sizes=self.sizes[at], block=1, rows=0)
+        return replace(self, data=held, sizes=self.sizes[at], block=1, rows=0, first=self.first + index)
 
     @property
     def observed(self) -> tuple[Any, NDArray[np.intp]]:
@@ -264,6 +268,6 @@ class OwnPosterior:
 
 jax.tree_util.register_dataclass(
     OwnPosterior,
-    data_fields=["data", "sizes", "start", "initial_std", "mu", "L"],
+    data_fields=["data", "sizes", "start", "initial_std", "mu", "L", "first"],
     meta_fields=["model", "sharing", "batch", "estimated", "block", "rows"],
 )

@@ -87,9 +87,14 @@ def constants_of(document: dict[str, Any]) -> Constants:
         "clip": privacy.clip,
         "example_clip": privacy.example_clip,
     }
-    least: dict[str, Any] = {name: float(np.min(value)) for name, value in chosen.items() if value is not None}
+    # Of unlike devices the ones that limit the others: the weakest, the strictest, and the loudest gradients.
+    limits: dict[str, Any] = {
+        name: float((np.max if "clip" in name else np.min)(value))
+        for name, value in chosen.items()
+        if value is not None
+    }
     return _within_limits(
-        start._replace(**least, unit=privacy.unit, accountant=privacy.accountant, bound=scenario.policy.bound)
+        start._replace(**limits, unit=privacy.unit, accountant=privacy.accountant, bound=scenario.policy.bound)
     )
 
 
