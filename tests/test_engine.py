@@ -10,7 +10,7 @@ import pytest
 
 import wflmc
 from wflmc import studies
-from wflmc.studies import engine
+from wflmc.studies import cache
 from wflmc.studies.engine import Point, Study, run_study
 from wflmc.studies.multi_sample import MultiSample
 from wflmc.studies.rows import Row
@@ -69,7 +69,7 @@ def test_an_interrupted_study_goes_on(tmp_path):
         lambda text: text[: len(text) // 2],
         lambda text: text.replace("333", "334"),
         lambda text: "[]",
-        lambda text: json.dumps({"check": 0, "tables": {"toy": 1}}),
+        lambda text: json.dumps({"check": 0, "result": {"toy": 1}}),
         lambda text: "\0" * len(text),
     ],
 )
@@ -99,7 +99,7 @@ def test_whatever_changes_a_result_changes_its_name(tmp_path, monkeypatch):
     run(toy(calls), tmp_path)
     run(toy(calls, {"seed": 1}), tmp_path)
     assert len(calls) == 8
-    monkeypatch.setattr(engine, "_software", lambda: {"wflmc": "another"})
+    monkeypatch.setattr(cache, "software", lambda: {"wflmc": "another"})
     run(toy(calls), tmp_path)
     assert len(calls) == 12
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
@@ -129,13 +129,13 @@ def test_two_runs_share_a_cache(tmp_path):
 
 
 def test_settings_of_jax_are_in_the_name(monkeypatch):
-    engine._software.cache_clear()
-    before = engine._software()
+    cache.software.cache_clear()
+    before = cache.software()
     with jax.enable_x64(True):
-        engine._software.cache_clear()
-        assert engine._software() != before
-    engine._software.cache_clear()
-    assert engine._software() == before
+        cache.software.cache_clear()
+        assert cache.software() != before
+    cache.software.cache_clear()
+    assert cache.software() == before
 
 
 def test_a_cache_that_cannot_be_used_is_no_obstacle(tmp_path):
