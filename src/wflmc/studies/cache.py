@@ -32,6 +32,8 @@ JAX_SETTINGS = (
 )
 NOT_RESULTS = ("cli", "report")
 """Parts of the package that do not change what a point computes."""
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+"""What says how many threads BLAS has, the first before the second."""
 
 Say = Callable[[str], None]
 
@@ -54,8 +56,15 @@ def software() -> dict[str, str]:
             total.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     libraries = {lib.__name__: lib.__version__ for lib in (jax, jaxlib, np, scipy)}
     settings = {name: str(getattr(jax.config, name)) for name in JAX_SETTINGS}
-    backend = {"kind": jax.default_backend(), "count": str(jax.device_count())}
+    backend = {"kind": jax.default_backend(), "count": str(jax.device_count()), "BLAS threads": _blas_threads()}
     return {"wflmc": __version__, "sources": total.hexdigest(), **backend, **libraries, **settings}
+
+
+def _blas_threads() -> str:
+    """How many there are of, which shows in the last bits of large matrix products."""
+    said = [os.environ[name] for name in THREADS if os.environ.get(name)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return said[0] if said else str(cores)
 
 
 def key_of(content: dict[str, Any]) -> str:

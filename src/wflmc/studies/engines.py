@@ -117,5 +117,5 @@ def perform(order: bytes, task: bytes) -> Any:
     unlike = {name: pair for name, pair in unlike.items() if pair[0] != pair[1]}
     if unlike:
         said = ", ".join(f"{name} {own} instead of {other}" for name, (own, other) in unlike.items())
-        return Failure(f"The worker computes otherwise than this machine: {said}.")
+        return Failure(f"The worker is not set up as this machine, and would give other numbers: {said}.")
     return attempt(wanted.work, pickle.loads(task), lambda _: None)
