@@ -75,6 +75,7 @@ class Cluster:
     def _client(self) -> Any:
         if self._found is None:
             self._stack.enter_context(dask.config.set(SETTINGS))
+            self._stack.enter_context(distributed.utils.silence_logging_cmgr(logging.CRITICAL))  # we say it ourselves
             self._found = self._stack.enter_context(self._here() if self._address is None else self._elsewhere())
         return self._found
 
