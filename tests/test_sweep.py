@@ -264,7 +264,7 @@ def test_killed_workers_lose_nothing(sweep, small, tmp_path):
     """One of two workers is killed, twice in the full test; the table is that of one machine, byte for byte."""
     pytest.importorskip("distributed")
     size, kills = count(12, 200), count(1, 2)
-    work = [] if FULL else ["--plan-only", "--set", "sampler.samples=3000"]
+    work = [] if FULL else ["--plan-only", "--set", "sampler.samples=2000"]
     grid, cache = [*big_grid(size), *work], tmp_path / "cache"
     places = ["--out", tmp_path / "out", "--cache", cache, "--json", "--engine", "dask", "--workers", "2"]
     process = start(small, *grid, *places)
@@ -285,7 +285,7 @@ def test_killed_workers_lose_nothing(sweep, small, tmp_path):
 def test_interrupted_and_started_again(sweep, small, tmp_path):
     """Ctrl-C reaches all processes of a terminal; what is finished is kept, and nobody goes on working."""
     pytest.importorskip("distributed")
-    grid, cache = [*big_grid(40), "--plan-only", "--set", "sampler.samples=3000"], tmp_path / "cache"
+    grid, cache = [*big_grid(16), "--plan-only", "--set", "sampler.samples=2000"], tmp_path / "cache"
     process = start(small, *grid, "--out", tmp_path / "out", "--cache", cache, "--engine", "dask", "--workers", "2")
     wait_for(process, cache, 2)
     workers = workers_of(process)
@@ -298,11 +298,11 @@ def test_interrupted_and_started_again(sweep, small, tmp_path):
         time.sleep(0.05)
     assert not any(map(alive, workers))
     done = kept(cache)
-    assert 2 <= done < 40
+    assert 2 <= done < 16
     assert not (tmp_path / "out" / "sweep.csv").exists()
     found = sweep(*grid)[1]
-    assert (found["done"], found["cached"]) == (40, done)
-    assert len(table(tmp_path / "out")) == 40
+    assert (found["done"], found["cached"]) == (16, done)
+    assert len(table(tmp_path / "out")) == 16
 
 
 def test_no_scheduler_there(sweep, monkeypatch):

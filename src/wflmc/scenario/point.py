@@ -19,7 +19,7 @@ from wflmc.scenario.build import Inputs, build, make_plan
 from wflmc.scenario.files import is_data_path, plain
 from wflmc.scenario.schema import Scenario
 
-PLANNED = ("burn_in", "regime", "objective", "gap", "exact_w2_sq", "exact_ess_min", "epsilon_spent")
+PLANNED = ("exact_w2_sq", "objective", "gap", "exact_ess_min", "epsilon_spent", "regime", "burn_in")
 """Columns of a plan."""
 SAMPLED = (
     "w2_sq", "w2_sq_se", "ess_min", "ess_tail_min", "rhat_max", "clip_rate_burn_in", "clip_rate_samples",
@@ -94,13 +94,13 @@ def measure(task: Task, progress: Callable[[float], None]) -> dict[str, Any]:
 def _planned(inputs: Inputs, plan: Plan) -> dict[str, Any]:
     law = has_law(inputs.posterior)
     return {
-        "burn_in": plan.burn_in,
-        "regime": plan.regime,
+        "exact_w2_sq": float(exact_w2_sq(inputs.posterior, plan)[plan.burn_in :].max()) if law else None,
         "objective": plan.objective,
         "gap": plan.gap,
-        "exact_w2_sq": float(exact_w2_sq(inputs.posterior, plan)[plan.burn_in :].max()) if law else None,
         "exact_ess_min": float(exact_ess(inputs.posterior, plan).min()) if law else None,
         "epsilon_spent": plan.epsilon_spent,
+        "regime": plan.regime,
+        "burn_in": plan.burn_in,
     }
 
 
