@@ -179,29 +179,32 @@ def test_a_point_that_fails_does_not_stop_the_others(tmp_path):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two workers on this machine."""
+    """A worker on this machine, and a task that kills it twice is not tried a third time."""
     pytest.importorskip("distributed")
-    with open_engine("dask", 2, pytest.fail) as engine:
+    from wflmc.studies.cluster import SETTINGS
+
+    with pytest.MonkeyPatch.context() as patch, open_engine("dask", 1, pytest.fail) as engine:
+        patch.setitem(SETTINGS, "distributed.scheduler.allowed-failures", 1)
         yield engine
 
 
 def test_studies_are_the_same_on_a_cluster(cluster, tmp_path):
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
     study = studies.multi_sample_study("fig7", MultiSample(posterior, experiments=2))
-    study = study._replace(points=study.points[:2])
+    study = study._replace(points=study.points[:1])
     there = run_study(study, tmp_path, lambda _: None, pytest.fail, cluster)
     assert there == run_study(study, None, lambda _: None, pytest.fail, local)
-    assert len(files_in(tmp_path)) == len(study.points) == 2
+    assert len(files_in(tmp_path)) == 1
 
 
 def test_workers_that_die(cluster, tmp_path):
-    """A point that kills its worker once is computed again, also if it was done; one that always does fails alone."""
+    """A point whose result is lost with its worker is computed again; one that always kills its worker fails alone."""
 
     def work(task, progress):
         mark = tmp_path / str(task)
         first = not mark.exists()
         mark.touch()
-        if task == 3 or (task == 5 and first):
+        if task == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         if task == 7 and first:
             threading.Timer(0.001, os._exit, [1]).start()  # its result goes with it
@@ -212,7 +215,7 @@ def test_workers_that_die(cluster, tmp_path):
 
     found = dict(cluster(work, range(20), lambda _: None))
     assert set(found) == set(range(20))
-    assert "died 4 times" in found[3].reason
+    assert "died 2 times" in found[3].reason
     assert found[9].reason == "ValueError: bad luck"
     assert "Traceback" in found[9].traceback
     assert all(found[task] == {"y": 1 / 3 + task} for task in range(20) if task not in (3, 9))
