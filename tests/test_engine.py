@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
+import time
 
 import jax
 import pytest
 
 import wflmc
 from wflmc import studies
-from wflmc.studies import engine
+from wflmc.studies import cache, engines
 from wflmc.studies.engine import Point, Study, run_study
+from wflmc.studies.engines import Failure, Order, StudyError, local, open_engine, perform
 from wflmc.studies.multi_sample import MultiSample
 from wflmc.studies.rows import Row
 
@@ -69,7 +73,7 @@ def test_an_interrupted_study_goes_on(tmp_path):
         lambda text: text[: len(text) // 2],
         lambda text: text.replace("333", "334"),
         lambda text: "[]",
-        lambda text: json.dumps({"check": 0, "tables": {"toy": 1}}),
+        lambda text: json.dumps({"check": 0, "result": {"toy": 1}}),
         lambda text: "\0" * len(text),
     ],
 )
@@ -99,7 +103,7 @@ def test_whatever_changes_a_result_changes_its_name(tmp_path, monkeypatch):
     run(toy(calls), tmp_path)
     run(toy(calls, {"seed": 1}), tmp_path)
     assert len(calls) == 8
-    monkeypatch.setattr(engine, "_software", lambda: {"wflmc": "another"})
+    monkeypatch.setattr(cache, "software", lambda: {"wflmc": "another"})
     run(toy(calls), tmp_path)
     assert len(calls) == 12
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
@@ -129,13 +133,13 @@ def test_two_runs_share_a_cache(tmp_path):
 
 
 def test_settings_of_jax_are_in_the_name(monkeypatch):
-    engine._software.cache_clear()
-    before = engine._software()
+    cache.software.cache_clear()
+    before = cache.software()
     with jax.enable_x64(True):
-        engine._software.cache_clear()
-        assert engine._software() != before
-    engine._software.cache_clear()
-    assert engine._software() == before
+        cache.software.cache_clear()
+        assert cache.software() != before
+    cache.software.cache_clear()
+    assert cache.software() == before
 
 
 def test_a_cache_that_cannot_be_used_is_no_obstacle(tmp_path):
@@ -148,3 +152,98 @@ def test_a_cache_that_cannot_be_used_is_no_obstacle(tmp_path):
     victim.unlink()
     victim.mkdir()
     assert run(toy(calls), tmp_path / "good", said) == whole
+
+
+def test_a_point_that_fails_does_not_stop_the_others(tmp_path):
+    calls, said = [], []
+    study = toy(calls)
+
+    def measure(point, progress):
+        if point.x == 3.0:
+            raise wflmc.SamplingError("A chain is lost.")
+        if point.x == 1.0:
+            raise KeyError("a bug")
+        return study.measure(point, progress)
+
+    with pytest.raises(StudyError, match="2 of 4 points of toy failed"):
+        run(study._replace(measure=measure), tmp_path, said)
+    assert calls == [None, 2.0]
+    assert len(files_in(tmp_path)) == 2
+    assert "A chain is lost." in said[0]
+    assert "Traceback" not in said[0]
+    assert "KeyError: 'a bug'" in said[1]
+    assert "Traceback" in said[1]
+    run(study, tmp_path)
+    assert calls == [None, 2.0, 3.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A worker on this machine, and a task that kills it twice is not tried a third time."""
+    pytest.importorskip("distributed")
+    from wflmc.studies.cluster import SETTINGS
+
+    with pytest.MonkeyPatch.context() as patch, open_engine("dask", 1, pytest.fail) as engine:
+        patch.setitem(SETTINGS, "distributed.scheduler.allowed-failures", 1)
+        yield engine
+
+
+def test_studies_are_the_same_on_a_cluster(cluster, tmp_path):
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
+    study = studies.multi_sample_study("fig7", MultiSample(posterior, experiments=2))
+    study = study._replace(points=study.points[:1])
+    there = run_study(study, tmp_path, lambda _: None, pytest.fail, cluster)
+    assert there == run_study(study, None, lambda _: None, pytest.fail, local)
+    assert len(files_in(tmp_path)) == 1
+
+
+def test_workers_that_die(cluster, tmp_path):
+    """A point whose result is lost with its worker is computed again; one that always kills its worker fails alone."""
+
+    def work(task, progress):
+        mark = tmp_path / str(task)
+        first = not mark.exists()
+        mark.touch()
+        if task == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if task == 7 and first:
+            threading.Timer(0.001, os._exit, [1]).start()  # its result goes with it
+        if task == 9:
+            raise ValueError("bad luck")
+        time.sleep(0.02)
+        return {"y": 1 / 3 + task}
+
+    found = dict(cluster(work, range(20), lambda _: None))
+    assert set(found) == set(range(20))
+    assert "died 2 times" in found[3].reason
+    assert found[9].reason == "ValueError: bad luck"
+    assert "Traceback" in found[9].traceback
+    assert all(found[task] == {"y": 1 / 3 + task} for task in range(20) if task not in (3, 9))
+
+
+def test_a_worker_that_would_give_other_numbers_is_refused():
+    cloudpickle = pytest.importorskip("cloudpickle")
+
+    def ask(order):
+        return perform(cloudpickle.dumps(order), cloudpickle.dumps(2))
+
+    order = engines.order(lambda task, progress: {"y": task + 1})
+    assert ask(order) == {"y": 3}
+    refused = ask(order._replace(software={**order.software, "numpy": "1.0"}))
+    assert isinstance(refused, Failure)
+    assert "instead of 1.0" in refused.reason
+    try:
+        wide = Order(order.work, {**order.settings, "jax_enable_x64": True}, order.software)
+        assert "jax_enable_x64 True instead of False" in ask(wide).reason
+        assert jax.config.jax_enable_x64
+    finally:
+        jax.config.update("jax_enable_x64", False)
+        cache.software.cache_clear()
+
+
+def test_the_threads_of_blas_are_in_the_name(monkeypatch):
+    for given in ("3", "4"):
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
+        cache.software.cache_clear()
+        assert cache.software()["BLAS threads"] == given
+    cache.software.cache_clear()

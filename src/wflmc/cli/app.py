@@ -1,4 +1,4 @@
-"""`wflmc new | plan | run | audit | reproduce | report | data | doctor`.
+"""`wflmc new | plan | run | audit | reproduce | sweep | report | data | doctor`.
 
 Results go to stdout, also as JSON; warnings and progress to stderr.
 """
@@ -34,6 +34,21 @@ Overrides = Annotated[
 Memory = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Limit for chains and gradients, such as 4GiB; 2GiB by default."),
+]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="Who computes: local, dask (workers on this machine), or dask:ADDRESS (of a Dask scheduler).",
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", metavar="N", help="With --engine dask: how many; else one per core.")
+]
+Cache = Annotated[
+    str | None,
+    typer.Option("--cache", metavar="DIR", help="Keep finished points here, not in the user's cache."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -86,6 +101,18 @@ def _progress(task: str, total: int) -> Iterator[Any]:
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         row = bar.add_task(task, total=total)
         yield lambda done: bar.update(row, completed=done)
+
+
+@contextmanager
+def _failing_points() -> Iterator[None]:
+    """Work that others could not finish ends in a sentence."""
+    from wflmc.studies.engines import StudyError
+
+    try:
+        yield
+    except StudyError as error:
+        _note(str(error))
+        raise typer.Exit(1) from None
 
 
 @app.command()
@@ -285,11 +312,10 @@ def reproduce(
             "error is below this share of it.",
         ),
     ] = None,
-    cache: Annotated[
-        str | None,
-        typer.Option("--cache", metavar="DIR", help="Keep finished points here, not in the user's cache."),
-    ] = None,
+    cache: Cache = None,
     memory: Memory = None,
+    engine: EngineName = "local",
+    workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw the paper's figures again and check what it states about them.
@@ -303,8 +329,9 @@ def reproduce(
 
     _cache_compilations()
     limit = None if memory is None else parse_bytes(memory)
-    request = Request(figures or ["all"], out, data or [], experiments, stop_se, cache, limit)
-    document, found, files = reproduce_command(request, _progress, _note)
+    request = Request(figures or ["all"], out, data or [], experiments, stop_se, cache, limit, engine, workers)
+    with _failing_points():
+        document, found, files = reproduce_command(request, _progress, _note)
     if as_json:
         _print_json(document)
         return
@@ -313,6 +340,51 @@ def reproduce(
     if found:
         _show(claims_table(found))
     print("\n".join(["Pictures:", *(f"  {path}" for path in files), f"Claims: {Path(out) / 'claims.json'}"]))
+
+
+@app.command()
+def sweep(
+    scenario: ScenarioPath,
+    grids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            metavar="KEY=VALUES",
+            help="a:b:step, both ends included, or v1,v2,...; may repeat, the first key's values change slowest.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Plan every point and run no chains.")] = False,
+    engine: EngineName = "local",
+    workers: Workers = None,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for sweep.csv.")] = "out/sweep",
+    cache: Cache = None,
+    memory: Memory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan, sample and evaluate a scenario at every point of a grid, into one table.
+
+    Finished points are kept: a sweep that was stopped goes on where it was. Points that fail are listed in
+    DIR/failed.json, do not stop the others, and make the exit code 1.
+
+    Example: wflmc sweep scenario.toml --grid link.snr_db=0:40:5 --grid privacy.epsilon=5,10,15 --out results
+    """
+    from wflmc.cli.output import parse_bytes
+    from wflmc.cli.sweep import Request, sweep_command
+
+    _cache_compilations()
+    limit = None if memory is None else parse_bytes(memory)
+    request = Request(scenario, grids or [], overrides or [], plan_only, engine, workers, out, cache, limit)
+    with _failing_points():
+        document = sweep_command(request, _progress, _note)
+    if as_json:
+        _print_json(document)
+    else:
+        print(f"{document['done']} of {document['points']} points ({document['cached']} from the cache)")
+        print(f"Written to {document['file']}")
+    if document["failed"]:
+        _note(f"{document['failed']} points failed: {Path(out) / 'failed.json'} has them all.")
+        raise typer.Exit(1)
 
 
 @app.command()

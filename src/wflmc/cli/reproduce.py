@@ -25,6 +25,10 @@ WITH_MNIST = {"fig8", "heterogeneity", "beyond"}
 WITHOUT_GAUSSIAN = {"fig8", "heterogeneity"}
 
 
+Run = Callable[[studies.Study], studies.Tables]
+"""From a study to its tables."""
+
+
 class Request(NamedTuple):
     """What was asked for."""
 
@@ -35,6 +39,8 @@ class Request(NamedTuple):
     stop_se: float | None
     cache: str | None
     memory: float | None
+    engine: str = "local"
+    workers: int | None = None
 
 
 class Result(NamedTuple):
@@ -64,29 +70,13 @@ def reproduce_command(request: Request, bar: ProgressBar, say: Callable[[str], N
         say(f"--data {folders[0]} is for fig8 and heterogeneity and not used.")
     if request.experiments is not None and request.experiments < 1:
         raise InputError("--experiments", request.experiments, "at least 1")
-    pictures: list[Path] = []
-    tables: studies.Tables = {}
-    for name in wanted:
-        if name in studies.NAMES:
-            pictures += _closed_form(name, gaussian, source, folder, bar)
-            continue
-        if name == "beyond":
-            made, found = _beyond(request, gaussian, features, source, folder, cache, bar, say)
-            pictures += made
-            tables.update(found)
-            continue
-        if name == "record":
-            made, found = _record(gaussian, request.experiments, source, folder, bar)
-            pictures += made
-            tables.update(found)
-            continue
-        study, about = _study(name, request, gaussian, features, source)
-        with bar(name, len(study.points)) as advance:
-            found = studies.run_study(study, cache, advance, say)
-        for table, rows in found.items():
-            report.write_csv(folder / f"{table}.csv", rows)
-        pictures += report.draw_panels(name, found, about, folder / f"{name}.png")
-        tables.update(found)
+    with studies.open_engine(request.engine, request.workers, say) as engine:
+
+        def run(study: studies.Study) -> studies.Tables:
+            with bar(study.name, len(study.points)) as advance:
+                return studies.run_study(study, cache, advance, say, engine)
+
+        pictures, tables = _figures(wanted, request, gaussian, features, source, folder, run, bar)
     claims = studies.claims(studies.Setting(gaussian)) if gaussian and set(wanted) & set(studies.NAMES) else []
     claims += studies.measured_claims(tables, gaussian)
     few = {name for name in EXPERIMENTS if (request.experiments or EXPERIMENTS[name]) < EXPERIMENTS[name] / 2}
@@ -99,6 +89,38 @@ def reproduce_command(request: Request, bar: ProgressBar, say: Callable[[str], N
     tables_written = [folder / f"{name}.csv" for name in (*(n for n in wanted if n in studies.NAMES), *tables)]
     written = [str(path) for path in (*pictures, *tables_written, folder / "claims.json")]
     return Result({"figures": wanted, "files": written, "claims": plain}, claims, pictures)
+
+
+def _figures(
+    wanted: Sequence[str],
+    request: Request,
+    gaussian: GaussianPosterior | None,
+    features: Features | None,
+    source: str,
+    folder: Path,
+    run: Run,
+    bar: ProgressBar,
+) -> tuple[list[Path], studies.Tables]:
+    """Every figure's pictures and tables, each written as soon as it is there."""
+    pictures: list[Path] = []
+    tables: studies.Tables = {}
+    for name in wanted:
+        if name in studies.NAMES:
+            pictures += _closed_form(name, gaussian, source, folder, bar)
+            continue
+        if name == "beyond":
+            made, found = _beyond(request, gaussian, features, source, folder, run)
+        elif name == "record":
+            made, found = _record(gaussian, request.experiments, source, folder, bar)
+        else:
+            study, about = _study(name, request, gaussian, features, source)
+            found = run(study)
+            for table, rows in found.items():
+                report.write_csv(folder / f"{table}.csv", rows)
+            made = report.draw_panels(name, found, about, folder / f"{name}.png")
+        pictures += made
+        tables.update(found)
+    return pictures, tables
 
 
 def _of_few(claim: studies.Claim, experiments: int | None) -> studies.Claim:
@@ -188,9 +210,7 @@ def _beyond(
     features: Features | None,
     source: str,
     folder: Path,
-    cache: Path,
-    bar: ProgressBar,
-    say: Callable[[str], None],
+    run: Run,
 ) -> tuple[list[Path], studies.Tables]:
     """The paper's schemes and ours on the grounds of figures 6 and 8, and what each ingredient buys."""
     assert features is not None
@@ -199,8 +219,7 @@ def _beyond(
     mnist = studies.BeyondMnist(features, experiments=count, memory=request.memory)
     found: studies.Tables = {}
     for study in (linear, studies.beyond_mnist(mnist), studies.beyond_ablation(mnist)):
-        with bar(study.name, len(study.points)) as advance:
-            found |= studies.run_study(study, cache, advance, say)
+        found |= run(study)
     for table, rows in found.items():
         report.write_csv(folder / f"{table}.csv", rows)
     about = f"left: {source}, ε = 15, δ = 0.01; middle and right: MNIST, {count} experiment{'s' * (count > 1)}"

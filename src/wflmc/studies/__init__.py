@@ -1,8 +1,9 @@
-"""The paper's figures as grids of points, and its stated outcomes as measured claims."""
+"""Grids of points and who computes them; the paper's figures, and its stated outcomes as measured claims."""
 
 from wflmc.studies.beyond import BeyondGaussian, BeyondMnist, beyond_ablation, beyond_gaussian, beyond_mnist
 from wflmc.studies.claims import Claim, claims
 from wflmc.studies.engine import Study, Tables, run_study
+from wflmc.studies.engines import StudyError, open_engine
 from wflmc.studies.measured_claims import measured_claims
 from wflmc.studies.mnist import Mnist, heterogeneity_study, mnist_study
 from wflmc.studies.multi_sample import MultiSample, multi_sample_study
@@ -23,6 +24,7 @@ __all__ = [
     "Row",
     "Setting",
     "Study",
+    "StudyError",
     "Tables",
     "beyond_ablation",
     "beyond_gaussian",
@@ -32,6 +34,7 @@ __all__ = [
     "measured_claims",
     "mnist_study",
     "multi_sample_study",
+    "open_engine",
     "point",
     "points",
     "record_study",
