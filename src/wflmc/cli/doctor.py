@@ -36,6 +36,7 @@ FEATURES = (
     Feature("wflmc report", ("plotly",)),
     Feature("wflmc plan --solver cvxpy", ("cvxpy", "clarabel"), "convex"),
     Feature("ε by pld and rdp", ("dp-accounting",), "dp"),
+    Feature("--engine dask", ("distributed",), "dask"),
     Feature("data from OpenML", ("scikit-learn",), "openml"),
 )
 MODULES = {"dp-accounting": "dp_accounting", "scikit-learn": "sklearn"}
