@@ -209,7 +209,7 @@ def test_own_outcomes_have_the_law_they_are_drawn_by(counts):
         rate = jnp.exp(parameters["level"] + parameters["slope"] @ example["dose"])
         return {"events": jax.random.poisson(key, rate)}
 
-    inputs = {"dose": data["dose"][:3] / 2}
+    inputs = {"dose": data["dose"][[0, 0, 1]] / 2}
     found = trace.to_arviz(posterior, predictive=draw, features=inputs)
     assert found.posterior_predictive["events"].shape == (300, 5, 31)
     assert found.predictions["events"].shape == (300, 5, 3)
@@ -217,7 +217,7 @@ def test_own_outcomes_have_the_law_they_are_drawn_by(counts):
     apart = (found.predictions["events"].values - rate).reshape(-1, 3)  # given θ, draws are independent
     assert np.all(np.abs(apart.mean(0)) <= 4.5 * np.sqrt(rate.reshape(-1, 3).mean(0) / 1500))
     flat = found.predictions["events"].values.reshape(-1, 3)
-    assert not np.array_equal(flat[:, 0], flat[:, 1])
+    assert 0.5 < np.mean(flat[:, 0] != flat[:, 1])  # two of a kind, each with draws of its own
 
 
 def test_own_outcomes_need_a_function(counts, uneven):
