@@ -62,10 +62,10 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports
 
 test: lint browser
-	$(BIN)/pytest -n 2 --dist worksteal
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 test-full: lint browser
-	WFLMC_FULL=1 $(BIN)/pytest -n 2 --dist worksteal
+	OPENBLAS_NUM_THREADS=1 WFLMC_FULL=1 $(BIN)/pytest -n 2 --dist loadfile
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
