@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 
-import pytest
+from .browser import browser
 
 
 class Page(HTMLParser):
@@ -44,13 +43,10 @@ class Page(HTMLParser):
 
 def in_browser(page, folder):
     """The document after its scripts have run, what the console said, and the addresses that were asked for."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium to open pages with")
-    file, log = folder / "page.html", folder / "net.json"
+    program, file, log = browser(), folder / "page.html", folder / "net.json"
     file.write_text(page, encoding="utf-8")
     done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000",
+        [program, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000",
          "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}", file.as_uri()],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
