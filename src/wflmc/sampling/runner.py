@@ -76,6 +76,17 @@ def _start(init_key: jax.Array, posterior: Any, chain: jax.Array, init: str) -> 
 _with_velocity = jax.jit(with_velocity)
 
 
+def starts(key: jax.Array, posterior: Any, plan: Plan, chain: jax.Array) -> jax.Array:
+    """Where chains of these numbers start, with kinetic dynamics their velocities behind it, [chain, m or 2m]."""
+    theta = _start(named(key, "init"), posterior, chain, plan.init)
+    return theta if plan.friction is None else _with_velocity(named(key, "velocity"), theta, chain)
+
+
+def chain_keys(key: jax.Array, chain: jax.Array) -> jax.Array:
+    """The keys of chains of these numbers, [chain]; a round folds its own number in."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(named(key, "noise"), chain)
+
+
 def _scan(
     posterior: Any,
     rounds: Rounds,
@@ -318,13 +329,10 @@ def _run(
 ) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any], NDArray[Any]]]:
     """One chunk of chains: block by block of rounds, its kept samples, clip rates, and where the chains are."""
     chain = jnp.asarray(chains.number)
-    if chains.theta is None:
-        theta = _start(named(key, "init"), posterior, chain, plan.init)
-    else:
-        theta = jnp.array(chains.theta, jnp.float32)
+    theta = starts(key, posterior, plan, chain) if chains.theta is None else jnp.array(chains.theta, jnp.float32)
     if theta.shape[-1] < _width(plan):
         theta = _with_velocity(named(key, "velocity"), theta, chain)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(named(key, "noise"), chain)
+    keys = chain_keys(key, chain)
     kept = jnp.zeros((min(size, plan.rounds - skip), len(theta), plan.dim), theta.dtype)
     if mesh is not None:  # where they will come back, so that the second block is compiled no more than the first
         spec: Any = PartitionSpec

@@ -1,0 +1,1 @@
+"""A real federation on Flower: the server holds θ, the plan and the ledger, each device its own data."""

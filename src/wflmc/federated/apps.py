@@ -1,0 +1,159 @@
+"""The two apps of the federation in Flower's message API, and the post between them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from wflmc.errors import InputError, OverspendError
+from wflmc.federated.device import Device
+from wflmc.federated.job import Job
+from wflmc.federated.messages import RejectedError, read_reply, read_request, reply, request
+from wflmc.federated.terms import Ask, Heard
+
+log = logging.getLogger("wflmc.federated")
+
+
+def client_app(find: Callable[[Context], Device]) -> ClientApp:
+    """The app of the devices.
+
+    Args:
+        find: the device of a context, such as by its node_config; called for every message, so it should remember.
+    """
+    app = ClientApp()
+
+    @app.query("hello")
+    def hello(message: Message, context: Context) -> Message:
+        about = ConfigRecord({"device": find(context).terms.device})
+        return Message(RecordDict({"about": about}), reply_to=message)
+
+    @app.query("gradient")
+    def gradient(message: Message, context: Context) -> Message:
+        # Flower tells the server the text of whatever is raised here: it must not come from the data.
+        try:
+            device = find(context)
+            ask, nonce = read_request(message.content, device.terms.run)
+            return reply(message, device.answer(ask), ask, device.terms.run, nonce)
+        except (InputError, OverspendError) as error:
+            log.warning("Request refused: %s", error)
+            raise PermissionError(f"refused by the device: {error}") from None
+        except Exception:
+            log.exception("The device could not answer.")
+            raise RuntimeError("the device could not answer; its own log says why") from None
+
+    return app
+
+
+class Post:
+    """Requests to devices and their answers over Flower's grid, superposed as the air would.
+
+    Args:
+        nodes: which device is behind each node id. Ids belong to registered keys where SuperNodes are authenticated, so
+            that this table is what binds a device to its key. Without one nodes are asked, and believed.
+        deadline: seconds that a round waits; a device that is late did not transmit.
+        wait: seconds to wait for devices to come up before the first round.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        job: Job,
+        nodes: Mapping[int, int] | None = None,
+        deadline: float = 60.0,
+        wait: float = 60.0,
+        poll: float = 0.05,
+    ) -> None:
+        self.grid, self.job, self.deadline, self.poll = grid, job, deadline, poll
+        self.trusted = nodes is not None
+        self.node: dict[int, int] = {device: node for node, device in (nodes or {}).items()}
+        self._strangers: set[int] = set()
+        end = time.monotonic() + wait
+        while not self._all_here() and time.monotonic() < end:
+            time.sleep(self.poll)
+
+    def __call__(self, asks: list[Ask]) -> Heard:
+        """Ask, wait until the deadline, and add up what came."""
+        job = self.job
+        total = np.zeros((job.chains, job.plan.dim), np.float32)
+        sent = np.zeros(job.plan.devices, dtype=bool)
+        signals, absent = self.gather(asks)
+        for ask in asks:  # in the order of the devices, so that the sum does not depend on who was first
+            if ask.device in signals:
+                total += np.float32(ask.arrives) * signals[ask.device]
+                sent[ask.device] = True
+        return Heard(total, sent, absent)
+
+    def gather(self, asks: list[Ask]) -> tuple[dict[int, NDArray[np.float32]], dict[int, str]]:
+        """x_k of every device that answered properly and in time, and why others are absent."""
+        self._all_here()
+        here = set(self.grid.get_node_ids())
+        signals: dict[int, NDArray[np.float32]] = {}
+        absent = {ask.device: "not connected" for ask in asks if self.node.get(ask.device) not in here}
+        waiting: dict[str, tuple[Ask, str]] = {}
+        letters = []
+        for ask in (ask for ask in asks if ask.device not in absent):
+            nonce = secrets.token_hex(16)
+            content = request(ask, self.job.run, nonce)
+            letters.append(((ask, nonce), self._letter(content, self.node[ask.device], "gradient", str(ask.round))))
+        for (about, _), ident in zip(letters, self.grid.push_messages([m for _, m in letters]), strict=True):
+            if ident:
+                waiting[ident] = about
+            else:
+                absent[about[0].device] = "could not be reached"
+        for ident, message in self._answers(set(waiting)):
+            ask, nonce = waiting.pop(ident)
+            try:
+                signals[ask.device] = read_reply(message, ask, self.job, nonce)
+            except RejectedError as error:
+                absent[ask.device] = f"rejected, {error}" if not message.has_error() else str(error)
+        absent |= {ask.device: f"late: no answer within {self.deadline:g} s" for ask, _ in waiting.values()}
+        return signals, absent
+
+    def _answers(self, waiting: set[str]) -> Any:
+        """(id of what was asked, its reply) until all are here or the deadline has passed."""
+        end = time.monotonic() + self.deadline
+        while waiting:
+            for message in self.grid.pull_messages(sorted(waiting)):
+                ident = message.metadata.reply_to_message_id
+                if ident in waiting:
+                    waiting.discard(ident)
+                    yield ident, message
+            if not waiting or time.monotonic() > end:
+                return
+            time.sleep(self.poll)
+
+    def _letter(self, content: RecordDict, node: int, kind: str, group: str) -> Message:
+        return Message(content, node, f"query.{kind}", ttl=self.deadline, group_id=group)
+
+    def _all_here(self) -> bool:
+        """Whether all devices are known and connected; nodes that are not known are asked who they are."""
+        here = set(self.grid.get_node_ids())
+        new = sorted(here - set(self.node.values()) - self._strangers)
+        if new and not self.trusted:
+            letters = [self._letter(RecordDict(), node, "hello", "hello") for node in new]
+            asked = dict(zip(self.grid.push_messages(letters), new, strict=True))
+            asked.pop("", None)
+            for ident, message in self._answers(set(asked)):
+                self._introduce(asked[ident], message, here)
+        return all(self.node.get(device) in here for device in range(self.job.plan.devices))
+
+    def _introduce(self, node: int, message: Message, here: set[int]) -> None:
+        """Believe a node who it is, unless a connected node is that device already."""
+        device: Any = -1
+        if not message.has_error() and "about" in message.content:
+            device = dict(message.content["about"]).get("device", -1)
+        known = isinstance(device, int) and 0 <= device < self.job.plan.devices
+        if not known or self.node.get(device) in here:
+            log.warning("Node %s is turned away: it says that it is device %r.", node, device)
+            self._strangers.add(node)
+            return
+        self.node[device] = node

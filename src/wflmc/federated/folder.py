@@ -1,0 +1,99 @@
+"""A federation in a folder: what the server gets in `server`, and what every device gets in `device-0`, `device-1`, ….
+
+Each part is all that one machine needs, and the server's has none of the data:
+
+    server/job.npz, job.json              the plan, the key of the noise, the channels
+    device-k/terms.json, model.json       what the device agrees to, and which model it computes
+    device-k/data.npz                     X and y of this device alone
+    device-k/secret                       seeds the noise that it adds itself, where it adds any
+    device-k/ledger.jsonl                 what has left the device, once it has answered
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from wflmc.errors import InputError
+from wflmc.federated.device import Device
+from wflmc.federated.job import Job
+from wflmc.federated.terms import Terms
+from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
+from wflmc.privacy import Ledger
+from wflmc.scenario.build import Inputs, build_posterior
+from wflmc.scenario.schema import Scenario
+
+SERVER, DEVICE = "server", "device-{}"
+
+
+def write_federation(
+    folder: Path, scenario: Scenario, inputs: Inputs, job: Job, *, with_data: bool = True, seed: bytes | None = None
+) -> None:
+    """Write the folders of the server and of all devices.
+
+    Args:
+        with_data: whether devices get their part of the scenario's data; else each brings a data.npz of its own.
+        seed: of the devices' secrets, for a simulation that can be repeated; drawn by default.
+    """
+    (folder / SERVER).mkdir(parents=True, exist_ok=True)
+    job.save(folder / SERVER)
+    raw, _ = build_posterior(scenario)
+    about: dict[str, Any] = {
+        "model": scenario.posterior.model,
+        "devices": job.plan.devices,
+        "prior_std": raw.prior_std,
+        "intercept": raw.intercept,
+        "prior_on": scenario.posterior.prior_on,
+        "classes": raw.classes if isinstance(raw, SoftmaxPosterior) else None,
+    }
+    space = inputs.posterior.coordinates
+    about["whitening"] = None if space is None else np.asarray(space.matrix).tolist()
+    for k in range(job.plan.devices):
+        own = folder / DEVICE.format(k)
+        own.mkdir(exist_ok=True)
+        job.terms(k).save(own / "terms.json")
+        (own / "model.json").write_text(json.dumps(about), encoding="utf-8")
+        _write_secret(own / "secret", secrets.token_bytes(32) if seed is None else seed + b"%d" % k)
+        if with_data:
+            rows = raw.features[k, : raw.sizes[k]]
+            np.savez(own / "data.npz", X=rows[:, :-1] if raw.intercept else rows, y=raw.outcomes[k, : raw.sizes[k]])
+
+
+@lru_cache(maxsize=1024)
+def open_device(folder: Path) -> Device:
+    """The device of a folder; the same one again in the same process."""
+    terms = Terms.load(folder / "terms.json")
+    try:
+        about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        with np.load(folder / "data.npz", allow_pickle=False) as saved:
+            X, y = saved["X"], saved["y"]
+        secret = (folder / "secret").read_bytes()
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError("device", str(folder), f"the folder of a device, with X and y in data.npz ({error})") from None
+    own_prior = about["prior_std"] * about["devices"] ** 0.5  # this device's share of the prior
+    common = {"X": X, "y": y, "intercept": about["intercept"], "prior_std": own_prior}
+    if about["model"] == "gaussian":
+        posterior: Any = gaussian_regression(jax.random.key(0), 1, **common)
+    else:
+        posterior = softmax_regression(jax.random.key(0), 1, classes=about["classes"], **common)
+    if about["whitening"] is not None:
+        posterior = posterior.whitened(np.array(about["whitening"]), about["prior_on"])
+        posterior = replace(posterior, subject="")  # else every device would be compiled anew
+    if not np.isfinite(terms.sensitivity):
+        return Device(posterior, terms, None, secret)
+    path = folder / "ledger.jsonl"
+    return Device(posterior, terms, Ledger(terms.promise, 1, enforced=terms.enforced, path=path), secret)
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    """Write a file that only its owner reads."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)

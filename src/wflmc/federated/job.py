@@ -1,0 +1,221 @@
+"""A job: all that the server of a federation holds before the first round, and none of the devices' data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.channel import Link
+from wflmc.errors import InputError
+from wflmc.federated.terms import Terms
+from wflmc.keys import digest
+from wflmc.planning import Plan
+from wflmc.privacy import Privacy
+from wflmc.sampling.runner import starts
+
+Array = NDArray[np.float64]
+
+NOISES = ("channel", "devices")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A plan, where its chains start, their key, and the channels of the rounds."""
+
+    plan: Plan
+    start: NDArray[np.float32]
+    """θ[0] of every chain, with kinetic dynamics and its velocity, [chain, m or 2m]."""
+    key: NDArray[np.uint32]
+    """What seeds the noise of the channel and of the server; never told to a device."""
+    known: Array
+    """|ĥ|[S, K], what devices know of their channels; 1 where the link is ideal."""
+    power: Array
+    """P_k: the most that ‖x_k‖² may be, [K]; infinite where the link is ideal."""
+    subject: str
+    """Whose data it is about, for the ledger."""
+    noise: str = "channel"
+    """Who adds the noise: the emulated channel, or every device its share."""
+    aggregated: bool = False
+    """Whether devices mask their messages so that the server learns their sum alone."""
+    tolerate: int = 0
+    """Devices that may be absent from a round before it is lost, with noise by the devices."""
+    releases: int = 1
+    """Chains whose samples are all given away; 1 where chains are replicas for evaluation."""
+    batch: bool = False
+    """Whether devices draw mini-batches."""
+
+    @property
+    def chains(self) -> int:
+        """The number of chains."""
+        return len(self.start)
+
+    @property
+    def run(self) -> str:
+        """A name for all that is sent, but for the devices' data."""
+        about = f"{self.subject} {self.noise} {self.aggregated} {self.tolerate} {self.releases} {self.batch}"
+        return digest(self.plan.digest.encode(), self.start, self.key, self.known, self.power, about.encode())
+
+    @property
+    def noise_name(self) -> str:
+        """A name for the noise that the server draws; none where it draws none."""
+        return digest(self.key) if self.noise == "channel" else ""
+
+    @property
+    def quorum(self) -> NDArray[np.intp]:
+        """With noise by the devices: the fewest senders whose shares of noise add up to N0, [S]."""
+        return np.maximum(self.plan.active_devices - self.tolerate, 1)
+
+    @property
+    def share(self) -> Array:
+        """Variance of the noise that every device adds itself, [S]."""
+        return np.zeros(self.plan.rounds) if self.noise == "channel" else self.plan.noise_power / self.quorum
+
+    def round_noise(self, at: int, sent: NDArray[np.bool_]) -> float:
+        """Variance of the noise in the sum of those who sent."""
+        own = float(self.plan.noise_power) if self.noise == "channel" else float(self.share[at])
+        return own if self.noise == "channel" else own * int(sent.sum())
+
+    def seen_noise(self, at: int, sent: NDArray[np.bool_]) -> float:
+        """Variance of the noise that hides a device from whoever reads what the server is given.
+
+        It is that of the sum; but where devices add their noise and nothing masks their messages, each of these is
+        hidden by its own share alone.
+        """
+        alone = self.noise == "devices" and not self.aggregated
+        return float(self.share[at]) if alone else self.round_noise(at, sent)
+
+    def loss(self, at: int, sent: NDArray[np.bool_]) -> Array:
+        """What a round costs every device, by who really sent, [K]."""
+        if not sent.any():
+            return np.zeros(self.plan.devices)
+        factor = self.releases * self.plan.noise_power / self.seen_noise(at, sent)
+        return np.where(sent, self.plan.loss[at] * factor, 0.0)
+
+    def planned_loss(self) -> Array:
+        """The same for all rounds with all who are to send, [S, K]: no round costs more."""
+        sends = self.plan.weight > 0
+        if self.noise == "devices" and self.aggregated:  # with as few as the quorum
+            return np.where(sends, self.plan.loss * self.releases, 0.0)
+        return np.stack([self.loss(at, sends[at]) for at in range(self.plan.rounds)])
+
+    def terms(self, device: int) -> Terms:
+        """What one device is to agree to."""
+        plan, promise = self.plan, self.plan.privacy
+        alone = self.noise == "devices" and not self.aggregated
+
+        def own(value: Any) -> float | None:
+            return None if value is None else float(np.broadcast_to(np.asarray(value, float), (plan.devices,))[device])
+
+        return Terms(
+            run=self.run,
+            device=device,
+            chains=self.chains,
+            dim=plan.dim,
+            rounds=plan.start + plan.rounds,
+            clip=float(plan.clip[device]),
+            example_clip=float(plan.example_clip[device]),
+            noise_power=float(plan.noise_power),
+            share=float(self.share.max()),
+            factor=self.releases * plan.uncertainty**2 * (int(self.quorum.max()) if alone else 1),
+            power=float(self.power[device]),
+            enforced=plan.enforced,
+            privacy=(own(promise.epsilon), own(promise.delta), promise.accountant, promise.unit),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write it into a folder, as numbers and texts."""
+        plan, arrays, texts = self.plan, {}, {}
+        for owner, content in (("plan", plan), ("job", self)):
+            for field in fields(content):
+                value = getattr(content, field.name)
+                name = f"{owner}.{field.name}"
+                if isinstance(value, np.ndarray):
+                    arrays[name] = value
+                elif not isinstance(value, Plan | Privacy):
+                    texts[name] = value
+        for name in ("epsilon", "delta", "clip", "accountant", "unit", "example_clip"):
+            value = getattr(plan.privacy, name)
+            texts[f"privacy.{name}"] = value if value is None or isinstance(value, str) else np.asarray(value).tolist()
+        np.savez(folder / "job.npz", allow_pickle=False, **arrays)
+        (folder / "job.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Job:
+        """Read it again."""
+        try:
+            texts = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+            with np.load(folder / "job.npz", allow_pickle=False) as saved:
+                found = {**texts, **{name: saved[name] for name in saved.files}}
+            parts: dict[str, dict[str, Any]] = {"plan": {}, "job": {}, "privacy": {}}
+            for name, value in found.items():
+                owner, _, field = name.partition(".")
+                parts[owner][field] = value
+            privacy = Privacy(**parts["privacy"])
+            warnings = tuple(parts["plan"].pop("warnings"))
+            return cls(plan=Plan(**parts["plan"], warnings=warnings, privacy=privacy), **parts["job"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError("job", str(folder), f"a folder that `wflmc federate` has prepared ({error})") from None
+
+
+def make_job(
+    key: jax.Array,
+    posterior: Any,
+    link: Link,
+    plan: Plan,
+    *,
+    chains: int = 1,
+    noise: str = "channel",
+    aggregated: bool = False,
+    tolerate: int = 0,
+    releases: int = 1,
+) -> Job:
+    """The job of a plan.
+
+    Args:
+        key: seeds starts and noise, as of `wflmc.sample`: the same key and plan give the same chains.
+        chains: how many run at the same time, in the same messages.
+        noise: "channel", noise of the emulated channel, added at the server; or "devices", every device adds its share.
+        aggregated: with noise by the devices, whether secure aggregation hides their messages from the server.
+        tolerate: with noise by the devices, how many may be absent from a round; all add more noise for it.
+        releases: how many chains of the same real devices are given away.
+    """
+    if noise not in NOISES:
+        raise InputError("noise", noise, f"one of {', '.join(NOISES)}")
+    ideal = not np.any(plan.power_share)
+    if noise == "devices":
+        if not ideal:
+            allowed = "'noiseless-dp' where devices add the noise themselves: on a digital link nothing fades"
+            raise InputError("policy.power", "a policy for a radio link", allowed)
+        if not 0 <= tolerate < int(plan.active_devices.min()):
+            raise InputError("tolerate", tolerate, f"between 0 and {int(plan.active_devices.min()) - 1}")
+    elif aggregated:
+        raise InputError("aggregated", True, "given with noise = 'devices': nothing fades what is masked")
+    elif tolerate:
+        raise InputError("tolerate", tolerate, "given with noise = 'devices'")
+    rounds, devices = plan.rounds, plan.devices
+    known, power = np.ones((rounds, devices)), np.full(devices, np.inf)
+    if not ideal:
+        known = np.abs(link.gains(plan.start + rounds, devices))[plan.start :].astype(float)
+        known = known if plan.received is None else known / plan.received
+        power = link.snr(devices) * plan.dim * plan.noise_power
+    begin = np.asarray(starts(key, posterior, plan, jnp.arange(chains)))
+    return Job(
+        plan=plan,
+        start=begin,
+        key=np.asarray(jax.random.key_data(key)),
+        known=known,
+        power=np.array(power),
+        subject=posterior.digest,
+        noise=noise,
+        aggregated=aggregated,
+        tolerate=tolerate,
+        releases=releases,
+        batch=getattr(posterior, "batch", None) is not None,
+    )

@@ -1,0 +1,97 @@
+"""What goes over the wire, in Flower's records, and what is refused of what comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from wflmc.errors import InputError
+from wflmc.federated.job import Job
+from wflmc.federated.terms import Ask
+
+HEADER = 4096
+"""Bytes that an array of NumPy's may take beside its numbers."""
+SLACK = 1e-3
+"""Relative rounding by which a clipped gradient of float32 may exceed its limit."""
+TAIL = 8.0
+"""Standard deviations of a device's own noise beyond what may be expected of it; more has a chance of 1e-14."""
+
+
+class RejectedError(Exception):
+    """A reply that is not one; its device counts as absent."""
+
+
+def request(ask: Ask, run: str, nonce: str) -> RecordDict:
+    """What a device is sent."""
+    about: dict[str, Any] = {"run": run, "round": ask.round, "device": ask.device, "nonce": nonce}
+    about |= {"gain": ask.gain, "known": ask.known}
+    if ask.batch is not None:
+        about["batch"] = [int(word) for word in ask.batch.ravel()]
+    return RecordDict({"theta": ArrayRecord([np.ascontiguousarray(ask.theta)]), "ask": ConfigRecord(about)})
+
+
+def read_request(content: RecordDict, run: str) -> tuple[Ask, str]:
+    """What a device is asked, and the nonce to answer with; a request of another run is refused."""
+    try:
+        about, (theta,) = content.config_records["ask"], content.array_records["theta"].to_numpy_ndarrays()
+        found: dict[str, Any] = {name: about[name] for name in ("run", "round", "device", "nonce", "gain", "known")}
+        words = about.get("batch")
+        batch = None if words is None else np.array(words, np.uint32).reshape(len(theta), -1)
+        ask = Ask(int(found["device"]), int(found["round"]), theta, float(found["gain"]), float(found["known"]))
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
+        raise InputError("request", "something else", "a request of a wflmc server") from None
+    if found["run"] != run:
+        raise InputError("request", f"run {found['run']}", f"run {run}, to which this device has agreed")
+    return ask._replace(batch=batch), str(found["nonce"])
+
+
+def reply(message: Message, signal: NDArray[np.float32], ask: Ask, run: str, nonce: str) -> Message:
+    """What a device answers."""
+    about = ConfigRecord({"run": run, "round": ask.round, "device": ask.device, "nonce": nonce})
+    return Message(RecordDict({"signal": ArrayRecord([signal]), "about": about}), reply_to=message)
+
+
+def read_reply(message: Message, ask: Ask, job: Job, nonce: str) -> NDArray[np.float32]:
+    """x_k[chain, m] of a reply; RejectedError for whatever is not exactly what was asked for."""
+    if message.has_error():
+        raise RejectedError(f"error {message.error.code}: {_short(message.error.reason)}")
+    content = message.content
+    if set(content) != {"signal", "about"}:
+        raise RejectedError(f"malformed: records {_short(sorted(map(str, content)))}")
+    about, record = content["about"], content["signal"]
+    if not isinstance(about, ConfigRecord) or not isinstance(record, ArrayRecord) or len(record) != 1:
+        raise RejectedError("malformed: not one array and one text record")
+    wanted = {"run": job.run, "round": ask.round, "device": ask.device, "nonce": nonce}
+    other = [name for name, value in wanted.items() if about.get(name) != value]
+    if other:
+        raise RejectedError(f"replayed or meant for others: {other[0]} is not the one that was asked")
+    (array,) = record.values()
+    shape = (job.chains, job.plan.dim)
+    if len(array.data) > 4 * shape[0] * shape[1] + HEADER:
+        raise RejectedError(f"oversized: {len(array.data)} bytes for {4 * shape[0] * shape[1]}")
+    try:
+        signal = array.numpy()
+    except Exception as error:  # bytes from elsewhere fail in whatever way they like
+        raise RejectedError(f"malformed: no array ({type(error).__name__})") from None
+    if signal.shape != shape or signal.dtype != np.float32:
+        raise RejectedError(f"malformed: {signal.dtype} of shape {signal.shape}, not float32 of {shape}")
+    if not np.all(np.isfinite(signal)):
+        raise RejectedError("not finite")
+    norm, limit = float(np.linalg.norm(signal.astype(float), axis=1).max()), _limit(ask, job)
+    if norm > limit:
+        raise RejectedError(f"oversized: norm {norm:.4g} where clipping leaves at most {limit:.4g}")
+    return np.asarray(signal)
+
+
+def _limit(ask: Ask, job: Job) -> float:
+    """The most that a clipped, precoded gradient can measure, with the noise that its device adds."""
+    clipped = ask.precoder * float(job.plan.clip[ask.device])
+    own = float(np.sqrt(job.share[ask.round - job.plan.start]))
+    return (clipped + own * (np.sqrt(job.plan.dim) + TAIL)) * (1 + SLACK)
+
+
+def _short(text: object) -> str:
+    return " ".join(str(text).split())[:200]

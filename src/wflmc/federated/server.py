@@ -1,0 +1,219 @@
+"""The server's side of a federation: θ, the plan and the ledger, round by round, stopped and resumed.
+
+In a round the server asks those whom the plan lets send, hears the sum of those who did, writes down what it cost them,
+adds the noise of the channel and updates. A device that does not answer in time, or not properly, is one that did not
+transmit: it is not in the sum, it pays nothing, and the others weigh more (K/K_a with the K_a that there were).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.errors import InputError, SamplingError
+from wflmc.federated.job import Job
+from wflmc.federated.terms import Ask, Heard
+from wflmc.keys import named
+from wflmc.privacy import Ledger
+from wflmc.sampling import Trace
+from wflmc.sampling.checkpoint import Checkpoint, Progress, room
+from wflmc.sampling.kernel import Rounds, ahead, heard, receive, rounds_of, update
+from wflmc.sampling.runner import chain_keys
+
+Exchange = Callable[[list[Ask]], Heard]
+"""From what is asked to what is heard; the transport, with the superposition at the server's end of it."""
+
+LOG = "rounds.jsonl"
+
+
+class Server(NamedTuple):
+    """A job, the folder that keeps its progress, and the ledger that it is charged to."""
+
+    job: Job
+    folder: Path
+    ledger: Ledger | None
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Progress and samples, in the coordinates that chains move in."""
+        return Checkpoint(self.folder, f"federation-{self.job.run}")
+
+    @property
+    def skip(self) -> int:
+        """Rounds whose samples are not kept."""
+        return self.job.plan.burn_in
+
+
+def open_server(job: Job, folder: Path, ledger: str | Path | None = None) -> Server:
+    """The server of a job, with its own ledger in the folder unless another is named."""
+    plan = job.plan
+    folder.mkdir(parents=True, exist_ok=True)
+    if not plan.clips:
+        return Server(job, folder, None)
+    path = folder / "ledger.jsonl" if ledger is None else Path(ledger)
+    book = Ledger(plan.privacy, plan.devices, subject=job.subject, enforced=plan.enforced, path=path)
+    paid, done = book.rounds(job.run), Server(job, folder, book).checkpoint.load().rounds
+    if paid < done:
+        raise InputError("ledger", f"{paid} rounds of this run", f"one with all {done} rounds that were sent")
+    if paid == 0:
+        book.check(plan.start, job.planned_loss())
+    return Server(job, folder, book)
+
+
+def serve(
+    server: Server,
+    exchange: Exchange,
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Run all rounds that have not been run; every one is kept before the next is asked for.
+
+    A server that was stopped between paying for a round and keeping its result asks the same devices for it again, with
+    the same noise: that round has been paid for, and nobody else is brought into it.
+    """
+    job, plan = server.job, server.job.plan
+    saved = server.checkpoint.load()
+    state = jnp.asarray(job.start if saved.theta is None else saved.theta)
+    kept = room((plan.rounds - server.skip, job.chains, plan.dim), server.checkpoint.samples, saved.theta is not None)
+    rounds: Rounds = jax.tree.map(jnp.asarray, rounds_of(plan))
+    keys = chain_keys(jax.random.wrap_key_data(jnp.asarray(job.key)), jnp.arange(job.chains))
+    for at in range(saved.rounds, plan.rounds):
+        began = time.perf_counter()
+        now, number = rounds.at(at), plan.start + at
+        round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+        scheduled = _whom(server, at)
+        found = exchange(_asks(job, at, np.asarray(_broadcast(round_keys, state, now)), round_keys, scheduled))
+        if server.ledger is not None:
+            server.ledger.charge(job.run, number, job.loss(at, found.sent)[None], job.noise_name)
+        if found.sent.any():
+            scale, noise = _follow(job, at, found.sent)
+            now = now._replace(server_noise=noise)
+            state, finite = _move(round_keys, state, jnp.asarray(found.total), jnp.float32(scale), now, job.noise)
+            if not bool(finite):
+                raise SamplingError(f"A chain left the finite numbers in round {number + 1}.")
+        if at >= server.skip:
+            kept[at - server.skip] = np.asarray(state)[:, : plan.dim]
+            kept.flush()
+        server.checkpoint.save(_progress(job, at + 1, np.asarray(state)))
+        _log(server, number, scheduled, found, time.perf_counter() - began, say)
+        if progress is not None:
+            progress(at + 1, plan.rounds)
+
+
+def trace_of(server: Server, posterior: Any = None) -> Trace:
+    """The samples of a job that is finished.
+
+    Args:
+        posterior: maps the coordinates that chains move in to parameters, where these differ. How often gradients were
+            clipped is nan: devices do not tell, as that is about their data and no loss covers it.
+    """
+    job, plan, saved = server.job, server.job.plan, server.checkpoint.load()
+    if saved.rounds < plan.rounds or saved.theta is None:
+        raise InputError("job", f"{saved.rounds} of {plan.rounds} rounds in {server.folder}", "finished")
+    kept = np.load(server.checkpoint.samples, mmap_mode="r").swapaxes(0, 1)
+    theta = getattr(posterior, "parameters", np.asarray)(kept)
+    unknown = np.full(theta.shape[:2], np.nan, np.float32)
+    velocity = None if plan.friction is None else saved.theta[:, plan.dim :]
+    key = tuple(np.ravel(job.key).tolist())
+    return Trace(theta, unknown, np.full(plan.burn_in, np.nan), None, (plan,), velocity, None, key)
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """What happened in every round, the last account of each."""
+    path = folder / LOG
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = {line["round"]: line for line in map(json.loads, lines)}
+    return [found[number] for number in sorted(found)]
+
+
+def _whom(server: Server, at: int) -> NDArray[np.bool_]:
+    """Those who are asked: by the plan; of a round that has been paid for, only those who paid."""
+    scheduled = np.asarray(server.job.plan.weight[at] > 0)
+    number = server.job.plan.start + at
+    paid = None if server.ledger is None else server.ledger.entries.get((server.job.run, number))
+    return scheduled if paid is None else scheduled & (paid > 0)
+
+
+def _asks(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]) -> list[Ask]:
+    plan = job.plan
+    strength = plan.gain[at] * plan.weight[at] / plan.scale[at]
+    received = np.ones(plan.devices) if plan.received is None else plan.received[at]
+    batch = None
+    if job.batch:
+        batch = np.asarray(jax.random.key_data(jax.vmap(lambda key: named(key, "batch"))(keys)))
+    return [
+        Ask(
+            device=int(k),
+            round=plan.start + at,
+            theta=theta if theta.ndim == 2 else theta[:, k],
+            gain=float(strength[k]),
+            known=float(job.known[at, k]),
+            arrives=float(job.known[at, k] * received[k]),
+            batch=batch,
+        )
+        for k in np.flatnonzero(scheduled)
+    ]
+
+
+def _follow(job: Job, at: int, sent: NDArray[np.bool_]) -> tuple[float, Any]:
+    """The factor on the sum, and the variance of the server's own noise, by who really sent.
+
+    Weights grow as the senders become fewer, and the channel's noise with them; the server then adds less of its own,
+    so that all noise together stays what the plan meant it to be, where that is possible.
+    """
+    plan = job.plan
+    planned = float(plan.scale[at])
+    scale = planned * (int(plan.active_devices[at]) / int(sent.sum()))
+    if not np.any(plan.server_noise):
+        return scale, None
+    base, kick = float(plan.server_noise[at]), float(plan.kick[at])
+    meant = base + plan.noise_power * (kick * planned / plan.gain[at]) ** 2
+    there = job.round_noise(at, sent) * (kick * scale / plan.gain[at]) ** 2
+    same = scale == planned and job.noise == "channel"
+    return scale, jnp.float32(base if same else max(0.0, meant - there))
+
+
+@jax.jit
+def _broadcast(keys: jax.Array, state: jax.Array, now: Rounds) -> jax.Array:
+    """What devices hear of where chains are, [chain, m], or [chain, K, m] where each hears something else."""
+    return jax.vmap(lambda key, place: heard(named(key, "downlink"), ahead(place, now), now))(keys, state)
+
+
+@partial(jax.jit, static_argnames=("noise",))
+def _move(keys: jax.Array, state: jax.Array, signal: jax.Array, scale: jax.Array, now: Rounds, noise: str) -> Any:
+    """The next state of all chains, and whether all are finite; the channel adds its noise where devices do not."""
+
+    def one(key: jax.Array, state: jax.Array, signal: jax.Array) -> jax.Array:
+        received = receive(named(key, "noise"), signal, now) if noise == "channel" else signal
+        return update(named(key, "server"), state, received, scale[None], now)
+
+    fresh = jax.vmap(one)(keys, state, signal)
+    return fresh, jnp.all(jnp.isfinite(fresh))
+
+
+def _progress(job: Job, rounds: int, state: NDArray[Any]) -> Progress:
+    none = np.zeros(0)
+    return Progress(0, rounds, state, none, none, state[:, job.plan.dim :])
+
+
+def _log(server: Server, number: int, scheduled: NDArray[np.bool_], found: Heard, seconds: float, say: Any) -> None:
+    """A line about a round: how many were asked, who of them did not send, and why."""
+    absent = {str(device): why for device, why in sorted(found.absent.items())}
+    line = {"round": number, "asked": int(scheduled.sum()), "sent": int(found.sent.sum()), "absent": absent}
+    with (server.folder / LOG).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**line, "seconds": round(seconds, 3)}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if say is not None:
+        reasons = "".join(f"; device {device} absent: {why}" for device, why in absent.items())
+        say(f"round {number + 1}: {line['sent']} of {line['asked']} sent{reasons}")

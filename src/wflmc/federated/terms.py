@@ -1,0 +1,100 @@
+"""What a device has agreed to before the first round, and what it is asked in one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.errors import InputError
+from wflmc.privacy import Privacy
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a device has agreed to; it answers no request that goes beyond."""
+
+    run: str
+    device: int
+    chains: int
+    dim: int
+    rounds: int
+    """Rounds are numbered below this."""
+    clip: float
+    """ℓ_k."""
+    example_clip: float
+    """c_k; infinite where examples are not clipped one by one."""
+    noise_power: float
+    """N0 of the sum."""
+    share: float
+    """Variance of the noise that the device adds itself; 0 where it relies on the channel's."""
+    factor: float
+    """What a round costs over 2 (α r ℓ)²/N0: more where messages are seen one by one or channels are known badly."""
+    power: float
+    """P: the most that ‖x‖² may be."""
+    enforced: bool
+    """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
+    privacy: tuple[float | None, float | None, str, str]
+    """ε, δ, accountant and unit of the promise to this device."""
+
+    @property
+    def sensitivity(self) -> float:
+        """Half of what a neighbouring data set can change: min(c, ℓ)."""
+        return min(self.clip, self.example_clip)
+
+    @property
+    def promise(self) -> Privacy:
+        """The promise to this device."""
+        epsilon, delta, accountant, unit = self.privacy
+        own = self.example_clip if unit == "record" else None
+        return Privacy(epsilon, delta, min(self.clip, 1e300), accountant, unit, own)
+
+    def save(self, path: Path) -> None:
+        """Write them as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Terms:
+        """Read them again."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{**found, "privacy": tuple(found["privacy"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError("terms", str(path), f"a file that `wflmc federate` has prepared ({error})") from None
+
+
+class Ask(NamedTuple):
+    """What a device is asked in a round."""
+
+    device: int
+    round: int
+    theta: NDArray[Any]
+    """What the device hears of where the chains are, [chain, m]."""
+    gain: float
+    """α r_k, the amplitude at which its gradient is to arrive."""
+    known: float
+    """|ĥ_k|, what it knows of its channel."""
+    arrives: float = 1.0
+    """|h_k|, what the channel does with what it sends; the device is not told."""
+    batch: NDArray[np.uint32] | None = None
+    """Keys of its mini-batches, one for each chain."""
+
+    @property
+    def precoder(self) -> float:
+        """α r_k/|ĥ_k|: what the clipped gradient is sent with."""
+        return self.gain / self.known
+
+
+class Heard(NamedTuple):
+    """What the server has heard in a round."""
+
+    total: NDArray[Any]
+    """Σ_k h_k x_k of those who sent, [chain, m]."""
+    sent: NDArray[np.bool_]
+    """[K]."""
+    absent: dict[int, str]
+    """Why others who were asked did not send."""
