@@ -1,4 +1,4 @@
-"""`wflmc new | plan | run | audit | reproduce | sweep | report | data | doctor`.
+"""`wflmc new | plan | run | audit | reproduce | sweep | federate | report | data | doctor`.
 
 Results go to stdout, also as JSON; warnings and progress to stderr.
 """
@@ -385,6 +385,75 @@ def sweep(
     if document["failed"]:
         _note(f"{document['failed']} points failed: {Path(out) / 'failed.json'} has them all.")
         raise typer.Exit(1)
+
+
+@app.command()
+def federate(
+    scenario: ScenarioPath,
+    out: Annotated[
+        str, typer.Option("--out", metavar="DIR", help="Folder for the federation and for the files of its run.")
+    ],
+    overrides: Overrides = None,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            "--runtime",
+            metavar="NAME",
+            help="simulation (Flower's engine), process (all in this one), or deployment (SuperLink and SuperNodes as "
+            "processes on this machine, with TLS and authentication).",
+        ),
+    ] = "simulation",
+    noise: Annotated[
+        str,
+        typer.Option("--noise", metavar="NAME", help="Added by the emulated channel, or by the devices themselves."),
+    ] = "channel",
+    secure_aggregation: Annotated[
+        bool, typer.Option("--secure-aggregation", help="With --noise devices: the server learns the sum alone.")
+    ] = False,
+    tolerate: Annotated[
+        int,
+        typer.Option("--tolerate", metavar="N", help="With --noise devices: absences that a round survives."),
+    ] = 0,
+    chains: Annotated[
+        int | None,
+        typer.Option("--chains", metavar="N", help="Chains at a time; the scenario's, or 1 in a deployment."),
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option("--deadline", metavar="SECONDS", help="A device that is later did not transmit.")
+    ] = 120.0,
+    ledger: Annotated[
+        str | None,
+        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; one of its own by default."),
+    ] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Write folders, keys and commands for real machines, and run nothing.")
+    ] = False,
+    own_data: Annotated[
+        bool, typer.Option("--own-data", help="With --prepare: devices bring their own data.npz (X and y).")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a scenario as a federation on Flower: the server holds the plan and the ledger, each device its own data.
+
+    With the same seed the chains are those of `wflmc run`. The same command goes on with a federation that was stopped.
+
+    Example: wflmc federate scenario.toml --out results
+    """
+    from wflmc.cli.federate import Request, federate_command
+
+    _cache_compilations()
+    asked = Request(
+        scenario, out, overrides, runtime, noise, secure_aggregation, tolerate, chains, deadline, ledger, prepare,
+        own_data,
+    )  # fmt: skip
+    summary, text, files = federate_command(asked, _progress, _note)
+    _warn(summary["warnings"])
+    if as_json:
+        _print_json(summary)
+        return
+    print(text)
+    if files:
+        print(f"Written to {out}: {', '.join(path.name for path in files)}")
 
 
 @app.command()

@@ -119,8 +119,8 @@ def run_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str,
             trace = _joined(before, trace, task.plan)
         evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test)
         summary = summary_document(evaluation, task.plan.warnings, time.perf_counter() - began)
-        summary["ledger"] = None if ledger is None else _ledger_document(ledger, task)
-        written = _write_run(task, trace, evaluation, document, summary)
+        summary["ledger"] = None if ledger is None else ledger_document(ledger, task)
+        written = write_run(task, trace, evaluation, document, summary)
     if task.checkpoint is not None:
         shutil.rmtree(task.checkpoint)
     return summary, str(evaluation), written
@@ -200,6 +200,8 @@ def _resumed(request: Request) -> Task:
         if request.more is not None:
             raise InputError("--more", request.more, "left out until the run that was stopped is finished")
         return _stopped(folder, request.memory)
+    if (folder / "federation").exists():
+        raise InputError("--resume", str(folder), "a folder of `wflmc run`; `wflmc federate` goes on with a federation")
     if not (folder / "summary.json").exists():
         raise InputError("--resume", str(folder), "a folder that `wflmc run --out` has written")
     if request.more is None or request.more < 1:
@@ -292,12 +294,13 @@ def _open_ledger(task: Task) -> Ledger | None:
     return ledger
 
 
-def _ledger_document(ledger: Ledger, task: Task) -> dict[str, Any]:
+def ledger_document(ledger: Ledger, task: Task) -> dict[str, Any]:
     assert ledger.path is not None
-    inside = task.folder is not None and ledger.path.parent == task.folder
+    folder = None if task.folder is None else task.folder.resolve()
+    inside = folder is not None and ledger.path.resolve().is_relative_to(folder)
     share = ledger.spent / ledger.budget
     return {
-        "file": ledger.path.name if inside else str(ledger.path.resolve()),
+        "file": str(ledger.path.resolve().relative_to(folder) if inside and folder else ledger.path.resolve()),
         "rounds": len(ledger.entries),
         "chain": ledger.chain,
         "spent": ledger.spent.tolist(),
@@ -386,7 +389,7 @@ def _joined(before: Trace, after: Trace, plan: Plan) -> Trace:
     )
 
 
-def _write_run(
+def write_run(
     task: Task, trace: Trace, evaluation: Evaluation, document: dict[str, Any], summary: dict[str, Any]
 ) -> list[Path]:
     """The files of a run, each written whole or not at all."""

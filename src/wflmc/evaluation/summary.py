@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 from wflmc.evaluation.calibration import Calibration, predictive_scores
@@ -128,6 +128,7 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
     devices would add their losses up.
 
     Args:
+        posterior: None where nobody holds all of the data: R-hat, ESS and the privacy are then all that can be said.
         test: features[n, d] and labels[n] that models of labels are tried on.
     """
     if not isinstance(trace, Trace):
@@ -155,8 +156,8 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
         ess_min=diagnostics.ess_min,
         ess_tail_min=diagnostics.ess_tail_min,
         clip_rate={
-            "burn_in": float(trace.burn_in_clip_rate.mean()) if trace.burn_in_clip_rate.size else None,
-            "samples": float(trace.clip_rate.mean()),
+            "burn_in": _mean(trace.burn_in_clip_rate),
+            "samples": _mean(trace.clip_rate),
         },
         example_clip_rate=_examples_clipped(trace, posterior),
         scores=None if test is None else predictive_scores(posterior, trace.theta, *test),
@@ -165,10 +166,15 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
     )
 
 
+def _mean(rates: NDArray[Any]) -> float | None:
+    """The mean; None where there are none, or where nobody was told (nan)."""
+    return None if not rates.size or np.isnan(rates).any() else float(rates.mean())
+
+
 def _examples_clipped(trace: Trace, posterior: Any) -> float | None:
     """The share of examples whose gradient exceeds its clip, at the last sample of a few chains."""
     plans, last = trace.plans, trace.theta[:FEW_CHAINS, -1]
-    if not any(np.isfinite(plan.example_clip).any() for plan in plans):
+    if posterior is None or not any(np.isfinite(plan.example_clip).any() for plan in plans):
         return None
     norms = posterior.example_norms(last)
     limits = [np.repeat(plan.example_clip, posterior.sizes) for plan in plans[: len(last)]]

@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -142,8 +143,9 @@ class Post:
             letters = [self._letter(RecordDict(), node, "hello", "hello") for node in new]
             asked = dict(zip(self.grid.push_messages(letters), new, strict=True))
             asked.pop("", None)
-            for ident, message in self._answers(set(asked)):
-                self._introduce(asked[ident], message, here)
+            replies = [(asked[ident], message) for ident, message in self._answers(set(asked))]
+            for node, message in sorted(replies, key=itemgetter(0)):
+                self._introduce(node, message, here)
         return all(self.node.get(device) in here for device in range(self.job.plan.devices))
 
     def _introduce(self, node: int, message: Message, here: set[int]) -> None:

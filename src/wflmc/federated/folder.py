@@ -59,7 +59,10 @@ def write_federation(
     for k in range(job.plan.devices):
         own = folder / DEVICE.format(k)
         own.mkdir(exist_ok=True)
-        job.terms(k).save(own / "terms.json")
+        terms = job.terms(k)
+        terms.save(own / "terms.json")
+        if (paid := job.plan.ledger[k]) > 0:
+            _ledger(own, terms).charge("before", 0, [[paid]])
         (own / "model.json").write_text(json.dumps(about), encoding="utf-8")
         _write_secret(own / "secret", secrets.token_bytes(32) if seed is None else seed + b"%d" % k)
         if with_data:
@@ -87,10 +90,13 @@ def open_device(folder: Path) -> Device:
     if about["whitening"] is not None:
         posterior = posterior.whitened(np.array(about["whitening"]), about["prior_on"])
         posterior = replace(posterior, subject="")  # else every device would be compiled anew
-    if not np.isfinite(terms.sensitivity):
-        return Device(posterior, terms, None, secret)
-    path = folder / "ledger.jsonl"
-    return Device(posterior, terms, Ledger(terms.promise, 1, enforced=terms.enforced, path=path), secret)
+    book = _ledger(folder, terms) if np.isfinite(terms.sensitivity) else None
+    return Device(posterior, terms, book, secret)
+
+
+def _ledger(folder: Path, terms: Terms) -> Ledger:
+    """The device's own."""
+    return Ledger(terms.promise, 1, enforced=terms.enforced, path=folder / "ledger.jsonl")
 
 
 def _write_secret(path: Path, content: bytes) -> None:

@@ -34,6 +34,8 @@ Exchange = Callable[[list[Ask]], Heard]
 """From what is asked to what is heard; the transport, with the superposition at the server's end of it."""
 
 LOG = "rounds.jsonl"
+LEDGER = "ledger.path"
+"""In a server's folder: names the ledger to charge, where that is not its own."""
 
 
 class Server(NamedTuple):
@@ -55,11 +57,14 @@ class Server(NamedTuple):
 
 
 def open_server(job: Job, folder: Path, ledger: str | Path | None = None) -> Server:
-    """The server of a job, with its own ledger in the folder unless another is named."""
+    """The server of a job, with its own ledger in the folder unless another is named, here or in the folder."""
     plan = job.plan
     folder.mkdir(parents=True, exist_ok=True)
     if not plan.clips:
         return Server(job, folder, None)
+    elsewhere = folder / LEDGER
+    if ledger is None and elsewhere.exists():
+        ledger = elsewhere.read_text(encoding="utf-8")
     path = folder / "ledger.jsonl" if ledger is None else Path(ledger)
     book = Ledger(plan.privacy, plan.devices, subject=job.subject, enforced=plan.enforced, path=path)
     paid, done = book.rounds(job.run), Server(job, folder, book).checkpoint.load().rounds

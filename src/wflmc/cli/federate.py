@@ -1,0 +1,282 @@
+"""`wflmc federate`: the rounds of a scenario between a server and devices that hold their own data, on Flower.
+
+The folder `federation` in the run's own holds what the server and every device hold, and how far they have got; the
+files of a finished run stand beside it, as those of `wflmc run` do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from wflmc.cli.output import ProgressBar, writable_folder
+from wflmc.cli.run import Task, ledger_document, spent_before, write_run
+from wflmc.errors import InputError
+from wflmc.evaluation import evaluate, preload
+from wflmc.scenario import (
+    Inputs,
+    Scenario,
+    build,
+    load_scenario,
+    plan_document,
+    summary_document,
+    to_json,
+    to_toml,
+    write_text,
+)
+
+if TYPE_CHECKING:
+    from wflmc.federated.job import Job
+    from wflmc.federated.server import Server
+
+Say = Callable[[str], None]
+
+RUNTIMES = ("simulation", "process", "deployment")
+NOISES = ("channel", "devices")
+
+
+class Request(NamedTuple):
+    """What the command was asked for."""
+
+    scenario: str
+    out: str
+    overrides: list[str] | None
+    runtime: str
+    noise: str
+    aggregated: bool
+    tolerate: int
+    chains: int | None
+    deadline: float
+    ledger: str | None
+    prepare: bool
+    own_data: bool
+
+
+def federate_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str, Any], str, list[Path]]:
+    """The summary as JSON document and as text, and the files that were written."""
+    began = time.perf_counter()
+    _check(request)
+    scenario = load_scenario(request.scenario, request.overrides)
+    folder = writable_folder(request.out)
+    inputs = build(scenario)
+    job, document = _begun(folder, scenario, request) or _begin(folder, scenario, inputs, request, began)
+    from wflmc.federated.server import open_server
+
+    place = folder / "federation"
+    server = open_server(job, place / "server")
+    if server.ledger is not None and inputs.release is not None:
+        server.ledger.charge(inputs.release.name, 0, inputs.release.loss, inputs.release.noise)
+    done = server.checkpoint.load().rounds
+    if done and done < job.plan.rounds:
+        say(f"Going on with the federation in {place} after {done} rounds.")
+    if request.prepare and done < job.plan.rounds:
+        return {"folder": str(place), "rounds": done, "warnings": list(job.plan.warnings)}, _prepared(place), []
+    if done < job.plan.rounds:
+        with bar("rounds", job.plan.rounds) as advance:
+            _run(server, place, request, lambda now, _: advance(now), say)
+        server = open_server(job, place / "server")  # which another process may have charged
+    return _finish(folder, scenario, inputs, server, document, request, began)
+
+
+def _check(request: Request) -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError("flwr", None, "installed: pip install 'wflmc[flower]'")
+    for option, given, known in (
+        ("--runtime", request.runtime, RUNTIMES),
+        ("--noise", request.noise, NOISES),
+    ):
+        if given not in known:
+            raise InputError(option, given, f"one of {', '.join(known)}")
+    if request.aggregated and request.noise != "devices":
+        raise InputError("--secure-aggregation", True, "given with --noise devices")
+    if request.tolerate and request.noise != "devices":
+        raise InputError("--tolerate", request.tolerate, "given with --noise devices")
+    if request.chains is not None and request.chains < 1:
+        raise InputError("--chains", request.chains, "at least 1")
+    if not 0 < request.deadline < np.inf:
+        raise InputError("--deadline", request.deadline, "a number of seconds above 0")
+    if request.own_data and not (request.prepare or request.runtime == "deployment"):
+        raise InputError("--own-data", True, "given with --prepare: devices then bring their data")
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+
+def _about(scenario: Scenario, request: Request) -> dict[str, Any]:
+    """What makes two federations the same."""
+    real = request.prepare or request.runtime == "deployment"
+    return {
+        "asked": to_toml(scenario),
+        "noise": request.noise,
+        "aggregated": request.aggregated,
+        "tolerate": request.tolerate,
+        "chains": request.chains or (1 if real else scenario.sampler.chains),
+        "real": real,
+        "own_data": request.own_data,
+        "ledger": None if request.ledger is None else str(Path(request.ledger).resolve()),
+    }
+
+
+def _begun(folder: Path, scenario: Scenario, request: Request) -> tuple[Job, dict[str, Any]] | None:
+    """The federation that the folder holds; another one than is asked for is refused, for its ledgers' sake."""
+    from wflmc.federated.job import Job
+
+    file = folder / "federation" / "about.json"
+    if not file.exists():
+        return None
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads((folder / "federation" / "plan.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError("--out", str(file), "as wflmc wrote it") from None
+    wanted = _about(scenario, request)
+    other = [name for name, value in wanted.items() if about.get(name) != value]
+    if other:
+        what = "scenario" if other[0] == "asked" else other[0]
+        allowed = f"another folder: it holds a federation with another {what}, whose ledgers are to be kept"
+        raise InputError("--out", str(folder), allowed)
+    return Job.load(folder / "federation" / "server"), document
+
+
+def _begin(
+    folder: Path, scenario: Scenario, inputs: Inputs, request: Request, began: float
+) -> tuple[Job, dict[str, Any]]:
+    from wflmc.federated.folder import write_federation
+    from wflmc.federated.job import make_job
+    from wflmc.federated.planning import federated_plan
+    from wflmc.federated.server import LEDGER
+
+    about = _about(scenario, request)
+    releases = about["chains"] if about["real"] else 1
+    how: dict[str, Any] = {"noise": request.noise, "aggregated": request.aggregated, "tolerate": request.tolerate}
+    spent = None if request.ledger is None else spent_before(request.ledger, inputs)
+    plan = federated_plan(scenario, inputs, **how, releases=releases, ledger=spent)
+    key = jax.random.key(scenario.sampler.seed)
+    job = make_job(key, inputs.posterior, inputs.link, plan, chains=about["chains"], **how, releases=releases)
+    settled = scenario.sampler.model_copy(update={"burn_in": plan.burn_in})
+    document = plan_document(
+        scenario.model_copy(update={"sampler": settled}), inputs, plan, time.perf_counter() - began
+    )
+    place = folder / "federation"
+    if place.exists():  # begun, but never written whole
+        shutil.rmtree(place)
+    seed = None if about["real"] else b"simulation %d " % scenario.sampler.seed
+    write_federation(place, scenario, inputs, job, with_data=not request.own_data, seed=seed)
+    if about["real"]:
+        from wflmc.federated.deployment import prepare
+
+        prepare(place, job.plan.devices)
+    ledger = about["ledger"] or (None if about["real"] else str(folder.resolve() / "ledger.jsonl"))
+    if ledger is not None:
+        write_text(place / "server" / LEDGER, ledger)
+    write_text(place / "plan.json", to_json(document))
+    write_text(place / "about.json", to_json(about))
+    return job, document
+
+
+def _run(server: Server, place: Path, request: Request, progress: Callable[[int, int], None], say: Say) -> None:
+    from wflmc.federated.simulation import devices_in, run_in_engine, run_in_process
+
+    match request.runtime:
+        case "process":
+            run_in_process(server, devices_in(place), progress=progress)
+        case "simulation":
+            run_in_engine(server, devices_in(place), progress=progress, deadline=request.deadline)
+        case _:
+            from wflmc.federated.deployment import run_on_loopback
+
+            run_on_loopback(place, deadline=request.deadline, say=say, progress=progress)
+
+
+def _prepared(place: Path) -> str:
+    return f"Prepared in {place}: COMMANDS.md says what to type on the server and on every device."
+
+
+def _finish(
+    folder: Path,
+    scenario: Scenario,
+    inputs: Inputs,
+    server: Server,
+    document: dict[str, Any],
+    request: Request,
+    began: float,
+) -> tuple[dict[str, Any], str, list[Path]]:
+    """Evaluate the samples and write the files of a run."""
+    from wflmc.federated.server import LOG, trace_of
+
+    preload()
+    job, plan, ledger = server.job, server.job.plan, server.ledger
+    trace = trace_of(server, inputs.posterior)
+    known = not request.own_data
+    evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
+    about = _account(server, request)
+    summary = summary_document(evaluation, (*plan.warnings, *_notes(server, about)), time.perf_counter() - began)
+    path = None if ledger is None else ledger.path
+    settled = scenario.sampler.model_copy(update={"burn_in": plan.burn_in, "chains": job.chains})
+    task = Task(scenario.model_copy(update={"sampler": settled}), inputs, plan, folder, path, 0, None, "")
+    summary["ledger"] = None if ledger is None else ledger_document(ledger, task)
+    summary["epsilon_spent"] = about["epsilon_spent"]
+    summary["federation"] = about
+    shutil.copyfile(server.folder / LOG, folder / LOG)
+    written = write_run(task, trace, evaluation, document, summary)
+    return summary, f"{evaluation}\n{_in_words(about)}", [*written, folder / LOG]
+
+
+def _account(server: Server, request: Request) -> dict[str, Any]:
+    """What happened: who sent, and what that cost by the ledger."""
+    from wflmc.federated.server import read_log
+
+    job, ledger = server.job, server.ledger
+    rounds = read_log(server.folder)
+    each = None if ledger is None else job.plan.privacy.epsilons_spent(ledger.spent)
+    return {
+        "runtime": request.runtime,
+        "noise": job.noise,
+        "secure_aggregation": job.aggregated,
+        "releases": job.releases,
+        "asked": [line["asked"] for line in rounds],
+        "sent": [line["sent"] for line in rounds],
+        "absences": sum(len(line["absent"]) for line in rounds),
+        "empty_rounds": sum(line["sent"] == 0 for line in rounds),
+        "epsilon_spent": None if each is None else float(each.max()),
+    }
+
+
+def _notes(server: Server, about: dict[str, Any]) -> list[str]:
+    """What the numbers rest on, in sentences."""
+    notes = []
+    if server.job.noise == "channel":
+        notes.append(
+            "The radio channel is emulated: the server's process reads every device's message before it adds the "
+            "channel's noise, and epsilon holds for what it keeps and shows, not against that process. "
+            "--noise devices does not rely on it."
+        )
+    elif not server.job.aggregated:
+        notes.append(
+            "Devices add the noise themselves, and the server reads every message: each is hidden by its own share of "
+            f"the noise alone, {int(server.job.quorum.max())} times the loss of the sum, which plan and ledger count. "
+            "--secure-aggregation shows the server the sum alone."
+        )
+    if about["absences"]:
+        notes.append(
+            f"{about['absences']} times a device was asked and did not send: bound and exact law are those of the "
+            "plan, in which all do; ledger and chains are of what happened."
+        )
+    return notes
+
+
+def _in_words(about: dict[str, Any]) -> str:
+    asked, sent, spent = sum(about["asked"]), sum(about["sent"]), about["epsilon_spent"]
+    lines = [
+        f"messages                 {sent} of {asked} in {len(about['sent'])} rounds (rounds.jsonl: who was absent)"
+    ]
+    lines += [] if spent is None else [f"ε by the ledger          {spent:.4g} for the worst device"]
+    return "\n".join(lines)

@@ -1,0 +1,100 @@
+"""Small federations for tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+
+from wflmc.federated.folder import write_federation
+from wflmc.federated.job import Job, make_job
+from wflmc.federated.planning import federated_plan
+from wflmc.federated.server import Server, open_server
+from wflmc.sampling import Trace, sample
+from wflmc.scenario import Inputs, Scenario, build, validate
+
+SCENARIO: dict[str, dict[str, Any]] = {
+    "posterior": {"devices": 5, "examples": 100},
+    "link": {"snr_db": 25.0},
+    "privacy": {"epsilon": 15.0, "delta": 0.01},
+    "sampler": {"burn_in": 3, "samples": 4, "chains": 2},
+}
+ROUNDING = 2e-5
+"""Far above what some rounds of float32 differ by, far below a step of a chain (some 0.1)."""
+
+
+class Federation(NamedTuple):
+    """A scenario ready to be run, by the server or by the simulator."""
+
+    scenario: Scenario
+    inputs: Inputs
+    job: Job
+    folder: Path
+
+    def server(self, name: str = "server") -> Server:
+        """A server in a folder of its own."""
+        return open_server(self.job, self.folder / name)
+
+    def simulated(self) -> Trace:
+        """What `wflmc.sample` makes of the same plan and key."""
+        key = jax.random.key(self.scenario.sampler.seed)
+        return sample(key, self.inputs.posterior, self.job.plan, chains=self.job.chains)
+
+
+def federation(folder: Path, changes: dict[str, Any] | None = None, **how: Any) -> Federation:
+    """The small scenario with changes by dotted keys; `how` is that of the job."""
+    content = {section: dict(values) for section, values in SCENARIO.items()}
+    for key, value in (changes or {}).items():
+        section, _, name = key.partition(".")
+        content.setdefault(section, {})[name] = value
+    scenario = validate(content)
+    inputs = build(scenario)
+    plan = federated_plan(scenario, inputs, **how)
+    key, chains = jax.random.key(scenario.sampler.seed), scenario.sampler.chains
+    job = make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
+    write_federation(folder, scenario, inputs, job, seed=b"a test ")
+    return Federation(scenario, inputs, job, folder)
+
+
+def apart(one: Trace, other: Trace) -> float:
+    """The largest difference of two traces."""
+    assert one.theta.shape == other.theta.shape
+    return float(np.abs(np.asarray(one.theta) - np.asarray(other.theta)).max())
+
+
+def expected_chain(job: Job, posterior: Any, sent: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """θ[round, chain, m] of an overdamped chain by the formulas of the paper in float64, device by device.
+
+    Written apart from the code under test: only the draws of the noise are shared. sent[S, K].
+    """
+    plan, number = job.plan, np.arange(job.chains)
+    noise_key = jax.random.fold_in(jax.random.wrap_key_data(job.key), _crc("noise"))
+    theta, kept = job.start.astype(float), []
+    for s in range(plan.rounds):
+        active = int(sent[s].sum())
+        if active:
+            for c in number:
+                key = jax.random.fold_in(jax.random.fold_in(noise_key, c), plan.start + s)
+                z = np.asarray(jax.random.normal(jax.random.fold_in(key, _crc("noise")), (plan.dim,)), float)
+                y = np.sqrt(plan.noise_power) * z
+                for k in np.flatnonzero(sent[s]):
+                    gradient = posterior.hessian[k] @ theta[c] - posterior.linear[k]
+                    y = y + plan.gain[s] * gradient * min(1.0, plan.clip[k] / np.linalg.norm(gradient))
+                theta[c] = theta[c] - plan.step_size[s] * plan.devices / (plan.gain[s] * active) * y
+        kept.append(theta.copy())
+    return np.array(kept)
+
+
+def _crc(name: str) -> int:
+    import zlib
+
+    return zlib.crc32(name.encode())

@@ -1,0 +1,287 @@
+"""The federation: equal to the simulator, true to who really sent, stopped and resumed without paying twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wflmc
+from wflmc.errors import InputError, OverspendError
+from wflmc.federated.apps import client_app
+from wflmc.federated.device import Device
+from wflmc.federated.folder import open_device
+from wflmc.federated.job import Job, make_job
+from wflmc.federated.server import open_server, read_log, serve, trace_of
+from wflmc.federated.simulation import devices_in, run_in_process
+from wflmc.federated.terms import Ask, Heard, Terms
+
+from .federation_tools import ROUNDING, SCENARIO, apart, expected_chain, federation
+
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "gaussian": {},
+    "unlike devices": {"privacy.clip": [10.0, 20.0, 30.0, 40.0, 50.0], "link.snr_db": [20.0, 21.0, 22.0, 23.0, 24.0]},
+    "badly known channels": {"link.csi_error": 0.1, "link.downlink_snr_db": 20.0},
+    "kinetic": {"sampler.dynamics": "kinetic", "sampler.step_size": 0.02, "policy.power": "equal"},
+    "records": {"privacy.unit": "record", "privacy.example_clip": 5.0},
+    "paid whitening": {"posterior.preconditioner": "private-whiten", "posterior.intercept": True},
+    "unbiased schedule": {"policy.schedule": "unbiased"},
+    "unclipped": {"policy.power": "noiseless"},
+    "labels": {"posterior.model": "softmax", "posterior.dim": 2, "sampler.init": "zero", "posterior.intercept": True},
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_federated_chain_is_the_simulators(tmp_path: Path, name: str) -> None:
+    made = federation(tmp_path, SYSTEMS[name])
+    server = made.server()
+    run_in_process(server, devices_in(tmp_path))
+    found, simulated = trace_of(server, made.inputs.posterior), made.simulated()
+    moved = float(np.abs(np.diff(simulated.theta, axis=1)).max())
+    assert apart(found, simulated) < ROUNDING < moved
+    if server.ledger is not None:
+        np.testing.assert_allclose(server.ledger.spent, made.job.plan.spent, rtol=1e-12)
+        for k in range(5):  # every device has written down the same for itself, a release before it included
+            own = open_device(tmp_path / f"device-{k}").ledger
+            assert own is not None
+            assert own.spent[0] >= (made.job.plan.spent + made.inputs.spent)[k] * (1 - 1e-9)
+
+
+def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(60, 3))
+    y = X @ np.array([1.0, -1.0, 0.5]) + generator.normal(size=60)
+
+    def log_likelihood(w: Any, example: Any) -> Any:
+        return -0.5 * (example["y"] - example["x"] @ w) ** 2
+
+    posterior = wflmc.posterior(
+        log_likelihood, lambda w: -0.5 * jnp.sum(w**2), {"x": X, "y": y}, devices=3, initial=np.zeros(3), batch=5,
+        mu=1.0, L=100.0,
+    )  # fmt: skip
+    link, privacy = wflmc.Link(wflmc.channel.rayleigh(0.1)), wflmc.Privacy(epsilon=20, delta=0.01, clip=20)
+    plan = wflmc.plan(posterior, link, privacy, step_size=0.003, burn_in=2, samples=4, initial_w2_sq=3.0)
+    key = jax.random.key(5)
+    job = make_job(key, posterior, link, plan, chains=2)
+    devices = [Device(posterior.device(k), job.terms(k)) for k in range(3)]
+    server = open_server(job, tmp_path)
+    run_in_process(server, client_app(lambda context: devices[context.node_config["partition-id"]]))
+    assert apart(trace_of(server, posterior), wflmc.sample(key, posterior, plan, chains=2)) < ROUNDING
+
+
+def absent_in(pattern: np.ndarray, devices: list[Device]) -> Any:
+    """An exchange in which pattern[round, device] says who sends."""
+
+    def exchange(asks: list[Ask]) -> Heard:
+        first = asks[0] if asks else None
+        shape = (2, 5) if first is None else first.theta.shape
+        total, sent, absent = np.zeros(shape, np.float32), np.zeros(pattern.shape[1], bool), {}
+        for ask in asks:
+            if pattern[ask.round, ask.device]:
+                total += np.float32(ask.arrives) * devices[ask.device].answer(ask)
+                sent[ask.device] = True
+            else:
+                absent[ask.device] = "late"
+        return Heard(total, sent, absent)
+
+    return exchange
+
+
+def test_update_and_ledger_follow_those_who_sent(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    pattern = np.random.default_rng(3).random((7, 5)) < 0.6
+    pattern[2] = False  # nobody at all
+    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    server = made.server()
+    serve(server, absent_in(pattern, devices))
+    sent = pattern & (made.job.plan.weight > 0)
+    wanted = expected_chain(made.job, made.inputs.posterior, sent)
+    found = np.asarray(trace_of(server).theta).swapaxes(0, 1)
+    np.testing.assert_allclose(found, wanted[3:], atol=ROUNDING)
+    assert np.abs(wanted - expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)).max() > 0.01
+    assert server.ledger is not None
+    np.testing.assert_allclose(server.ledger.spent, (made.job.plan.loss * sent).sum(0), rtol=1e-12)
+    log = read_log(server.folder)
+    assert [line["sent"] for line in log] == sent.sum(1).tolist()
+    assert log[0]["absent"] == {str(k): "late" for k in np.flatnonzero(~pattern[0] & (made.job.plan.weight[0] > 0))}
+
+
+def test_all_present_is_what_the_formulas_say(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    server = made.server()
+    run_in_process(server, devices_in(tmp_path))
+    wanted = expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)[3:]
+    np.testing.assert_allclose(np.asarray(trace_of(server).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "kinetic"])
+def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, name: str) -> None:
+    from wflmc.federated.server import _follow
+
+    job = federation(tmp_path, SYSTEMS[name]).job
+    plan = replace(job.plan, server_noise=3 * job.plan.noise_variance)
+    job = replace(job, plan=plan)
+    for count in range(1, plan.devices + 1):
+        sent = np.arange(plan.devices) < count
+        scale, noise = _follow(job, 1, sent)
+        assert scale == pytest.approx(plan.scale[1] * plan.active_devices[1] / count)
+        channel = plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
+        assert channel + float(noise) == pytest.approx(max(channel, plan.noise_variance[1]), rel=1e-5)
+
+
+class CrashError(Exception):
+    """A server that dies."""
+
+
+@pytest.mark.parametrize("moment", ["before paying", "after paying", "after keeping"])
+def test_a_server_that_dies_goes_on_without_paying_twice(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wflmc.federated import server as module
+
+    made = federation(tmp_path)
+    app, whole = devices_in(tmp_path), made.server("whole")
+    run_in_process(whole, app)
+    server, calls = made.server("stopped"), {"number": 0}
+    assert server.ledger is not None
+
+    def dying(name: str, owner: Any) -> None:
+        original = getattr(owner, name)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            calls["number"] += 1
+            if calls["number"] == 4:
+                raise CrashError
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, run)
+
+    owner: Any = {"before paying": server.ledger, "after paying": module, "after keeping": module}[moment]
+    name = {"before paying": "charge", "after paying": "_move", "after keeping": "_log"}[moment]
+    dying(name, owner)
+    with pytest.raises(CrashError):
+        run_in_process(server, app)
+    monkeypatch.undo()
+    again = made.server("stopped")
+    assert again.checkpoint.load().rounds == (4 if moment == "after keeping" else 3)
+    run_in_process(again, app)
+    assert apart(trace_of(again), trace_of(whole)) == 0
+    assert again.ledger is not None
+    assert whole.ledger is not None
+    assert again.ledger.rounds(made.job.run) == 7 == len(again.ledger.entries)
+    np.testing.assert_array_equal(again.ledger.spent, whole.ledger.spent)
+    for k in range(5):  # nor have devices paid for a round that was asked for again
+        own = json.loads((tmp_path / f"device-{k}" / "ledger.jsonl").read_text().splitlines()[-1])
+        assert own["round"] == 6
+        assert len((tmp_path / f"device-{k}" / "ledger.jsonl").read_text().splitlines()) == 8
+
+
+def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another set of senders under the same noise would give its difference away."""
+    from wflmc.federated import server as module
+
+    made = federation(tmp_path)
+    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    pattern = np.ones((7, 5), bool)
+    pattern[0, 1] = False
+    server = made.server()
+
+    def die(*args: Any) -> Any:
+        raise CrashError
+
+    monkeypatch.setattr(module, "_move", die)
+    with pytest.raises(CrashError):
+        serve(server, absent_in(pattern, devices))
+    monkeypatch.undo()
+    again = made.server()
+    serve(again, absent_in(np.ones((7, 5), bool), devices))
+    sent = made.job.plan.weight > 0
+    sent[0, 1] = False
+    assert again.ledger is not None
+    np.testing.assert_allclose(again.ledger.spent, (made.job.plan.loss * sent).sum(0), rtol=1e-12)
+    wanted = expected_chain(made.job, made.inputs.posterior, sent)[3:]
+    np.testing.assert_allclose(np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
+
+
+def test_a_ledger_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    run_in_process(made.server(), devices_in(tmp_path))
+    lines = (tmp_path / "server" / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "server" / "ledger.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(InputError, match="all 7 rounds"):
+        made.server()
+
+
+def test_a_job_that_overspends_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    three = wflmc.federated.job.make_job(
+        jax.random.key(0), made.inputs.posterior, made.inputs.link, made.job.plan, chains=3, releases=3
+    )
+    if np.all(3 * made.job.plan.spent <= made.inputs.privacy.budget(5)):
+        pytest.fail("the plan does not reach its budget: the test shows nothing")
+    with pytest.raises(OverspendError):
+        open_server(three, tmp_path / "three")
+
+
+def test_jobs_and_terms_survive_their_files(tmp_path: Path) -> None:
+    for name, changes in SYSTEMS.items():
+        made = federation(tmp_path / name.replace(" ", "-"), changes)
+        again = Job.load(made.folder / "server")
+        assert again.run == made.job.run
+        np.testing.assert_array_equal(again.plan.loss, made.job.plan.loss)
+        assert Terms.load(made.folder / "device-3" / "terms.json") == made.job.terms(3)
+    with pytest.raises(InputError, match="prepared"):
+        Job.load(tmp_path)
+
+
+def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    features = made.inputs.posterior.features
+    with np.load(tmp_path / "server" / "job.npz") as saved:
+        held = np.concatenate([np.ravel(saved[name]).astype(float) for name in saved.files])
+    assert not np.isin(np.ravel(features), held).any()
+    with np.load(tmp_path / "device-2" / "data.npz") as saved:
+        assert np.array_equal(saved["X"], features[2])
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=7, max_size=7))
+@settings(max_examples=30, deadline=None)
+def test_whoever_sends_nobody_spends_more_than_planned(pattern: list[list[bool]]) -> None:
+    job, sent = _jobs()[0], np.array(pattern)
+    for how in _jobs():
+        total = np.zeros(5)
+        for at in range(7):
+            senders = sent[at] & (how.plan.weight[at] > 0)
+            if how.aggregated and senders.sum() < how.quorum[at]:
+                senders[:] = False  # such a round is never unmasked
+            loss = how.loss(at, senders)
+            assert np.all(loss[~senders] == 0)
+            assert np.all(loss <= how.planned_loss()[at] * (1 + 1e-12))
+            total += loss
+        assert np.all(total <= job.plan.privacy.budget(5) * (1 + 1e-9))
+
+
+_MADE: list[Job] = []
+
+
+def _jobs() -> list[Job]:
+    """One of every kind of noise, made once."""
+    if not _MADE:
+        from wflmc.federated.planning import federated_plan
+        from wflmc.scenario import build, validate
+
+        for how in ({}, {"noise": "devices"}, {"noise": "devices", "aggregated": True, "tolerate": 2}):
+            power = "noiseless-dp" if how else "optimized"
+            scenario = validate({**SCENARIO, "policy": {"power": power}})
+            inputs = build(scenario)
+            plan = federated_plan(scenario, inputs, **how)
+            _MADE.append(make_job(jax.random.key(0), inputs.posterior, inputs.link, plan, **how))
+    return _MADE

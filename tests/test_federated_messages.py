@@ -1,0 +1,295 @@
+"""Replies that are malformed, oversized, nan, replayed or late are rejected, logged and count as absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wflmc.errors import InputError, OverspendError
+from wflmc.federated.apps import Post, client_app
+from wflmc.federated.device import Device
+from wflmc.federated.folder import open_device
+from wflmc.federated.grid import LocalGrid
+from wflmc.federated.server import read_log, serve, trace_of
+from wflmc.federated.simulation import devices_in, run_in_process
+from wflmc.federated.terms import Ask
+
+from .federation_tools import ROUNDING, Federation, apart, federation
+
+flwr = pytest.importorskip("flwr.app", reason="Flower is not installed: pip install 'wflmc[flower]'")
+
+BAD = 2
+"""The device whose replies go wrong."""
+Change = Callable[[Any, dict[str, Any]], Any]
+
+
+def with_array(values: Any) -> Change:
+    """The same reply with another array."""
+
+    def change(message: Any, about: dict[str, Any]) -> Any:
+        record = flwr.ArrayRecord([np.asarray(values(message.content["signal"].to_numpy_ndarrays()[0]))])
+        return flwr.RecordDict({"signal": record, "about": message.content["about"]})
+
+    return change
+
+
+def with_about(**other: Any) -> Change:
+    """The same reply with other words."""
+
+    def change(message: Any, about: dict[str, Any]) -> Any:
+        words = flwr.ConfigRecord({**dict(message.content["about"]), **other})
+        return flwr.RecordDict({"signal": message.content["signal"], "about": words})
+
+    return change
+
+
+def broken_bytes(message: Any, about: dict[str, Any]) -> Any:
+    (array,) = message.content["signal"].values()
+    other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=array.data[:-7])
+    return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
+
+
+def pickled(message: Any, about: dict[str, Any]) -> Any:
+    import io
+
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=buffer.getvalue())
+    return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
+
+
+def replayed(message: Any, about: dict[str, Any]) -> Any:
+    """The reply of the first round, again and again."""
+    return about.setdefault("first", message.content)
+
+
+FAULTS: dict[str, tuple[Change, str]] = {
+    "nan": (with_array(lambda x: np.where(x == x, np.nan, x).astype(np.float32)), "not finite"),
+    "infinite": (with_array(lambda x: np.full_like(x, np.inf)), "not finite"),
+    "too strong": (with_array(lambda x: (x * 1e6).astype(np.float32)), "oversized: norm"),
+    "too many numbers": (with_array(lambda x: np.zeros((2, 50000), np.float32)), "oversized"),
+    "one number more": (with_array(lambda x: np.zeros((2, 6), np.float32)), "malformed"),
+    "transposed": (with_array(lambda x: x.T.copy()), "malformed"),
+    "doubles": (with_array(lambda x: x.astype(np.float64)), "malformed"),
+    "texts": (with_array(lambda x: np.array(["a", "b"])), "malformed"),
+    "broken bytes": (broken_bytes, "malformed"),
+    "pickled objects": (pickled, "malformed"),
+    "no records": (lambda message, about: flwr.RecordDict(), "malformed"),
+    "other records": (lambda message, about: flwr.RecordDict({"x": flwr.ConfigRecord({"a": 1})}), "malformed"),
+    "wrong kind": (
+        lambda message, about: flwr.RecordDict(
+            {"signal": flwr.ConfigRecord({"a": 1}), "about": message.content["about"]}
+        ),
+        "malformed",
+    ),
+    "replayed": (replayed, "replayed"),
+    "another round": (with_about(round=0), "replayed"),
+    "another run": (with_about(run="0" * 32), "replayed"),
+    "for another device": (with_about(device=1), "replayed"),
+    "another nonce": (with_about(nonce="0" * 32), "replayed"),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    return federation(tmp_path_factory.mktemp("federation"))
+
+
+@pytest.fixture(scope="module")
+def without(made: Federation) -> Any:
+    """The chain where the device is silent from the second round on."""
+    server = made.server("without")
+    run_in_process(server, devices_in(made.folder), fault=lambda message, k: None if k == BAD and late() else message)
+    return server
+
+
+def late(state: dict[str, int] = {"calls": 0}) -> bool:  # noqa: B006 (counts its calls)
+    state["calls"] += 1
+    return state["calls"] > 1
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_bad_reply_counts_as_absent(made: Federation, without: Any, name: str) -> None:
+    change, words = FAULTS[name]
+    memory: dict[str, Any] = {"rounds": 0}
+
+    def fault(message: Any, device: int) -> Any:
+        if device != BAD:
+            return message
+        memory["rounds"] += 1
+        if memory["rounds"] == 1:
+            memory["first"] = message.content
+            return message
+        answer = flwr.Message(change(message, memory), reply_to=_asked(message))
+        answer.metadata.__dict__.update({"_message_id": f"{name}{memory['rounds']}", "_run_id": 1})
+        return answer
+
+    server = made.server(name.replace(" ", "-"))
+    run_in_process(server, devices_in(made.folder), fault=fault)
+    assert apart(trace_of(server), trace_of(without)) == 0
+    np.testing.assert_array_equal(server.ledger.spent, without.ledger.spent)
+    log = read_log(server.folder)
+    reasons = [line["absent"].get(str(BAD), "") for line in log]
+    asked = made.job.plan.weight[:, BAD] > 0
+    assert asked[1:].any()
+    assert reasons[0] == ""
+    told = [reason for reason, was in zip(reasons[1:], asked[1:], strict=True) if was]
+    assert all(reason.startswith(f"rejected, {words}") for reason in told)
+
+
+def _asked(message: Any) -> Any:
+    """A message that a forged reply can name as what it replies to."""
+    other = flwr.Message(flwr.RecordDict(), message.metadata.src_node_id or 1002, "query.gradient")
+    other.metadata.__dict__.update({"_message_id": message.metadata.reply_to_message_id, "_run_id": 1})
+    return other
+
+
+def test_a_device_that_fails_is_absent_and_tells_nothing(made: Federation, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Device):
+        def answer(self, ask: Ask) -> Any:
+            raise ArithmeticError("a secret of the data: 42")
+
+    good = [open_device(made.folder / f"device-{k}") for k in range(5)]
+    bad = Failing.__new__(Failing)
+    bad.__dict__.update(good[BAD].__dict__)
+    devices = [bad if k == BAD else device for k, device in enumerate(good)]
+    server = made.server("failing")
+    run_in_process(server, client_app(lambda context: devices[context.node_config["partition-id"]]))
+    reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {None}
+    assert reasons
+    assert all("could not answer" in str(reason) and "42" not in str(reason) for reason in reasons)
+    assert "a secret of the data: 42" in caplog.text  # in the device's own log
+
+
+def test_late_answers_are_not_read(made: Federation) -> None:
+    """What comes after the deadline is never asked for again, in this round or the next."""
+    held: dict[str, Any] = {}
+
+    class Slow(LocalGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            ready = super().pull_messages(message_ids)
+            now = [m for m in ready if m.metadata.src_node_id != 1000 + BAD]
+            held.update({m.metadata.reply_to_message_id: m for m in ready if m not in now})
+            return now
+
+    server = made.server("slow")
+    grid = Slow(devices_in(made.folder), 5)
+    nodes = {1000 + k: k for k in range(5)}
+    serve(server, Post(grid, made.job, nodes, deadline=0.02, wait=0.0, poll=0.001))
+    asked = int((made.job.plan.weight[:, BAD] > 0).sum())
+    assert len(held) == asked
+    assert sum("late" in line["absent"].get(str(BAD), "") for line in read_log(server.folder)) == asked
+    assert server.ledger is not None
+    assert server.ledger.spent[BAD] == 0
+
+
+def test_nodes_are_asked_who_they_are_and_impostors_turned_away(made: Federation) -> None:
+    devices = [Device(made.inputs.posterior.device(k), made.job.terms(k)) for k in range(5)]
+
+    # Nodes 5 and 6 say that they are devices 0 and 99.
+    class Stranger:
+        terms = type("Terms", (), {"device": 99})()
+
+    who: list[Any] = [*devices, devices[0], Stranger()]
+    grid = LocalGrid(client_app(lambda context: who[context.node_config["partition-id"]]), 7)
+    post = Post(grid, made.job, deadline=0.0, wait=0.0)
+    assert post.node == {k: 1000 + k for k in range(5)}
+    server = made.server("met")
+    serve(server, post)
+    assert apart(trace_of(server), made.simulated()) < ROUNDING
+
+
+def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
+    grid = LocalGrid(devices_in(made.folder), 5)
+    nodes = {1000 + k: k for k in range(5) if k != BAD}
+    server = made.server("unregistered")
+    serve(server, Post(grid, made.job, nodes, deadline=0.0, wait=0.0))
+    reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {None}
+    assert reasons == {"not connected"}
+
+
+@pytest.fixture
+def device(tmp_path: Path, made: Federation) -> tuple[Device, Ask]:
+    """A device with a fresh ledger, and a request that it answers."""
+    import shutil
+
+    shutil.copytree(made.folder / "device-0", tmp_path / "device-0")
+    (tmp_path / "device-0" / "ledger.jsonl").unlink(missing_ok=True)
+    plan = made.job.plan
+    at = int(np.argmax(plan.weight[:, 0] > 0))
+    ask = Ask(0, at, made.job.start, float(plan.gain[at]), float(made.job.known[at, 0]))
+    return open_device(tmp_path / "device-0"), ask
+
+
+def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, Ask]) -> None:
+    alone, ask = device
+    assert np.linalg.norm(alone.answer(ask), axis=1).max() <= ask.precoder * alone.terms.clip * (1 + 1e-5)
+    assert alone.ledger is not None
+    spent = alone.ledger.spent.copy()
+    for bad in (
+        ask._replace(device=1),
+        ask._replace(round=7),
+        ask._replace(round=-1),
+        ask._replace(theta=ask.theta[:1]),
+        ask._replace(theta=ask.theta.astype(float)),
+        ask._replace(theta=np.full_like(ask.theta, np.nan)),
+        ask._replace(gain=0.0),
+        ask._replace(gain=float("nan")),
+        ask._replace(known=0.0),
+        ask._replace(gain=1e3 * ask.gain),
+    ):
+        with pytest.raises(InputError):
+            alone.answer(bad)
+    np.testing.assert_array_equal(alone.ledger.spent, spent)
+
+
+def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing(device: tuple[Device, Ask]) -> None:
+    alone, ask = device
+    first = alone.answer(ask)
+    assert alone.ledger is not None
+    spent = float(alone.ledger.spent[0])
+    assert spent == pytest.approx(2 * (ask.gain * alone.terms.clip) ** 2 / alone.terms.noise_power)
+    np.testing.assert_array_equal(alone.answer(ask), first)
+    assert alone.ledger.spent[0] == spent
+    alone.answer(ask._replace(theta=ask.theta + np.float32(1)))  # another question costs again
+    assert alone.ledger.spent[0] == pytest.approx(2 * spent)
+    with pytest.raises(OverspendError):
+        _ask_on(alone, ask)
+    assert alone.ledger.spent[0] <= float(alone.ledger.budget[0]) * (1 + 1e-9)
+
+
+def _ask_on(device: Device, ask: Ask) -> None:
+    for step in range(2, 10**4):
+        device.answer(ask._replace(theta=ask.theta + np.float32(step)))
+
+
+def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
+    changes = {"policy.power": "noiseless-dp", "sampler.chains": 400, "posterior.devices": 4}
+    made = federation(tmp_path, changes, noise="devices", tolerate=1)
+    job = made.job
+    assert job.share[0] == pytest.approx(job.plan.noise_power / 3)
+    total, clean = np.zeros((400, 5)), np.zeros((400, 5))
+    for k in range(4):
+        own = open_device(tmp_path / f"device-{k}")
+        ask = Ask(k, 0, job.start, float(job.plan.gain[0]), 1.0)
+        sent = own.answer(ask)
+        np.testing.assert_array_equal(sent, own.answer(ask))
+        other = own.answer(ask._replace(gain=ask.gain * 0.999))
+        quiet = Device(made.inputs.posterior.device(k), replace(job.terms(k), share=0.0))
+        noise = sent - quiet.answer(ask)
+        # The noise of another request is another draw: they are not correlated.
+        again = other - quiet.answer(ask._replace(gain=ask.gain * 0.999))
+        assert abs(np.corrcoef(noise.ravel(), again.ravel())[0, 1]) < 4 / np.sqrt(noise.size)
+        total += sent
+        clean += quiet.answer(ask)
+    variance = np.var(total - clean)
+    wanted = job.plan.noise_power * 4 / 3
+    assert abs(variance / wanted - 1) < 4 * np.sqrt(2 / total.size)
+    # Alone each message has a third of N0 to hide behind: three times the loss of the sum.
+    np.testing.assert_allclose(job.loss(0, np.ones(4, bool)), 3 * job.plan.loss[0])
+    assert job.terms(0).factor == 3
