@@ -37,6 +37,7 @@ FEATURES = (
     Feature("wflmc plan --solver cvxpy", ("cvxpy", "clarabel"), "convex"),
     Feature("ε by pld and rdp", ("dp-accounting",), "dp"),
     Feature("--engine dask", ("distributed",), "dask"),
+    Feature("wflmc federate", ("flwr", "ray"), "flower"),
     Feature("data from OpenML", ("scikit-learn",), "openml"),
 )
 MODULES = {"dp-accounting": "dp_accounting", "scikit-learn": "sklearn"}

@@ -1,0 +1,152 @@
+"""`wflmc federate`: the files of a run, the simulator's chains, what is refused; and Flower's simulation engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import arviz
+import numpy as np
+import pytest
+
+from wflmc.privacy import Ledger, Privacy
+
+from .cli_tools import strict
+from .federation_tools import ROUNDING
+
+SCENARIO = """
+[posterior]
+devices = 4
+examples = 80
+[privacy]
+epsilon = 10.0
+delta = 0.01
+[sampler]
+burn_in = 2
+samples = 3
+chains = 2
+"""
+STUDY = """
+[posterior]
+devices = 30
+[privacy]
+epsilon = 15.0
+delta = 0.01
+[sampler]
+burn_in = 10
+samples = 10
+chains = 3
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def samples(folder: Path) -> Any:
+    return arviz.from_netcdf(folder / "trace.nc").posterior["theta"].values
+
+
+def test_files_and_chains_are_those_of_a_run(call: Any, small: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "federated", tmp_path / "simulated"
+    code, out, err = call("federate", small, "--runtime", "process", "--out", one, "--json")
+    assert code == 0, err
+    summary = strict(out)
+    assert call("run", small, "--out", other, "--json")[0] == 0
+    assert {path.name for path in other.iterdir()} <= {path.name for path in one.iterdir()}
+    assert np.abs(samples(one) - samples(other)).max() < ROUNDING
+    run = json.loads((other / "summary.json").read_text())
+    assert set(run) < set(summary)
+    np.testing.assert_allclose(summary["ledger"]["spent"], run["ledger"]["spent"], rtol=1e-12)
+    assert summary["epsilon_spent"] == pytest.approx(run["epsilon_spent"], rel=1e-9)
+    assert summary["clip_rate"] == {"burn_in": None, "samples": None}
+    assert summary["federation"]["asked"] == summary["federation"]["sent"]
+    assert any("emulated" in warning for warning in summary["warnings"])
+    subject = json.loads((one / "ledger.jsonl").read_text().splitlines()[0])["subject"]
+    ledger = Ledger(Privacy(10.0, 0.01), 4, subject=subject, path=one / "ledger.jsonl")
+    assert len(ledger.entries) == 5
+    assert call("report", one)[0] == 0
+    # The same command again finds everything done; another one keeps its hands off these ledgers.
+    assert call("federate", small, "--runtime", "process", "--out", one, "--json")[0] == 0
+    assert len((one / "ledger.jsonl").read_text().splitlines()) == 6
+    code, _, err = call("federate", small, "--runtime", "process", "--out", one, "--set", "link.snr_db=3")
+    assert code == 2
+    assert "another scenario" in err
+    code, _, err = call("run", "--resume", one, "--more", 2)
+    assert code == 2
+    assert "federation" in err
+
+
+def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(
+    call: Any, small: Path, tmp_path: Path
+) -> None:
+    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "no", "--noise", "devices")
+    assert code == 2
+    assert "noiseless-dp" in err
+    ideal = ("--set", "policy.power=noiseless-dp")
+    code, out, err = call(
+        "federate", small, "--runtime", "process", "--out", tmp_path / "yes", "--noise", "devices", *ideal, "--json"
+    )
+    assert code == 0, err
+    found = strict(out)
+    plan = json.loads((tmp_path / "yes" / "plan.json").read_text())
+    np.testing.assert_allclose(found["ledger"]["spent"], 4 * np.array(plan["privacy"]["spent"]), rtol=1e-9)
+    assert found["ledger"]["share_of_budget"] <= 1 + 1e-9
+    assert found["epsilon_spent"] > plan["privacy"]["epsilon_spent"]
+    assert any("4 times the loss" in warning for warning in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--runtime", "cloud"], "one of simulation, process, deployment"),
+        (["--noise", "server"], "one of channel, devices"),
+        (["--secure-aggregation"], "--noise devices"),
+        (["--tolerate", "1"], "--noise devices"),
+        (["--chains", "0"], "at least 1"),
+        (["--deadline", "0"], "above 0"),
+        (["--own-data"], "--prepare"),
+        (["--noise", "devices", "--tolerate", "4", "--set", "policy.power=noiseless-dp"], "between 0 and 3"),
+    ],
+)
+def test_bad_input_is_one_sentence(call: Any, small: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
+    code, out, err = call("federate", small, "--out", tmp_path / "out", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out" / "federation").exists()
+
+
+def test_without_flower_a_sentence_says_what_to_install(
+    call: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, err = call("federate", small, "--out", tmp_path / "out")
+    assert code == 2
+    assert "wflmc[flower]" in err
+
+
+def test_thirty_clients_in_flowers_simulation_engine_are_the_simulators_chain(tmp_path: Path, call: Any) -> None:
+    pytest.importorskip("ray", reason="Flower's simulation engine needs ray: pip install 'wflmc[flower]'")
+    (tmp_path / "study.toml").write_text(STUDY)
+    command = [sys.executable, "-m", "wflmc", "federate", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = strict(done.stdout)
+    assert len(summary["federation"]["sent"]) == 20
+    assert max(summary["federation"]["sent"]) == 30
+    assert summary["federation"]["absences"] == 0
+    assert all(line.startswith("wflmc: ") for line in done.stderr.splitlines()), done.stderr
+    assert call("run", tmp_path / "study.toml", "--out", tmp_path / "run", "--json")[0] == 0
+    assert np.abs(samples(tmp_path / "out") - samples(tmp_path / "run")).max() < ROUNDING
+    for k in range(30):
+        assert os.path.exists(tmp_path / "out" / "federation" / f"device-{k}" / "ledger.jsonl")
