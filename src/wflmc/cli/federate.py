@@ -227,7 +227,8 @@ def _finish(
     summary["federation"] = about
     shutil.copyfile(server.folder / LOG, folder / LOG)
     written = write_run(task, trace, evaluation, document, summary)
-    return summary, f"{evaluation}\n{_in_words(about)}", [*written, folder / LOG]
+    measured = [line for line in str(evaluation).splitlines() if not line.startswith("ε")]  # that is of the plan
+    return summary, "\n".join([*measured, _in_words(about)]), [*written, folder / LOG]
 
 
 def _account(server: Server, request: Request) -> dict[str, Any]:
@@ -275,8 +276,6 @@ def _notes(server: Server, about: dict[str, Any]) -> list[str]:
 
 def _in_words(about: dict[str, Any]) -> str:
     asked, sent, spent = sum(about["asked"]), sum(about["sent"]), about["epsilon_spent"]
-    lines = [
-        f"messages                 {sent} of {asked} in {len(about['sent'])} rounds (rounds.jsonl: who was absent)"
-    ]
+    lines = [f"messages                 {sent} of {asked} in {len(about['sent'])} rounds (absences: rounds.jsonl)"]
     lines += [] if spent is None else [f"ε by the ledger          {spent:.4g} for the worst device"]
     return "\n".join(lines)

@@ -406,7 +406,8 @@ def write_run(
     if evaluation.scores is not None:
         about = f"{scenario.policy.power}, {_range(scenario.link.snr_db)} dB"
         written += report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")
-    return [*written, task.ledger] if task.ledger is not None and task.ledger.parent == folder else written
+    inside = task.ledger is not None and task.ledger.resolve().parent == folder.resolve()
+    return [*written, task.ledger] if inside and task.ledger is not None else written
 
 
 def _range(values: float | list[float]) -> str:
