@@ -81,8 +81,12 @@ def federate_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict
     if request.prepare and done < job.plan.rounds:
         return {"folder": str(place), "rounds": done, "warnings": list(job.plan.warnings)}, _prepared(place), []
     if done < job.plan.rounds:
-        with bar("rounds", job.plan.rounds) as advance:
-            _run(server, place, request, lambda now, _: advance(now), say)
+        try:
+            with bar("rounds", job.plan.rounds) as advance:
+                _run(server, place, request, lambda now, _: advance(now), say)
+        except KeyboardInterrupt:
+            say("The same command goes on with this federation.")
+            raise
         server = open_server(job, place / "server")  # which another process may have charged
     return _finish(folder, scenario, inputs, server, document, request, began)
 
