@@ -33,7 +33,9 @@ REAL = 4
 """Bytes of a float32, in which chains, broadcasts and digital gradients are counted."""
 NORMAL_OPERATIONS, NORMAL_BYTES = 91, 56
 """Of one normal number drawn and added, by XLA's count."""
-LINE = 230
+DRAW = 36
+"""Bytes of a kept round in trace.nc beside θ."""
+LINE = 190
 """Bytes of a round in the ledger beside its losses: names, hash, number."""
 
 
@@ -145,7 +147,7 @@ def _files(size: Size, traits: Traits, machine: Machine) -> Files:
     kept = traits.loss_bytes > 0
     entries = size.rounds * size.devices * kept
     return Files(
-        samples=float(REAL * size.samples * size.parameters),
+        samples=float(size.samples * (REAL * size.parameters + DRAW)),
         ledger=size.rounds * LINE * kept + traits.loss_bytes * entries,
         ledger_memory=machine.entry_bytes * entries,
         ledger_seconds=machine.entry_seconds * size.devices * kept,

@@ -65,19 +65,19 @@ class Radio(NamedTuple):
 class Machine(NamedTuple):
     """Speeds and sizes; those of the server and of planning are measured by `python -m benchmarks.capacity`."""
 
-    bytes_rate: float = 6e9
+    bytes_rate: float = 4e9
     """Bytes a second that an update reads and writes."""
-    normal_rate: float = 6e7
+    normal_rate: float = 5e7
     """Normal numbers drawn a second."""
     operations_rate: float = 3e10
     """Operations a second of gradients in an emulation."""
-    pair_seconds: float = 4e-7
+    pair_seconds: float = 5e-7
     """Of planning, per round and device."""
     pair_bytes: float = 100.0
     """Of planning at its peak, per round and device."""
-    entry_seconds: float = 3e-6
+    entry_seconds: float = 2.5e-6
     """Of the ledger, per loss written."""
-    entry_bytes: float = 120.0
+    entry_bytes: float = 65.0
     """Of memory per loss, at the peak of reading a ledger."""
     memory: float = 64 * 2.0**30
     """Bytes of the server; assumed."""
@@ -143,7 +143,7 @@ class Files(NamedTuple):
     """What is kept, in bytes."""
 
     samples: float
-    """θ of the kept rounds, one chain."""
+    """trace.nc of one chain: θ of the kept rounds, and what is known of each."""
     ledger: float
     """ledger.jsonl: a loss for every device and round, as text."""
     ledger_memory: float
