@@ -147,8 +147,8 @@ def _costs(document: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "on the air",
             f"{_time(air['uplink_seconds'])} up + {_time(air['downlink_seconds'])} down a round, "
-            f"{_time(air['seconds_in_all'])} in all at {_si(radio['bandwidth'], 'Hz')}; {air['blocks']:,} "
-            f"coherence times of {_time(radio['coherence'])}",
+            f"{_time(air['seconds_in_all'])} in all at {_si(radio['bandwidth'], 'Hz')}; "
+            f"a round up is {air['blocks']:,} × {_time(radio['coherence'])} of coherence",
         ),
         (
             "digital instead",
@@ -156,15 +156,14 @@ def _costs(document: dict[str, Any]) -> list[tuple[str, str]]:
             f"{digital['times']:.4g} times as long",
         ),
         ("energy", joules),
-        ("server", _work(document["server"])),
+        ("server", f"{_work(document['server'])}, the ledger's {_time(files['ledger_seconds'])} included"),
         ("device", f"{_work(document['device'])}, with {size['examples']:g} examples"),
         ("emulation", f"{_work(document['emulation'])}, of one chain on one machine"),
         ("end to end", _end_to_end(document["time"], size["rounds"])),
         ("samples", f"{_si(files['samples'], 'B')} for {size['samples']:,} kept rounds"),
         (
             "ledger",
-            f"{_si(files['ledger'], 'B')}, {_time(files['ledger_seconds'])} a round; "
-            f"{_si(files['ledger_memory'], 'B')} of memory to read",
+            f"{_si(files['ledger'], 'B')}, and {_si(files['ledger_memory'], 'B')} of memory to read it",
         ),
         ("planning", f"{_time(planning['seconds'])}, {_si(planning['bytes'], 'B')} for {planning['pairs']:.4g} pairs"),
     ]

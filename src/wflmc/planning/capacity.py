@@ -35,8 +35,10 @@ NORMAL_OPERATIONS, NORMAL_BYTES = 91, 56
 """Of one normal number drawn and added, by XLA's count."""
 DRAW = 36
 """Bytes of a kept round in trace.nc beside θ."""
-LINE = 190
-"""Bytes of a round in the ledger beside its losses: names, hash, number."""
+LINE, LINE_OBJECTS = 190, 75
+"""Bytes of a round in the ledger beside its losses (names, hash, number); of memory per loss of the line at hand."""
+COPIES = 3
+"""Of a ledger's text in memory while it is read: as bytes, as text, and as lines."""
 
 
 def capacity(size: Size, traits: Traits, radio: Radio | None = None, machine: Machine | None = None) -> Capacity:
@@ -146,10 +148,11 @@ def _emulation(size: Size, machine: Machine) -> Work:
 def _files(size: Size, traits: Traits, machine: Machine) -> Files:
     kept = traits.loss_bytes > 0
     entries = size.rounds * size.devices * kept
+    ledger = size.rounds * LINE * kept + traits.loss_bytes * entries
     return Files(
         samples=float(size.samples * (REAL * size.parameters + DRAW)),
-        ledger=size.rounds * LINE * kept + traits.loss_bytes * entries,
-        ledger_memory=machine.entry_bytes * entries,
+        ledger=ledger,
+        ledger_memory=COPIES * ledger + LINE_OBJECTS * size.devices * kept,
         ledger_seconds=machine.entry_seconds * size.devices * kept,
     )
 

@@ -63,13 +63,13 @@ class Radio(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Speeds and sizes; those of the server and of planning are measured by `python -m benchmarks.capacity`."""
+    """Speeds of one core, in processor seconds, as `python -m benchmarks.capacity` measures them; and sizes."""
 
     bytes_rate: float = 4e9
     """Bytes a second that an update reads and writes."""
     normal_rate: float = 5e7
     """Normal numbers drawn a second."""
-    operations_rate: float = 3e10
+    operations_rate: float = 2.5e10
     """Operations a second of gradients in an emulation."""
     pair_seconds: float = 5e-7
     """Of planning, per round and device."""
@@ -77,11 +77,9 @@ class Machine(NamedTuple):
     """Of planning at its peak, per round and device."""
     entry_seconds: float = 2.5e-6
     """Of the ledger, per loss written."""
-    entry_bytes: float = 65.0
-    """Of memory per loss, at the peak of reading a ledger."""
-    memory: float = 64 * 2.0**30
+    memory: float = 64e9
     """Bytes of the server; assumed."""
-    disk: float = 2.0**40
+    disk: float = 1e12
     """Bytes of the server; assumed."""
     device_rate: float = 1e10
     """Operations a second of a device; assumed."""
@@ -153,7 +151,7 @@ class Files(NamedTuple):
 
 
 class Planning(NamedTuple):
-    """Making the plan, on two cores."""
+    """Making the plan."""
 
     pairs: int
     """Rounds × devices."""
