@@ -16,7 +16,6 @@ from wflmc import channel
 from wflmc.planning.capacity import capacity, traits_of
 from wflmc.planning.costs import Machine, Radio, Size, Traits
 
-from .cli_tools import strict
 from .conftest import count
 from .scenarios import Target, make
 
@@ -86,19 +85,19 @@ def test_a_network_has_six_operations_per_parameter_and_example():
     assert made.cost_analysis()["flops"] == pytest.approx(needed - 2 * rows * layers[0].size, rel=0.03)
 
 
-def test_the_files_of_a_run_have_the_bytes_that_are_predicted(call, tmp_path, scenario):
-    chains, out = 3, tmp_path / "run"
-    sets = ["--set", f"sampler.chains={chains}", "--set", "sampler.samples=300", "--set", "posterior.dim=40"]
-    sets += ["--set", "posterior.devices=50"]
-    code, _, err = call("run", scenario, "--out", out, *sets)
-    assert code == 0, err
-    code, text, err = call("plan", scenario, "--json", "--no-compare", "--capacity", *sets)
-    assert code == 0, err
-    files = strict(text)["capacity"]["files"]
-    header = len((out / "ledger.jsonl").read_text().splitlines()[0]) + 1
-    assert files["ledger"] == pytest.approx((out / "ledger.jsonl").stat().st_size - header, rel=1e-3)
-    apart = (out / "trace.nc").stat().st_size - chains * files["samples"]
-    assert 0 < apart < 40_000  # names, coordinates and the scenario, whatever the size
+def test_the_files_of_a_run_have_the_bytes_that_are_predicted(tmp_path):
+    chains, devices, rounds = 3, 50, 40
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices, examples=200, dim=40)
+    link, promise = wflmc.Link(channel.rayleigh(0.01), snr_db=20), wflmc.Privacy(15, 0.01, 30)
+    plan = wflmc.plan(posterior, link, promise, step_size=0.4 / (posterior.mu + posterior.L), burn_in=10, samples=30)
+    ledger = wflmc.privacy.Ledger(promise, devices, subject=posterior.digest, path=tmp_path / "ledger.jsonl")
+    wflmc.sample(jax.random.key(1), posterior, plan, chains, ledger=ledger).save(tmp_path / "trace.nc")
+    files = capacity(Size(devices, posterior.dim, rounds, 30), traits_of(plan, link)).files
+    _, *lines = (tmp_path / "ledger.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == rounds
+    assert files.ledger == pytest.approx(sum(map(len, lines)), abs=4 * rounds)  # digits of the round's number
+    apart = (tmp_path / "trace.nc").stat().st_size - chains * files.samples
+    assert 0 < apart < 40_000  # names and coordinates, whatever the size
 
 
 def test_energy_is_that_of_the_plans_own_powers(posterior):
