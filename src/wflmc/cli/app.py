@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from wflmc.cli import capacity as sizes
 from wflmc.cli import guard
 from wflmc.errors import InputError
 from wflmc.version import __version__
@@ -154,21 +155,36 @@ def plan(
     compare: Annotated[
         bool, typer.Option("--compare/--no-compare", help="Show ε by dp-accounting too (two seconds of imports).")
     ] = True,
+    capacity: Annotated[
+        bool, typer.Option("--capacity", help="Show what it costs: airtime, energy, compute, memory, files.")
+    ] = False,
+    devices: sizes.Devices = None,
+    parameters: sizes.Parameters = None,
+    rounds: sizes.Rounds = None,
+    bandwidth: sizes.Bandwidth = None,
+    power: sizes.Power = None,
+    efficiency: sizes.Efficiency = None,
+    coherence: sizes.Coherence = None,
 ) -> None:
     """Decide who sends and how strongly, and what that is worth.
+
+    With --capacity also what it costs, for the scenario's own size or for --devices, --parameters and --rounds, of
+    which nothing is built.
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
     from wflmc.cli.commands import plan_command, solve_command
 
+    given = sizes.Wanted(devices, parameters, rounds, bandwidth, power, efficiency, coherence)
+    asked = sizes.wanted(capacity, given)
     if unknown is None:
         if target is not None:
             raise InputError("--target", target, "left out without --solve-for KEY")
-        document = plan_command(scenario, overrides, solver, plot, ledger, compare)
+        document = plan_command(scenario, overrides, solver, plot, ledger, compare, asked)
     else:
         if ledger is not None:
             raise InputError("--ledger", ledger, "left out with --solve-for")
-        document = solve_command(scenario, overrides, solver, plot, unknown, target, metric, compare, _progress)
+        document = solve_command(scenario, overrides, solver, plot, unknown, target, metric, compare, asked, _progress)
     if as_json:
         _warn(document["warnings"])
         _print_json(document)
@@ -176,6 +192,8 @@ def plan(
         from wflmc.report import plan_table
 
         _show(plan_table(document))
+        for table in sizes.capacity_tables(document["capacity"]) if asked else []:
+            _show(table)
         if plot is not None:
             print(f"Picture: {plot}")
 

@@ -9,22 +9,36 @@ from typing import Any
 import jax
 
 from wflmc import audit, report
+from wflmc.cli.capacity import Wanted, capacity_document
 from wflmc.cli.output import ProgressBar
 from wflmc.cli.run import spent_before
 from wflmc.data import fetch_mnist, load_mnist
 from wflmc.errors import InputError
 from wflmc.scenario import Scenario, build, load_scenario, make_plan, plan_document, solve_for
+from wflmc.scenario.files import plain
 
 
 def plan_command(
-    path: str, overrides: list[str] | None, solver: str, plot: str | None, ledger: str | None, compare: bool
+    path: str,
+    overrides: list[str] | None,
+    solver: str,
+    plot: str | None,
+    ledger: str | None,
+    compare: bool,
+    capacity: Wanted | None,
 ) -> dict[str, Any]:
     """The plan's JSON document; draws it where asked."""
-    return _planned(load_scenario(path, overrides), solver, plot, time.perf_counter(), ledger, compare)
+    return _planned(load_scenario(path, overrides), solver, plot, time.perf_counter(), ledger, compare, capacity)
 
 
 def _planned(
-    scenario: Scenario, solver: str, plot: str | None, began: float, ledger: str | None, compare: bool
+    scenario: Scenario,
+    solver: str,
+    plot: str | None,
+    began: float,
+    ledger: str | None,
+    compare: bool,
+    capacity: Wanted | None,
 ) -> dict[str, Any]:
     if plot is not None:
         report.check_picture(plot)
@@ -32,6 +46,8 @@ def _planned(
     spent = None if ledger is None else spent_before(ledger, inputs, must_exist=True)
     made = make_plan(scenario, inputs, solver=solver, ledger=spent)
     document = plan_document(scenario, inputs, made, time.perf_counter() - began, compare)
+    if capacity is not None:
+        document["capacity"] = plain(capacity_document(made, inputs.link, inputs.posterior, capacity))
     if plot is not None:
         report.draw_plan(made, plot)
     return document
@@ -46,6 +62,7 @@ def solve_command(
     target: float | None,
     metric: str,
     compare: bool,
+    capacity: Wanted | None,
     bar: ProgressBar,
 ) -> dict[str, Any]:
     """The plan at the smallest value of `key` that reaches the target, and the answer under `solve_for`."""
@@ -56,7 +73,7 @@ def solve_command(
         report.check_picture(plot)
     with bar("plans tried, at most", 330 if key == "sampler.burn_in" else 60) as advance:
         answer = solve_for(load_scenario(path, overrides), key, target, metric, solver, advance)
-    document = _planned(answer.scenario, solver, plot, began, None, compare)
+    document = _planned(answer.scenario, solver, plot, began, None, compare, capacity)
     asked = answer._asdict()
     asked.pop("scenario")
     return {**document, "solve_for": {**asked, "reachable": answer.value is not None}}
