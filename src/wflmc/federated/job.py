@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Job:
         """The number of chains."""
         return len(self.start)
 
-    @property
+    @cached_property
     def run(self) -> str:
         """A name for all that is sent, but for the devices' data."""
         about = f"{self.subject} {self.noise} {self.aggregated} {self.tolerate} {self.releases} {self.batch}"
@@ -67,12 +68,12 @@ class Job:
         """A name for the noise that the server draws; none where it draws none."""
         return digest(self.key) if self.noise == "channel" else ""
 
-    @property
+    @cached_property
     def quorum(self) -> NDArray[np.intp]:
         """With noise by the devices: the fewest senders whose shares of noise add up to N0, [S]."""
         return np.maximum(self.plan.active_devices - self.tolerate, 1)
 
-    @property
+    @cached_property
     def share(self) -> Array:
         """Variance of the noise that every device adds itself, [S]."""
         return np.zeros(self.plan.rounds) if self.noise == "channel" else self.plan.noise_power / self.quorum
@@ -96,13 +97,18 @@ class Job:
         if not sent.any():
             return np.zeros(self.plan.devices)
         factor = self.releases * self.plan.noise_power / self.seen_noise(at, sent)
-        return np.where(sent, self.plan.loss[at] * factor, 0.0)
+        return np.where(sent, self._plan_loss[at] * factor, 0.0)
+
+    @cached_property
+    def _plan_loss(self) -> Array:
+        """Worked out once, not in every round."""
+        return self.plan.loss
 
     def planned_loss(self) -> Array:
         """The same for all rounds with all who are to send, [S, K]: no round costs more."""
         sends = self.plan.weight > 0
         if self.noise == "devices" and self.aggregated:  # with as few as the quorum
-            return np.where(sends, self.plan.loss * self.releases, 0.0)
+            return np.where(sends, self._plan_loss * self.releases, 0.0)
         return np.stack([self.loss(at, sends[at]) for at in range(self.plan.rounds)])
 
     def terms(self, device: int) -> Terms:

@@ -46,6 +46,8 @@ class Account(NamedTuple):
     run: str
     noise: str
     plan: Plan
+    loss: NDArray[np.float64]
+    """Of the plan, [S, K], worked out once."""
 
     def check(self, sent: int) -> None:
         """Refuse a plan that the ledger does not leave room for, or a ledger without the `sent` rounds of this run."""
@@ -53,11 +55,11 @@ class Account(NamedTuple):
         if paid < sent:
             raise InputError("ledger", f"{paid} rounds of this run", f"one with all {sent} rounds that were sent")
         if paid == 0:
-            self.ledger.check(self.plan.start, self.plan.loss)
+            self.ledger.check(self.plan.start, self.loss)
 
     def charge(self, block: slice) -> None:
         """Pay for a block of rounds."""
-        self.ledger.charge(self.run, self.plan.start + block.start, self.plan.loss[block], self.noise)
+        self.ledger.charge(self.run, self.plan.start + block.start, self.loss[block], self.noise)
 
 
 def open_account(ledger: Ledger, run: str, key: jax.Array, posterior: Any, plans: Sequence[Plan]) -> Account:
@@ -71,4 +73,4 @@ def open_account(ledger: Ledger, run: str, key: jax.Array, posterior: Any, plans
     if about != (plan.devices, plan.privacy.unit, posterior.digest):
         given = f"{about[0]} devices, unit = {about[1]!r}, data {about[2]}"
         raise InputError("ledger", given, f"about this plan's {plan.devices} devices, its unit and its data")
-    return Account(ledger, run, digest(np.asarray(jax.random.key_data(key))), plan)
+    return Account(ledger, run, digest(np.asarray(jax.random.key_data(key))), plan, plan.loss)
