@@ -127,6 +127,10 @@ def test_grids(text, values):
         ("a.b=0:1:0.5,3", "either one range or a list"),
         ("a.b=1,1.0", "values that differ"),
         ("a.b=0:1:1e-9", "at most"),
+        ("a.b=0:1e400:1e399", "three numbers"),
+        ("a.b=0:1:1e-999999999", "three numbers"),
+        ("a.b=x,'x'", "values that differ"),
+        ("a.b=[1,2],[1, 2]", "values that differ"),
     ],
 )
 def test_grids_that_are_refused(text, part):
@@ -192,6 +196,7 @@ def test_plans_alone(sweep, tmp_path):
     ("arguments", "parts"),
     [
         ([], ["--grid"]),
+        (["--grid", "link=1,2"], ["--grid = 'link=1'", "section.key"]),
         (["--grid", "link.snr=1,2"], ["link.snr", "did you mean link.snr_db?"]),
         (["--grid", "link.snr_db=10,loud"], ["link.snr_db", "'loud'"]),
         (["--grid", "privacy.epsilon=1,-1"], ["--grid privacy.epsilon", "-1"]),

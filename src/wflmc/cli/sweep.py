@@ -18,7 +18,7 @@ from wflmc.scenario.point import Task, columns, digests, measure
 from wflmc.studies.cache import key_of
 from wflmc.studies.engine import run_tasks
 from wflmc.studies.engines import Failure, open_engine
-from wflmc.studies.sweep import FORMS, Grid, parse_grid, points
+from wflmc.studies.sweep import FORMS, Grid, parse_grid, points, unquoted
 
 Say = Callable[[str], None]
 
@@ -92,6 +92,8 @@ def _points(request: Request, grids: Sequence[Grid]) -> list[Point]:
         except InputError as error:
             if any(error.key == grid.key for grid in grids):
                 raise InputError(f"--grid {error.key}", error.given, error.allowed) from None
+            if error.key == "--set" and error.given in given:
+                raise InputError("--grid", error.given, error.allowed) from None
             raise
         asked.append(Point(values, Task(scenario, files, request.plan_only, request.memory)))
     return asked
@@ -103,7 +105,7 @@ def _table(grids: Sequence[Grid], asked: Sequence[Point], rows: dict[int, dict[s
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*(grid.key for grid in grids), *names])
     for index in sorted(rows):
-        shown = [value.strip("\"'") for value in asked[index].values]
+        shown = [unquoted(value) for value in asked[index].values]
         writer.writerow([*shown, *(_cell(rows[index][name]) for name in names)])
     return text.getvalue()
 
