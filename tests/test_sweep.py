@@ -16,6 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wflmc.errors import InputError
+from wflmc.scenario import load_scenario
+from wflmc.scenario.point import Task, digests, measure
+from wflmc.studies.cache import key_of
 from wflmc.studies.sweep import Grid, parse_grid, points
 
 from .cli_tools import strict
@@ -232,6 +235,19 @@ def test_a_point_that_fails_does_not_stop_the_others(sweep, tmp_path):
     assert not (tmp_path / "out" / "failed.json").exists()
 
 
+def scenario_with(folder, data):
+    path = folder / "data.toml"
+    path.write_text(SMALL.replace("examples = 40", f'data = "{data}"'))
+    return path
+
+
+def test_all_that_decides_a_row_is_in_its_name(small):
+    given = Task(load_scenario(small), {}, False, None)
+    other = load_scenario(small, ["sampler.seed=1"])
+    found = [given, given._replace(plan_only=True), given._replace(memory=1e9), given._replace(scenario=other)]
+    assert len({key_of(task.identity) for task in found}) == 4
+
+
 def test_results_belong_to_the_content_of_files(sweep, tmp_path):
     generator = np.random.default_rng(0)
 
@@ -243,8 +259,13 @@ def test_results_belong_to_the_content_of_files(sweep, tmp_path):
     assert sweep("--set", "posterior.data=d.npz", *once)[1]["cached"] == 0
     os.rename(tmp_path / "d.npz", tmp_path / "moved.npz")
     assert sweep("--set", "posterior.data=moved.npz", *once)[1]["cached"] == 2
+    there = load_scenario(scenario_with(tmp_path, "moved.npz"))
+    task = Task(there, digests(there), True, None)
     write("moved.npz")
     assert sweep("--set", "posterior.data=moved.npz", *once)[1]["cached"] == 0
+    # A worker that has another file does not compute with it.
+    with pytest.raises(InputError, match="the same file for all who compute"):
+        measure(task, lambda _: None)
 
 
 def test_without_dask(sweep, monkeypatch):

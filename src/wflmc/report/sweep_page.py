@@ -72,7 +72,7 @@ def _spans_decades(values: Iterable[float | None]) -> bool:
 def _axis(title: str, values: Sequence[float | None]) -> dict[str, Any]:
     """For numbers: by decades where they span some. All that differs between the two kinds is said in both."""
     if _spans_decades(values):
-        return log_axis(title, values, autorange=False)
+        return log_axis(title, values, autorange=True)
     return axis(title, type="linear", autorange=True, tickmode="auto")
 
 
