@@ -82,13 +82,15 @@ def _points(request: Request, grids: Sequence[Grid]) -> list[Point]:
     for text in request.overrides:
         if text.partition("=")[0].strip() in {grid.key for grid in grids}:
             raise InputError("--set", text, "of another key: --grid gives this one its values")
-    asked = []
+    asked: list[Point] = []
+    read: dict[Any, dict[str, str]] = {}
     for values in points(grids):
         given = [f"{grid.key}={value}" for grid, value in zip(grids, values, strict=True)]
         try:
             scenario = load_scenario(request.scenario, [*request.overrides, *given])
             build_privacy(scenario)
-            files = digests(scenario)
+            named = (scenario.posterior.data, scenario.link.fading, scenario.link.gains)
+            files = read[named] = read[named] if named in read else digests(scenario)  # large ones are read once
         except InputError as error:
             if any(error.key == grid.key for grid in grids):
                 raise InputError(f"--grid {error.key}", error.given, error.allowed) from None
