@@ -14,8 +14,9 @@ import pytest
 import wflmc
 from wflmc import studies
 from wflmc.studies import cache, engines
+from wflmc.studies.cache import key_of
 from wflmc.studies.engine import Point, Study, run_study
-from wflmc.studies.engines import Failure, Order, StudyError, local, open_engine, perform
+from wflmc.studies.engines import StudyError, local, open_engine, perform
 from wflmc.studies.multi_sample import MultiSample
 from wflmc.studies.rows import Row
 
@@ -223,27 +224,88 @@ def test_workers_that_die(cluster, tmp_path):
 
 def test_a_worker_that_would_give_other_numbers_is_refused():
     cloudpickle = pytest.importorskip("cloudpickle")
+    order = engines.order(cloudpickle.dumps(lambda task, progress: {"y": task + 1}))
 
-    def ask(order):
-        return perform(cloudpickle.dumps(order), cloudpickle.dumps(2))
+    def ask(**changes):
+        return perform({**order, **changes}, cloudpickle.dumps(2))
 
-    order = engines.order(lambda task, progress: {"y": task + 1})
-    assert ask(order) == {"y": 3}
-    refused = ask(order._replace(software={**order.software, "numpy": "1.0"}))
-    assert isinstance(refused, Failure)
-    assert "instead of 1.0" in refused.reason
+    assert ask() == {"y": 3}
+    # A package of another version may not be able to read the work: it is refused before it tries.
+    with pytest.raises(StudyError, match=r"numpy .* instead of 1\.0"):
+        ask(software={**order["software"], "numpy": "1.0"}, work=b"what is this?")
+    with pytest.raises(StudyError, match="future none instead of 1"):
+        ask(software={**order["software"], "future": "1"})
     try:
-        wide = Order(order.work, {**order.settings, "jax_enable_x64": True}, order.software)
-        assert "jax_enable_x64 True instead of False" in ask(wide).reason
+        with pytest.raises(StudyError, match="jax_enable_x64 True instead of False"):
+            ask(settings={**order["settings"], "jax_enable_x64": True})
         assert jax.config.jax_enable_x64
     finally:
         jax.config.update("jax_enable_x64", False)
         cache.software.cache_clear()
 
 
-def test_the_threads_of_blas_are_in_the_name(monkeypatch):
-    for given in ("3", "4"):
-        monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
+def test_a_worker_that_cannot_be_used_ends_the_work(cluster, monkeypatch):
+    """It would fail all points that it gets hold of, and others would not get any."""
+    monkeypatch.setattr(cache, "LIBRARIES", ("jax", "nothing-of-this-name"))
+    cache.software.cache_clear()
+    with pytest.raises(StudyError, match=r"worker at tcp://127.* cannot be used: .*Finished points are kept"):
+        list(cluster(lambda task, progress: {"y": task}, range(3), lambda _: None))
+    cache.software.cache_clear()
+
+
+def test_an_interrupt_waits_while_a_cluster_starts():
+    pytest.importorskip("distributed")
+    from wflmc.studies.cluster import _deaf
+
+    done = []
+
+    def start():
+        signal.raise_signal(signal.SIGINT)
+        thread = threading.Thread(target=lambda: done.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        thread.start()
+        thread.join()
+
+    with pytest.raises(KeyboardInterrupt), _deaf():
+        start()
+    assert signal.SIGINT in done[0]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_file_of_a_scheduler_is_waited_for(tmp_path, monkeypatch):
+    pytest.importorskip("distributed")
+    from wflmc.studies import cluster
+
+    monkeypatch.setattr(cluster, "WAIT", 0.2)
+    said = []
+    there = open_engine(f"dask:{tmp_path}/none.json", None, said.append)
+    with pytest.raises(wflmc.InputError, match="that a Dask scheduler has written"), there as engine:
+        list(engine(lambda task, progress: {}, [1], lambda _: None))
+    assert "not there yet" in said[0]
+
+
+def test_what_computes_is_in_the_name(monkeypatch, tmp_path):
+    """Threads of BLAS, flags of XLA, ArviZ and the sources decide numbers; what only shows them does not."""
+
+    def found():
         cache.software.cache_clear()
-        assert cache.software()["BLAS threads"] == given
+        return key_of({"seed": 0})
+
+    seen = [found()]
+    for name, given in (("OPENBLAS_NUM_THREADS", "3"), ("OPENBLAS_NUM_THREADS", "4"), ("XLA_FLAGS", "--xla_x=1")):
+        monkeypatch.setenv(name, given)
+        seen.append(found())
+    versions = cache._version
+    monkeypatch.setattr(cache, "_version", lambda name: "none" if name == "arviz" else versions(name))
+    seen.append(found())
+    monkeypatch.setattr(cache, "ROOT", tmp_path)
+    for name in ("cli", "studies"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.py").write_text("1")
+    seen.append(found())
+    (tmp_path / "studies" / "x.py").write_text("2")
+    seen.append(found())
+    assert len(set(seen)) == len(seen)
+    (tmp_path / "cli" / "x.py").write_text("2")
+    assert found() == seen[-1]
     cache.software.cache_clear()

@@ -83,6 +83,7 @@ def test_a_damaged_table_is_named(study, file, text):
 
 ONE_KEY = "link.snr_db,w2_sq,w2_sq_se,rhat_max\n20,0.01,0.001,1.1\n10,0.02,0.002,\n"
 TWO_KEYS = "link.snr_db,policy.power,ece\n10,equal,0.1\n10,optimized,0.2\n20,equal,0.3\n"
+THREE_KEYS = "link.snr_db,link.power,privacy.epsilon,ece\n1,2,3,0.001\n1,2,4,1\n"
 
 
 def test_a_sweep(tmp_path):
@@ -96,8 +97,19 @@ def test_a_sweep(tmp_path):
     (trace,), _ = Page(describe(tmp_path)).drawings["sweep"]
     assert (trace["x"], trace["y"]) == ([10, 20], ["equal", "optimized"])
     assert trace["z"] == [[0.1, 0.3], [0.2, None]]
-    (tmp_path / "sweep.csv").write_text("link.snr_db,link.power,privacy.epsilon,ece\n1,2,3,4\n")
-    assert "too many to draw" in Page(describe(tmp_path)).text
+    (tmp_path / "sweep.csv").write_text(THREE_KEYS)
+    traces, layout = Page(describe(tmp_path)).drawings["sweep"]
+    assert [trace["visible"] for trace in traces] == [True, False]
+    assert [trace["customdata"] for trace in traces] == [[[0.001]], [[1.0]]]
+    assert [trace["z"] for trace in traces] == [[[-3.0]], [[0.0]]]  # numbers span decades
+    assert (traces[1]["zmin"], traces[1]["zmax"], traces[1]["colorbar"]["ticktext"][0]) == (-3, 0, "0.001")
+    (slider,) = layout["sliders"]
+    assert [step["label"] for step in slider["steps"]] == ["privacy.epsilon=3", "privacy.epsilon=4"]
+    assert slider["steps"][1]["args"][0] == {"visible": [False, True]}
+    (tmp_path / "sweep.csv").write_text("privacy.delta,w2_sq,ece\n1e-9,1e-5,0.1\n1e-5,1,0.2\n")
+    _, layout = Page(describe(tmp_path)).drawings["sweep"]
+    assert (layout["xaxis"]["type"], layout["yaxis"]["type"]) == ("log", "log")
+    assert layout["updatemenus"][0]["buttons"][1]["args"][1]["yaxis"]["type"] == "linear"
     (tmp_path / "sweep.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="keys such as"):
         describe(tmp_path)

@@ -16,6 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wflmc.errors import InputError
+from wflmc.scenario import load_scenario
+from wflmc.scenario.point import Task, digests, measure
+from wflmc.studies.cache import key_of
 from wflmc.studies.sweep import Grid, parse_grid, points
 
 from .cli_tools import strict
@@ -127,6 +130,10 @@ def test_grids(text, values):
         ("a.b=0:1:0.5,3", "either one range or a list"),
         ("a.b=1,1.0", "values that differ"),
         ("a.b=0:1:1e-9", "at most"),
+        ("a.b=0:1e400:1e399", "three numbers"),
+        ("a.b=0:1:1e-999999999", "three numbers"),
+        ("a.b=x,'x'", "values that differ"),
+        ("a.b=[1,2],[1, 2]", "values that differ"),
     ],
 )
 def test_grids_that_are_refused(text, part):
@@ -192,6 +199,7 @@ def test_plans_alone(sweep, tmp_path):
     ("arguments", "parts"),
     [
         ([], ["--grid"]),
+        (["--grid", "link=1,2"], ["--grid = 'link=1'", "section.key"]),
         (["--grid", "link.snr=1,2"], ["link.snr", "did you mean link.snr_db?"]),
         (["--grid", "link.snr_db=10,loud"], ["link.snr_db", "'loud'"]),
         (["--grid", "privacy.epsilon=1,-1"], ["--grid privacy.epsilon", "-1"]),
@@ -227,6 +235,19 @@ def test_a_point_that_fails_does_not_stop_the_others(sweep, tmp_path):
     assert not (tmp_path / "out" / "failed.json").exists()
 
 
+def scenario_with(folder, data):
+    path = folder / "data.toml"
+    path.write_text(SMALL.replace("examples = 40", f'data = "{data}"'))
+    return path
+
+
+def test_all_that_decides_a_row_is_in_its_name(small):
+    given = Task(load_scenario(small), {}, False, None)
+    other = load_scenario(small, ["sampler.seed=1"])
+    found = [given, given._replace(plan_only=True), given._replace(memory=1e9), given._replace(scenario=other)]
+    assert len({key_of(task.identity) for task in found}) == 4
+
+
 def test_results_belong_to_the_content_of_files(sweep, tmp_path):
     generator = np.random.default_rng(0)
 
@@ -238,8 +259,13 @@ def test_results_belong_to_the_content_of_files(sweep, tmp_path):
     assert sweep("--set", "posterior.data=d.npz", *once)[1]["cached"] == 0
     os.rename(tmp_path / "d.npz", tmp_path / "moved.npz")
     assert sweep("--set", "posterior.data=moved.npz", *once)[1]["cached"] == 2
+    there = load_scenario(scenario_with(tmp_path, "moved.npz"))
+    task = Task(there, digests(there), True, None)
     write("moved.npz")
     assert sweep("--set", "posterior.data=moved.npz", *once)[1]["cached"] == 0
+    # A worker that has another file does not compute with it.
+    with pytest.raises(InputError, match="the same file for all who compute"):
+        measure(task, lambda _: None)
 
 
 def test_without_dask(sweep, monkeypatch):

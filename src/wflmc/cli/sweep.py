@@ -18,7 +18,7 @@ from wflmc.scenario.point import Task, columns, digests, measure
 from wflmc.studies.cache import key_of
 from wflmc.studies.engine import run_tasks
 from wflmc.studies.engines import Failure, open_engine
-from wflmc.studies.sweep import FORMS, Grid, parse_grid, points
+from wflmc.studies.sweep import FORMS, Grid, parse_grid, points, unquoted
 
 Say = Callable[[str], None]
 
@@ -82,16 +82,20 @@ def _points(request: Request, grids: Sequence[Grid]) -> list[Point]:
     for text in request.overrides:
         if text.partition("=")[0].strip() in {grid.key for grid in grids}:
             raise InputError("--set", text, "of another key: --grid gives this one its values")
-    asked = []
+    asked: list[Point] = []
+    read: dict[Any, dict[str, str]] = {}
     for values in points(grids):
         given = [f"{grid.key}={value}" for grid, value in zip(grids, values, strict=True)]
         try:
             scenario = load_scenario(request.scenario, [*request.overrides, *given])
             build_privacy(scenario)
-            files = digests(scenario)
+            named = (scenario.posterior.data, scenario.link.fading, scenario.link.gains)
+            files = read[named] = read[named] if named in read else digests(scenario)  # large ones are read once
         except InputError as error:
             if any(error.key == grid.key for grid in grids):
                 raise InputError(f"--grid {error.key}", error.given, error.allowed) from None
+            if error.key == "--set" and error.given in given:
+                raise InputError("--grid", error.given, error.allowed) from None
             raise
         asked.append(Point(values, Task(scenario, files, request.plan_only, request.memory)))
     return asked
@@ -103,7 +107,7 @@ def _table(grids: Sequence[Grid], asked: Sequence[Point], rows: dict[int, dict[s
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*(grid.key for grid in grids), *names])
     for index in sorted(rows):
-        shown = [value.strip("\"'") for value in asked[index].values]
+        shown = [unquoted(value) for value in asked[index].values]
         writer.writerow([*shown, *(_cell(rows[index][name]) for name in names)])
     return text.getvalue()
 

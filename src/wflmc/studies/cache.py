@@ -6,20 +6,21 @@ settings of JAX. Whatever changes a result changes the name.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import platform
 import time
 import uuid
 from collections.abc import Callable
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
-import scipy
 
 from wflmc.version import __version__
 
@@ -29,7 +30,9 @@ JAX_SETTINGS = (
     "jax_default_prng_impl",
     "jax_threefry_partitionable",
     "jax_default_matmul_precision",
+    "jax_disable_jit",
 )
+LIBRARIES = ("jax", "jaxlib", "numpy", "scipy", "arviz")
 NOT_RESULTS = ("cli", "report")
 """Parts of the package that do not change what a point computes."""
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
@@ -54,10 +57,18 @@ def software() -> dict[str, str]:
     for path in sorted(ROOT.rglob("*.py")):
         if path.relative_to(ROOT).parts[0] not in NOT_RESULTS:
             total.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    libraries = {lib.__name__: lib.__version__ for lib in (jax, jaxlib, np, scipy)}
+    libraries = {name: _version(name) for name in LIBRARIES}
     settings = {name: str(getattr(jax.config, name)) for name in JAX_SETTINGS}
     backend = {"kind": jax.default_backend(), "count": str(jax.device_count()), "BLAS threads": _blas_threads()}
-    return {"wflmc": __version__, "sources": total.hexdigest(), **backend, **libraries, **settings}
+    machine = {"machine": platform.machine(), "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+    return {"wflmc": __version__, "sources": total.hexdigest(), **machine, **backend, **libraries, **settings}
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def _blas_threads() -> str:
@@ -98,7 +109,7 @@ def load(folder: Path, key: str, say: Say) -> Any | None:
 
 
 def save(folder: Path, key: str, result: Any, say: Say) -> None:
-    """Write whole or not at all, so that neither an interrupt nor another run leaves half a file."""
+    """Write whole or not at all, so that neither an interrupt nor another run nor a full disk leaves half a file."""
     path = path_of(folder, key)
     part = path.with_suffix(f".{uuid.uuid4().hex}.part")
     try:
@@ -109,6 +120,8 @@ def save(folder: Path, key: str, result: Any, say: Say) -> None:
         part.write_text(json.dumps({"check": _check(key, result), "result": result}), encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         say(f"{path} cannot be written ({error.strerror}): this point would have to be computed again.")
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from multiprocessing import resource_tracker
 from typing import Any
 
 import jax
@@ -30,8 +34,9 @@ SETTINGS = {
     "distributed.admin.large-graph-warning-threshold": "1GB",  # data of a study travel with its tasks
     "distributed.comm.timeouts.connect": "30s",
 }
-QUIET = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
-"""Ctrl-C reaches every process of a terminal; the command alone answers it, and then ends the workers."""
+WAIT = 60.0
+"""Seconds for a scheduler to write its file, when both are started together."""
+KEPT = "Finished points are kept: the same command goes on."
 
 
 class Cluster:
@@ -46,7 +51,7 @@ class Cluster:
         """An engine: points are tasks of Dask, and come back as values.
 
         Dask computes a task again whose worker, or whose result, is lost. One that loses its worker time and again
-        is a failure.
+        is a failure. A worker that cannot be used ends the work: it would fail every point that it gets hold of.
         """
         del progress  # the parts of points are not told
         if not tasks:
@@ -62,9 +67,7 @@ class Cluster:
                 yield keys[future.key], _result(future)
                 future.release()
         except distributed.CancelledError:
-            raise StudyError(
-                "The scheduler is gone, or has dropped the work. Finished points are kept: the same command goes on."
-            ) from None
+            raise StudyError(f"The scheduler is gone, or has dropped the work. {KEPT}") from None
         finally:
             client.cancel([future for future in futures if not future.done()])
 
@@ -81,24 +84,29 @@ class Cluster:
 
     def _here(self) -> Any:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="wflmc-dask-"))
-        cluster = distributed.LocalCluster(
-            n_workers=self._workers or (dask.system.CPU_COUNT if jax.default_backend() == "cpu" else 1),
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            local_directory=folder,
-            memory_limit=0,  # the sampler keeps its own, and results are small
-            silence_logs=logging.CRITICAL,
-            preload=[QUIET],
-            env=_compilations(),
-        )
-        return distributed.Client(self._stack.enter_context(cluster))
+        with _deaf():
+            cluster = distributed.LocalCluster(
+                n_workers=self._workers or (dask.system.CPU_COUNT if jax.default_backend() == "cpu" else 1),
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",  # any free port; 8787 may be another cluster's
+                scheduler_kwargs={"dashboard": False},
+                worker_dashboard_address=None,
+                local_directory=folder,
+                memory_limit=0,  # the sampler keeps its own, and results are small
+                silence_logs=logging.CRITICAL,
+                env=_compilations(),
+            )
+            self._stack.enter_context(cluster)
+        return distributed.Client(cluster)
 
     def _elsewhere(self) -> Any:
         address = str(self._address)
-        where = {"scheduler_file": os.path.expanduser(address)} if address.endswith(".json") else {"address": address}
+        where = {"address": address}
+        if address.endswith(".json"):
+            where = {"scheduler_file": os.path.expanduser(address)}
+            self._wait_for(where["scheduler_file"])
         try:
             client = distributed.Client(**where)
         except (OSError, ValueError) as error:
@@ -108,15 +116,52 @@ class Cluster:
             self._say(f"The scheduler at {address} has no workers yet; waiting for them.")
         return client
 
+    def _wait_for(self, file: str) -> None:
+        if not os.path.exists(file):
+            self._say(f"{file} is not there yet; waiting up to {WAIT:.0f} s for a scheduler to write it.")
+        ends = time.monotonic() + WAIT
+        while not os.path.exists(file):
+            if time.monotonic() > ends:
+                raise InputError("--engine", f"dask:{file}", "the file that a Dask scheduler has written")
+            time.sleep(0.1)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ctrl-C waits until this is done: a cluster that is half started cannot be ended.
+
+    It reaches every process of a terminal, but none that is started here, nor those that a thread of here will start:
+    the command alone answers it, and then ends the workers.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    heard: list[int] = []
+    resource_tracker.ensure_running()  # the thread that starts it would hear again
+    answer = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, answer)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
+
 
 def _sent_by_value(work: Work) -> Callable[[bytes], Any]:
     """A function that a scheduler can hold without importing anything of ours: it is no module's."""
-    payload = cloudpickle.dumps(order(work))
+    payload = order(cloudpickle.dumps(work))
 
     def call(task: bytes) -> Any:
-        from wflmc.studies.engines import perform
+        from distributed import get_worker
 
-        return perform(payload, task)
+        try:
+            from wflmc.studies.engines import perform
+
+            return perform(payload, task)
+        except Exception as error:
+            raise RuntimeError(f"The worker at {get_worker().address} cannot be used: {error}") from None
 
     return call
 
@@ -129,7 +174,7 @@ def _result(future: Any) -> Any:
     if isinstance(error, distributed.KilledWorker):
         times = error.allowed_failures + 1
         return Failure(f"Its worker died {times} times (memory, perhaps). The same command tries it again.")
-    return Failure(f"{type(error).__name__}: {error}")
+    raise StudyError(f"{str(error).rstrip('.')}. {KEPT}")
 
 
 def _compilations() -> dict[str, str]:

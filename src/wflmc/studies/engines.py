@@ -91,31 +91,30 @@ def open_engine(name: str, workers: int | None, say: Callable[[str], None]) -> I
         cluster.close()
 
 
-class Order(NamedTuple):
-    """What a worker is sent once for all tasks: the work, and how it must be done for results to be the same."""
+def order(work: bytes) -> dict[str, Any]:
+    """What a worker is sent once for all tasks: work, pickled, and how it must be done for results to be the same.
 
-    work: Work
-    settings: dict[str, Any]
-    """Of JAX."""
-    software: dict[str, str]
-
-
-def order(work: Work) -> Order:
-    """The work as it would be done here."""
-    return Order(work, {name: getattr(jax.config, name) for name in JAX_SETTINGS}, software())
+    Plain data, which a worker can read whatever its version is.
+    """
+    settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
+    return {"work": work, "settings": settings, "software": software()}
 
 
-def perform(order: bytes, task: bytes) -> Any:
-    """Compute a task on a worker, by an `Order` that has been pickled; refuse where results would not be the same."""
-    wanted: Order = pickle.loads(order)
+def perform(order: dict[str, Any], task: bytes) -> Any:
+    """Compute a task, pickled, on a worker; a `StudyError` where results would not be the same."""
     config: Any = jax.config
-    for name, value in wanted.settings.items():
+    for name, value in order["settings"].items():
         if getattr(config, name) != value:
             config.update(name, value)
             software.cache_clear()
-    unlike = {name: (own, wanted.software.get(name)) for name, own in software().items()}
-    unlike = {name: pair for name, pair in unlike.items() if pair[0] != pair[1]}
+    own, wanted = software(), order["software"]
+    unlike = [name for name in {**wanted, **own} if own.get(name) != wanted.get(name)]
     if unlike:
-        said = ", ".join(f"{name} {own} instead of {other}" for name, (own, other) in unlike.items())
-        return Failure(f"The worker is not set up as this machine, and would give other numbers: {said}.")
-    return attempt(wanted.work, pickle.loads(task), lambda _: None)
+        said = ", ".join(f"{name} {_short(own.get(name))} instead of {_short(wanted.get(name))}" for name in unlike)
+        raise StudyError(f"it is not set up as this machine, and would give other numbers: {said}")
+    return attempt(pickle.loads(order["work"]), pickle.loads(task), lambda _: None)
+
+
+def _short(text: str | None) -> str:
+    """The beginning of a long digest; none at all where there is no such thing."""
+    return text[:12] if text else "none"

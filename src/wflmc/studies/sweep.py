@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from wflmc.errors import InputError
 FORMS = "of the form KEY=a:b:step or KEY=v1,v2,..., such as link.snr_db=0:40:2"
 MOST = 1_000_000
 """Points of a sweep."""
-OPENING, CLOSING = "([{", ")]}"
+OPENING, CLOSING, QUOTES = "([{", ")]}", "\"'"
 
 
 class Grid(NamedTuple):
@@ -42,10 +43,14 @@ def parse_grid(text: str) -> Grid:
     if ranges and len(items) > 1:
         raise InputError("--grid", text, "either one range or a list of values: " + FORMS)
     values = _range(text, ranges[0]) if ranges else tuple(items)
-    seen = [_number(value) if _number(value) is not None else value for value in values]
-    if len(set(seen)) < len(seen):
+    if len({_meaning(value) for value in values}) < len(values):
         raise InputError("--grid", text, "of values that differ")
     return Grid(key, values)
+
+
+def unquoted(value: str) -> str:
+    """A value without the quotation marks around it."""
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in QUOTES else value
 
 
 def points(grids: Sequence[Grid]) -> list[tuple[str, ...]]:
@@ -66,7 +71,7 @@ def _split(text: str) -> list[str]:
     for letter in text:
         if quote:
             quote = "" if letter == quote else quote
-        elif letter in "\"'":
+        elif letter in QUOTES:
             quote = letter
         elif letter in OPENING + CLOSING:
             depth += 1 if letter in OPENING else -1
@@ -77,12 +82,19 @@ def _split(text: str) -> list[str]:
     return [item.strip() for item in items]
 
 
+def _meaning(value: str) -> Fraction | str:
+    """The same for texts of the same value."""
+    number = _number(value)
+    return unquoted("".join(value.split())) if number is None else number
+
+
 def _number(text: str) -> Fraction | None:
-    """A decimal number, exactly."""
+    """A decimal number, exactly; one beyond those of floats is none."""
     try:
-        return None if "/" in text else Fraction(text.strip())
-    except ValueError:
+        number = Decimal(text.strip())
+    except InvalidOperation:
         return None
+    return Fraction(number) if number.is_finite() and abs(number.adjusted()) < 308 else None
 
 
 def _range(text: str, item: str) -> tuple[str, ...]:
