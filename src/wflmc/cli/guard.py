@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
+from types import FrameType
 
 import click
 
@@ -21,6 +24,8 @@ def guarded(command: Callable[[], object]) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # a captured stream may not know its encoding
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    with contextlib.suppress(ValueError):  # not the main thread, which alone hears signals
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         code = command()
         sys.stdout.flush()
@@ -42,6 +47,17 @@ def guarded(command: Callable[[], object]) -> int:
     if code == INTERRUPTED:
         return _say("Interrupted; files and points that were finished are kept.", INTERRUPTED)
     return code if isinstance(code, int) else DONE
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C; where Python would swallow it, in JAX's hook of the garbage collector, once more a moment later."""
+    at = frame
+    while at is not None:
+        if at.f_code.co_name == "_xla_gc_callback":
+            threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+            return
+        at = at.f_back
+    raise KeyboardInterrupt
 
 
 def leave(code: int) -> None:

@@ -1,0 +1,129 @@
+"""What all commands share: the app itself, options that several have, and how they speak."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from wflmc.version import __version__
+
+app = typer.Typer(
+    name="wflmc",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Bayesian federated learning over the air: plan it, sample with it, prove its privacy.",
+)
+
+ScenarioPath = Annotated[str, typer.Argument(help="Scenario file (TOML); docs/scenario.md lists its keys.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; may repeat.")
+]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Limit for chains and gradients, such as 4GiB; 2GiB by default."),
+]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="Who computes: local, dask (workers on this machine), or dask:ADDRESS (of a Dask scheduler).",
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", metavar="N", help="With --engine dask: how many; else one per core.")
+]
+Cache = Annotated[
+    str | None,
+    typer.Option("--cache", metavar="DIR", help="Keep finished points here, not in the user's cache."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"wflmc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+def show(renderable: object) -> None:
+    """Print for people, on stdout, wide enough not to fold when piped."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 140).print(renderable)
+
+
+def print_json(document: object) -> None:
+    from wflmc.scenario import to_json
+
+    print(to_json(document))
+
+
+def note(text: str) -> None:
+    print(f"wflmc: {text}", file=sys.stderr)
+
+
+def warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        print(f"wflmc: warning: {warning}", file=sys.stderr)
+
+
+@contextmanager
+def progress(task: str, total: int) -> Iterator[Any]:
+    """A bar with the time left on a terminal, silence elsewhere; yields a function that sets what is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        row = bar.add_task(task, total=total)
+        yield lambda done: bar.update(row, completed=done)
+
+
+@contextmanager
+def failing_points() -> Iterator[None]:
+    """Work that others could not finish ends in a sentence."""
+    from wflmc.studies.engines import StudyError
+
+    try:
+        yield
+    except StudyError as error:
+        note(str(error))
+        raise typer.Exit(1) from None
+
+
+def cache_compilations() -> None:
+    """Keep compiled loops in the user's cache folder, unless the user has said where JAX should keep them.
+
+    Where there is no such folder to write to, nothing is kept.
+    """
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wflmc" / "jax"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return
+    settings: Any = jax.config
+    settings.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.2)
