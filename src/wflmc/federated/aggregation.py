@@ -196,7 +196,9 @@ class _Line:
             refuse_other(reply.content.get("about"), self.present[node], job.run, self.nonce[node])
 
     def _note(self, node: int, why: str) -> None:
-        self.absent[self.present[node].device] = f"{why}, {WORDS[self.stage]}"
+        device = self.present[node].device
+        self.absent[device] = f"{why}, {WORDS[self.stage]}"
+        log.warning("Device %s: %s", device, self.absent[device])
 
 
 class _Node:

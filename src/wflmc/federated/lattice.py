@@ -48,6 +48,11 @@ class Lattice(NamedTuple):
     reach: float
     levels: int
 
+    @classmethod
+    def holding(cls, reach: float, senders: int) -> Lattice:
+        """As fine as sums of so many senders allow."""
+        return cls(reach, min(LEVELS, MODULUS >> senders.bit_length()))
+
     @property
     def quantum(self) -> float:
         """What one step of the integers is worth."""
@@ -86,8 +91,7 @@ def lattice_of(job: Job) -> Lattice:
     strength = plan.gain[:, None] * plan.weight / np.reshape(plan.scale, (-1, 1)) / job.known
     share = float(job.share.max())
     loudest = float(np.max(np.where(plan.weight > 0, strength * plan.clip, 0.0)))
-    levels = min(LEVELS, MODULUS >> senders.bit_length())
-    lattice = Lattice(loudest + TAIL * math.sqrt(share), levels)
+    lattice = Lattice.holding(loudest + TAIL * math.sqrt(share), senders)
     lattice.refuse_coarse(share, senders)
     return lattice
 
