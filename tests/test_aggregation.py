@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 
@@ -16,6 +17,8 @@ from wflmc.federated.aggregation import MaskedPost
 from wflmc.federated.apps import Post
 from wflmc.federated.device import Device
 from wflmc.federated.lattice import MODULUS, lattice_of
+from wflmc.federated.masked_messages import read_masked
+from wflmc.federated.messages import RejectedError
 from wflmc.federated.server import open_server, read_log, serve
 
 from .conftest import count
@@ -161,11 +164,6 @@ def _without_records(reply):
     return reply
 
 
-def _of_another_round(reply):
-    reply.content["about"]["round"] = 7
-    return reply
-
-
 def _floats(parts):
     return [parts[0], ndarray_to_bytes(bytes_to_ndarray(parts[1]).astype(float))]
 
@@ -188,14 +186,44 @@ MALFORMED = [
     (2, _with(masked_params=_floats), "float64"),
     (2, _with(masked_params=_beyond), "beyond the modulus"),
     (2, _without_records, "not the records"),
-    (2, _of_another_round, "replayed"),
     (3, _with(nids=lambda nodes: nodes[1:]), "of others"),
     (3, _with(shares=lambda shares: [b""] * len(shares)), "secrets where"),
 ]
 
 
+@pytest.fixture(scope="module")
+def proper(setting):
+    """Of every stage what device 1 was asked, and what it replied."""
+    job, asked, found = job_of(setting), {}, {}
+
+    def note(stage, configs, device):
+        if device == 1:
+            asked[stage] = dict(configs)
+
+    def listen(stage, reply, device):
+        if device == 1:
+            found[stage] = asked[stage], copy.deepcopy(reply)
+        return reply
+
+    assert exchange_of(job, devices_of(setting, job), lie=note, fault=listen)(asks_of(job)).sent.all()
+    return found
+
+
 @pytest.mark.parametrize(("stage", "spoil", "why"), MALFORMED)
-def test_malformed_replies_leave_their_device_out(setting, caplog, stage, spoil, why):
+def test_malformed_replies_are_refused(setting, proper, stage, spoil, why):
+    asked, reply = proper[STAGES[stage]]
+    read_masked(reply, asked, (2, setting[2].dim))
+    with pytest.raises(RejectedError, match=re.escape(why)):
+        read_masked(spoil(copy.deepcopy(reply)), asked, (2, setting[2].dim))
+
+
+def _of_another_round(reply):
+    reply.content["about"]["round"] = 7
+    return reply
+
+
+@pytest.mark.parametrize(("stage", "spoil"), [(0, _bare), (1, _bare), (2, _bare), (2, _of_another_round), (3, _bare)])
+def test_who_replies_badly_is_left_out(setting, caplog, stage, spoil):
     job = job_of(setting)
 
     def fault(at, reply, device):
@@ -206,7 +234,6 @@ def test_malformed_replies_leave_their_device_out(setting, caplog, stage, spoil,
     assert heard.sent.tolist() == [True, inside, True, True, True]
     (record,) = caplog.records
     assert "Device 1: rejected" in record.message
-    assert why in record.message
     assert inside or heard.absent[1] in record.message
     assert np.abs(heard.total - plain_sum(setting, job, heard.sent)).max() < 6 * lattice_of(job).quantum
 
