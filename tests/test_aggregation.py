@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import re
 
@@ -314,3 +315,18 @@ def test_a_round_that_was_paid_but_not_kept_stays_lost(setting, tmp_path):
     serve(server, exchange_of(job, devices_of(setting, job)))
     assert [line["sent"] for line in read_log(tmp_path)] == [0] + [DEVICES] * (job.plan.rounds - 1)
     assert server.ledger.rounds(job.run) == job.plan.rounds
+
+
+def test_messages_are_rounded_in_double_precision(setting, monkeypatch):
+    """In float32 what is left of a quantum would have four values, and rounding would not be at random."""
+    mod = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+    seen, quantize = [], mod.quantize
+
+    def listen(parameters, *rest):
+        seen.extend(array.dtype for array in parameters)
+        return quantize(parameters, *rest)
+
+    monkeypatch.setattr(mod, "quantize", listen)
+    job = job_of(setting)
+    assert exchange_of(job, devices_of(setting, job))(asks_of(job)).sent.all()
+    assert seen == [np.float64] * DEVICES
