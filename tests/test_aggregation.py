@@ -178,6 +178,7 @@ MALFORMED = [
     (0, _with(pk1=lambda _: b"no key"), "no public key"),
     (0, _with(pk1=lambda _: "text"), "no public key"),
     (1, _with(dsts=lambda nodes: nodes[1:]), "for others"),
+    (1, _with(dsts=lambda nodes: nodes + nodes[:1]), "for others"),
     (1, _with(ctxts=lambda texts: texts[1:]), "secrets where"),
     (1, _with(ctxts=lambda texts: [1] * len(texts)), "no list"),
     (2, _with(masked_params=lambda parts: parts[:1]), "not a weight"),
@@ -295,6 +296,23 @@ def test_chains_are_those_of_the_plain_post_up_to_rounding(setting, tmp_path, mo
     assert np.abs(ours - theirs).max() < np.sum(np.abs(plan.kick) * scale / plan.gain) * error * math.sqrt(plan.dim)
     assert np.abs(ours - theirs).max() > 0
     np.testing.assert_array_equal(masked.ledger.spent, plain.ledger.spent)
+
+
+def test_a_spoiled_round_moves_no_chain_but_is_paid_for(setting, tmp_path):
+    job, rubbish = job_of(setting), _with(shares=lambda shares: [*shares[:-1], *_other_share(shares[-1:])])
+
+    def fault(stage, reply, device):
+        if device == 4 and stage in STAGES[2:]:  # the last share is of its key then, which others lack
+            return None
+        return rubbish(reply) if stage == Stage.UNMASK else reply
+
+    server = open_server(job, tmp_path)
+    serve(server, exchange_of(job, devices_of(setting, job), fault=fault))
+    np.testing.assert_array_equal(server.checkpoint.load().theta, job.start)
+    assert (server.ledger.spent > 0).tolist() == [True] * 4 + [False]
+    absent = read_log(tmp_path)[0]["absent"]
+    assert "late" in absent["4"]
+    assert "paid for: shares for unmasking do not fit" in absent["0"]
 
 
 def test_a_lost_round_moves_no_chain_and_costs_nobody(setting, tmp_path):

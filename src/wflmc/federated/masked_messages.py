@@ -36,7 +36,7 @@ def read_masked(reply: Message, asked: dict[str, Any], shape: tuple[int, int]) -
         _keys(found)
     elif stage == Stage.SHARE_KEYS:
         others = {int(name) for name in asked if name != Key.STAGE} - {reply.metadata.src_node_id}
-        if set(_list(found, Key.DESTINATION_LIST, int)) != others:
+        if sorted(_list(found, Key.DESTINATION_LIST, int)) != sorted(others):
             raise RejectedError("malformed: shares for others than was asked")
         _secrets(found, Key.CIPHERTEXT_LIST, len(others))
     elif stage == Stage.COLLECT_MASKED_VECTORS:
