@@ -265,7 +265,7 @@ def test_rubbish_in_proper_form_spoils_the_round_at_a_price(setting, stage, spoi
     heard = exchange_of(job, devices_of(setting, job), fault=fault)(asks_of(job))
     assert heard.spoiled
     assert heard.sent.all()
-    assert not heard.total.any()
+    assert np.isnan(heard.total).all()
     assert all("paid for" in reason and re.search(why, reason) for reason in heard.absent.values())
     assert job.loss(0, heard.sent).all()
 

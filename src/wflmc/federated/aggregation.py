@@ -144,7 +144,7 @@ class MaskedPost(Post):
 
     def _spoiled(self, present: dict[int, Ask], senders: list[int], absent: dict[int, str], why: str) -> Heard:
         rest = {present[node].device: f"the round is lost, but paid for: {why}" for node in senders}
-        return Heard(self._nothing(), self._flags(present, senders), absent | rest, spoiled=True)
+        return Heard(self._nothing() + np.nan, self._flags(present, senders), absent | rest, spoiled=True)
 
     def _nothing(self) -> Any:
         return np.zeros((self.job.chains, self.job.plan.dim), np.float32)

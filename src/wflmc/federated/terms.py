@@ -101,7 +101,7 @@ class Heard(NamedTuple):
     """What the server has heard in a round."""
 
     total: NDArray[Any]
-    """Σ_k h_k x_k of those who sent, [chain, m]."""
+    """Σ_k h_k x_k of those who sent, [chain, m]; nan where it is spoiled."""
     sent: NDArray[np.bool_]
     """[K]."""
     absent: dict[int, str]
