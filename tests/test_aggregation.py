@@ -298,6 +298,17 @@ def test_chains_are_those_of_the_plain_post_up_to_rounding(setting, tmp_path, mo
     np.testing.assert_array_equal(masked.ledger.spent, plain.ledger.spent)
 
 
+def test_shares_in_malformed_replies_count_as_learnt(setting):
+    job = job_of(setting)
+
+    def fault(stage, reply, device):
+        return _with(nids=lambda nodes: nodes[::-1])(reply) if stage == Stage.UNMASK and device > 1 else reply
+
+    heard = exchange_of(job, devices_of(setting, job), fault=fault)(asks_of(job))
+    assert heard.spoiled
+    assert heard.sent.all()
+
+
 def test_a_spoiled_round_moves_no_chain_but_is_paid_for(setting, tmp_path):
     job, rubbish = job_of(setting), _with(shares=lambda shares: [*shares[:-1], *_other_share(shares[-1:])])
 

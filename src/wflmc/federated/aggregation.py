@@ -110,6 +110,8 @@ class MaskedPost(Post):
             # Shares that do not fit together; but the server holds enough of them to try others.
             log.warning("The sum could not be unmasked: %s", error)
             return self._spoiled(present, senders, absent, "shares for unmasking do not fit together")
+        if not done and line.arrived >= threshold:  # a share in a malformed reply may be a share all the same
+            return self._spoiled(present, senders, absent, "too few of the shares for unmasking came in proper form")
         if not done:
             why = f"{len(state.active_node_ids)} devices, of at least {threshold}, were left {WORDS[line.stage]}"
             return self._lost(present, absent, why)
@@ -156,6 +158,7 @@ class _Line:
     def __init__(self, post: MaskedPost, present: dict[int, Ask], absent: dict[int, str]) -> None:
         self.post, self.present, self.absent = post, present, absent
         self.stage: Any = Stage.SETUP
+        self.arrived = 0
         self.nonce = {node: secrets.token_hex(16) for node in present}
 
     def requests(self) -> dict[int, RecordDict]:
@@ -165,7 +168,7 @@ class _Line:
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Replies that are proper and in time."""
         del timeout
-        letters, found = list(messages), []
+        letters, found, self.arrived = list(messages), [], 0
         waiting: dict[str, tuple[int, dict[str, Any]]] = {}
         asked = [dict(letter.content.config_records[RECORD_KEY_CONFIGS]) for letter in letters]
         for letter in letters:
@@ -178,6 +181,7 @@ class _Line:
                 self._note(node, "could not be reached")
         for ident, reply in self.post.answers(set(waiting)):
             node, configs = waiting.pop(ident)
+            self.arrived += not reply.has_error()
             try:
                 self._check(reply, node, configs)
                 found.append(reply)
