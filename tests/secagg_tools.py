@@ -10,6 +10,7 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 import jax
 import numpy as np
+from flwr.app import Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
 import wflmc
@@ -110,3 +111,27 @@ def plain_sum(setting, job, sent, at=0):
     """Σ (x_k + n_k) in float64, by the same devices with the same secrets."""
     devices = devices_of(setting, job, masked=False)
     return sum(devices[ask.device].answer(ask).astype(float) for ask in asks_of(job, at) if sent[ask.device])
+
+
+def bare(reply):
+    """A reply without any record."""
+    return Message(RecordDict(), reply_to=_like(reply))
+
+
+def _like(reply):
+    """A message that a new reply can take its address from."""
+    other = Message(RecordDict(), reply.metadata.src_node_id, reply.metadata.message_type)
+    other.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
+    return other
+
+
+def changed(**changes):
+    """A fault of one reply: entries of its record of the protocol become functions of themselves."""
+
+    def spoil(reply):
+        record = reply.content.config_records[RECORD_KEY_CONFIGS]
+        for name, value in changes.items():
+            record[name] = value(record[name])
+        return reply
+
+    return spoil
