@@ -33,6 +33,7 @@ from wflmc.scenario import (
     to_toml,
     write_text,
 )
+from wflmc.scenario.files import plain
 
 if TYPE_CHECKING:
     from wflmc.federated.job import Job
@@ -155,6 +156,7 @@ def _begin(
 ) -> tuple[Job, dict[str, Any]]:
     from wflmc.federated.folder import write_federation
     from wflmc.federated.job import make_job
+    from wflmc.federated.lattice import lattice_of
     from wflmc.federated.planning import federated_plan
     from wflmc.federated.server import LEDGER
 
@@ -165,6 +167,8 @@ def _begin(
     plan = federated_plan(scenario, inputs, **how, releases=releases, ledger=spent)
     key = jax.random.key(scenario.sampler.seed)
     job = make_job(key, inputs.posterior, inputs.link, plan, chains=about["chains"], **how, releases=releases)
+    if job.aggregated:
+        lattice_of(job)  # refuses what cannot be represented
     settled = scenario.sampler.model_copy(update={"burn_in": plan.burn_in})
     document = plan_document(
         scenario.model_copy(update={"sampler": settled}), inputs, plan, time.perf_counter() - began
@@ -242,17 +246,23 @@ def _account(server: Server, request: Request) -> dict[str, Any]:
     job, ledger = server.job, server.ledger
     rounds = read_log(server.folder)
     each = None if ledger is None else job.plan.privacy.epsilons_spent(ledger.spent)
-    return {
-        "runtime": request.runtime,
-        "noise": job.noise,
-        "secure_aggregation": job.aggregated,
-        "releases": job.releases,
-        "asked": [line["asked"] for line in rounds],
-        "sent": [line["sent"] for line in rounds],
-        "absences": sum(len(line["absent"]) for line in rounds),
-        "empty_rounds": sum(line["sent"] == 0 for line in rounds),
-        "epsilon_spent": None if each is None else float(each.max()),
-    }
+    sums, messages = (None, None) if ledger is None else job.epsilons(ledger)
+    result: dict[str, Any] = plain(
+        {
+            "runtime": request.runtime,
+            "noise": job.noise,
+            "secure_aggregation": job.aggregated,
+            "releases": job.releases,
+            "asked": [line["asked"] for line in rounds],
+            "sent": [line["sent"] for line in rounds],
+            "absences": sum(len(line["absent"]) for line in rounds),
+            "empty_rounds": sum(line["sent"] == 0 for line in rounds),
+            "epsilon_spent": None if each is None else float(each.max()),
+            "epsilon_of_sums": sums,
+            "epsilon_of_messages": messages,
+        }
+    )
+    return result
 
 
 def _notes(server: Server, about: dict[str, Any]) -> list[str]:
@@ -264,7 +274,15 @@ def _notes(server: Server, about: dict[str, Any]) -> list[str]:
             "channel's noise, and epsilon holds for what it keeps and shows, not against that process. "
             "--noise devices does not rely on it."
         )
-    elif not server.job.aggregated:
+    elif server.job.aggregated:
+        both = about["epsilon_of_sums"], about["epsilon_of_messages"]
+        masked, alone = (f"{value:.3g}" if value is not None else "none stated" for value in both)
+        notes.append(
+            "Secure aggregation hides messages from logs, storage and curious operators, not from a server that "
+            "attacks: Flower's masks have seeds of 28 to 32 bits, and devices take each other's keys from the server. "
+            f"ε = {masked} holds if it is trusted, ε = {alone} if not."
+        )
+    else:
         notes.append(
             "Devices add the noise themselves, and the server reads every message: each is hidden by its own share of "
             f"the noise alone, {int(server.job.quorum.max())} times the loss of the sum, which plan and ledger count. "

@@ -15,10 +15,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError, OverspendError
 from wflmc.federated.device import Device
 from wflmc.federated.job import Job
-from wflmc.federated.messages import RejectedError, read_reply, read_request, reply, request
+from wflmc.federated.masking import mask
+from wflmc.federated.messages import RejectedError, read_reply, read_request, reply, request, told_briefly
 from wflmc.federated.terms import Ask, Heard
 
 log = logging.getLogger("wflmc.federated")
@@ -39,18 +39,12 @@ def client_app(find: Callable[[Context], Device]) -> ClientApp:
 
     @app.query("gradient")
     def gradient(message: Message, context: Context) -> Message:
-        # Flower tells the server the text of whatever is raised here: it must not come from the data.
-        try:
+        with told_briefly():
             device = find(context)
             ask, nonce = read_request(message.content, device.terms.run)
             return reply(message, device.answer(ask), ask, device.terms.run, nonce)
-        except (InputError, OverspendError) as error:
-            log.warning("Request refused: %s", error)
-            raise PermissionError(f"refused by the device: {error}") from None
-        except Exception:
-            log.exception("The device could not answer.")
-            raise RuntimeError("the device could not answer; its own log says why") from None
 
+    mask(app, find)
     return app
 
 
@@ -110,7 +104,7 @@ class Post:
                 waiting[ident] = about
             else:
                 absent[about[0].device] = "could not be reached"
-        for ident, message in self._answers(set(waiting)):
+        for ident, message in self.answers(set(waiting)):
             ask, nonce = waiting.pop(ident)
             try:
                 signals[ask.device] = read_reply(message, ask, self.job, nonce)
@@ -119,7 +113,7 @@ class Post:
         absent |= {ask.device: f"late: no answer within {self.deadline:g} s" for ask, _ in waiting.values()}
         return signals, absent
 
-    def _answers(self, waiting: set[str]) -> Any:
+    def answers(self, waiting: set[str]) -> Any:
         """(id of what was asked, its reply) until all are here or the deadline has passed."""
         end = time.monotonic() + self.deadline
         while waiting:
@@ -143,7 +137,7 @@ class Post:
             letters = [self._letter(RecordDict(), node, "hello", "hello") for node in new]
             asked = dict(zip(self.grid.push_messages(letters), new, strict=True))
             asked.pop("", None)
-            replies = [(asked[ident], message) for ident, message in self._answers(set(asked))]
+            replies = [(asked[ident], message) for ident, message in self.answers(set(asked))]
             for node, message in sorted(replies, key=itemgetter(0)):
                 self._introduce(node, message, here)
         return all(self.node.get(device) in here for device in range(self.job.plan.devices))

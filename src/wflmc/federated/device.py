@@ -39,9 +39,18 @@ class Device:
         self._by_example = np.isfinite(terms.example_clip)
         self._ready = posterior.fitted(terms.chains, default_memory() / 4, self._by_example)
 
-    def answer(self, ask: Ask) -> NDArray[np.float32]:
-        """x = (α r/|ĥ|) clip(g) of every chain, with its share of the noise where it adds one, [chain, m]."""
+    def answer(self, ask: Ask, masked: bool = False) -> NDArray[np.float32]:
+        """x = (α r/|ĥ|) clip(g) of every chain, with its share of the noise where it adds one, [chain, m].
+
+        Args:
+            masked: whether what is returned will be masked, so that the server learns a sum alone.
+        """
         self._check(ask)
+        if masked != self.terms.masked:
+            given = "for a masked message" if masked else "for a message without a mask"
+            raise InputError("request", given, f"the opposite: its terms say masked = {self.terms.masked}")
+        if masked:
+            self._refuse_again(ask)
         if self.ledger is not None:
             gain, reach = np.array([ask.gain]), np.array([self.terms.sensitivity])
             loss = self.terms.factor * round_loss(gain, np.ones((1, 1)), reach, self.terms.noise_power)
@@ -67,6 +76,15 @@ class Device:
             raise InputError("gain", (ask.gain, ask.known), "finite and above 0")
         if terms.power < np.inf and (ask.precoder * terms.clip) ** 2 > terms.power * (1 + SLACK):
             raise InputError("gain", ask.gain, "within the transmit power of the device")
+
+    def _refuse_again(self, ask: Ask) -> None:
+        """Answer once only: two sums with the same noise but other senders would show a message alone."""
+        if self.ledger is None:
+            return
+        name = self._name(ask)
+        self.ledger.charge(name, ask.round, np.zeros((0, 1)))  # learn what other processes have written
+        if (name, ask.round) in self.ledger.entries:
+            raise InputError("request", f"round {ask.round + 1} again", "one that has not been answered with a mask")
 
     def _name(self, ask: Ask) -> str:
         """A name for a request and so for its answer."""

@@ -18,7 +18,7 @@ from wflmc.errors import InputError
 from wflmc.federated.terms import Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
-from wflmc.privacy import Privacy
+from wflmc.privacy import Ledger, Privacy
 from wflmc.sampling.runner import starts
 
 Array = NDArray[np.float64]
@@ -111,6 +111,30 @@ class Job:
             return np.where(sends, self._plan_loss * self.releases, 0.0)
         return np.stack([self.loss(at, sends[at]) for at in range(self.plan.rounds)])
 
+    def epsilons(self, ledger: Ledger | None = None) -> tuple[float | None, float | None]:
+        """ε towards the server, the worst of all devices: of what it is to learn, and of messages one by one.
+
+        The second counts if secure aggregation fails, or is not trusted: every message is then hidden by its device's
+        own share of the noise alone, and by nothing where the emulated channel adds the noise. None without a promise.
+
+        Args:
+            ledger: count what has been spent; by default, all that the plan means to spend.
+        """
+        promise = self.plan.privacy
+        alone = np.full(self.plan.loss.shape, np.inf)
+        if self.noise == "devices":
+            alone = self.plan.loss * self.releases * self.plan.noise_power / self.share[:, None]
+        if ledger is None:
+            sum_loss = self.planned_loss().sum(0)
+            lone_loss = np.where(self.plan.weight > 0, alone, 0.0).sum(0)
+        else:
+            sum_loss = lone_loss = ledger.spent
+            for (run, number), loss in ledger.entries.items():
+                if run == self.run:
+                    lone_loss = lone_loss - loss + np.where(loss > 0, alone[number - self.plan.start], 0.0)
+        lone = np.inf if np.any(np.isinf(lone_loss)) and promise.delta is not None else promise.epsilon_spent(lone_loss)
+        return promise.epsilon_spent(sum_loss), lone
+
     def terms(self, device: int) -> Terms:
         """What one device is to agree to."""
         plan, promise = self.plan, self.plan.privacy
@@ -132,6 +156,7 @@ class Job:
             factor=self.releases * plan.uncertainty**2 * (int(self.quorum.max()) if alone else 1),
             power=float(self.power[device]),
             enforced=plan.enforced,
+            masked=self.aggregated,
             privacy=(own(promise.epsilon), own(promise.delta), promise.accountant, promise.unit),
         )
 

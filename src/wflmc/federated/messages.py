@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, OverspendError
 from wflmc.federated.job import Job
 from wflmc.federated.terms import Ask
+
+log = logging.getLogger("wflmc.federated")
 
 HEADER = 4096
 """Bytes that an array of NumPy's may take beside its numbers."""
@@ -24,21 +29,34 @@ class RejectedError(Exception):
     """A reply that is not one; its device counts as absent."""
 
 
+@contextmanager
+def told_briefly() -> Iterator[None]:
+    """Flower tells the server the text of whatever a device raises: keep in it nothing that comes from the data."""
+    try:
+        yield
+    except (InputError, OverspendError) as error:
+        log.warning("Request refused: %s", error)
+        raise PermissionError(f"refused by the device: {error}") from None
+    except Exception:
+        log.exception("The device could not answer.")
+        raise RuntimeError("the device could not answer; its own log says why") from None
+
+
 def request(ask: Ask, run: str, nonce: str) -> RecordDict:
     """What a device is sent."""
-    about: dict[str, Any] = {"run": run, "round": ask.round, "device": ask.device, "nonce": nonce}
-    about |= {"gain": ask.gain, "known": ask.known}
+    content = about(ask, run, nonce)
+    content["gain"], content["known"] = ask.gain, ask.known
     if ask.batch is not None:
-        about["batch"] = [int(word) for word in ask.batch.ravel()]
-    return RecordDict({"theta": ArrayRecord([np.ascontiguousarray(ask.theta)]), "ask": ConfigRecord(about)})
+        content["batch"] = [int(word) for word in ask.batch.ravel()]
+    return RecordDict({"theta": ArrayRecord([np.ascontiguousarray(ask.theta)]), "ask": content})
 
 
 def read_request(content: RecordDict, run: str) -> tuple[Ask, str]:
     """What a device is asked, and the nonce to answer with; a request of another run is refused."""
     try:
-        about, (theta,) = content.config_records["ask"], content.array_records["theta"].to_numpy_ndarrays()
-        found: dict[str, Any] = {name: about[name] for name in ("run", "round", "device", "nonce", "gain", "known")}
-        words = about.get("batch")
+        asked, (theta,) = content.config_records["ask"], content.array_records["theta"].to_numpy_ndarrays()
+        found: dict[str, Any] = {name: asked[name] for name in ("run", "round", "device", "nonce", "gain", "known")}
+        words = asked.get("batch")
         batch = None if words is None else np.array(words, np.uint32).reshape(len(theta), -1)
         ask = Ask(int(found["device"]), int(found["round"]), theta, float(found["gain"]), float(found["known"]))
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
@@ -50,24 +68,34 @@ def read_request(content: RecordDict, run: str) -> tuple[Ask, str]:
 
 def reply(message: Message, signal: NDArray[np.float32], ask: Ask, run: str, nonce: str) -> Message:
     """What a device answers."""
-    about = ConfigRecord({"run": run, "round": ask.round, "device": ask.device, "nonce": nonce})
-    return Message(RecordDict({"signal": ArrayRecord([signal]), "about": about}), reply_to=message)
+    return Message(RecordDict({"signal": ArrayRecord([signal]), "about": about(ask, run, nonce)}), reply_to=message)
+
+
+def about(ask: Ask, run: str, nonce: str) -> ConfigRecord:
+    """What a device says that its reply is about."""
+    return ConfigRecord({"run": run, "round": ask.round, "device": ask.device, "nonce": nonce})
+
+
+def refuse_other(found: object, ask: Ask, run: str, nonce: str) -> None:
+    """RejectedError for a reply that is not about what was asked."""
+    if not isinstance(found, ConfigRecord):
+        raise RejectedError("malformed: does not say what it is about")
+    other = [name for name, value in about(ask, run, nonce).items() if found.get(name) != value]
+    if other:
+        raise RejectedError(f"replayed or meant for others: {other[0]} is not the one that was asked")
 
 
 def read_reply(message: Message, ask: Ask, job: Job, nonce: str) -> NDArray[np.float32]:
     """x_k[chain, m] of a reply; RejectedError for whatever is not exactly what was asked for."""
     if message.has_error():
-        raise RejectedError(f"error {message.error.code}: {_short(message.error.reason)}")
+        raise RejectedError(f"error {message.error.code}: {short(message.error.reason)}")
     content = message.content
     if set(content) != {"signal", "about"}:
-        raise RejectedError(f"malformed: records {_short(sorted(map(str, content)))}")
-    about, record = content["about"], content["signal"]
-    if not isinstance(about, ConfigRecord) or not isinstance(record, ArrayRecord) or len(record) != 1:
+        raise RejectedError(f"malformed: records {short(sorted(map(str, content)))}")
+    record = content["signal"]
+    if not isinstance(record, ArrayRecord) or len(record) != 1:
         raise RejectedError("malformed: not one array and one text record")
-    wanted = {"run": job.run, "round": ask.round, "device": ask.device, "nonce": nonce}
-    other = [name for name, value in wanted.items() if about.get(name) != value]
-    if other:
-        raise RejectedError(f"replayed or meant for others: {other[0]} is not the one that was asked")
+    refuse_other(content["about"], ask, job.run, nonce)
     (array,) = record.values()
     shape = (job.chains, job.plan.dim)
     if len(array.data) > 4 * shape[0] * shape[1] + HEADER:
@@ -93,5 +121,6 @@ def _limit(ask: Ask, job: Job) -> float:
     return (clipped + own * (np.sqrt(job.plan.dim) + TAIL)) * (1 + SLACK)
 
 
-def _short(text: object) -> str:
+def short(text: object) -> str:
+    """A text of others in one short line."""
     return " ".join(str(text).split())[:200]

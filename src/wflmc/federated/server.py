@@ -96,11 +96,11 @@ def serve(
         began = time.perf_counter()
         now, number = rounds.at(at), plan.start + at
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
-        scheduled = _whom(server, at)
+        scheduled, paid = _whom(server, at)
         found = exchange(_asks(job, at, np.asarray(_broadcast(round_keys, state, now)), round_keys, scheduled))
-        if server.ledger is not None:
+        if server.ledger is not None and not paid:
             server.ledger.charge(job.run, number, job.loss(at, found.sent)[None], job.noise_name)
-        if found.sent.any():
+        if found.sent.any() and not found.spoiled:
             scale, noise = _follow(job, at, found.sent)
             now = now._replace(server_noise=noise)
             state, finite = _move(round_keys, state, jnp.asarray(found.total), jnp.float32(scale), now, job.noise)
@@ -141,12 +141,17 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return [found[number] for number in sorted(found)]
 
 
-def _whom(server: Server, at: int) -> NDArray[np.bool_]:
-    """Those who are asked: by the plan; of a round that has been paid for, only those who paid."""
+def _whom(server: Server, at: int) -> tuple[NDArray[np.bool_], bool]:
+    """Those who are asked, by the plan, and whether the round has been paid for: then they are only those who paid.
+
+    Devices that mask their messages answer once only, so that such a round stays lost.
+    """
     scheduled = np.asarray(server.job.plan.weight[at] > 0)
     number = server.job.plan.start + at
     paid = None if server.ledger is None else server.ledger.entries.get((server.job.run, number))
-    return scheduled if paid is None else scheduled & (paid > 0)
+    if paid is None:
+        return scheduled, False
+    return scheduled & (paid > 0) & (not server.job.aggregated), True
 
 
 def _asks(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]) -> list[Ask]:

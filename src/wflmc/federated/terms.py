@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,11 +41,18 @@ class Terms:
     """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
     privacy: tuple[float | None, float | None, str, str]
     """ε, δ, accountant and unit of the promise to this device."""
+    masked: bool = False
+    """Whether the server may learn a sum of messages alone, and no message on its own."""
 
     @property
     def sensitivity(self) -> float:
         """Half of what a neighbouring data set can change: min(c, ℓ)."""
         return min(self.clip, self.example_clip)
+
+    @property
+    def fewest(self) -> int:
+        """The fewest senders whose shares of the noise add up to N0."""
+        return max(1, math.ceil(self.noise_power / self.share * (1 - 1e-9)))
 
     @property
     def promise(self) -> Privacy:
@@ -93,8 +101,10 @@ class Heard(NamedTuple):
     """What the server has heard in a round."""
 
     total: NDArray[Any]
-    """Σ_k h_k x_k of those who sent, [chain, m]."""
+    """Σ_k h_k x_k of those who sent, [chain, m]; nan where it is spoiled."""
     sent: NDArray[np.bool_]
     """[K]."""
     absent: dict[int, str]
     """Why others who were asked did not send."""
+    spoiled: bool = False
+    """Whether the sum is of no use, although it may tell of its senders, who pay for it."""
