@@ -78,6 +78,7 @@ class Loopback:
         self.nodes: dict[int, Part] = {}
         self._since: dict[int, float] = {}
         self._groups: set[int] = set()
+        self._told = 0
         self._before: Any = None
 
     def __enter__(self) -> Loopback:
@@ -90,7 +91,11 @@ class Loopback:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._note_groups()
+            # First the ServerApp, which would take leaving devices for absent ones; the SuperLink last, as devices sign
+            # off there. What is started next time is then let in at once.
+            if self.link is not None:
+                for group in self._note_groups(self.link.process.pid) - {self.link.process.pid}:
+                    _signal(group, signal.SIGKILL)
             for part in self.nodes.values():
                 part.process.terminate()
             for part in self.nodes.values():
@@ -169,18 +174,18 @@ class Loopback:
 
     def wait(self, run: str, progress: Callable[[int, int], None] | None = None, until: int | None = None) -> None:
         """Follow a run to its end, or until some rounds are done; nodes that Flower refused are started again."""
-        total, told, looked = self.job.plan.rounds, -1, time.monotonic()
+        total, looked = self.job.plan.rounds, time.monotonic()
         while True:
             log = read_log(self.server)
-            if len(log) > told:
-                self._tell(log[max(told, 0) :])
-                told, looked = len(log), time.monotonic()
+            if len(log) > self._told:
+                self._tell(log[self._told :])
+                self._told, looked = len(log), time.monotonic()
                 if progress is not None:
-                    progress(told, total)
-            if until is not None and told >= until:
+                    progress(self._told, total)
+            if until is not None and self._told >= until:
                 return
             self.supervise()
-            if time.monotonic() - looked > (1.0 if told >= total else LOOK):
+            if time.monotonic() - looked > (1.0 if self._told >= total else LOOK):
                 state, looked = self.status(run), time.monotonic()
                 if state == "finished:completed":
                     return
@@ -223,12 +228,9 @@ class Loopback:
             _signal(group, signal.SIGKILL)
         part.process.wait()
 
-    def _note_groups(self, above: int | None = None) -> set[int]:
-        """Process groups of all that has been started, or of one process and those below it: Flower makes new ones."""
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,pgid="], capture_output=True, text=True, check=True)
-        rows = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
-        tops = [above] if above else [part.process.pid for part in (*self.nodes.values(), self.link) if part]
-        family, groups = set(tops), set()
+    def _note_groups(self, above: int) -> set[int]:
+        """Process groups of a process and of all below it: Flower makes new ones."""
+        rows, family = _processes(), {above}
         for _ in range(5):  # a process, its superexec, its app, and what that may start
             family |= {pid for pid, parent, _ in rows if parent in family}
         groups = {group for pid, _, group in rows if pid in family} - {os.getpgrp()}
@@ -275,6 +277,20 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def _processes() -> list[tuple[int, int, int]]:
+    """(process, parent, group) of all that run on this machine."""
+    if Path("/proc/self/stat").exists():
+        found = []
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended by now
+                state = file.read_text().rpartition(")")[2].split()
+                found.append((int(file.parent.name), int(state[1]), int(state[2])))
+        return found
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,pgid="], capture_output=True, text=True, check=True)
+    rows = [[int(word) for word in line.split()] for line in listed.stdout.splitlines()]
+    return [(pid, parent, group) for pid, parent, group in rows]
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:

@@ -93,7 +93,7 @@ def serve(
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
         scheduled = _whom(server, at)
         found = exchange(_asks(job, at, np.asarray(_broadcast(round_keys, state, now)), round_keys, scheduled))
-        if server.ledger is not None:
+        if server.ledger is not None and not _settled(server, number, found.sent):
             server.ledger.charge(job.run, number, job.loss(at, found.sent)[None], job.noise_name)
         if found.sent.any():
             scale, noise = _follow(job, at, found.sent)
@@ -142,6 +142,15 @@ def _whom(server: Server, at: int) -> NDArray[np.bool_]:
     number = server.job.plan.start + at
     paid = None if server.ledger is None else server.ledger.entries.get((server.job.run, number))
     return scheduled if paid is None else scheduled & (paid > 0)
+
+
+def _settled(server: Server, number: int, sent: NDArray[np.bool_]) -> bool:
+    """Whether all who sent have paid for a round before; others who paid may be gone, as their sum was not kept.
+
+    Where devices add the noise, the server has seen the sum with them, and cannot go on without them.
+    """
+    paid = None if server.ledger is None else server.ledger.entries.get((server.job.run, number))
+    return paid is not None and server.job.noise == "channel" and bool(np.all(paid[sent] > 0))
 
 
 def _asks(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]) -> list[Ask]:
