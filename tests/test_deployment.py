@@ -37,7 +37,7 @@ from wflmc.federated.deployment import prepare
 from wflmc.federated.folder import write_federation
 from wflmc.federated.grid import FIRST, LocalGrid
 from wflmc.federated.job import make_job
-from wflmc.federated.loopback import environment
+from wflmc.federated.processes import environment
 from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
 from wflmc.federated.server import open_server, read_log, trace_of
 from wflmc.federated.terms import Heard

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -15,49 +12,31 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
-import wflmc
-from wflmc.federated.deployment import LINK, QUIET, run_command, superlink_command, supernode_command, write_config
+from wflmc.federated.deployment import LINK, run_command, superlink_command, supernode_command, write_config
 from wflmc.federated.folder import DEVICE, SERVER
 from wflmc.federated.job import Job
+from wflmc.federated.processes import (
+    HOST,
+    Part,
+    await_end,
+    environment,
+    free_port,
+    groups_below,
+    kill,
+    signal_group,
+    start,
+)
 from wflmc.federated.registration import DeploymentError, Node, flwr, register
 from wflmc.federated.server import read_log
 
-HOST = "127.0.0.1"
 PATIENCE = 180.0
 """Seconds for a process to come up. Flower refuses a node for about a minute after it was killed."""
 WAIT = 240.0
 """Seconds that a run waits for its devices before the first round."""
-GRACE = 15.0
-"""Seconds for a process to end when it is asked to."""
 LOOK = 15.0
 """Seconds without news after which a run is asked whether it still runs; asking takes seconds of a core."""
-
-
-class Part(NamedTuple):
-    """A process, what it is called, and where it writes."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-    begin: int
-    """Where its part of the log begins."""
-
-    @property
-    def said(self) -> str:
-        """What it has written."""
-        return self.log.read_bytes()[self.begin :].decode("utf-8", "replace").strip()
-
-    @property
-    def tail(self) -> str:
-        """The end of that."""
-        return self.said[-1500:]
-
-    @property
-    def let_in(self) -> bool:
-        """Whether the SuperLink has let this SuperNode in."""
-        return "SuperNode ID:" in self.said
 
 
 class Loopback:
@@ -77,7 +56,6 @@ class Loopback:
         self.link: Part | None = None
         self.nodes: dict[int, Part] = {}
         self._since: dict[int, float] = {}
-        self._groups: set[int] = set()
         self._told = 0
         self._before: Any = None
 
@@ -90,21 +68,25 @@ class Loopback:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        link = [] if self.link is None else [self.link]
+        parts = [*self.nodes.values(), *link]
+        groups = {part.process.pid: groups_below(part.process.pid) for part in parts}
         try:
             # First the ServerApp, which would take leaving devices for absent ones; the SuperLink last, as devices sign
             # off there. What is started next time is then let in at once.
-            if self.link is not None:
-                for group in self._note_groups(self.link.process.pid) - {self.link.process.pid}:
-                    _signal(group, signal.SIGKILL)
-            for part in self.nodes.values():
-                part.process.terminate()
-            for part in self.nodes.values():
-                _ended(part.process)
-            if self.link is not None:
-                self.link.process.terminate()
-                _ended(self.link.process)
+            for part in link:
+                for group in groups[part.process.pid] - {part.process.pid}:
+                    signal_group(group, signal.SIGKILL)
+            for some in (list(self.nodes.values()), link):
+                for part in some:
+                    part.process.terminate()
+                for part in some:
+                    await_end(part.process)
         finally:
-            self._clear()
+            for group in set().union(*groups.values()):
+                signal_group(group, signal.SIGKILL)
+            for part in parts:
+                part.process.wait()
             if self._before is not None:
                 signal.signal(signal.SIGTERM, self._before)
 
@@ -150,13 +132,13 @@ class Loopback:
 
     def kill_node(self, k: int) -> None:
         """End the SuperNode of a device without any warning."""
-        self._kill(self.nodes.pop(k))
+        kill(self.nodes.pop(k))
         self._since.pop(k, None)
 
     def kill_link(self) -> None:
         """End the SuperLink and the ServerApp that it runs without any warning."""
         assert self.link is not None
-        self._kill(self.link)
+        kill(self.link)
         self.link = None
 
     def submit(self, deadline: float, wait: float = WAIT) -> str:
@@ -175,19 +157,14 @@ class Loopback:
     def wait(self, run: str, progress: Callable[[int, int], None] | None = None, until: int | None = None) -> None:
         """Follow a run to its end, or until some rounds are done; nodes that Flower refused are started again."""
         total, looked = self.job.plan.rounds, time.monotonic()
-        while True:
-            log = read_log(self.server)
-            if len(log) > self._told:
-                self._tell(log[self._told :])
-                self._told, looked = len(log), time.monotonic()
-                if progress is not None:
-                    progress(self._told, total)
-            if until is not None and self._told >= until:
-                return
+        while until is None or self._told < until:
+            if self._news(progress):
+                looked = time.monotonic()
             self.supervise()
             if time.monotonic() - looked > (1.0 if self._told >= total else LOOK):
                 state, looked = self.status(run), time.monotonic()
                 if state == "finished:completed":
+                    self._news(progress)
                     return
                 if state.startswith("finished"):
                     raise DeploymentError(f"The run has {state.replace(':', ', ')}. Its log ends:\n{self._log(run)}")
@@ -204,6 +181,7 @@ class Loopback:
                 self._since[k] = time.monotonic()
             if time.monotonic() - self._since[k] > PATIENCE:
                 raise DeploymentError(f"The SuperNode of device {k} is not let in:\n{part.tail}")
+            signal_group(part.process.pid, signal.SIGKILL)  # what it has left
             time.sleep(1.0)
             self._launch(k)
 
@@ -213,95 +191,20 @@ class Loopback:
         self.nodes[k] = self._start(name, command, own, environment(self.own / name))
 
     def _start(self, name: str, command: list[str], folder: Path, env: Mapping[str, str]) -> Part:
-        log = self.own / f"{name}.log"
-        with log.open("ab") as file:
-            begin = file.tell()
-            process = subprocess.Popen(
-                command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-            )
-        self._groups.add(process.pid)
-        return Part(name, process, log, begin)
+        return start(name, command, folder, env, self.own / f"{name}.log")
 
-    def _kill(self, part: Part) -> None:
-        groups = self._note_groups(part.process.pid)
-        for group in groups | {part.process.pid}:
-            _signal(group, signal.SIGKILL)
-        part.process.wait()
-
-    def _note_groups(self, above: int) -> set[int]:
-        """Process groups of a process and of all below it: Flower makes new ones."""
-        rows, family = _processes(), {above}
-        for _ in range(5):  # a process, its superexec, its app, and what that may start
-            family |= {pid for pid, parent, _ in rows if parent in family}
-        groups = {group for pid, _, group in rows if pid in family} - {os.getpgrp()}
-        self._groups |= groups
-        return groups
-
-    def _clear(self) -> None:
-        """End what is left of all process groups."""
-        end = time.monotonic() + GRACE
-        for group in self._groups:
-            while _signal(group, 0) and time.monotonic() < end:
-                time.sleep(0.1)
-            _signal(group, signal.SIGKILL)
-        for part in (*self.nodes.values(), self.link):
-            if part is not None:
-                part.process.wait()
-
-    def _tell(self, rounds: list[dict[str, Any]]) -> None:
-        for row in rounds:
+    def _news(self, progress: Callable[[int, int], None] | None) -> bool:
+        """Tell of rounds that have been run since the last call; whether there were any."""
+        fresh = read_log(self.server)[self._told :]
+        self._told += len(fresh)
+        for row in fresh:
             for device, why in row["absent"].items():
                 self.say(f"round {row['round'] + 1}: device {device} absent: {why}")
+        if fresh and progress is not None:
+            progress(self._told, self.job.plan.rounds)
+        return bool(fresh)
 
     def _log(self, run: str) -> str:
         words = ["flwr", "log", run, LINK, "--show"]
         done = subprocess.run(words, env=self.env, capture_output=True, text=True, check=False, timeout=60)
         return (done.stdout or done.stderr).strip()[-2000:]
-
-
-def environment(home: Path) -> dict[str, str]:
-    """Environment of Flower's processes: the same Python and wflmc as here, nothing asked of the network."""
-    home.mkdir(parents=True, exist_ok=True)
-    found = {"JAX_PLATFORMS": "cpu", **os.environ, **QUIET, "FLWR_HOME": str(home)}
-    found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
-    found["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
-    found["NO_PROXY"] = found["no_proxy"] = f"{HOST},localhost"
-    found["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    code = str(Path(wflmc.__file__).resolve().parents[1])
-    found["PYTHONPATH"] = os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return found
-
-
-def free_port() -> int:
-    """A port of this machine that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _processes() -> list[tuple[int, int, int]]:
-    """(process, parent, group) of all that run on this machine."""
-    if Path("/proc/self/stat").exists():
-        found = []
-        for file in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it has ended by now
-                state = file.read_text().rpartition(")")[2].split()
-                found.append((int(file.parent.name), int(state[1]), int(state[2])))
-        return found
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,pgid="], capture_output=True, text=True, check=True)
-    rows = [[int(word) for word in line.split()] for line in listed.stdout.splitlines()]
-    return [(pid, parent, group) for pid, parent, group in rows]
-
-
-def _ended(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE)
-
-
-def _signal(group: int, number: int) -> bool:
-    """Signal a process group; whether there is one."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
