@@ -92,7 +92,6 @@ In a second terminal, in the same folder, register the devices' keys (once, and 
 
 ```bash
 {quiet}
-export FLWR_HOME="$PWD/flwr"
 sed -i "s|^root-certificates = .*|root-certificates = \\"$PWD/ca.crt\\"|" flwr/config.toml  # the folder may have moved
 python -m wflmc.federated.registration . {name}
 ```
@@ -119,7 +118,6 @@ Device {k}, in the folder `{folder}`:
 
 ```bash
 {quiet}
-export FLWR_HOME="$PWD/flwr"
 {command}
 ```
 """
@@ -236,7 +234,7 @@ def _write_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 def _commands(devices: int, address: str) -> str:
     host, _, port = address.rpartition(":")
-    quiet = "export " + " ".join(f"{name}={value}" for name, value in QUIET.items())
+    quiet = "export " + " ".join(f"{name}={value}" for name, value in QUIET.items()) + ' FLWR_HOME="$PWD/flwr"'
     nodes = "".join(
         NODE.format(
             k=k,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import signal
 import ssl
 import subprocess
@@ -167,7 +168,7 @@ class Loopback:
                     self._news(progress)
                     return
                 if state.startswith("finished"):
-                    raise DeploymentError(f"The run has {state.replace(':', ', ')}. Its log ends:\n{self._log(run)}")
+                    raise DeploymentError(f"The run was not completed ({state}). Its log ends:\n{self._log(run)}")
             time.sleep(0.2)
 
     def supervise(self) -> None:
@@ -207,4 +208,4 @@ class Loopback:
     def _log(self, run: str) -> str:
         words = ["flwr", "log", run, LINK, "--show"]
         done = subprocess.run(words, env=self.env, capture_output=True, text=True, check=False, timeout=60)
-        return (done.stdout or done.stderr).strip()[-2000:]
+        return re.sub(r"\x1b\[\d+m", "", done.stdout or done.stderr).strip()[-2000:]
