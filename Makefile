@@ -6,7 +6,7 @@ OUT ?= out/reproduce
 # Your own data: make reproduce DATA="--data my.npz"; for figure 8, DATA="--data FOLDER" with the idx files of MNIST.
 DATA ?=
 
-.PHONY: help reproduce reproduce-all test test-full lint browser bench docs clean
+.PHONY: help reproduce reproduce-all test test-full lint browser federation bench docs clean
 
 help:
 	@echo "make reproduce   draw the paper's figures 2 to 7 and check its statements (installs what it needs)"
@@ -14,6 +14,7 @@ help:
 	@echo "make test        lint, types, import rules and tests in a few minutes"
 	@echo "make test-full   the same with the full counts, up to an hour"
 	@echo "make lint        ruff, mypy and import-linter alone"
+	@echo "make federation  a federation on Flower, simulated and deployed on loopback, against the simulator: five minutes"
 	@echo "make bench       benchmarks, as ratios measured side by side"
 	@echo "make docs        the documentation as a site"
 
@@ -66,6 +67,11 @@ test: lint browser
 
 test-full: lint browser
 	OPENBLAS_NUM_THREADS=1 WFLMC_FULL=1 $(BIN)/pytest -n 2 --dist loadfile
+
+# Both of Flower's runtimes: 30 devices in its simulation engine; SuperLink and three SuperNodes with TLS, kills and strangers.
+federation: $(VENV)/.test
+	$(BIN)/python scripts/federation.py simulation
+	$(BIN)/python scripts/federation.py deployment
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
