@@ -63,6 +63,25 @@ def pickled(message: Any, about: dict[str, Any]) -> Any:
     return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
 
 
+def archived(message: Any, about: dict[str, Any]) -> Any:
+    """NumPy reads it, but not as an array."""
+    import io
+
+    buffer = io.BytesIO()
+    np.savez(buffer, a=np.zeros((2, 5), np.float32))
+    other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=buffer.getvalue())
+    return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
+
+
+def lying(message: Any, about: dict[str, Any]) -> Any:
+    """A header that promises a terabyte."""
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (500000, 500000)}"
+    header += b" " * (117 - len(header)) + b"\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(40)
+    other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=data)
+    return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
+
+
 def replayed(message: Any, about: dict[str, Any]) -> Any:
     """The reply of the first round, again and again."""
     return about.setdefault("first", message.content)
@@ -79,6 +98,9 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "texts": (with_array(lambda x: np.array(["a", "b"])), "malformed"),
     "broken bytes": (broken_bytes, "malformed"),
     "pickled objects": (pickled, "malformed"),
+    "an archive": (archived, "malformed"),
+    "a header that lies": (lying, "malformed"),
+    "the other byte order": (with_array(lambda x: x.astype(">f4")), "malformed"),
     "no records": (lambda message, about: flwr.RecordDict(), "malformed"),
     "other records": (lambda message, about: flwr.RecordDict({"x": flwr.ConfigRecord({"a": 1})}), "malformed"),
     "wrong kind": (
@@ -246,6 +268,40 @@ def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, Ask]) 
         with pytest.raises(InputError):
             alone.answer(bad)
     np.testing.assert_array_equal(alone.ledger.spent, spent)
+
+
+def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(tmp_path: Path) -> None:
+    """Nothing fades on an ideal link: α r/|ĥ| with a small |ĥ| would drown the device's own noise."""
+    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
+    alone = open_device(tmp_path / "device-0")
+    ask = Ask(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
+    for known in (1e-8, 0.999, 1e8):
+        with pytest.raises(InputError, match="nothing fades"):
+            alone.answer(ask._replace(known=known))
+    assert alone.ledger is not None
+    assert alone.ledger.spent[0] == 0
+
+
+def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
+    """Else a device whose data change between two equal requests would show the difference bare."""
+    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
+    terms = made.job.terms(0)
+    one = open_device(tmp_path / "device-0")
+    other = Device(made.inputs.posterior.device(1), terms, one.ledger, one.secret)
+    ask = Ask(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
+    noise = []
+    for device, k in ((one, 0), (other, 1)):
+        quiet = Device(made.inputs.posterior.device(k), replace(terms, share=0.0))
+        noise.append(device.answer(ask) - quiet.answer(ask))
+    assert np.abs(noise[0] - noise[1]).max() > 0.1 * np.sqrt(terms.share)
+    assert one.ledger is not None
+    assert len(one.ledger.entries) == 2
+
+
+def test_texts_of_others_are_no_commands_to_a_terminal() -> None:
+    from wflmc.federated.messages import _short
+
+    assert _short("\x1b[2J bad\nline \x07\u202e" + "x" * 1000) == "?[2J bad line ??" + "x" * 184
 
 
 def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing(device: tuple[Device, Ask]) -> None:
