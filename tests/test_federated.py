@@ -141,7 +141,7 @@ class CrashError(Exception):
     """A server that dies."""
 
 
-@pytest.mark.parametrize("moment", ["before paying", "after paying", "after keeping"])
+@pytest.mark.parametrize("moment", ["before paying", "after paying", "before keeping", "after keeping"])
 def test_a_server_that_dies_goes_on_without_paying_twice(
     tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,8 +164,9 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
 
         monkeypatch.setattr(owner, name, run)
 
-    owner: Any = {"before paying": server.ledger, "after paying": module, "after keeping": module}[moment]
-    name = {"before paying": "charge", "after paying": "_move", "after keeping": "_log"}[moment]
+    owner: Any = server.ledger if moment == "before paying" else module
+    functions = {"before paying": "charge", "after paying": "_move", "before keeping": "_log"}
+    name = functions.get(moment, "_settle")
     dying(name, owner)
     with pytest.raises(CrashError):
         run_in_process(server, app)
@@ -177,6 +178,7 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
     assert again.ledger is not None
     assert whole.ledger is not None
     assert again.ledger.rounds(made.job.run) == 7 == len(again.ledger.entries)
+    assert [line["round"] for line in read_log(again.folder)] == list(range(7))
     np.testing.assert_array_equal(again.ledger.spent, whole.ledger.spent)
     for k in range(5):  # nor have devices paid for a round that was asked for again
         own = json.loads((tmp_path / f"device-{k}" / "ledger.jsonl").read_text().splitlines()[-1])
@@ -184,23 +186,85 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
         assert len((tmp_path / f"device-{k}" / "ledger.jsonl").read_text().splitlines()) == 8
 
 
-def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another set of senders under the same noise would give its difference away."""
+def die_after_paying(server: Any, exchange: Any) -> None:
     from wflmc.federated import server as module
-
-    made = federation(tmp_path)
-    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
-    pattern = np.ones((7, 5), bool)
-    pattern[0, 1] = False
-    server = made.server()
 
     def die(*args: Any) -> Any:
         raise CrashError
 
-    monkeypatch.setattr(module, "_move", die)
-    with pytest.raises(CrashError):
-        serve(server, absent_in(pattern, devices))
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_move", die)
+        with pytest.raises(CrashError):
+            serve(server, exchange)
+
+
+def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(tmp_path: Path) -> None:
+    """A smaller set under the same noise would give its difference away, and nobody waits for ever."""
+    made = federation(tmp_path)
+    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    pattern = np.ones((7, 5), bool)
+    die_after_paying(made.server(), absent_in(pattern, devices))
+    assert made.server().checkpoint.load().rounds == 0
+    pattern[0, 3] = False
+    again = made.server()
+    serve(again, absent_in(pattern, devices))
+    sent = made.job.plan.weight > 0
+    assert again.ledger is not None
+    np.testing.assert_array_equal(again.ledger.spent, (made.job.plan.loss * sent).sum(0))  # the lost one is paid for
+    sent[0] = False
+    wanted = expected_chain(made.job, made.inputs.posterior, sent)[3:]
+    np.testing.assert_allclose(np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
+    first = read_log(again.folder)[0]
+    assert first["sent"] == 0
+    assert first["absent"]["3"] == "late"
+    assert "only repeated with all" in first["absent"]["0"]
+
+
+def test_a_checkpoint_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
+    """From the start again, with other senders, the same noise would be under other sums."""
+    made = federation(tmp_path)
+    run_in_process(made.server(), devices_in(tmp_path))
+    (tmp_path / "server" / "progress.npz").unlink()
+    with pytest.raises(InputError, match="the ledger has 7 rounds"):
+        made.server()
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    server, refused = made.server(), []
+
+    def exchange(asks: list[Ask]) -> Heard:
+        with pytest.raises(InputError, match="no other process"):
+            serve(made.server(), exchange)
+        refused.append(len(asks))
+        return Heard(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
+
+    serve(server, exchange)
+    assert len(refused) == 7
+
+
+def test_a_log_that_was_cut_short_is_read(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    run_in_process(made.server(), devices_in(tmp_path))
+    log = tmp_path / "server" / "rounds.jsonl"
+    log.write_text(log.read_text()[:-9])
+    assert [line["round"] for line in read_log(tmp_path / "server")] == list(range(6))
+
+
+def test_a_trace_does_not_give_the_noise_away(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    server = made.server()
+    run_in_process(server, devices_in(tmp_path))
+    assert trace_of(server).key is None
+
+
+def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path) -> None:
+    """Another set of senders under the same noise would give its difference away."""
+    made = federation(tmp_path)
+    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    pattern = np.ones((7, 5), bool)
+    pattern[0, 1] = False
+    die_after_paying(made.server(), absent_in(pattern, devices))
     again = made.server()
     serve(again, absent_in(np.ones((7, 5), bool), devices))
     sent = made.job.plan.weight > 0
