@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import arviz
+import jax
 import numpy as np
 import pytest
 
@@ -122,6 +123,44 @@ def test_bad_input_is_one_sentence(call: Any, small: Path, tmp_path: Path, argum
     assert words in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out" / "federation").exists()
+
+
+def test_what_others_have_written_is_left_alone(call: Any, small: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "federation" / "notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out")
+    assert code == 2
+    assert "nothing else is called federation" in err
+    assert mine.read_text() == "mine"
+    # Nor is a chain begun beside the ledger of another run without looking at it.
+    assert call("run", small, "--out", tmp_path / "run", "--json")[0] == 0
+    before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "run")
+    assert code == 2
+    assert "ledger of another run" in err
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+    assert not (tmp_path / "run" / "federation").exists()
+
+
+def test_a_federation_that_was_not_written_whole_is_written_again_and_moves_with_its_folder(
+    call: Any, small: Path, tmp_path: Path
+) -> None:
+    begun = tmp_path / "out" / "federation"
+    begun.mkdir(parents=True)
+    (begun / "unfinished").write_text("")
+    (begun / "about.json").write_text("{}")
+    assert call("federate", small, "--runtime", "process", "--out", tmp_path / "out", "--json")[0] == 0
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert call("federate", small, "--runtime", "process", "--out", tmp_path / "moved", "--json")[0] == 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_noise_of_real_devices_is_not_seeded_by_what_anybody_may_know() -> None:
+    from wflmc.cli.federate import _key
+
+    assert _key(False, 3) == jax.random.key(3)
+    assert len({str(jax.random.key_data(_key(True, 3))) for _ in range(3)}) == 3
 
 
 def test_without_flower_a_sentence_says_what_to_install(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from wflmc.cli.output import ProgressBar, writable_folder
@@ -42,6 +44,8 @@ Say = Callable[[str], None]
 
 RUNTIMES = ("simulation", "process", "deployment")
 NOISES = ("channel", "devices")
+UNFINISHED = "unfinished"
+"""In a federation that has not been written whole."""
 
 
 class Request(NamedTuple):
@@ -134,7 +138,7 @@ def _begun(folder: Path, scenario: Scenario, request: Request) -> tuple[Job, dic
     from wflmc.federated.job import Job
 
     file = folder / "federation" / "about.json"
-    if not file.exists():
+    if not file.exists() or (file.parent / UNFINISHED).exists():
         return None
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
@@ -144,7 +148,8 @@ def _begun(folder: Path, scenario: Scenario, request: Request) -> tuple[Job, dic
     wanted = _about(scenario, request)
     other = [name for name, value in wanted.items() if about.get(name) != value]
     if other:
-        what = "scenario" if other[0] == "asked" else other[0]
+        words = {"asked": "scenario", "real": "kind of devices (real or simulated)", "own_data": "source of data"}
+        what = words.get(other[0], other[0])
         allowed = f"another folder: it holds a federation with another {what}, whose ledgers are to be kept"
         raise InputError("--out", str(folder), allowed)
     return Job.load(folder / "federation" / "server"), document
@@ -159,31 +164,59 @@ def _begin(
     from wflmc.federated.server import LEDGER
 
     about = _about(scenario, request)
+    _refuse_folder(folder, about)
     releases = about["chains"] if about["real"] else 1
     how: dict[str, Any] = {"noise": request.noise, "aggregated": request.aggregated, "tolerate": request.tolerate}
     spent = None if request.ledger is None else spent_before(request.ledger, inputs)
     plan = federated_plan(scenario, inputs, **how, releases=releases, ledger=spent)
-    key = jax.random.key(scenario.sampler.seed)
-    job = make_job(key, inputs.posterior, inputs.link, plan, chains=about["chains"], **how, releases=releases)
+    job = make_job(
+        _key(about["real"], scenario.sampler.seed),
+        inputs.posterior,
+        inputs.link,
+        plan,
+        chains=about["chains"],
+        **how,
+        releases=releases,
+    )
     settled = scenario.sampler.model_copy(update={"burn_in": plan.burn_in})
     document = plan_document(
         scenario.model_copy(update={"sampler": settled}), inputs, plan, time.perf_counter() - began
     )
     place = folder / "federation"
-    if place.exists():  # begun, but never written whole
+    if (place / UNFINISHED).exists():
         shutil.rmtree(place)
+    place.mkdir()
+    write_text(place / UNFINISHED, "")
     seed = None if about["real"] else b"simulation %d " % scenario.sampler.seed
     write_federation(place, scenario, inputs, job, with_data=not request.own_data, seed=seed)
     if about["real"]:
         from wflmc.federated.deployment import prepare
 
         prepare(place, job.plan.devices)
-    ledger = about["ledger"] or (None if about["real"] else str(folder.resolve() / "ledger.jsonl"))
+    ledger = about["ledger"] or (None if about["real"] else "../../ledger.jsonl")
     if ledger is not None:
         write_text(place / "server" / LEDGER, ledger)
     write_text(place / "plan.json", to_json(document))
     write_text(place / "about.json", to_json(about))
+    (place / UNFINISHED).unlink()
     return job, document
+
+
+def _refuse_folder(folder: Path, about: dict[str, Any]) -> None:
+    """Leave alone what others have written, and ledgers above all."""
+    place, ledger = folder / "federation", folder / "ledger.jsonl"
+    if place.exists() and not (place / UNFINISHED).exists():
+        raise InputError("--out", str(place), "a folder in which nothing else is called federation")
+    if ledger.exists() and not about["real"] and about["ledger"] != str(ledger.resolve()):
+        allowed = f"a folder without the ledger of another run; --ledger {ledger} spends from that one"
+        raise InputError("--out", str(folder), allowed)
+
+
+def _key(real: bool, seed: int) -> jax.Array:
+    """What seeds the noise: the scenario's seed; where devices are real, a secret, as anybody may know that seed."""
+    if not real:
+        return jax.random.key(seed)
+    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(secrets.token_bytes(8), np.uint32)))
 
 
 def _run(server: Server, place: Path, request: Request, progress: Callable[[int, int], None], say: Say) -> None:
