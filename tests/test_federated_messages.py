@@ -188,6 +188,26 @@ def test_a_device_that_fails_is_absent_and_tells_nothing(made: Federation, caplo
     assert "a secret of the data: 42" in caplog.text  # in the device's own log
 
 
+def test_a_reply_that_flower_cannot_put_together_is_absent(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+
+    class Spoiled(LocalGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            wanted = list(message_ids)
+            senders = {self._replies[ident].metadata.src_node_id for ident in wanted if ident in self._replies}
+            if 1000 + BAD in senders:
+                raise KeyError("a class that nobody knows")
+            return super().pull_messages(wanted)
+
+    server = made.server("spoiled")
+    nodes = {1000 + k: k for k in range(5)}
+    serve(server, Post(Spoiled(devices_in(made.folder), 5), made.job, nodes, deadline=0.0, wait=0.0))
+    asked = made.job.plan.weight > 0
+    log = read_log(server.folder)
+    assert [set(line["absent"]) for line in log] == [{str(BAD)} if row[BAD] else set() for row in asked]
+    assert {line["absent"].get(str(BAD), "")[:19] for line in log} <= {"rejected, malformed", ""}
+
+
 def test_late_answers_are_not_read(made: Federation) -> None:
     """What comes after the deadline is never asked for again, in this round or the next."""
     held: dict[str, Any] = {}
@@ -264,6 +284,7 @@ def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, Ask]) 
         ask._replace(gain=float("nan")),
         ask._replace(known=0.0),
         ask._replace(gain=1e3 * ask.gain),
+        ask._replace(known=1e-3 * ask.known),
     ):
         with pytest.raises(InputError):
             alone.answer(bad)
