@@ -98,10 +98,37 @@ def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(
     assert code == 0, err
     found = strict(out)
     plan = json.loads((tmp_path / "yes" / "plan.json").read_text())
-    np.testing.assert_allclose(found["ledger"]["spent"], 4 * np.array(plan["privacy"]["spent"]), rtol=1e-9)
+    wanted = 4 * 2 * np.sum((np.array(plan["gain"]) * 30.0) ** 2)  # of a clip of 30 in N0 = 1
+    np.testing.assert_allclose(found["ledger"]["spent"], np.full(4, wanted), rtol=1e-9)
+    np.testing.assert_allclose(plan["privacy"]["spent"], found["ledger"]["spent"], rtol=1e-9)
     assert found["ledger"]["share_of_budget"] <= 1 + 1e-9
-    assert found["epsilon_spent"] > plan["privacy"]["epsilon_spent"]
+    assert found["epsilon_spent"] == pytest.approx(plan["privacy"]["epsilon_spent"])
+    assert found["epsilon_spent"] == pytest.approx(max(plan["privacy"]["epsilon_each"]))
+    assert call("report", tmp_path / "yes")[0] == 0
     assert any("4 times the loss" in warning for warning in found["warnings"])
+
+
+def test_a_federation_with_absences_has_its_own_numbers_and_a_page(
+    call: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wflmc.federated import simulation
+
+    run, calls = simulation.run_in_process, []
+
+    def fault(message: Any, device: int) -> Any:
+        calls.append(device)
+        return None if device == 1 and len(calls) < 8 else message
+
+    monkeypatch.setattr(simulation, "run_in_process", lambda *args, **how: run(*args, **how, fault=fault))
+    ideal = ("--noise", "devices", "--set", "policy.power=noiseless-dp")
+    code, out, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out", *ideal, "--json")
+    assert code == 0, err
+    summary = strict(out)
+    assert summary["federation"]["sent"] == [3, 3, 4, 4, 4]
+    assert summary["ledger"]["spent"][1] < summary["ledger"]["spent"][0]
+    assert any("2 times a device was asked" in warning for warning in summary["warnings"])
+    assert any("in those of the devices" in warning for warning in summary["warnings"])
+    assert call("report", tmp_path / "out")[0] == 0
 
 
 @pytest.mark.parametrize(

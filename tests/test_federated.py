@@ -312,6 +312,7 @@ def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
     with np.load(tmp_path / "server" / "job.npz") as saved:
         held = np.concatenate([np.ravel(saved[name]).astype(float) for name in saved.files])
     assert not np.isin(np.ravel(features), held).any()
+    assert (tmp_path / "server" / "job.npz").stat().st_mode & 0o077 == 0  # nor do others read the key of the noise
     with np.load(tmp_path / "device-2" / "data.npz") as saved:
         assert np.array_equal(saved["X"], features[2])
 

@@ -310,13 +310,17 @@ def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
     one = open_device(tmp_path / "device-0")
     other = Device(made.inputs.posterior.device(1), terms, one.ledger, one.secret)
     ask = Ask(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
+    # So do another secret and another run, for which the same round asks the same.
+    guess = Device(made.inputs.posterior.device(0), terms, None, b"a guess")
+    later = Device(made.inputs.posterior.device(0), replace(terms, run="another"), one.ledger, one.secret)
     noise = []
-    for device, k in ((one, 0), (other, 1)):
+    for device, k in ((one, 0), (other, 1), (guess, 0), (later, 0)):
         quiet = Device(made.inputs.posterior.device(k), replace(terms, share=0.0))
         noise.append(device.answer(ask) - quiet.answer(ask))
-    assert np.abs(noise[0] - noise[1]).max() > 0.1 * np.sqrt(terms.share)
+    for another in noise[1:]:
+        assert np.abs(noise[0] - another).max() > 0.1 * np.sqrt(terms.share)
     assert one.ledger is not None
-    assert len(one.ledger.entries) == 2
+    assert len(one.ledger.entries) == 3
 
 
 def test_texts_of_others_are_no_commands_to_a_terminal() -> None:

@@ -24,6 +24,7 @@ from wflmc.cli.output import ProgressBar, writable_folder
 from wflmc.cli.run import Task, ledger_document, spent_before, write_run
 from wflmc.errors import InputError
 from wflmc.evaluation import evaluate, preload
+from wflmc.privacy import ACCOUNTANTS
 from wflmc.scenario import (
     Inputs,
     Scenario,
@@ -182,6 +183,8 @@ def _begin(
     document = plan_document(
         scenario.model_copy(update={"sampler": settled}), inputs, plan, time.perf_counter() - began
     )
+    if plan.clips:
+        document["privacy"] |= _costs(job)
     place = folder / "federation"
     if (place / UNFINISHED).exists():
         shutil.rmtree(place)
@@ -200,6 +203,22 @@ def _begin(
     write_text(place / "about.json", to_json(about))
     (place / UNFINISHED).unlink()
     return job, document
+
+
+def _costs(job: Job) -> dict[str, Any]:
+    """`privacy` of plan.json, for what this transport and all chains that are given away cost."""
+    promise, spent = job.plan.privacy, job.planned_loss().sum(0)
+    total = spent + job.plan.ledger
+    each = promise.epsilons_spent(total)
+    if each is None:
+        return {"spent": spent.tolist(), "spent_max": float(spent.max())}
+    return {
+        "spent": spent.tolist(),
+        "spent_max": float(spent.max()),
+        "epsilon_spent": float(each.max()),
+        "epsilon_each": each.tolist(),
+        "epsilon_by": {name: promise.epsilon_spent(total, name) for name in ACCOUNTANTS},
+    }
 
 
 def _refuse_folder(folder: Path, about: dict[str, Any]) -> None:
@@ -303,6 +322,11 @@ def _notes(server: Server, about: dict[str, Any]) -> list[str]:
             f"the noise alone, {int(server.job.quorum.max())} times the loss of the sum, which plan and ledger count. "
             "--secure-aggregation shows the server the sum alone."
         )
+        if about["absences"]:
+            notes.append(
+                "Messages that came late or were rejected have left their devices all the same: they are not in this "
+                "ledger, but in those of the devices."
+            )
     if about["absences"]:
         notes.append(
             f"{about['absences']} times a device was asked and did not send: bound and exact law are those of the "
