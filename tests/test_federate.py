@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from wflmc.privacy import Ledger, Privacy
+from wflmc.scenario import build, load_scenario
 
 from .cli_tools import strict
 from .federation_tools import ROUNDING
@@ -181,6 +183,46 @@ def test_a_federation_that_was_not_written_whole_is_written_again_and_moves_with
     (tmp_path / "out").rename(tmp_path / "moved")
     assert call("federate", small, "--runtime", "process", "--out", tmp_path / "moved", "--json")[0] == 0
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_ledger_holds_is_not_spent_again(call: Any, small: Path, tmp_path: Path) -> None:
+    scenario = load_scenario(str(small), ["posterior.preconditioner=private-whiten", "posterior.intercept=true"])
+    inputs, path = build(scenario), tmp_path / "shared.jsonl"
+    book = Ledger(inputs.privacy, 4, subject=inputs.posterior.digest, path=path)
+    book.charge("an earlier run", 0, [book.budget / 2])
+    more = ("--set", "posterior.preconditioner=private-whiten", "--set", "posterior.intercept=true", "--ledger", path)
+    code, out, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out", *more, "--json")
+    assert code == 0, err
+    release = inputs.release
+    assert release is not None
+    book = Ledger(inputs.privacy, 4, subject=inputs.posterior.digest, path=path)
+    assert book.rounds(release.name) == len(release.loss)
+    assert 0.6 < np.max(book.spent / book.budget) <= 1 + 1e-9
+    for k in range(4):
+        own = (tmp_path / "out" / "federation" / f"device-{k}" / "ledger.jsonl").read_text().splitlines()
+        before = json.loads(own[1])
+        assert before["run"] == "before"
+        assert before["loss"][0] == pytest.approx(book.budget[k] / 2 + release.spent[k])
+    assert strict(out)["federation"]["absences"] == 0
+
+
+def test_every_chain_of_real_devices_is_paid_for(
+    call: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wflmc.federated.job import Job
+
+    stub = types.SimpleNamespace(prepare=lambda *args: None)
+    monkeypatch.setitem(sys.modules, "wflmc.federated.deployment", stub)
+    for name, chains in (("one", ()), ("three", ("--chains", 3))):
+        assert call("federate", small, "--prepare", "--out", tmp_path / name, *chains)[0] == 0
+        job = Job.load(tmp_path / name / "federation" / "server")
+        assert job.releases == job.chains == (3 if chains else 1)
+        total = job.planned_loss().sum(0) / job.plan.privacy.budget(4)
+        assert total.max() == pytest.approx(1)
+        assert job.key.tolist() != [0, 0]
+    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "one")
+    assert code == 2
+    assert "real or simulated" in err
 
 
 def test_noise_of_real_devices_is_not_seeded_by_what_anybody_may_know() -> None:

@@ -334,6 +334,89 @@ def test_whoever_sends_nobody_spends_more_than_planned(pattern: list[list[bool]]
         assert np.all(total <= job.plan.privacy.budget(5) * (1 + 1e-9))
 
 
+def test_devices_know_their_channels_as_badly_as_the_plan_says(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"link.csi_error": 0.2})
+    plan, truth = made.job.plan, np.abs(made.inputs.link.gains(7, 5))
+    assert plan.received is not None
+    assert np.abs(plan.received - 1).max() > 0.05
+    np.testing.assert_allclose(made.job.known * plan.received, truth, rtol=1e-6)
+    asks: list[Ask] = []
+
+    def exchange(found: list[Ask]) -> Heard:
+        asks.extend(found)
+        return Heard(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
+
+    serve(made.server(), exchange)
+    for ask in asks:
+        assert ask.arrives == pytest.approx(truth[ask.round, ask.device], rel=1e-6)
+        assert ask.known == made.job.known[ask.round, ask.device]
+
+
+def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"link.csi_error": 0.1}, releases=3)
+    server = made.server()
+    run_in_process(server, devices_in(tmp_path))
+    assert server.ledger is not None
+    np.testing.assert_allclose(server.ledger.spent, 3 * made.job.plan.spent, rtol=1e-12)
+    assert np.max(server.ledger.spent / server.ledger.budget) == pytest.approx(1)
+    for k in range(5):
+        own = open_device(tmp_path / f"device-{k}").ledger
+        assert own is not None
+        assert own.spent[0] == pytest.approx(server.ledger.spent[k])
+
+
+def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"privacy.epsilon": None, "privacy.delta": None})
+    run_in_process(made.server(), devices_in(tmp_path))
+    plan = replace(made.job.plan, gain=made.job.plan.gain * 0.9)
+    other = replace(made.job, plan=plan)
+    assert other.run != made.job.run
+    devices = [Device(made.inputs.posterior.device(k), other.terms(k)) for k in range(5)]
+    server = open_server(other, tmp_path / "other", tmp_path / "server" / "ledger.jsonl")
+    with pytest.raises(InputError, match="same noise"):
+        serve(server, absent_in(np.ones((7, 5), bool), devices))
+    assert server.checkpoint.load().rounds == 0
+    fresh = replace(other, key=other.key + np.uint32(1))
+    devices = [Device(made.inputs.posterior.device(k), fresh.terms(k)) for k in range(5)]
+    server = open_server(fresh, tmp_path / "fresh", tmp_path / "server" / "ledger.jsonl")
+    serve(server, absent_in(np.ones((7, 5), bool), devices))
+    assert server.checkpoint.load().rounds == 7
+
+
+def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
+    job = federation(tmp_path).job
+    others = [
+        replace(job, releases=2),
+        replace(job, noise="devices"),
+        replace(job, tolerate=1),
+        replace(job, batch=True),
+        replace(job, aggregated=True),
+        replace(job, subject="others"),
+        replace(job, start=job.start + np.float32(1)),
+        replace(job, key=job.key + np.uint32(1)),
+        replace(job, known=job.known * 2),
+        replace(job, power=job.power * 2),
+        replace(job, plan=replace(job.plan, noise_power=2.0)),
+    ]
+    assert len({job.run, *(other.run for other in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("how", [{}, {"tolerate": 2}, {"tolerate": 1, "releases": 2}, {"aggregated": True}])
+def test_a_plan_uses_its_budget_whoever_adds_the_noise(tmp_path: Path, how: dict[str, Any]) -> None:
+    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices", **how)
+    used = made.job.planned_loss().sum(0) / made.inputs.privacy.budget(5)
+    np.testing.assert_allclose(used, 1, rtol=1e-6)
+    assert not np.any(made.job.plan.ledger)
+
+
+def test_noise_of_a_masked_sum_is_that_of_all_shares_in_it() -> None:
+    job = _jobs()[2]  # two of five may be absent
+    for count in (3, 4, 5):
+        sent = np.arange(5) < count
+        assert job.round_noise(0, sent) == pytest.approx(job.plan.noise_power * count / 3)
+        np.testing.assert_allclose(job.loss(0, sent), np.where(sent, job.plan.loss[0] * 3 / count, 0.0))
+
+
 _MADE: list[Job] = []
 
 

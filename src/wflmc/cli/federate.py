@@ -127,8 +127,8 @@ def _about(scenario: Scenario, request: Request) -> dict[str, Any]:
         "noise": request.noise,
         "aggregated": request.aggregated,
         "tolerate": request.tolerate,
-        "chains": request.chains or (1 if real else scenario.sampler.chains),
         "real": real,
+        "chains": request.chains or (1 if real else scenario.sampler.chains),
         "own_data": request.own_data,
         "ledger": None if request.ledger is None else str(Path(request.ledger).resolve()),
     }
@@ -149,7 +149,12 @@ def _begun(folder: Path, scenario: Scenario, request: Request) -> tuple[Job, dic
     wanted = _about(scenario, request)
     other = [name for name, value in wanted.items() if about.get(name) != value]
     if other:
-        words = {"asked": "scenario", "real": "kind of devices (real or simulated)", "own_data": "source of data"}
+        words = {
+            "asked": "scenario",
+            "real": "kind of devices (real or simulated)",
+            "chains": "number of chains",
+            "own_data": "source of data",
+        }
         what = words.get(other[0], other[0])
         allowed = f"another folder: it holds a federation with another {what}, whose ledgers are to be kept"
         raise InputError("--out", str(folder), allowed)
