@@ -226,7 +226,7 @@ def test_every_chain_of_real_devices_is_paid_for(
 
 
 def test_noise_of_real_devices_is_not_seeded_by_what_anybody_may_know() -> None:
-    from wflmc.cli.federate import _key
+    from wflmc.cli.federation import _key
 
     assert _key(False, 3) == jax.random.key(3)
     assert len({str(jax.random.key_data(_key(True, 3))) for _ in range(3)}) == 3

@@ -457,7 +457,8 @@ def federate(
 
     Example: wflmc federate scenario.toml --out results
     """
-    from wflmc.cli.federate import Request, federate_command
+    from wflmc.cli.federate import federate_command
+    from wflmc.cli.federation import Request
 
     _cache_compilations()
     asked = Request(
