@@ -246,6 +246,26 @@ def test_nodes_are_asked_who_they_are_and_impostors_turned_away(made: Federation
     assert apart(trace_of(server), made.simulated()) < ROUNDING
 
 
+def test_nobody_waits_for_a_stranger_once_all_are_here(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    hellos: list[int] = []
+
+    class Silent(LocalGrid):
+        def push_messages(self, messages: Any) -> Any:
+            letters = list(messages)
+            hellos.extend(m.metadata.dst_node_id for m in letters if m.metadata.message_type == "query.hello")
+            return super().push_messages(letters)
+
+        def pull_messages(self, message_ids: Any) -> Any:
+            return [m for m in super().pull_messages(message_ids) if m.metadata.src_node_id != 1005]
+
+    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    who = [*devices, devices[0]]
+    grid = Silent(client_app(lambda context: who[context.node_config["partition-id"]]), 6)
+    serve(made.server(), Post(grid, made.job, deadline=0.05, wait=0.0, poll=0.01))
+    assert sorted(hellos) == [1000, 1001, 1002, 1003, 1004, 1005]
+
+
 def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
     grid = LocalGrid(devices_in(made.folder), 5)
     nodes = {1000 + k: k for k in range(5) if k != BAD}

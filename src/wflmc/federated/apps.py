@@ -159,8 +159,10 @@ class Post:
         return Message(content, node, f"query.{kind}", ttl=self.deadline, group_id=group)
 
     def _all_here(self) -> bool:
-        """Whether all devices are known and connected; nodes that are not known are asked who they are."""
+        """Whether all devices are known and connected; if not, nodes that are not known are asked who they are."""
         here = set(self.grid.get_node_ids())
+        if self._complete(here):  # nobody waits for a stranger
+            return True
         new = sorted(here - set(self.node.values()) - self._strangers)
         if new and not self.trusted:
             letters = [self._letter(RecordDict(), node, "hello", "hello") for node in new]
@@ -169,6 +171,9 @@ class Post:
             replies = [(asked[ident], message) for ident, message in self._answers(set(asked)) if message is not None]
             for node, message in sorted(replies, key=itemgetter(0)):
                 self._introduce(node, message, here)
+        return self._complete(here)
+
+    def _complete(self, here: set[int]) -> bool:
         return all(self.node.get(device) in here for device in range(self.job.plan.devices))
 
     def _introduce(self, node: int, message: Message, here: set[int]) -> None:
