@@ -137,6 +137,18 @@ def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, 
         assert channel + float(noise) == pytest.approx(max(channel, plan.noise_variance[1]), rel=1e-5)
 
 
+def test_the_server_adds_what_the_shares_that_came_leave_open() -> None:
+    from wflmc.federated.server import _follow
+
+    job = _jobs()[2]
+    job = replace(job, plan=replace(job.plan, server_noise=3 * job.plan.noise_variance))
+    plan = job.plan
+    for count in (3, 4, 5):
+        scale, noise = _follow(job, 1, np.arange(5) < count)
+        shares = count / 3 * plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
+        assert shares + float(noise) == pytest.approx(plan.noise_variance[1], rel=1e-5)
+
+
 class CrashError(Exception):
     """A server that dies."""
 

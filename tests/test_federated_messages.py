@@ -15,6 +15,7 @@ from wflmc.federated.apps import Post, client_app
 from wflmc.federated.device import Device
 from wflmc.federated.folder import open_device
 from wflmc.federated.grid import LocalGrid
+from wflmc.federated.messages import read_request, request
 from wflmc.federated.server import read_log, serve, trace_of
 from wflmc.federated.simulation import devices_in, run_in_process
 from wflmc.federated.terms import Ask
@@ -101,6 +102,10 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "an archive": (archived, "malformed"),
     "a header that lies": (lying, "malformed"),
     "the other byte order": (with_array(lambda x: x.astype(">f4")), "malformed"),
+    "one record more": (
+        lambda message, about: flwr.RecordDict({**dict(message.content), "x": flwr.ConfigRecord({"a": 1})}),
+        "malformed",
+    ),
     "no records": (lambda message, about: flwr.RecordDict(), "malformed"),
     "other records": (lambda message, about: flwr.RecordDict({"x": flwr.ConfigRecord({"a": 1})}), "malformed"),
     "wrong kind": (
@@ -321,6 +326,14 @@ def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(tmp_path: Pat
             alone.answer(ask._replace(known=known))
     assert alone.ledger is not None
     assert alone.ledger.spent[0] == 0
+
+
+def test_a_request_of_another_run_is_refused(made: Federation) -> None:
+    ask = Ask(0, 0, made.job.start, float(made.job.plan.gain[0]), float(made.job.known[0, 0]))
+    content = request(ask, made.job.run, "once")
+    assert read_request(content, made.job.run)[1] == "once"
+    with pytest.raises(InputError, match="to which this device has agreed"):
+        read_request(content, "another")
 
 
 def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
