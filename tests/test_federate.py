@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import arviz
+import jax
 import numpy as np
 import pytest
 
 from wflmc.privacy import Ledger, Privacy
+from wflmc.scenario import build, load_scenario
 
 from .cli_tools import strict
 from .federation_tools import ROUNDING
@@ -97,10 +100,37 @@ def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(
     assert code == 0, err
     found = strict(out)
     plan = json.loads((tmp_path / "yes" / "plan.json").read_text())
-    np.testing.assert_allclose(found["ledger"]["spent"], 4 * np.array(plan["privacy"]["spent"]), rtol=1e-9)
+    wanted = 4 * 2 * np.sum((np.array(plan["gain"]) * 30.0) ** 2)  # of a clip of 30 in N0 = 1
+    np.testing.assert_allclose(found["ledger"]["spent"], np.full(4, wanted), rtol=1e-9)
+    np.testing.assert_allclose(plan["privacy"]["spent"], found["ledger"]["spent"], rtol=1e-9)
     assert found["ledger"]["share_of_budget"] <= 1 + 1e-9
-    assert found["epsilon_spent"] > plan["privacy"]["epsilon_spent"]
+    assert found["epsilon_spent"] == pytest.approx(plan["privacy"]["epsilon_spent"])
+    assert found["epsilon_spent"] == pytest.approx(max(plan["privacy"]["epsilon_each"]))
+    assert call("report", tmp_path / "yes")[0] == 0
     assert any("4 times the loss" in warning for warning in found["warnings"])
+
+
+def test_a_federation_with_absences_has_its_own_numbers_and_a_page(
+    call: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wflmc.federated import simulation
+
+    run, calls = simulation.run_in_process, []
+
+    def fault(message: Any, device: int) -> Any:
+        calls.append(device)
+        return None if device == 1 and len(calls) < 8 else message
+
+    monkeypatch.setattr(simulation, "run_in_process", lambda *args, **how: run(*args, **how, fault=fault))
+    ideal = ("--noise", "devices", "--set", "policy.power=noiseless-dp")
+    code, out, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out", *ideal, "--json")
+    assert code == 0, err
+    summary = strict(out)
+    assert summary["federation"]["sent"] == [3, 3, 4, 4, 4]
+    assert summary["ledger"]["spent"][1] < summary["ledger"]["spent"][0]
+    assert any("2 times a device was asked" in warning for warning in summary["warnings"])
+    assert any("in those of the devices" in warning for warning in summary["warnings"])
+    assert call("report", tmp_path / "out")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -122,6 +152,84 @@ def test_bad_input_is_one_sentence(call: Any, small: Path, tmp_path: Path, argum
     assert words in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out" / "federation").exists()
+
+
+def test_what_others_have_written_is_left_alone(call: Any, small: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "federation" / "notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out")
+    assert code == 2
+    assert "nothing else is called federation" in err
+    assert mine.read_text() == "mine"
+    # Nor is a chain begun beside the ledger of another run without looking at it.
+    assert call("run", small, "--out", tmp_path / "run", "--json")[0] == 0
+    before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "run")
+    assert code == 2
+    assert "ledger of another run" in err
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+    assert not (tmp_path / "run" / "federation").exists()
+
+
+def test_a_federation_that_was_not_written_whole_is_written_again_and_moves_with_its_folder(
+    call: Any, small: Path, tmp_path: Path
+) -> None:
+    begun = tmp_path / "out" / "federation"
+    begun.mkdir(parents=True)
+    (begun / "unfinished").write_text("")
+    (begun / "about.json").write_text("{}")
+    assert call("federate", small, "--runtime", "process", "--out", tmp_path / "out", "--json")[0] == 0
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert call("federate", small, "--runtime", "process", "--out", tmp_path / "moved", "--json")[0] == 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_ledger_holds_is_not_spent_again(call: Any, small: Path, tmp_path: Path) -> None:
+    scenario = load_scenario(str(small), ["posterior.preconditioner=private-whiten", "posterior.intercept=true"])
+    inputs, path = build(scenario), tmp_path / "shared.jsonl"
+    book = Ledger(inputs.privacy, 4, subject=inputs.posterior.digest, path=path)
+    book.charge("an earlier run", 0, [book.budget / 2])
+    more = ("--set", "posterior.preconditioner=private-whiten", "--set", "posterior.intercept=true", "--ledger", path)
+    code, out, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out", *more, "--json")
+    assert code == 0, err
+    release = inputs.release
+    assert release is not None
+    book = Ledger(inputs.privacy, 4, subject=inputs.posterior.digest, path=path)
+    assert book.rounds(release.name) == len(release.loss)
+    assert 0.6 < np.max(book.spent / book.budget) <= 1 + 1e-9
+    for k in range(4):
+        own = (tmp_path / "out" / "federation" / f"device-{k}" / "ledger.jsonl").read_text().splitlines()
+        before = json.loads(own[1])
+        assert before["run"] == "before"
+        assert before["loss"][0] == pytest.approx(book.budget[k] / 2 + release.spent[k])
+    assert strict(out)["federation"]["absences"] == 0
+
+
+def test_every_chain_of_real_devices_is_paid_for(
+    call: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wflmc.federated.job import Job
+
+    stub = types.SimpleNamespace(prepare=lambda *args: None)
+    monkeypatch.setitem(sys.modules, "wflmc.federated.deployment", stub)
+    for name, chains in (("one", ()), ("three", ("--chains", 3))):
+        assert call("federate", small, "--prepare", "--out", tmp_path / name, *chains)[0] == 0
+        job = Job.load(tmp_path / name / "federation" / "server")
+        assert job.releases == job.chains == (3 if chains else 1)
+        total = job.planned_loss().sum(0) / job.plan.privacy.budget(4)
+        assert total.max() == pytest.approx(1)
+        assert job.key.tolist() != [0, 0]
+    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "one")
+    assert code == 2
+    assert "real or simulated" in err
+
+
+def test_noise_of_real_devices_is_not_seeded_by_what_anybody_may_know() -> None:
+    from wflmc.cli.federation import _key
+
+    assert _key(False, 3) == jax.random.key(3)
+    assert len({str(jax.random.key_data(_key(True, 3))) for _ in range(3)}) == 3
 
 
 def test_without_flower_a_sentence_says_what_to_install(

@@ -137,11 +137,23 @@ def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, 
         assert channel + float(noise) == pytest.approx(max(channel, plan.noise_variance[1]), rel=1e-5)
 
 
+def test_the_server_adds_what_the_shares_that_came_leave_open() -> None:
+    from wflmc.federated.server import _follow
+
+    job = _jobs()[2]
+    job = replace(job, plan=replace(job.plan, server_noise=3 * job.plan.noise_variance))
+    plan = job.plan
+    for count in (3, 4, 5):
+        scale, noise = _follow(job, 1, np.arange(5) < count)
+        shares = count / 3 * plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
+        assert shares + float(noise) == pytest.approx(plan.noise_variance[1], rel=1e-5)
+
+
 class CrashError(Exception):
     """A server that dies."""
 
 
-@pytest.mark.parametrize("moment", ["before paying", "after paying", "after keeping"])
+@pytest.mark.parametrize("moment", ["before paying", "after paying", "before keeping", "after keeping"])
 def test_a_server_that_dies_goes_on_without_paying_twice(
     tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,8 +176,9 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
 
         monkeypatch.setattr(owner, name, run)
 
-    owner: Any = {"before paying": server.ledger, "after paying": module, "after keeping": module}[moment]
-    name = {"before paying": "charge", "after paying": "_move", "after keeping": "_log"}[moment]
+    owner: Any = server.ledger if moment == "before paying" else module
+    functions = {"before paying": "charge", "after paying": "_move", "before keeping": "_log"}
+    name = functions.get(moment, "_settle")
     dying(name, owner)
     with pytest.raises(CrashError):
         run_in_process(server, app)
@@ -177,6 +190,7 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
     assert again.ledger is not None
     assert whole.ledger is not None
     assert again.ledger.rounds(made.job.run) == 7 == len(again.ledger.entries)
+    assert [line["round"] for line in read_log(again.folder)] == list(range(7))
     np.testing.assert_array_equal(again.ledger.spent, whole.ledger.spent)
     for k in range(5):  # nor have devices paid for a round that was asked for again
         own = json.loads((tmp_path / f"device-{k}" / "ledger.jsonl").read_text().splitlines()[-1])
@@ -184,23 +198,85 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
         assert len((tmp_path / f"device-{k}" / "ledger.jsonl").read_text().splitlines()) == 8
 
 
-def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another set of senders under the same noise would give its difference away."""
+def die_after_paying(server: Any, exchange: Any) -> None:
     from wflmc.federated import server as module
-
-    made = federation(tmp_path)
-    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
-    pattern = np.ones((7, 5), bool)
-    pattern[0, 1] = False
-    server = made.server()
 
     def die(*args: Any) -> Any:
         raise CrashError
 
-    monkeypatch.setattr(module, "_move", die)
-    with pytest.raises(CrashError):
-        serve(server, absent_in(pattern, devices))
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_move", die)
+        with pytest.raises(CrashError):
+            serve(server, exchange)
+
+
+def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(tmp_path: Path) -> None:
+    """A smaller set under the same noise would give its difference away, and nobody waits for ever."""
+    made = federation(tmp_path)
+    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    pattern = np.ones((7, 5), bool)
+    die_after_paying(made.server(), absent_in(pattern, devices))
+    assert made.server().checkpoint.load().rounds == 0
+    pattern[0, 3] = False
+    again = made.server()
+    serve(again, absent_in(pattern, devices))
+    sent = made.job.plan.weight > 0
+    assert again.ledger is not None
+    np.testing.assert_array_equal(again.ledger.spent, (made.job.plan.loss * sent).sum(0))  # the lost one is paid for
+    sent[0] = False
+    wanted = expected_chain(made.job, made.inputs.posterior, sent)[3:]
+    np.testing.assert_allclose(np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
+    first = read_log(again.folder)[0]
+    assert first["sent"] == 0
+    assert first["absent"]["3"] == "late"
+    assert "only repeated with all" in first["absent"]["0"]
+
+
+def test_a_checkpoint_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
+    """From the start again, with other senders, the same noise would be under other sums."""
+    made = federation(tmp_path)
+    run_in_process(made.server(), devices_in(tmp_path))
+    (tmp_path / "server" / "progress.npz").unlink()
+    with pytest.raises(InputError, match="the ledger has 7 rounds"):
+        made.server()
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    server, refused = made.server(), []
+
+    def exchange(asks: list[Ask]) -> Heard:
+        with pytest.raises(InputError, match="no other process"):
+            serve(made.server(), exchange)
+        refused.append(len(asks))
+        return Heard(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
+
+    serve(server, exchange)
+    assert len(refused) == 7
+
+
+def test_a_log_that_was_cut_short_is_read(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    run_in_process(made.server(), devices_in(tmp_path))
+    log = tmp_path / "server" / "rounds.jsonl"
+    log.write_text(log.read_text()[:-9])
+    assert [line["round"] for line in read_log(tmp_path / "server")] == list(range(6))
+
+
+def test_a_trace_does_not_give_the_noise_away(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    server = made.server()
+    run_in_process(server, devices_in(tmp_path))
+    assert trace_of(server).key is None
+
+
+def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path) -> None:
+    """Another set of senders under the same noise would give its difference away."""
+    made = federation(tmp_path)
+    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    pattern = np.ones((7, 5), bool)
+    pattern[0, 1] = False
+    die_after_paying(made.server(), absent_in(pattern, devices))
     again = made.server()
     serve(again, absent_in(np.ones((7, 5), bool), devices))
     sent = made.job.plan.weight > 0
@@ -248,6 +324,7 @@ def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
     with np.load(tmp_path / "server" / "job.npz") as saved:
         held = np.concatenate([np.ravel(saved[name]).astype(float) for name in saved.files])
     assert not np.isin(np.ravel(features), held).any()
+    assert (tmp_path / "server" / "job.npz").stat().st_mode & 0o077 == 0  # nor do others read the key of the noise
     with np.load(tmp_path / "device-2" / "data.npz") as saved:
         assert np.array_equal(saved["X"], features[2])
 
@@ -267,6 +344,89 @@ def test_whoever_sends_nobody_spends_more_than_planned(pattern: list[list[bool]]
             assert np.all(loss <= how.planned_loss()[at] * (1 + 1e-12))
             total += loss
         assert np.all(total <= job.plan.privacy.budget(5) * (1 + 1e-9))
+
+
+def test_devices_know_their_channels_as_badly_as_the_plan_says(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"link.csi_error": 0.2})
+    plan, truth = made.job.plan, np.abs(made.inputs.link.gains(7, 5))
+    assert plan.received is not None
+    assert np.abs(plan.received - 1).max() > 0.05
+    np.testing.assert_allclose(made.job.known * plan.received, truth, rtol=1e-6)
+    asks: list[Ask] = []
+
+    def exchange(found: list[Ask]) -> Heard:
+        asks.extend(found)
+        return Heard(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
+
+    serve(made.server(), exchange)
+    for ask in asks:
+        assert ask.arrives == pytest.approx(truth[ask.round, ask.device], rel=1e-6)
+        assert ask.known == made.job.known[ask.round, ask.device]
+
+
+def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"link.csi_error": 0.1}, releases=3)
+    server = made.server()
+    run_in_process(server, devices_in(tmp_path))
+    assert server.ledger is not None
+    np.testing.assert_allclose(server.ledger.spent, 3 * made.job.plan.spent, rtol=1e-12)
+    assert np.max(server.ledger.spent / server.ledger.budget) == pytest.approx(1)
+    for k in range(5):
+        own = open_device(tmp_path / f"device-{k}").ledger
+        assert own is not None
+        assert own.spent[0] == pytest.approx(server.ledger.spent[k])
+
+
+def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"privacy.epsilon": None, "privacy.delta": None})
+    run_in_process(made.server(), devices_in(tmp_path))
+    plan = replace(made.job.plan, gain=made.job.plan.gain * 0.9)
+    other = replace(made.job, plan=plan)
+    assert other.run != made.job.run
+    devices = [Device(made.inputs.posterior.device(k), other.terms(k)) for k in range(5)]
+    server = open_server(other, tmp_path / "other", tmp_path / "server" / "ledger.jsonl")
+    with pytest.raises(InputError, match="same noise"):
+        serve(server, absent_in(np.ones((7, 5), bool), devices))
+    assert server.checkpoint.load().rounds == 0
+    fresh = replace(other, key=other.key + np.uint32(1))
+    devices = [Device(made.inputs.posterior.device(k), fresh.terms(k)) for k in range(5)]
+    server = open_server(fresh, tmp_path / "fresh", tmp_path / "server" / "ledger.jsonl")
+    serve(server, absent_in(np.ones((7, 5), bool), devices))
+    assert server.checkpoint.load().rounds == 7
+
+
+def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
+    job = federation(tmp_path).job
+    others = [
+        replace(job, releases=2),
+        replace(job, noise="devices"),
+        replace(job, tolerate=1),
+        replace(job, batch=True),
+        replace(job, aggregated=True),
+        replace(job, subject="others"),
+        replace(job, start=job.start + np.float32(1)),
+        replace(job, key=job.key + np.uint32(1)),
+        replace(job, known=job.known * 2),
+        replace(job, power=job.power * 2),
+        replace(job, plan=replace(job.plan, noise_power=2.0)),
+    ]
+    assert len({job.run, *(other.run for other in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("how", [{}, {"tolerate": 2}, {"tolerate": 1, "releases": 2}, {"aggregated": True}])
+def test_a_plan_uses_its_budget_whoever_adds_the_noise(tmp_path: Path, how: dict[str, Any]) -> None:
+    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices", **how)
+    used = made.job.planned_loss().sum(0) / made.inputs.privacy.budget(5)
+    np.testing.assert_allclose(used, 1, rtol=1e-6)
+    assert not np.any(made.job.plan.ledger)
+
+
+def test_noise_of_a_masked_sum_is_that_of_all_shares_in_it() -> None:
+    job = _jobs()[2]  # two of five may be absent
+    for count in (3, 4, 5):
+        sent = np.arange(5) < count
+        assert job.round_noise(0, sent) == pytest.approx(job.plan.noise_power * count / 3)
+        np.testing.assert_allclose(job.loss(0, sent), np.where(sent, job.plan.loss[0] * 3 / count, 0.0))
 
 
 _MADE: list[Job] = []

@@ -15,6 +15,7 @@ from wflmc.federated.apps import Post, client_app
 from wflmc.federated.device import Device
 from wflmc.federated.folder import open_device
 from wflmc.federated.grid import LocalGrid
+from wflmc.federated.messages import read_request, request
 from wflmc.federated.server import read_log, serve, trace_of
 from wflmc.federated.simulation import devices_in, run_in_process
 from wflmc.federated.terms import Ask
@@ -63,6 +64,25 @@ def pickled(message: Any, about: dict[str, Any]) -> Any:
     return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
 
 
+def archived(message: Any, about: dict[str, Any]) -> Any:
+    """NumPy reads it, but not as an array."""
+    import io
+
+    buffer = io.BytesIO()
+    np.savez(buffer, a=np.zeros((2, 5), np.float32))
+    other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=buffer.getvalue())
+    return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
+
+
+def lying(message: Any, about: dict[str, Any]) -> Any:
+    """A header that promises a terabyte."""
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (500000, 500000)}"
+    header += b" " * (117 - len(header)) + b"\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(40)
+    other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=data)
+    return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
+
+
 def replayed(message: Any, about: dict[str, Any]) -> Any:
     """The reply of the first round, again and again."""
     return about.setdefault("first", message.content)
@@ -79,6 +99,13 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "texts": (with_array(lambda x: np.array(["a", "b"])), "malformed"),
     "broken bytes": (broken_bytes, "malformed"),
     "pickled objects": (pickled, "malformed"),
+    "an archive": (archived, "malformed"),
+    "a header that lies": (lying, "malformed"),
+    "the other byte order": (with_array(lambda x: x.astype(">f4")), "malformed"),
+    "one record more": (
+        lambda message, about: flwr.RecordDict({**dict(message.content), "x": flwr.ConfigRecord({"a": 1})}),
+        "malformed",
+    ),
     "no records": (lambda message, about: flwr.RecordDict(), "malformed"),
     "other records": (lambda message, about: flwr.RecordDict({"x": flwr.ConfigRecord({"a": 1})}), "malformed"),
     "wrong kind": (
@@ -166,6 +193,26 @@ def test_a_device_that_fails_is_absent_and_tells_nothing(made: Federation, caplo
     assert "a secret of the data: 42" in caplog.text  # in the device's own log
 
 
+def test_a_reply_that_flower_cannot_put_together_is_absent(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+
+    class Spoiled(LocalGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            wanted = list(message_ids)
+            senders = {self._replies[ident].metadata.src_node_id for ident in wanted if ident in self._replies}
+            if 1000 + BAD in senders:
+                raise KeyError("a class that nobody knows")
+            return super().pull_messages(wanted)
+
+    server = made.server("spoiled")
+    nodes = {1000 + k: k for k in range(5)}
+    serve(server, Post(Spoiled(devices_in(made.folder), 5), made.job, nodes, deadline=0.0, wait=0.0))
+    asked = made.job.plan.weight > 0
+    log = read_log(server.folder)
+    assert [set(line["absent"]) for line in log] == [{str(BAD)} if row[BAD] else set() for row in asked]
+    assert {line["absent"].get(str(BAD), "")[:19] for line in log} <= {"rejected, malformed", ""}
+
+
 def test_late_answers_are_not_read(made: Federation) -> None:
     """What comes after the deadline is never asked for again, in this round or the next."""
     held: dict[str, Any] = {}
@@ -202,6 +249,26 @@ def test_nodes_are_asked_who_they_are_and_impostors_turned_away(made: Federation
     server = made.server("met")
     serve(server, post)
     assert apart(trace_of(server), made.simulated()) < ROUNDING
+
+
+def test_nobody_waits_for_a_stranger_once_all_are_here(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    hellos: list[int] = []
+
+    class Silent(LocalGrid):
+        def push_messages(self, messages: Any) -> Any:
+            letters = list(messages)
+            hellos.extend(m.metadata.dst_node_id for m in letters if m.metadata.message_type == "query.hello")
+            return super().push_messages(letters)
+
+        def pull_messages(self, message_ids: Any) -> Any:
+            return [m for m in super().pull_messages(message_ids) if m.metadata.src_node_id != 1005]
+
+    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    who = [*devices, devices[0]]
+    grid = Silent(client_app(lambda context: who[context.node_config["partition-id"]]), 6)
+    serve(made.server(), Post(grid, made.job, deadline=0.05, wait=0.0, poll=0.01))
+    assert sorted(hellos) == [1000, 1001, 1002, 1003, 1004, 1005]
 
 
 def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
@@ -242,10 +309,57 @@ def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, Ask]) 
         ask._replace(gain=float("nan")),
         ask._replace(known=0.0),
         ask._replace(gain=1e3 * ask.gain),
+        ask._replace(known=1e-3 * ask.known),
     ):
         with pytest.raises(InputError):
             alone.answer(bad)
     np.testing.assert_array_equal(alone.ledger.spent, spent)
+
+
+def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(tmp_path: Path) -> None:
+    """Nothing fades on an ideal link: α r/|ĥ| with a small |ĥ| would drown the device's own noise."""
+    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
+    alone = open_device(tmp_path / "device-0")
+    ask = Ask(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
+    for known in (1e-8, 0.999, 1e8):
+        with pytest.raises(InputError, match="nothing fades"):
+            alone.answer(ask._replace(known=known))
+    assert alone.ledger is not None
+    assert alone.ledger.spent[0] == 0
+
+
+def test_a_request_of_another_run_is_refused(made: Federation) -> None:
+    ask = Ask(0, 0, made.job.start, float(made.job.plan.gain[0]), float(made.job.known[0, 0]))
+    content = request(ask, made.job.run, "once")
+    assert read_request(content, made.job.run)[1] == "once"
+    with pytest.raises(InputError, match="to which this device has agreed"):
+        read_request(content, "another")
+
+
+def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
+    """Else a device whose data change between two equal requests would show the difference bare."""
+    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
+    terms = made.job.terms(0)
+    one = open_device(tmp_path / "device-0")
+    other = Device(made.inputs.posterior.device(1), terms, one.ledger, one.secret)
+    ask = Ask(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
+    # So do another secret and another run, for which the same round asks the same.
+    guess = Device(made.inputs.posterior.device(0), terms, None, b"a guess")
+    later = Device(made.inputs.posterior.device(0), replace(terms, run="another"), one.ledger, one.secret)
+    noise = []
+    for device, k in ((one, 0), (other, 1), (guess, 0), (later, 0)):
+        quiet = Device(made.inputs.posterior.device(k), replace(terms, share=0.0))
+        noise.append(device.answer(ask) - quiet.answer(ask))
+    for another in noise[1:]:
+        assert np.abs(noise[0] - another).max() > 0.1 * np.sqrt(terms.share)
+    assert one.ledger is not None
+    assert len(one.ledger.entries) == 3
+
+
+def test_texts_of_others_are_no_commands_to_a_terminal() -> None:
+    from wflmc.federated.messages import _short
+
+    assert _short("\x1b[2J bad\nline \x07\u202e" + "x" * 1000) == "?[2J bad line ??" + "x" * 184
 
 
 def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing(device: tuple[Device, Ask]) -> None:

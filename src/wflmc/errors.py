@@ -38,6 +38,10 @@ class SamplingError(RuntimeError):
     """A chain left the finite numbers; the sentence says when, and what to try."""
 
 
+class UnfinishedError(RuntimeError):
+    """Work that other processes could not finish; the sentence says why, and what to do."""
+
+
 class OverspendError(RuntimeError):
     """A round would take a device beyond its privacy budget; nothing of it was sent."""
 

@@ -7,59 +7,30 @@ files of a finished run stand beside it, as those of `wflmc run` do.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
+from wflmc.cli.federation import Request, begin, begun
 from wflmc.cli.output import ProgressBar, writable_folder
-from wflmc.cli.run import Task, ledger_document, spent_before, write_run
+from wflmc.cli.run import Task, ledger_document, write_run
 from wflmc.errors import InputError
 from wflmc.evaluation import evaluate, preload
-from wflmc.scenario import (
-    Inputs,
-    Scenario,
-    build,
-    load_scenario,
-    plan_document,
-    summary_document,
-    to_json,
-    to_toml,
-    write_text,
-)
+from wflmc.scenario import Inputs, Scenario, build, load_scenario, summary_document
 from wflmc.scenario.files import plain
 
 if TYPE_CHECKING:
-    from wflmc.federated.job import Job
     from wflmc.federated.server import Server
 
 Say = Callable[[str], None]
 
 RUNTIMES = ("simulation", "process", "deployment")
 NOISES = ("channel", "devices")
-
-
-class Request(NamedTuple):
-    """What the command was asked for."""
-
-    scenario: str
-    out: str
-    overrides: list[str] | None
-    runtime: str
-    noise: str
-    aggregated: bool
-    tolerate: int
-    chains: int | None
-    deadline: float
-    ledger: str | None
-    prepare: bool
-    own_data: bool
 
 
 def federate_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str, Any], str, list[Path]]:
@@ -69,7 +40,7 @@ def federate_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict
     scenario = load_scenario(request.scenario, request.overrides)
     folder = writable_folder(request.out)
     inputs = build(scenario)
-    job, document = _begun(folder, scenario, request) or _begin(folder, scenario, inputs, request, began)
+    job, document = begun(folder, scenario, request) or begin(folder, scenario, inputs, request, began)
     from wflmc.federated.server import open_server
 
     place = folder / "federation"
@@ -109,85 +80,10 @@ def _check(request: Request) -> None:
         raise InputError("--chains", request.chains, "at least 1")
     if not 0 < request.deadline < np.inf:
         raise InputError("--deadline", request.deadline, "a number of seconds above 0")
-    if request.own_data and not (request.prepare or request.runtime == "deployment"):
+    if request.own_data and not request.prepare:
         raise InputError("--own-data", True, "given with --prepare: devices then bring their data")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-
-
-def _about(scenario: Scenario, request: Request) -> dict[str, Any]:
-    """What makes two federations the same."""
-    real = request.prepare or request.runtime == "deployment"
-    return {
-        "asked": to_toml(scenario),
-        "noise": request.noise,
-        "aggregated": request.aggregated,
-        "tolerate": request.tolerate,
-        "chains": request.chains or (1 if real else scenario.sampler.chains),
-        "real": real,
-        "own_data": request.own_data,
-        "ledger": None if request.ledger is None else str(Path(request.ledger).resolve()),
-    }
-
-
-def _begun(folder: Path, scenario: Scenario, request: Request) -> tuple[Job, dict[str, Any]] | None:
-    """The federation that the folder holds; another one than is asked for is refused, for its ledgers' sake."""
-    from wflmc.federated.job import Job
-
-    file = folder / "federation" / "about.json"
-    if not file.exists():
-        return None
-    try:
-        about = json.loads(file.read_text(encoding="utf-8"))
-        document = json.loads((folder / "federation" / "plan.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError("--out", str(file), "as wflmc wrote it") from None
-    wanted = _about(scenario, request)
-    other = [name for name, value in wanted.items() if about.get(name) != value]
-    if other:
-        what = "scenario" if other[0] == "asked" else other[0]
-        allowed = f"another folder: it holds a federation with another {what}, whose ledgers are to be kept"
-        raise InputError("--out", str(folder), allowed)
-    return Job.load(folder / "federation" / "server"), document
-
-
-def _begin(
-    folder: Path, scenario: Scenario, inputs: Inputs, request: Request, began: float
-) -> tuple[Job, dict[str, Any]]:
-    from wflmc.federated.folder import write_federation
-    from wflmc.federated.job import make_job
-    from wflmc.federated.lattice import lattice_of
-    from wflmc.federated.planning import federated_plan
-    from wflmc.federated.server import LEDGER
-
-    about = _about(scenario, request)
-    releases = about["chains"] if about["real"] else 1
-    how: dict[str, Any] = {"noise": request.noise, "aggregated": request.aggregated, "tolerate": request.tolerate}
-    spent = None if request.ledger is None else spent_before(request.ledger, inputs)
-    plan = federated_plan(scenario, inputs, **how, releases=releases, ledger=spent)
-    key = jax.random.key(scenario.sampler.seed)
-    job = make_job(key, inputs.posterior, inputs.link, plan, chains=about["chains"], **how, releases=releases)
-    if job.aggregated:
-        lattice_of(job)  # refuses what cannot be represented
-    settled = scenario.sampler.model_copy(update={"burn_in": plan.burn_in})
-    document = plan_document(
-        scenario.model_copy(update={"sampler": settled}), inputs, plan, time.perf_counter() - began
-    )
-    place = folder / "federation"
-    if place.exists():  # begun, but never written whole
-        shutil.rmtree(place)
-    seed = None if about["real"] else b"simulation %d " % scenario.sampler.seed
-    write_federation(place, scenario, inputs, job, with_data=not request.own_data, seed=seed)
-    if about["real"]:
-        from wflmc.federated.deployment import prepare
-
-        prepare(place, job.plan.devices)
-    ledger = about["ledger"] or (None if about["real"] else str(folder.resolve() / "ledger.jsonl"))
-    if ledger is not None:
-        write_text(place / "server" / LEDGER, ledger)
-    write_text(place / "plan.json", to_json(document))
-    write_text(place / "about.json", to_json(about))
-    return job, document
 
 
 def _run(server: Server, place: Path, request: Request, progress: Callable[[int, int], None], say: Say) -> None:
@@ -199,8 +95,9 @@ def _run(server: Server, place: Path, request: Request, progress: Callable[[int,
         case "simulation":
             run_in_engine(server, devices_in(place), progress=progress, deadline=request.deadline)
         case _:
-            from wflmc.federated.deployment import run_on_loopback
+            from wflmc.federated.deployment import prepare, run_on_loopback
 
+            prepare(place, server.job.plan.devices)
             run_on_loopback(place, deadline=request.deadline, say=say, progress=progress)
 
 
@@ -288,6 +185,11 @@ def _notes(server: Server, about: dict[str, Any]) -> list[str]:
             f"the noise alone, {int(server.job.quorum.max())} times the loss of the sum, which plan and ledger count. "
             "--secure-aggregation shows the server the sum alone."
         )
+        if about["absences"]:
+            notes.append(
+                "Messages that came late or were rejected have left their devices all the same: they are not in this "
+                "ledger, but in those of the devices."
+            )
     if about["absences"]:
         notes.append(
             f"{about['absences']} times a device was asked and did not send: bound and exact law are those of the "

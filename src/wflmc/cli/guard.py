@@ -12,7 +12,7 @@ from types import FrameType
 
 import click
 
-from wflmc.errors import InputError, OverspendError, SamplingError
+from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
 INTERRUPTED = 130
@@ -33,7 +33,7 @@ def guarded(command: Callable[[], object]) -> int:
         return _say(str(error), BAD_INPUT)
     except click.UsageError as error:
         return _say(f"{error.format_message()} Try --help.", BAD_INPUT)
-    except (SamplingError, OverspendError) as error:
+    except (SamplingError, OverspendError, UnfinishedError) as error:
         return _say(str(error), FAILED)
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED

@@ -16,7 +16,6 @@ from wflmc.cli.shell import (
     ScenarioPath,
     Workers,
     cache_compilations,
-    failing_points,
     note,
     print_json,
     progress,
@@ -77,8 +76,7 @@ def reproduce(
     cache_compilations()
     limit = None if memory is None else parse_bytes(memory)
     request = Request(figures or ["all"], out, data or [], experiments, stop_se, cache, limit, engine, workers)
-    with failing_points():
-        document, found, files = reproduce_command(request, progress, note)
+    document, found, files = reproduce_command(request, progress, note)
     if as_json:
         print_json(document)
         return
@@ -121,8 +119,7 @@ def sweep(
     cache_compilations()
     limit = None if memory is None else parse_bytes(memory)
     request = Request(scenario, grids or [], overrides or [], plan_only, engine, workers, out, cache, limit)
-    with failing_points():
-        document = sweep_command(request, progress, note)
+    document = sweep_command(request, progress, note)
     if as_json:
         print_json(document)
     else:
@@ -176,6 +173,10 @@ def federate(
     own_data: Annotated[
         bool, typer.Option("--own-data", help="With --prepare: devices bring their own data.npz (X and y).")
     ] = False,
+    address: Annotated[
+        str,
+        typer.Option("--address", metavar="HOST:PORT", help="With --prepare: where devices reach the server."),
+    ] = "127.0.0.1:8000",
     as_json: AsJson = False,
 ) -> None:
     """Run a scenario as a federation on Flower: the server holds the plan and the ledger, each device its own data.
@@ -184,12 +185,13 @@ def federate(
 
     Example: wflmc federate scenario.toml --out results
     """
-    from wflmc.cli.federate import Request, federate_command
+    from wflmc.cli.federate import federate_command
+    from wflmc.cli.federation import Request
 
     cache_compilations()
     asked = Request(
         scenario, out, overrides, runtime, noise, secure_aggregation, tolerate, chains, deadline, ledger, prepare,
-        own_data,
+        own_data, address,
     )  # fmt: skip
     summary, text, files = federate_command(asked, progress, note)
     warn(summary["warnings"])

@@ -97,18 +97,6 @@ def progress(task: str, total: int) -> Iterator[Any]:
         yield lambda done: bar.update(row, completed=done)
 
 
-@contextmanager
-def failing_points() -> Iterator[None]:
-    """Work that others could not finish ends in a sentence."""
-    from wflmc.studies.engines import StudyError
-
-    try:
-        yield
-    except StudyError as error:
-        note(str(error))
-        raise typer.Exit(1) from None
-
-
 def cache_compilations() -> None:
     """Keep compiled loops in the user's cache folder, unless the user has said where JAX should keep them.
 

@@ -53,11 +53,16 @@ WORDS = {
 
 
 def exchange_for(
-    grid: Grid, job: Job, nodes: Mapping[int, int] | None = None, deadline: float = 60.0, wait: float = 60.0
+    grid: Grid,
+    job: Job,
+    nodes: Mapping[int, int] | None = None,
+    deadline: float = 60.0,
+    wait: float = 60.0,
+    poll: float = 0.05,
 ) -> Exchange:
     """The exchange of a job: with secure aggregation where it says so, else message by message. See `Post`."""
     kind = MaskedPost if job.aggregated else Post
-    return kind(grid, job, nodes, deadline=deadline, wait=wait)
+    return kind(grid, job, nodes, deadline=deadline, wait=wait, poll=poll)
 
 
 class MaskedPost(Post):
@@ -181,6 +186,9 @@ class _Line:
                 self._note(node, "could not be reached")
         for ident, reply in self.post.answers(set(waiting)):
             node, configs = waiting.pop(ident)
+            if reply is None:
+                self._note(node, "rejected, malformed: not to be read")
+                continue
             self.arrived += not reply.has_error()
             try:
                 self._check(reply, node, configs)

@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from wflmc.federated.device import Device
@@ -22,6 +23,9 @@ from wflmc.federated.messages import RejectedError, read_reply, read_request, re
 from wflmc.federated.terms import Ask, Heard
 
 log = logging.getLogger("wflmc.federated")
+
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError, DecodeError)
+"""What Flower raises over a reply that it cannot put together; a lost connection is none of these."""
 
 
 def client_app(find: Callable[[Context], Device]) -> ClientApp:
@@ -71,6 +75,7 @@ class Post:
         self.trusted = nodes is not None
         self.node: dict[int, int] = {device: node for node, device in (nodes or {}).items()}
         self._strangers: set[int] = set()
+        self._together = True
         end = time.monotonic() + wait
         while not self._all_here() and time.monotonic() < end:
             time.sleep(self.poll)
@@ -106,6 +111,9 @@ class Post:
                 absent[about[0].device] = "could not be reached"
         for ident, message in self.answers(set(waiting)):
             ask, nonce = waiting.pop(ident)
+            if message is None:
+                absent[ask.device] = "rejected, malformed: not to be read"
+                continue
             try:
                 signals[ask.device] = read_reply(message, ask, self.job, nonce)
             except RejectedError as error:
@@ -114,11 +122,10 @@ class Post:
         return signals, absent
 
     def answers(self, waiting: set[str]) -> Any:
-        """(id of what was asked, its reply) until all are here or the deadline has passed."""
+        """(id of what was asked, its reply, None for no readable one) until all are here or the deadline has passed."""
         end = time.monotonic() + self.deadline
         while waiting:
-            for message in self.grid.pull_messages(sorted(waiting)):
-                ident = message.metadata.reply_to_message_id
+            for ident, message in self._pull(sorted(waiting)):
                 if ident in waiting:
                     waiting.discard(ident)
                     yield ident, message
@@ -126,20 +133,41 @@ class Post:
                 return
             time.sleep(self.poll)
 
+    def _pull(self, waiting: list[str]) -> list[tuple[str, Message | None]]:
+        """What has come, all at once; one by one since somebody has sent what spoils that for all."""
+        if self._together:
+            try:
+                return [(m.metadata.reply_to_message_id, m) for m in self.grid.pull_messages(waiting)]
+            except UNREADABLE:
+                log.warning("A reply cannot be read; from now on they are fetched one by one.", exc_info=True)
+                self._together = False
+        found: list[tuple[str, Message | None]] = []
+        for ident in waiting:
+            try:
+                found += [(m.metadata.reply_to_message_id, m) for m in self.grid.pull_messages([ident])]
+            except UNREADABLE:
+                found.append((ident, None))
+        return found
+
     def _letter(self, content: RecordDict, node: int, kind: str, group: str) -> Message:
         return Message(content, node, f"query.{kind}", ttl=self.deadline, group_id=group)
 
     def _all_here(self) -> bool:
-        """Whether all devices are known and connected; nodes that are not known are asked who they are."""
+        """Whether all devices are known and connected; if not, nodes that are not known are asked who they are."""
         here = set(self.grid.get_node_ids())
+        if self._complete(here):  # nobody waits for a stranger
+            return True
         new = sorted(here - set(self.node.values()) - self._strangers)
         if new and not self.trusted:
             letters = [self._letter(RecordDict(), node, "hello", "hello") for node in new]
             asked = dict(zip(self.grid.push_messages(letters), new, strict=True))
             asked.pop("", None)
-            replies = [(asked[ident], message) for ident, message in self.answers(set(asked))]
+            replies = [(asked[ident], message) for ident, message in self.answers(set(asked)) if message is not None]
             for node, message in sorted(replies, key=itemgetter(0)):
                 self._introduce(node, message, here)
+        return self._complete(here)
+
+    def _complete(self, here: set[int]) -> bool:
         return all(self.node.get(device) in here for device in range(self.job.plan.devices))
 
     def _introduce(self, node: int, message: Message, here: set[int]) -> None:

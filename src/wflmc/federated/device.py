@@ -36,6 +36,7 @@ class Device:
         if terms.share and not secret:
             raise InputError("secret", None, "given where the device adds noise of its own")
         self.terms, self.ledger, self.secret = terms, ledger, secret
+        self._data = posterior.digest
         self._by_example = np.isfinite(terms.example_clip)
         self._ready = posterior.fitted(terms.chains, default_memory() / 4, self._by_example)
 
@@ -74,6 +75,8 @@ class Device:
             raise InputError("theta", "nan or infinite", "finite")
         if not (0 < ask.gain < np.inf and 0 < ask.known < np.inf):
             raise InputError("gain", (ask.gain, ask.known), "finite and above 0")
+        if terms.power == np.inf and ask.known != 1:  # which would make it send more than it pays for
+            raise InputError("known", ask.known, "1 on an ideal link, where nothing fades")
         if terms.power < np.inf and (ask.precoder * terms.clip) ** 2 > terms.power * (1 + SLACK):
             raise InputError("gain", ask.gain, "within the transmit power of the device")
 
@@ -87,9 +90,10 @@ class Device:
             raise InputError("request", f"round {ask.round + 1} again", "one that has not been answered with a mask")
 
     def _name(self, ask: Ask) -> str:
-        """A name for a request and so for its answer."""
+        """A name for a request and so for its answer: other data give another, with other noise, that costs again."""
         keys = () if ask.batch is None else (ask.batch,)
-        return digest(self.terms.run.encode(), ask.theta, np.array([ask.round, ask.gain, ask.known]), *keys)
+        about = (self.terms.run.encode(), self._data.encode())
+        return digest(*about, ask.theta, np.array([ask.round, ask.gain, ask.known]), *keys)
 
     def _noise(self, ask: Ask) -> NDArray[np.float32]:
         """The device's share: another for every request, the same for the same one again."""

@@ -174,6 +174,7 @@ class Job:
         for name in ("epsilon", "delta", "clip", "accountant", "unit", "example_clip"):
             value = getattr(plan.privacy, name)
             texts[f"privacy.{name}"] = value if value is None or isinstance(value, str) else np.asarray(value).tolist()
+        (folder / "job.npz").touch(0o600)  # it has the key of the noise
         np.savez(folder / "job.npz", allow_pickle=False, **arrays)
         (folder / "job.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
 

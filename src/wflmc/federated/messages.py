@@ -104,6 +104,8 @@ def read_reply(message: Message, ask: Ask, job: Job, nonce: str) -> NDArray[np.f
         signal = array.numpy()
     except Exception as error:  # bytes from elsewhere fail in whatever way they like
         raise RejectedError(f"malformed: no array ({type(error).__name__})") from None
+    if not isinstance(signal, np.ndarray):  # NumPy reads archives, too
+        raise RejectedError("malformed: no array")
     if signal.shape != shape or signal.dtype != np.float32:
         raise RejectedError(f"malformed: {signal.dtype} of shape {signal.shape}, not float32 of {shape}")
     if not np.all(np.isfinite(signal)):
@@ -122,5 +124,6 @@ def _limit(ask: Ask, job: Job) -> float:
 
 
 def short(text: object) -> str:
-    """A text of others in one short line."""
-    return " ".join(str(text).split())[:200]
+    """The beginning of a text that came from elsewhere, in one line that no terminal takes for a command."""
+    line = " ".join(str(text).split())[:200]
+    return "".join(letter if letter.isprintable() else "?" for letter in line)

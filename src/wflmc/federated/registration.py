@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, UnfinishedError
 
 TABLE, KEYS = "nodes.json", "keys"
 
 
-class DeploymentError(RuntimeError):
+class DeploymentError(UnfinishedError):
     """A part of Flower could not do what it was asked; the text says which and why."""
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,11 @@ from wflmc.sampling import Trace
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
 from wflmc.sampling.kernel import Rounds, ahead, heard, receive, rounds_of, update
 from wflmc.sampling.runner import chain_keys
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: one server at a time, then
+    fcntl = None  # type: ignore[assignment]
 
 Exchange = Callable[[list[Ask]], Heard]
 """From what is asked to what is heard; the transport, with the superposition at the server's end of it."""
@@ -64,12 +70,15 @@ def open_server(job: Job, folder: Path, ledger: str | Path | None = None) -> Ser
         return Server(job, folder, None)
     elsewhere = folder / LEDGER
     if ledger is None and elsewhere.exists():
-        ledger = elsewhere.read_text(encoding="utf-8")
+        ledger = folder / elsewhere.read_text(encoding="utf-8")
     path = folder / "ledger.jsonl" if ledger is None else Path(ledger)
     book = Ledger(plan.privacy, plan.devices, subject=job.subject, enforced=plan.enforced, path=path)
     paid, done = book.rounds(job.run), Server(job, folder, book).checkpoint.load().rounds
     if paid < done:
         raise InputError("ledger", f"{paid} rounds of this run", f"one with all {done} rounds that were sent")
+    if paid > done + 1:  # another chain with the same noise would give both away
+        allowed = f"as it was: the ledger has {paid} rounds; without it, begin a new federation with another seed"
+        raise InputError("checkpoint", f"{done} rounds in {folder}", allowed)
     if paid == 0:
         book.check(plan.start, job.planned_loss())
     return Server(job, folder, book)
@@ -84,8 +93,14 @@ def serve(
     """Run all rounds that have not been run; every one is kept before the next is asked for.
 
     A server that was stopped between paying for a round and keeping its result asks the same devices for it again, with
-    the same noise: that round has been paid for, and nobody else is brought into it.
+    the same noise: that round has been paid for. It needs all of them and nobody else, as the sums of two sets of
+    senders under the same noise would give their difference away; if one does not answer, the round is lost.
     """
+    with _alone(server.folder):
+        _serve(server, exchange, progress, say)
+
+
+def _serve(server: Server, exchange: Exchange, progress: Any, say: Any) -> None:
     job, plan = server.job, server.job.plan
     saved = server.checkpoint.load()
     state = jnp.asarray(job.start if saved.theta is None else saved.theta)
@@ -98,6 +113,8 @@ def serve(
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
         scheduled, paid = _whom(server, at)
         found = exchange(_asks(job, at, np.asarray(_broadcast(round_keys, state, now)), round_keys, scheduled))
+        if paid and np.any(found.sent != scheduled):
+            found = _lost(found)
         if server.ledger is not None and not paid:
             server.ledger.charge(job.run, number, job.loss(at, found.sent)[None], job.noise_name)
         if found.sent.any() and not found.spoiled:
@@ -109,8 +126,9 @@ def serve(
         if at >= server.skip:
             kept[at - server.skip] = np.asarray(state)[:, : plan.dim]
             kept.flush()
-        server.checkpoint.save(_progress(job, at + 1, np.asarray(state)))
         _log(server, number, scheduled, found, time.perf_counter() - began, say)
+        server.checkpoint.save(_progress(job, at + 1, np.asarray(state)))
+        _settle(server.folder)
         if progress is not None:
             progress(at + 1, plan.rounds)
 
@@ -120,24 +138,27 @@ def trace_of(server: Server, posterior: Any = None) -> Trace:
 
     Args:
         posterior: maps the coordinates that chains move in to parameters, where these differ. How often gradients were
-            clipped is nan: devices do not tell, as that is about their data and no loss covers it.
+            clipped is nan: devices do not tell, as that is about their data and no loss covers it. Nor has a trace the
+            key of the chains: who has both can take the noise away.
     """
-    job, plan, saved = server.job, server.job.plan, server.checkpoint.load()
+    plan, saved = server.job.plan, server.checkpoint.load()
     if saved.rounds < plan.rounds or saved.theta is None:
         raise InputError("job", f"{saved.rounds} of {plan.rounds} rounds in {server.folder}", "finished")
     kept = np.load(server.checkpoint.samples, mmap_mode="r").swapaxes(0, 1)
     theta = getattr(posterior, "parameters", np.asarray)(kept)
     unknown = np.full(theta.shape[:2], np.nan, np.float32)
     velocity = None if plan.friction is None else saved.theta[:, plan.dim :]
-    key = tuple(np.ravel(job.key).tolist())
-    return Trace(theta, unknown, np.full(plan.burn_in, np.nan), None, (plan,), velocity, None, key)
+    return Trace(theta, unknown, np.full(plan.burn_in, np.nan), None, (plan,), velocity)
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """What happened in every round, the last account of each."""
     path = folder / LOG
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = {line["round"]: line for line in map(json.loads, lines)}
+    found = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):  # a line that a crash has cut short
+            line = json.loads(text)
+            found[line["round"]] = line
     return [found[number] for number in sorted(found)]
 
 
@@ -152,6 +173,13 @@ def _whom(server: Server, at: int) -> tuple[NDArray[np.bool_], bool]:
     if paid is None:
         return scheduled, False
     return scheduled & (paid > 0) & (not server.job.aggregated), True
+
+
+def _lost(found: Heard) -> Heard:
+    """A round that cannot be repeated as it was: as if nobody had sent."""
+    why = "a round that was paid for is only repeated with all its senders"
+    others = {int(device): why for device in np.flatnonzero(found.sent)}
+    return Heard(np.zeros_like(found.total), np.zeros_like(found.sent), found.absent | others)
 
 
 def _asks(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]) -> list[Ask]:
@@ -214,6 +242,24 @@ def _move(keys: jax.Array, state: jax.Array, signal: jax.Array, scale: jax.Array
 def _progress(job: Job, rounds: int, state: NDArray[Any]) -> Progress:
     none = np.zeros(0)
     return Progress(0, rounds, state, none, none, state[:, job.plan.dim :])
+
+
+def _settle(folder: Path) -> None:
+    """Have progress on the disk before the next round is paid for, even if the machine fails."""
+    with (folder / "progress.npz").open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other servers out of the folder."""
+    with (folder / "lock").open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError("job", str(folder), "one that no other process is serving") from None
+        yield
 
 
 def _log(server: Server, number: int, scheduled: NDArray[np.bool_], found: Heard, seconds: float, say: Any) -> None:

@@ -13,8 +13,6 @@ Without one nodes are asked who they are, and believed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from wflmc.errors import InputError
-from wflmc.federated.apps import Post
+from wflmc.federated.aggregation import exchange_for
 from wflmc.federated.job import Job
 from wflmc.federated.registration import TABLE, DeploymentError, read_nodes
 from wflmc.federated.server import Exchange, open_server, serve
 from wflmc.federated.terms import Ask, Heard
-
-try:
-    import fcntl
-except ImportError:  # no locks on Windows
-    fcntl = None  # type: ignore[assignment]
 
 POLL = 0.5
 """Seconds between two looks for answers: each is a request to the SuperLink, which has others to serve."""
@@ -46,27 +39,29 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(str(config["folder"]))
     deadline, wait = _seconds(config, "deadline"), _seconds(config, "wait")
     job = Job.load(folder)
-    with _alone(folder):
-        server = open_server(job, folder)
-        done = server.checkpoint.load().rounds
-        _say(f"{done} of {job.plan.rounds} rounds are done; waiting for {job.plan.devices} devices")
-        nodes = {row.node: row.device for row in read_nodes(folder)} if (folder / TABLE).exists() else None
-        post = Post(grid, job, nodes, deadline=deadline, wait=wait, poll=POLL)
-        serve(server, patient(post, wait), say=_say)
+    server = open_server(job, folder)
+    done = server.checkpoint.load().rounds
+    _say(f"{done} of {job.plan.rounds} rounds are done; waiting for {job.plan.devices} devices")
+    nodes = {row.node: row.device for row in read_nodes(folder)} if (folder / TABLE).exists() else None
+    exchange = exchange_for(grid, job, nodes, deadline, wait, POLL)
+    serve(server, patient(exchange, wait, job.aggregated), say=_say)
     _say("all rounds are done")
 
 
-def patient(exchange: Exchange, wait: float, pause: float = 5.0) -> Exchange:
+def patient(exchange: Exchange, wait: float, once: bool = False, pause: float = 5.0) -> Exchange:
     """Ask again as long as nobody answers: a server without a network would else run through all rounds for nothing.
 
     Devices answer the same request with the same numbers, so that nothing is paid twice.
+
+    Args:
+        once: whether devices answer a request once only, as they do with masks; they are then not asked again.
     """
 
     def ask(asks: list[Ask]) -> Heard:
         end = time.monotonic() + wait
         while True:
             found = exchange(asks)
-            if found.sent.any() or not asks:
+            if found.sent.any() or not asks or (once and set(found.absent.values()) != {"not connected"}):
                 return found
             reasons = "; ".join(f"device {device}: {why}" for device, why in sorted(found.absent.items()))
             if time.monotonic() > end:
@@ -87,15 +82,3 @@ def _seconds(config: Any, name: str) -> float:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep a second run from the same folder: both would pay for, and keep, the same rounds."""
-    with (folder / "running").open("w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError("folder", str(folder), "that of no other run that is going on") from None
-        yield

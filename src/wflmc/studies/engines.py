@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from wflmc.errors import InputError, OverspendError, SamplingError
+from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
 from wflmc.studies.cache import JAX_SETTINGS, software
 
 Progress = Callable[[float], None]
@@ -30,7 +30,7 @@ class Failure(NamedTuple):
     traceback: str | None = None
 
 
-class StudyError(RuntimeError):
+class StudyError(UnfinishedError):
     """Points of a study failed, or those who compute them are gone; the sentence says what to do."""
 
 

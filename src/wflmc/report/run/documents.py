@@ -145,3 +145,4 @@ class SummaryFile(BaseModel):
     warnings: list[str]
     seconds: float
     ledger: LedgerPart | None
+    federation: dict[str, Any] | None = None

@@ -1,0 +1,170 @@
+"""How a federation is begun in a folder, once and for all, and found there again."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wflmc.cli.run import spent_before
+from wflmc.errors import InputError
+from wflmc.privacy import ACCOUNTANTS
+from wflmc.scenario import Inputs, Scenario, plan_document, to_json, to_toml, write_text
+
+if TYPE_CHECKING:
+    from wflmc.federated.job import Job
+
+UNFINISHED = "unfinished"
+"""In a federation that has not been written whole."""
+
+
+class Request(NamedTuple):
+    """What the command was asked for."""
+
+    scenario: str
+    out: str
+    overrides: list[str] | None
+    runtime: str
+    noise: str
+    aggregated: bool
+    tolerate: int
+    chains: int | None
+    deadline: float
+    ledger: str | None
+    prepare: bool
+    own_data: bool
+    address: str = "127.0.0.1:8000"
+
+
+def about_of(scenario: Scenario, request: Request) -> dict[str, Any]:
+    """What makes two federations the same."""
+    return {
+        "asked": to_toml(scenario),
+        "noise": request.noise,
+        "aggregated": request.aggregated,
+        "tolerate": request.tolerate,
+        "real": request.prepare,
+        "chains": request.chains or (1 if request.prepare else scenario.sampler.chains),
+        "own_data": request.own_data,
+        "ledger": None if request.ledger is None else str(Path(request.ledger).resolve()),
+    }
+
+
+def begun(folder: Path, scenario: Scenario, request: Request) -> tuple[Job, dict[str, Any]] | None:
+    """The federation that the folder holds; another one than is asked for is refused, for its ledgers' sake."""
+    from wflmc.federated.job import Job
+
+    file = folder / "federation" / "about.json"
+    if not file.exists() or (file.parent / UNFINISHED).exists():
+        return None
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads((folder / "federation" / "plan.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError("--out", str(file), "as wflmc wrote it") from None
+    wanted = about_of(scenario, request)
+    other = [name for name, value in wanted.items() if about.get(name) != value]
+    if other:
+        words = {
+            "asked": "scenario",
+            "real": "kind of devices (real or simulated)",
+            "chains": "number of chains",
+            "own_data": "source of data",
+        }
+        what = words.get(other[0], other[0])
+        allowed = f"another folder: it holds a federation with another {what}, whose ledgers are to be kept"
+        raise InputError("--out", str(folder), allowed)
+    return Job.load(folder / "federation" / "server"), document
+
+
+def begin(
+    folder: Path, scenario: Scenario, inputs: Inputs, request: Request, began: float
+) -> tuple[Job, dict[str, Any]]:
+    """Plan a federation and write its folders: its job, and the plan as JSON document."""
+    from wflmc.federated.folder import write_federation
+    from wflmc.federated.job import make_job
+    from wflmc.federated.lattice import lattice_of
+    from wflmc.federated.planning import federated_plan
+    from wflmc.federated.server import LEDGER
+
+    about = about_of(scenario, request)
+    _refuse_folder(folder, about)
+    releases = about["chains"] if about["real"] else 1
+    how: dict[str, Any] = {"noise": request.noise, "aggregated": request.aggregated, "tolerate": request.tolerate}
+    spent = None if request.ledger is None else spent_before(request.ledger, inputs)
+    plan = federated_plan(scenario, inputs, **how, releases=releases, ledger=spent)
+    job = make_job(
+        _key(about["real"], scenario.sampler.seed),
+        inputs.posterior,
+        inputs.link,
+        plan,
+        chains=about["chains"],
+        **how,
+        releases=releases,
+    )
+    if job.aggregated:
+        lattice_of(job)  # refuses what cannot be represented
+    settled = scenario.sampler.model_copy(update={"burn_in": plan.burn_in})
+    document = plan_document(
+        scenario.model_copy(update={"sampler": settled}), inputs, plan, time.perf_counter() - began
+    )
+    if plan.clips:
+        document["privacy"] |= _costs(job)
+    place = folder / "federation"
+    if (place / UNFINISHED).exists():
+        shutil.rmtree(place)
+    place.mkdir()
+    write_text(place / UNFINISHED, "")
+    seed = None if about["real"] else b"simulation %d " % scenario.sampler.seed
+    write_federation(place, scenario, inputs, job, with_data=not request.own_data, seed=seed)
+    if about["real"]:
+        from wflmc.federated.deployment import prepare
+
+        prepare(place, job.plan.devices, address=request.address)
+    ledger = about["ledger"] or (None if about["real"] else "../../ledger.jsonl")
+    if ledger is not None:
+        write_text(place / "server" / LEDGER, ledger)
+    write_text(place / "plan.json", to_json(document))
+    write_text(place / "about.json", to_json(about))
+    (place / UNFINISHED).unlink()
+    return job, document
+
+
+def _costs(job: Job) -> dict[str, Any]:
+    """`privacy` of plan.json, for what this transport and all chains that are given away cost."""
+    promise, spent = job.plan.privacy, job.planned_loss().sum(0)
+    total = spent + job.plan.ledger
+    each = promise.epsilons_spent(total)
+    if each is None:
+        return {"spent": spent.tolist(), "spent_max": float(spent.max())}
+    return {
+        "spent": spent.tolist(),
+        "spent_max": float(spent.max()),
+        "epsilon_spent": float(each.max()),
+        "epsilon_each": each.tolist(),
+        "epsilon_by": {name: promise.epsilon_spent(total, name) for name in ACCOUNTANTS},
+    }
+
+
+def _refuse_folder(folder: Path, about: dict[str, Any]) -> None:
+    """Leave alone what others have written, and ledgers above all."""
+    place, ledger = folder / "federation", folder / "ledger.jsonl"
+    if place.exists() and not (place / UNFINISHED).exists():
+        raise InputError("--out", str(place), "a folder in which nothing else is called federation")
+    if ledger.exists() and not about["real"] and about["ledger"] != str(ledger.resolve()):
+        allowed = f"a folder without the ledger of another run; --ledger {ledger} spends from that one"
+        raise InputError("--out", str(folder), allowed)
+
+
+def _key(real: bool, seed: int) -> jax.Array:
+    """What seeds the noise: the scenario's seed; where devices are real, a secret, as anybody may know that seed."""
+    if not real:
+        return jax.random.key(seed)
+    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(secrets.token_bytes(8), np.uint32)))
