@@ -34,6 +34,8 @@ ONLY_FULL = {
     "load_mnist": "MNIST and 600 rounds, a minute",
     "examples/mnist.toml": "MNIST and 600 rounds, a minute",
     "examples/whitened.toml": "MNIST and 600 rounds, a minute",
+    "--engine dask": "a cluster; tests/test_sweep.py starts one",
+    "wflmc federate examples/federation.toml": "a minute; tests/test_federate.py does it with fewer rounds",
     "for seed in range(20)": "forty plans, ten seconds",
     "wflmc run examples/fading.toml --set link.snr_db=30": "two runs of 100 chains, to be read off a table",
 }

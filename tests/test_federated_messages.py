@@ -357,9 +357,9 @@ def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
 
 
 def test_texts_of_others_are_no_commands_to_a_terminal() -> None:
-    from wflmc.federated.messages import _short
+    from wflmc.federated.messages import short
 
-    assert _short("\x1b[2J bad\nline \x07\u202e" + "x" * 1000) == "?[2J bad line ??" + "x" * 184
+    assert short("\x1b[2J bad\nline \x07\u202e" + "x" * 1000) == "?[2J bad line ??" + "x" * 184
 
 
 def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing(device: tuple[Device, Ask]) -> None:

@@ -52,8 +52,8 @@ bypass-selection = true
 publisher = "wflmc"
 
 [tool.flwr.app.components]
-serverapp = "wflmc.federated.server_app:app"
-clientapp = "wflmc.federated.client_app:app"
+serverapp = "wflmc.federated.flower_server:app"
+clientapp = "wflmc.federated.flower_client:app"
 
 [tool.flwr.app.config]
 folder = "."
