@@ -158,7 +158,7 @@ def federate(
     ] = 0,
     chains: Annotated[
         int | None,
-        typer.Option("--chains", metavar="N", help="Chains at a time; the scenario's, or 1 in a deployment."),
+        typer.Option("--chains", metavar="N", help="Chains at a time; the scenario's, or 1 with --prepare."),
     ] = None,
     deadline: Annotated[
         float, typer.Option("--deadline", metavar="SECONDS", help="A device that is later did not transmit.")
