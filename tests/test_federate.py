@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from wflmc.privacy import Ledger, Privacy
+from wflmc.report.run.files import read_run
 from wflmc.scenario import build, load_scenario
 
 from .cli_tools import strict
@@ -151,6 +152,9 @@ def test_noise_for_absences_that_do_not_come_is_in_the_exact_law(call: Any, smal
         noises[tolerate] = plan["exact_w2_sq"][-1]
         assert np.allclose(strict(said)["exact_w2_sq"], plan["exact_w2_sq"])
     assert noises[2] > 1.5 * noises[0]
+    run = read_run(tmp_path / "out2")
+    assert run.rebuilt is not None
+    assert np.allclose(run.noise / run.rebuilt.plan.noise_variance, 2)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ def _account(server: Server, request: Request) -> dict[str, Any]:
             "runtime": request.runtime,
             "noise": job.noise,
             "secure_aggregation": job.aggregated,
+            "tolerate": job.tolerate,
             "releases": job.releases,
             "asked": [line["asked"] for line in rounds],
             "sent": [line["sent"] for line in rounds],

@@ -130,7 +130,7 @@ class Federation(BaseModel):
 
     noise: str
     secure_aggregation: bool
-    releases: int
+    tolerate: int = 0
     asked: list[int]
     sent: list[int]
     absences: int

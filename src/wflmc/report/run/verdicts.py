@@ -124,7 +124,7 @@ def noisy(run: Run) -> Verdict | None:
         return None
     plan = run.rebuilt.plan
     kept = slice(plan.burn_in, None)
-    times = plan.noise_variance[kept] / plan.langevin_noise[kept]
+    times = run.noise[kept] / plan.langevin_noise[kept]
     count, rounds = int(np.sum(times > 1 + 1e-6)), int(times.size)
     if not count:
         reason = "No: in no kept round is the channel's noise more than sampling needs, and the server tops it up."
