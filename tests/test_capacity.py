@@ -213,9 +213,16 @@ def test_the_answer_of_an_inverse_question_has_a_capacity_too(plan_of, scenario)
         (["--devices", "1e6"], "--devices = 1000000.0 was given, but it must be left out without --capacity."),
         (["--capacity", "--rounds", "1.5"], "--rounds = 1.5 was given, but it must be a whole number"),
         (["--capacity", "--parameters", "1e30"], "--parameters = 1e+30 was given, but it must be a whole number"),
-        (["--capacity", "--bandwidth", "0"], "--bandwidth = 0.0 was given, but it must be a number above 0."),
-        (["--capacity", "--power", "nan"], "--power = nan was given, but it must be a number above 0."),
-        (["--capacity", "--coherence", "inf"], "--coherence = inf was given, but it must be a number above 0."),
+        (
+            ["--capacity", "--bandwidth", "0"],
+            "--bandwidth = 0.0 was given, but it must be a number between 1e-18 and 1e18.",
+        ),
+        (["--capacity", "--coherence", "1e-300"], "--coherence = 1e-300 was given, but it must be a number between"),
+        (["--capacity", "--power", "nan"], "--power = nan was given, but it must be a number between"),
+        (
+            ["--capacity", "--coherence", "inf"],
+            "--coherence = inf was given, but it must be a number between 1e-18 and 1e18.",
+        ),
         (["--capacity", "--devices", "many"], "'many' is not a valid float"),
     ],
 )

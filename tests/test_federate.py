@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from wflmc.privacy import Ledger, Privacy
+from wflmc.report.run.files import read_run
 from wflmc.scenario import build, load_scenario
 
 from .cli_tools import strict
@@ -130,6 +132,29 @@ def test_a_federation_with_absences_has_its_own_numbers_and_a_page(
     assert any("2 times a device was asked" in warning for warning in summary["warnings"])
     assert any("in those of the devices" in warning for warning in summary["warnings"])
     assert call("report", tmp_path / "out")[0] == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "What wflmc federate has left" in page
+    assert "devices of a federation do not tell" in page
+    assert "hardly clipped" not in page
+    assert "18 of 20 messages" in re.sub("<[^>]+>", "", page)
+    assert "in which nobody is absent" in page
+
+
+def test_noise_for_absences_that_do_not_come_is_in_the_exact_law(call: Any, small: Path, tmp_path: Path) -> None:
+    ideal = ("--noise", "devices", "--set", "policy.power=noiseless-dp", "--set", "privacy.epsilon=1", "--json")
+    noises = {}
+    for tolerate in (0, 2):
+        out = tmp_path / f"out{tolerate}"
+        command = ("federate", small, "--runtime", "process", "--out", out, "--tolerate", tolerate)
+        code, said, err = call(*command, "--secure-aggregation", *ideal)
+        assert code == 0, err
+        plan = json.loads((out / "plan.json").read_text())
+        noises[tolerate] = plan["exact_w2_sq"][-1]
+        assert np.allclose(strict(said)["exact_w2_sq"], plan["exact_w2_sq"])
+    assert noises[2] > 1.5 * noises[0]
+    run = read_run(tmp_path / "out2")
+    assert run.rebuilt is not None
+    assert np.allclose(run.noise / run.rebuilt.plan.noise_variance, 2)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +167,8 @@ def test_a_federation_with_absences_has_its_own_numbers_and_a_page(
         (["--chains", "0"], "at least 1"),
         (["--deadline", "0"], "above 0"),
         (["--own-data"], "--prepare"),
+        (["--address", "10.0.0.5:8000"], "--prepare"),
+        (["--ledger", "nowhere/ledger.jsonl"], "a folder that is there"),
         (["--noise", "devices", "--tolerate", "4", "--set", "policy.power=noiseless-dp"], "between 0 and 3"),
     ],
 )

@@ -67,6 +67,12 @@ def table(folder):
         return list(csv.DictReader(file))
 
 
+def test_help_shows_ranges_as_they_are_typed(call):
+    code, out, _ = call("sweep", "--help")
+    assert code == 0
+    assert "FIRST:LAST:STEP" in out
+
+
 # Grids
 
 

@@ -61,10 +61,10 @@ def wanted(asked: bool, given: Wanted) -> Wanted | None:
         if not asked:
             raise InputError(f"--{name}", value, "left out without --capacity")
         whole = name in ("devices", "parameters", "rounds")
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"--{name}", value, "a number above 0")
-        if whole and (value != int(value) or value > 1e18):
+        if whole and not (1 <= value <= 1e18 and value == int(value)):
             raise InputError(f"--{name}", value, "a whole number between 1 and 1e18")
+        if not 1e-18 <= value <= 1e18:
+            raise InputError(f"--{name}", value, "a number between 1e-18 and 1e18")
     return given if asked else None
 
 

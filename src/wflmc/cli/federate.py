@@ -11,12 +11,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wflmc.cli.federation import Request, begin, begun
+from wflmc.cli.federation import Request, as_heard, begin, begun
 from wflmc.cli.output import ProgressBar, writable_folder
 from wflmc.cli.run import Task, ledger_document, write_run
 from wflmc.errors import InputError
@@ -80,6 +81,10 @@ def _check(request: Request) -> None:
         raise InputError("--chains", request.chains, "at least 1")
     if not 0 < request.deadline < np.inf:
         raise InputError("--deadline", request.deadline, "a number of seconds above 0")
+    if request.ledger is not None and not Path(request.ledger).parent.is_dir():
+        raise InputError("--ledger", request.ledger, "a file in a folder that is there")
+    if request.address is not None and not request.prepare:
+        raise InputError("--address", request.address, "given with --prepare: the runtimes are on this machine")
     if request.own_data and not request.prepare:
         raise InputError("--own-data", True, "given with --prepare: devices then bring their data")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -119,7 +124,7 @@ def _finish(
 
     preload()
     job, plan, ledger = server.job, server.job.plan, server.ledger
-    trace = trace_of(server, inputs.posterior)
+    trace = replace(trace_of(server, inputs.posterior), plans=(as_heard(job),))
     known = not request.own_data
     evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
     about = _account(server, request)
@@ -132,7 +137,8 @@ def _finish(
     summary["federation"] = about
     shutil.copyfile(server.folder / LOG, folder / LOG)
     written = write_run(task, trace, evaluation, document, summary)
-    measured = [line for line in str(evaluation).splitlines() if not line.startswith("ε")]  # that is of the plan
+    untold = ("ε", "gradients clipped")  # of the plan, not of the ledger; and what devices do not tell
+    measured = [line for line in str(evaluation).splitlines() if not line.startswith(untold)]
     return summary, "\n".join([*measured, _in_words(about)]), [*written, folder / LOG]
 
 
@@ -149,6 +155,7 @@ def _account(server: Server, request: Request) -> dict[str, Any]:
             "runtime": request.runtime,
             "noise": job.noise,
             "secure_aggregation": job.aggregated,
+            "tolerate": job.tolerate,
             "releases": job.releases,
             "asked": [line["asked"] for line in rounds],
             "sent": [line["sent"] for line in rounds],
@@ -190,6 +197,13 @@ def _notes(server: Server, about: dict[str, Any]) -> list[str]:
                 "Messages that came late or were rejected have left their devices all the same: they are not in this "
                 "ledger, but in those of the devices."
             )
+    if server.job.tolerate:
+        plan, quorum = server.job.plan, server.job.quorum
+        notes.append(
+            f"For {server.job.tolerate} absences every device adds 1/{int(quorum.min())} of the noise: with all there, "
+            f"sums have up to {float(np.max(plan.active_devices / quorum)):.3g} times the noise that they need. The "
+            "exact law counts that; the bound and the plan's own warnings are for as many absent."
+        )
     if about["absences"]:
         notes.append(
             f"{about['absences']} times a device was asked and did not send: bound and exact law are those of the "

@@ -6,6 +6,7 @@ import json
 import secrets
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,7 @@ from wflmc.scenario import Inputs, Scenario, plan_document, to_json, to_toml, wr
 
 if TYPE_CHECKING:
     from wflmc.federated.job import Job
+    from wflmc.planning import Plan
 
 UNFINISHED = "unfinished"
 """In a federation that has not been written whole."""
@@ -40,7 +42,7 @@ class Request(NamedTuple):
     ledger: str | None
     prepare: bool
     own_data: bool
-    address: str = "127.0.0.1:8000"
+    address: str | None = None
 
 
 def about_of(scenario: Scenario, request: Request) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def begin(
         lattice_of(job)  # refuses what cannot be represented
     settled = scenario.sampler.model_copy(update={"burn_in": plan.burn_in})
     document = plan_document(
-        scenario.model_copy(update={"sampler": settled}), inputs, plan, time.perf_counter() - began
+        scenario.model_copy(update={"sampler": settled}), inputs, as_heard(job), time.perf_counter() - began
     )
     if plan.clips:
         document["privacy"] |= _costs(job)
@@ -127,7 +129,8 @@ def begin(
     if about["real"]:
         from wflmc.federated.deployment import prepare
 
-        prepare(place, job.plan.devices, address=request.address)
+        where = {} if request.address is None else {"address": request.address}
+        prepare(place, job.plan.devices, **where)
     ledger = about["ledger"] or (None if about["real"] else "../../ledger.jsonl")
     if ledger is not None:
         write_text(place / "server" / LEDGER, ledger)
@@ -135,6 +138,20 @@ def begin(
     write_text(place / "about.json", to_json(about))
     (place / UNFINISHED).unlink()
     return job, document
+
+
+def as_heard(job: Job) -> Plan:
+    """The plan with all the noise that the sums have when nobody is absent.
+
+    Where devices tolerate absences they add more than the plan's N0 together. What of it the server does not leave out
+    of its own noise counts here as the server's.
+    """
+    plan = job.plan
+    if not job.tolerate:
+        return plan
+    sums = np.array([job.round_noise(at, plan.weight[at] > 0) for at in range(plan.rounds)])
+    there = sums * (plan.kick * plan.scale / plan.gain) ** 2
+    return replace(plan, server_noise=plan.server_noise + np.maximum(0.0, there - plan.noise_variance))
 
 
 def _costs(job: Job) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def sweep(
         typer.Option(
             "--grid",
             metavar="KEY=VALUES",
-            help="a:b:step, both ends included, or v1,v2,...; may repeat, the first key's values change slowest.",
+            help="FIRST:LAST:STEP, both ends included, or v1,v2,...; may repeat, the first key changes slowest.",
         ),
     ] = None,
     overrides: Overrides = None,
@@ -147,7 +147,7 @@ def federate(
     ] = "simulation",
     noise: Annotated[
         str,
-        typer.Option("--noise", metavar="NAME", help="Added by the emulated channel, or by the devices themselves."),
+        typer.Option("--noise", metavar="NAME", help="Who adds it: channel (emulated) or devices (each its share)."),
     ] = "channel",
     secure_aggregation: Annotated[
         bool, typer.Option("--secure-aggregation", help="With --noise devices: the server learns the sum alone.")
@@ -174,9 +174,13 @@ def federate(
         bool, typer.Option("--own-data", help="With --prepare: devices bring their own data.npz (X and y).")
     ] = False,
     address: Annotated[
-        str,
-        typer.Option("--address", metavar="HOST:PORT", help="With --prepare: where devices reach the server."),
-    ] = "127.0.0.1:8000",
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="With --prepare: where devices reach the server; 127.0.0.1:8000 by default.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a scenario as a federation on Flower: the server holds the plan and the ledger, each device its own data.

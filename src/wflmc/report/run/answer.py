@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wflmc.report.parts import Html, facts, join, missing, number, paragraph, share, text, value
 from wflmc.report.run.distance import distance, worst_exact
-from wflmc.report.run.documents import PlanFile, SummaryFile
+from wflmc.report.run.documents import Federation, PlanFile, SummaryFile
 from wflmc.report.run.files import Run
 from wflmc.report.run.verdicts import MARKS, clipped, converged, noisy, predictions, privacy, whole
 
@@ -42,6 +42,8 @@ def _state(run: Run) -> Html:
                 s="s" * (c.samples > 1),
             )
         )
+    if run.summary is not None and run.summary.federation is not None:
+        found.append(_federation(run.summary.federation))
     if run.stopped:
         done = "" if run.ledger is None else f" {len(run.ledger.entries)} rounds are in its ledger."
         found.append(
@@ -54,6 +56,22 @@ def _state(run: Run) -> Html:
     elif run.summary is None:
         found.append(missing("summary.json is missing: what came of the run is not known."))
     return join(found)
+
+
+def _federation(what: Federation) -> Html:
+    """Who sent, who added the noise, and whom ε then holds against."""
+    by = "The emulated channel added the noise, at the server: its process read every message without it."
+    if what.noise == "devices":
+        by = "Every device added its share of the noise itself, and the server read every message with it."
+        alone = "" if what.epsilon_of_messages is None else f" (if not, ε is {number(what.epsilon_of_messages, 4)})"
+        if what.secure_aggregation:
+            by = f"Every device added its share of the noise, and secure aggregation is to hide all but sums{alone}."
+    return paragraph(
+        "They were a federation on Flower: {sent} of {asked} messages that were asked for came. {by}",
+        sent=number(sum(what.sent)),
+        asked=number(sum(what.asked)),
+        by=by,
+    )
 
 
 def _boxes(run: Run) -> Html:

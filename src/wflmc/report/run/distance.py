@@ -11,7 +11,7 @@ from wflmc.posterior import GaussianPosterior
 from wflmc.report.parts import number, percent, text
 from wflmc.report.run.documents import PlanFile
 from wflmc.report.run.files import Run
-from wflmc.report.run.verdicts import Verdict, often_clipped
+from wflmc.report.run.verdicts import Verdict, clipping_unknown, often_clipped
 
 CLOSE, FAR = 0.1, 1.0
 """W2² over the posterior's total variance."""
@@ -42,11 +42,11 @@ class Measured(NamedTuple):
 
 def distance(run: Run) -> Verdict:
     """By the exact law where hardly anything is clipped, else measured, less the floor of the estimate."""
-    plan = run.plan
+    plan, found = run.plan, measured(run)
     exact = None if plan is None else worst_exact(plan)
-    if plan is not None and exact is not None and not often_clipped(run):
+    trusted = not often_clipped(run) and not (clipping_unknown(run) and found is not None)
+    if plan is not None and exact is not None and trusted:
         return _by_law(run, plan, exact)
-    found = measured(run)
     if found is not None and plan is not None:
         return _by_chains(run, plan, found)
     return Verdict("unknown", text(QUESTION + "Not known: {why}.", why=_why_not(run)))
@@ -93,14 +93,16 @@ def _by_law(run: Run, plan: PlanFile, worst: float) -> Verdict:
     size = posterior_size(run)
     ratio = None if size is None else worst / size
     mark = "unknown" if ratio is None else "good" if ratio < CLOSE else "note-mark" if ratio < FAR else "bad"
-    none = plan.privacy.spent is None
+    clipping = "as gradients are not clipped" if plan.privacy.spent is None else "as gradients are hardly clipped"
+    if clipping_unknown(run):
+        mark, clipping = "unknown", "if no gradient was clipped, which devices do not tell"
     return Verdict(
         mark,
         text(
-            QUESTION + "{word} W2² is {worst} by the exact law, as gradients are {hardly} clipped{part}{begun}.",
+            QUESTION + "{word} W2² is {worst} by the exact law, {clipping}{part}{begun}.",
             word=WORDS[mark],
             worst=number(worst),
-            hardly="not" if none else "hardly",
+            clipping=clipping,
             part=_part(ratio, size),
             begun=_begun(plan, worst),
         ),

@@ -125,6 +125,18 @@ class LedgerPart(BaseModel):
     share_of_budget: float | None
 
 
+class Federation(BaseModel):
+    """How the rounds went, where devices were a federation's."""
+
+    noise: str
+    secure_aggregation: bool
+    tolerate: int = 0
+    asked: list[int]
+    sent: list[int]
+    absences: int
+    epsilon_of_messages: float | None
+
+
 class SummaryFile(BaseModel):
     """summary.json, as far as a page needs it."""
 
@@ -145,4 +157,4 @@ class SummaryFile(BaseModel):
     warnings: list[str]
     seconds: float
     ledger: LedgerPart | None
-    federation: dict[str, Any] | None = None
+    federation: Federation | None = None

@@ -54,4 +54,5 @@ def _explorer(run: Run) -> tuple[list[Section], list[str]]:
 def _lead(run: Run) -> str:
     made = "" if run.plan is None else f" Made with wflmc {run.plan.version}."
     took = "" if run.summary is None else f" It took {run.summary.seconds:.3g} seconds."
-    return f"What wflmc run has left in this folder.{took}{made} Figures can be zoomed, and legends clicked."
+    command = "run" if run.summary is None or run.summary.federation is None else "federate"
+    return f"What wflmc {command} has left in this folder.{took}{made} Figures can be zoomed, and legends clicked."

@@ -22,7 +22,7 @@ from wflmc.report.parts import (
     table,
     value,
 )
-from wflmc.report.run.documents import Spending
+from wflmc.report.run.documents import Federation, Spending
 from wflmc.report.run.files import Run
 from wflmc.scenario.build import build_privacy
 
@@ -170,14 +170,21 @@ def _ledger_words(run: Run) -> Html:
     if run.ledger is None:
         return missing("There is no ledger in the folder: numbers are those of the plan.")
     rounds = len(run.ledger.entries)
+    federation = None if summary is None else summary.federation
     said = paragraph(
-        "The ledger has {rounds} round{s}, each written before it was sent. Its hash chain is whole.",
+        "The ledger has {rounds} round{s}, each written before {when}. Its hash chain is whole.{absent}",
         rounds=number(rounds),
+        when="it was sent" if federation is None else "its sum was used",
+        absent=" Table and bars are of the plan, in which nobody is absent." if _absent(federation) else "",
         s="s" * (rounds > 1),
     )
     if summary is None or summary.ledger is None:
         return said
     return join([said, *_more(summary.ledger.rounds, run.ledger)])
+
+
+def _absent(federation: Federation | None) -> bool:
+    return federation is not None and federation.absences > 0
 
 
 def _more(then: int, ledger: Ledger) -> list[Html]:

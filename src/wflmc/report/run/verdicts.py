@@ -70,6 +70,9 @@ def clipped(run: Run) -> Verdict | None:
     if run.plan is not None and run.plan.privacy.spent is None:
         return Verdict("good", text(question + "Never: this scheme does not clip."))
     rate, one = run.summary.clip_rate, run.summary.example_clip_rate
+    if clipping_unknown(run):
+        said = "Not known: devices of a federation do not tell. Bound and exact law hold while nothing is clipped."
+        return Verdict("unknown", text(question + said))
     late = rate.samples or 0.0
     word = "Mostly" if late >= MOSTLY else "Often" if late > OFTEN else "Hardly" if late else "Not those of devices"
     if not late and one is None:
@@ -121,7 +124,7 @@ def noisy(run: Run) -> Verdict | None:
         return None
     plan = run.rebuilt.plan
     kept = slice(plan.burn_in, None)
-    times = plan.noise_variance[kept] / plan.langevin_noise[kept]
+    times = run.noise[kept] / plan.langevin_noise[kept]
     count, rounds = int(np.sum(times > 1 + 1e-6)), int(times.size)
     if not count:
         reason = "No: in no kept round is the channel's noise more than sampling needs, and the server tops it up."
@@ -207,6 +210,12 @@ def often_clipped(run: Run) -> bool:
     """Whether the kept rounds are other than the bound and the exact law take them for."""
     rates = () if run.summary is None else (run.summary.clip_rate.samples, run.summary.example_clip_rate)
     return any((rate or 0.0) > OFTEN for rate in rates)
+
+
+def clipping_unknown(run: Run) -> bool:
+    """Whether gradients may have been clipped and nobody has counted."""
+    clips = run.plan is not None and run.plan.privacy.spent is not None
+    return clips and run.summary is not None and run.summary.clip_rate.samples is None
 
 
 def whole(found: float | None) -> str:
