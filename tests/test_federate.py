@@ -167,6 +167,7 @@ def test_noise_for_absences_that_do_not_come_is_in_the_exact_law(call: Any, smal
         (["--chains", "0"], "at least 1"),
         (["--deadline", "0"], "above 0"),
         (["--own-data"], "--prepare"),
+        (["--prepare", "--address", "here"], "host and port"),
         (["--address", "10.0.0.5:8000"], "--prepare"),
         (["--ledger", "nowhere/ledger.jsonl"], "a folder that is there"),
         (["--noise", "devices", "--tolerate", "4", "--set", "policy.power=noiseless-dp"], "between 0 and 3"),

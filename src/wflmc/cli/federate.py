@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -85,6 +86,8 @@ def _check(request: Request) -> None:
         raise InputError("--ledger", request.ledger, "a file in a folder that is there")
     if request.address is not None and not request.prepare:
         raise InputError("--address", request.address, "given with --prepare: the runtimes are on this machine")
+    if request.address is not None and not re.fullmatch(r"(\[[^]]+\]|[^:]+):[0-9]{1,5}", request.address):
+        raise InputError("--address", request.address, "host and port, such as 10.0.0.7:8000")
     if request.own_data and not request.prepare:
         raise InputError("--own-data", True, "given with --prepare: devices then bring their data")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")

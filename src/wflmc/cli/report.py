@@ -16,7 +16,8 @@ def report_command(folder: str | None, explore: bool, out: str | None) -> Path:
         raise InputError("FOLDER", None, "the folder of a run or a study, or --explore without one")
     source = None if folder is None else Path(folder).expanduser()
     if source is not None and not source.is_dir():
-        raise InputError("FOLDER", folder, "a folder that `wflmc run --out` or `wflmc reproduce --out` has written")
+        allowed = "a folder that `wflmc run`, `federate`, `reproduce` or `sweep` has written with --out"
+        raise InputError("FOLDER", folder, allowed)
     name = "explorer.html" if explore else "report.html"
     target = Path(out).expanduser() if out is not None else Path(name) if explore or source is None else source / name
     if not target.parent.is_dir() or target.is_dir():

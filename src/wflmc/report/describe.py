@@ -23,5 +23,5 @@ def describe(folder: Path) -> str:
     raise InputError(
         "folder",
         str(folder),
-        "a folder that `wflmc run --out`, `wflmc reproduce --out` or `wflmc sweep --out` has written",
+        "a folder that `wflmc run`, `federate`, `reproduce` or `sweep` has written with --out, and finished",
     )
