@@ -55,8 +55,10 @@ class Device:
         if self.ledger is not None:
             gain, reach = np.array([ask.gain]), np.array([self.terms.sensitivity])
             loss = self.terms.factor * round_loss(gain, np.ones((1, 1)), reach, self.terms.noise_power)
-            # The same request again is answered with the same numbers, and costs nothing.
-            self.ledger.charge(self._name(ask), ask.round, loss)
+            # The same request again is answered with the same numbers, and costs nothing. Another one for the same
+            # round is refused where the server draws the noise: its draws of a round are the same again.
+            noise = "" if self.terms.share else self.terms.run
+            self.ledger.charge(self._name(ask), ask.round, loss, noise)
         limit = np.array([self.terms.example_clip], np.float32) if self._by_example else None
         keys = None if ask.batch is None else jax.random.wrap_key_data(jnp.asarray(ask.batch))
         clip, gain = np.array([self.terms.clip], np.float32), jnp.float32(ask.precoder)
