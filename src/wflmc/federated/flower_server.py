@@ -54,20 +54,23 @@ def patient(exchange: Exchange, wait: float, once: bool = False, pause: float = 
     Devices answer the same request with the same numbers, so that nothing is paid twice.
 
     Args:
-        once: whether devices answer a request once only, as they do with masks; they are then not asked again.
+        once: whether devices answer a request once only, as they do with masks; they are then asked again only where
+            too few were connected for anything to be asked.
     """
 
     def ask(asks: list[Ask]) -> Heard:
         end = time.monotonic() + wait
         while True:
             found = exchange(asks)
-            if found.sent.any() or not asks or (once and set(found.absent.values()) != {"not connected"}):
+            if found.sent.any() or not asks or (once and not found.unasked):
                 return found
             reasons = "; ".join(f"device {device}: {why}" for device, why in sorted(found.absent.items()))
             if time.monotonic() > end:
-                text = f"No device has answered for {wait:g} s, so the run is stopped; it can go on later. {reasons}"
+                who = "Too few devices were connected" if found.unasked else "No device has answered"
+                text = f"{who} for {wait:g} s, so the run is stopped; it can go on later. {reasons}"
                 raise DeploymentError(text)
-            _say(f"nobody answered, asking again; {reasons}")
+            said = "too few are connected, waiting for others" if found.unasked else "nobody answered, asking again"
+            _say(f"{said}; {reasons}")
             time.sleep(pause)
 
     return ask
