@@ -66,7 +66,7 @@ class Loopback:
     def __enter__(self) -> Loopback:
         write_config(self.own / "flwr", self.server / "ca.crt", f"{HOST}:{self.port}")
         if threading.current_thread() is threading.main_thread():
-            for number in ENDS:
+            for number in (one for one in ENDS if signal.getsignal(one) != signal.SIG_IGN):  # as nohup asks for
                 self._before[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))
         return self
 
