@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import ssl
 import stat
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -32,11 +34,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from flwr.app import Context, RecordDict
 
 from wflmc.federated import flower_client, flower_server, registration, server
-from wflmc.federated.certificates import write_authority, write_secret, write_server_certificate
+from wflmc.federated.certificates import renew, write_authority, write_secret, write_server_certificate
 from wflmc.federated.deployment import prepare
 from wflmc.federated.folder import write_federation
 from wflmc.federated.grid import FIRST, LocalGrid
 from wflmc.federated.job import make_job
+from wflmc.federated.loopback import ENDS, Loopback
 from wflmc.federated.processes import environment
 from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
 from wflmc.federated.server import open_server, read_log, trace_of
@@ -317,6 +320,15 @@ def test_a_server_that_nobody_answers_asks_again_and_gives_up(setting, capsys):
         flower_server.patient(silent, wait=0, pause=0)(["ask"])
 
 
+def test_masked_rounds_wait_while_too_few_are_connected_and_are_not_repeated_once_begun(capsys):
+    nobody, lost = np.zeros(3, bool), {0: "the round is lost", 1: "not connected"}
+    heard = iter([Heard(None, nobody, lost, unasked=True), Heard(None, nobody, lost)])
+    assert flower_server.patient(lambda _: next(heard), wait=60, once=True, pause=0)(["ask"]).absent == lost
+    assert capsys.readouterr().out.count("too few are connected") == 1
+    with pytest.raises(DeploymentError, match="Too few devices were connected"):
+        flower_server.patient(lambda _: Heard(None, nobody, lost, unasked=True), wait=0, once=True, pause=0)(["ask"])
+
+
 @pytest.mark.parametrize("config", [{"deadline": "soon"}, {"wait": -1}, {"folder": "nowhere"}])
 def test_a_run_config_that_cannot_be_is_refused(folder, config):
     with pytest.raises(InputError):
@@ -367,6 +379,41 @@ def test_server_certificates_need_the_authority_s_key(tmp_path):
     paths = [tmp_path / name for name in ("ca.key", "ca.crt", "server.key", "server.pem")]
     write_server_certificate(*paths, ["localhost"])
     _handshake(tmp_path, tmp_path / "ca.crt", "localhost")
+
+
+def test_a_renewed_certificate_is_of_the_same_authority(folder, tmp_path):
+    """Where the folders of server and devices have moved to their machines."""
+    authority, new = folder / "ca", tmp_path / "renewed"
+    command = [sys.executable, "-m", "wflmc.federated.certificates", str(authority), str(new), "server.example.org"]
+    subprocess.run(command, check=True)
+    assert stat.S_IMODE(new.stat().st_mode) == 0o700
+    assert stat.S_IMODE((new / "server.key").stat().st_mode) == 0o600
+    _handshake(new, folder / "device-0" / "ca.crt", "server.example.org")
+    with pytest.raises(InputError, match=r"ca\.key"):
+        renew(tmp_path / "nothing", new, ["localhost"])
+
+
+def test_commands_have_the_deadline_that_is_asked_for(folder):
+    prepare(folder, DEVICES, deadline=240)
+    assert "deadline=240.0" in (folder / "COMMANDS.md").read_text()
+
+
+def test_a_server_whose_ledger_stayed_elsewhere_is_refused(folder, setting):
+    job = setting[2]
+    spent = replace(job.plan, ledger=np.full(DEVICES, 1e-3))
+    replace(job, plan=spent).save(folder / "server")
+    with pytest.raises(InputError, match="spent before"):
+        _serve(folder, _grid(folder))
+
+
+def test_a_closed_terminal_ends_a_deployment_unless_that_is_ignored(folder, monkeypatch):
+    before = [signal.getsignal(number) for number in ENDS]
+    with pytest.raises(SystemExit), Loopback(folder):
+        signal.raise_signal(signal.SIGHUP)
+    assert [signal.getsignal(number) for number in ENDS] == before
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)  # as under nohup
+    with Loopback(folder) as loopback:
+        assert not loopback._before
 
 
 def test_processes_run_this_wflmc_and_ask_nothing_of_the_network(tmp_path):

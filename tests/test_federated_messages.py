@@ -370,16 +370,40 @@ def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing
     assert spent == pytest.approx(2 * (ask.gain * alone.terms.clip) ** 2 / alone.terms.noise_power)
     np.testing.assert_array_equal(alone.answer(ask), first)
     assert alone.ledger.spent[0] == spent
-    alone.answer(ask._replace(theta=ask.theta + np.float32(1)))  # another question costs again
+    alone.answer(ask._replace(round=ask.round + 1))  # another question costs again
     assert alone.ledger.spent[0] == pytest.approx(2 * spent)
     with pytest.raises(OverspendError):
-        _ask_on(alone, ask)
+        _ask_on(alone, ask._replace(gain=ask.gain * 3))
     assert alone.ledger.spent[0] <= float(alone.ledger.budget[0]) * (1 + 1e-9)
 
 
 def _ask_on(device: Device, ask: Ask) -> None:
-    for step in range(2, 10**4):
-        device.answer(ask._replace(theta=ask.theta + np.float32(step)))
+    for number in range(ask.round + 2, device.terms.rounds):
+        device.answer(ask._replace(round=number))
+
+
+def test_a_round_with_the_noise_of_the_channel_is_answered_once(device: tuple[Device, Ask]) -> None:
+    """A server that was set back to a copy of its folder would hide two questions by the same noise."""
+    alone, ask = device
+    alone.answer(ask)
+    assert alone.ledger is not None
+    spent = float(alone.ledger.spent[0])
+    with pytest.raises(InputError, match="under the same noise"):
+        alone.answer(ask._replace(theta=ask.theta + np.float32(1)))
+    assert alone.ledger.spent[0] == spent
+
+
+def test_what_is_wrong_with_its_data_is_told_to_the_device_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def find(context: object) -> Device:
+        raise InputError("data", "features with a Hessian eigenvalue of 1234", "scaled to moderate size")
+
+    grid = LocalGrid(client_app(find), 1)
+    for kind in ("query.hello", "query.gradient", "train"):
+        (ident,) = grid.push_messages([flwr.Message(flwr.RecordDict(), 1000, kind, ttl=1.0, group_id="0")])
+        (answer,) = grid.pull_messages([ident])
+        assert "its own log says why" in answer.error.reason
+        assert "1234" not in answer.error.reason
+    assert "1234" in caplog.text
 
 
 def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:

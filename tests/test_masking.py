@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from flwr.app import Message
 from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 
 from wflmc.errors import InputError
+from wflmc.federated.device import Device
 from wflmc.federated.grid import FIRST
 from wflmc.federated.lattice import lattice_of
 from wflmc.federated.messages import request
+from wflmc.privacy import Ledger
 
 from .secagg_tools import DEVICES, STAGES, Meddled, asks_of, devices_of, exchange_of, job_of, problem, silent
 
@@ -132,3 +137,22 @@ def test_the_same_request_is_answered_once(setting):
     assert exchange_of(job, devices)(asks_of(job, at=1)).sent.all()
     with pytest.raises(InputError, match="masked = True"):
         devices[0].answer(asks_of(job, at=2)[0])
+
+
+def test_processes_that_are_asked_at_the_same_time_answer_once(setting, tmp_path):
+    """Two runs at the same SuperNode are two processes with one ledger."""
+    job = job_of(setting)
+    own, ask = devices_of(setting, job)[0], asks_of(job)[0]
+    line = threading.Barrier(8)
+
+    def answer(_):
+        book = Ledger(own.terms.promise, 1, enforced=own.terms.enforced, path=tmp_path / "ledger.jsonl")
+        device = Device(setting[0].device(0), own.terms, book, own.secret)
+        line.wait()
+        try:
+            return device.answer(ask, masked=True) is not None
+        except InputError:
+            return False
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(answer, range(8))) == 1

@@ -83,7 +83,8 @@ class MaskedPost(Post):
         quorum = int(self.job.quorum[asks[0].round - self.job.plan.start])
         threshold = max(quorum, len(present) // 2 + 1, 2)
         if len(present) < threshold:
-            return self._lost(present, absent, f"{len(present)} devices, of at least {threshold}, were connected")
+            why = f"{len(present)} devices, of at least {threshold}, were connected"
+            return self._lost(present, absent, why)._replace(unasked=True)
         flow = SecAggPlusWorkflow(
             num_shares=1.0,
             reconstruction_threshold=threshold,

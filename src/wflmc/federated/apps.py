@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from wflmc.federated.device import Device
 from wflmc.federated.job import Job
 from wflmc.federated.masking import mask
-from wflmc.federated.messages import RejectedError, read_reply, read_request, reply, request, told_briefly
+from wflmc.federated.messages import RejectedError, read_reply, read_request, reply, request, told_briefly, untold
 from wflmc.federated.terms import Ask, Heard
 
 log = logging.getLogger("wflmc.federated")
@@ -34,7 +34,7 @@ def client_app(find: Callable[[Context], Device]) -> ClientApp:
     Args:
         find: the device of a context, such as by its node_config; called for every message, so it should remember.
     """
-    app = ClientApp()
+    app, find = ClientApp(), untold(find)
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:

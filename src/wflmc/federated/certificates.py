@@ -1,10 +1,18 @@
-"""Certificates for TLS between server and devices, and the keys by which devices are known."""
+"""Certificates for TLS between server and devices, and the keys by which devices are known.
+
+Where the authority lies,
+
+    python -m wflmc.federated.certificates ca renewed 10.0.0.7 server.example.org
+
+writes a new server.key and server.pem into the folder `renewed`, for the names and addresses that follow it.
+"""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +27,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from wflmc.errors import InputError
 
 CURVE = ec.SECP384R1()
 """Flower takes keys of devices on the NIST curves alone."""
@@ -66,6 +76,16 @@ def write_server_certificate(
     )
     write_secret(key, own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     certificate.write_bytes(made.public_bytes(Encoding.PEM))
+
+
+def renew(authority: Path, folder: Path, hosts: Sequence[str]) -> None:
+    """A new key and certificate of the server in a folder, by the authority in another one."""
+    key, certificate = authority / "ca.key", authority / "ca.crt"
+    for file in (key, certificate):
+        if not file.exists():
+            raise InputError("ca", str(authority), f"the folder of the authority, with {file.name}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_server_certificate(key, certificate, folder / "server.key", folder / "server.pem", hosts)
 
 
 def write_device_key(private: Path, public: Path) -> None:
@@ -120,3 +140,12 @@ def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False, crl_
         encipher_only=False,
         decipher_only=False,
     )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit("python -m wflmc.federated.certificates FOLDER-OF-THE-AUTHORITY NEW-FOLDER HOST…")
+    try:
+        renew(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    except InputError as problem:
+        sys.exit(str(problem))

@@ -98,7 +98,8 @@ python -m wflmc.federated.registration . {name}
 
 ## 2. On the devices
 
-Each in its own folder. A device that was killed is refused for about a minute: try again.
+Each in its own folder, which is on this machine alone: a copy has a ledger of its own. Where it has no `data.npz`, put
+there the device's own, with arrays X and y. A device that was killed is refused for about a minute: try again.
 {nodes}
 ## 3. On the server
 
@@ -111,6 +112,11 @@ flwr log RUN_ID {name} --show   # RUN_ID is what `flwr run` and `flwr list` prin
 ```
 
 Each round is a line in `server/rounds.jsonl`; samples are in `server/theta.npy`, losses in `server/ledger.jsonl`.
+
+## 4. When all rounds are done
+
+End the SuperLink and the SuperNodes by Ctrl-C. Where this was prepared, with the folder `server` back in its place, the
+command that prepared it, given again, writes trace.nc and summary.json.
 """
 
 NODE = """
@@ -129,12 +135,14 @@ def prepare(
     *,
     hosts: Sequence[str] = ("127.0.0.1", "::1", "localhost"),
     address: str = "127.0.0.1:8000",
+    deadline: float = 60.0,
 ) -> None:
     """Add to the folder of a federation what its machines need; certificates and keys that are there are kept.
 
     Args:
         hosts: names and addresses of the server, as devices write them; that of `address` is one of them.
         address: host and port at which devices reach the server.
+        deadline: seconds that a round, or each exchange of a masked one, waits for its devices.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -154,7 +162,7 @@ def prepare(
     (server / "app").mkdir(exist_ok=True)
     (server / "app" / "pyproject.toml").write_text(APP.format(version=__version__), encoding="utf-8")
     write_config(server / "flwr", server.resolve() / "ca.crt", address)
-    (folder / "COMMANDS.md").write_text(_commands(devices, address), encoding="utf-8")
+    (folder / "COMMANDS.md").write_text(_commands(devices, address, deadline), encoding="utf-8")
 
 
 def run_on_loopback(
@@ -232,7 +240,7 @@ def _write_certificates(folder: Path, hosts: Sequence[str]) -> None:
     )
 
 
-def _commands(devices: int, address: str) -> str:
+def _commands(devices: int, address: str, deadline: float) -> str:
     host, _, port = address.rpartition(":")
     quiet = "export " + " ".join(f"{name}={value}" for name, value in QUIET.items()) + ' FLWR_HOME="$PWD/flwr"'
     nodes = "".join(
@@ -245,7 +253,8 @@ def _commands(devices: int, address: str) -> str:
         for k in range(devices)
     )
     link = _shown(superlink_command(host.strip("[]"), int(port)))
-    return COMMANDS.format(quiet=quiet, link=link, name=LINK, nodes=nodes, run=_shown(["flwr", *run_command(60, 600)]))
+    run = _shown(["flwr", *run_command(deadline, 600)])
+    return COMMANDS.format(quiet=quiet, link=link, name=LINK, nodes=nodes, run=run)
 
 
 def _shown(words: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from typing import Any
 
 import jax
@@ -50,13 +51,8 @@ class Device:
         if masked != self.terms.masked:
             given = "for a masked message" if masked else "for a message without a mask"
             raise InputError("request", given, f"the opposite: its terms say masked = {self.terms.masked}")
-        if masked:
-            self._refuse_again(ask)
         if self.ledger is not None:
-            gain, reach = np.array([ask.gain]), np.array([self.terms.sensitivity])
-            loss = self.terms.factor * round_loss(gain, np.ones((1, 1)), reach, self.terms.noise_power)
-            # The same request again is answered with the same numbers, and costs nothing.
-            self.ledger.charge(self._name(ask), ask.round, loss)
+            self._pay(self.ledger, ask, masked)
         limit = np.array([self.terms.example_clip], np.float32) if self._by_example else None
         keys = None if ask.batch is None else jax.random.wrap_key_data(jnp.asarray(ask.batch))
         clip, gain = np.array([self.terms.clip], np.float32), jnp.float32(ask.precoder)
@@ -80,14 +76,25 @@ class Device:
         if terms.power < np.inf and (ask.precoder * terms.clip) ** 2 > terms.power * (1 + SLACK):
             raise InputError("gain", ask.gain, "within the transmit power of the device")
 
-    def _refuse_again(self, ask: Ask) -> None:
-        """Answer once only: two sums with the same noise but other senders would show a message alone."""
-        if self.ledger is None:
-            return
-        name = self._name(ask)
-        self.ledger.charge(name, ask.round, np.zeros((0, 1)))  # learn what other processes have written
-        if (name, ask.round) in self.ledger.entries:
-            raise InputError("request", f"round {ask.round + 1} again", "one that has not been answered with a mask")
+    def _pay(self, ledger: Ledger, ask: Ask, masked: bool) -> None:
+        """Charge a request, in one step with what is refused: other processes of this device may be asked as well.
+
+        The same request again is answered with the same numbers, and costs nothing. With a mask it is refused: two sums
+        with the same noise but other senders would show a message alone. So is another request for the same round
+        where the server draws the noise, as its draws of a round are the same again.
+        """
+        gain, reach = np.array([ask.gain]), np.array([self.terms.sensitivity])
+        loss = self.terms.factor * round_loss(gain, np.ones((1, 1)), reach, self.terms.noise_power)
+        name, noise = self._name(ask), "" if self.terms.share else self.terms.run
+        if masked:  # every answer is an entry of its own, and the ledger takes one of the same noise
+            name, noise = f"{name} {secrets.token_hex(8)}", name
+        try:
+            ledger.charge(name, ask.round, loss, noise)
+        except InputError as error:
+            if error.key != "seed":
+                raise
+            allowed = "one that has not been answered: two answers under the same noise tell more than they cost"
+            raise InputError("request", f"round {ask.round + 1} again", allowed) from None
 
     def _name(self, ask: Ask) -> str:
         """A name for a request and so for its answer: other data give another, with other noise, that costs again."""

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -23,8 +24,9 @@ from wflmc.errors import InputError
 from wflmc.federated.aggregation import exchange_for
 from wflmc.federated.job import Job
 from wflmc.federated.registration import TABLE, DeploymentError, read_nodes
-from wflmc.federated.server import Exchange, open_server, serve
+from wflmc.federated.server import Exchange, Server, open_server, serve
 from wflmc.federated.terms import Ask, Heard
+from wflmc.privacy.ledger import TOLERANCE
 
 POLL = 0.5
 """Seconds between two looks for answers: each is a request to the SuperLink, which has others to serve."""
@@ -40,6 +42,7 @@ def main(grid: Grid, context: Context) -> None:
     deadline, wait = _seconds(config, "deadline"), _seconds(config, "wait")
     job = Job.load(folder)
     server = open_server(job, folder)
+    _refuse_forgetful(server)
     done = server.checkpoint.load().rounds
     _say(f"{done} of {job.plan.rounds} rounds are done; waiting for {job.plan.devices} devices")
     nodes = {row.node: row.device for row in read_nodes(folder)} if (folder / TABLE).exists() else None
@@ -54,23 +57,34 @@ def patient(exchange: Exchange, wait: float, once: bool = False, pause: float = 
     Devices answer the same request with the same numbers, so that nothing is paid twice.
 
     Args:
-        once: whether devices answer a request once only, as they do with masks; they are then not asked again.
+        once: whether devices answer a request once only, as they do with masks; they are then asked again only where
+            too few were connected for anything to be asked.
     """
 
     def ask(asks: list[Ask]) -> Heard:
         end = time.monotonic() + wait
         while True:
             found = exchange(asks)
-            if found.sent.any() or not asks or (once and set(found.absent.values()) != {"not connected"}):
+            if found.sent.any() or not asks or (once and not found.unasked):
                 return found
             reasons = "; ".join(f"device {device}: {why}" for device, why in sorted(found.absent.items()))
             if time.monotonic() > end:
-                text = f"No device has answered for {wait:g} s, so the run is stopped; it can go on later. {reasons}"
+                who = "Too few devices were connected" if found.unasked else "No device has answered"
+                text = f"{who} for {wait:g} s, so the run is stopped; it can go on later. {reasons}"
                 raise DeploymentError(text)
-            _say(f"nobody answered, asking again; {reasons}")
+            said = "too few are connected, waiting for others" if found.unasked else "nobody answered, asking again"
+            _say(f"{said}; {reasons}")
             time.sleep(pause)
 
     return ask
+
+
+def _refuse_forgetful(server: Server) -> None:
+    """InputError for a ledger that has less than the plan takes as spent: it may have stayed on another machine."""
+    book, before = server.ledger, server.job.plan.ledger
+    if book is not None and np.any(book.spent < before * (1 - TOLERANCE)):
+        allowed = "the one with which the federation was prepared: it lacks what devices had spent before"
+        raise InputError("ledger", str(book.path), allowed)
 
 
 def _seconds(config: Any, name: str) -> float:

@@ -39,6 +39,9 @@ WAIT = 240.0
 LOOK = 15.0
 """Seconds without news after which a run is asked whether it still runs; asking takes seconds of a core."""
 
+ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""What ends this process from outside: `kill`, and a terminal that is closed."""
+
 
 class Loopback:
     """A prepared federation on this machine; all of its processes end with the `with` block.
@@ -58,12 +61,13 @@ class Loopback:
         self.nodes: dict[int, Part] = {}
         self._since: dict[int, float] = {}
         self._told = 0
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Loopback:
         write_config(self.own / "flwr", self.server / "ca.crt", f"{HOST}:{self.port}")
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+            for number in (one for one in ENDS if signal.getsignal(one) != signal.SIG_IGN):  # as nohup asks for
+                self._before[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))
         return self
 
     def __exit__(
@@ -71,8 +75,9 @@ class Loopback:
     ) -> None:
         link = [] if self.link is None else [self.link]
         parts = [*self.nodes.values(), *link]
-        groups = {part.process.pid: groups_below(part.process.pid) for part in parts}
+        groups = {part.process.pid: {part.process.pid} for part in parts}
         try:
+            groups = {part.process.pid: groups_below(part.process.pid) for part in parts}
             # First the ServerApp, which would take leaving devices for absent ones; the SuperLink last, as devices sign
             # off there. What is started next time is then let in at once.
             for part in link:
@@ -88,8 +93,8 @@ class Loopback:
                 signal_group(group, signal.SIGKILL)
             for part in parts:
                 part.process.wait()
-            if self._before is not None:
-                signal.signal(signal.SIGTERM, self._before)
+            for number, before in self._before.items():
+                signal.signal(number, before)
 
     @property
     def env(self) -> dict[str, str]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError, OverspendError
+from wflmc.federated.device import Device
 from wflmc.federated.job import Job
 from wflmc.federated.terms import Ask
 
@@ -23,6 +24,9 @@ SLACK = 1e-3
 """Relative rounding by which a clipped gradient of float32 may exceed its limit."""
 TAIL = 8.0
 """Standard deviations of a device's own noise beyond what may be expected of it; more has a chance of 1e-14."""
+
+
+UNTOLD = "the device could not answer; its own log says why"
 
 
 class RejectedError(Exception):
@@ -39,7 +43,20 @@ def told_briefly() -> Iterator[None]:
         raise PermissionError(f"refused by the device: {error}") from None
     except Exception:
         log.exception("The device could not answer.")
-        raise RuntimeError("the device could not answer; its own log says why") from None
+        raise RuntimeError(UNTOLD) from None
+
+
+def untold(find: Callable[[Context], Device]) -> Callable[[Context], Device]:
+    """The same function, but what it finds wrong, as with the data of a device, is for the device's own log alone."""
+
+    def found(context: Context) -> Device:
+        try:
+            return find(context)
+        except Exception:
+            log.exception("The device could not be opened.")
+            raise RuntimeError(UNTOLD) from None
+
+    return found
 
 
 def request(ask: Ask, run: str, nonce: str) -> RecordDict:

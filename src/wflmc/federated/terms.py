@@ -108,3 +108,5 @@ class Heard(NamedTuple):
     """Why others who were asked did not send."""
     spoiled: bool = False
     """Whether the sum is of no use, although it may tell of its senders, who pay for it."""
+    unasked: bool = False
+    """Whether nobody was asked anything, as too few were connected: the same round can be tried again."""
