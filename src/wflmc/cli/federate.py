@@ -155,7 +155,7 @@ def _account(server: Server, request: Request) -> dict[str, Any]:
     sums, messages = (None, None) if ledger is None else job.epsilons(ledger)
     result: dict[str, Any] = plain(
         {
-            "runtime": request.runtime,
+            "runtime": "deployment" if request.prepare else request.runtime,
             "noise": job.noise,
             "secure_aggregation": job.aggregated,
             "tolerate": job.tolerate,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from wflmc.federated.job import Job
     from wflmc.planning import Plan
 
+PRIVATE = "computed from the devices' private data, which epsilon does not cover: give public or privately released"
+STAND_IN = "computed from data that stand in for the devices' own: give public or privately released"
 UNFINISHED = "unfinished"
 """In a federation that has not been written whole."""
 
@@ -55,6 +57,7 @@ def about_of(scenario: Scenario, request: Request) -> dict[str, Any]:
         "real": request.prepare,
         "chains": request.chains or (1 if request.prepare else scenario.sampler.chains),
         "own_data": request.own_data,
+        "address": request.address,
         "ledger": None if request.ledger is None else str(Path(request.ledger).resolve()),
     }
 
@@ -102,6 +105,8 @@ def begin(
     how: dict[str, Any] = {"noise": request.noise, "aggregated": request.aggregated, "tolerate": request.tolerate}
     spent = None if request.ledger is None else spent_before(request.ledger, inputs)
     plan = federated_plan(scenario, inputs, **how, releases=releases, ledger=spent)
+    if request.own_data:
+        plan = replace(plan, warnings=tuple(warning.replace(PRIVATE, STAND_IN) for warning in plan.warnings))
     job = make_job(
         _key(about["real"], scenario.sampler.seed),
         inputs.posterior,
@@ -130,10 +135,11 @@ def begin(
         from wflmc.federated.deployment import prepare
 
         where = {} if request.address is None else {"address": request.address}
-        prepare(place, job.plan.devices, **where)
-    ledger = about["ledger"] or (None if about["real"] else "../../ledger.jsonl")
-    if ledger is not None:
-        write_text(place / "server" / LEDGER, ledger)
+        prepare(place, job.plan.devices, deadline=request.deadline, **where)
+        if request.ledger is not None and Path(request.ledger).exists():  # which goes with the server from now on
+            shutil.copyfile(request.ledger, place / "server" / "ledger.jsonl")
+    else:
+        write_text(place / "server" / LEDGER, about["ledger"] or "../../ledger.jsonl")
     write_text(place / "plan.json", to_json(document))
     write_text(place / "about.json", to_json(about))
     (place / UNFINISHED).unlink()
