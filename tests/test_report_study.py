@@ -116,9 +116,9 @@ def test_a_sweep(tmp_path):
 
 
 def test_a_folder_of_something_else(tmp_path):
-    with pytest.raises(InputError, match="wflmc run --out"):
+    with pytest.raises(InputError, match="wflmc run"):
         describe(tmp_path)
-    with pytest.raises(InputError, match="wflmc run --out"):
+    with pytest.raises(InputError, match="wflmc run"):
         describe(tmp_path / "nothing")
 
 

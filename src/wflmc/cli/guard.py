@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import click
@@ -24,10 +24,9 @@ def guarded(command: Callable[[], object]) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # a captured stream may not know its encoding
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    with contextlib.suppress(ValueError):  # not the main thread, which alone hears signals
-        signal.signal(signal.SIGINT, _interrupt)
     try:
-        code = command()
+        with _heard():
+            code = command()
         sys.stdout.flush()
     except InputError as error:
         return _say(str(error), BAD_INPUT)
@@ -47,6 +46,20 @@ def guarded(command: Callable[[], object]) -> int:
     if code == INTERRUPTED:
         return _say("Interrupted; files and points that were finished are kept.", INTERRUPTED)
     return code if isinstance(code, int) else DONE
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[None]:
+    """Let Ctrl-C through wherever it comes, unless it is ignored or handled otherwise; only the main thread hears it."""
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
