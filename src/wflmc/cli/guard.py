@@ -50,7 +50,7 @@ def guarded(command: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def _heard() -> Iterator[None]:
-    """Let Ctrl-C through wherever it comes, unless it is ignored or handled otherwise; only the main thread hears it."""
+    """Let Ctrl-C through wherever it comes, unless it is ignored; only the main thread hears it."""
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not usual or threading.current_thread() is not threading.main_thread():
         yield
