@@ -19,7 +19,7 @@ help:
 	@echo "make docs        the documentation as a site"
 
 # Versions are pinned per Python line: 3.11 still has its own jax and ArviZ.
-INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	-c constraints/$$($(BIN)/python -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")').txt
 
 $(BIN)/python:
