@@ -67,7 +67,8 @@ def federate_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict
 
 def _check(request: Request) -> None:
     if importlib.util.find_spec("flwr") is None:
-        raise InputError("flwr", None, "installed: pip install 'wflmc[flower]'")
+        allowed = "used with Flower, which is missing: pip install 'wflmc[flower]' (in a checkout: -e '.[flower]')"
+        raise InputError("--runtime", request.runtime, allowed)
     for option, given, known in (
         ("--runtime", request.runtime, RUNTIMES),
         ("--noise", request.noise, NOISES),

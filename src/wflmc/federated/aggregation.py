@@ -52,17 +52,9 @@ WORDS = {
 }
 
 
-def exchange_for(
-    grid: Grid,
-    job: Job,
-    nodes: Mapping[int, int] | None = None,
-    deadline: float = 60.0,
-    wait: float = 60.0,
-    poll: float = 0.05,
-) -> Exchange:
+def exchange_for(grid: Grid, job: Job, nodes: Mapping[int, int] | None = None, **times: float) -> Exchange:
     """The exchange of a job: with secure aggregation where it says so, else message by message. See `Post`."""
-    kind = MaskedPost if job.aggregated else Post
-    return kind(grid, job, nodes, deadline=deadline, wait=wait, poll=poll)
+    return (MaskedPost if job.aggregated else Post)(grid, job, nodes, **times)
 
 
 class MaskedPost(Post):

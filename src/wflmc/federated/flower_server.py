@@ -46,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
     done = server.checkpoint.load().rounds
     _say(f"{done} of {job.plan.rounds} rounds are done; waiting for {job.plan.devices} devices")
     nodes = {row.node: row.device for row in read_nodes(folder)} if (folder / TABLE).exists() else None
-    exchange = exchange_for(grid, job, nodes, deadline, wait, POLL)
+    exchange = exchange_for(grid, job, nodes, deadline=deadline, wait=wait, poll=POLL)
     serve(server, patient(exchange, wait, job.aggregated), say=_say)
     _say("all rounds are done")
 
