@@ -54,7 +54,7 @@ def browser() -> str:
     """The program, or a skipped test."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
-        pytest.skip("no Chromium on this machine to open pages with: make test installs it where it can")
+        pytest.skip("no Chromium on this machine to open pages with: make browser installs it")
     return found
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import jax
@@ -15,6 +18,7 @@ import wflmc
 from wflmc import channel, data
 from wflmc.cli import main
 
+from . import CACHE, GPU
 from .cli_tools import STATIC, only_warnings, strict
 
 FULL = os.environ.get("WFLMC_FULL") == "1"
@@ -25,6 +29,53 @@ settings.load_profile("full" if FULL else "quick")
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 PAPER_DATA = SHARED_DATA / "gaussian_paper.npz"
+
+
+NEEDED = {
+    "authors' data": "the paper authors' data set: put gaussian_paper.npz into ../shared/data",
+    "MNIST": "MNIST: `wflmc data mnist` fetches it; then WFLMC_DATA=FOLDER make test",
+    "Chromium": "a browser: `make browser` installs Chromium",
+    "make test-full": "time: `make test-full` runs the large counts",
+    "no GPU": "a GPU: WFLMC_GPU=1 make test",
+    "pip install": "an optional package: the reason names it (-rs lists them)",
+}
+"""Words in the reason of a skipped test, and how to have what it needs."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs an accelerator; all other tests run on the CPU")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shuffle files, and tests within each file, where WFLMC_ORDER gives a seed; skip what needs a GPU without one."""
+    seed = os.environ.get("WFLMC_ORDER")
+    if seed:
+        files: dict[Path, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            files[item.path].append(item)
+        shuffled, chance = list(files.values()), random.Random(int(seed))
+        chance.shuffle(shuffled)
+        for group in shuffled:
+            chance.shuffle(group)
+        items[:] = [item for group in shuffled for item in group]
+    accelerated = GPU and jax.default_backend() != "cpu"
+    for item in items:
+        if item.get_closest_marker("gpu") and not accelerated:
+            item.add_marker(pytest.mark.skip(reason="no GPU: WFLMC_GPU=1 where JAX sees one"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped and how to have it."""
+    reasons = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    for word, remedy in NEEDED.items():
+        number = sum(word in reason for reason in reasons)
+        if number:
+            terminalreporter.write_line(f"{number} skipped for want of {remedy}.")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if CACHE is not None:
+        shutil.rmtree(CACHE, ignore_errors=True)
 
 
 def count(quick: int, full: int) -> int:
@@ -47,7 +98,7 @@ def small():
 @pytest.fixture(scope="session")
 def paper_data() -> Path:
     if not PAPER_DATA.exists():
-        pytest.skip("the paper authors' data set is not beside this checkout")
+        pytest.skip("the paper authors' data set is not in ../shared/data")
     return PAPER_DATA
 
 
@@ -62,7 +113,7 @@ def mnist_folder() -> Path:
     """Where MNIST is: beside this checkout, or where WFLMC_DATA says."""
     folder = Path(os.environ.get("WFLMC_DATA") or SHARED_DATA / "mnist")
     if not folder.is_dir():
-        pytest.skip("MNIST is not beside this checkout, and WFLMC_DATA does not say where it is")
+        pytest.skip("MNIST is not in ../shared/data, and WFLMC_DATA does not say where it is")
     return folder
 
 

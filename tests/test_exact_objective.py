@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from dataclasses import replace
 
 import jax
@@ -57,18 +56,22 @@ def test_objective_is_the_law(small, power, privacy):
     assert any("oracle" in text for text in made.warnings) == (looked and privacy.epsilon is not None)
 
 
-def test_figure_6_is_far_below_the_bounds_optimum(paper_posterior):
-    exact, bound = [], []
-    for seed in range(5):
-        link = replace(LINK, seed=seed)
-        begin = time.perf_counter()
-        made = planned(paper_posterior, link)
-        assert time.perf_counter() - begin < 5  # 0.05 s on an idle machine
-        assert made.gap < 1e-8
-        exact.append(worst(paper_posterior, made))
-        bound.append(worst(paper_posterior, planned(paper_posterior, link, objective="worst")))
-    assert np.mean(exact) < 1.4e-4
-    assert np.mean(exact) < 0.4 * np.mean(bound)
+def figure_6(posterior):
+    """The exact law's worst distance at 30 dB, planned for itself and for the bound: means over five channels."""
+    made = [planned(posterior, replace(LINK, seed=seed)) for seed in range(5)]
+    assert max(plan.gap for plan in made) < 1e-8
+    bound = [planned(posterior, replace(LINK, seed=seed), objective="worst") for seed in range(5)]
+    return [np.mean([worst(posterior, plan) for plan in plans]) for plans in (made, bound)]
+
+
+def test_figure_6_is_far_below_the_bounds_optimum(posterior):
+    exact, bound = figure_6(posterior)
+    assert exact < 0.5 * bound
+
+
+def test_figure_6_on_the_authors_data(paper_posterior):
+    exact, bound = figure_6(paper_posterior)
+    assert exact < min(1.4e-4, 0.4 * bound)
 
 
 def test_no_fading_and_all_power_prove_what_privacy_costs(posterior):
