@@ -54,3 +54,11 @@ FADING = ["link.fading=rayleigh", "link.power=0.01", "policy.schedule=threshold"
 
 def with_set(overrides):
     return [word for text in overrides for word in ("--set", text)]
+
+
+def is_picture(path):
+    """Whether a file has the beginning and the end of a PNG or an SVG."""
+    content = path.read_bytes()
+    if path.suffix == ".png":
+        return content.startswith(b"\x89PNG") and b"IEND" in content[-16:]
+    return b"<svg" in content[:2000] and content.rstrip().endswith(b"</svg>")

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import jax
@@ -32,10 +32,10 @@ PAPER_DATA = SHARED_DATA / "gaussian_paper.npz"
 
 
 NEEDED = {
+    "make test-full": "time: `make test-full` runs the large counts",
     "authors' data": "the paper authors' data set: put gaussian_paper.npz into ../shared/data",
     "MNIST": "MNIST: `wflmc data mnist` fetches it; then WFLMC_DATA=FOLDER make test",
     "Chromium": "a browser: `make browser` installs Chromium",
-    "make test-full": "time: `make test-full` runs the large counts",
     "no GPU": "a GPU: WFLMC_GPU=1 make test",
     "pip install": "an optional package: the reason names it (-rs lists them)",
 }
@@ -67,10 +67,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was skipped and how to have it."""
     reasons = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
-    for word, remedy in NEEDED.items():
-        number = sum(word in reason for reason in reasons)
-        if number:
-            terminalreporter.write_line(f"{number} skipped for want of {remedy}.")
+    needs = Counter(next((remedy for word, remedy in NEEDED.items() if word in reason), reason) for reason in reasons)
+    for remedy, number in needs.items():
+        terminalreporter.write_line(f"{number} skipped for want of {remedy}.")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

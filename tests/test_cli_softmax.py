@@ -7,7 +7,7 @@ import pytest
 
 from wflmc.evaluation import calibration
 
-from .cli_tools import PLAN_KEYS, SUMMARY_KEYS, strict
+from .cli_tools import PLAN_KEYS, SUMMARY_KEYS, is_picture, strict
 
 SOFTMAX = """
 [posterior]
@@ -64,8 +64,10 @@ def test_run(call, softmax, tmp_path):
     assert 0 < summary["nll"] < 2.3
     assert 0 < summary["brier"] < 1
     assert sum(summary["reliability"]["share"]) == pytest.approx(1)
-    for name in ("trace.nc", "plan.json", "summary.json", "scenario.toml", "reliability.png", "reliability.svg"):
-        assert (tmp_path / "out" / name).stat().st_size > 100
+    assert {"trace.nc", "plan.json", "summary.json", "scenario.toml"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
+    assert all(is_picture(tmp_path / "out" / f"reliability.{suffix}") for suffix in ("png", "svg"))
     again = strict(call("run", "--plan", tmp_path / "out" / "plan.json", "--json")[1])
     assert again["nll"] == summary["nll"]
     text = call("run", softmax)[1]
