@@ -23,6 +23,7 @@ from wflmc.federated.job import Job, make_job
 from wflmc.federated.server import open_server, read_log, serve, trace_of
 from wflmc.federated.simulation import devices_in, run_in_process
 from wflmc.federated.terms import Ask, Heard, Terms
+from wflmc.keys import digest
 
 from .federation_tools import ROUNDING, SCENARIO, apart, expected_chain, federation
 
@@ -318,6 +319,24 @@ def test_jobs_and_terms_survive_their_files(tmp_path: Path) -> None:
         Job.load(tmp_path)
 
 
+def test_a_federation_that_an_earlier_version_prepared_goes_on_unless_it_was_to_be_masked(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
+    job, terms = tmp_path / "server" / "job.json", tmp_path / "device-0" / "terms.json"
+    for masked in (False, True):
+        for path, name in ((job, "job.aggregated"), (terms, "masked")):
+            path.write_text(json.dumps({**json.loads(path.read_text()), name: masked}))
+        if not masked:
+            again = Job.load(tmp_path / "server")
+            about = f"{again.subject} devices False 0 1 False"  # the name to which devices have agreed
+            arrays = (again.start, again.key, again.known, again.power)
+            assert again.run == made.job.run == digest(again.plan.digest.encode(), *arrays, about.encode())
+            assert Terms.load(terms) == made.job.terms(0)
+    with pytest.raises(InputError, match=r"^job .* without secure aggregation, which wflmc no longer has"):
+        Job.load(tmp_path / "server")
+    with pytest.raises(InputError, match=r"^terms .* without secure aggregation, which wflmc no longer has"):
+        Terms.load(terms)
+
+
 def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
     made = federation(tmp_path)
     features = made.inputs.posterior.features
@@ -337,8 +356,6 @@ def test_whoever_sends_nobody_spends_more_than_planned(pattern: list[list[bool]]
         total = np.zeros(5)
         for at in range(7):
             senders = sent[at] & (how.plan.weight[at] > 0)
-            if how.aggregated and senders.sum() < how.quorum[at]:
-                senders[:] = False  # such a round is never unmasked
             loss = how.loss(at, senders)
             assert np.all(loss[~senders] == 0)
             assert np.all(loss <= how.planned_loss()[at] * (1 + 1e-12))
@@ -402,7 +419,6 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
         replace(job, noise="devices"),
         replace(job, tolerate=1),
         replace(job, batch=True),
-        replace(job, aggregated=True),
         replace(job, subject="others"),
         replace(job, start=job.start + np.float32(1)),
         replace(job, key=job.key + np.uint32(1)),
@@ -413,7 +429,7 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
     assert len({job.run, *(other.run for other in others)}) == 1 + len(others)
 
 
-@pytest.mark.parametrize("how", [{}, {"tolerate": 2}, {"tolerate": 1, "releases": 2}, {"aggregated": True}])
+@pytest.mark.parametrize("how", [{}, {"tolerate": 2}, {"tolerate": 1, "releases": 2}])
 def test_a_plan_uses_its_budget_whoever_adds_the_noise(tmp_path: Path, how: dict[str, Any]) -> None:
     made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices", **how)
     used = made.job.planned_loss().sum(0) / made.inputs.privacy.budget(5)
@@ -421,12 +437,12 @@ def test_a_plan_uses_its_budget_whoever_adds_the_noise(tmp_path: Path, how: dict
     assert not np.any(made.job.plan.ledger)
 
 
-def test_noise_of_a_masked_sum_is_that_of_all_shares_in_it() -> None:
+def test_noise_of_a_sum_is_that_of_all_shares_in_it_and_a_message_has_one() -> None:
     job = _jobs()[2]  # two of five may be absent
     for count in (3, 4, 5):
         sent = np.arange(5) < count
         assert job.round_noise(0, sent) == pytest.approx(job.plan.noise_power * count / 3)
-        np.testing.assert_allclose(job.loss(0, sent), np.where(sent, job.plan.loss[0] * 3 / count, 0.0))
+        np.testing.assert_allclose(job.loss(0, sent), np.where(sent, job.plan.loss[0] * 3, 0.0))
 
 
 _MADE: list[Job] = []
@@ -438,7 +454,7 @@ def _jobs() -> list[Job]:
         from wflmc.federated.planning import federated_plan
         from wflmc.scenario import build, validate
 
-        for how in ({}, {"noise": "devices"}, {"noise": "devices", "aggregated": True, "tolerate": 2}):
+        for how in ({}, {"noise": "devices"}, {"noise": "devices", "tolerate": 2}):
             power = "noiseless-dp" if how else "optimized"
             scenario = validate({**SCENARIO, "policy": {"power": power}})
             inputs = build(scenario)
