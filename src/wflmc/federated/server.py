@@ -118,7 +118,7 @@ def _serve(server: Server, exchange: Exchange, progress: Any, say: Any) -> None:
         if server.ledger is not None and not paid:
             server.ledger.charge(job.run, number, job.loss(at, found.sent)[None], job.noise_name)
         if found.sent.any():
-            scale, noise = _follow(job, at, found.sent)
+            scale, noise = rescale(job, at, found.sent)
             now = now._replace(server_noise=noise)
             state, finite = _move(round_keys, state, jnp.asarray(found.total), jnp.float32(scale), now, job.noise)
             if not bool(finite):
@@ -200,7 +200,7 @@ def _asks(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.
     ]
 
 
-def _follow(job: Job, at: int, sent: NDArray[np.bool_]) -> tuple[float, Any]:
+def rescale(job: Job, at: int, sent: NDArray[np.bool_]) -> tuple[float, Any]:
     """The factor on the sum, and the variance of the server's own noise, by who really sent.
 
     Weights grow as the senders become fewer, and the channel's noise with them; the server then adds less of its own,
