@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +17,15 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
+from flwr.clientapp import ClientApp
+
+from wflmc.federated.apps import client_app
+from wflmc.federated.device import Device
 from wflmc.federated.folder import write_federation
 from wflmc.federated.job import Job, make_job
 from wflmc.federated.planning import federated_plan
 from wflmc.federated.server import Server, open_server
+from wflmc.privacy import Ledger
 from wflmc.sampling import Trace, sample
 from wflmc.scenario import Inputs, Scenario, build, validate
 
@@ -44,6 +51,19 @@ class Federation(NamedTuple):
         """A server in a folder of its own."""
         return open_server(self.job, self.folder / name)
 
+    def devices(self) -> list[Device]:
+        """All devices, with ledgers in memory of which nothing is spent."""
+        found = []
+        for k in range(self.job.plan.devices):
+            terms = self.job.terms(k)
+            ledger = Ledger(terms.promise, 1, enforced=terms.enforced)
+            found.append(Device(self.inputs.posterior.device(k), terms, ledger, b"a test %d" % k))
+        return found
+
+    def app(self) -> ClientApp:
+        """The app of such devices."""
+        return app_of(self.devices())
+
     def simulated(self) -> Trace:
         """What `wflmc.sample` makes of the same plan and key."""
         key = jax.random.key(self.scenario.sampler.seed)
@@ -63,6 +83,11 @@ def federation(folder: Path, changes: dict[str, Any] | None = None, **how: Any) 
     job = make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
     write_federation(folder, scenario, inputs, job, seed=b"a test ")
     return Federation(scenario, inputs, job, folder)
+
+
+def app_of(devices: Sequence[Any]) -> ClientApp:
+    """The app of devices in the order of their nodes."""
+    return client_app(lambda context: devices[int(context.node_config["partition-id"])])
 
 
 def apart(one: Trace, other: Trace) -> float:
@@ -95,6 +120,4 @@ def expected_chain(job: Job, posterior: Any, sent: NDArray[np.bool_]) -> NDArray
 
 
 def _crc(name: str) -> int:
-    import zlib
-
     return zlib.crc32(name.encode())

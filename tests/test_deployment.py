@@ -320,15 +320,6 @@ def test_a_server_that_nobody_answers_asks_again_and_gives_up(setting, capsys):
         flower_server.patient(silent, wait=0, pause=0)(["ask"])
 
 
-def test_masked_rounds_wait_while_too_few_are_connected_and_are_not_repeated_once_begun(capsys):
-    nobody, lost = np.zeros(3, bool), {0: "the round is lost", 1: "not connected"}
-    heard = iter([Heard(None, nobody, lost, unasked=True), Heard(None, nobody, lost)])
-    assert flower_server.patient(lambda _: next(heard), wait=60, once=True, pause=0)(["ask"]).absent == lost
-    assert capsys.readouterr().out.count("too few are connected") == 1
-    with pytest.raises(DeploymentError, match="Too few devices were connected"):
-        flower_server.patient(lambda _: Heard(None, nobody, lost, unasked=True), wait=0, once=True, pause=0)(["ask"])
-
-
 @pytest.mark.parametrize("config", [{"deadline": "soon"}, {"wait": -1}, {"folder": "nowhere"}])
 def test_a_run_config_that_cannot_be_is_refused(folder, config):
     with pytest.raises(InputError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,23 +18,28 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc.errors import InputError, OverspendError
-from wflmc.federated.apps import client_app
 from wflmc.federated.device import Device
 from wflmc.federated.folder import open_device
 from wflmc.federated.job import Job, make_job
-from wflmc.federated.server import open_server, read_log, serve, trace_of
+from wflmc.federated.server import Server, open_server, read_log, rescale, serve, trace_of
 from wflmc.federated.simulation import devices_in, run_in_process
 from wflmc.federated.terms import Ask, Heard, Terms
+from wflmc.keys import digest
+from wflmc.sampling.checkpoint import Checkpoint
 
-from .federation_tools import ROUNDING, SCENARIO, apart, expected_chain, federation
+from .federation_tools import ROUNDING, SCENARIO, Federation, apart, app_of, expected_chain, federation
 
+KINETIC = {"sampler.dynamics": "kinetic", "sampler.step_size": 0.02, "policy.power": "equal"}
 SYSTEMS: dict[str, dict[str, Any]] = {
     "gaussian": {},
     "unlike devices": {"privacy.clip": [10.0, 20.0, 30.0, 40.0, 50.0], "link.snr_db": [20.0, 21.0, 22.0, 23.0, 24.0]},
-    "badly known channels": {"link.csi_error": 0.1, "link.downlink_snr_db": 20.0},
-    "kinetic": {"sampler.dynamics": "kinetic", "sampler.step_size": 0.02, "policy.power": "equal"},
-    "records": {"privacy.unit": "record", "privacy.example_clip": 5.0},
-    "paid whitening": {"posterior.preconditioner": "private-whiten", "posterior.intercept": True},
+    "kinetic, badly known channels": {**KINETIC, "link.csi_error": 0.1, "link.downlink_snr_db": 20.0},
+    "records, paid whitening": {
+        "privacy.unit": "record",
+        "privacy.example_clip": 5.0,
+        "posterior.preconditioner": "private-whiten",
+        "posterior.intercept": True,
+    },
     "unbiased schedule": {"policy.schedule": "unbiased"},
     "unclipped": {"policy.power": "noiseless"},
     "labels": {"posterior.model": "softmax", "posterior.dim": 2, "sampler.init": "zero", "posterior.intercept": True},
@@ -73,7 +80,7 @@ def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
     job = make_job(key, posterior, link, plan, chains=2)
     devices = [Device(posterior.device(k), job.terms(k)) for k in range(3)]
     server = open_server(job, tmp_path)
-    run_in_process(server, client_app(lambda context: devices[context.node_config["partition-id"]]))
+    run_in_process(server, app_of(devices))
     assert apart(trace_of(server, posterior), wflmc.sample(key, posterior, plan, chains=2)) < ROUNDING
 
 
@@ -99,7 +106,7 @@ def test_update_and_ledger_follow_those_who_sent(tmp_path: Path) -> None:
     made = federation(tmp_path)
     pattern = np.random.default_rng(3).random((7, 5)) < 0.6
     pattern[2] = False  # nobody at all
-    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    devices = made.devices()
     server = made.server()
     serve(server, absent_in(pattern, devices))
     sent = pattern & (made.job.plan.weight > 0)
@@ -117,34 +124,30 @@ def test_update_and_ledger_follow_those_who_sent(tmp_path: Path) -> None:
 def test_all_present_is_what_the_formulas_say(tmp_path: Path) -> None:
     made = federation(tmp_path)
     server = made.server()
-    run_in_process(server, devices_in(tmp_path))
+    run_in_process(server, made.app())
     wanted = expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)[3:]
     np.testing.assert_allclose(np.asarray(trace_of(server).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "kinetic"])
-def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, name: str) -> None:
-    from wflmc.federated.server import _follow
-
-    job = federation(tmp_path, SYSTEMS[name]).job
+@pytest.mark.parametrize("changes", [{}, KINETIC])
+def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, changes: dict[str, Any]) -> None:
+    job = federation(tmp_path, changes).job
     plan = replace(job.plan, server_noise=3 * job.plan.noise_variance)
     job = replace(job, plan=plan)
     for count in range(1, plan.devices + 1):
         sent = np.arange(plan.devices) < count
-        scale, noise = _follow(job, 1, sent)
+        scale, noise = rescale(job, 1, sent)
         assert scale == pytest.approx(plan.scale[1] * plan.active_devices[1] / count)
         channel = plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
         assert channel + float(noise) == pytest.approx(max(channel, plan.noise_variance[1]), rel=1e-5)
 
 
 def test_the_server_adds_what_the_shares_that_came_leave_open() -> None:
-    from wflmc.federated.server import _follow
-
     job = _jobs()[2]
     job = replace(job, plan=replace(job.plan, server_noise=3 * job.plan.noise_variance))
     plan = job.plan
     for count in (3, 4, 5):
-        scale, noise = _follow(job, 1, np.arange(5) < count)
+        scale, noise = rescale(job, 1, np.arange(5) < count)
         shares = count / 3 * plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
         assert shares + float(noise) == pytest.approx(plan.noise_variance[1], rel=1e-5)
 
@@ -153,69 +156,67 @@ class CrashError(Exception):
     """A server that dies."""
 
 
-@pytest.mark.parametrize("moment", ["before paying", "after paying", "before keeping", "after keeping"])
-def test_a_server_that_dies_goes_on_without_paying_twice(
-    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from wflmc.federated import server as module
+@contextmanager
+def crash(server: Server, at: int, moment: str) -> Iterator[None]:
+    """Let the server die in a round, before or after it pays for it or keeps it."""
+    when, _, what = moment.partition(" ")
+    owner, name = (server.ledger, "charge") if what == "paying" else (Checkpoint, "save")
+    original, calls = getattr(owner, name), []
 
-    made = federation(tmp_path)
-    app, whole = devices_in(tmp_path), made.server("whole")
-    run_in_process(whole, app)
-    server, calls = made.server("stopped"), {"number": 0}
-    assert server.ledger is not None
-
-    def dying(name: str, owner: Any) -> None:
-        original = getattr(owner, name)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            calls["number"] += 1
-            if calls["number"] == 4:
-                raise CrashError
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, run)
-
-    owner: Any = server.ledger if moment == "before paying" else module
-    functions = {"before paying": "charge", "after paying": "_move", "before keeping": "_log"}
-    name = functions.get(moment, "_settle")
-    dying(name, owner)
-    with pytest.raises(CrashError):
-        run_in_process(server, app)
-    monkeypatch.undo()
-    again = made.server("stopped")
-    assert again.checkpoint.load().rounds == (4 if moment == "after keeping" else 3)
-    run_in_process(again, app)
-    assert apart(trace_of(again), trace_of(whole)) == 0
-    assert again.ledger is not None
-    assert whole.ledger is not None
-    assert again.ledger.rounds(made.job.run) == 7 == len(again.ledger.entries)
-    assert [line["round"] for line in read_log(again.folder)] == list(range(7))
-    np.testing.assert_array_equal(again.ledger.spent, whole.ledger.spent)
-    for k in range(5):  # nor have devices paid for a round that was asked for again
-        own = json.loads((tmp_path / f"device-{k}" / "ledger.jsonl").read_text().splitlines()[-1])
-        assert own["round"] == 6
-        assert len((tmp_path / f"device-{k}" / "ledger.jsonl").read_text().splitlines()) == 8
-
-
-def die_after_paying(server: Any, exchange: Any) -> None:
-    from wflmc.federated import server as module
-
-    def die(*args: Any) -> Any:
-        raise CrashError
+    def dying(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == at + 1 and when == "before":
+            raise CrashError
+        original(*args)
+        if len(calls) == at + 1:
+            raise CrashError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_move", die)
+        patch.setattr(owner, name, dying)
         with pytest.raises(CrashError):
-            serve(server, exchange)
+            yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, Server]:
+    """A federation that nothing has disturbed."""
+    made = federation(tmp_path_factory.mktemp("whole"))
+    server = made.server()
+    run_in_process(server, made.app())
+    return made, server
+
+
+@pytest.mark.parametrize("moment", ["before paying", "after paying", "before keeping", "after keeping"])
+def test_a_server_that_dies_goes_on_without_paying_twice(
+    whole: tuple[Federation, Server], tmp_path: Path, moment: str
+) -> None:
+    made, undisturbed = whole
+    devices, server = made.devices(), open_server(made.job, tmp_path)
+    with crash(server, 3, moment):
+        run_in_process(server, app_of(devices))
+    again = open_server(made.job, tmp_path)
+    assert again.checkpoint.load().rounds == (4 if moment == "after keeping" else 3)
+    run_in_process(again, app_of(devices))
+    assert apart(trace_of(again), trace_of(undisturbed)) == 0
+    assert again.ledger is not None
+    assert undisturbed.ledger is not None
+    assert again.ledger.rounds(made.job.run) == 7 == len(again.ledger.entries)
+    assert [line["round"] for line in read_log(again.folder)] == list(range(7))
+    np.testing.assert_array_equal(again.ledger.spent, undisturbed.ledger.spent)
+    for k, device in enumerate(devices):  # nor have devices paid for a round that was asked for again
+        assert device.ledger is not None
+        asked = np.flatnonzero(made.job.plan.weight[:, k] > 0).tolist()
+        assert [number for _, number in device.ledger.entries] == asked
 
 
 def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(tmp_path: Path) -> None:
     """A smaller set under the same noise would give its difference away, and nobody waits for ever."""
     made = federation(tmp_path)
-    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    devices = made.devices()
     pattern = np.ones((7, 5), bool)
-    die_after_paying(made.server(), absent_in(pattern, devices))
+    server = made.server()
+    with crash(server, 0, "after paying"):
+        serve(server, absent_in(pattern, devices))
     assert made.server().checkpoint.load().rounds == 0
     pattern[0, 3] = False
     again = made.server()
@@ -235,7 +236,7 @@ def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(tmp_path: Path)
 def test_a_checkpoint_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
     """From the start again, with other senders, the same noise would be under other sums."""
     made = federation(tmp_path)
-    run_in_process(made.server(), devices_in(tmp_path))
+    run_in_process(made.server(), made.app())
     (tmp_path / "server" / "progress.npz").unlink()
     with pytest.raises(InputError, match="the ledger has 7 rounds"):
         made.server()
@@ -257,7 +258,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_log_that_was_cut_short_is_read(tmp_path: Path) -> None:
     made = federation(tmp_path)
-    run_in_process(made.server(), devices_in(tmp_path))
+    run_in_process(made.server(), made.app())
     log = tmp_path / "server" / "rounds.jsonl"
     log.write_text(log.read_text()[:-9])
     assert [line["round"] for line in read_log(tmp_path / "server")] == list(range(6))
@@ -266,17 +267,19 @@ def test_a_log_that_was_cut_short_is_read(tmp_path: Path) -> None:
 def test_a_trace_does_not_give_the_noise_away(tmp_path: Path) -> None:
     made = federation(tmp_path)
     server = made.server()
-    run_in_process(server, devices_in(tmp_path))
+    run_in_process(server, made.app())
     assert trace_of(server).key is None
 
 
 def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path) -> None:
     """Another set of senders under the same noise would give its difference away."""
     made = federation(tmp_path)
-    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
+    devices = made.devices()
     pattern = np.ones((7, 5), bool)
     pattern[0, 1] = False
-    die_after_paying(made.server(), absent_in(pattern, devices))
+    server = made.server()
+    with crash(server, 0, "after paying"):
+        serve(server, absent_in(pattern, devices))
     again = made.server()
     serve(again, absent_in(np.ones((7, 5), bool), devices))
     sent = made.job.plan.weight > 0
@@ -289,7 +292,7 @@ def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path) -> Non
 
 def test_a_ledger_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
     made = federation(tmp_path)
-    run_in_process(made.server(), devices_in(tmp_path))
+    run_in_process(made.server(), made.app())
     lines = (tmp_path / "server" / "ledger.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "server" / "ledger.jsonl").write_text("".join(lines[:-1]))
     with pytest.raises(InputError, match="all 7 rounds"):
@@ -318,6 +321,24 @@ def test_jobs_and_terms_survive_their_files(tmp_path: Path) -> None:
         Job.load(tmp_path)
 
 
+def test_a_federation_that_an_earlier_version_prepared_goes_on_unless_it_was_to_be_masked(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
+    job, terms = tmp_path / "server" / "job.json", tmp_path / "device-0" / "terms.json"
+    for masked in (False, True):
+        for path, name in ((job, "job.aggregated"), (terms, "masked")):
+            path.write_text(json.dumps({**json.loads(path.read_text()), name: masked}))
+        if not masked:
+            again = Job.load(tmp_path / "server")
+            about = f"{again.subject} devices False 0 1 False"  # the name to which devices have agreed
+            arrays = (again.start, again.key, again.known, again.power)
+            assert again.run == made.job.run == digest(again.plan.digest.encode(), *arrays, about.encode())
+            assert Terms.load(terms) == made.job.terms(0)
+    with pytest.raises(InputError, match=r"^job .* without secure aggregation, which wflmc no longer has"):
+        Job.load(tmp_path / "server")
+    with pytest.raises(InputError, match=r"^terms .* without secure aggregation, which wflmc no longer has"):
+        Terms.load(terms)
+
+
 def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
     made = federation(tmp_path)
     features = made.inputs.posterior.features
@@ -332,16 +353,14 @@ def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
 @given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=7, max_size=7))
 @settings(max_examples=30, deadline=None)
 def test_whoever_sends_nobody_spends_more_than_planned(pattern: list[list[bool]]) -> None:
-    job, sent = _jobs()[0], np.array(pattern)
-    for how in _jobs():
-        total = np.zeros(5)
+    sent = np.array(pattern)
+    for job in _jobs():
+        planned, total = job.planned_loss(), np.zeros(5)
         for at in range(7):
-            senders = sent[at] & (how.plan.weight[at] > 0)
-            if how.aggregated and senders.sum() < how.quorum[at]:
-                senders[:] = False  # such a round is never unmasked
-            loss = how.loss(at, senders)
+            senders = sent[at] & (job.plan.weight[at] > 0)
+            loss = job.loss(at, senders)
             assert np.all(loss[~senders] == 0)
-            assert np.all(loss <= how.planned_loss()[at] * (1 + 1e-12))
+            assert np.all(loss <= planned[at] * (1 + 1e-12))
             total += loss
         assert np.all(total <= job.plan.privacy.budget(5) * (1 + 1e-9))
 
@@ -379,7 +398,7 @@ def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) ->
 
 def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(tmp_path: Path) -> None:
     made = federation(tmp_path, {"privacy.epsilon": None, "privacy.delta": None})
-    run_in_process(made.server(), devices_in(tmp_path))
+    run_in_process(made.server(), made.app())
     plan = replace(made.job.plan, gain=made.job.plan.gain * 0.9)
     other = replace(made.job, plan=plan)
     assert other.run != made.job.run
@@ -402,7 +421,6 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
         replace(job, noise="devices"),
         replace(job, tolerate=1),
         replace(job, batch=True),
-        replace(job, aggregated=True),
         replace(job, subject="others"),
         replace(job, start=job.start + np.float32(1)),
         replace(job, key=job.key + np.uint32(1)),
@@ -413,7 +431,7 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
     assert len({job.run, *(other.run for other in others)}) == 1 + len(others)
 
 
-@pytest.mark.parametrize("how", [{}, {"tolerate": 2}, {"tolerate": 1, "releases": 2}, {"aggregated": True}])
+@pytest.mark.parametrize("how", [{}, {"tolerate": 2}, {"tolerate": 1, "releases": 2}])
 def test_a_plan_uses_its_budget_whoever_adds_the_noise(tmp_path: Path, how: dict[str, Any]) -> None:
     made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices", **how)
     used = made.job.planned_loss().sum(0) / made.inputs.privacy.budget(5)
@@ -421,12 +439,12 @@ def test_a_plan_uses_its_budget_whoever_adds_the_noise(tmp_path: Path, how: dict
     assert not np.any(made.job.plan.ledger)
 
 
-def test_noise_of_a_masked_sum_is_that_of_all_shares_in_it() -> None:
+def test_noise_of_a_sum_is_that_of_all_shares_in_it_and_a_message_has_one() -> None:
     job = _jobs()[2]  # two of five may be absent
     for count in (3, 4, 5):
         sent = np.arange(5) < count
         assert job.round_noise(0, sent) == pytest.approx(job.plan.noise_power * count / 3)
-        np.testing.assert_allclose(job.loss(0, sent), np.where(sent, job.plan.loss[0] * 3 / count, 0.0))
+        np.testing.assert_allclose(job.loss(0, sent), np.where(sent, job.plan.loss[0] * 3, 0.0))
 
 
 _MADE: list[Job] = []
@@ -438,7 +456,7 @@ def _jobs() -> list[Job]:
         from wflmc.federated.planning import federated_plan
         from wflmc.scenario import build, validate
 
-        for how in ({}, {"noise": "devices"}, {"noise": "devices", "aggregated": True, "tolerate": 2}):
+        for how in ({}, {"noise": "devices"}, {"noise": "devices", "tolerate": 2}):
             power = "noiseless-dp" if how else "optimized"
             scenario = validate({**SCENARIO, "policy": {"power": power}})
             inputs = build(scenario)

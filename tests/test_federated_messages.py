@@ -398,7 +398,7 @@ def test_what_is_wrong_with_its_data_is_told_to_the_device_alone(caplog: pytest.
         raise InputError("data", "features with a Hessian eigenvalue of 1234", "scaled to moderate size")
 
     grid = LocalGrid(client_app(find), 1)
-    for kind in ("query.hello", "query.gradient", "train"):
+    for kind in ("query.hello", "query.gradient"):
         (ident,) = grid.push_messages([flwr.Message(flwr.RecordDict(), 1000, kind, ttl=1.0, group_id="0")])
         (answer,) = grid.pull_messages([ident])
         assert "its own log says why" in answer.error.reason

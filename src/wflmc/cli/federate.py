@@ -75,8 +75,6 @@ def _check(request: Request) -> None:
     ):
         if given not in known:
             raise InputError(option, given, f"one of {', '.join(known)}")
-    if request.aggregated and request.noise != "devices":
-        raise InputError("--secure-aggregation", True, "given with --noise devices")
     if request.tolerate and request.noise != "devices":
         raise InputError("--tolerate", request.tolerate, "given with --noise devices")
     if request.chains is not None and request.chains < 1:
@@ -153,12 +151,10 @@ def _account(server: Server, request: Request) -> dict[str, Any]:
     job, ledger = server.job, server.ledger
     rounds = read_log(server.folder)
     each = None if ledger is None else job.plan.privacy.epsilons_spent(ledger.spent)
-    sums, messages = (None, None) if ledger is None else job.epsilons(ledger)
     result: dict[str, Any] = plain(
         {
             "runtime": "deployment" if request.prepare else request.runtime,
             "noise": job.noise,
-            "secure_aggregation": job.aggregated,
             "tolerate": job.tolerate,
             "releases": job.releases,
             "asked": [line["asked"] for line in rounds],
@@ -166,8 +162,6 @@ def _account(server: Server, request: Request) -> dict[str, Any]:
             "absences": sum(len(line["absent"]) for line in rounds),
             "empty_rounds": sum(line["sent"] == 0 for line in rounds),
             "epsilon_spent": None if each is None else float(each.max()),
-            "epsilon_of_sums": sums,
-            "epsilon_of_messages": messages,
         }
     )
     return result
@@ -182,19 +176,10 @@ def _notes(server: Server, about: dict[str, Any]) -> list[str]:
             "channel's noise, and epsilon holds for what it keeps and shows, not against that process. "
             "--noise devices does not rely on it."
         )
-    elif server.job.aggregated:
-        both = about["epsilon_of_sums"], about["epsilon_of_messages"]
-        masked, alone = (f"{value:.3g}" if value is not None else "none stated" for value in both)
-        notes.append(
-            "Secure aggregation hides messages from logs, storage and curious operators, not from a server that "
-            "attacks: Flower's masks have seeds of 28 to 32 bits, and devices take each other's keys from the server. "
-            f"ε = {masked} holds if it is trusted, ε = {alone} if not."
-        )
     else:
         notes.append(
             "Devices add the noise themselves, and the server reads every message: each is hidden by its own share of "
-            f"the noise alone, {int(server.job.quorum.max())} times the loss of the sum, which plan and ledger count. "
-            "--secure-aggregation shows the server the sum alone."
+            f"the noise alone, {int(server.job.quorum.max())} times the loss of the sum, which plan and ledger count."
         )
         if about["absences"]:
             notes.append(

@@ -37,7 +37,6 @@ class Request(NamedTuple):
     overrides: list[str] | None
     runtime: str
     noise: str
-    aggregated: bool
     tolerate: int
     chains: int | None
     deadline: float
@@ -52,7 +51,6 @@ def about_of(scenario: Scenario, request: Request) -> dict[str, Any]:
     return {
         "asked": to_toml(scenario),
         "noise": request.noise,
-        "aggregated": request.aggregated,
         "tolerate": request.tolerate,
         "real": request.prepare,
         "chains": request.chains or (1 if request.prepare else scenario.sampler.chains),
@@ -95,14 +93,13 @@ def begin(
     """Plan a federation and write its folders: its job, and the plan as JSON document."""
     from wflmc.federated.folder import write_federation
     from wflmc.federated.job import make_job
-    from wflmc.federated.lattice import lattice_of
     from wflmc.federated.planning import federated_plan
     from wflmc.federated.server import LEDGER
 
     about = about_of(scenario, request)
     _refuse_folder(folder, about)
     releases = about["chains"] if about["real"] else 1
-    how: dict[str, Any] = {"noise": request.noise, "aggregated": request.aggregated, "tolerate": request.tolerate}
+    how: dict[str, Any] = {"noise": request.noise, "tolerate": request.tolerate}
     spent = None if request.ledger is None else spent_before(request.ledger, inputs)
     plan = federated_plan(scenario, inputs, **how, releases=releases, ledger=spent)
     if request.own_data:
@@ -116,8 +113,6 @@ def begin(
         **how,
         releases=releases,
     )
-    if job.aggregated:
-        lattice_of(job)  # refuses what cannot be represented
     settled = scenario.sampler.model_copy(update={"burn_in": plan.burn_in})
     document = plan_document(
         scenario.model_copy(update={"sampler": settled}), inputs, as_heard(job), time.perf_counter() - began

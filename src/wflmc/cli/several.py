@@ -149,9 +149,6 @@ def federate(
         str,
         typer.Option("--noise", metavar="NAME", help="Who adds it: channel (emulated) or devices (each its share)."),
     ] = "channel",
-    secure_aggregation: Annotated[
-        bool, typer.Option("--secure-aggregation", help="With --noise devices: the server learns the sum alone.")
-    ] = False,
     tolerate: Annotated[
         int,
         typer.Option("--tolerate", metavar="N", help="With --noise devices: absences that a round survives."),
@@ -194,7 +191,7 @@ def federate(
 
     cache_compilations()
     asked = Request(
-        scenario, out, overrides, runtime, noise, secure_aggregation, tolerate, chains, deadline, ledger, prepare,
+        scenario, out, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare,
         own_data, address,
     )  # fmt: skip
     summary, text, files = federate_command(asked, progress, note)

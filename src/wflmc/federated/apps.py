@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from wflmc.federated.device import Device
 from wflmc.federated.job import Job
-from wflmc.federated.masking import mask
 from wflmc.federated.messages import RejectedError, read_reply, read_request, reply, request, told_briefly, untold
 from wflmc.federated.terms import Ask, Heard
 
@@ -48,7 +47,6 @@ def client_app(find: Callable[[Context], Device]) -> ClientApp:
             ask, nonce = read_request(message.content, device.terms.run)
             return reply(message, device.answer(ask), ask, device.terms.run, nonce)
 
-    mask(app, find)
     return app
 
 

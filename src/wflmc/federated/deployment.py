@@ -142,7 +142,7 @@ def prepare(
     Args:
         hosts: names and addresses of the server, as devices write them; that of `address` is one of them.
         address: host and port at which devices reach the server.
-        deadline: seconds that a round, or each exchange of a masked one, waits for its devices.
+        deadline: seconds that a round waits for its devices.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 from typing import Any
 
 import jax
@@ -41,18 +40,11 @@ class Device:
         self._by_example = np.isfinite(terms.example_clip)
         self._ready = posterior.fitted(terms.chains, default_memory() / 4, self._by_example)
 
-    def answer(self, ask: Ask, masked: bool = False) -> NDArray[np.float32]:
-        """x = (α r/|ĥ|) clip(g) of every chain, with its share of the noise where it adds one, [chain, m].
-
-        Args:
-            masked: whether what is returned will be masked, so that the server learns a sum alone.
-        """
+    def answer(self, ask: Ask) -> NDArray[np.float32]:
+        """x = (α r/|ĥ|) clip(g) of every chain, with its share of the noise where it adds one, [chain, m]."""
         self._check(ask)
-        if masked != self.terms.masked:
-            given = "for a masked message" if masked else "for a message without a mask"
-            raise InputError("request", given, f"the opposite: its terms say masked = {self.terms.masked}")
         if self.ledger is not None:
-            self._pay(self.ledger, ask, masked)
+            self._pay(self.ledger, ask)
         limit = np.array([self.terms.example_clip], np.float32) if self._by_example else None
         keys = None if ask.batch is None else jax.random.wrap_key_data(jnp.asarray(ask.batch))
         clip, gain = np.array([self.terms.clip], np.float32), jnp.float32(ask.precoder)
@@ -76,18 +68,15 @@ class Device:
         if terms.power < np.inf and (ask.precoder * terms.clip) ** 2 > terms.power * (1 + SLACK):
             raise InputError("gain", ask.gain, "within the transmit power of the device")
 
-    def _pay(self, ledger: Ledger, ask: Ask, masked: bool) -> None:
+    def _pay(self, ledger: Ledger, ask: Ask) -> None:
         """Charge a request, in one step with what is refused: other processes of this device may be asked as well.
 
-        The same request again is answered with the same numbers, and costs nothing. With a mask it is refused: two sums
-        with the same noise but other senders would show a message alone. So is another request for the same round
-        where the server draws the noise, as its draws of a round are the same again.
+        The same request again is answered with the same numbers, and costs nothing. Another request for the same round
+        is refused where the server draws the noise, as its draws of a round are the same again.
         """
         gain, reach = np.array([ask.gain]), np.array([self.terms.sensitivity])
         loss = self.terms.factor * round_loss(gain, np.ones((1, 1)), reach, self.terms.noise_power)
         name, noise = self._name(ask), "" if self.terms.share else self.terms.run
-        if masked:  # every answer is an entry of its own, and the ledger takes one of the same noise
-            name, noise = f"{name} {secrets.token_hex(8)}", name
         try:
             ledger.charge(name, ask.round, loss, noise)
         except InputError as error:

@@ -21,7 +21,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from wflmc.errors import InputError
-from wflmc.federated.aggregation import exchange_for
+from wflmc.federated.apps import Post
 from wflmc.federated.job import Job
 from wflmc.federated.registration import TABLE, DeploymentError, read_nodes
 from wflmc.federated.server import Exchange, Server, open_server, serve
@@ -46,34 +46,27 @@ def main(grid: Grid, context: Context) -> None:
     done = server.checkpoint.load().rounds
     _say(f"{done} of {job.plan.rounds} rounds are done; waiting for {job.plan.devices} devices")
     nodes = {row.node: row.device for row in read_nodes(folder)} if (folder / TABLE).exists() else None
-    exchange = exchange_for(grid, job, nodes, deadline=deadline, wait=wait, poll=POLL)
-    serve(server, patient(exchange, wait, job.aggregated), say=_say)
+    serve(server, patient(Post(grid, job, nodes, deadline=deadline, wait=wait, poll=POLL), wait), say=_say)
     _say("all rounds are done")
 
 
-def patient(exchange: Exchange, wait: float, once: bool = False, pause: float = 5.0) -> Exchange:
+def patient(exchange: Exchange, wait: float, pause: float = 5.0) -> Exchange:
     """Ask again as long as nobody answers: a server without a network would else run through all rounds for nothing.
 
     Devices answer the same request with the same numbers, so that nothing is paid twice.
-
-    Args:
-        once: whether devices answer a request once only, as they do with masks; they are then asked again only where
-            too few were connected for anything to be asked.
     """
 
     def ask(asks: list[Ask]) -> Heard:
         end = time.monotonic() + wait
         while True:
             found = exchange(asks)
-            if found.sent.any() or not asks or (once and not found.unasked):
+            if found.sent.any() or not asks:
                 return found
             reasons = "; ".join(f"device {device}: {why}" for device, why in sorted(found.absent.items()))
             if time.monotonic() > end:
-                who = "Too few devices were connected" if found.unasked else "No device has answered"
-                text = f"{who} for {wait:g} s, so the run is stopped; it can go on later. {reasons}"
+                text = f"No device has answered for {wait:g} s, so the run is stopped; it can go on later. {reasons}"
                 raise DeploymentError(text)
-            said = "too few are connected, waiting for others" if found.unasked else "nobody answered, asking again"
-            _say(f"{said}; {reasons}")
+            _say(f"nobody answered, asking again; {reasons}")
             time.sleep(pause)
 
     return ask

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.errors import InputError
-from wflmc.federated.terms import Terms
+from wflmc.federated.terms import UNMASKED, Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
-from wflmc.privacy import Ledger, Privacy
+from wflmc.privacy import Privacy
 from wflmc.sampling.runner import starts
 
 Array = NDArray[np.float64]
@@ -43,8 +43,6 @@ class Job:
     """Whose data it is about, for the ledger."""
     noise: str = "channel"
     """Who adds the noise: the emulated channel, or every device its share."""
-    aggregated: bool = False
-    """Whether devices mask their messages so that the server learns their sum alone."""
     tolerate: int = 0
     """Devices that may be absent from a round before it is lost, with noise by the devices."""
     releases: int = 1
@@ -60,7 +58,8 @@ class Job:
     @cached_property
     def run(self) -> str:
         """A name for all that is sent, but for the devices' data."""
-        about = f"{self.subject} {self.noise} {self.aggregated} {self.tolerate} {self.releases} {self.batch}"
+        # "False" once said that messages are not masked, and keeps the names of federations that are under way.
+        about = f"{self.subject} {self.noise} False {self.tolerate} {self.releases} {self.batch}"
         return digest(self.plan.digest.encode(), self.start, self.key, self.known, self.power, about.encode())
 
     @property
@@ -86,11 +85,9 @@ class Job:
     def seen_noise(self, at: int, sent: NDArray[np.bool_]) -> float:
         """Variance of the noise that hides a device from whoever reads what the server is given.
 
-        It is that of the sum; but where devices add their noise and nothing masks their messages, each of these is
-        hidden by its own share alone.
+        It is that of the sum; but where devices add their noise, each message is hidden by its own share alone.
         """
-        alone = self.noise == "devices" and not self.aggregated
-        return float(self.share[at]) if alone else self.round_noise(at, sent)
+        return float(self.share[at]) if self.noise == "devices" else self.round_noise(at, sent)
 
     def loss(self, at: int, sent: NDArray[np.bool_]) -> Array:
         """What a round costs every device, by who really sent, [K]."""
@@ -107,38 +104,11 @@ class Job:
     def planned_loss(self) -> Array:
         """The same for all rounds with all who are to send, [S, K]: no round costs more."""
         sends = self.plan.weight > 0
-        if self.noise == "devices" and self.aggregated:  # with as few as the quorum
-            return np.where(sends, self._plan_loss * self.releases, 0.0)
         return np.stack([self.loss(at, sends[at]) for at in range(self.plan.rounds)])
-
-    def epsilons(self, ledger: Ledger | None = None) -> tuple[float | None, float | None]:
-        """ε towards the server, the worst of all devices: of what it is to learn, and of messages one by one.
-
-        The second counts if secure aggregation fails, or is not trusted: every message is then hidden by its device's
-        own share of the noise alone, and by nothing where the emulated channel adds the noise. None without a promise.
-
-        Args:
-            ledger: count what has been spent; by default, all that the plan means to spend.
-        """
-        promise = self.plan.privacy
-        alone = np.full(self.plan.loss.shape, np.inf)
-        if self.noise == "devices":
-            alone = self.plan.loss * self.releases * self.plan.noise_power / self.share[:, None]
-        if ledger is None:
-            sum_loss = self.planned_loss().sum(0)
-            lone_loss = np.where(self.plan.weight > 0, alone, 0.0).sum(0)
-        else:
-            sum_loss = lone_loss = ledger.spent
-            for (run, number), loss in ledger.entries.items():
-                if run == self.run:
-                    lone_loss = lone_loss - loss + np.where(loss > 0, alone[number - self.plan.start], 0.0)
-        lone = np.inf if np.any(np.isinf(lone_loss)) and promise.delta is not None else promise.epsilon_spent(lone_loss)
-        return promise.epsilon_spent(sum_loss), lone
 
     def terms(self, device: int) -> Terms:
         """What one device is to agree to."""
         plan, promise = self.plan, self.plan.privacy
-        alone = self.noise == "devices" and not self.aggregated
 
         def own(value: Any) -> float | None:
             return None if value is None else float(np.broadcast_to(np.asarray(value, float), (plan.devices,))[device])
@@ -153,10 +123,9 @@ class Job:
             example_clip=float(plan.example_clip[device]),
             noise_power=float(plan.noise_power),
             share=float(self.share.max()),
-            factor=self.releases * plan.uncertainty**2 * (int(self.quorum.max()) if alone else 1),
+            factor=self.releases * plan.uncertainty**2 * (int(self.quorum.max()) if self.noise == "devices" else 1),
             power=float(self.power[device]),
             enforced=plan.enforced,
-            masked=self.aggregated,
             privacy=(own(promise.epsilon), own(promise.delta), promise.accountant, promise.unit),
         )
 
@@ -191,9 +160,13 @@ class Job:
                 parts[owner][field] = value
             privacy = Privacy(**parts["privacy"])
             warnings = tuple(parts["plan"].pop("warnings"))
-            return cls(plan=Plan(**parts["plan"], warnings=warnings, privacy=privacy), **parts["job"])
+            masked = parts["job"].pop("aggregated", False)  # of earlier versions
+            job = cls(plan=Plan(**parts["plan"], warnings=warnings, privacy=privacy), **parts["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError("job", str(folder), f"a folder that `wflmc federate` has prepared ({error})") from None
+        if masked:
+            raise InputError("job", str(folder), UNMASKED)
+        return job
 
 
 def make_job(
@@ -204,7 +177,6 @@ def make_job(
     *,
     chains: int = 1,
     noise: str = "channel",
-    aggregated: bool = False,
     tolerate: int = 0,
     releases: int = 1,
 ) -> Job:
@@ -214,7 +186,6 @@ def make_job(
         key: seeds starts and noise, as of `wflmc.sample`: the same key and plan give the same chains.
         chains: how many run at the same time, in the same messages.
         noise: "channel", noise of the emulated channel, added at the server; or "devices", every device adds its share.
-        aggregated: with noise by the devices, whether secure aggregation hides their messages from the server.
         tolerate: with noise by the devices, how many may be absent from a round; all add more noise for it.
         releases: how many chains of the same real devices are given away.
     """
@@ -227,8 +198,6 @@ def make_job(
             raise InputError("policy.power", "a policy for a radio link", allowed)
         if not 0 <= tolerate < int(plan.active_devices.min()):
             raise InputError("tolerate", tolerate, f"between 0 and {int(plan.active_devices.min()) - 1}")
-    elif aggregated:
-        raise InputError("aggregated", True, "given with noise = 'devices': nothing fades what is masked")
     elif tolerate:
         raise InputError("tolerate", tolerate, "given with noise = 'devices'")
     rounds, devices = plan.rounds, plan.devices
@@ -246,7 +215,6 @@ def make_job(
         power=np.array(power),
         subject=posterior.digest,
         noise=noise,
-        aggregated=aggregated,
         tolerate=tolerate,
         releases=releases,
         batch=getattr(posterior, "batch", None) is not None,

@@ -18,7 +18,6 @@ def federated_plan(
     inputs: Inputs,
     *,
     noise: str = "channel",
-    aggregated: bool = False,
     tolerate: int = 0,
     releases: int = 1,
     ledger: NDArray[np.float64] | None = None,
@@ -26,7 +25,7 @@ def federated_plan(
     """The scenario's plan, from budgets that are left when every round costs as much as it does here.
 
     A round of a plan costs 2 (α r ℓ)²/N0 for one chain whose sum alone is seen. Chains that are all given away cost
-    that each; where devices add the noise and messages are seen one by one, each is hidden by its share alone, and a
+    that each; where devices add the noise, the server sees messages one by one, each hidden by its share alone, and a
     round costs as many times more as there are shares in N0.
 
     Args:
@@ -38,7 +37,7 @@ def federated_plan(
         raise InputError("policy.power", scenario.policy.power, allowed)
     if noise == "devices" and not 0 <= tolerate < devices:
         raise InputError("--tolerate", tolerate, f"between 0 and {devices - 1}")
-    factor = releases * (devices - tolerate if noise == "devices" and not aggregated else 1)
+    factor = releases * (devices - tolerate if noise == "devices" else 1)
     spent = inputs.spent if ledger is None else ledger
     budget = inputs.privacy.budget(devices)
     # All but a part of the budget counts as spent, and what the plan makes of that part is multiplied again.

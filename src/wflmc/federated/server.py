@@ -117,8 +117,8 @@ def _serve(server: Server, exchange: Exchange, progress: Any, say: Any) -> None:
             found = _lost(found)
         if server.ledger is not None and not paid:
             server.ledger.charge(job.run, number, job.loss(at, found.sent)[None], job.noise_name)
-        if found.sent.any() and not found.spoiled:
-            scale, noise = _follow(job, at, found.sent)
+        if found.sent.any():
+            scale, noise = rescale(job, at, found.sent)
             now = now._replace(server_noise=noise)
             state, finite = _move(round_keys, state, jnp.asarray(found.total), jnp.float32(scale), now, job.noise)
             if not bool(finite):
@@ -163,16 +163,13 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 
 def _whom(server: Server, at: int) -> tuple[NDArray[np.bool_], bool]:
-    """Those who are asked, by the plan, and whether the round has been paid for: then they are only those who paid.
-
-    Devices that mask their messages answer once only, so that such a round stays lost.
-    """
+    """Those who are asked, by the plan, and whether the round has been paid for: then they are only those who paid."""
     scheduled = np.asarray(server.job.plan.weight[at] > 0)
     number = server.job.plan.start + at
     paid = None if server.ledger is None else server.ledger.entries.get((server.job.run, number))
     if paid is None:
         return scheduled, False
-    return scheduled & (paid > 0) & (not server.job.aggregated), True
+    return scheduled & (paid > 0), True
 
 
 def _lost(found: Heard) -> Heard:
@@ -203,7 +200,7 @@ def _asks(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.
     ]
 
 
-def _follow(job: Job, at: int, sent: NDArray[np.bool_]) -> tuple[float, Any]:
+def rescale(job: Job, at: int, sent: NDArray[np.bool_]) -> tuple[float, Any]:
     """The factor on the sum, and the variance of the server's own noise, by who really sent.
 
     Weights grow as the senders become fewer, and the channel's noise with them; the server then adds less of its own,

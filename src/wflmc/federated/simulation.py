@@ -15,8 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from wflmc.errors import InputError
-from wflmc.federated.aggregation import exchange_for
-from wflmc.federated.apps import client_app
+from wflmc.federated.apps import Post, client_app
 from wflmc.federated.folder import DEVICE, open_device
 from wflmc.federated.grid import Fault, LocalGrid
 from wflmc.federated.server import Server, serve
@@ -44,7 +43,7 @@ def run_in_process(
     devices = server.job.plan.devices
     grid = LocalGrid(app, devices, fault)
     nodes = {node: k for k, node in enumerate(grid.get_node_ids())}
-    serve(server, exchange_for(grid, server.job, nodes, deadline=0.0, wait=wait), progress)
+    serve(server, Post(grid, server.job, nodes, deadline=0.0, wait=wait), progress)
 
 
 def run_in_engine(
@@ -71,7 +70,7 @@ def run_in_engine(
     @center.main()
     def main(grid: Grid, context: Context) -> None:
         del context
-        serve(server, exchange_for(grid, server.job, deadline=deadline, wait=deadline), progress)
+        serve(server, Post(grid, server.job, deadline=deadline, wait=deadline), progress)
 
     backend: dict[str, Any] = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},

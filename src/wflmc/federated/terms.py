@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,11 @@ from numpy.typing import NDArray
 
 from wflmc.errors import InputError
 from wflmc.privacy import Privacy
+
+UNMASKED = (
+    "that of a federation without secure aggregation, which wflmc no longer has: begin a new one in another folder, "
+    "and name this one's ledger by --ledger"
+)
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,11 @@ class Terms:
     """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
     privacy: tuple[float | None, float | None, str, str]
     """ε, δ, accountant and unit of the promise to this device."""
-    masked: bool = False
-    """Whether the server may learn a sum of messages alone, and no message on its own."""
 
     @property
     def sensitivity(self) -> float:
         """Half of what a neighbouring data set can change: min(c, ℓ)."""
         return min(self.clip, self.example_clip)
-
-    @property
-    def fewest(self) -> int:
-        """The fewest senders whose shares of the noise add up to N0."""
-        return max(1, math.ceil(self.noise_power / self.share * (1 - 1e-9)))
 
     @property
     def promise(self) -> Privacy:
@@ -70,9 +67,14 @@ class Terms:
         """Read them again."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**{**found, "privacy": tuple(found["privacy"])})
+            found["privacy"] = tuple(found["privacy"])
+            masked = found.pop("masked", False)  # of earlier versions
+            terms = cls(**found)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError("terms", str(path), f"a file that `wflmc federate` has prepared ({error})") from None
+        if masked:
+            raise InputError("terms", str(path), UNMASKED)
+        return terms
 
 
 class Ask(NamedTuple):
@@ -101,12 +103,8 @@ class Heard(NamedTuple):
     """What the server has heard in a round."""
 
     total: NDArray[Any]
-    """Σ_k h_k x_k of those who sent, [chain, m]; nan where it is spoiled."""
+    """Σ_k h_k x_k of those who sent, [chain, m]."""
     sent: NDArray[np.bool_]
     """[K]."""
     absent: dict[int, str]
     """Why others who were asked did not send."""
-    spoiled: bool = False
-    """Whether the sum is of no use, although it may tell of its senders, who pay for it."""
-    unasked: bool = False
-    """Whether nobody was asked anything, as too few were connected: the same round can be tried again."""

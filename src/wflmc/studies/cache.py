@@ -115,8 +115,9 @@ def save(folder: Path, key: str, result: Any, say: Say) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for old in path.parent.glob(f"{path.stem}.*.part"):  # of a run that was killed while it wrote
-            if time.time() - old.stat().st_mtime > 3600:
-                old.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # or of one that has just finished writing
+                if time.time() - old.stat().st_mtime > 3600:
+                    old.unlink()
         part.write_text(json.dumps({"check": _check(key, result), "result": result}), encoding="utf-8")
         os.replace(part, path)
     except OSError as error:

@@ -63,9 +63,6 @@ def _federation(what: Federation) -> Html:
     by = "The emulated channel added the noise, at the server: its process read every message without it."
     if what.noise == "devices":
         by = "Every device added its share of the noise itself, and the server read every message with it."
-        alone = "" if what.epsilon_of_messages is None else f" (if not, ε is {number(what.epsilon_of_messages, 4)})"
-        if what.secure_aggregation:
-            by = f"Every device added its share of the noise, and secure aggregation is to hide all but sums{alone}."
     return paragraph(
         "They were a federation on Flower: {sent} of {asked} messages that were asked for came. {by}",
         sent=number(sum(what.sent)),

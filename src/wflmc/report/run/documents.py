@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, model_validator
 
@@ -129,12 +129,12 @@ class Federation(BaseModel):
     """How the rounds went, where devices were a federation's."""
 
     noise: str
-    secure_aggregation: bool
+    secure_aggregation: Literal[False] = False
+    """Earlier versions had it, and their ε was that of masked sums."""
     tolerate: int = 0
     asked: list[int]
     sent: list[int]
     absences: int
-    epsilon_of_messages: float | None
 
 
 class SummaryFile(BaseModel):
