@@ -46,6 +46,12 @@ NEVER = {
 }
 """Commands that are only parsed."""
 
+TOLERANCE = 0.001
+"""How far numbers may be from those shown, relative: enough for float64 on any machine."""
+STANDARD_ERRORS = 3
+"""How many of them a number shown with its standard error, 0.12 ± 0.03, may be away."""
+
+COMMENT = re.compile(r"<!-- (full|sampled): (.+) -->")
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+) *(?P<language>[\w-]*)(?P<rest>.*)$")
 COMMAND = re.compile(r"^(\$ )?(\.venv/bin/)?(wflmc|make|pip|python|cd)\b")
 NUMBER = re.compile(r"(?<![\w.])[-−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
@@ -64,8 +70,8 @@ class Block:
     language: str
     text: str
     title: str = ""
-    reason: str = ""
-    """Why only the full tests run it, where the page says so."""
+    said: dict[str, str] = field(default_factory=dict)
+    """What comments before the block say: why only the full tests run it (full), and what is random (sampled)."""
 
     @property
     def kind(self) -> str:
@@ -75,13 +81,21 @@ class Block:
         first = self.text.strip().splitlines()[0]
         return "shell" if COMMAND.match(first) else "toml" if re.match(r"\[\w+\]", first) else "unknown"
 
+    def tolerance(self, line: str) -> float:
+        """How far numbers of a line may be from those shown, relative: 5 % by <!-- sampled: R-hat max 5 % -->."""
+        for words, percent in re.findall(r"([^,]*?) *([\d.]+) %", self.said.get("sampled", "")):
+            if line.startswith(words.strip()):
+                return float(percent) / 100
+        return TOLERANCE
+
     def __str__(self) -> str:
         return f"{self.page}:{self.line} ({self.language or 'no language'})"
 
 
 def blocks_of(page: Path) -> list[Block]:
     """All code blocks of a page, fenced and indented, in order."""
-    lines, found, at, above, reason = page.read_text(encoding="utf-8").splitlines(), [], 0, "", ""
+    lines, found, at, above = page.read_text(encoding="utf-8").splitlines(), [], 0, ""
+    said: dict[str, str] = {}
     while at < len(lines):
         begin, fence = at, FENCE.match(lines[at])
         if fence:
@@ -89,14 +103,14 @@ def blocks_of(page: Path) -> list[Block]:
             at = next(i for i in range(begin + 1, len(lines)) if lines[i].rstrip() == close)
             title = re.search(r'title="([^"]+)"', fence["rest"])
             text = textwrap.dedent("\n".join(lines[begin + 1 : at]))
-            found.append(Block(page.name, begin + 1, fence["language"], text, title[1] if title else "", reason))
+            found.append(Block(page.name, begin + 1, fence["language"], text, title[1] if title else "", said))
         elif lines[at].startswith("    ") and (at == 0 or not lines[at - 1].strip()) and not _in_list(above):
             while at + 1 < len(lines) and (lines[at + 1].startswith("    ") or not lines[at + 1].strip()):
                 at += 1
-            found.append(Block(page.name, begin + 1, "", textwrap.dedent("\n".join(lines[begin : at + 1])), "", reason))
+            found.append(Block(page.name, begin + 1, "", textwrap.dedent("\n".join(lines[begin : at + 1])), "", said))
         elif lines[at].strip():
-            said = re.fullmatch(r"<!-- full: (.+) -->", lines[at].strip())
-            reason = said[1] if said else ""
+            comment = COMMENT.fullmatch(lines[at].strip())
+            said = {**said, comment[1]: comment[2]} if comment else {}
             above = above if lines[at].startswith(" ") else lines[at]
         at += 1
     return found
@@ -215,35 +229,57 @@ class Reader:
 
 
 def _waits(block: Block, text: str) -> bool:
-    return not FULL and bool(block.reason or any(words in text for words in ONLY_FULL))
+    return not FULL and bool(block.said.get("full") or any(words in text for words in ONLY_FULL))
 
 
 def compare(block: Block, shown: list[str], printed: str) -> None:
-    """Every shown line must have been printed: the same words, and the same numbers to the digits shown."""
-    now = " ".join(printed.split())
+    """Every shown line must have been printed: the same words, and numbers that the shown ones stand for."""
+    now = _words(printed)
     for line in shown:
-        wanted = " ".join(line.strip().removesuffix("...").removesuffix("…").split())
+        wanted = _words(line).removesuffix("...").removesuffix("…").strip()
         if not wanted:
             continue
-        pattern, last = "", 0
-        for number in NUMBER.finditer(wanted):
-            pattern += re.escape(wanted[last : number.start()]) + rf"({NUMBER.pattern})"
-            last = number.end()
-        numbers = NUMBER.findall(wanted)
-        pattern = rf"(?<!\S){pattern}{re.escape(wanted[last:])}(?!\w)"
+        words = [re.escape(part) for part in NUMBER.sub("\0", wanted).split("\0")]
+        pattern = rf"(?<!\S){f'({NUMBER.pattern})'.join(words)}(?!\w)"
         candidates = [match.groups() for match in re.finditer(pattern, now)]
         assert candidates, f"{block}: {wanted!r} is not what is printed now:\n{printed}"
-        same = [all(map(_agree, numbers, groups)) for groups in candidates]
-        assert any(same), f"{block}: {wanted!r}, but now {candidates}"
+        allowed = _allowed(wanted, block.tolerance(wanted))
+        same = [
+            all(low <= _value(text)[0] <= high for text, (low, high) in zip(groups, allowed, strict=True))
+            for groups in candidates
+        ]
+        assert any(same), f"{block}: {wanted!r}, but now {candidates}, where {allowed} is allowed"
 
 
-def _agree(shown: str, printed: str) -> bool:
-    """To one unit of the last digit shown; below 1e-9 all is rounding."""
-    a, b = (float(text.replace("−", "-")) for text in (shown, printed))
-    digits, _, exponent = shown.partition("e")
-    unit = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
-    exact = "." not in digits and not exponent
-    return abs(a - b) < 1e-9 or (not exact and abs(a - b) <= 1.001 * unit) or (exact and abs(a - b) < 0.501)
+def _words(text: str) -> str:
+    """A text without box drawing and with single spaces."""
+    return " ".join(re.sub("[\u2500-\u257f]", " ", text).split())
+
+
+def _value(number: str) -> tuple[float, float]:
+    """The value of a number as it is written, and the unit of its last digit."""
+    digits, _, exponent = number.replace("−", "-").partition("e")
+    return float(number.replace("−", "-")), 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+
+
+def _allowed(line: str, tolerance: float) -> list[tuple[float, float]]:
+    """The least and the largest that each number of a shown line stands for.
+
+    That is the tolerance and half a unit of the last digit shown to both sides; standard errors where one is shown;
+    and for a number after "within" all up to it.
+    """
+    numbers = list(NUMBER.finditer(line))
+    found = []
+    for number, after in zip(numbers, [*numbers[1:], None], strict=False):
+        value, unit = _value(number[0])
+        slack = tolerance * abs(value) + 0.501 * unit
+        before = line[: number.start()].rstrip()
+        if after and line[number.end() : after.start()].strip() == "±":
+            slack = max(slack, STANDARD_ERRORS * _value(after[0])[0])
+        elif before.endswith("±"):
+            slack = max(slack, value)  # a standard error is itself an estimate
+        found.append((0.0 if before.endswith("within") else value - slack, value + slack))
+    return found
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import pytest
 import wflmc
 from wflmc.scenario import Scenario
 
-from .docs_tools import COMMANDS, PAGES, ROOT, Block, Reader, blocks_of, compare, reading_room
+from .docs_tools import COMMANDS, PAGES, ROOT, TOLERANCE, Block, Reader, blocks_of, compare, reading_room
 
 DOCS = ROOT / "docs"
 NAMES = [page.name for page in PAGES]
@@ -117,16 +117,75 @@ def test_the_gallery_shows_what_policies_are_worth_now(monkeypatch):
     compare(Block("gallery.md", 0, "table", ""), shown, table(POLICIES))
 
 
-def test_shown_numbers_must_agree_to_their_digits():
-    here = Block("here", 1, "output", "")
-    compare(
-        here,
-        ["loss 7.04 (budget 7.0), within 3e-12 of 50 ..."],
-        "loss 7.0418\n  (budget 7.0418), within 9e-13 of 50 in all",
-    )
-    for wrong in ("loss 7.07 (budget", "lost 7.04 (budget", "loss 7.0418 (budget 7.0418) of 51"):
-        with pytest.raises(AssertionError):
-            compare(here, [wrong], "loss 7.0418 (budget 7.0418) of 50")
+PAGE = """
+<!-- full: long -->
+<!-- sampled: R-hat max 5 %, ESS min 25 % -->
+
+```output
+R-hat max  1.18
+```
+
+No comment holds for what comes after other text.
+
+```output
+R-hat max  1.18
+```
+"""
+
+
+def test_comments_hold_for_the_block_that_follows(tmp_path):
+    (tmp_path / "page.md").write_text(PAGE)
+    marked, plain = blocks_of(tmp_path / "page.md")
+    assert marked.said == {"full": "long", "sampled": "R-hat max 5 %, ESS min 25 %"}
+    assert [marked.tolerance(line) for line in ("R-hat max 1.18", "ESS min 400", "loss 7")] == [0.05, 0.25, 0.001]
+    assert plain.said == {}
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("loss 7.04 (budget 7.0), of 50 ...", "loss   7.0418\n (budget 7.0418), of 50 in all"),
+        ("gain 0.00094575 … 0.0092177", "gain 0.00094580 … 0.0092170"),  # 0.1 %
+        ("bound 0.12, within 1e-9 of the best", "bound 0.1236, within 5e-12 of the best"),
+        ("W2² 0.00097 ± 0.0002 (from chains)", "W2² 0.00136 ± 0.0003 (from chains)"),  # two standard errors
+        ("privacy 2.06 loss", "│ privacy │ 2.06 loss │\n└──────┴─────┘"),
+        ("R-hat max 1.18", "R-hat max 1.2314"),
+        ("ESS min 436 bulk, 844 tail", "ESS min 361 bulk, 1023 tail"),
+    ],
+)
+def test_right_output_passes(shown, printed):
+    compare(Block("here", 1, "output", "", said={"sampled": "R-hat max 5 %, ESS min 25 %"}), [shown], printed)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("lost 7.04", "loss 7.0418"),
+        ("loss 7.07", "loss 7.0418"),
+        ("loss 7.0418", "loss 7.0525"),
+        ("rounds 51", "rounds 50"),
+        ("bound 0.12, within 1e-9 of the best", "bound 0.1236, within 2e-9 of the best"),
+        ("bound 0.12, within 1e-9 of the best", "bound 0.1236, within 5e-12 of the worst"),
+        ("delta 6e-28", "delta 8e-28"),
+        ("W2² 0.00097 ± 0.0002", "W2² 0.00177 ± 0.0002"),  # four standard errors
+        ("W2² 0.00097 ± 0.0002", "W2² 0.00097 ± 0.0006"),
+        ("R-hat max 1.18", "R-hat max 1.26"),
+        ("ESS min 436 bulk, 844 tail", "ESS min 436 bulk, 84 tail"),
+        ("ESS of one chain 3.45", "ESS of one chain 3.65"),  # not among the sampled ones
+    ],
+)
+def test_wrong_output_fails(shown, printed):
+    with pytest.raises(AssertionError):
+        compare(Block("here", 1, "output", "", said={"sampled": "R-hat max 5 %, ESS min 25 %"}), [shown], printed)
+
+
+def test_sampled_numbers_are_shown_with_their_error_or_a_tolerance():
+    sampled = re.compile(r"(R-hat|ESS min|gradients clipped|examples clipped|accuracy|No attack) .*\d|.*from chains")
+    shown = [(block, line.strip()) for page in PAGES for block in blocks_of(page) for line in block.text.splitlines()]
+    found = [(block, line) for block, line in shown if sampled.match(line) and "exact" not in line]
+    assert len(found) > 8
+    for block, line in found:
+        assert "±" in line or block.tolerance(line) > TOLERANCE, f"{block}: {line}"
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,23 @@ from typing import Any
 import jax
 
 from wflmc import audit, report
-from wflmc.cli.capacity import Wanted, capacity_document
 from wflmc.cli.output import ProgressBar
 from wflmc.cli.run import spent_before
 from wflmc.data import fetch_mnist, load_mnist
 from wflmc.errors import InputError
+from wflmc.planning import capacity as capacities
 from wflmc.scenario import Scenario, build, load_scenario, make_plan, plan_document, solve_for
 from wflmc.scenario.files import plain
+
+
+def sizes_given(asked: bool, **options: float | None) -> dict[str, float] | None:
+    """The options of --capacity that were given, checked; None where no capacity was asked for."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        if not asked:
+            raise InputError(f"--{name}", value, "left out without --capacity")
+    capacities.check(given, "--")
+    return given if asked else None
 
 
 def plan_command(
@@ -25,7 +35,7 @@ def plan_command(
     plot: str | None,
     ledger: str | None,
     compare: bool,
-    capacity: Wanted | None,
+    capacity: dict[str, float] | None,
 ) -> dict[str, Any]:
     """The plan's JSON document; draws it where asked."""
     return _planned(load_scenario(path, overrides), solver, plot, time.perf_counter(), ledger, compare, capacity)
@@ -38,7 +48,7 @@ def _planned(
     began: float,
     ledger: str | None,
     compare: bool,
-    capacity: Wanted | None,
+    capacity: dict[str, float] | None,
 ) -> dict[str, Any]:
     if plot is not None:
         report.check_picture(plot)
@@ -47,7 +57,9 @@ def _planned(
     made = make_plan(scenario, inputs, solver=solver, ledger=spent)
     document = plan_document(scenario, inputs, made, time.perf_counter() - began, compare)
     if capacity is not None:
-        document["capacity"] = plain(capacity_document(made, inputs.link, inputs.posterior, capacity))
+        document["capacity"] = plain(
+            capacities.document(made, inputs.link, float(inputs.posterior.sizes.mean()), capacity)
+        )
     if plot is not None:
         report.draw_plan(made, plot)
     return document
@@ -62,7 +74,7 @@ def solve_command(
     target: float | None,
     metric: str,
     compare: bool,
-    capacity: Wanted | None,
+    capacity: dict[str, float] | None,
     bar: ProgressBar,
 ) -> dict[str, Any]:
     """The plan at the smallest value of `key` that reaches the target, and the answer under `solve_for`."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from wflmc.cli import capacity as sizes
 from wflmc.cli.shell import (
     AsJson,
     Memory,
@@ -31,6 +30,10 @@ def new(name: Annotated[str, typer.Argument(metavar="NAME", help="Of the folder 
 
     commands = new_command(name)
     print("\n".join([f"Written to {name}: scenario.toml, model.py. Next:", *(f"  {line}" for line in commands)]))
+
+
+def _capacity(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=f"With --capacity: {text}")
 
 
 def plan(
@@ -60,15 +63,17 @@ def plan(
         bool, typer.Option("--compare/--no-compare", help="Show ε by dp-accounting too (two seconds of imports).")
     ] = True,
     capacity: Annotated[
-        bool, typer.Option("--capacity", help="Show what it costs: airtime, energy, compute, memory, files.")
+        bool, typer.Option("--capacity", help="Show what it costs: airtime, energy, operations, bytes.")
     ] = False,
-    devices: sizes.Devices = None,
-    parameters: sizes.Parameters = None,
-    rounds: sizes.Rounds = None,
-    bandwidth: sizes.Bandwidth = None,
-    power: sizes.Power = None,
-    efficiency: sizes.Efficiency = None,
-    coherence: sizes.Coherence = None,
+    devices: Annotated[float | None, _capacity("K", "this many devices, such as 1e6.")] = None,
+    parameters: Annotated[float | None, _capacity("M", "this many parameters.")] = None,
+    rounds: Annotated[float | None, _capacity("S", "this many rounds; the same share of them is kept.")] = None,
+    bandwidth: Annotated[float | None, _capacity("HZ", "of the channel; 20e6 by default.")] = None,
+    power: Annotated[float | None, _capacity("WATT", "radiated at the power limit; 0.2 by default.")] = None,
+    efficiency: Annotated[float | None, _capacity("BIT/S/HZ", "of digital links; 1 by default.")] = None,
+    coherence: Annotated[
+        float | None, _capacity("SECONDS", "for which channels stay constant; 0.01 by default.")
+    ] = None,
 ) -> None:
     """Decide who sends and how strongly, and what that is worth.
 
@@ -77,10 +82,12 @@ def plan(
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
-    from wflmc.cli.commands import plan_command, solve_command
+    from wflmc.cli.commands import plan_command, sizes_given, solve_command
 
-    given = sizes.Wanted(devices, parameters, rounds, bandwidth, power, efficiency, coherence)
-    asked = sizes.wanted(capacity, given)
+    asked = sizes_given(
+        capacity, devices=devices, parameters=parameters, rounds=rounds, bandwidth=bandwidth, power=power,
+        efficiency=efficiency, coherence=coherence,
+    )  # fmt: skip
     if unknown is None:
         if target is not None:
             raise InputError("--target", target, "left out without --solve-for KEY")
@@ -93,10 +100,10 @@ def plan(
         warn(document["warnings"])
         print_json(document)
     else:
-        from wflmc.report import plan_table
+        from wflmc.report import capacity_tables, plan_table
 
         show(plan_table(document))
-        for table in sizes.capacity_tables(document["capacity"]) if asked else []:
+        for table in capacity_tables(document["capacity"]) if capacity else []:
             show(table)
         if plot is not None:
             print(f"Picture: {plot}")

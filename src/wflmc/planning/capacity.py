@@ -1,198 +1,197 @@
-"""What a deployment costs at any size: channel uses, seconds, energy, operations and bytes, and what breaks first.
+"""Count what a deployment of any size costs, and check what it needs at least (`wflmc plan --capacity`).
 
-Everything here is arithmetic on a few numbers; nothing of the size in question is ever built.
+Every number is a closed form of a few others; nothing of the size in question is built.
 
 >>> found = capacity(Size(devices=10**6, parameters=10**8, rounds=10**4, samples=5000), Traits())
->>> found.air.uplink_seconds, found.digital.uplink_bytes
+>>> found.costs["uplink_airtime"].round, found.costs["digital_uplink"].round
 (2.5, 400000000000000.0)
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from wflmc.channel import Link
-from wflmc.planning.costs import (
-    Air,
-    Capacity,
-    Digital,
-    Energy,
-    Files,
-    Limit,
-    Machine,
-    Planning,
-    Radio,
-    Size,
-    Time,
-    Traits,
-    Work,
-)
+from wflmc.errors import InputError
 from wflmc.planning.plan import Plan
 
-REAL = 4
-"""Bytes of a float32, in which chains, broadcasts and digital gradients are counted."""
-NORMAL_OPERATIONS, NORMAL_BYTES = 91, 56
-"""Of one normal number drawn and added, by XLA's count."""
-DRAW = 36
-"""Bytes of a kept round in trace.nc beside θ."""
-LINE, LINE_OBJECTS = 190, 75
-"""Bytes of a round in the ledger beside its losses (names, hash, number); of memory per loss of the line at hand."""
-COPIES = 3
-"""Of a ledger's text in memory while it is read: as bytes, as text, and as lines."""
+REAL, LOSS = 4, 8
+"""Bytes of a parameter and of a privacy loss, as numbers."""
 
 
-def capacity(size: Size, traits: Traits, radio: Radio | None = None, machine: Machine | None = None) -> Capacity:
-    """What `size` costs, for a plan with these traits."""
-    radio, machine = radio or Radio(), machine or Machine()
-    air = _air(size, traits, radio)
-    files = _files(size, traits, machine)
-    server, device, emulation = _server(size, traits, machine), _device(size, machine), _emulation(size, machine)
-    pairs = size.rounds * size.devices
-    sent = traits.senders * size.devices * REAL * size.parameters
-    seconds = 8 * sent / (radio.bandwidth * radio.efficiency)
-    parts = air.downlink_seconds, device.seconds, air.uplink_seconds, server.seconds
-    found = Capacity(
-        size=size,
-        air=air,
-        energy=_energy(size, traits, radio, air),
-        server=server,
-        device=device,
-        digital=Digital(sent, seconds, seconds / air.uplink_seconds),
-        files=files,
-        planning=Planning(pairs, machine.pair_seconds * pairs, machine.pair_bytes * pairs),
-        emulation=emulation,
-        time=Time(*parts, size.rounds * sum(parts)),
-        limits=(),
-    )
-    limits = sorted(_limits(found, traits, radio, machine), key=lambda limit: -limit.ratio)
-    return found._replace(limits=tuple(limits))
+class Size(NamedTuple):
+    """How large the deployment is: K, m, S and S_u, the rounds that are kept."""
+
+    devices: int
+    parameters: int
+    rounds: int
+    samples: int
+    examples: float = 0.0
+    """Held by a device, on average."""
+    per_example: float = 6.0
+    """Operations of a gradient per parameter and example: 6 in networks (2 forward, 4 back), 4 in linear models."""
+
+
+class Radio(NamedTuple):
+    """What the air offers."""
+
+    bandwidth: float = 20e6
+    """Hz left for data after pilots and guards; as many complex symbols a second."""
+    power: float = 0.2
+    """Watts that a device radiates at its power limit, while it sends."""
+    efficiency: float = 1.0
+    """bit/s/Hz of digital links: the broadcast, and the digital uplink for comparison."""
+    coherence: float = 0.01
+    """Seconds for which channels stay constant."""
+
+
+class Traits(NamedTuple):
+    """What other sizes take over from a plan; by default all devices send in all rounds, at their power limit."""
+
+    senders: float = 1.0
+    """Mean of K_a/K."""
+    power: float | None = 1.0
+    """Share of the power limit used, mean over devices and rounds, 0 where silent; None on an ideal link."""
+    power_most: float | None = 1.0
+    """The same for the device that uses most."""
+    loss_factor: float = 1.0
+    """Mean over rounds of (K s/(K_a ℓ))², 0 where silent, of a device with sensitivity s; ℓ is the mean clip."""
+    budget: float = np.inf
+    """The loss that this device may still spend. It is the device for which this is hardest."""
+    power_factor: float = 1.0
+    """(K ℓ_k/(K_a ℓ))² of the sender and round for which the condition on power is hardest."""
+    received_snr: float = np.inf
+    """SNR |h|² of that sender in that round; infinite on an ideal link."""
+    ledger: bool = True
+    """Whether losses are recorded: where gradients are clipped."""
+    kinetic: bool = False
+    server_noise: bool = False
+    noisy_broadcast: bool = False
+    """Whether θ is broadcast as symbols over a noisy downlink, rather than as bits."""
+
+
+class Cost(NamedTuple):
+    """An amount of one round and of all; None where there is none."""
+
+    unit: str
+    round: float | None
+    in_all: float | None
+
+
+class Condition(NamedTuple):
+    """A necessary condition, needs ≤ has, and what helps where it does not hold."""
+
+    name: str
+    unit: str
+    needs: float
+    has: float
+    helps: str
+
+    @property
+    def ratio(self) -> float:
+        """needs/has."""
+        return self.needs / self.has
+
+
+class Capacity(NamedTuple):
+    """Costs by name, and necessary conditions, the hardest first."""
+
+    costs: dict[str, Cost]
+    conditions: list[Condition]
 
 
 def traits_of(plan: Plan, link: Link) -> Traits:
-    """What other sizes take over from a plan, and from the link that it was made for."""
-    budget = float(plan.privacy.budget(plan.devices).min())
-    reach = float((plan.privacy.sensitivity(plan.devices) / plan.privacy.clips(plan.devices)).max())
-    wireless = bool(plan.power_share.any())
-    shares, received = _shares(plan, link) if wireless else (None, np.array([np.inf]))
-    rows = plan.loss[:: max(1, plan.rounds // 100)] if plan.clips else np.zeros((0, 0))
-    return Traits(
-        senders=float(np.mean(plan.weight > 0)),
-        power=None if shares is None else float(shares.mean()),
-        power_most=None if shares is None else float(shares.mean(0).max()),
-        received_snr=float(np.median(received)),
-        budget=budget if plan.enforced else np.inf,
-        reach=reach,
-        loss_bytes=float(np.mean([len(repr(loss)) + 2 for loss in rows.ravel().tolist()])) if rows.size else 0.0,
+    """Return what other sizes take over from a plan, given the link that it was made for."""
+    devices, sends = plan.devices, plan.weight > 0
+    clip, sensitivity = plan.privacy.clips(devices), plan.privacy.sensitivity(devices)
+    square = (plan.scale[:, None] / clip.mean()) ** 2
+    budget = plan.privacy.budget(devices) - plan.ledger if plan.enforced else np.full(devices, np.inf)
+    loss_factor = (square * sends).mean(0) * (plan.uncertainty * sensitivity) ** 2
+    hardest = np.argmax(loss_factor / np.minimum(budget, 1e300))
+    traits = Traits(
+        senders=float(sends.mean()),
+        loss_factor=float(loss_factor[hardest]),
+        budget=float(budget[hardest]),
+        ledger=plan.clips,
         kinetic=plan.friction is not None,
         server_noise=bool(np.any(plan.server_noise)),
         noisy_broadcast=plan.downlink_noise > 0,
     )
-
-
-def _shares(plan: Plan, link: Link) -> tuple[np.ndarray, np.ndarray]:
-    """Share of its power limit that every device uses at most, [S, K], and SNR |h|² of the weakest sender, [S]."""
-    last = plan.start + plan.rounds
-    gains = np.abs(link.gains(last, plan.devices))[plan.start :]
-    if plan.received is not None:
-        gains = gains / plan.received  # what devices know, and invert
-    quality = link.snr(plan.devices) * gains**2
-    meant = plan.gain[:, None] * plan.weight / plan.scale[:, None] * plan.privacy.clips(plan.devices)
-    return meant**2 / (plan.noise_power * plan.dim * quality), np.where(plan.weight > 0, quality, np.inf).min(1)
-
-
-def _air(size: Size, traits: Traits, radio: Radio) -> Air:
-    uplink = size.parameters / (2 * radio.bandwidth)
-    downlink = uplink if traits.noisy_broadcast else 8 * REAL * size.parameters / (radio.bandwidth * radio.efficiency)
-    return Air(
-        channel_uses=size.parameters,
-        channel_uses_in_all=size.parameters * size.rounds,
-        uplink_seconds=uplink,
-        downlink_seconds=downlink,
-        seconds_in_all=size.rounds * (uplink + downlink),
-        blocks=int(np.ceil(uplink / radio.coherence)),
+    if not plan.power_share.any():
+        return traits._replace(power=None, power_most=None)
+    gains = np.abs(link.gains(plan.start + plan.rounds, devices))[plan.start :]
+    known = gains if plan.received is None else gains / plan.received  # what devices know, and invert
+    snr = np.where(sends, link.snr(devices) * known**2, np.inf)
+    shares = (plan.gain[:, None] * plan.weight / plan.scale[:, None] * clip) ** 2 / (plan.noise_power * plan.dim * snr)
+    power_factor = square * clip**2
+    worst = np.unravel_index(np.argmax(power_factor / snr), snr.shape)
+    return traits._replace(
+        power=float(shares.mean()),
+        power_most=float(shares.mean(0).max()),
+        power_factor=float(power_factor[worst]),
+        received_snr=float(snr[worst]),
     )
 
 
-def _energy(size: Size, traits: Traits, radio: Radio, air: Air) -> Energy:
-    if traits.power is None or traits.power_most is None:
-        return Energy(None, None, None, None)
-    full = radio.power * air.uplink_seconds
-    mean, rounds = traits.power * full, size.rounds
-    return Energy(mean, rounds * mean, rounds * traits.power_most * full, size.devices * rounds * mean)
+def check(values: Mapping[str, float], prefix: str = "") -> None:
+    """Refuse sizes and properties of the radio that are out of range."""
+    for name, value in values.items():
+        whole = name in Size._fields
+        if not (1 if whole else 1e-18) <= value <= 1e18 or (whole and value != int(value)):
+            allowed = "a whole number between 1 and 1e18" if whole else "a number between 1e-18 and 1e18"
+            raise InputError(prefix + name, value, allowed)
 
 
-def _server(size: Size, traits: Traits, machine: Machine) -> Work:
-    """θ − c y, of three arrays; with a velocity of five; and where the server draws noise, that."""
-    operations, arrays = (7, 5) if traits.kinetic else (2, 3)
-    drawn = int(traits.server_noise)
-    held = REAL * (arrays + 3 * drawn) * size.parameters
-    seconds = size.parameters * (REAL * arrays / machine.bytes_rate + drawn / machine.normal_rate)
-    seconds += machine.entry_seconds * size.devices * (traits.loss_bytes > 0)
-    return Work(float((operations + NORMAL_OPERATIONS * drawn) * size.parameters), float(held), seconds)
+def capacity(size: Size, traits: Traits, radio: Radio | None = None) -> Capacity:
+    """Count what `size` costs for a plan with these traits, and compare what it needs with what there is."""
+    radio, devices, m, rounds = radio or Radio(), *size[:3]
+    check({"devices": devices, "parameters": m, "rounds": rounds, **radio._asdict()})
+    senders, watts = traits.senders * devices, radio.power
+    uplink = m / (2 * radio.bandwidth)  # two real numbers, I and Q, go into one complex symbol
+    bits = 8 * REAL * m / (radio.bandwidth * radio.efficiency)
+    mean, most = (None if share is None else watts * uplink * share for share in (traits.power, traits.power_most))
+    a_round: dict[str, tuple[str, float | None]] = {
+        "channel_uses": ("", m),
+        "uplink_airtime": ("s", uplink),
+        "broadcast_airtime": ("s", uplink if traits.noisy_broadcast else bits),
+        "digital_uplink_airtime": ("s", senders * bits),
+        "mean_energy_of_a_device": ("J", mean),
+        "largest_energy_of_a_device": ("J", most),
+        "energy_of_all_devices": ("J", None if mean is None else devices * mean),
+        "operations_of_the_server": ("", m * ((8 if traits.kinetic else 2) + 2 * traits.server_noise)),
+        "operations_of_a_device": ("", m * (size.per_example * size.examples + 3)),
+        "broadcast": ("B", REAL * m),
+        "digital_uplink": ("B", REAL * m * senders),
+        "ledger": ("B", LOSS * devices * traits.ledger),
+    }
+    costs = {name: Cost(unit, one, None if one is None else rounds * one) for name, (unit, one) in a_round.items()}
+    costs["kept_samples"] = Cost("B", REAL * m, REAL * m * size.samples)
+    block = math.floor(2 * radio.bandwidth * radio.coherence * (1 + 1e-12))
+    cut = f"{-(-m // block):,} blocks of at most {block:,} parameters a round" if block else "more bandwidth"
+    fewer = "fewer parameters or rounds, more senders, a larger ε"
+    stronger = "more transmit power, less bandwidth, leaving out the weakest devices"
+    conditions = [
+        Condition("coherence", "s", uplink, radio.coherence, cut),
+        Condition("privacy", "loss", 2 * m * rounds * traits.loss_factor / devices**2, traits.budget, fewer),
+        Condition("power", "SNR|h|²", traits.power_factor / devices**2, traits.received_snr, stronger),
+    ]
+    return Capacity(costs, sorted(conditions, key=lambda condition: -condition.ratio))
 
 
-def _device(size: Size, machine: Machine) -> Work:
-    """A gradient over the device's examples, its norm, and its scaling; θ and the gradient in memory."""
-    operations = size.parameters * (size.per_example * size.examples + 3)
-    return Work(operations, 2.0 * REAL * size.parameters, operations / machine.device_rate)
-
-
-def _emulation(size: Size, machine: Machine) -> Work:
-    """Every device's gradient, clipped and added, and the noise of the channel; devices go one after the other."""
-    gradients = size.devices * size.parameters * (size.per_example * size.examples + 4)
-    seconds = gradients / machine.operations_rate + size.parameters / machine.normal_rate
-    operations = gradients + size.parameters * NORMAL_OPERATIONS
-    return Work(operations, REAL * 4.0 * size.parameters, seconds)
-
-
-def _files(size: Size, traits: Traits, machine: Machine) -> Files:
-    kept = traits.loss_bytes > 0
-    entries = size.rounds * size.devices * kept
-    ledger = size.rounds * LINE * kept + traits.loss_bytes * entries
-    return Files(
-        samples=float(size.samples * (REAL * size.parameters + DRAW)),
-        ledger=ledger,
-        ledger_memory=COPIES * ledger + LINE_OBJECTS * size.devices * kept,
-        ledger_seconds=machine.entry_seconds * size.devices * kept,
-    )
-
-
-def _limits(found: Capacity, traits: Traits, radio: Radio, machine: Machine) -> list[Limit]:
-    """Everything that may break, with what helps."""
-    size, air, files = found.size, found.air, found.files
-    senders = traits.senders * size.devices
-    undone = size.parameters / senders**2
-    block = int(min(size.parameters, 2 * radio.bandwidth * radio.coherence))
-    return [
-        Limit(
-            "coherence", air.uplink_seconds, radio.coherence, "s",
-            f"Cut a round into {air.blocks:,} blocks of {block:,} parameters, all with the same senders and α: the "
-            "privacy of a round stays as it is. Plan with each device's weakest block (link.gains).",
-        ),
-        Limit(
-            "privacy", 2 * undone * size.rounds * traits.reach**2, traits.budget, "loss",
-            "With less loss a round's noise is more than all clipped gradients can undo. It grows with m·S/K²: send "
-            "fewer parameters (sample a head, freeze the rest) or rounds, have more senders, or promise a larger ε.",
-        ),
-        Limit(
-            "power", undone / size.parameters, traits.received_snr, "SNR |h|²",
-            "Below it a round's noise is more than all clipped gradients can undo: more transmit power, less "
-            "bandwidth, or leave out the far devices.",
-        ),
-        Limit(
-            "planner memory", found.planning.bytes, machine.memory, "bytes",
-            "Plan in stretches of rounds, each from what the ledger leaves: wflmc.plan(..., start=, ledger=).",
-        ),
-        Limit(
-            "ledger memory", files.ledger_memory, machine.memory, "bytes",
-            "Let every device keep its own losses, S numbers, and the server their sums, K numbers.",
-        ),
-        Limit(
-            "server memory", found.server.bytes, machine.memory, "bytes",
-            "Update θ in slices: coordinates do not depend on each other.",
-        ),
-        Limit(
-            "disk", files.samples + files.ledger, machine.disk, "bytes",
-            "Keep every n-th sample or a few parameters of each; predictions may be averaged as samples come.",
-        ),
-    ]  # fmt: skip
+def document(plan: Plan, link: Link, examples: float, given: Mapping[str, float]) -> dict[str, Any]:
+    """Return the `capacity` of a plan's JSON; what is not given is the plan's own."""
+    rounds, kept = int(given.get("rounds", plan.rounds)), (plan.rounds - plan.burn_in) / plan.rounds
+    sizes = int(given.get("devices", plan.devices)), int(given.get("parameters", plan.dim))
+    size = Size(*sizes, rounds, max(1, round(kept * rounds)), examples, 6.0 if "parameters" in given else 4.0)
+    traits, radio = traits_of(plan, link), Radio(**{name: given[name] for name in Radio._fields if name in given})
+    found = capacity(size, traits, radio)
+    return {
+        "size": size._asdict(),
+        "costs": {name: cost._asdict() for name, cost in found.costs.items()},
+        "conditions": [{**condition._asdict(), "ratio": condition.ratio} for condition in found.conditions],
+        "assumed": {"radio": radio._asdict(), "traits": traits._asdict()},
+    }

@@ -5,11 +5,12 @@ from wflmc.report.figures import draw_figure, write_csv
 from wflmc.report.panels import draw_panels, draw_reliability
 from wflmc.report.plan_picture import check_picture, draw_plan
 from wflmc.report.record_picture import draw_record
-from wflmc.report.text import audit_table, claims_table, plan_table
+from wflmc.report.text import audit_table, capacity_tables, claims_table, plan_table
 
 __all__ = [
     "ablation",
     "audit_table",
+    "capacity_tables",
     "check_picture",
     "claims_table",
     "draw_figure",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -136,6 +137,33 @@ def audit_table(document: dict[str, Any]) -> Table:
         )
         table.add_row(*cells, style="bold red" if test["flagged"] else None)
     return table
+
+
+def capacity_tables(document: dict[str, Any]) -> list[Table]:
+    """The costs of a capacity document, and its necessary conditions, with what helps where one does not hold."""
+    size = document["size"]
+    words = ", ".join(f"{size[name]:,} {name}" for name in ("devices", "parameters", "rounds"))
+    costs = Table(words, "one round", "all rounds", box=None)
+    for name, cost in document["costs"].items():
+        costs.add_row(name.replace("_", " "), *(_amount(cost[part], cost["unit"]) for part in ("round", "in_all")))
+    conditions = Table("necessary condition", "needs", "has", "needs/has", "what helps", box=None)
+    for each in document["conditions"]:
+        fails = each["ratio"] > 1 + 1e-9
+        has = "no limit" if each["has"] is None else _amount(each["has"], each["unit"])
+        row = (_amount(each["needs"], each["unit"]), has, f"{each['ratio']:.4g}", each["helps"] if fails else "")
+        conditions.add_row(each["name"], *row, style="bold red" if fails else None)
+    return [costs, conditions]
+
+
+def _amount(value: float | None, unit: str) -> str:
+    """A number with its unit: seconds in those that people use, bytes and joules with a prefix."""
+    if not value or unit not in ("s", "B", "J"):
+        return "none" if value is None else f"{value:.4g} {unit}" if unit else f"{value:,.6g}"
+    for name, length in (("years", 365.25 * 86400), ("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if unit == "s" and value >= 2 * length:
+            return f"{value / length:.4g} {name}"
+    power = min(8, max(-5, math.floor(math.log10(value) / 3)))
+    return f"{value / 1000.0**power:.4g} {'fpnµm kMGTPEZY'[power + 5].strip()}{unit}"
 
 
 def verdict(claim: Claim) -> str:
