@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, fields_in_words
 
 Array = NDArray[np.float64]
 
@@ -40,6 +40,8 @@ class Images(NamedTuple):
     test_images: NDArray[np.uint8]
     test_labels: NDArray[np.uint8]
 
+    __repr__ = fields_in_words
+
 
 class Features(NamedTuple):
     """Training and test features with their labels."""
@@ -48,6 +50,8 @@ class Features(NamedTuple):
     y: NDArray[np.intp]
     X_test: Array
     y_test: NDArray[np.intp]
+
+    __repr__ = fields_in_words
 
 
 def cache_folder() -> Path:

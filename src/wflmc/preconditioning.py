@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
-from wflmc.errors import InputError
-from wflmc.keys import digest
+from wflmc.errors import InputError, fields_in_words
+from wflmc.keys import check_key, digest
 from wflmc.posterior import whitening
 from wflmc.posterior.coordinates import prior_ridge
 from wflmc.privacy import Privacy
@@ -66,6 +66,8 @@ class _Heard(NamedTuple):
     noise: float
     loss: Array
 
+    __repr__ = fields_in_words
+
 
 def release_whitening(
     key: jax.Array,
@@ -89,6 +91,7 @@ def release_whitening(
             power per channel use.
         prior_on: where the prior is to be (see `posterior.whitened`); what it outweighs is not stretched.
     """
+    check_key(key)
     if not 0 < share < 1:
         raise InputError("whiten_share", share, "above 0 and below 1")
     if rounds < 3:

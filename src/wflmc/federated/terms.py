@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, fields_in_words
 from wflmc.privacy import Privacy
 
 
@@ -91,6 +91,8 @@ class Ask(NamedTuple):
     batch: NDArray[np.uint32] | None = None
     """Keys of its mini-batches, one for each chain."""
 
+    __repr__ = fields_in_words
+
     @property
     def precoder(self) -> float:
         """α r_k/|ĥ_k|: what the clipped gradient is sent with."""
@@ -110,3 +112,5 @@ class Heard(NamedTuple):
     """Whether the sum is of no use, although it may tell of its senders, who pay for it."""
     unasked: bool = False
     """Whether nobody was asked anything, as too few were connected: the same round can be tried again."""
+
+    __repr__ = fields_in_words

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflmc.errors import fields_in_words
 from wflmc.posterior.response import Response, effects
 
 Array = NDArray[np.float64]
@@ -52,6 +53,8 @@ class LinearChain(NamedTuple):
     """R[m, n]."""
     other: Array | None = None
     """D[..., S, n, n], the covariance of noise that is not the plan's; None where there is none."""
+
+    __repr__ = fields_in_words
 
     def states(self, noise_variance: ArrayLike) -> Gaussian:
         """The law of x[1..S] for σ²[..., S]."""

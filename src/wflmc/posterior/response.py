@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, fields_in_words
 
 Array = NDArray[np.float64]
 
@@ -43,6 +43,8 @@ class Response(NamedTuple):
     target: Array
     """The posterior's covariance, [m, m]."""
 
+    __repr__ = fields_in_words
+
 
 class DiagonalResponse(NamedTuple):
     """The same where all matrices share their eigenvectors: eigenvalues in place of matrices."""
@@ -57,6 +59,8 @@ class DiagonalResponse(NamedTuple):
     """[d]."""
     times: Array
     """How many directions of the m have these eigenvalues, [d]."""
+
+    __repr__ = fields_in_words
 
 
 AnyResponse = Response | DiagonalResponse

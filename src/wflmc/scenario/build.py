@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.data import load_mnist, mnist_features
-from wflmc.errors import InputError, naming
+from wflmc.errors import InputError, fields_in_words, naming
 from wflmc.evaluation import choose_burn_in
 from wflmc.keys import host_generator
 from wflmc.planning import Plan, Policy, plan
@@ -43,6 +43,8 @@ class Inputs(NamedTuple):
     """What whitening has cost, where it is paid for."""
     friction: float | None = None
     """Of kinetic dynamics."""
+
+    __repr__ = fields_in_words
 
     @property
     def spent(self) -> NDArray[np.float64]:
