@@ -47,7 +47,7 @@ def masked(theta, example):
 
 
 REFUSED = {
-    "int64 that would wrap": (r"data\[1\] has whole numbers that int32.*up to 2147483647.*floats", {"data": (X, LARGE)}),
+    "int64 that would wrap": (r"data\[1\] has whole numbers that int32.*to 2147483647.*floats", {"data": (X, LARGE)}),
     "no value away from the start": (r"initial leads to no mode: the search met nan", {"likelihood": walled}),
     "wrong sign": (r"initial leads to no mode.*sign wrong", {"likelihood": lambda t, e: (e[1] - t @ e[0]) ** 2}),
     "mu above an estimated L": (r"mu = 1000.0.*at most L, which is estimated", {"mu": 1e3}),

@@ -38,7 +38,7 @@ WRONG = {
     "plan = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in='50', samples=50)": "arg-type",
     "plan = wflmc.Link(wflmc.channel.static())": "assignment",
     "print(plan.epsilon_spend)": "attr-defined",
-    "wflmc.sample(posterior, plan)": "call-arg",
+    "wflmc.sample(jax.random.key(1), posterior)": "call-arg",
 }
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError, fields_in_words
+from wflmc.errors import InputError, without_data
 
 Array = NDArray[np.float64]
 
@@ -32,6 +32,7 @@ SHA256 = {
 VARIABLE = "WFLMC_DATA"
 
 
+@without_data
 class Images(NamedTuple):
     """MNIST as bytes: images[N, 784] and labels[N]."""
 
@@ -40,9 +41,8 @@ class Images(NamedTuple):
     test_images: NDArray[np.uint8]
     test_labels: NDArray[np.uint8]
 
-    __repr__ = fields_in_words
 
-
+@without_data
 class Features(NamedTuple):
     """Training and test features with their labels."""
 
@@ -50,8 +50,6 @@ class Features(NamedTuple):
     y: NDArray[np.intp]
     X_test: Array
     y_test: NDArray[np.intp]
-
-    __repr__ = fields_in_words
 
 
 def cache_folder() -> Path:

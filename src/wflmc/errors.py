@@ -8,9 +8,11 @@ from contextlib import contextmanager, suppress
 from html import escape
 from numbers import Number
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 FEW = 3
 """Values that a list may have to be shown; a longer one may be data."""
@@ -85,9 +87,15 @@ def _text(value: Any) -> str:
 
 
 def fields_in_words(self: Any) -> str:
-    """The `__repr__` of a named tuple or dataclass whose fields may hold data or a key."""
+    """What `without_data` shows."""
     names = getattr(self, "_fields", None) or [field.name for field in dataclasses.fields(self)]
     return f"{type(self).__name__}({', '.join(f'{name}={in_words(getattr(self, name))!r}' for name in names)})"
+
+
+def without_data(kind: type[T]) -> type[T]:
+    """Let a named tuple or dataclass whose fields may hold data or a key show them in words."""
+    kind.__repr__ = fields_in_words  # type: ignore[method-assign]
+    return kind
 
 
 class InputError(ValueError):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
-from wflmc.errors import InputError, fields_in_words
+from wflmc.errors import InputError, without_data
 from wflmc.keys import check_key, digest
 from wflmc.posterior import whitening
 from wflmc.posterior.coordinates import prior_ridge
@@ -59,14 +59,13 @@ class Release(NamedTuple):
         return {"rounds": len(self.loss), "spent": self.spent, "share_of_budget": share, "hidden": self.hidden}
 
 
+@without_data
 class _Heard(NamedTuple):
     """The average of what devices sent, the standard deviation of its noise, and the losses [rounds, K]."""
 
     average: Array
     noise: float
     loss: Array
-
-    __repr__ = fields_in_words
 
 
 def release_whitening(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
-from wflmc.errors import InputError, fields_in_words
+from wflmc.errors import InputError, without_data
 from wflmc.federated.terms import Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
@@ -26,7 +26,8 @@ Array = NDArray[np.float64]
 NOISES = ("channel", "devices")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@without_data
+@dataclass(frozen=True, eq=False)
 class Job:
     """A plan, where its chains start, their key, and the channels of the rounds."""
 
@@ -51,8 +52,6 @@ class Job:
     """Chains whose samples are all given away; 1 where chains are replicas for evaluation."""
     batch: bool = False
     """Whether devices draw mini-batches."""
-
-    __repr__ = fields_in_words
 
     @property
     def chains(self) -> int:

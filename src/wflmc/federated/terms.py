@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError, fields_in_words
+from wflmc.errors import InputError, without_data
 from wflmc.privacy import Privacy
 
 
@@ -75,6 +75,7 @@ class Terms:
             raise InputError("terms", str(path), f"a file that `wflmc federate` has prepared ({error})") from None
 
 
+@without_data
 class Ask(NamedTuple):
     """What a device is asked in a round."""
 
@@ -91,14 +92,13 @@ class Ask(NamedTuple):
     batch: NDArray[np.uint32] | None = None
     """Keys of its mini-batches, one for each chain."""
 
-    __repr__ = fields_in_words
-
     @property
     def precoder(self) -> float:
         """α r_k/|ĥ_k|: what the clipped gradient is sent with."""
         return self.gain / self.known
 
 
+@without_data
 class Heard(NamedTuple):
     """What the server has heard in a round."""
 
@@ -112,5 +112,3 @@ class Heard(NamedTuple):
     """Whether the sum is of no use, although it may tell of its senders, who pay for it."""
     unasked: bool = False
     """Whether nobody was asked anything, as too few were connected: the same round can be tried again."""
-
-    __repr__ = fields_in_words

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, Shown, fields_in_words
+from wflmc.errors import InputError, Shown, without_data
 
 Array = NDArray[np.float64]
 
@@ -22,6 +22,7 @@ SMALLEST = 1e-10
 """Directions with less than this share of the largest variance are stretched no further: they may be rounding."""
 
 
+@without_data
 class Coordinates(NamedTuple):
     """The coordinates φ of a chain: θ = Wᵀφ for the parameters that belong to one set of features (one class)."""
 
@@ -33,8 +34,6 @@ class Coordinates(NamedTuple):
     """R[d, d] with φ ~ N(0, R Rᵀ) under the prior."""
     precision: Any
     """(R Rᵀ)⁻¹, the prior's curvature."""
-
-    __repr__ = fields_in_words
 
     def parameters(self, phi: Any) -> Any:
         """θ[..., m] of φ[..., m]."""

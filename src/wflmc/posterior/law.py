@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import fields_in_words
+from wflmc.errors import without_data
 from wflmc.posterior.response import Response, effects
 
 Array = NDArray[np.float64]
@@ -38,6 +38,7 @@ def w2_squared(first: Gaussian, second: Gaussian) -> Array:
     return np.where(finite, np.maximum(shift + traces - 2 * cross, 0.0), np.inf)
 
 
+@without_data
 class LinearChain(NamedTuple):
     """x[s] = A[s] x[s−1] + b[s] + G[s] N(0, σ²[s] I) + N(0, D[s]), and θ[s] = R x[s]: the law of x stays Gaussian."""
 
@@ -53,8 +54,6 @@ class LinearChain(NamedTuple):
     """R[m, n]."""
     other: Array | None = None
     """D[..., S, n, n], the covariance of noise that is not the plan's; None where there is none."""
-
-    __repr__ = fields_in_words
 
     def states(self, noise_variance: ArrayLike) -> Gaussian:
         """The law of x[1..S] for σ²[..., S]."""

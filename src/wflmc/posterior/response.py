@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, fields_in_words
+from wflmc.errors import InputError, without_data
 
 Array = NDArray[np.float64]
 
@@ -31,6 +31,7 @@ class Motion(NamedTuple):
     """Variance of the noise in what every device hears of θ, [..., 1] or one number."""
 
 
+@without_data
 class Response(NamedTuple):
     """C[s'] = covariance[s'] + Σ_s v[s] effect[s', s] in the S_u kept rounds s', for noise of variance v[S]."""
 
@@ -43,9 +44,8 @@ class Response(NamedTuple):
     target: Array
     """The posterior's covariance, [m, m]."""
 
-    __repr__ = fields_in_words
 
-
+@without_data
 class DiagonalResponse(NamedTuple):
     """The same where all matrices share their eigenvectors: eigenvalues in place of matrices."""
 
@@ -59,8 +59,6 @@ class DiagonalResponse(NamedTuple):
     """[d]."""
     times: Array
     """How many directions of the m have these eigenvalues, [d]."""
-
-    __repr__ = fields_in_words
 
 
 AnyResponse = Response | DiagonalResponse

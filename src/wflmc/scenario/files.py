@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError, fields_in_words
+from wflmc.errors import InputError, without_data
 from wflmc.scenario.schema import Scenario, irrelevant, validate
 
 DATA_SUFFIXES = (".npz", ".csv")
@@ -71,6 +71,7 @@ def is_data_path(data: str) -> bool:
     return data.lower().endswith(DATA_SUFFIXES)
 
 
+@without_data
 class DataSet(NamedTuple):
     """X[N, features] and y[N], and a test set where there is one."""
 
@@ -78,8 +79,6 @@ class DataSet(NamedTuple):
     y: NDArray[Any]
     X_test: NDArray[Any] | None = None
     y_test: NDArray[Any] | None = None
-
-    __repr__ = fields_in_words
 
 
 def load_data(path: str | Path) -> DataSet:
