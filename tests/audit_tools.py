@@ -40,9 +40,10 @@ SCHEMES = {
 
 
 RECORD = SCHEMES["record"]["privacy"]
-SOFTMAX = [(6, None), (6, RECORD), (120, None), (120, RECORD)] if FULL else [(6, RECORD), (120, None)]
+SOFTMAX = [(6, RECORD, 20), (120, None, 20), *([(6, None, 20), (120, RECORD, 20)] if FULL else [])]
+LONG = [(120, None, 600), (120, RECORD, 1000), (6, RECORD, 300), (6, None, 1000)]
 
 
-def softmax_of(examples, promise):
+def softmax_of(examples, promise, rounds):
     posterior = wflmc.softmax_regression(jax.random.key(0), devices=6, examples=examples, dim=2, classes=3)
-    return posterior, planned(posterior, promise, link=wflmc.Link(channel.static(1.0), snr_db=60))
+    return posterior, planned(posterior, promise, rounds, link=wflmc.Link(channel.static(1.0), snr_db=60))

@@ -44,11 +44,32 @@ STATE = KERNEL.init(KEY)
         (lambda: wflmc.plan(POSTERIOR, LINK, NOTHING, **STEPS | {"step_size": "0.3/L"}), "scenario files"),
         (lambda: wflmc.Link(1.0, snr_db=20), "a fading law"),
         (lambda: wflmc.evaluate(POSTERIOR, PLAN), "a trace"),
+        (lambda: wflmc.gaussian_regression(0), "^key = 0 was given.*jax.random.key.0."),
+        (lambda: wflmc.softmax_regression(0), "^key = 0 was given.*jax.random.key.0."),
+        (lambda: wflmc.softmax_regression(0, devices=2, X=np.eye(2), y=[0, 1]), "^key = 0 .*jax.random.key.0."),
+        (lambda: wflmc.audit.audit(0, PLAN, delta=0.1), "^key = 0 was given.*jax.random.key.0."),
+        (lambda: wflmc.baselines.sbfl(0, POSTERIOR, [LINK], rounds=4), "^key = 0 was given.*jax.random.key.0."),
+        (lambda: wflmc.release_whitening(0, POSTERIOR, LINK, NOTHING), "^key = 0 was given.*jax.random.key.0."),
+        (lambda: wflmc.softmax_regression(KEY, devices=np.arange(9)), "^devices is an array .*a whole number"),
+        (lambda: wflmc.gaussian_regression(KEY, devices=[0, 1, 1, 0]), "^devices is a list .*a whole number"),
+        (lambda: wflmc.gaussian_regression(KEY, devices=True), "^devices = True .*a whole number"),
+        (lambda: wflmc.softmax_regression(KEY, classes=2.5), "^classes = 2.5 .*a whole number"),
+        (lambda: wflmc.gaussian_regression(KEY, prior_std="1"), "^prior_std = '1' .*a number"),
     ],
 )
 def test_refused(call, says):
     with pytest.raises(InputError, match=says):
         call()
+
+
+@pytest.mark.parametrize("name", ["burn_in", "samples"])
+@pytest.mark.parametrize("how", [{}, {"step_schedule": "planned"}, {"start": 7}, {"objective": "average"}])
+def test_plans_beyond_any_memory_are_refused_before_anything_is_made_of_their_size(name, how):
+    sizes = r"rounds of 4 devices takes about 400 GB of memory, and 64 GB is the limit. Plan fewer rounds or devices"
+    with pytest.raises(InputError, match=rf"^{name} = 1000000000 was given.*{sizes}"):
+        wflmc.plan(POSTERIOR, LINK, NOTHING, **STEPS | {name: 10**9} | how)
+    with pytest.raises(InputError, match="is the limit"):
+        wflmc.plan_many(POSTERIOR, [LINK], NOTHING, **STEPS | {name: 10**9} | how)
 
 
 def test_keys_of_both_kinds_are_taken():

@@ -63,8 +63,8 @@ def test_own_data(plan_of, call, scenario, tmp_path, kind):
     ("content", "part"),
     [
         ("a,b\n1,2\n", "exactly one column y"),
-        ("y,a\n1,x\n", "line 2 has 'x'"),
-        ("y,a\n1,\n", "line 2 has ''"),
+        ("y,a\n1,x\n", "line 2 has none in column 2"),
+        ("y,a\n1,\n", "line 2 has none in column 2"),
         ("x1,x2,y\n0,0.1,0.2,0.3\n", "3 columns; line 2 has 4"),
         ('"a,1",b,y\n1,2,3,4\n', "3 columns; line 2 has 4"),
         ("1;2\n3;4\n", "exactly one column y"),

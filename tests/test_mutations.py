@@ -16,7 +16,8 @@ import wflmc
 from wflmc import audit, channel
 from wflmc.audit import attack
 
-from .audit_tools import KEY, SCHEMES, SOFTMAX, TRIALS, names, planned, softmax_of
+from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, names, planned, softmax_of
+from .conftest import FULL
 
 kernel = sys.modules["wflmc.sampling.kernel"]
 runner = sys.modules["wflmc.sampling.runner"]
@@ -112,6 +113,9 @@ def test_models_of_ones_own_are_attacked_in_pairs(few, plan):
     assert audit.audit_pair(KEY, plan, *sides, device=0, trials=20_000).ratio == pytest.approx(0.95, abs=0.05)
     with pytest.raises(wflmc.InputError, match="differ"):
         audit.audit_pair(KEY, plan, few, few, device=0, trials=1000)
+    lost = dataclasses.replace(few, linear=few.linear * np.nan)
+    with pytest.raises(wflmc.InputError, match="not finite"):
+        audit.audit_pair(KEY, plan, few, lost, device=0, trials=1000)
 
 
 def test_clip_after_scaling(few, plan, mutate):
@@ -192,15 +196,16 @@ def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, mutate):
     assert not audit.audit_model(KEY, record_plan, few, trials=20_000).consistent
 
 
-@pytest.mark.parametrize(("examples", "promise"), SOFTMAX)
-def test_clips_skipped_by_the_softmax_model(examples, promise, mutate):
-    posterior, plan = softmax_of(examples, promise)
+@pytest.mark.parametrize(("examples", "promise", "rounds"), SOFTMAX + LONG if FULL else SOFTMAX)
+def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, mutate):
+    posterior, plan = softmax_of(examples, promise, rounds)
     if promise is None:
-        found = softmax._chains_by_rows if examples == 6 else softmax._chains_by_devices
-        name = "by_rows" if examples == 6 else "by_devices"
+        name, norm = (
+            ("by_rows", "jnp.sqrt(jnp.maximum(square, 0.0) + rounding)") if examples == 6 else ("by_devices", "norm")
+        )
         used_in = sys.modules["wflmc.posterior.softmax"]
         again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=3), "known_as": (used_in, name)}
-        mutate(found, "clipping(w.T, limit.T, norm)", "w.T", **again)
+        mutate(getattr(softmax, f"_chains_{name}"), f"clipping(w.T, limit.T, {norm})", "w.T", **again)
     else:
         mutate(softmax._limited, "residual * clipping(jnp.ones(()), most, length)[:, None]", "residual")
     assert not audit.audit_model(KEY, plan, posterior, trials=8000).consistent

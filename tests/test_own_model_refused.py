@@ -1,7 +1,10 @@
 """Models of one's own that cannot work, refused in words."""
 
+import dataclasses
 import inspect
 import sys
+import traceback
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,63 @@ def refused(match, likelihood=gaussian_likelihood, prior=gaussian_prior, data=No
     data = (np.ones((4, 2)), np.ones(4)) if data is None else data
     with pytest.raises(wflmc.InputError, match=match):
         wflmc.posterior(likelihood, prior, data, **given)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Module:
+    """Parameters beside what is none, as in a module of Equinox."""
+
+    weight: Any
+    layers: Any = ()
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([{"activation": jnp.tanh}], r"initial\.layers\[0\]\['activation'\] is a function.*eqx.partition.*eqx.combine"),
+        ((0.0, "relu"), r"initial\.layers\[1\] = 'relu' was given.*a floating-point array.*leave out"),
+        (object(), r"initial\.layers is an object.*a floating-point array"),
+        ([3], r"initial\.layers\[0\] = 3 was given.*such as 0.0 for 0"),
+        ([True], r"initial\.layers\[0\] = True was given.*such as 0.0 for 0"),
+        ([np.zeros(2, int)], r"initial\.layers\[0\] is an array of type int64 and shape \(2,\).*such as 0.0 for 0"),
+    ],
+)
+def test_the_leaf_at_fault_is_named(layers, words):
+    refused(words, initial=Module(np.zeros(2), layers))
+
+
+def test_parameters_of_a_module_are_taken():
+    def likelihood(module, example):
+        return gaussian_likelihood(module.weight, example)
+
+    def prior(module):
+        return gaussian_prior(module.weight)
+
+    data = GAUSSIAN.features[:, 0], GAUSSIAN.target[:, 0]
+    made = wflmc.posterior(likelihood, prior, data, initial=Module(np.zeros(5), None), devices=2, mu=1.0, L=1e3)
+    assert isinstance(made.unflatten(np.ones(5)), Module)
+
+
+def failing(theta, example):
+    return deeper(theta) * example[1]
+
+
+def deeper(theta):
+    raise LookupError(f"no such thing for {theta.shape}")
+
+
+@pytest.mark.parametrize("prior", [False, True])
+def test_an_error_in_a_function_of_ones_own_keeps_its_traceback(prior):
+    functions = (gaussian_likelihood, deeper) if prior else (failing, gaussian_prior)
+    with pytest.raises(
+        wflmc.InputError, match=r"fails in line \d+ of test_own_model_refused.py: LookupError"
+    ) as caught:
+        wflmc.posterior(*functions, (np.ones((4, 2)), np.ones(4)), initial=np.zeros(2), devices=2)
+    assert isinstance(caught.value.__cause__, LookupError)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.index("in deeper") < shown.index("LookupError: no such thing for (2,)") < shown.index("InputError")
+    assert ("in failing" in shown) != prior
 
 
 def branching(theta, example):

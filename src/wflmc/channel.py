@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import chndtr, ndtr
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, Shown
 from wflmc.keys import host_generator
 from wflmc.recursion import first_order
 
@@ -188,8 +188,8 @@ def from_array(gains: ArrayLike) -> Fading:
     return Fading("file", draw)
 
 
-@dataclass(frozen=True)
-class Link:
+@dataclass(frozen=True, repr=False)
+class Link(Shown):
     """The uplink that all devices share: fading, signal-to-noise ratio P/(m N0) in dB, and noise power N0.
 
     The channel realisation is a function of `seed` alone; asking for more rounds begins with the same ones.
@@ -223,6 +223,19 @@ class Link:
             raise InputError("downlink_snr_db", self.downlink_snr_db, "at least -300 dB; inf where there is no noise")
         if not 1e-30 <= self.noise_power <= 1e30:  # chains are float32
             raise InputError("noise_power", self.noise_power, "between 1e-30 and 1e30")
+
+    def _facts(self) -> dict[str, Any]:
+        law = self.fading.law
+        return {
+            "fading": self.fading.name,
+            "power": None if law is None else law.power,
+            "correlation": (None if law is None else law.correlation) or None,
+            "snr_db": self.snr_db,
+            "csi_error": self.csi_error or None,
+            "downlink_snr_db": None if np.isinf(self.downlink_snr_db) else self.downlink_snr_db,
+            "noise_power": None if self.noise_power == 1 else self.noise_power,
+            "seed": self.seed,
+        }
 
     def snr(self, devices: int) -> NDArray[np.float64]:
         """P_k/(m N0) as a ratio, for every device."""

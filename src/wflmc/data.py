@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, without_data
 
 Array = NDArray[np.float64]
 
@@ -32,6 +32,7 @@ SHA256 = {
 VARIABLE = "WFLMC_DATA"
 
 
+@without_data
 class Images(NamedTuple):
     """MNIST as bytes: images[N, 784] and labels[N]."""
 
@@ -41,6 +42,7 @@ class Images(NamedTuple):
     test_labels: NDArray[np.uint8]
 
 
+@without_data
 class Features(NamedTuple):
     """Training and test features with their labels."""
 

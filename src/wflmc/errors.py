@@ -1,13 +1,101 @@
-"""The one error for input a person can mend: which key, what was given, what is allowed."""
+"""What people are told, in errors and by values that show themselves: sizes and settings, never private data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from html import escape
+from numbers import Number
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+FEW = 3
+"""Values that a list may have to be shown; a longer one may be data."""
 
 
 class Found(str):
     """What is wrong with an argument, in words that follow its name: "data" + "has no arrays"."""
+
+
+class Words(str):
+    """Words that stand for a value, and are shown without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def in_words(value: Any) -> Any:
+    """A value that may be shown, or words for one that may hold data: arrays by their shape, others by their type.
+
+    >>> in_words(0.5), in_words(np.zeros((4, 2))), in_words([1.5] * 9)
+    (0.5, an array of type float64 and shape (4, 2), a list of 9 values)
+    """
+    if value is None or isinstance(value, Number | str | PurePath | Shown):
+        return value.item() if isinstance(value, np.generic) else value
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape == ():
+        with suppress(Exception):  # a key, or a number that is only being traced
+            return in_words(value.item())
+    if shape is not None and dtype is not None:
+        return Words(f"an array of type {dtype} and shape {tuple(shape)}")
+    name = "function" if callable(value) and not isinstance(value, type) else type(value).__name__
+    if not isinstance(value, list | tuple | set | frozenset | dict):
+        return Words(f"{'an' if name[:1] in 'AEIOaeio' else 'a'} {name}")
+    if len(value) <= FEW and not isinstance(value, dict) and all(isinstance(one, Number | str) for one in value):
+        return value
+    return Words(f"a {name} of {len(value)} values")
+
+
+class Shown:
+    """A value that shows itself in one line, and in notebooks as a small table, by `_facts` alone."""
+
+    def _facts(self) -> Mapping[str, Any]:
+        """What is shown: texts, numbers, arrays by their range. None is left out; a name in the plural counts."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        try:
+            parts = [_counted(name, text) if name.endswith("s") else f"{name}={text}" for name, text in self._told()]
+        except Exception:  # JAX puts other things in the place of arrays, and shows them in errors of its own
+            parts = ["…"]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._told())
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+    def _told(self) -> list[tuple[str, str]]:
+        return [(name, _text(value)) for name, value in self._facts().items() if value is not None]
+
+
+def _counted(name: str, count: str) -> str:
+    return f"{count} {name.removesuffix('s') if count == '1' else name}"
+
+
+def _text(value: Any) -> str:
+    """A number, text or range in a few characters."""
+    if isinstance(value, str | int):
+        return str(value)
+    numbers = np.asarray(value, dtype=float)
+    low, high = f"{numbers.min():.4g}", f"{numbers.max():.4g}"
+    return low if low == high else f"{low}…{high}"
+
+
+def fields_in_words(self: Any) -> str:
+    """What `without_data` shows."""
+    names = getattr(self, "_fields", None) or [field.name for field in dataclasses.fields(self)]
+    return f"{type(self).__name__}({', '.join(f'{name}={in_words(getattr(self, name))!r}' for name in names)})"
+
+
+def without_data(kind: type[T]) -> type[T]:
+    """Let a named tuple or dataclass whose fields may hold data or a key show them in words."""
+    kind.__repr__ = fields_in_words  # type: ignore[method-assign]
+    return kind
 
 
 class InputError(ValueError):
@@ -15,17 +103,19 @@ class InputError(ValueError):
 
     Args:
         key: the argument or scenario key at fault, such as `link.snr_db`.
-        given: what was given; or, as `Found`, what is wrong with it.
+        given: what was given, of which data are not shown or kept; or, as `Found`, what is wrong with it.
         allowed: what is allowed, as the end of the sentence "... must be ...".
     """
 
     def __init__(self, key: str, given: object, allowed: str) -> None:
+        given = in_words(given)
         self.key, self.given, self.allowed = key, given, allowed
-        described = isinstance(given, Found)
-        shown = str(given) if described else repr(given)
+        shown = str(given) if isinstance(given, Found) else repr(given)
         if len(shown) > 200:
             shown = shown[:197] + "..."
-        start = f"{key} {shown}" if described else f"{key} = {shown} was given"
+        start = f"{key} = {shown} was given"
+        if isinstance(given, Found | Words):
+            start = f"{key} {shown}" if isinstance(given, Found) else f"{key} is {shown}"
         end = "" if allowed.endswith("?") else "."
         super().__init__(f"{start}, but it must be {allowed}{end}")
 

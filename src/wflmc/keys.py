@@ -22,12 +22,12 @@ def check_key(key: object, name: str = "key") -> None:
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not ((typed and shape == ()) or (dtype == np.uint32 and shape in ((2,), (4,)))):
-        given = type(key).__name__ if shape is None else f"an array of type {dtype} and shape {shape}"
-        raise InputError(name, given, "one key, such as jax.random.key(0)")
+        raise InputError(name, key, "one key, such as jax.random.key(0)")
 
 
 def named(key: jax.Array, name: str) -> jax.Array:
     """The sub-key of `key` that belongs to `name`."""
+    check_key(key)
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 

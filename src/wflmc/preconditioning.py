@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
-from wflmc.errors import InputError
-from wflmc.keys import digest
+from wflmc.errors import InputError, without_data
+from wflmc.keys import check_key, digest
 from wflmc.posterior import whitening
 from wflmc.posterior.coordinates import prior_ridge
 from wflmc.privacy import Privacy
@@ -59,6 +59,7 @@ class Release(NamedTuple):
         return {"rounds": len(self.loss), "spent": self.spent, "share_of_budget": share, "hidden": self.hidden}
 
 
+@without_data
 class _Heard(NamedTuple):
     """The average of what devices sent, the standard deviation of its noise, and the losses [rounds, K]."""
 
@@ -89,6 +90,7 @@ def release_whitening(
             power per channel use.
         prior_on: where the prior is to be (see `posterior.whitened`); what it outweighs is not stretched.
     """
+    check_key(key)
     if not 0 < share < 1:
         raise InputError("whiten_share", share, "above 0 and below 1")
     if rounds < 3:

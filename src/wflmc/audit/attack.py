@@ -281,7 +281,11 @@ def by_model(target: Target, plus: Any, minus: Any, reach: float, trials: int, m
     sent = [_sent(side.fitted(1, 2.0**30, by_example), plan) for side in (plus, minus)]
     middle, weight = (sent[0] + sent[1]) / 2, mask[:, None] * (sent[0] - sent[1])
     size = np.sqrt(plan.noise_power * np.sum(weight**2))
-    if not size > 0:
+    if not np.isfinite(size):
+        raise InputError(
+            "posterior", "a model whose gradients at θ = 0 are not finite", "one with finite gradients there"
+        )
+    if size == 0:
         raise InputError("posterior", "two data sets that send the same", "a pair whose gradients differ at θ = 0")
     mu = float(np.sqrt(2 * target.loss[mask, k].sum()))
     test = Question(name, k, int(mask.sum()), mu, mu)
@@ -299,6 +303,15 @@ def by_model(target: Target, plus: Any, minus: Any, reach: float, trials: int, m
 
 def _sent(posterior: Any, plan: Plan) -> Array:
     """What reaches the server at θ = 0, without noise, [S, m]."""
-    rounds, theta = jax.tree.map(jnp.asarray, _in_float32(rounds_of(plan))), jnp.zeros(plan.dim)
-    heard = jax.jit(jax.vmap(lambda index: transmit(posterior, theta, rounds.at(index))[0]))
-    return np.asarray(heard(jnp.arange(plan.rounds)), dtype=np.float64)
+    rounds, start = jax.tree.map(jnp.asarray, _in_float32(rounds_of(plan))), jnp.zeros((plan.rounds, plan.dim))
+    return np.asarray(_transmitted(posterior, rounds, start), dtype=np.float64)
+
+
+@jax.jit
+def _transmitted(posterior: Any, rounds: Rounds, theta: jax.Array) -> jax.Array:
+    """The signal of every round at theta[S, m].
+
+    θ is an argument: of a product with zeros known at compile time, XLA for CPUs (jaxlib 0.10.2) makes a fused loop
+    that reads beyond them from a few hundred rounds on.
+    """
+    return jax.vmap(lambda index, at: transmit(posterior, at, rounds.at(index))[0])(jnp.arange(len(theta)), theta)

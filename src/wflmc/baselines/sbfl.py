@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.errors import InputError
-from wflmc.keys import named
+from wflmc.keys import check_key, named
 
 
 def sbfl(
@@ -45,6 +45,7 @@ def sbfl(
         momentum: share of the last step that is taken again.
         numbers: which experiments these are, 0, 1, … by default.
     """
+    check_key(key)
     devices, iterations = posterior.devices, rounds // posterior.devices
     if iterations < 1:
         raise InputError("rounds", rounds, f"at least the number of devices ({devices})")

@@ -71,9 +71,7 @@ def _check(p: Array, truth: NDArray[Any], bins: int) -> None:
     if p.ndim < 2 or truth.shape != p.shape[-2:-1] or not truth.size:
         raise InputError("labels", f"shape {truth.shape}", f"one label for each row of probabilities {p.shape}")
     if truth.dtype.kind not in "iu" or truth.min() < 0 or truth.max() >= p.shape[-1]:
-        raise InputError(
-            "labels", f"{truth.dtype} from {truth.min()} to {truth.max()}", f"whole numbers from 0 to {p.shape[-1] - 1}"
-        )
+        raise InputError("labels", f"{truth.dtype}, or out of range", f"whole numbers from 0 to {p.shape[-1] - 1}")
     if not (np.all(p >= 0) and np.all(np.abs(p.sum(-1) - 1) < 1e-3)):
         raise InputError("probabilities", "rows with other sums or negative entries", "at least 0 and of sum 1")
     if bins < 1:

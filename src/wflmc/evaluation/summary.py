@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, Shown
 from wflmc.evaluation.calibration import Calibration, predictive_scores
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_ess, exact_w2_sq, has_law
@@ -19,8 +19,8 @@ RHAT_CONCERN = 1.2
 """Well above what chains of fifty correlated draws show when all is well."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Shown):
     """Results of `evaluate`; None where a quantity does not exist."""
 
     w2_sq: Distance | None
@@ -89,6 +89,20 @@ class Evaluation:
                     f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {self.bound:.3g}."
                 )
         return tuple(found)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "w2_sq": None if self.w2_sq is None else self.w2_sq.worst,
+            "exact_w2_sq": None if self.exact_w2_sq is None else max(self.exact_w2_sq[self.burn_in :]),
+            "bound": self.bound,
+            "rhat_max": self.rhat_max,
+            "ess_min": self.ess_min,
+            "accuracy": None if self.scores is None else self.scores.accuracy.mean(),
+            "ece": None if self.scores is None else self.scores.ece.mean(),
+            "clip_rate": self.clip_rate["samples"],
+            "epsilon_spent": self.epsilon_spent,
+            "warnings": len(self.warnings),
+        }
 
     def __str__(self) -> str:
         lines = []

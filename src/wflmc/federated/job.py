@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
-from wflmc.errors import InputError
+from wflmc.errors import InputError, without_data
 from wflmc.federated.terms import UNMASKED, Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
@@ -26,6 +26,7 @@ Array = NDArray[np.float64]
 NOISES = ("channel", "devices")
 
 
+@without_data
 @dataclass(frozen=True, eq=False)
 class Job:
     """A plan, where its chains start, their key, and the channels of the rounds."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, without_data
 from wflmc.privacy import Privacy
 
 UNMASKED = (
@@ -77,6 +77,7 @@ class Terms:
         return terms
 
 
+@without_data
 class Ask(NamedTuple):
     """What a device is asked in a round."""
 
@@ -99,6 +100,7 @@ class Ask(NamedTuple):
         return self.gain / self.known
 
 
+@without_data
 class Heard(NamedTuple):
     """What the server has heard in a round."""
 

@@ -16,6 +16,7 @@ from wflmc.errors import InputError
 from wflmc.planning import causal, single_sample
 from wflmc.planning.advice import advice
 from wflmc.planning.bound import contraction, discretization_error, noise_weight
+from wflmc.planning.costs import Machine
 from wflmc.planning.distance import Distances
 from wflmc.planning.dynamics import kinetic_rate, noise_step
 from wflmc.planning.options import KnowsLaw, Options, Target, check_inputs
@@ -160,6 +161,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
     Args:
         usual_step: rounds with a larger step than this may not be noisier than clipped gradients can undo.
     """
+    _check_size(options, posterior.devices)
     if options.step_schedule == "planned":
         return _with_planned_steps(posterior, link, privacy, options)
     devices, dim, rounds = posterior.devices, posterior.dim, options.burn_in + options.samples
@@ -275,6 +277,17 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         return dataclasses.replace(made, warnings=advice(posterior, made, problem, options))
 
     return Prepared(problem, allocate, finish)
+
+
+def _check_size(options: Options, devices: int) -> None:
+    """Refuse a plan that no usual memory holds, before anything is made of its size."""
+    machine, rounds = Machine(), options.start + options.burn_in + options.samples
+    needed = machine.pair_bytes * rounds * max(devices, 3)  # there are some numbers for every round alone
+    if needed > machine.memory:
+        name = "samples" if options.samples >= options.burn_in else "burn_in"
+        why = f"planning {rounds:,} rounds of {devices:,} devices takes about {needed / 1e9:,.0f} GB of memory"
+        allowed = f"smaller: {why}, and {machine.memory / 1e9:.0f} GB is the limit. Plan fewer rounds or devices"
+        raise InputError(name, getattr(options, name), f"{allowed}; `wflmc plan --capacity` estimates such a plan")
 
 
 def _with_planned_steps(posterior: Target, link: Link, privacy: Privacy, options: Options) -> Prepared:

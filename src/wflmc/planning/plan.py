@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, Shown
 from wflmc.keys import digest
 from wflmc.planning.dynamics import kick, langevin_noise
 from wflmc.planning.single_sample import REGIMES
@@ -18,8 +18,8 @@ from wflmc.privacy import Privacy, round_loss
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan(Shown):
     """Gains and active devices of every round, with the bound and the privacy they imply."""
 
     step_size: Array
@@ -86,6 +86,22 @@ class Plan:
     """The limit on a round's noise that power was chosen within, over what all clipped gradients can undo."""
     warnings: tuple[str, ...] = ()
     """What the numbers of the plan do not cover, in sentences."""
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "devices": self.devices,
+            "parameters": self.dim,
+            "rounds": self.rounds,
+            "burn-in rounds": self.burn_in,
+            "dynamics": None if self.friction is None else self.dynamics,
+            "step_size": self.step_size,
+            "gain": self.gain,
+            "objective": None if np.isnan(self.objective) else self.objective,
+            "gap": self.gap,
+            "regime": self.regime,
+            "epsilon": self.privacy.epsilon,
+            "delta": self.privacy.delta,
+        }
 
     @property
     def rounds(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, Shown, without_data
 
 Array = NDArray[np.float64]
 
@@ -22,6 +22,7 @@ SMALLEST = 1e-10
 """Directions with less than this share of the largest variance are stretched no further: they may be rounding."""
 
 
+@without_data
 class Coordinates(NamedTuple):
     """The coordinates φ of a chain: θ = Wᵀφ for the parameters that belong to one set of features (one class)."""
 
@@ -47,16 +48,28 @@ class Coordinates(NamedTuple):
         return self._replace(spread=self.spread * devices**0.5, precision=self.precision / devices)
 
 
-class Moving(ABC):
+class Moving(Shown, ABC):
     """What posteriors whose chains may move in other coordinates have in common."""
 
     coordinates: Coordinates | None
+    mu: float
+    L: float
     prior_std: float
     features: Array
     sizes: NDArray[np.intp]
     intercept: bool
     curvature: float = 1.0
     """The most by which an example with features u can curve the cost, over ‖u‖²."""
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "devices": len(self.sizes),
+            "examples": int(np.sum(self.sizes)),
+            "parameters": self.dim,
+            "classes": getattr(self, "classes", None),
+            "mu": self.mu,
+            "L": self.L,
+        }
 
     def whitened(self, matrix: ArrayLike | None = None, prior_on: str = "parameters") -> Self:
         """The same posterior for chains that move in the coordinates φ = W⁻ᵀθ; samples come back as parameters.
@@ -75,6 +88,11 @@ class Moving(ABC):
         if np.shape(matrix) != (wanted, wanted):
             raise InputError("matrix", f"shape {np.shape(matrix)}", f"[{wanted}, {wanted}], as many as features")
         return self._moved(coordinates(matrix, self.prior_std, prior_on))
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """m, the number of parameters."""
 
     @abstractmethod
     def _moved(self, space: Coordinates) -> Self:

@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 PAPER_PARAMETERS = (0.071, -0.518, 0.9342, 0.7198, 0.4676)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GaussianPosterior(Moving):
     """p(θ|D) for v = θᵀu + N(0, 1) and prior N(0, prior_std² I), held as each device's sufficient statistics.
 
@@ -318,6 +318,7 @@ def gaussian_regression(
         prior_std: s of the prior N(0, s² I).
     """
     check_prior(prior_std)
+    check_counts(devices=devices)
     if (X is None) != (y is None):
         raise InputError("X" if X is None else "y", None, "given together with the other of X and y")
     features, target = _synthetic(key, examples, dim) if X is None or y is None else checked(X, y)

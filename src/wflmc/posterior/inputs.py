@@ -33,15 +33,15 @@ def draw_start(key: jax.Array, init: str, dim: int, prior_std: float, space: Coo
 
 def check_prior(prior_std: float) -> None:
     """Refuse a prior without a proper width."""
-    if not (prior_std > 0 and np.isfinite(prior_std)):
-        raise InputError("prior_std", prior_std, "finite and above 0")
+    if not (isinstance(prior_std, int | float | np.number) and 0 < prior_std < np.inf):
+        raise InputError("prior_std", prior_std, "a number, finite and above 0")
 
 
 def check_counts(**counts: int) -> None:
-    """Refuse sizes below one."""
+    """Refuse what is no size of at least one."""
     for name, value in counts.items():
-        if value < 1:
-            raise InputError(name, value, "at least 1")
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+            raise InputError(name, value, "a whole number of at least 1")
 
 
 def checked(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflmc.errors import without_data
 from wflmc.posterior.response import Response, effects
 
 Array = NDArray[np.float64]
@@ -37,6 +38,7 @@ def w2_squared(first: Gaussian, second: Gaussian) -> Array:
     return np.where(finite, np.maximum(shift + traces - 2 * cross, 0.0), np.inf)
 
 
+@without_data
 class LinearChain(NamedTuple):
     """x[s] = A[s] x[s−1] + b[s] + G[s] N(0, σ²[s] I) + N(0, D[s]), and θ[s] = R x[s]: the law of x stays Gaussian."""
 

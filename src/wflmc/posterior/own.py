@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import Found, InputError
+from wflmc.keys import check_key
 from wflmc.posterior.own_checks import checked_arrays, checked_parameters
 from wflmc.posterior.own_devices import parts_of
 from wflmc.posterior.own_model import Model, checked_model, look
@@ -49,6 +50,8 @@ def posterior(
         batch: examples that each device draws for a round, all by default and where no device has more. Gradients are
             then noisier than the bound knows, and no privacy is claimed for an example not being drawn.
     """
+    if key is not None:
+        check_key(key)
     if data is None:
         instead = "posterior(log_likelihood, log_prior, data, initial=…, devices=…)"
         missing = "log_prior" if not callable(log_prior) else "data"
@@ -72,7 +75,7 @@ def posterior(
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1):
         raise InputError("batch", batch, "a whole number of at least 1")
     _check_start(model, examples, start)
-    parts = parts_of(devices, count, partition, _checked_key(key))
+    parts = parts_of(devices, count, partition, jax.random.key(0) if key is None else key)
     sizes = np.array([part.size for part in parts])
     # A device's first example fills it up: one of zeros might have no likelihood at all.
     places = np.stack([np.append(part, np.full(sizes.max() - part.size, part[0])) for part in parts])
@@ -95,18 +98,6 @@ def _is_number(value: Any) -> bool:
     """Whether it is one real number, and no truth value."""
     kinds = isinstance(value, int | float | np.number | jax.Array | np.ndarray) and not isinstance(value, bool)
     return kinds and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
-
-
-def _checked_key(key: Any) -> jax.Array:
-    if key is None:
-        return jax.random.key(0)
-    wanted = "one key of JAX, such as jax.random.key(0)"
-    if not isinstance(key, jax.Array):
-        raise InputError("key", key, wanted)
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if (typed and key.shape) or (not typed and (key.dtype != np.uint32 or key.shape != (2,))):
-        raise InputError("key", Found(f"is an array of type {key.dtype} and shape {key.shape}"), wanted)
-    return key
 
 
 def _with_estimates(made: OwnPosterior) -> OwnPosterior:

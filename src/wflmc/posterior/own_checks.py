@@ -19,19 +19,23 @@ ARRAYS = (
     "np.asarray makes one of a list of numbers or rows"
 )
 
+PARAMETERS = (
+    "a floating-point array: leave out what is no parameter, as eqx.partition(model, eqx.is_inexact_array) does, "
+    "and put it back inside log_likelihood and log_prior, as eqx.combine does"
+)
+
 
 def checked_parameters(initial: Any) -> tuple[NDArray[np.float64], Any, tuple[tuple[int, ...], ...]]:
     """The starting parameters flat, their structure and their shapes."""
-    leaves, structure = jax.tree.flatten(initial)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(initial)
     if not leaves:
         raise InputError("initial", initial, "a pytree with at least one array of floating-point parameters")
-    for leaf in leaves:
-        kind = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
-        if not jnp.issubdtype(kind, jnp.floating):
-            raise InputError(
-                "initial", Found(f"has parameters of type {kind}"), "floating-point numbers, such as 0.0 for 0"
-            )
-    arrays = [np.asarray(leaf, dtype=float) for leaf in leaves]
+    for path, leaf in leaves:
+        number = hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
+        if not number or not jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.floating):
+            wanted = "floating-point numbers, such as 0.0 for 0" if number else PARAMETERS
+            raise InputError("initial" + jax.tree_util.keystr(path), leaf, wanted)
+    arrays = [np.asarray(leaf, dtype=float) for _, leaf in leaves]
     flat = np.concatenate([array.ravel() for array in arrays])
     if not flat.size or not np.all(np.isfinite(flat)):
         raise InputError(
@@ -74,12 +78,8 @@ def _checked_array(key: str, leaf: Any) -> NDArray[Any]:
     if kind in "iu" and array.size:
         most = np.iinfo(on_accelerator(array.dtype))
         if int(array.min()) < most.min or int(array.max()) > most.max:
-            ends = f"from {array.min()} to {array.max()}"
-            raise InputError(
-                key,
-                Found(f"has whole numbers {ends}"),
-                f"whole numbers from {most.min} up to {most.max}: scale them, or give floats",
-            )
+            allowed = f"whole numbers from {most.min} up to {most.max}: scale them, or give floats"
+            raise InputError(key, Found(f"has whole numbers that {most.dtype} cannot hold"), allowed)
     return array
 
 
@@ -114,7 +114,7 @@ def shape_of(key: str, function: Any, wanted: str, call: Callable[..., Any], *ar
     except Exception as error:  # whatever a person's function may raise
         raise InputError(
             key, Found(f"fails{_where(function, error)}: {_said(error)}"), _advice(error, wanted)
-        ) from None
+        ) from error  # whose traceback shows where
 
 
 def check_number(

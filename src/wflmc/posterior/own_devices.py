@@ -46,7 +46,7 @@ def _listed(devices: list[Any] | tuple[Any, ...], count: int) -> Parts:
         instead = "put the data together and give np.repeat(np.arange(K), [examples of each device])"
         raise InputError("devices", Found("has lists of data"), f"the device of every example: {instead}; or {wanted}")
     if min(axes) < 1:
-        raise InputError("devices", Found(f"has {devices[axes.index(0)]!r} beside lists"), wanted)
+        raise InputError("devices", Found("has single values beside lists"), wanted)
     parts = [np.asarray(part) for part in devices]
     _refuse_empty([part.size for part in parts], "leave empty lists out")
     whole = np.concatenate(parts)
@@ -66,9 +66,9 @@ def _by_owner(owner: NDArray[Any], count: int) -> Parts:
     if owner.dtype.kind not in "iu":
         raise InputError("devices", Found(f"is an array of type {owner.dtype}"), f"{whole}: {NUMBERED}")
     if owner.min() < 0:
-        raise InputError("devices", Found(f"has the negative number {owner.min()}"), f"{whole}: {NUMBERED}")
+        raise InputError("devices", Found("has negative numbers"), f"{whole}: {NUMBERED}")
     if owner.max() >= count:
-        found = Found(f"goes up to {owner.max()} with {np.unique(owner).size} different numbers")
+        found = Found(f"has {np.unique(owner).size} different numbers, not all below {count}")
         raise InputError("devices", found, f"{whole}, each with an example: {NUMBERED}")
     sizes = np.bincount(owner)
     _refuse_empty(sizes, NUMBERED)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import Found, InputError
+from wflmc.errors import Found, InputError, Shown
 from wflmc.keys import digest
 from wflmc.posterior import own_curvature
 from wflmc.posterior.blocks import block_size, clipping, in_blocks, over_blocks, row_norms
@@ -27,8 +27,8 @@ EXAMPLES = 2**20
 """Bytes of a device's examples at a time, for one chain."""
 
 
-@dataclass(frozen=True, eq=False)
-class OwnPosterior:
+@dataclass(frozen=True, eq=False, repr=False)
+class OwnPosterior(Shown):
     """p(θ|D) of a model of one's own, made by `wflmc.posterior`; θ is all parameters one after the other.
 
     The gradient of device k is that of −Σ_n log p(d_n|θ) − (1/K) log p(θ). Devices of unlike size are filled up with
@@ -61,6 +61,16 @@ class OwnPosterior:
 
     start_is_estimate = True
     """`initial_w2_sq` is a Laplace estimate: the posterior has no closed form."""
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "devices": self.devices,
+            "examples": int(np.sum(self.sizes)),
+            "parameters": self.dim,
+            "batch": self.batch,
+            "mu": self.mu,
+            "L": self.L,
+        }
 
     @property
     def dim(self) -> int:

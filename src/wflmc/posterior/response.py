@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, without_data
 
 Array = NDArray[np.float64]
 
@@ -31,6 +31,7 @@ class Motion(NamedTuple):
     """Variance of the noise in what every device hears of θ, [..., 1] or one number."""
 
 
+@without_data
 class Response(NamedTuple):
     """C[s'] = covariance[s'] + Σ_s v[s] effect[s', s] in the S_u kept rounds s', for noise of variance v[S]."""
 
@@ -44,6 +45,7 @@ class Response(NamedTuple):
     """The posterior's covariance, [m, m]."""
 
 
+@without_data
 class DiagonalResponse(NamedTuple):
     """The same where all matrices share their eigenvectors: eigenvalues in place of matrices."""
 

@@ -47,7 +47,7 @@ FEW_ROWS = 8
 """Devices with no more examples than this are taken by their rows."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SoftmaxPosterior(Moving):
     """p(θ|D) for p(v = c|u) ∝ exp(θ_cᵀu) and prior N(0, prior_std² I); θ is the C vectors θ_c one after the other.
 
@@ -345,6 +345,9 @@ def softmax_regression(
         prior_std: s of the prior N(0, s² I).
     """
     check_prior(prior_std)
+    check_counts(devices=devices)
+    if classes is not None:
+        check_counts(classes=classes)
     if (X is None) != (y is None):
         raise InputError("X" if X is None else "y", None, "given together with the other of X and y")
     if X is None or y is None:
@@ -383,10 +386,8 @@ def synthetic_labels(
 def as_labels(target: Array, classes: int | None = None) -> Labels:
     """Labels as whole numbers from 0, refused where they are not, or not below `classes`."""
     limit = 1000 if classes is None else classes
-    if np.any((target != np.floor(target)) | (target < 0) | (target >= limit)) or (
-        classes is None and target.max() < 1
-    ):
-        bad = target[(target != np.floor(target)) | (target < 0) | (target >= limit)]
-        given = f"labels y with {bad[0]:g} among them" if bad.size else "labels y of one class only"
+    bad = np.flatnonzero((target != np.floor(target)) | (target < 0) | (target >= limit))
+    if bad.size or (classes is None and target.max() < 1):
+        given = f"labels with an invalid y[{bad[0]}]" if bad.size else "labels y of one class only"
         raise InputError("data", given, f"labelled by whole numbers from 0 to {limit - 1}, of two classes or more")
     return target.astype(np.intp)

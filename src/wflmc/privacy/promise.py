@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, Shown
 from wflmc.privacy.accountants import accountant_named, budget, epsilon_spent, positive, probability
 
 Array = NDArray[np.float64]
@@ -35,8 +36,8 @@ def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, no
     return np.where(send > 0, 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power, 0.0)
 
 
-@dataclass(frozen=True)
-class Privacy:
+@dataclass(frozen=True, repr=False)
+class Privacy(Shown):
     """What every device is promised, and the clipping that makes it true.
 
     Every value is a number, or one per device.
@@ -80,6 +81,16 @@ class Privacy:
         elif self.example_clip is not None:
             raise InputError("example_clip", self.example_clip, "left out with unit = 'device'")
         accountant_named(self.accountant)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "clip": self.clip,
+            "accountant": self.accountant,
+            "unit": self.unit,
+            "example_clip": self.example_clip,
+        }
 
     def _per_device(self, name: str, devices: int) -> Array:
         values = np.asarray(getattr(self, name), dtype=float)

@@ -8,12 +8,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from wflmc.errors import Shown
 from wflmc.planning import Plan
 from wflmc.sampling.groups import Predictive, groups
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace(Shown):
     """Samples theta[chain, draw, m] of the kept rounds."""
 
     theta: NDArray[Any]
@@ -32,6 +33,17 @@ class Trace:
     """Like `clip_rate`, of burn-in, [chain, S_b], where it was asked for."""
     key: tuple[int, ...] | None = None
     """The key that seeded the chains, as numbers."""
+
+    def _facts(self) -> dict[str, Any]:
+        chains, draws, dim = self.theta.shape
+        return {
+            "chains": chains,
+            "draws": draws,
+            "parameters": dim,
+            "plans": len(self.plans) if len(self.plans) > 1 else None,
+            "kept burn-in rounds": None if self.warmup is None else self.warmup.shape[1],
+            "clip_rate": self.clip_rate.mean(),
+        }
 
     @property
     def plan(self) -> Plan:

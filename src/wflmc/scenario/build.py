@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.data import load_mnist, mnist_features
-from wflmc.errors import InputError, naming
+from wflmc.errors import InputError, naming, without_data
 from wflmc.evaluation import choose_burn_in
 from wflmc.keys import host_generator
 from wflmc.planning import Plan, Policy, plan
@@ -30,6 +30,7 @@ Test = tuple[NDArray[np.float64], NDArray[np.intp]]
 """Features and labels of a test set."""
 
 
+@without_data
 class Inputs(NamedTuple):
     """What planning starts from."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, without_data
 from wflmc.scenario.schema import Scenario, irrelevant, validate
 
 DATA_SUFFIXES = (".npz", ".csv")
@@ -71,6 +71,7 @@ def is_data_path(data: str) -> bool:
     return data.lower().endswith(DATA_SUFFIXES)
 
 
+@without_data
 class DataSet(NamedTuple):
     """X[N, features] and y[N], and a test set where there is one."""
 
@@ -128,9 +129,9 @@ def _load_csv(path: str | Path) -> DataSet:
 def _csv_numbers(path: str | Path, line: int, row: list[str], width: int) -> list[float]:
     if len(row) != width:
         raise InputError("data", str(path), f"a CSV of {width} columns; line {line} has {len(row)}")
-    bad = [text for text in row if not _is_number(text)]
+    bad = [number for number, text in enumerate(row, 1) if not _is_number(text)]
     if bad:
-        raise InputError("data", str(path), f"a CSV of numbers; line {line} has {bad[0]!r}")
+        raise InputError("data", str(path), f"a CSV of numbers; line {line} has none in column {bad[0]}")
     return [float(text) for text in row]
 
 
