@@ -14,7 +14,7 @@ from wflmc.errors import Found, InputError
 from wflmc.posterior.own_checks import checked_arrays, shape_of, shapes_of
 from wflmc.posterior.own_model import Model, result_sizes
 
-WORKING_BYTES = 2**26
+WORKING_BYTES = 2**24
 """Intermediate results at a time, where a function is worked out for many draws and examples."""
 
 

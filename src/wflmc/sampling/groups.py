@@ -28,12 +28,14 @@ TAKEN = (*DRAWN, "observation", "device")
 """Names of axes, which no variable can have."""
 DRAWS = 1000
 """Draws, of all chains together, that outcomes and log-likelihoods are computed for unless more are asked for."""
-CHUNK_BYTES = 2**26
+CHUNK_BYTES = 2**24
 """Results that are computed at a time, between two reports of progress."""
 PRIVATE = "Made from the devices' private records, for the analyst's eyes only: epsilon does not cover this group."
 
 Predictive = bool | Callable[[Any, Any, Any], Any]
 Advance = Callable[[int, int], None]
+Theta = Callable[[NDArray[np.intp]], NDArray[Any]]
+"""From the numbers of draws to their parameters, [draw, m]."""
 
 
 class Request(NamedTuple):
@@ -156,8 +158,8 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     own = hasattr(posterior, "unflatten")
     data = _named(observed if own else {"X": posterior.covariates, "y": observed}, ("observation",), "y")
     kept, thinning = _thinned(samples.shape[:2], request.draws)
-    theta = samples[np.ix_(*kept)].reshape(-1, samples.shape[-1])
-    works, drawn = _works(theta, request, own)
+    chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
+    works, drawn = _works(lambda at: samples[chain[at], draw[at]], chain.size, request)
     names = _outcome_names(data, drawn, request.outcome)
     alone = {"log_likelihood": names[0] if len(names) == 1 else "log_likelihood"}
 
@@ -165,7 +167,7 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     made = {"observed_data": xr.Dataset({name: data[name] for name in names}, held, private)}
     if len(names) < len(data):
         made["constant_data"] = xr.Dataset({name: data[name] for name in data if name not in names}, held, private)
-    for group, values in _computed(works, len(theta), request.progress).items():
+    for group, values in _computed(works, chain.size, request.progress).items():
         split = jax.tree.map(lambda leaf: leaf.reshape(*map(len, kept), *leaf.shape[1:]), values)
         variables = _named(split, (*DRAWN, "observation"), alone.get(group, _alone(request.outcome)))
         made[group] = xr.Dataset(variables, dict(zip(DRAWN, kept, strict=True)), {"thinning": thinning})
@@ -231,31 +233,34 @@ def _computed(works: dict[str, Work], draws: int, progress: Advance | None) -> d
     return made
 
 
-def _works(theta: NDArray[Any], request: Request, own: bool) -> tuple[dict[str, Work], list[str]]:
+def _works(theta: Theta, draws: int, request: Request) -> tuple[dict[str, Work], list[str]]:
     """What is to be computed for each group, and the names of the outcomes that are drawn."""
-    posterior, draw = request.posterior, _drawn_by_function if own else _drawn_by_model
+    posterior = request.posterior
+    draw = _drawn_by_function if hasattr(posterior, "unflatten") else _drawn_by_model
     works: dict[str, Work] = {}
-    drawn = [] if own else ["y"]
+    drawn: list[str] = []
     if request.predictive:
-        works["posterior_predictive"], drawn = draw(theta, request, "posterior_predictive", None)
-    if request.log_likelihood:
-        size = 8 * posterior.observed[1].size * getattr(posterior, "classes", 1)
-        works["log_likelihood"] = Work(lambda at: posterior.log_likelihood(theta[at]), size)
+        works["posterior_predictive"], drawn = draw(theta, draws, request, None)
     if request.features is not None:
-        works["predictions"], drawn = draw(theta, request, "predictions", request.features)
+        works["predictions"], drawn = draw(theta, draws, request, request.features)
+    if request.log_likelihood:
+        size = 8 * (posterior.dim + posterior.observed[1].size * getattr(posterior, "classes", 1))
+        works["log_likelihood"] = Work(lambda at: posterior.log_likelihood(theta(at)), size)
     return works, drawn
 
 
-def _drawn_by_model(theta: NDArray[Any], request: Request, group: str, rows: Any) -> tuple[Work, list[str]]:
+def _drawn_by_model(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
+    del draws
     if callable(request.predictive):
         raise InputError("predictive", "a function", "True or False: this model draws by itself")
-    posterior, generator = request.posterior, host_generator(jax.random.key(0), group)
+    posterior, group = request.posterior, "posterior_predictive" if rows is None else "predictions"
+    generator = host_generator(jax.random.key(0), group)
     count = posterior.observed[1].size if rows is None else len(posterior.rows(rows))
-    size = 8 * count * getattr(posterior, "classes", 1)
-    return Work(lambda at: posterior.simulate(generator, theta[at], rows), size), ["y"]
+    size = 8 * (posterior.dim + count * getattr(posterior, "classes", 1))
+    return Work(lambda at: posterior.simulate(generator, theta(at), rows), size), ["y"]
 
 
-def _drawn_by_function(theta: NDArray[Any], request: Request, group: str, rows: Any) -> tuple[Work, list[str]]:
+def _drawn_by_function(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
     posterior, function = request.posterior, request.predictive
     wanted = "a JAX function of (key, parameters, example) that draws what this model would observe"
     if not callable(function):
@@ -264,15 +269,15 @@ def _drawn_by_function(theta: NDArray[Any], request: Request, group: str, rows: 
     examples = jax.tree.map(jnp.asarray, given)
     count = len(jax.tree.leaves(examples)[0])
     numbered = jnp.arange(count), examples
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(0), int(rows is not None)), len(theta))
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(0), int(rows is not None)), draws)
 
     def outcome(draw: Any, one: Any) -> Any:
         return function(jax.random.fold_in(draw[0], one[0]), posterior.unflatten(draw[1]), one[1])
 
-    first = (keys[0], jnp.asarray(theta[0])), jax.tree.map(lambda values: values[0], numbered)
+    first = (keys[0], jnp.asarray(theta(np.arange(1))[0])), jax.tree.map(lambda values: values[0], numbered)
     result = shape_of("predictive", function, wanted, outcome, *first)
     drawn = [*_named(result, (), _alone(request.outcome))]
     if not drawn:
         raise InputError("predictive", Found("returns nothing"), wanted)
-    size = 8 * count * sum(leaf.size for leaf in jax.tree.leaves(result))
-    return Work(lambda at: per_example(outcome, (keys[at], jnp.asarray(theta[at])), numbered), size), drawn
+    size = 8 * (posterior.dim + count * sum(leaf.size for leaf in jax.tree.leaves(result)))
+    return Work(lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered), size), drawn
