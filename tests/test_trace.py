@@ -1,8 +1,11 @@
-"""Traces for ArviZ: groups, attributes, and outcomes drawn from the model, against the law that they must have."""
+"""Traces for ArviZ: groups, attributes, outcomes drawn from the model, log-likelihoods, and what ArviZ makes of it."""
 
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 
 import arviz
 import jax
@@ -10,10 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from scipy import stats
 
 import wflmc
 from wflmc import channel
 from wflmc.errors import InputError
+from wflmc.posterior import own_prediction
+from wflmc.sampling import groups
 
 KEY = jax.random.key(0)
 
@@ -23,7 +29,9 @@ def groups_of(found):
     return set(found.children) if isinstance(found, xr.DataTree) else set(found.groups())
 
 
+@cache
 def traced(posterior, chains=4, **keywords):
+    """Few rounds of a few chains; one run for all tests that ask for the same."""
     link = wflmc.Link(channel.static(1e-2), snr_db=30)
     step = 0.4 / (posterior.mu + posterior.L)
     plan = wflmc.plan(posterior, link, wflmc.Privacy(50, 0.1, 300), step_size=step, burn_in=6, samples=5)
@@ -55,11 +63,25 @@ def test_the_groups_of_a_plain_trace_hold_no_data(uneven):
 
 def test_observed_data_are_the_data_and_who_holds_them(uneven, labelled):
     for posterior, _, y in (uneven, labelled):
-        observed = traced(posterior).to_arviz(posterior).observed_data
+        found = traced(posterior).to_arviz(posterior)
+        assert groups_of(found) == {"posterior", "sample_stats", "observed_data", "constant_data"}
+        observed = found.observed_data
         np.testing.assert_array_equal(observed["y"], y)  # blocks leave the order as it was
         np.testing.assert_array_equal(observed["device"], np.arange(len(y)) * posterior.devices // len(y))
         assert observed["y"].dims == observed["device"].dims == ("observation",)
         assert observed.attrs["inference_library"] == "wflmc"
+
+
+@pytest.mark.parametrize("whitened", [False, True])
+def test_covariates_are_constant_data_and_outcomes_alone_are_observed(uneven, labelled, whitened):
+    for posterior, X, _ in (uneven, labelled):
+        model = posterior.whitened() if whitened else posterior
+        found = traced(posterior).to_arviz(model, predictive=True, features=X[:7].tolist())
+        assert list(found.observed_data.data_vars) == list(found.posterior_predictive.data_vars) == ["y"]
+        for group, rows in ((found.constant_data, X), (found.predictions_constant_data, X[:7])):
+            assert list(group.data_vars) == ["X"]
+            np.testing.assert_allclose(group["X"], rows, rtol=1e-9, atol=1e-9)
+        np.testing.assert_array_equal(found.constant_data["device"], found.observed_data["device"])
 
 
 @pytest.mark.parametrize("whitened", [False, True])
@@ -92,7 +114,7 @@ def test_predictive_groups(uneven, labelled):
         trace = traced(posterior, keep_burn_in=True)
         found = trace.to_arviz(posterior, predictive=True, features=X[:7].tolist())
         asked = {"observed_data", "posterior_predictive", "predictions", "warmup_posterior", "warmup_sample_stats"}
-        assert groups_of(found) == {"posterior", "sample_stats", *asked}
+        assert groups_of(found) == {"posterior", "sample_stats", "constant_data", "predictions_constant_data", *asked}
         assert found.posterior_predictive["y"].shape == (4, 5, len(y))
         assert found.posterior_predictive["y"].dims == ("chain", "draw", "observation")
         np.testing.assert_array_equal(found.posterior_predictive["device"], found.observed_data["device"])
@@ -101,22 +123,28 @@ def test_predictive_groups(uneven, labelled):
         np.testing.assert_array_equal(again.posterior_predictive["y"], found.posterior_predictive["y"])
 
 
-def test_arviz_compares_what_was_observed_with_what_is_predicted(uneven):
+@pytest.mark.parametrize("model", ["uneven", "counts"])
+def test_arviz_compares_what_was_observed_with_what_is_predicted(model, request):
     import matplotlib
 
     matplotlib.use("Agg")
-    found = traced(uneven[0]).to_arviz(uneven[0], predictive=True)
+    posterior = request.getfixturevalue(model)[0]
+    found = traced(posterior).to_arviz(posterior, predictive=True if model == "uneven" else draw_events)
     if isinstance(found, xr.DataTree):
         assert arviz.plot_ppc_dist(found, num_samples=5) is not None
+        assert arviz.plot_ppc_tstat(found) is not None
     else:
         assert arviz.plot_ppc(found, num_pp_samples=5) is not None
+        assert arviz.plot_bpv(found) is not None
+    matplotlib.pyplot.close("all")
 
 
 def test_a_tree_from_arviz_1_on(uneven, monkeypatch):
     monkeypatch.setattr(arviz, "__version__", "1.0.0")
     found = traced(uneven[0]).to_arviz(uneven[0], predictive=True)
     assert isinstance(found, xr.DataTree)
-    assert set(found.children) == {"posterior", "sample_stats", "observed_data", "posterior_predictive"}
+    asked = {"observed_data", "constant_data", "posterior_predictive"}
+    assert set(found.children) == {"posterior", "sample_stats", *asked}
     assert found["observed_data"]["y"].size == 43
 
 
@@ -128,7 +156,7 @@ def test_a_file_says_where_it_comes_from_and_holds_no_data(uneven, tmp_path):
     assert wanted.items() <= found.posterior.attrs.items()
 
 
-@pytest.mark.parametrize("keywords", [{"predictive": True}, {"features": np.ones((2, 3))}])
+@pytest.mark.parametrize("keywords", [{"predictive": True}, {"log_likelihood": True}, {"features": np.ones((2, 3))}])
 def test_predictions_need_the_model(uneven, labelled, keywords):
     trace = traced(uneven[0])
     with pytest.raises(InputError, match="posterior = None"):
@@ -188,6 +216,12 @@ def counts():
     return wflmc.posterior(log_likelihood, log_prior, data, initial=initial, devices=owner), data, owner
 
 
+def draw_events(key, parameters, example):
+    """No Poisson law, which takes seconds to compile: one with the same mean, the rate, and its square as variance."""
+    rate = jnp.exp(parameters["level"] + parameters["slope"] @ example["dose"])
+    return {"events": rate * jax.random.exponential(key)}
+
+
 def test_own_parameters_have_their_names(counts):
     posterior, data, owner = counts
     trace = traced(posterior, keep_burn_in=True)
@@ -196,32 +230,177 @@ def test_own_parameters_have_their_names(counts):
         assert {name: group[name].dims[2:] for name in group} == {"level": (), "slope": ("slope_dim_0",)}
     np.testing.assert_array_equal(found.posterior["level"], trace.theta[..., 0])
     np.testing.assert_array_equal(found.posterior["slope"], trace.theta[..., 1:])
-    np.testing.assert_array_equal(found.observed_data["events"], data["events"])
-    np.testing.assert_array_equal(found.observed_data["dose"], data["dose"])
+    for name in ("events", "dose"):  # nothing tells which of them are outcomes
+        np.testing.assert_array_equal(found.observed_data[name], data[name])
     np.testing.assert_array_equal(found.observed_data["device"], owner)
+    told = trace.to_arviz(posterior, outcome="events")
+    assert list(told.observed_data.data_vars) == ["events"]
+    assert list(told.constant_data.data_vars) == ["dose"]
+    np.testing.assert_array_equal(told.constant_data["dose"], data["dose"])
 
 
 def test_own_outcomes_have_the_law_they_are_drawn_by(counts):
     posterior, data, _ = counts
-    trace = traced(posterior, chains=300)
-
-    def draw(key, parameters, example):
-        rate = jnp.exp(parameters["level"] + parameters["slope"] @ example["dose"])
-        return {"events": jax.random.poisson(key, rate)}
-
-    inputs = {"dose": data["dose"][[0, 0, 1]] / 2}
-    found = trace.to_arviz(posterior, predictive=draw, features=inputs)
-    assert found.posterior_predictive["events"].shape == (300, 5, 31)
-    assert found.predictions["events"].shape == (300, 5, 3)
-    rate = np.exp(trace.theta[..., :1] + trace.theta[..., 1:] @ inputs["dose"].T)
-    apart = (found.predictions["events"].values - rate).reshape(-1, 3)  # given θ, draws are independent
-    assert np.all(np.abs(apart.mean(0)) <= 4.5 * np.sqrt(rate.reshape(-1, 3).mean(0) / 1500))
-    flat = found.predictions["events"].values.reshape(-1, 3)
-    assert np.mean(flat[:, 0] != flat[:, 1]) > 0.5  # two of a kind, each with draws of its own
+    trace = traced(posterior)
+    inputs = {"dose": np.repeat(data["dose"][:2] / 2, 150, axis=0)}
+    found = trace.to_arviz(posterior, predictive=draw_events, features=inputs)
+    assert found.posterior_predictive["events"].shape == (4, 5, 31)
+    assert found.predictions["events"].shape == (4, 5, 300)
+    assert list(found.observed_data.data_vars) == ["events"]
+    np.testing.assert_array_equal(found.constant_data["dose"], data["dose"])
+    np.testing.assert_array_equal(found.predictions_constant_data["dose"], inputs["dose"])
+    for group, dose, alike in (
+        (found.posterior_predictive, data["dose"], 31),
+        (found.predictions, inputs["dose"], 150),
+    ):
+        rate = np.exp(trace.theta[..., :1] + trace.theta[..., 1:] @ dose.T)
+        apart = group["events"].values / rate - 1  # given θ, draws are independent, with mean 0 and variance 1
+        assert np.all(np.abs(apart.reshape(20, -1, alike).mean((0, 2))) <= 4.5 / (20 * alike) ** 0.5)
+        assert np.mean(np.diff(apart) != 0) > 0.99  # two of a kind, each with draws of its own
 
 
 def test_own_outcomes_need_a_function(counts, uneven):
     with pytest.raises(InputError, match="function of"):
         traced(counts[0]).to_arviz(counts[0], predictive=True)
+    with pytest.raises(InputError, match="returns nothing"):
+        traced(counts[0]).to_arviz(counts[0], predictive=lambda key, parameters, example: {})
     with pytest.raises(InputError, match="draws by itself"):
         traced(uneven[0]).to_arviz(uneven[0], predictive=lambda key, parameters, example: 0.0)
+
+
+def test_own_outcomes_are_called_as_in_the_data(counts, labelled):
+    posterior, trace = counts[0], traced(counts[0])
+
+    def unnamed(key, parameters, example):
+        return draw_events(key, parameters, example)["events"]
+
+    found = trace.to_arviz(posterior, predictive=unnamed, log_likelihood=True, outcome="events")
+    for group in (found.observed_data, found.posterior_predictive, found.log_likelihood):
+        assert list(group.data_vars) == ["events"]
+    for bad in ({"predictive": unnamed}, {"outcome": "doses"}, {"predictive": draw_events, "outcome": "dose"}):
+        with pytest.raises(InputError, match=r"outcome.*events"):
+            trace.to_arviz(posterior, **bad)
+
+    def log_likelihood(parameters, example):
+        return -0.5 * (example[1] - parameters @ example[0]) ** 2
+
+    _, X, y = labelled
+    pair = wflmc.posterior(log_likelihood, lambda p: -0.5 * p @ p, (X, y), initial=np.zeros(2), devices=2, mu=1, L=90)
+    samples = replace(trace, theta=trace.theta[..., :2])
+    found = samples.to_arviz(pair, predictive=lambda key, p, e: p @ e[0], log_likelihood=True)
+    for group in (found.observed_data, found.posterior_predictive, found.log_likelihood):
+        assert list(group.data_vars) == ["y"]
+    assert list(found.constant_data.data_vars) == ["X"]
+
+
+@pytest.mark.parametrize("whitened", [False, True])
+def test_log_likelihoods_are_those_of_the_model(uneven, labelled, whitened):
+    posterior, X, y = uneven
+    theta = np.random.default_rng(6).standard_normal((3, 4))
+    found = (posterior.whitened() if whitened else posterior).log_likelihood(theta)
+    np.testing.assert_allclose(found, stats.norm.logpdf(y, theta[:, :3] @ X.T + theta[:, 3:]), rtol=1e-9)
+    posterior, X, y = labelled
+    theta = np.random.default_rng(7).standard_normal((3, 6))
+    found = (posterior.whitened() if whitened else posterior).log_likelihood(theta)
+    for draw, row in zip(theta.reshape(3, 3, 2), found, strict=True):
+        p = np.exp(X @ draw.T)
+        np.testing.assert_allclose(row, np.log(p[np.arange(40), y] / p.sum(1)), rtol=1e-9)
+
+
+def test_log_likelihoods_of_a_model_of_ones_own(counts, monkeypatch):
+    posterior, data, _ = counts
+    trace, done = traced(posterior), []
+    rate = trace.theta[..., :1].astype(float) + trace.theta[..., 1:] @ data["dose"].T
+    for at_a_time in (4, 100):  # draws; and four examples of the 31
+        monkeypatch.setattr(groups, "CHUNK_BYTES", at_a_time * 8 * 31)
+        monkeypatch.setattr(own_prediction, "WORKING_BYTES", 1000)
+        found = trace.to_arviz(posterior, log_likelihood=True, progress=lambda *so_far: done.append(so_far))
+        values = found.log_likelihood["log_likelihood"]
+        assert values.dims == ("chain", "draw", "observation")
+        np.testing.assert_allclose(values, data["events"] * rate - np.exp(rate), rtol=1e-4, atol=1e-4)
+    assert done == [(4, 20), (8, 20), (12, 20), (16, 20), (20, 20), (20, 20)]
+
+
+def test_a_bar_shows_what_takes_long(uneven, monkeypatch, capsys):
+    shown = []
+
+    @contextmanager
+    def bar(task, total):
+        yield lambda done: shown.append((done, total))
+
+    monkeypatch.setattr(groups, "progress_bar", bar)
+    asked = {"predictive": True, "log_likelihood": True, "features": np.ones((1, 3))}
+    traced(uneven[0]).to_arviz(uneven[0], **asked)
+    assert shown[-1] == (60, 60)
+    monkeypatch.undo()
+    traced(uneven[0]).to_arviz(uneven[0], **asked)
+    assert capsys.readouterr() == ("", "")  # no terminal, no bar
+
+
+@pytest.mark.parametrize(
+    ("draws", "chain", "draw"),
+    [
+        (None, range(4), range(5)),
+        (20, range(4), range(5)),
+        (19, range(4), [0, 2, 4]),
+        (8, range(4), [1, 4]),
+        (4, range(4), [4]),
+        (3, [0, 2], [4]),
+        (1, [0], [4]),
+    ],
+)
+def test_outcomes_of_evenly_spaced_draws(uneven, draws, chain, draw):
+    trace = traced(uneven[0])
+    found = trace.to_arviz(uneven[0], predictive=True, log_likelihood=True, draws=draws)
+    for group in (found.posterior_predictive, found.log_likelihood):
+        assert group.attrs["thinning"].startswith(f"{len(chain) * len(draw)} of 20 draws")
+        np.testing.assert_array_equal(group["chain"], chain)
+        np.testing.assert_array_equal(group["draw"], draw)
+    wanted = uneven[0].log_likelihood(trace.theta[chain][:, draw].reshape(-1, 4)).reshape(len(chain), len(draw), -1)
+    np.testing.assert_allclose(found.log_likelihood["y"], wanted)
+    assert found.posterior["theta"].shape == (4, 5, 4)
+
+
+def test_a_thousand_draws_unless_more_are_asked_for(uneven):
+    found = replace(traced(uneven[0]), theta=np.zeros((300, 5, 4))).to_arviz(uneven[0], predictive=True)
+    assert found.posterior_predictive["y"].shape == (300, 3, 43)
+    for bad in (0, True, 1.5, "all"):
+        with pytest.raises(InputError, match="draws = "):
+            traced(uneven[0]).to_arviz(uneven[0], predictive=True, draws=bad)
+
+
+def test_groups_made_from_records_say_that_epsilon_does_not_cover_them(uneven):
+    found = traced(uneven[0]).to_arviz(uneven[0], predictive=True, log_likelihood=True, features=np.ones((2, 3)))
+    private = {name for name in groups_of(found) if "epsilon" in found[name].attrs.get("privacy", "")}
+    assert private == {"observed_data", "constant_data", "posterior_predictive", "log_likelihood"}
+
+
+def test_loo_is_that_of_the_exact_posterior():
+    """Leave-one-out by importance sampling, against predictions of the exact posterior without the observation."""
+    posterior = wflmc.gaussian_regression(KEY, devices=4, examples=60, dim=2)
+    step = 0.05 / posterior.L  # the law of the chain has a variance that is at most 2.6 % too large
+    link = wflmc.Link(channel.static(1e-2), snr_db=30)
+    plan = wflmc.plan(posterior, link, wflmc.Privacy(), step_size=step, burn_in=300, samples=8, power="noiseless")
+    found = wflmc.sample(jax.random.key(2), posterior, plan, 250).to_arviz(posterior, log_likelihood=True)
+    kept = found["log_likelihood"]
+    assert kept["y"].shape == (250, 4, 60)
+    found["posterior"] = found["posterior"].sel(chain=kept["chain"], draw=kept["draw"])
+    X, y = found["constant_data"]["X"].values, found["observed_data"]["y"].values
+    exact = 0.0
+    for i in range(len(y)):
+        rest = np.arange(len(y)) != i
+        covariance = np.linalg.inv(X[rest].T @ X[rest] + np.eye(2))
+        mean = covariance @ X[rest].T @ y[rest]
+        exact += stats.norm.logpdf(y[i], X[i] @ mean, (1 + X[i] @ covariance @ X[i]) ** 0.5)
+    # Chains are independent, so that leaving out a fifth of them at a time tells the Monte Carlo error.
+    parts = [elpd(found.sel(chain=kept["chain"].values % 5 != left_out)) for left_out in range(5)]
+    error = (0.8 * np.sum((parts - np.mean(parts)) ** 2)) ** 0.5
+    assert error < 0.2
+    assert abs(elpd(found) - exact) <= 4.5 * error + 0.05
+    assert posterior.log_likelihood(posterior.mean[None]).sum() > exact + 1  # the fit to all data would not pass
+
+
+def elpd(data):
+    """The expected log predictive density by leave-one-out, before ArviZ 1 and from then on."""
+    found = arviz.loo(data)
+    return float(found.elpd if isinstance(data, xr.DataTree) else found.elpd_loo)

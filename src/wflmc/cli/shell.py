@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from wflmc.sampling.progress import progress_bar
 from wflmc.version import __version__
 
 app = typer.Typer(
@@ -45,6 +44,8 @@ Cache = Annotated[
     typer.Option("--cache", metavar="DIR", help="Keep finished points here, not in the user's cache."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+progress = progress_bar
 
 
 def _print_version(wanted: bool) -> None:
@@ -82,19 +83,6 @@ def note(text: str) -> None:
 def warn(warnings: list[str]) -> None:
     for warning in warnings:
         print(f"wflmc: warning: {warning}", file=sys.stderr)
-
-
-@contextmanager
-def progress(task: str, total: int) -> Iterator[Any]:
-    """A bar with the time left on a terminal, silence elsewhere; yields a function that sets what is done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        row = bar.add_task(task, total=total)
-        yield lambda done: bar.update(row, completed=done)
 
 
 def cache_compilations() -> None:

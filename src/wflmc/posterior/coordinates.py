@@ -119,6 +119,13 @@ class Moving(Shown, ABC):
         """Targets or labels, device after device, [N], and which device holds each, [N]."""
         return self.held(self.outcomes), np.repeat(np.arange(self.sizes.size), self.sizes)
 
+    @property
+    def covariates(self) -> Array:
+        """The features u[N, d] as they were given, in the order of `observed`, without an intercept's constant."""
+        rows = self.held(self.features)
+        given = rows if self.coordinates is None else rows @ self.coordinates.inverse.T
+        return given[:, : given.shape[1] - self.intercept]
+
     def simulate(self, generator: np.random.Generator, theta: ArrayLike, features: ArrayLike | None = None) -> Any:
         """Outcomes drawn from the model itself: theta[draw, m] -> [draw, n].
 
@@ -133,6 +140,15 @@ class Moving(Shown, ABC):
     @abstractmethod
     def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> NDArray[Any]:
         """Outcomes for rows of features, in the coordinates of theta."""
+
+    def log_likelihood(self, theta: ArrayLike) -> Array:
+        """log p(outcome|θ) of every observation, in the order of `observed`: theta[draw, m] -> [draw, N]."""
+        draws = self.coordinates_of(np.asarray(theta, dtype=float))
+        return self._log_likelihood(draws, self.held(self.features), self.held(self.outcomes))
+
+    @abstractmethod
+    def _log_likelihood(self, theta: Array, rows: Array, outcomes: NDArray[Any]) -> Array:
+        """log p of the outcomes[n] of rows of features, in the coordinates of theta."""
 
     def rows(self, features: ArrayLike) -> Array:
         """Features u[n, d] as in the data, checked, with the constant where the model has an intercept."""

@@ -188,6 +188,10 @@ class GaussianPosterior(Moving):
         mean = theta @ rows.T
         return mean + generator.standard_normal(mean.shape)
 
+    def _log_likelihood(self, theta: Array, rows: Array, outcomes: Array) -> Array:
+        """Of targets[n], [draw, n]."""
+        return -0.5 * ((outcomes - theta @ rows.T) ** 2 + np.log(2 * np.pi))
+
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
         return (jnp.asarray(self.hessian) @ theta - self.linear)[: self.devices]

@@ -108,7 +108,7 @@ def checked_model(
         raise InputError("log_likelihood", Found("does not look at its example"), f"{wanted}: {instead}")
     parts = [text.encode() for text in (str(structure), str(shapes), *map(str, traced))]
     name = digest(*parts, *(value for one in traced for value in _constants(one)))
-    return Model(likelihood, prior, structure, shapes, name, max(1, sum(_count(likelihood.jaxpr))))
+    return Model(likelihood, prior, structure, shapes, name, max(1, sum(result_sizes(likelihood.jaxpr))))
 
 
 def _constants(traced: Any) -> Iterator[Any]:
@@ -144,12 +144,12 @@ def _primitives(jaxpr: Any) -> Iterator[str]:
         yield from _primitives(inner)
 
 
-def _count(jaxpr: Any) -> Iterator[int]:
+def result_sizes(jaxpr: Any) -> Iterator[int]:
     """Numbers that each step of a traced function makes."""
     for equation in jaxpr.eqns:
         yield sum(int(np.prod(getattr(out.aval, "shape", ()))) for out in equation.outvars)
     for inner in _inner(jaxpr):
-        yield from _count(inner)
+        yield from result_sizes(inner)
 
 
 @partial(jax.jit, static_argnums=(0, 3))

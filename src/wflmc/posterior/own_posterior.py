@@ -19,7 +19,7 @@ from wflmc.posterior.blocks import block_size, clipping, in_blocks, over_blocks,
 from wflmc.posterior.inputs import check_init
 from wflmc.posterior.own_checks import on_accelerator
 from wflmc.posterior.own_model import Model, look
-from wflmc.posterior.own_prediction import predictive
+from wflmc.posterior.own_prediction import per_example, predictive
 
 Array = NDArray[np.float64]
 
@@ -253,6 +253,11 @@ class OwnPosterior(Shown):
     def predictive(self, function: Callable[[Any, Any], Any], theta: ArrayLike, inputs: Any) -> Any:
         """Mean of function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
         return predictive(self.model, function, jnp.asarray(self._checked(theta, "chain, draw")), inputs)
+
+    def log_likelihood(self, theta: ArrayLike) -> Array:
+        """log p(example|θ) of every example, in the order of `observed`: theta[draw, m] -> [draw, N]."""
+        draws = jnp.asarray(self._checked(theta, "draw"), jnp.float32)
+        return -np.asarray(per_example(self.model.cost, draws, self.observed[0]), dtype=float)
 
     @cached_property
     def laplace(self) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""What a model of one's own predicts: a person's function, averaged over draws."""
+"""What a model of one's own says of examples: a person's function, for every draw or averaged over draws."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from wflmc.errors import Found, InputError
 from wflmc.posterior.own_checks import checked_arrays, shape_of, shapes_of
-from wflmc.posterior.own_model import Model
+from wflmc.posterior.own_model import Model, result_sizes
+
+WORKING_BYTES = 2**24
+"""Intermediate results at a time, where a function is worked out for many draws and examples."""
+
+
+@partial(jax.jit, static_argnums=0)
+def per_example(function: Callable[[Any, Any], Any], draws: Any, examples: Any) -> Any:
+    """function(draw, example) for all of draws[D, ...] and examples[n, ...], [D, n, ...]."""
+    one = jax.tree.map(lambda values: values[0], (draws, examples))
+    numbers = sum(result_sizes(jax.make_jaxpr(function)(*one).jaxpr))
+    count, many = (len(jax.tree.leaves(values)[0]) for values in (draws, examples))
+    at_a_time = int(np.clip(WORKING_BYTES // (4 * count * max(1, numbers)), 1, many))
+
+    def of(draw: Any) -> Any:
+        return jax.lax.map(lambda example: function(draw, example), examples, batch_size=at_a_time)
+
+    return jax.vmap(of)(draws)
 
 
 def predictive(model: Model, function: Callable[[Any, Any], Any], theta: jax.Array, inputs: Any) -> Any:

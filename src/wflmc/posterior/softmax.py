@@ -219,6 +219,11 @@ class SoftmaxPosterior(Moving):
         logits = theta.reshape(len(theta), self.classes, -1) @ rows.T
         return np.argmax(logits + generator.gumbel(size=logits.shape), axis=1)
 
+    def _log_likelihood(self, theta: Array, rows: Array, outcomes: Labels) -> Array:
+        """Of labels[n], [draw, n]."""
+        logits = theta.reshape(len(theta), self.classes, -1) @ rows.T
+        return logits[:, outcomes, np.arange(outcomes.size)] - logsumexp(logits, axis=1)
+
     @cached_property
     def laplace(self) -> tuple[Array, Array]:
         """The posterior's mode[m], and its variances[m] along the main directions of the Hessian there."""

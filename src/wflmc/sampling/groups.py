@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import Found, InputError
 from wflmc.keys import host_generator
-from wflmc.posterior.own_checks import shape_of
+from wflmc.posterior.own_checks import checked_arrays, shape_of
+from wflmc.posterior.own_prediction import per_example
+from wflmc.sampling.progress import progress_bar
 from wflmc.version import __version__
 
 if TYPE_CHECKING:
@@ -23,15 +26,42 @@ if TYPE_CHECKING:
 DRAWN = ("chain", "draw")
 TAKEN = (*DRAWN, "observation", "device")
 """Names of axes, which no variable can have."""
+DRAWS = 1000
+"""Draws, of all chains together, that outcomes and log-likelihoods are computed for unless more are asked for."""
+CHUNK_BYTES = 2**24
+"""Results that are computed at a time, between two reports of progress."""
+PRIVATE = "Made from the devices' private records, for the analyst's eyes only: epsilon does not cover this group."
 
 Predictive = bool | Callable[[Any, Any, Any], Any]
+Advance = Callable[[int, int], None]
+Theta = Callable[[NDArray[np.intp]], NDArray[Any]]
+"""From the numbers of draws to their parameters, [draw, m]."""
 
 
-def groups(
-    trace: Trace, attributes: dict[str, Any] | None, posterior: Any, predictive: Predictive, features: Any
-) -> dict[str, Any]:
-    """The data sets by the names of their groups; arguments as of `Trace.to_arviz`."""
-    plan, burn_in = trace.plan, trace.plan.burn_in
+class Request(NamedTuple):
+    """Which groups the model is to add, as the arguments of `Trace.to_arviz` say."""
+
+    posterior: Any = None
+    predictive: Predictive = False
+    features: Any = None
+    log_likelihood: bool = False
+    outcome: str | Sequence[str] | None = None
+    draws: int | None = DRAWS
+    progress: Advance | None = None
+
+
+class Work(NamedTuple):
+    """What is computed for every draw."""
+
+    run: Callable[[NDArray[np.intp]], Any]
+    """From the numbers of draws to a pytree of arrays [draw, n, ...]."""
+    size: int
+    """Bytes that one draw takes, roughly."""
+
+
+def groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -> dict[str, Any]:
+    """The data sets by the names of their groups."""
+    plan, burn_in, posterior = trace.plan, trace.plan.burn_in, request.posterior
     made = {
         "posterior": _variables(trace.theta, posterior),
         "sample_stats": _statistics(trace, trace.clip_rate, slice(burn_in, None)),
@@ -44,8 +74,8 @@ def groups(
     if trace.warmup_clip_rate is not None:
         made["warmup_sample_stats"] = _statistics(trace, trace.warmup_clip_rate, slice(burn_in))
     if posterior is not None:
-        made |= _outcomes(trace, posterior, predictive, features)
-    elif predictive or features is not None:
+        made |= _outcomes(trace.theta, request)
+    elif request.predictive or request.log_likelihood or request.features is not None:
         raise InputError("posterior", None, "given, for what it predicts")
     about: dict[str, Any] = {"inference_library": "wflmc", "inference_library_version": __version__}
     about |= {"plan": _in_short(plan)} | ({} if trace.key is None else {"key": list(trace.key)})
@@ -86,9 +116,11 @@ def _variables(theta: NDArray[Any], posterior: Any) -> Any:
 def _named(tree: Any, leading: tuple[str, ...], alone: str) -> dict[str, Any]:
     """The leaves of a tree by name, with their axes' names; one that is no tree is called `alone`.
 
-    A leaf called as an axis, such as chain, becomes chain_.
+    A leaf called as an axis, such as chain, becomes chain_. Two arrays without names are called X and y.
     """
     made: dict[str, Any] = {}
+    if type(tree) in (tuple, list) and len(tree) == len(jax.tree.leaves(tree)) == 2:
+        tree = {"X": tree[0], "y": tree[1]}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".") or alone
         while name in TAKEN or name in made:
@@ -115,51 +147,137 @@ def _statistics(trace: Trace, clip_rate: NDArray[Any], rounds: slice) -> Any:
     return xr.Dataset({"clip_rate": (DRAWN, clip_rate), **stats}, coords=coords)
 
 
-def _outcomes(trace: Trace, posterior: Any, predictive: Predictive, features: Any) -> dict[str, Any]:
-    """The groups of what was observed, and of what the model draws for every sample: the same draws every time."""
+def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
+    """The groups of what was observed, and of what the model says of it: the same every time."""
     import xarray as xr
 
-    if not hasattr(posterior, "observed") or posterior.dim != trace.theta.shape[-1]:
+    posterior = request.posterior
+    if not hasattr(posterior, "observed") or posterior.dim != samples.shape[-1]:
         raise InputError("posterior", type(posterior).__name__, "the model of these samples, for what it predicts")
-    y, device = posterior.observed
-    held = {"observation": np.arange(device.size), "device": ("observation", device)}
-    made = {"observed_data": xr.Dataset(_named(y, ("observation",), "y"), coords=held)}
-    draws = dict(zip(DRAWN, map(np.arange, trace.theta.shape), strict=False))
-    drawn = _drawn_by_function if callable(predictive) else _drawn_by_model
+    observed, device = posterior.observed
+    own = hasattr(posterior, "unflatten")
+    data = _named(observed if own else {"X": posterior.covariates, "y": observed}, ("observation",), "y")
+    kept, thinning = _thinned(samples.shape[:2], request.draws)
+    chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
+    works, drawn = _works(lambda at: samples[chain[at], draw[at]], chain.size, request)
+    names = _outcome_names(data, drawn, request.outcome)
+    alone = {"log_likelihood": names[0] if len(names) == 1 else "log_likelihood"}
 
-    def predicted(group: str, rows: Any, coords: dict[str, Any] | None = None) -> Any:
-        outcomes = drawn(trace, posterior, predictive, group, rows)
-        numbered = {"observation": np.arange(jax.tree.leaves(outcomes)[0].shape[2])}
-        return xr.Dataset(_named(outcomes, (*DRAWN, "observation"), "y"), coords={**draws, **(coords or numbered)})
-
-    if predictive:
-        made["posterior_predictive"] = predicted("posterior_predictive", None, held)
-    if features is not None:
-        made["predictions"] = predicted("predictions", features)
+    held, private = {"observation": np.arange(device.size), "device": ("observation", device)}, {"privacy": PRIVATE}
+    made = {"observed_data": xr.Dataset({name: data[name] for name in names}, held, private)}
+    if len(names) < len(data):
+        made["constant_data"] = xr.Dataset({name: data[name] for name in data if name not in names}, held, private)
+    for group, values in _computed(works, chain.size, request.progress).items():
+        split = jax.tree.map(lambda leaf: leaf.reshape(*map(len, kept), *leaf.shape[1:]), values)
+        variables = _named(split, (*DRAWN, "observation"), alone.get(group, _alone(request.outcome)))
+        made[group] = xr.Dataset(variables, dict(zip(DRAWN, kept, strict=True)), {"thinning": thinning})
+        if group != "predictions":
+            made[group] = made[group].assign_coords(held).assign_attrs(private)
+    if request.features is not None:
+        given = jax.tree.map(np.asarray, request.features) if own else np.asarray(request.features, dtype=float)
+        rows = {"observation": np.arange(made["predictions"].sizes["observation"])}
+        made["predictions"] = made["predictions"].assign_coords(rows)
+        made["predictions_constant_data"] = xr.Dataset(_named(given, ("observation",), "X"), rows)
     return made
 
 
-def _drawn_by_model(trace: Trace, posterior: Any, predictive: Predictive, group: str, rows: Any) -> Any:
-    if not hasattr(posterior, "simulate"):
-        allowed = "a function of (key, parameters, example) that draws what this model would observe"
-        raise InputError("predictive", predictive, allowed)
-    generator = host_generator(jax.random.key(0), group)
-    return np.stack([posterior.simulate(generator, theta, rows) for theta in trace.theta])
+def _alone(outcome: str | Sequence[str] | None) -> str:
+    """What an outcome that is drawn without a name is called."""
+    return outcome if isinstance(outcome, str) else "y"
 
 
-def _drawn_by_function(trace: Trace, posterior: Any, predictive: Any, group: str, rows: Any) -> Any:
-    if not hasattr(posterior, "unflatten"):
+def _outcome_names(data: dict[str, Any], drawn: list[str], outcome: str | Sequence[str] | None) -> list[str]:
+    """Which of the data are outcomes: those named, those drawn, or y; all of them where nobody can tell."""
+    if outcome is None and not drawn:
+        return ["y"] if "y" in data else list(data)
+    given = drawn if outcome is None else np.atleast_1d(outcome)
+    names = [str(name) for name in given if outcome is not None or name in data]
+    if not names or not set(names) <= set(data):
+        raise InputError("outcome", outcome, f"the name of what is observed, of {', '.join(data)}")
+    if drawn and not set(names) <= set(drawn):
+        raise InputError("outcome", outcome, f"what `predictive` draws: {', '.join(drawn)}")
+    return names
+
+
+def _thinned(shape: tuple[int, ...], most: int | None) -> tuple[list[NDArray[np.intp]], str]:
+    """Which chains and draws to take, evenly spaced and at most so many together; and the same in words."""
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1):
+        raise InputError("draws", most, "a whole number above 0, or None for all of them")
+    chains, draws = shape
+    limit = chains * draws if most is None else int(most)
+    apart = -(-chains // limit)
+    chosen = np.arange(0, chains, apart)
+    step = -(-draws // (limit // chosen.size))
+    last = np.arange((draws - 1) % step, draws, step)  # the last draw is always among them
+    words = f"{chosen.size * last.size} of {chains * draws} draws: steps of {step} along draw, of {apart} along chain"
+    return [chosen, last], words
+
+
+def _computed(works: dict[str, Work], draws: int, progress: Advance | None) -> dict[str, Any]:
+    """What every work makes of all draws, in chunks of about CHUNK_BYTES."""
+    total, before = draws * len(works), 0
+    made: dict[str, Any] = {}
+    bar = progress_bar("outcomes", total) if progress is None else nullcontext(lambda done: progress(done, total))
+    with bar as advance:
+        for group, work in works.items():
+            size = -(-draws // -(-draws * work.size // CHUNK_BYTES))
+            for at in range(0, draws, size):
+                # The last chunk is filled up, so that nothing is compiled for it.
+                part = jax.tree.map(np.asarray, work.run(np.minimum(np.arange(at, at + size), draws - 1)))
+                if not at:
+                    made[group] = jax.tree.map(lambda leaf: np.empty((draws, *leaf.shape[1:]), leaf.dtype), part)
+                for whole, values in zip(jax.tree.leaves(made[group]), jax.tree.leaves(part), strict=True):
+                    whole[at : at + size] = values[: draws - at]
+                advance(before + min(at + size, draws))
+            before += draws
+    return made
+
+
+def _works(theta: Theta, draws: int, request: Request) -> tuple[dict[str, Work], list[str]]:
+    """What is to be computed for each group, and the names of the outcomes that are drawn."""
+    posterior = request.posterior
+    draw = _drawn_by_function if hasattr(posterior, "unflatten") else _drawn_by_model
+    works: dict[str, Work] = {}
+    drawn: list[str] = []
+    if request.predictive:
+        works["posterior_predictive"], drawn = draw(theta, draws, request, None)
+    if request.features is not None:
+        works["predictions"], drawn = draw(theta, draws, request, request.features)
+    if request.log_likelihood:
+        size = 8 * (posterior.dim + posterior.observed[1].size * getattr(posterior, "classes", 1))
+        works["log_likelihood"] = Work(lambda at: posterior.log_likelihood(theta(at)), size)
+    return works, drawn
+
+
+def _drawn_by_model(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
+    del draws
+    if callable(request.predictive):
         raise InputError("predictive", "a function", "True or False: this model draws by itself")
-    examples = jax.tree.map(jnp.asarray, posterior.observed[0] if rows is None else rows)
-    count = len(jax.tree.leaves(examples)[0])
-    first = posterior.unflatten(jnp.asarray(trace.theta[0, 0])), jax.tree.map(lambda values: values[0], examples)
+    posterior, group = request.posterior, "posterior_predictive" if rows is None else "predictions"
+    generator = host_generator(jax.random.key(0), group)
+    count = posterior.observed[1].size if rows is None else len(posterior.rows(rows))
+    size = 8 * (posterior.dim + count * getattr(posterior, "classes", 1))
+    return Work(lambda at: posterior.simulate(generator, theta(at), rows), size), ["y"]
+
+
+def _drawn_by_function(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
+    posterior, function = request.posterior, request.predictive
     wanted = "a JAX function of (key, parameters, example) that draws what this model would observe"
-    shape_of("predictive", predictive, wanted, predictive, jax.random.key(0), *first)
+    if not callable(function):
+        raise InputError("predictive", function, wanted)
+    given = posterior.observed[0] if rows is None else checked_arrays("features", rows)[0]
+    examples = jax.tree.map(jnp.asarray, given)
+    count = len(jax.tree.leaves(examples)[0])
+    numbered = jnp.arange(count), examples
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(0), int(rows is not None)), draws)
 
-    def at(key: jax.Array, theta: jax.Array) -> Any:
-        parameters = posterior.unflatten(theta)
-        return jax.vmap(lambda k, example: predictive(k, parameters, example))(jax.random.split(key, count), examples)
+    def outcome(draw: Any, one: Any) -> Any:
+        return function(jax.random.fold_in(draw[0], one[0]), posterior.unflatten(draw[1]), one[1])
 
-    theta = jnp.asarray(trace.theta)
-    key = jax.random.fold_in(jax.random.key(0), int(group == "predictions"))
-    return jax.lax.map(lambda pair: jax.vmap(at)(*pair), (jax.random.split(key, theta.shape[:2]), theta))
+    first = (keys[0], jnp.asarray(theta(np.arange(1))[0])), jax.tree.map(lambda values: values[0], numbered)
+    result = shape_of("predictive", function, wanted, outcome, *first)
+    drawn = [*_named(result, (), _alone(request.outcome))]
+    if not drawn:
+        raise InputError("predictive", Found("returns nothing"), wanted)
+    size = 8 * (posterior.dim + count * sum(leaf.size for leaf in jax.tree.leaves(result)))
+    return Work(lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered), size), drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from wflmc.errors import Shown
 from wflmc.planning import Plan
-from wflmc.sampling.groups import Predictive, groups
+from wflmc.sampling.groups import DRAWS, Advance, Predictive, Request, groups
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,24 +57,38 @@ class Trace(Shown):
         predictive: Predictive = False,
         features: Any = None,
         attributes: dict[str, Any] | None = None,
+        *,
+        log_likelihood: bool = False,
+        outcome: str | Sequence[str] | None = None,
+        draws: int | None = DRAWS,
+        progress: Advance | None = None,
     ) -> Any:
         """The trace for ArviZ: InferenceData before ArviZ 1, a DataTree from then on.
 
         Its groups are posterior, sample_stats, and the same of burn-in where it was kept (warmup_…).
 
         Args:
-            posterior: adds observed_data, with the device that holds each observation. These are the private data. The
+            posterior: adds observed_data, the outcomes with the device that holds each, and constant_data, the
+                covariates. These are the private data, which epsilon does not cover, as are the next two groups. The
                 parameters of a model of one's own come by their names.
-            predictive: adds posterior_predictive, what the model would have observed instead, for every draw. For a
-                model of one's own, a function of (key, parameters, example) that draws it.
-            features: u[n, d]: adds predictions, outcomes drawn for these features, such as those of a test set. For a
-                model of one's own, a pytree [n, ...] of what its function `predictive` takes for an example.
+            predictive: adds posterior_predictive, what the model would have observed instead. For a model of one's
+                own, a function of (key, parameters, example) that draws it, best as {name in the data: draw}.
+            features: u[n, d]: adds predictions, outcomes drawn for these features, such as those of a test set, and
+                the features as predictions_constant_data. For a model of one's own, a pytree [n, ...] of what its
+                function `predictive` takes for an example.
             attributes: of every group, beside the version, the key that seeded the chains and the plan in short.
+            log_likelihood: adds log_likelihood, log p(example|θ) of every example, for `arviz.loo`.
+            outcome: for a model of one's own, the names of the outcomes among its data; by default what `predictive`
+                draws, else y, where (X, y) is such a pair. Where neither tells, all data count as outcomes.
+            draws: for how many draws of all chains together outcomes and log-likelihoods are computed, evenly spaced;
+                None for all. The posterior group has all draws in any case.
+            progress: called with (done, in all); by default a bar on a terminal.
         """
         import arviz
         import xarray as xr
 
-        made = groups(self, attributes, posterior, predictive, features)
+        request = Request(posterior, predictive, features, log_likelihood, outcome, draws, progress)
+        made = groups(self, attributes, request)
         if int(arviz.__version__.split(".")[0]) < 1:
             return arviz.InferenceData(**made)
         return xr.DataTree.from_dict(made)
@@ -83,7 +98,7 @@ class Trace(Shown):
         import h5netcdf
         import xarray as xr
 
-        made = groups(self, attributes, None, False, None)
+        made = groups(self, attributes, Request())
         large = {name: made[name]["theta"] for name in made if "theta" in made[name]}
         rest = {name: group.drop_vars("theta", errors="ignore") for name, group in made.items()}
         xr.DataTree.from_dict(rest).to_netcdf(path, engine="h5netcdf")

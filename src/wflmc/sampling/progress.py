@@ -1,0 +1,20 @@
+"""A progress bar, where a person watches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def progress_bar(task: str, total: int) -> Iterator[Any]:
+    """A bar with the time left on a terminal, silence elsewhere; yields a function that sets what is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        row = bar.add_task(task, total=total)
+        yield lambda done: bar.update(row, completed=done)
