@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from wflmc.channel import Link
 from wflmc.errors import InputError
-from wflmc.planning import Plan
-from wflmc.planning.capacity import capacity, traits_of
-from wflmc.planning.costs import Machine, Radio, Size
+
+if TYPE_CHECKING:
+    from wflmc.channel import Link
+    from wflmc.planning import Plan
+    from wflmc.planning.costs import Size
 
 
 class Wanted(NamedTuple):
@@ -70,6 +71,9 @@ def wanted(asked: bool, given: Wanted) -> Wanted | None:
 
 def capacity_document(plan: Plan, link: Link, posterior: Any, asked: Wanted) -> dict[str, Any]:
     """The `capacity` of a plan's JSON: sizes that are not given are the plan's, and its traits serve for all sizes."""
+    from wflmc.planning.capacity import capacity, traits_of
+    from wflmc.planning.costs import Machine, Radio
+
     size = _size(plan, posterior, asked)
     given = {name: value for name in Radio._fields if (value := getattr(asked, name)) is not None}
     traits, radio, machine = traits_of(plan, link), Radio(**given), Machine()
@@ -89,6 +93,8 @@ def capacity_document(plan: Plan, link: Link, posterior: Any, asked: Wanted) -> 
 
 
 def _size(plan: Plan, posterior: Any, asked: Wanted) -> Size:
+    from wflmc.planning.costs import Size
+
     rounds = plan.rounds if asked.rounds is None else int(asked.rounds)
     kept = (plan.rounds - plan.burn_in) / plan.rounds
     return Size(
