@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -62,3 +67,28 @@ def is_picture(path):
     if path.suffix == ".png":
         return content.startswith(b"\x89PNG") and b"IEND" in content[-16:]
     return b"<svg" in content[:2000] and content.rstrip().endswith(b"</svg>")
+
+
+PATIENCE = 900
+"""Seconds for what takes a few on an idle machine: only a process that hangs takes as many."""
+
+
+@contextmanager
+def listening(*arguments, **environment):
+    """A Python process that hears Ctrl-C, also where this one, a job in the background, ignores it; killed at the end.
+
+    Nobody else in its session hears it.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **environment}, start_new_session=True,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()

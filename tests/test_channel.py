@@ -19,9 +19,9 @@ def gains(fading, seed=0, rounds=ROUNDS, devices=DEVICES):
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("k_factor", [0.0, 3.0])
-def test_mean_power_does_not_depend_on_correlation(correlation, k_factor):
-    h = gains(channel.rician(power=0.01, k_factor=k_factor, correlation=correlation))
+@pytest.mark.parametrize("rician_k", [0.0, 3.0])
+def test_mean_power_does_not_depend_on_correlation(correlation, rician_k):
+    h = gains(channel.rician(power=0.01, rician_k=rician_k, correlation=correlation))
     power = np.abs(h) ** 2
     # Samples along a device are correlated; devices are independent, so their means give the standard error.
     per_device = power.mean(0)
@@ -58,11 +58,17 @@ def test_rayleigh_is_circular_gaussian():
     assert abs(np.mean(h**2)) < 4 * np.sqrt(2 / h.size)
 
 
-def test_rician_k_factor():
+def test_rician_k():
     """K is the power of the mean over the power of what varies."""
-    h = gains(channel.rician(power=1.0, k_factor=3.0))
+    h = gains(channel.rician(power=1.0, rician_k=3.0))
     assert abs(h.mean()) ** 2 == pytest.approx(0.75, abs=4e-3)
     assert np.var(h) == pytest.approx(0.25, abs=2e-3)
+
+
+def test_rician_k_has_a_former_name():
+    with pytest.warns(DeprecationWarning, match="now called rician_k"):
+        former = channel.rician(0.01, k_factor=5.0)
+    np.testing.assert_array_equal(gains(former), gains(channel.rician(0.01, 5.0)))
 
 
 def test_power_per_device():
@@ -103,7 +109,7 @@ def test_bad_gains(table, part):
     ("make", "key"),
     [
         (lambda: channel.rayleigh(correlation=1.5), "correlation"),
-        (lambda: channel.rician(k_factor=-1), "rician_k"),
+        (lambda: channel.rician(rician_k=-1), "rician_k"),
         (lambda: gains(channel.static([1.0, 2.0, 3.0]), devices=2), "power"),
         (lambda: gains(channel.static(-1.0)), "power"),
         (lambda: wflmc.Link(channel.static(), snr_db=np.inf), "snr_db"),

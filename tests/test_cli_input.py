@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
+
+from wflmc.errors import InputError
+from wflmc.scenario import Scenario, validate
 
 from .cli_tools import STATIC, with_set
 
@@ -128,6 +132,28 @@ BAD = [
     (["snr_db=3"], "--set"),
     (["link.snr_db"], "--set"),
 ]
+
+
+def test_nan_and_infinities_of_every_key_are_refused_for_what_they_are():
+    """nan is on neither side of a limit, and no sentence says that it is."""
+    unlimited = {("link", "downlink_snr_db"), ("policy", "max_round_noise")}
+    tried = 0
+    for section, content in Scenario.model_fields.items():
+        for key, field in type(content.default).model_fields.items():
+            kinds = str(field.annotation)
+            if "float" not in kinds and "int" not in kinds:
+                continue
+            for value in (math.nan, math.inf, -math.inf, [math.nan]):
+                if value == math.inf and (section, key) in unlimited:
+                    validate({section: {key: value}})
+                    continue
+                with pytest.raises(InputError, match=f"^{section}.{key} = ") as caught:
+                    validate({section: {key: value}})
+                number = caught.value.given
+                if not isinstance(number, list) and math.isnan(number):
+                    assert caught.value.allowed.startswith(("a number", "a finite number", "a whole number"))
+                tried += 1
+    assert tried > 100
 
 
 @pytest.mark.parametrize(("overrides", "key"), BAD, ids=lambda value: str(value)[:40])

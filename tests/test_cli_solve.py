@@ -9,7 +9,7 @@ import pytest
 
 import wflmc
 
-from .cli_tools import FADING, is_picture, with_set, write_gains
+from .cli_tools import FADING, is_picture, strict, with_set, write_gains
 from .conftest import count
 
 
@@ -51,13 +51,20 @@ def test_solve_for(plan_of, scenario, key, metric):
     assert (before["objective"] if metric == "bound" else max(before["exact_w2_sq"][kept:])) > target
 
 
-def test_solve_for_what_cannot_be_reached(plan_of, call, scenario):
-    found = plan_of(scenario, "--solve-for", "link.snr_db", "--target", "1e-6")
+def test_solve_for_what_cannot_be_reached(call, scenario):
+    """Exit code 1, as the answer is no; the plan is that which comes nearest."""
+    sentence = "no link.snr_db was found that reaches bound on W2² ≤ 1e-06; the best is "
+    arguments = ["plan", scenario, "--no-compare", "--solve-for", "link.snr_db", "--target", "1e-6"]
+    code, out, err = call(*arguments, "--json")
+    found = strict(out)
+    assert (code, err.count(sentence)) == (1, 1)
     assert found["solve_for"]["value"] is None
     assert not found["solve_for"]["reachable"]
     assert found["solve_for"]["reached"] == found["objective"] > 1e-6
-    _, out, _ = call("plan", scenario, "--solve-for", "link.snr_db", "--target", "1e-6")
-    assert "no link.snr_db was found" in out
+    assert found["solve_for"]["answer"].startswith(sentence)
+    code, out, err = call(*arguments)
+    assert (code, err) == (1, "")
+    assert sentence in out
     for arguments, key in [
         (["--solve-for", "link.power", "--target", "1"], "--solve-for"),
         (["--solve-for", "link.snr_db"], "--target"),

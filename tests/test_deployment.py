@@ -23,6 +23,7 @@ from wflmc.errors import InputError
 from wflmc.sampling.checkpoint import Checkpoint
 from wflmc.scenario import load_scenario
 from wflmc.scenario.build import build, make_plan
+from wflmc.storage import sole_writer
 
 from .conftest import FULL
 
@@ -33,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
 from flwr.app import Context, RecordDict
 
-from wflmc.federated import flower_client, flower_server, registration, server
+from wflmc.federated import flower_client, flower_server, registration
 from wflmc.federated.certificates import renew, write_authority, write_secret, write_server_certificate
 from wflmc.federated.deployment import prepare
 from wflmc.federated.folder import write_federation
@@ -297,7 +298,7 @@ def test_a_device_that_paid_and_is_gone_does_not_hold_up_the_server(folder, sett
 
 def test_one_folder_has_one_run_at_a_time(folder):
     with (
-        server._alone(folder / "server"),
+        sole_writer(folder / "server"),
         pytest.raises(InputError, match="no other process"),
     ):
         _serve(folder, _grid(folder))

@@ -92,9 +92,9 @@ def test_every_device_has_weight_one_on_average(fading):
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.99, 0.999999])
-@pytest.mark.parametrize("k_factor", [0.0, 5.0])
-def test_standing_is_uniform_and_independent(correlation, k_factor):
-    fading = channel.rician([1.0, 1e-3], k_factor, correlation)
+@pytest.mark.parametrize("rician_k", [0.0, 5.0])
+def test_standing_is_uniform_and_independent(correlation, rician_k):
+    fading = channel.rician([1.0, 1e-3], rician_k, correlation)
     h = fading.draw(np.random.default_rng(1), 3000, 2)
     u = fading.law.standing(h)
     assert stats.kstest(u.ravel(), "uniform").pvalue > 1e-3

@@ -10,16 +10,21 @@
 'power-limited'
 """
 
-from wflmc import audit, baselines, channel, data, evaluation, planning, posterior, privacy, sampling
-from wflmc.channel import Link
-from wflmc.errors import InputError, SamplingError
-from wflmc.evaluation import evaluate, exact_w2_sq
-from wflmc.planning import Plan, plan, plan_many
-from wflmc.posterior import gaussian_regression, softmax_regression
-from wflmc.preconditioning import release_whitening
-from wflmc.privacy import Privacy
-from wflmc.sampling import Trace, sample
+from importlib import import_module
+
 from wflmc.version import __version__
+
+TYPE_CHECKING = False  # type checkers know better; typing takes longer to import than all else here
+if TYPE_CHECKING:
+    from wflmc import audit, baselines, channel, data, evaluation, planning, posterior, privacy, sampling
+    from wflmc.channel import Link
+    from wflmc.errors import InputError, SamplingError
+    from wflmc.evaluation import evaluate, exact_w2_sq
+    from wflmc.planning import Plan, plan, plan_many
+    from wflmc.posterior import gaussian_regression, softmax_regression
+    from wflmc.preconditioning import release_whitening
+    from wflmc.privacy import Privacy
+    from wflmc.sampling import Trace, sample
 
 __all__ = [
     "InputError",
@@ -47,3 +52,37 @@ __all__ = [
     "sampling",
     "softmax_regression",
 ]
+
+_HOMES = {
+    "channel": ("Link",),
+    "errors": ("InputError", "SamplingError"),
+    "evaluation": ("evaluate", "exact_w2_sq"),
+    "planning": ("Plan", "plan", "plan_many"),
+    "posterior": ("gaussian_regression", "softmax_regression"),
+    "preconditioning": ("release_whitening",),
+    "privacy": ("Privacy",),
+    "sampling": ("Trace", "sample"),
+}
+"""Where names are defined."""
+
+
+if not TYPE_CHECKING:  # types are those of the imports above
+
+    def __getattr__(name: str) -> object:
+        """Import what is asked for when it is: JAX takes a second, which `wflmc --help` need not wait for."""
+        for home, names in _HOMES.items():
+            if name in names:
+                found = globals()[name] = getattr(import_module(f"wflmc.{home}"), name)
+                return found
+        if name.startswith("_"):
+            raise AttributeError(f"module 'wflmc' has no attribute {name!r}")
+        try:
+            return import_module(f"wflmc.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"wflmc.{name}":
+                raise
+            raise AttributeError(f"module 'wflmc' has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return __all__

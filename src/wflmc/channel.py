@@ -10,6 +10,7 @@ the mean E|h|², whatever the correlation over rounds.
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,18 +151,27 @@ def rayleigh(power: ArrayLike = 1.0, correlation: float = 0.0) -> Fading:
     return Fading("rayleigh", draw, GaussMarkov(power, 0.0, 1.0, correlation))
 
 
-def rician(power: ArrayLike = 1.0, k_factor: float = 3.0, correlation: float = 0.0) -> Fading:
-    """A constant path and a scattered one whose powers are as k_factor : 1 and add up to `power`."""
+def rician(
+    power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0.0, *, k_factor: float | None = None
+) -> Fading:
+    """A constant path and a scattered one whose powers are as rician_k : 1 and add up to `power`.
+
+    Args:
+        k_factor: the former name of rician_k.
+    """
+    if k_factor is not None:
+        warnings.warn("k_factor is now called rician_k, as in scenario files.", DeprecationWarning, stacklevel=2)
+        rician_k = k_factor
     _check_correlation(correlation)
-    if not (k_factor >= 0 and np.isfinite(k_factor)):
-        raise InputError("rician_k", k_factor, "finite and at least 0")
+    if not (rician_k >= 0 and np.isfinite(rician_k)):
+        raise InputError("rician_k", rician_k, "finite and at least 0")
 
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         scatter = _scatter(generator, rounds, devices, correlation)
-        mixed = np.sqrt(k_factor / (k_factor + 1)) + np.sqrt(1 / (k_factor + 1)) * scatter
+        mixed = np.sqrt(rician_k / (rician_k + 1)) + np.sqrt(1 / (rician_k + 1)) * scatter
         return _amplitude(power, devices) * mixed
 
-    path, scatter = np.sqrt(k_factor / (k_factor + 1)), 1 / (k_factor + 1)
+    path, scatter = np.sqrt(rician_k / (rician_k + 1)), 1 / (rician_k + 1)
     return Fading("rician", draw, GaussMarkov(power, float(path), scatter, correlation))
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError, without_data
+from wflmc.storage import replacing
 
 Array = NDArray[np.float64]
 
@@ -168,9 +169,8 @@ def _store(files: dict[str, bytes]) -> Path:
     target = _cached()
     target.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        part = target / f"{name}.gz.{os.getpid()}.part"
-        part.write_bytes(gzip.compress(content, 1, mtime=0))
-        os.replace(part, target / f"{name}.gz")
+        with replacing(target / f"{name}.gz", f".{os.getpid()}.part") as file:
+            file.write(gzip.compress(content, 1, mtime=0))
     return target
 
 

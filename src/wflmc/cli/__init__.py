@@ -1,5 +1,38 @@
-"""The command line."""
+"""The command line. Its entry imports nothing that takes time, so that Ctrl-C is heard from the first moment on."""
 
-from wflmc.cli.app import main
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
 
 __all__ = ["main"]
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, by the convention of shells."""
+
+
+def main() -> None:
+    """Run the command line: exit code 0 when done, 2 for bad input, 130 after Ctrl-C, 1 for anything else."""
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or another's business
+        _main()
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        _main()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _main() -> None:
+    from wflmc.cli import app, guard
+
+    guard.leave(guard.guarded(app.command))
+
+
+def end(number: int, frame: FrameType | None) -> None:
+    """End at once on Ctrl-C, before a command has begun or after it is done: nothing can be lost."""
+    os.write(2, b"wflmc: Interrupted.\n")
+    os._exit(INTERRUPTED)

@@ -5,9 +5,10 @@ Results go to stdout, also as JSON; warnings and progress to stderr.
 
 from __future__ import annotations
 
+import click
 import typer
 
-from wflmc.cli import guard, looking, several, single
+from wflmc.cli import looking, several, single
 from wflmc.cli.shell import app
 
 for _command in (
@@ -18,6 +19,11 @@ for _command in (
     app.command()(_command)
 
 
-def main() -> None:
-    """Run the command line: exit code 0 when done, 2 for bad input, 1 for anything else."""
-    guard.leave(guard.guarded(lambda: typer.main.get_command(app).main(standalone_mode=False)))
+def command() -> object:
+    """Run the command that the arguments name; its exit code."""
+    found = typer.main.get_command(app)
+    assert isinstance(found, click.Group)
+    for parameter in (each for one in found.commands.values() for each in one.params):
+        if isinstance(parameter, click.Option):  # else typer's messages name a variable that there is not
+            parameter.show_envvar = parameter.envvar is not None
+    return found.main(standalone_mode=False)

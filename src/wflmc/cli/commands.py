@@ -88,7 +88,8 @@ def solve_command(
     document = _planned(answer.scenario, solver, plot, began, None, compare, capacity)
     asked = answer._asdict()
     asked.pop("scenario")
-    return {**document, "solve_for": {**asked, "reachable": answer.value is not None}}
+    asked["reachable"] = answer.value is not None
+    return {**document, "solve_for": {**asked, "answer": report.answer_sentence(asked)}}
 
 
 def audit_command(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wflmc.cli.federation import Request, as_heard, begin, begun
-from wflmc.cli.output import ProgressBar, writable_folder
+from wflmc.cli.output import ProgressBar, output_folder
 from wflmc.cli.run import Task, ledger_document, write_run
 from wflmc.errors import InputError
 from wflmc.evaluation import evaluate, preload
@@ -37,10 +37,14 @@ NOISES = ("channel", "devices")
 
 def federate_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str, Any], str, list[Path]]:
     """The summary as JSON document and as text, and the files that were written."""
-    began = time.perf_counter()
     _check(request)
+    with output_folder(request.out) as folder:
+        return _federated(request, folder, bar, say)
+
+
+def _federated(request: Request, folder: Path, bar: ProgressBar, say: Say) -> tuple[dict[str, Any], str, list[Path]]:
+    began = time.perf_counter()
     scenario = load_scenario(request.scenario, request.overrides)
-    folder = writable_folder(request.out)
     inputs = build(scenario)
     job, document = begun(folder, scenario, request) or begin(folder, scenario, inputs, request, began)
     from wflmc.federated.server import open_server

@@ -17,7 +17,8 @@ import numpy as np
 from wflmc.cli.run import spent_before
 from wflmc.errors import InputError
 from wflmc.privacy import ACCOUNTANTS
-from wflmc.scenario import Inputs, Scenario, plan_document, to_json, to_toml, write_text
+from wflmc.scenario import Inputs, Scenario, plan_document, to_json, to_toml
+from wflmc.storage import naming_file, write_text
 
 if TYPE_CHECKING:
     from wflmc.federated.job import Job
@@ -125,16 +126,17 @@ def begin(
     place.mkdir()
     write_text(place / UNFINISHED, "")
     seed = None if about["real"] else b"simulation %d " % scenario.sampler.seed
-    write_federation(place, scenario, inputs, job, with_data=not request.own_data, seed=seed)
-    if about["real"]:
-        from wflmc.federated.deployment import prepare
+    with naming_file(place):
+        write_federation(place, scenario, inputs, job, with_data=not request.own_data, seed=seed)
+        if about["real"]:
+            from wflmc.federated.deployment import prepare
 
-        where = {} if request.address is None else {"address": request.address}
-        prepare(place, job.plan.devices, deadline=request.deadline, **where)
-        if request.ledger is not None and Path(request.ledger).exists():  # which goes with the server from now on
-            shutil.copyfile(request.ledger, place / "server" / "ledger.jsonl")
-    else:
-        write_text(place / "server" / LEDGER, about["ledger"] or "../../ledger.jsonl")
+            where = {} if request.address is None else {"address": request.address}
+            prepare(place, job.plan.devices, deadline=request.deadline, **where)
+            if request.ledger is not None and Path(request.ledger).exists():  # which goes with the server from now on
+                shutil.copyfile(request.ledger, place / "server" / "ledger.jsonl")
+        else:
+            write_text(place / "server" / LEDGER, about["ledger"] or "../../ledger.jsonl")
     write_text(place / "plan.json", to_json(document))
     write_text(place / "about.json", to_json(about))
     (place / UNFINISHED).unlink()

@@ -12,11 +12,10 @@ from types import FrameType
 
 import click
 
+from wflmc.cli import INTERRUPTED, end
 from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
-INTERRUPTED = 130
-"""What typer returns when a command is interrupted."""
 
 
 def guarded(command: Callable[[], object]) -> int:
@@ -51,7 +50,7 @@ def guarded(command: Callable[[], object]) -> int:
 @contextlib.contextmanager
 def _heard() -> Iterator[None]:
     """Let Ctrl-C through wherever it comes, unless it is ignored; only the main thread hears it."""
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    usual = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, end)
     if not usual or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -63,13 +62,19 @@ def _heard() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C; where Python would swallow it, in JAX's hook of the garbage collector, once more a moment later."""
-    at = frame
+    """Ctrl-C; where Python would swallow it, in JAX's hook of the garbage collector, once more a moment later.
+
+    While a command imports what it needs, nothing can be lost, and modules that are interrupted print tracebacks of
+    their own: the process ends at once.
+    """
+    at, inner = frame, ""
     while at is not None:
         if at.f_code.co_name == "_xla_gc_callback":
             threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
             return
-        at = at.f_back
+        if inner.startswith("<frozen importlib") and at.f_globals.get("__name__", "").startswith("wflmc.cli"):
+            end(number, frame)
+        at, inner = at.f_back, at.f_code.co_filename
     raise KeyboardInterrupt
 
 
@@ -78,7 +83,7 @@ def leave(code: int) -> None:
     if code == INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(FAILED)
+        os._exit(INTERRUPTED)
     sys.exit(code)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 
+from wflmc.cli.output import removed_if_empty
 from wflmc.errors import InputError
+from wflmc.storage import replacing
 
 TEMPLATES = ("scenario.toml", "model.py")
 
@@ -16,12 +19,14 @@ def new_command(name: str) -> list[str]:
     if not name.strip():
         raise InputError("NAME", name, "the name of a folder to make")
     folder = Path(name).expanduser()
-    try:
-        folder.mkdir(parents=True)
-    except (FileExistsError, NotADirectoryError):
-        raise InputError("NAME", name, "the name of a folder to make; there is something of that name") from None
-    for template in TEMPLATES:
-        text = resources.files("wflmc.cli").joinpath("templates", template).read_text(encoding="utf-8")
-        (folder / template).write_text(text, encoding="utf-8")
+    with removed_if_empty(folder), ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InputError("NAME", name, "the name of a folder to make; there is something of that name") from None
+        for template in TEMPLATES:
+            file = stack.enter_context(replacing(folder / template))
+            file.write(resources.files("wflmc.cli").joinpath("templates", template).read_bytes())
+            file.flush()
     scenario, model = (shlex.quote(str(folder / template)) for template in TEMPLATES)
     return [f"wflmc plan {scenario}", f"python {model}"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from wflmc.errors import InputError
+from wflmc.storage import FULL, sole_writer
 
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[float], None]]]
 
@@ -32,5 +33,27 @@ def writable_folder(path: str, option: str = "--out") -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
+        if error.errno in FULL:
+            raise
         raise InputError(option, path, f"a folder that can be written ({error.strerror})") from None
     return folder
+
+
+@contextmanager
+def output_folder(path: str, option: str = "--out") -> Iterator[Path]:
+    """The folder to write to, made if need be, for this process alone."""
+    folder = Path(os.path.expanduser(path))
+    with removed_if_empty(folder), sole_writer(writable_folder(path, option), option):
+        yield folder
+
+
+@contextmanager
+def removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove a folder, and those that it is in, if they are made inside and nothing is written to them."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for each in missing:
+                each.rmdir()

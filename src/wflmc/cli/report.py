@@ -7,7 +7,7 @@ from pathlib import Path
 
 from wflmc.errors import InputError
 from wflmc.report import explorer
-from wflmc.scenario import write_text
+from wflmc.storage import write_text
 
 
 def report_command(folder: str | None, explore: bool, out: str | None) -> Path:

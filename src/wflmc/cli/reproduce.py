@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import jax
 
 from wflmc import report, studies
-from wflmc.cli.output import ProgressBar, writable_folder
+from wflmc.cli.output import ProgressBar, output_folder, writable_folder
 from wflmc.data import Features, cache_folder, fetch_mnist, load_mnist, mnist_features
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
 from wflmc.posterior import GaussianPosterior, gaussian_regression
-from wflmc.scenario import load_data, to_json, write_text
+from wflmc.scenario import load_data, to_json
+from wflmc.storage import write_text
 
 PAPER = (*studies.NAMES, "fig6", "fig7", "fig8")
 EXTRA = ("heterogeneity", "record", "beyond")
@@ -53,6 +54,11 @@ class Result(NamedTuple):
 
 def reproduce_command(request: Request, bar: ProgressBar, say: Callable[[str], None]) -> Result:
     """Figures and claims; whatever is finished when it is interrupted stays."""
+    with output_folder(request.out) as folder:
+        return _reproduced(request, folder, bar, say)
+
+
+def _reproduced(request: Request, folder: Path, bar: ProgressBar, say: Callable[[str], None]) -> Result:
     wanted = _wanted(request.figures)
     if request.stop_se is not None and not 0 < request.stop_se < 1:
         raise InputError("--stop-se", request.stop_se, "between 0 and 1, a share of the value")
@@ -61,7 +67,6 @@ def reproduce_command(request: Request, bar: ProgressBar, say: Callable[[str], N
     files, folders = _sources(request.data)
     gaussian = _gaussian(files) if set(wanted) - WITHOUT_GAUSSIAN else None
     features = _mnist(folders, say) if WITH_MNIST & set(wanted) else None
-    folder = writable_folder(request.out)
     cache = writable_folder(request.cache, "--cache") if request.cache else cache_folder() / "studies"
     source = Path(files[0]).name if files else "synthetic data"
     if files and gaussian is None:

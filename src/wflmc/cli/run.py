@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ import jax
 import numpy as np
 
 from wflmc import report
-from wflmc.cli.output import ProgressBar, writable_folder
-from wflmc.errors import InputError, OverspendError, SamplingError
+from wflmc.cli.output import ProgressBar, output_folder
+from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
 from wflmc.evaluation import Evaluation, evaluate, preload, reliability
 from wflmc.planning import Plan
 from wflmc.privacy import ForeignLedgerError, Ledger
@@ -37,8 +38,8 @@ from wflmc.scenario import (
     summary_document,
     to_json,
     to_toml,
-    write_text,
 )
+from wflmc.storage import FULL, replacing, write_text
 
 Say = Callable[[str], None]
 
@@ -90,7 +91,26 @@ class Task(NamedTuple):
 def run_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str, Any], str, list[Path]]:
     """The summary as JSON document and as text, and the files that were written."""
     began = time.perf_counter()
-    task = _resumed(request) if request.resume is not None else _new(request, say)
+    with _folder(request) as folder:
+        task = _resumed(request) if request.resume is not None else _new(request, folder, say)
+        try:
+            return _run(task, bar, say, began)
+        except OSError as error:
+            if error.errno not in FULL or task.folder is None or _about(task.folder) is None:
+                raise
+            goes_on = f"wflmc run --resume {task.folder} goes on with this run when there is room"
+            raise UnfinishedError(f"{error.strerror}: {error.filename or task.folder}; {goes_on}.") from None
+
+
+def _folder(request: Request) -> AbstractContextManager[Path | None]:
+    """The folder to write to, for this process alone."""
+    if request.resume is None:
+        return nullcontext() if request.out is None else output_folder(request.out)
+    there = Path(os.path.expanduser(request.resume)).is_dir()
+    return output_folder(request.resume, "--resume") if there else nullcontext()
+
+
+def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> tuple[dict[str, Any], str, list[Path]]:
     settled = task.scenario.sampler.model_copy(update={"burn_in": task.plan.burn_in})
     task = task._replace(scenario=task.scenario.model_copy(update={"sampler": settled}))
     document = plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began)
@@ -126,7 +146,7 @@ def run_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str,
     return summary, str(evaluation), written
 
 
-def _new(request: Request, say: Say) -> Task:
+def _new(request: Request, folder: Path | None, say: Say) -> Task:
     if (request.scenario is None) == (request.plan is None):
         raise InputError("scenario", request.scenario, "either a scenario file or --plan FILE, one of the two")
     if request.more is not None:
@@ -139,14 +159,13 @@ def _new(request: Request, say: Say) -> Task:
             raise InputError("--ledger", None, "given: this plan was made from what a ledger leaves")
     else:
         scenario = load_scenario(str(request.scenario), request.overrides)
-        begun = None if request.out is None else _begun(Path(os.path.expanduser(request.out)), scenario, request)
+        begun = None if folder is None else _begun(folder, scenario, request)
         if begun is not None:
             say(f"Going on with the run that was stopped in {request.out}.")
             return begun
         inputs = build(scenario)
         spent = None if request.ledger is None else spent_before(request.ledger, inputs)
         plan = make_plan(scenario, inputs, ledger=spent)
-    folder = None if request.out is None else writable_folder(request.out)
     own = folder is not None and plan.clips
     path = Path(request.ledger).resolve() if request.ledger else folder / "ledger.jsonl" if folder and own else None
     asked = to_toml(scenario)
@@ -321,7 +340,8 @@ def _begin(task: Task, document: dict[str, Any], before: Trace | None) -> None:
     folder.mkdir(exist_ok=True)
     write_text(folder / "plan.json", to_json(document))
     if before is not None and before.velocity is not None:
-        np.save(folder / VELOCITY, before.velocity)
+        with replacing(folder / VELOCITY) as file:
+            np.save(file, before.velocity)
     write_text(folder / "about.json", to_json(about))
 
 
@@ -392,17 +412,17 @@ def _joined(before: Trace, after: Trace, plan: Plan) -> Trace:
 def write_run(
     task: Task, trace: Trace, evaluation: Evaluation, document: dict[str, Any], summary: dict[str, Any]
 ) -> list[Path]:
-    """The files of a run, each written whole or not at all."""
+    """Write the files of a run: all of them have their room on the disk before the first takes its place."""
     folder, scenario = task.folder, task.scenario
     if folder is None:
         return []
     written = [folder / name for name in ("trace.nc", "scenario.toml", "plan.json", "summary.json")]
-    part = folder / "trace.nc.part"
-    trace.save(part, {"scenario": to_toml(scenario), "seed": scenario.sampler.seed})
-    write_text(folder / "scenario.toml", to_toml(scenario))
-    write_text(folder / "plan.json", to_json(document))
-    write_text(folder / "summary.json", to_json(summary))
-    os.replace(part, folder / "trace.nc")
+    with ExitStack() as stack:
+        for path, text in zip(written[1:], (to_toml(scenario), to_json(document), to_json(summary)), strict=True):
+            file = stack.enter_context(replacing(path))
+            file.write(text.encode())
+            file.flush()
+        trace.save(written[0], {"scenario": to_toml(scenario), "seed": scenario.sampler.seed})
     if evaluation.scores is not None:
         about = f"{scenario.policy.power}, {_range(scenario.link.snr_db)} dB"
         written += report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")

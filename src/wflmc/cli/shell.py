@@ -14,7 +14,8 @@ from wflmc.version import __version__
 
 app = typer.Typer(
     name="wflmc",
-    no_args_is_help=True,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Bayesian federated learning over the air: plan it, sample with it, prove its privacy.",
@@ -56,11 +57,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     del version
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def show(renderable: object) -> None:

@@ -77,6 +77,8 @@ def plan(
 ) -> None:
     """Decide who sends and how strongly, and what that is worth.
 
+    Exit code 1 if nothing reaches the target of --solve-for.
+
     With --capacity also what it costs, for the scenario's own size or for --devices, --parameters and --rounds, of
     which nothing is built.
 
@@ -107,6 +109,10 @@ def plan(
             show(table)
         if plot is not None:
             print(f"Picture: {plot}")
+    if unknown is not None and not document["solve_for"]["reachable"]:
+        if as_json:
+            note(document["solve_for"]["answer"])
+        raise typer.Exit(1)
 
 
 def run(

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wflmc.cli.output import ProgressBar, writable_folder
+from wflmc.cli.output import ProgressBar, output_folder, writable_folder
 from wflmc.data import cache_folder
 from wflmc.errors import InputError
-from wflmc.scenario import load_scenario, to_json, write_text
+from wflmc.scenario import load_scenario, to_json
 from wflmc.scenario.build import build_privacy
 from wflmc.scenario.point import Task, columns, digests, measure
+from wflmc.storage import write_text
 from wflmc.studies.cache import key_of
 from wflmc.studies.engine import run_tasks
 from wflmc.studies.engines import Failure, open_engine
@@ -53,8 +54,7 @@ def sweep_command(request: Request, bar: ProgressBar, say: Say) -> dict[str, Any
     rows: dict[int, dict[str, Any]] = {}
     failures: dict[int, Failure] = {}
     cached = 0
-    with open_engine(request.engine, request.workers, say) as engine:
-        folder = writable_folder(request.out)
+    with open_engine(request.engine, request.workers, say) as engine, output_folder(request.out) as folder:
         cache = writable_folder(request.cache, "--cache") if request.cache else cache_folder() / "studies"
         keys = [key_of({"sweep": point.task.identity}) for point in asked]
         with bar("points", len(asked)) as advance:
@@ -65,9 +65,9 @@ def sweep_command(request: Request, bar: ProgressBar, say: Say) -> dict[str, Any
                 else:
                     rows[index] = result
                     cached += kept
-    file = folder / "sweep.csv"
-    write_text(file, _table(grids, asked, rows, columns(request.plan_only)))
-    _tell_failures(folder / "failed.json", grids, asked, failures, say)
+        file = folder / "sweep.csv"
+        write_text(file, _table(grids, asked, rows, columns(request.plan_only)))
+        _tell_failures(folder / "failed.json", grids, asked, failures, say)
     return {
         "file": str(file),
         "points": len(asked),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wflmc.errors import InputError, UnfinishedError
+from wflmc.storage import write_text
 
 TABLE, KEYS = "nodes.json", "keys"
 
@@ -103,9 +104,7 @@ def _plain(file: Path) -> str:
 
 
 def _write(path: Path, known: Mapping[int, Node]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps([known[device]._asdict() for device in sorted(known)], indent=1), encoding="utf-8")
-    os.replace(part, path)
+    write_text(path, json.dumps([known[device]._asdict() for device in sorted(known)], indent=1))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,11 +30,7 @@ from wflmc.sampling import Trace
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
 from wflmc.sampling.kernel import Rounds, ahead, heard, receive, rounds_of, update
 from wflmc.sampling.runner import chain_keys
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: one server at a time, then
-    fcntl = None  # type: ignore[assignment]
+from wflmc.storage import naming_file, sole_writer
 
 Exchange = Callable[[list[Ask]], Heard]
 """From what is asked to what is heard; the transport, with the superposition at the server's end of it."""
@@ -96,7 +92,7 @@ def serve(
     the same noise: that round has been paid for. It needs all of them and nobody else, as the sums of two sets of
     senders under the same noise would give their difference away; if one does not answer, the round is lost.
     """
-    with _alone(server.folder):
+    with sole_writer(server.folder, "job"):
         _serve(server, exchange, progress, say)
 
 
@@ -247,23 +243,11 @@ def _settle(folder: Path) -> None:
         os.fsync(file.fileno())
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other servers out of the folder."""
-    with (folder / "lock").open("w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError("job", str(folder), "one that no other process is serving") from None
-        yield
-
-
 def _log(server: Server, number: int, scheduled: NDArray[np.bool_], found: Heard, seconds: float, say: Any) -> None:
     """A line about a round: how many were asked, who of them did not send, and why."""
     absent = {str(device): why for device, why in sorted(found.absent.items())}
     line = {"round": number, "asked": int(scheduled.sum()), "sent": int(found.sent.sum()), "absent": absent}
-    with (server.folder / LOG).open("a", encoding="utf-8") as file:
+    with naming_file(server.folder / LOG), (server.folder / LOG).open("a", encoding="utf-8") as file:
         file.write(json.dumps({**line, "seconds": round(seconds, 3)}) + "\n")
         file.flush()
         os.fsync(file.fileno())

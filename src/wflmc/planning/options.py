@@ -95,7 +95,7 @@ class Options:
         if self.step_schedule == "planned" and np.ndim(self.step_size):
             raise InputError("step_schedule", "planned", "'constant' with a step size that changes with the round")
         if self.max_round_noise is not None and not self.max_round_noise > 0:
-            raise InputError("max_round_noise", self.max_round_noise, "above 0")
+            raise InputError("max_round_noise", self.max_round_noise, "a number above 0")
         if self.initial_w2_sq is not None and not 0 <= self.initial_w2_sq < np.inf:
             raise InputError("initial_w2_sq", self.initial_w2_sq, "finite and at least 0")
 

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, OverspendError
 from wflmc.privacy.promise import Privacy
+from wflmc.storage import naming_file
 
 try:
     import fcntl
@@ -143,10 +144,14 @@ class Ledger:
             chain = _chained(chain, line)
             text += json.dumps({**line, "chain": chain}) + "\n"
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with naming_file(self.path), self.path.open("a", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                os.truncate(self.path, self._size)  # nothing of it will be sent
+                raise
             self._size += len(text.encode())
         for line in lines:
             self._take(line)

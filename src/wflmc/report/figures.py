@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from wflmc.planning.single_sample import REGIMES
+from wflmc.storage import replacing, write_text
 from wflmc.studies import FIGURES, Row, Setting, regime_map
 
 # Okabe & Ito's palette, which colour-blind people can tell apart; markers and dashes carry the same information.
@@ -25,12 +27,11 @@ STYLES: dict[str, dict[str, Any]] = {
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """The tidy table of a figure."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
-        writer.writerows([["" if value is None else value for value in row] for row in rows])
-    part.replace(path)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    writer.writerows([["" if value is None else value for value in row] for row in rows])
+    write_text(path, text.getvalue())
 
 
 def _axes(title: str, about: str, x_label: str, y_label: str) -> tuple[Any, Any]:
@@ -50,8 +51,9 @@ def save_figure(figure: Any, path: Path) -> list[Path]:
     written = [path.with_suffix(".png"), path.with_suffix(".svg")]
     # Dates and random ids would make equal figures differ.
     with matplotlib.rc_context({"svg.hashsalt": "wflmc"}):
-        figure.savefig(written[0], dpi=150)
-        figure.savefig(written[1], metadata={"Date": None})
+        for target, options in zip(written, ({"dpi": 150}, {"metadata": {"Date": None}}), strict=True):
+            with replacing(target) as file:
+                figure.savefig(file, format=target.suffix[1:], **options)
     return written
 
 

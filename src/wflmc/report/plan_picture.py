@@ -10,6 +10,7 @@ import numpy as np
 from wflmc.errors import InputError
 from wflmc.planning import Plan
 from wflmc.planning.single_sample import REGIMES
+from wflmc.storage import replacing
 
 COLORS = {"lmc-limited": "#F0E442", "power-limited": "#56B4E9", "dp-limited": "#E69F00"}
 HATCHES = {"lmc-limited": "", "power-limited": "//", "dp-limited": "\\\\"}
@@ -57,7 +58,8 @@ def draw_plan(plan: Plan, path: str | Path) -> Path:
     figure.suptitle(_title(plan))
     _legend(figure, plan)
     target = Path(path)
-    figure.savefig(target, dpi=130)
+    with replacing(target) as file:
+        figure.savefig(file, format=target.suffix[1:].lower(), dpi=130)
     return target
 
 

@@ -33,7 +33,8 @@ def plan_table(document: dict[str, Any]) -> Table:
     burn_in = constants["burn_in"]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     if "solve_for" in document:
-        table.add_row("answer", _answer(document["solve_for"]))
+        asked = document["solve_for"]
+        table.add_row("answer", asked["answer"] + ("" if asked["reachable"] else ", shown below"))
     step = f"η = {_steps(document['step_size'])}"
     if "friction" in constants:
         step = f"kinetic, h = {constants['step_size']:.4g}, friction = {constants['friction']:.4g}"
@@ -106,17 +107,16 @@ def _privacy(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "ε by each accountant", ", ".join(each)
 
 
-def _answer(asked: dict[str, Any]) -> str:
+def answer_sentence(asked: dict[str, Any]) -> str:
+    """The answer to an inverse question, from `solve_for` of a plan's JSON document."""
     what = "bound on W2²" if asked["metric"] == "bound" else "exact W2²"
     if asked["reachable"]:
         # Rounded up, so that the printed value reaches the target too.
         value = asked["value"]
         shown = str(value) if isinstance(value, int) else f"{value + 5e-6 * abs(value):.6g}"
         return f"{asked['key']} = {shown} is the smallest found with {what} ≤ {asked['target']:g}"
-    return (
-        f"no {asked['key']} was found that reaches {what} ≤ {asked['target']:g}; the best is {asked['reached']:.4g} "
-        f"at {asked['best_at']:g}, shown below"
-    )
+    nothing = f"no {asked['key']} was found that reaches {what} ≤ {asked['target']:g}"
+    return f"{nothing}; the best is {asked['reached']:.4g} at {asked['best_at']:g}"
 
 
 def audit_table(document: dict[str, Any]) -> Table:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
+from wflmc.storage import naming_file, replacing, reserve
 
 
 class Progress(NamedTuple):
@@ -62,25 +60,24 @@ class Checkpoint(NamedTuple):
 
     def save(self, progress: Progress) -> None:
         """Write whole or not at all."""
-        part = self.folder / "progress.part.npz"
-        np.savez(part, name=np.array(self.name), **progress._asdict())
-        os.replace(part, self.folder / "progress.npz")
+        with replacing(self.folder / "progress.npz") as file:
+            np.savez(file, name=np.array(self.name), **progress._asdict())
 
 
 def room(shape: tuple[int, ...], store: str | Path | None, begun: bool) -> Any:
     """Where samples go: memory, or a file, which may have been begun."""
     if store is None:
         return np.empty(shape, np.float32)
-    if not begun:
-        _reserve(store, 4 * int(np.prod(shape)))
-    room = np.lib.format.open_memmap(store, mode="r+" if begun else "w+", dtype=np.float32, shape=shape)
+    path = Path(store)
+    try:
+        with naming_file(path):
+            room = np.lib.format.open_memmap(path, mode="r+" if begun else "w+", dtype=np.float32, shape=shape)
+            with path.open("r+b") as file:  # a full disk under a mapped file kills the process
+                reserve(file, path.stat().st_size)
+    except OSError:
+        if not begun:
+            path.unlink(missing_ok=True)
+        raise
     if room.shape != shape or room.dtype != np.float32:
         raise InputError("checkpoint", str(store), f"samples of shape {shape}")
     return room
-
-
-def _reserve(store: str | Path, size: int) -> None:
-    """OSError where a file of this size would fill the disk: a full one under a mapped file kills the process."""
-    free = shutil.disk_usage(Path(store).parent).free
-    if size > free:
-        raise OSError(errno.ENOSPC, f"{size / 2**30:.3g} GiB of samples, {free / 2**30:.3g} GiB free", str(store))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ from wflmc.keys import host_generator
 from wflmc.posterior.own_checks import checked_arrays, shape_of
 from wflmc.posterior.own_prediction import per_example
 from wflmc.sampling.progress import progress_bar
+from wflmc.storage import replacing, reserve
 from wflmc.version import __version__
 
 if TYPE_CHECKING:
@@ -281,3 +284,33 @@ def _drawn_by_function(theta: Theta, draws: int, request: Request, rows: Any) ->
         raise InputError("predictive", Found("returns nothing"), wanted)
     size = 8 * (posterior.dim + count * sum(leaf.size for leaf in jax.tree.leaves(result)))
     return Work(lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered), size), drawn
+
+
+def write_groups(path: str | Path, made: dict[str, Any]) -> None:
+    """Write data sets by group as NetCDF, whole or not at all, with one chain at a time in memory.
+
+    HDF5 crashes when the disk is full. So the file without its numbers is made in memory, and the room for all of them
+    is reserved before HDF5 writes the first.
+    """
+    import h5netcdf
+    import h5py
+
+    empty = io.BytesIO()
+    with h5netcdf.File(empty, "w") as file:
+        for name, group in made.items():
+            place = file.create_group(name)
+            place.attrs.update(group.attrs)
+            place.dimensions = dict(group.sizes)
+            for variable, content in group.variables.items():
+                place.create_variable(variable, content.dims, content.dtype)
+    variables = [(f"{name}/{v}", content) for name, group in made.items() for v, content in group.variables.items()]
+    room = sum(content.nbytes + 2048 for _, content in variables)  # and where HDF5 leaves gaps
+    with replacing(path) as target:
+        target.write(empty.getbuffer())
+        target.flush()
+        reserve(target, target.tell() + room)
+        with h5py.File(target.name, "r+") as file:
+            for name, content in variables:
+                place, values = file[name], content.values
+                for rows in range(len(values)) if values.ndim > 1 else [...]:
+                    place[rows] = values[rows]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wflmc.errors import Shown
 from wflmc.planning import Plan
-from wflmc.sampling.groups import DRAWS, Advance, Predictive, Request, groups
+from wflmc.sampling.groups import DRAWS, Advance, Predictive, Request, groups, write_groups
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,16 +94,5 @@ class Trace(Shown):
         return xr.DataTree.from_dict(made)
 
     def save(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
-        """Write NetCDF that `arviz.from_netcdf` reads; chain by chain, so that traces may be larger than memory."""
-        import h5netcdf
-        import xarray as xr
-
-        made = groups(self, attributes, Request())
-        large = {name: made[name]["theta"] for name in made if "theta" in made[name]}
-        rest = {name: group.drop_vars("theta", errors="ignore") for name, group in made.items()}
-        xr.DataTree.from_dict(rest).to_netcdf(path, engine="h5netcdf")
-        with h5netcdf.File(path, "a") as file:
-            for name, theta in large.items():
-                variable = file[name].create_variable("theta", theta.dims, theta.dtype)
-                for chain in range(theta.sizes["chain"]):
-                    variable[chain] = theta.values[chain]
+        """Write NetCDF that `arviz.from_netcdf` reads, whole or not at all; chain by chain, as for traces on disk."""
+        write_groups(path, groups(self, attributes, Request()))

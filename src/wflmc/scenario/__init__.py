@@ -2,7 +2,7 @@
 
 from wflmc.scenario.build import Inputs, build, make_plan
 from wflmc.scenario.document import extend_plan, plan_document, read_plan, summary_document
-from wflmc.scenario.files import load_data, load_scenario, to_json, to_toml, write_text
+from wflmc.scenario.files import load_data, load_scenario, to_json, to_toml
 from wflmc.scenario.inverse import Answer, solve_for
 from wflmc.scenario.schema import Scenario, validate
 
@@ -22,5 +22,4 @@ __all__ = [
     "to_json",
     "to_toml",
     "validate",
-    "write_text",
 ]

@@ -197,10 +197,3 @@ def plain(value: Any) -> Any:
 def to_json(value: Any) -> str:
     """One JSON object, never with NaN or Infinity in it."""
     return json.dumps(plain(value), allow_nan=False)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

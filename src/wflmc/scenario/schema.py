@@ -211,8 +211,12 @@ def _explain(error: ValidationError) -> InputError:
     # Of the branches of a union, the one whose type fits tells more than those whose type does not.
     same_key = [problem for problem in problems if problem["loc"][:2] == first["loc"][:2]]
     fitting = [problem for problem in same_key if not problem["type"].endswith(("_type", "literal_error"))] or same_key
+    given = fitting[0]["input"]
+    limits = all(problem["type"].startswith(("greater", "less")) for problem in fitting)
+    if given != given and limits:  # nan is on neither side of one
+        return InputError(key, given, "a number")
     allowed = " or ".join(dict.fromkeys(_allowed(p["type"], p.get("ctx", {}), p["msg"]) for p in fitting))
-    return InputError(key, fitting[0]["input"], allowed)
+    return InputError(key, given, allowed)
 
 
 def _allowed(kind: str, context: dict[str, Any], message: str) -> str:

@@ -1,0 +1,128 @@
+"""Files that are written whole or not at all, and folders that one process writes to at a time."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from wflmc.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows, which has a lock of its own
+    fcntl = None  # type: ignore[assignment]
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the errors that a full disk, a quota and a limit on the size of files give."""
+
+
+@contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """Give an OSError raised inside the name of the file that it is about: writing to an open file tells none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path) if error.filename is None else error.filename
+        raise
+
+
+@contextmanager
+def replacing(path: str | Path, suffix: str = ".part") -> Iterator[IO[bytes]]:
+    """Yield a file, `path` + suffix, that takes the place of `path` when all of it is on the disk; else it is removed.
+
+    Args:
+        suffix: of the file; each process needs its own where several may write the same file at once.
+    """
+    target = Path(path)
+    part = target.with_name(target.name + suffix)
+    try:
+        with naming_file(target):
+            with part.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Take the room that an open file will need, where writers cannot bear a full disk: HDF5, files that are mapped.
+
+    Raises:
+        OSError: there is not as much.
+    """
+    held = 512 * getattr(os.fstat(file.fileno()), "st_blocks", 0)
+    free = shutil.disk_usage(Path(file.name).parent).free + held
+    if size > free:
+        short = f"{size / 2**20:,.3g} MiB needed, {free / 2**20:,.3g} MiB free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({short})")
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, max(1, size))
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that reserves nothing
+                raise
+
+
+@contextmanager
+def sole_writer(folder: Path, option: str = "--out") -> Iterator[None]:
+    """Keep other processes out of a folder; the lock ends with the process, however that ends.
+
+    Raises:
+        InputError: another process holds the lock.
+    """
+    path = folder / ".lock"
+    while True:
+        with path.open("ab+", buffering=0) as file:
+            if not _lock(file):
+                file.seek(0)
+                number = file.read(20).decode("ascii", "replace")
+                holder = f"process {number}" if number.isdigit() else "another one"
+                raise InputError(option, str(folder), f"a folder that no other process is writing to ({holder} is)")
+            if not _is_at(file, path):  # removed by the holder before this process had the lock
+                continue
+            with suppress(OSError):  # a full disk has no room for the number
+                file.truncate(0)
+                file.write(b"%d" % os.getpid())
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    path.unlink()
+            return
+
+
+def _lock(file: IO[Any]) -> bool:
+    """Lock a file until it is closed; whether that was possible."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            windows: Any = importlib.import_module("msvcrt")
+            os.lseek(file.fileno(), 2**30, os.SEEK_SET)  # behind the number, which others must be able to read
+            windows.locking(file.fileno(), windows.LK_NBLCK, 1)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)  # others: a disk without locks
+    return True
+
+
+def _is_at(file: IO[Any], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
