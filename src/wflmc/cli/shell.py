@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wflmc.sampling.progress import progress_bar
+from wflmc.progress import progress_bar
 from wflmc.version import __version__
 
 app = typer.Typer(

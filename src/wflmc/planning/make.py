@@ -16,7 +16,6 @@ from wflmc.errors import InputError
 from wflmc.planning import causal, single_sample
 from wflmc.planning.advice import advice
 from wflmc.planning.bound import contraction, discretization_error, noise_weight
-from wflmc.planning.costs import Machine
 from wflmc.planning.distance import Distances
 from wflmc.planning.dynamics import kinetic_rate, noise_step
 from wflmc.planning.options import KnowsLaw, Options, Target, check_inputs
@@ -28,6 +27,9 @@ from wflmc.planning.schedule import Rule
 from wflmc.planning.steps import plan_steps
 from wflmc.posterior.response import AnyResponse, Motion, going_on
 from wflmc.privacy import Privacy
+
+PAIR_BYTES, MEMORY = 100, 64_000_000_000
+"""Bytes that planning takes at its peak for a round and a device, and the most that a plan may take."""
 
 Array = NDArray[np.float64]
 
@@ -280,13 +282,13 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
 
 
 def _check_size(options: Options, devices: int) -> None:
-    """Refuse a plan that no usual memory holds, before anything is made of its size."""
-    machine, rounds = Machine(), options.start + options.burn_in + options.samples
-    needed = machine.pair_bytes * rounds * max(devices, 3)  # there are some numbers for every round alone
-    if needed > machine.memory:
+    """Refuse a plan that does not fit into a usual memory, before anything of its size is made."""
+    rounds = options.start + options.burn_in + options.samples
+    needed = PAIR_BYTES * rounds * max(devices, 3)  # there are some numbers for every round alone
+    if needed > MEMORY:
         name = "samples" if options.samples >= options.burn_in else "burn_in"
         why = f"planning {rounds:,} rounds of {devices:,} devices takes about {needed / 1e9:,.0f} GB of memory"
-        allowed = f"smaller: {why}, and {machine.memory / 1e9:.0f} GB is the limit. Plan fewer rounds or devices"
+        allowed = f"smaller: {why}, and {MEMORY / 1e9:.0f} GB is the limit. Plan fewer rounds or devices"
         raise InputError(name, getattr(options, name), f"{allowed}; `wflmc plan --capacity` estimates such a plan")
 
 

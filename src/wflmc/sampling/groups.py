@@ -18,7 +18,7 @@ from wflmc.errors import Found, InputError
 from wflmc.keys import host_generator
 from wflmc.posterior.own_checks import checked_arrays, shape_of
 from wflmc.posterior.own_prediction import per_example
-from wflmc.sampling.progress import progress_bar
+from wflmc.progress import progress_bar
 from wflmc.storage import replacing, reserve
 from wflmc.version import __version__
 
