@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import signal
 import ssl
 import stat
@@ -17,24 +18,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-
-import wflmc
-from wflmc.errors import InputError
-from wflmc.sampling.checkpoint import Checkpoint
-from wflmc.scenario import load_scenario
-from wflmc.scenario.build import build, make_plan
-from wflmc.storage import sole_writer
-
-from .conftest import FULL
-
-pytest.importorskip("flwr")
-
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
 from flwr.app import Context, RecordDict
 
-from wflmc.federated import flower_client, flower_server, registration
+import wflmc
+from wflmc.errors import InputError
+from wflmc.federated import certificates, flower_client, flower_server, registration
 from wflmc.federated.certificates import renew, write_authority, write_secret, write_server_certificate
 from wflmc.federated.deployment import prepare
 from wflmc.federated.folder import write_federation
@@ -45,6 +36,12 @@ from wflmc.federated.processes import environment
 from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
 from wflmc.federated.server import open_server, read_log, trace_of
 from wflmc.federated.terms import Heard
+from wflmc.sampling.checkpoint import Checkpoint
+from wflmc.scenario import load_scenario
+from wflmc.scenario.build import build, make_plan
+
+from .conftest import FULL
+from .federation_tools import ROUNDING
 
 ROOT = Path(__file__).parents[1]
 DEVICES, CHAINS = 3, 2
@@ -204,17 +201,24 @@ def test_a_certificate_can_be_renewed_by_the_same_authority(folder):
     _handshake(folder / "server", folder / "device-0" / "ca.crt", "new.example")
 
 
-def _grid(folder: Path, lost: frozenset[tuple[int, int]] = frozenset()) -> LocalGrid:
-    """The devices' own app in one process, each with its own folder; (device, round) in `lost` never arrive."""
+def _grid(folder: Path, fault=None) -> LocalGrid:
+    """The devices' own app in one process, each with its own folder."""
 
-    def fault(answer, device):
-        number = -1 if answer.has_error() else answer.content["about"].get("round")
-        return None if (device, number) in lost else answer
+    def app(message, context):
+        context.node_config["folder"] = str(folder / f"device-{context.node_config['partition-id']}")
+        return flower_client.app(message, context)
 
-    grid = LocalGrid(flower_client.app, DEVICES, fault)
-    for k in range(DEVICES):
-        grid._context[FIRST + k].node_config["folder"] = str(folder / f"device-{k}")
-    return grid
+    return LocalGrid(app, DEVICES, fault)
+
+
+def _lost(device: int, number: int):
+    """A fault: one reply never arrives."""
+
+    def fault(answer, who):
+        told = None if answer.has_error() else answer.content["about"].get("round")
+        return None if (who, told) == (device, number) else answer
+
+    return fault
 
 
 def _serve(fed: Path, grid: LocalGrid, **config: object) -> None:
@@ -236,7 +240,7 @@ def test_the_two_apps_draw_the_simulator_s_chains(folder, setting, capsys):
     _serve(folder, _grid(folder))
     found = trace_of(open_server(job, folder / "server")).theta
     expected = wflmc.sample(jax.random.key(0), inputs.posterior, job.plan, CHAINS).theta
-    np.testing.assert_allclose(found, expected, rtol=0, atol=5 * np.finfo(np.float32).eps * np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if re.match(r"round \d: \d of \d sent", line)]) == job.plan.rounds
     assert lines[-1] == "all rounds are done"
@@ -285,23 +289,29 @@ def test_a_server_that_died_after_paying_pays_once(folder, setting, monkeypatch)
         assert [line["round"] for line in _losses(folder, f"device-{k}")] == asked
     found = trace_of(open_server(job, folder / "server")).theta
     expected = wflmc.sample(jax.random.key(0), inputs.posterior, job.plan, CHAINS).theta
-    np.testing.assert_allclose(found, expected, rtol=0, atol=5 * np.finfo(np.float32).eps * np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
 
 
 def test_a_device_that_paid_and_is_gone_does_not_hold_up_the_server(folder, setting, monkeypatch):
     plan = setting[2].plan
     _stopped_before_keeping(folder, monkeypatch, at=1)
-    _serve(folder, _grid(folder, lost=frozenset({(1, 1)})))
+    _serve(folder, _grid(folder, _lost(device=1, number=1)))
     assert np.allclose([line["loss"] for line in _losses(folder)], plan.loss)  # what was paid stays paid
     assert read_log(folder / "server")[1]["sent"] == 0  # repeated by all who paid, or lost
 
 
 def test_one_folder_has_one_run_at_a_time(folder):
-    with (
-        sole_writer(folder / "server"),
-        pytest.raises(InputError, match="no other process"),
-    ):
-        _serve(folder, _grid(folder))
+    refused = []
+
+    def meanwhile(answer, device):
+        with pytest.raises(InputError, match="no other process"):
+            _serve(folder, _grid(folder))
+        refused.append(device)
+        return answer
+
+    _known(folder, {FIRST + k: k for k in range(DEVICES)})  # so that nobody is asked for a name before the rounds
+    _serve(folder, _grid(folder, meanwhile))
+    assert refused
 
 
 def test_a_server_that_nobody_answers_asks_again_and_gives_up(setting, capsys):
@@ -373,11 +383,11 @@ def test_server_certificates_need_the_authority_s_key(tmp_path):
     _handshake(tmp_path, tmp_path / "ca.crt", "localhost")
 
 
-def test_a_renewed_certificate_is_of_the_same_authority(folder, tmp_path):
+def test_a_renewed_certificate_is_of_the_same_authority(folder, tmp_path, monkeypatch):
     """Where the folders of server and devices have moved to their machines."""
     authority, new = folder / "ca", tmp_path / "renewed"
-    command = [sys.executable, "-m", "wflmc.federated.certificates", str(authority), str(new), "server.example.org"]
-    subprocess.run(command, check=True)
+    monkeypatch.setattr(sys, "argv", ["certificates.py", str(authority), str(new), "server.example.org"])
+    runpy.run_path(certificates.__file__, run_name="__main__")
     assert stat.S_IMODE(new.stat().st_mode) == 0o700
     assert stat.S_IMODE((new / "server.key").stat().st_mode) == 0o600
     _handshake(new, folder / "device-0" / "ca.crt", "server.example.org")
@@ -398,14 +408,23 @@ def test_a_server_whose_ledger_stayed_elsewhere_is_refused(folder, setting):
         _serve(folder, _grid(folder))
 
 
-def test_a_closed_terminal_ends_a_deployment_unless_that_is_ignored(folder, monkeypatch):
-    before = [signal.getsignal(number) for number in ENDS]
-    with pytest.raises(SystemExit), Loopback(folder):
-        signal.raise_signal(signal.SIGHUP)
-    assert [signal.getsignal(number) for number in ENDS] == before
-    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)  # as under nohup
-    with Loopback(folder) as loopback:
-        assert not loopback._before
+@pytest.mark.parametrize("number", ENDS)
+def test_a_signal_to_end_ends_a_deployment_unless_it_is_ignored(folder, number):
+    def nothing(*_):
+        """Any handler of one's own."""
+
+    before = signal.signal(number, nothing)
+    try:
+        with pytest.raises(SystemExit) as end, Loopback(folder, port=8000):
+            signal.raise_signal(number)
+        assert end.value.code == 128 + number
+        assert signal.getsignal(number) is nothing
+        signal.signal(number, signal.SIG_IGN)  # as under nohup
+        with Loopback(folder, port=8000):
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 def test_processes_run_this_wflmc_and_ask_nothing_of_the_network(tmp_path):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +18,20 @@ from wflmc.errors import InputError, OverspendError
 from wflmc.federated.apps import Post, client_app
 from wflmc.federated.device import Device
 from wflmc.federated.folder import open_device
-from wflmc.federated.grid import LocalGrid
-from wflmc.federated.messages import read_request, request
-from wflmc.federated.server import read_log, serve, trace_of
-from wflmc.federated.simulation import devices_in, run_in_process
+from wflmc.federated.grid import FIRST, LocalGrid
+from wflmc.federated.messages import read_request, request, short
+from wflmc.federated.server import Server, read_log, serve, trace_of
+from wflmc.federated.simulation import run_in_process
 from wflmc.federated.terms import Ask
+from wflmc.privacy import Ledger
 
-from .federation_tools import ROUNDING, Federation, apart, federation
+from .federation_tools import ROUNDING, Federation, apart, app_of, federation
 
 flwr = pytest.importorskip("flwr.app", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
 BAD = 2
 """The device whose replies go wrong."""
+NODES = {FIRST + k: k for k in range(5)}
 Change = Callable[[Any, dict[str, Any]], Any]
 
 
@@ -56,8 +62,6 @@ def broken_bytes(message: Any, about: dict[str, Any]) -> Any:
 
 
 def pickled(message: Any, about: dict[str, Any]) -> Any:
-    import io
-
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=buffer.getvalue())
@@ -66,8 +70,6 @@ def pickled(message: Any, about: dict[str, Any]) -> Any:
 
 def archived(message: Any, about: dict[str, Any]) -> Any:
     """NumPy reads it, but not as an array."""
-    import io
-
     buffer = io.BytesIO()
     np.savez(buffer, a=np.zeros((2, 5), np.float32))
     other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=buffer.getvalue())
@@ -124,89 +126,97 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    return federation(tmp_path_factory.mktemp("federation"))
+    """Three rounds; every test has servers and devices of its own."""
+    changes = {"sampler.burn_in": 1, "sampler.samples": 2}
+    return federation(tmp_path_factory.mktemp("federation"), changes)
 
 
 @pytest.fixture(scope="module")
-def without(made: Federation) -> Any:
+def without(made: Federation) -> Server:
     """The chain where the device is silent from the second round on."""
     server = made.server("without")
-    run_in_process(server, devices_in(made.folder), fault=lambda message, k: None if k == BAD and late() else message)
+    run_in_process(server, made.app(), fault=from_the_second_on(lambda message: None))
     return server
 
 
-def late(state: dict[str, int] = {"calls": 0}) -> bool:  # noqa: B006 (counts its calls)
-    state["calls"] += 1
-    return state["calls"] > 1
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_bad_reply_counts_as_absent(made: Federation, without: Any, name: str) -> None:
-    change, words = FAULTS[name]
-    memory: dict[str, Any] = {"rounds": 0}
+def from_the_second_on(change: Callable[[Any], Any]) -> Callable[[Any, int], Any]:
+    """A fault of the bad device's replies but the first."""
+    replies: list[Any] = []
 
     def fault(message: Any, device: int) -> Any:
         if device != BAD:
             return message
-        memory["rounds"] += 1
-        if memory["rounds"] == 1:
-            memory["first"] = message.content
-            return message
-        answer = flwr.Message(change(message, memory), reply_to=_asked(message))
-        answer.metadata.__dict__.update({"_message_id": f"{name}{memory['rounds']}", "_run_id": 1})
-        return answer
+        replies.append(message)
+        return message if len(replies) == 1 else change(message)
 
+    return fault
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_bad_reply_counts_as_absent(made: Federation, without: Server, name: str) -> None:
+    change, words = FAULTS[name]
+    memory: dict[str, Any] = {}
+
+    def spoil(message: Any) -> Any:
+        message.content = change(message, memory)
+        return message
+
+    def remember(message: Any, device: int) -> Any:
+        if device == BAD:
+            memory.setdefault("first", message.content)
+        return fault(message, device)
+
+    fault = from_the_second_on(spoil)
     server = made.server(name.replace(" ", "-"))
-    run_in_process(server, devices_in(made.folder), fault=fault)
+    run_in_process(server, made.app(), fault=remember)
     assert apart(trace_of(server), trace_of(without)) == 0
+    assert server.ledger is not None
+    assert without.ledger is not None
     np.testing.assert_array_equal(server.ledger.spent, without.ledger.spent)
-    log = read_log(server.folder)
-    reasons = [line["absent"].get(str(BAD), "") for line in log]
+    reasons = [line["absent"].get(str(BAD), "") for line in read_log(server.folder)]
     asked = made.job.plan.weight[:, BAD] > 0
+    assert asked[0]
     assert asked[1:].any()
     assert reasons[0] == ""
     told = [reason for reason, was in zip(reasons[1:], asked[1:], strict=True) if was]
     assert all(reason.startswith(f"rejected, {words}") for reason in told)
 
 
-def _asked(message: Any) -> Any:
-    """A message that a forged reply can name as what it replies to."""
-    other = flwr.Message(flwr.RecordDict(), message.metadata.src_node_id or 1002, "query.gradient")
-    other.metadata.__dict__.update({"_message_id": message.metadata.reply_to_message_id, "_run_id": 1})
-    return other
+def test_a_device_that_fails_is_absent_and_tells_nothing(
+    made: Federation, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(ask: Ask) -> Any:
+        raise ArithmeticError("a secret of the data: 42")
 
-
-def test_a_device_that_fails_is_absent_and_tells_nothing(made: Federation, caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(Device):
-        def answer(self, ask: Ask) -> Any:
-            raise ArithmeticError("a secret of the data: 42")
-
-    good = [open_device(made.folder / f"device-{k}") for k in range(5)]
-    bad = Failing.__new__(Failing)
-    bad.__dict__.update(good[BAD].__dict__)
-    devices = [bad if k == BAD else device for k, device in enumerate(good)]
+    devices = made.devices()
+    monkeypatch.setattr(devices[BAD], "answer", fail)
     server = made.server("failing")
-    run_in_process(server, client_app(lambda context: devices[context.node_config["partition-id"]]))
+    run_in_process(server, app_of(devices))
     reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {None}
     assert reasons
     assert all("could not answer" in str(reason) and "42" not in str(reason) for reason in reasons)
     assert "a secret of the data: 42" in caplog.text  # in the device's own log
 
 
-def test_a_reply_that_flower_cannot_put_together_is_absent(tmp_path: Path) -> None:
-    made = federation(tmp_path)
+def test_a_reply_that_flower_cannot_put_together_is_absent(made: Federation) -> None:
+    spoiled: set[str] = set()
 
     class Spoiled(LocalGrid):
+        def push_messages(self, messages: Any) -> Any:
+            letters = list(messages)
+            idents = super().push_messages(letters)
+            pairs = zip(idents, letters, strict=True)
+            spoiled.update(ident for ident, m in pairs if m.metadata.dst_node_id == FIRST + BAD)
+            return idents
+
         def pull_messages(self, message_ids: Any) -> Any:
             wanted = list(message_ids)
-            senders = {self._replies[ident].metadata.src_node_id for ident in wanted if ident in self._replies}
-            if 1000 + BAD in senders:
+            if spoiled & set(wanted):
                 raise KeyError("a class that nobody knows")
             return super().pull_messages(wanted)
 
     server = made.server("spoiled")
-    nodes = {1000 + k: k for k in range(5)}
-    serve(server, Post(Spoiled(devices_in(made.folder), 5), made.job, nodes, deadline=0.0, wait=0.0))
+    serve(server, Post(Spoiled(made.app(), 5), made.job, NODES, deadline=0.0, wait=0.0))
     asked = made.job.plan.weight > 0
     log = read_log(server.folder)
     assert [set(line["absent"]) for line in log] == [{str(BAD)} if row[BAD] else set() for row in asked]
@@ -220,14 +230,12 @@ def test_late_answers_are_not_read(made: Federation) -> None:
     class Slow(LocalGrid):
         def pull_messages(self, message_ids: Any) -> Any:
             ready = super().pull_messages(message_ids)
-            now = [m for m in ready if m.metadata.src_node_id != 1000 + BAD]
+            now = [m for m in ready if m.metadata.src_node_id != FIRST + BAD]
             held.update({m.metadata.reply_to_message_id: m for m in ready if m not in now})
             return now
 
     server = made.server("slow")
-    grid = Slow(devices_in(made.folder), 5)
-    nodes = {1000 + k: k for k in range(5)}
-    serve(server, Post(grid, made.job, nodes, deadline=0.02, wait=0.0, poll=0.001))
+    serve(server, Post(Slow(made.app(), 5), made.job, NODES, deadline=0.02, wait=0.0, poll=0.001))
     asked = int((made.job.plan.weight[:, BAD] > 0).sum())
     assert len(held) == asked
     assert sum("late" in line["absent"].get(str(BAD), "") for line in read_log(server.folder)) == asked
@@ -236,23 +244,22 @@ def test_late_answers_are_not_read(made: Federation) -> None:
 
 
 def test_nodes_are_asked_who_they_are_and_impostors_turned_away(made: Federation) -> None:
-    devices = [Device(made.inputs.posterior.device(k), made.job.terms(k)) for k in range(5)]
+    devices = made.devices()
 
     # Nodes 5 and 6 say that they are devices 0 and 99.
     class Stranger:
         terms = type("Terms", (), {"device": 99})()
 
     who: list[Any] = [*devices, devices[0], Stranger()]
-    grid = LocalGrid(client_app(lambda context: who[context.node_config["partition-id"]]), 7)
+    grid = LocalGrid(app_of(who), 7)
     post = Post(grid, made.job, deadline=0.0, wait=0.0)
-    assert post.node == {k: 1000 + k for k in range(5)}
+    assert post.node == {k: FIRST + k for k in range(5)}
     server = made.server("met")
     serve(server, post)
     assert apart(trace_of(server), made.simulated()) < ROUNDING
 
 
-def test_nobody_waits_for_a_stranger_once_all_are_here(tmp_path: Path) -> None:
-    made = federation(tmp_path)
+def test_nobody_waits_for_a_stranger_once_all_are_here(made: Federation) -> None:
     hellos: list[int] = []
 
     class Silent(LocalGrid):
@@ -262,20 +269,18 @@ def test_nobody_waits_for_a_stranger_once_all_are_here(tmp_path: Path) -> None:
             return super().push_messages(letters)
 
         def pull_messages(self, message_ids: Any) -> Any:
-            return [m for m in super().pull_messages(message_ids) if m.metadata.src_node_id != 1005]
+            return [m for m in super().pull_messages(message_ids) if m.metadata.src_node_id != FIRST + 5]
 
-    devices = [open_device(tmp_path / f"device-{k}") for k in range(5)]
-    who = [*devices, devices[0]]
-    grid = Silent(client_app(lambda context: who[context.node_config["partition-id"]]), 6)
-    serve(made.server(), Post(grid, made.job, deadline=0.05, wait=0.0, poll=0.01))
-    assert sorted(hellos) == [1000, 1001, 1002, 1003, 1004, 1005]
+    devices = made.devices()
+    grid = Silent(app_of([*devices, devices[0]]), 6)
+    serve(made.server("silent"), Post(grid, made.job, deadline=0.05, wait=0.0, poll=0.01))
+    assert sorted(hellos) == [*NODES, FIRST + 5]
 
 
 def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
-    grid = LocalGrid(devices_in(made.folder), 5)
-    nodes = {1000 + k: k for k in range(5) if k != BAD}
+    nodes = {node: k for node, k in NODES.items() if k != BAD}
     server = made.server("unregistered")
-    serve(server, Post(grid, made.job, nodes, deadline=0.0, wait=0.0))
+    serve(server, Post(LocalGrid(made.app(), 5), made.job, nodes, deadline=0.0, wait=0.0))
     reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {None}
     assert reasons == {"not connected"}
 
@@ -283,10 +288,7 @@ def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
 @pytest.fixture
 def device(tmp_path: Path, made: Federation) -> tuple[Device, Ask]:
     """A device with a fresh ledger, and a request that it answers."""
-    import shutil
-
     shutil.copytree(made.folder / "device-0", tmp_path / "device-0")
-    (tmp_path / "device-0" / "ledger.jsonl").unlink(missing_ok=True)
     plan = made.job.plan
     at = int(np.argmax(plan.weight[:, 0] > 0))
     ask = Ask(0, at, made.job.start, float(plan.gain[at]), float(made.job.known[at, 0]))
@@ -300,7 +302,7 @@ def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, Ask]) 
     spent = alone.ledger.spent.copy()
     for bad in (
         ask._replace(device=1),
-        ask._replace(round=7),
+        ask._replace(round=alone.terms.rounds),
         ask._replace(round=-1),
         ask._replace(theta=ask.theta[:1]),
         ask._replace(theta=ask.theta.astype(float)),
@@ -357,8 +359,6 @@ def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
 
 
 def test_texts_of_others_are_no_commands_to_a_terminal() -> None:
-    from wflmc.federated.messages import short
-
     assert short("\x1b[2J bad\nline \x07\u202e" + "x" * 1000) == "?[2J bad line ??" + "x" * 184
 
 
@@ -372,14 +372,11 @@ def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing
     assert alone.ledger.spent[0] == spent
     alone.answer(ask._replace(round=ask.round + 1))  # another question costs again
     assert alone.ledger.spent[0] == pytest.approx(2 * spent)
+    left = float(alone.ledger.budget[0]) - 2 * spent
+    alone.ledger.charge("another run", 0, [[max(0.0, left - spent / 2)]])
     with pytest.raises(OverspendError):
-        _ask_on(alone, ask._replace(gain=ask.gain * 3))
+        alone.answer(ask._replace(round=ask.round + 2))
     assert alone.ledger.spent[0] <= float(alone.ledger.budget[0]) * (1 + 1e-9)
-
-
-def _ask_on(device: Device, ask: Ask) -> None:
-    for number in range(ask.round + 2, device.terms.rounds):
-        device.answer(ask._replace(round=number))
 
 
 def test_a_round_with_the_noise_of_the_channel_is_answered_once(device: tuple[Device, Ask]) -> None:
@@ -393,13 +390,34 @@ def test_a_round_with_the_noise_of_the_channel_is_answered_once(device: tuple[De
     assert alone.ledger.spent[0] == spent
 
 
+def test_processes_that_are_asked_at_the_same_time_answer_one_question(
+    made: Federation, device: tuple[Device, Ask]
+) -> None:
+    """Two runs at the same SuperNode are two processes with one ledger."""
+    alone, ask = device
+    assert alone.ledger is not None
+    line, terms, path = threading.Barrier(8), alone.terms, alone.ledger.path
+
+    def answer(number: int) -> bool:
+        book = Ledger(terms.promise, 1, enforced=terms.enforced, path=path)
+        other = Device(made.inputs.posterior.device(0), terms, book)
+        line.wait()
+        try:
+            return other.answer(ask._replace(theta=ask.theta + np.float32(number))).size > 0
+        except InputError:
+            return False
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(answer, range(8))) == 1
+
+
 def test_what_is_wrong_with_its_data_is_told_to_the_device_alone(caplog: pytest.LogCaptureFixture) -> None:
     def find(context: object) -> Device:
         raise InputError("data", "features with a Hessian eigenvalue of 1234", "scaled to moderate size")
 
     grid = LocalGrid(client_app(find), 1)
     for kind in ("query.hello", "query.gradient"):
-        (ident,) = grid.push_messages([flwr.Message(flwr.RecordDict(), 1000, kind, ttl=1.0, group_id="0")])
+        (ident,) = grid.push_messages([flwr.Message(flwr.RecordDict(), FIRST, kind, ttl=1.0, group_id="0")])
         (answer,) = grid.pull_messages([ident])
         assert "its own log says why" in answer.error.reason
         assert "1234" not in answer.error.reason
