@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -75,9 +75,9 @@ PATIENCE = 900
 
 @contextmanager
 def listening(*arguments, **environment):
-    """A Python process that hears Ctrl-C, also where this one, a job in the background, ignores it; killed at the end.
+    """A Python process that hears Ctrl-C, also where this one, a job in the background, ignores it.
 
-    Nobody else in its session hears it.
+    It has a session of its own, which is killed at the end.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -91,4 +91,5 @@ def listening(*arguments, **environment):
         try:
             yield process
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

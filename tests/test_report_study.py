@@ -115,6 +115,16 @@ def test_a_sweep(tmp_path):
         describe(tmp_path)
 
 
+def test_the_sweep_of_a_classifier_opens_on_how_well_it_predicts(tmp_path):
+    (tmp_path / "sweep.csv").write_text(
+        "link.snr_db,objective,accuracy,ece,nll\n10,1e9,0.8,0.1,0.5\n20,1e8,0.9,0.1,0.4\n"
+    )
+    (trace,), layout = Page(describe(tmp_path)).drawings["sweep"]
+    assert trace["y"] == [0.5, 0.4]
+    labels = [button["label"] for button in layout["updatemenus"][0]["buttons"]]
+    assert labels == ["nll", "accuracy", "objective", "ece"]
+
+
 def test_a_folder_of_something_else(tmp_path):
     with pytest.raises(InputError, match="wflmc run"):
         describe(tmp_path)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import signal
+import socket
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -21,9 +20,9 @@ from wflmc.scenario.point import Task, digests, measure
 from wflmc.studies.cache import key_of
 from wflmc.studies.sweep import Grid, parse_grid, points
 
-from .cli_tools import strict
+from .cli_tools import PATIENCE, strict
 from .conftest import FULL, count
-from .sweep_tools import alive, kept, start, wait_for, workers_of
+from .sweep_tools import held_sweep, kept, wait_until_gone
 
 SMALL = """
 [posterior]
@@ -295,17 +294,18 @@ def big_grid(size):
 def test_killed_workers_lose_nothing(sweep, small, tmp_path):
     """One of two workers is killed, twice in the full test; the table is that of one machine, byte for byte."""
     pytest.importorskip("distributed")
-    size, kills = count(12, 200), count(1, 2)
-    work = [] if FULL else ["--plan-only", "--set", "sampler.samples=2000"]
-    grid, cache = [*big_grid(size), *work], tmp_path / "cache"
-    places = ["--out", tmp_path / "out", "--cache", cache, "--json", "--engine", "dask", "--workers", "2"]
-    process = start(small, *grid, *places)
-    for number in range(kills):
-        wait_for(process, cache, 1 + number * size // 3)
-        assert kept(cache) < size / 2 + 1
-        os.kill(workers_of(process)[0], signal.SIGKILL)
-    out, err = process.communicate(timeout=900)
-    assert (process.returncode, err) == (0, "")
+    size, kills = count(6, 200), count(1, 2)
+    grid, cache = [*big_grid(size), *([] if FULL else ["--plan-only"])], tmp_path / "cache"
+    places = ["--out", tmp_path / "out", "--json", "--engine", "dask", "--workers", "2"]
+    with held_sweep(cache, 1, small, *grid, *places) as held:
+        for number in range(kills):
+            held.hold_at(1 + number * size // 3)
+            held.wait_for(1 + number * size // 3)
+            assert kept(cache) < size / 2 + 1
+            os.kill(held.workers()[0], signal.SIGKILL)
+        held.hold_at(size)
+        out, err = held.process.communicate(timeout=PATIENCE)
+    assert (held.process.returncode, err) == (0, "")
     assert strict(out) == {
         "file": str(tmp_path / "out" / "sweep.csv"), "points": size, "done": size, "cached": 0, "failed": 0,
     }  # fmt: skip
@@ -317,24 +317,21 @@ def test_killed_workers_lose_nothing(sweep, small, tmp_path):
 def test_interrupted_and_started_again(sweep, small, tmp_path):
     """Ctrl-C reaches all processes of a terminal; what is finished is kept, and nobody goes on working."""
     pytest.importorskip("distributed")
-    grid, cache = [*big_grid(12), "--plan-only", "--set", "sampler.samples=2000"], tmp_path / "cache"
-    process = start(small, *grid, "--out", tmp_path / "out", "--cache", cache, "--engine", "dask", "--workers", "1")
-    wait_for(process, cache, 2)
-    workers = workers_of(process)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (1, "")
+    grid, cache = [*big_grid(6), "--plan-only"], tmp_path / "cache"
+    with held_sweep(cache, 2, small, *grid, "--out", tmp_path / "out", "--engine", "dask", "--workers", "1") as held:
+        held.wait_for(2)
+        workers = held.workers()
+        os.killpg(held.process.pid, signal.SIGINT)
+        out, err = held.process.communicate(timeout=PATIENCE)
+    assert (held.process.returncode, out) == (130, "")
     assert err == "wflmc: Interrupted; files and points that were finished are kept.\n"
-    ends = time.monotonic() + 10
-    while any(map(alive, workers)) and time.monotonic() < ends:
-        time.sleep(0.05)
-    assert not any(map(alive, workers))
+    wait_until_gone(workers)
     done = kept(cache)
-    assert 2 <= done < 12
-    assert not (tmp_path / "out" / "sweep.csv").exists()
+    assert 2 <= done < 6
+    assert not (tmp_path / "out").exists()
     found = sweep(*grid)[1]
-    assert (found["done"], found["cached"]) == (12, done)
-    assert len(table(tmp_path / "out")) == 12
+    assert (found["done"], found["cached"]) == (6, done)
+    assert len(table(tmp_path / "out")) == 6
 
 
 def test_no_scheduler_there(sweep, monkeypatch):
@@ -343,8 +340,10 @@ def test_no_scheduler_there(sweep, monkeypatch):
     from wflmc.studies import cluster
 
     monkeypatch.setitem(cluster.SETTINGS, "distributed.comm.timeouts.connect", "200ms")
-    with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):
-        code, _, err = sweep("--grid", "link.snr_db=1,2", "--engine", "dask:tcp://127.0.0.1:9")
+    with socket.socket() as taken, dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):
+        taken.bind(("127.0.0.1", 0))  # where nobody listens, nor can begin to
+        address = f"dask:tcp://127.0.0.1:{taken.getsockname()[1]}"
+        code, _, err = sweep("--grid", "link.snr_db=1,2", "--engine", address)
     assert code == 2
     assert "where a Dask scheduler answers" in err
-    assert json.dumps("dask:tcp://127.0.0.1:9").strip('"') in err
+    assert address in err

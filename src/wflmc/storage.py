@@ -13,10 +13,11 @@ from typing import IO, Any
 
 from wflmc.errors import InputError
 
+fcntl: Any
 try:
-    import fcntl
+    fcntl = importlib.import_module("fcntl")
 except ImportError:  # Windows, which has a lock of its own
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors that a full disk, a quota and a limit on the size of files give."""

@@ -74,7 +74,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             return
         if inner.startswith("<frozen importlib") and at.f_globals.get("__name__", "").startswith("wflmc.cli"):
             end(number, frame)
-        at, inner = at.f_back, at.f_code.co_filename
+        inner, at = at.f_code.co_filename, at.f_back
     raise KeyboardInterrupt
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,5 +106,6 @@ def cache_compilations() -> None:
         return
     settings: Any = jax.config
     settings.update("jax_compilation_cache_dir", str(folder))
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")  # a full disk, say
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         settings.update("jax_persistent_cache_min_compile_time_secs", 0.2)

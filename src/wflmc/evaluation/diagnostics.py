@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 import threading
 import warnings
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
 CHUNK_BYTES = 2**27
+_IMPORTING = threading.Lock()
 
 
 class Diagnostics(NamedTuple):
@@ -22,15 +25,21 @@ class Diagnostics(NamedTuple):
 
 
 def _arviz() -> Any:
-    """ArviZ, or None where it is missing or cannot make the folder that it makes on import."""
+    """ArviZ, or None where it is missing."""
     if importlib.util.find_spec("arviz") is None:
         return None
-    warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)  # 0.23 announces 1.0 on import
-    try:
-        import arviz
-    except OSError as error:
-        warnings.warn(f"ArviZ does not start ({error}): R-hat and ESS are left out.", stacklevel=2)
-        return None
+    with _IMPORTING:
+        warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)  # 0.23 announces 1.0 on import
+        try:
+            import arviz
+        except OSError:  # and keeps the date of that in the user's cache, which is full or cannot be written
+            import platformdirs
+
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                patch.object(platformdirs, "user_cache_dir", lambda *_: folder),
+            ):
+                import arviz
     return arviz
 
 

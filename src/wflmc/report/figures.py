@@ -51,7 +51,8 @@ def save_figure(figure: Any, path: Path) -> list[Path]:
     written = [path.with_suffix(".png"), path.with_suffix(".svg")]
     # Dates and random ids would make equal figures differ.
     with matplotlib.rc_context({"svg.hashsalt": "wflmc"}):
-        for target, options in zip(written, ({"dpi": 150}, {"metadata": {"Date": None}}), strict=True):
+        how: list[dict[str, Any]] = [{"dpi": 150}, {"metadata": {"Date": None}}]
+        for target, options in zip(written, how, strict=True):
             with replacing(target) as file:
                 figure.savefig(file, format=target.suffix[1:], **options)
     return written

@@ -18,6 +18,8 @@ MOST_DRAWN = 20_000
 """Points of a figure: each of its columns is on the page."""
 DECADES = 30.0
 """The largest number over the smallest from which on a scale is logarithmic."""
+OPENS_ON = ("nll", "accuracy")
+"""Of classifiers, whose bound says little; other tables are shown from their first number on."""
 Columns = dict[str, list[str]]
 
 
@@ -42,6 +44,7 @@ def _drawn(columns: Columns, keys: list[str]) -> Html:
         for name, cells in columns.items()
         if name not in keys and name not in errors and any(as_number(cell) is not None for cell in cells)
     ]
+    chosen.sort(key=lambda name: OPENS_ON.index(name) if name in OPENS_ON else len(OPENS_ON))
     if not chosen:
         return missing("No column has a number to draw.")
     if len(columns[keys[0]]) > MOST_DRAWN:

@@ -293,7 +293,7 @@ def write_groups(path: str | Path, made: dict[str, Any]) -> None:
     is reserved before HDF5 writes the first.
     """
     import h5netcdf
-    import h5py
+    import h5py  # type: ignore[import-untyped]
 
     empty = io.BytesIO()
     with h5netcdf.File(empty, "w") as file:
