@@ -113,10 +113,6 @@ def test_scores_of_a_model(tmp_path):
     for test in ((X, y - 1), (X * np.nan, y), (X, y + 5), (X, y + 0.5), (X[:, :2], y), (X[:0], y[:0]), (X, y[:5]), X):
         with pytest.raises(InputError):
             wflmc.evaluate(trace, posterior, test=test)
-    gaussian = wflmc.gaussian_regression(jax.random.key(0), devices=4, examples=40)
-    plan = wflmc.plan(gaussian, link, privacy, step_size=1e-3, burn_in=5, samples=4)
-    with pytest.raises(InputError, match="does not predict"):
-        wflmc.evaluate(wflmc.sample(jax.random.key(0), gaussian, plan, 3), gaussian, test=(X, y))
 
 
 @pytest.mark.parametrize("p", [[[0.5, np.nan]], [[2.0, 3.0]], [[-0.5, 1.5]]])

@@ -182,7 +182,7 @@ def test_scores(runs, pages):
         assert page.values[f"summary.{score}"] == files["summary"][score]
     assert "Laplace approximation" in page.text
     assert "(class 2, intercept)" in page.text
-    assert "this model predicts no labels" in Page(pages["gaussian"]).text
+    assert "the data have no test set" in Page(pages["gaussian"]).text
 
 
 def test_samples_beside_the_law(runs, pages):

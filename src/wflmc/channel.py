@@ -85,6 +85,8 @@ class Fading:
     draw: Callable[[np.random.Generator, int, int], Gains]
     law: GaussMarkov | None = None
     """What may be expected of rounds to come; None where nothing is known but the rounds that were."""
+    warnings: tuple[str, ...] = ()
+    """What its gains look like, if not like amplitudes."""
 
 
 def _amplitude(power: ArrayLike, devices: int) -> NDArray[np.float64]:
@@ -176,7 +178,7 @@ def rician(
 
 
 def from_array(gains: ArrayLike) -> Fading:
-    """Gains as they are, real or complex, [rounds, devices]; a run uses the first rounds of a longer array."""
+    """Amplitudes as they are (not dB), real or complex, [rounds, devices]; a run uses the first rounds of them."""
     table = np.array(gains)
     if table.ndim != 2 or table.dtype.kind not in "fciu":
         raise InputError("gains", f"{table.dtype} array of shape {table.shape}", "a numeric array [rounds, devices]")
@@ -195,7 +197,25 @@ def from_array(gains: ArrayLike) -> Fading:
             )
         return table[:rounds]
 
-    return Fading("file", draw)
+    return Fading("file", draw, warnings=_decibels(table))
+
+
+LARGE = 10.0
+"""|h| that no amplitude has: a hundred times the power that was sent, where fading peaks at some three times √E|h|²."""
+
+
+def _decibels(table: Gains) -> tuple[str, ...]:
+    """What to say of real gains that only make sense in dB; complex ones have a phase, and are amplitudes."""
+    if table.dtype.kind == "c":
+        return ()
+    if np.all(table < 0):
+        looks = "all real and negative"
+    elif np.min(table) < -LARGE or np.median(table) > LARGE:
+        looks = f"real and as large as {np.abs(table).max():.3g}"
+    else:
+        return ()
+    convert = "10**(dB/20) converts a gain in dB, 10**(-dB/20) a path loss"
+    return (f"The link's gains are {looks}, as those in dB are, but are taken as amplitudes |h|: {convert}.",)
 
 
 @dataclass(frozen=True, repr=False)

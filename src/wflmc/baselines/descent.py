@@ -18,6 +18,7 @@ from wflmc.errors import InputError
 from wflmc.planning import Plan, plan
 from wflmc.planning.advice import estimates
 from wflmc.planning.allocation import HEADROOM
+from wflmc.planning.input_checks import input_warnings
 from wflmc.planning.options import Options, Target
 from wflmc.planning.policies import Policy
 from wflmc.planning.problem import Allocation, Problem
@@ -76,7 +77,7 @@ def gradient_descent(
         bound=None,
         objective=np.nan,
         initial_w2_sq=np.nan,
-        warnings=tuple(estimates(posterior, options)),
+        warnings=(*input_warnings(posterior, link, privacy), *estimates(posterior, options)),
     )
 
 

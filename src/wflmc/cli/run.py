@@ -22,7 +22,7 @@ import numpy as np
 from wflmc import report
 from wflmc.cli.output import ProgressBar, output_folder
 from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
-from wflmc.evaluation import Evaluation, evaluate, preload, reliability
+from wflmc.evaluation import Calibration, Evaluation, evaluate, preload, reliability
 from wflmc.planning import Plan
 from wflmc.privacy import ForeignLedgerError, Ledger
 from wflmc.sampling import Trace, default_memory, run_name, sample
@@ -423,7 +423,7 @@ def write_run(
             file.write(text.encode())
             file.flush()
         trace.save(written[0], {"scenario": to_toml(scenario), "seed": scenario.sampler.seed})
-    if evaluation.scores is not None:
+    if isinstance(evaluation.scores, Calibration):
         about = f"{scenario.policy.power}, {_range(scenario.link.snr_db)} dB"
         written += report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")
     inside = task.ledger is not None and task.ledger.resolve().parent == folder.resolve()

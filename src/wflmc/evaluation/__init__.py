@@ -3,12 +3,14 @@
 from wflmc.evaluation.burn_in import choose_burn_in
 from wflmc.evaluation.calibration import Calibration, Reliability, calibration, predictive_scores, reliability
 from wflmc.evaluation.diagnostics import diagnose, preload
+from wflmc.evaluation.regression import Regression, regression_scores
 from wflmc.evaluation.summary import Evaluation, evaluate
 from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_ess, exact_w2_sq, floor_w2_sq, has_law
 
 __all__ = [
     "Calibration",
     "Evaluation",
+    "Regression",
     "Reliability",
     "calibration",
     "choose_burn_in",
@@ -21,5 +23,6 @@ __all__ = [
     "has_law",
     "predictive_scores",
     "preload",
+    "regression_scores",
     "reliability",
 ]

@@ -101,11 +101,14 @@ def reliability(scores: Calibration) -> Reliability:
 def predictive_scores(posterior: Any, theta: NDArray[Any], features: ArrayLike, labels: ArrayLike) -> Calibration:
     """Scores of each chain's mean prediction over its draws, theta[chain, draw, m], on test data.
 
-    Predictions are float32: a probability that underflows counts as the smallest there is (1e-38, 87 nats).
+    Labels are as in the training data. Predictions are float32: a probability that underflows counts as the smallest
+    there is (1e-38, 87 nats).
     """
-    tiny, truth = float(np.finfo(np.float32).tiny), np.asarray(labels)
-    if truth.dtype.kind == "f" and np.all(truth == np.floor(truth)):
-        truth = truth.astype(np.intp)
+    tiny = float(np.finfo(np.float32).tiny)
+    try:
+        truth = posterior.classes_of(labels)
+    except InputError as error:
+        raise InputError("labels", error.given, error.allowed) from None
     if truth.shape != np.shape(features)[:1]:
         raise InputError("labels", f"shape {truth.shape}", f"one for each row of features {np.shape(features)}")
     held = 4 * theta.shape[1] * theta.shape[2] + 8 * np.size(labels) * posterior.classes

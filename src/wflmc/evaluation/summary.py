@@ -11,7 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.errors import InputError, Shown
 from wflmc.evaluation.calibration import Calibration, predictive_scores
 from wflmc.evaluation.diagnostics import diagnose
+from wflmc.evaluation.regression import Regression, regression_scores
 from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_ess, exact_w2_sq, has_law
+from wflmc.posterior import GaussianPosterior
 from wflmc.sampling import Trace
 
 FEW_CHAINS = 20
@@ -45,12 +47,18 @@ class Evaluation(Shown):
     """Share of the gradients that were clipped, in `burn_in` and in `samples`."""
     example_clip_rate: float | None
     """Share of the examples that are clipped one by one at the last samples; None where none are to be."""
-    scores: Calibration | None
-    """Of each chain's mean prediction on test data, where there are some."""
+    scores: Calibration | Regression | None
+    """Of each chain's predictions on test data, where there are some: of labels, or of numbers."""
     epsilon_spent: float | None
     """ε of one chain for the worst device."""
     noise_ratio: float
     """Noise of the kept rounds over what sampling needs, on average."""
+
+    @property
+    def mean_scores(self) -> dict[str, float | None]:
+        """The scores on test data, averaged over chains; None for those that do not exist."""
+        found = {name: getattr(self.scores, name, None) for name in ("accuracy", "ece", "nll", "brier", "rmse")}
+        return {name: None if values is None else float(values.mean()) for name, values in found.items()}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -118,11 +126,10 @@ class Evaluation(Shown):
         if self.ess_min is not None and self.ess_tail_min is not None:
             lines.append(f"ESS min                  {self.ess_min:.0f} bulk, {self.ess_tail_min:.0f} tail")
         if self.scores is not None:
-            means = {name: float(getattr(self.scores, name).mean()) for name in ("accuracy", "ece", "nll", "brier")}
-            lines.append(
-                f"test set                 accuracy {means['accuracy']:.4f}, ECE {means['ece']:.4f}, "
-                f"NLL {means['nll']:.4f}, Brier {means['brier']:.4f} (mean over chains)"
-            )
+            words = {"accuracy": "accuracy", "rmse": "RMSE", "ece": "ECE", "nll": "NLL", "brier": "Brier"}
+            means = [(word, self.mean_scores[name]) for name, word in words.items()]
+            said = ", ".join(f"{word} {mean:.4f}" for word, mean in means if mean is not None)
+            lines.append(f"test set                 {said} (mean over chains)")
         if self.noise_ratio > 1.05:
             wider = f"samples spread some {self.noise_ratio**0.5:.2g} times too wide"
             lines.append(f"noise after burn-in      {self.noise_ratio:.3g} times what sampling needs: {wider}")
@@ -143,15 +150,16 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
 
     Args:
         posterior: None where nobody holds all of the data: R-hat, ESS and the privacy are then all that can be said.
-        test: features[n, d] and labels[n] that models of labels are tried on.
+        test: features[n, d] and targets[n], or labels[n] as in the training data, that predictions are tried on.
     """
     if not isinstance(trace, Trace):
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
     known = has_law(posterior)
-    if test is not None and not hasattr(posterior, "predict"):
-        raise InputError("test", "a test set", "left out for a model that does not predict labels")
+    scored = regression_scores if isinstance(posterior, GaussianPosterior) else predictive_scores
+    if test is not None and scored is predictive_scores and not hasattr(posterior, "predict"):
+        raise InputError("test", "a test set", "left out for a model that does not predict by itself")
     if test is not None and len(test) != 2:
-        raise InputError("test", f"{len(test)} values", "two: features[n, d] and labels[n]")
+        raise InputError("test", f"{len(test)} values", "two: features[n, d] and targets or labels[n]")
     several = trace.theta.shape[0] > 1
     diagnostics = diagnose(trace.theta)
     epsilons = [plan.epsilon_spent for plan in trace.plans]
@@ -174,7 +182,7 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
             "samples": _mean(trace.clip_rate),
         },
         example_clip_rate=_examples_clipped(trace, posterior),
-        scores=None if test is None else predictive_scores(posterior, trace.theta, *test),
+        scores=None if test is None else scored(posterior, trace.theta, *test),
         epsilon_spent=max(spent) if len(spent) == len(epsilons) else None,
         noise_ratio=float(np.mean([plan.noise_ratio for plan in trace.plans])),
     )

@@ -52,7 +52,7 @@ def write_federation(
         "prior_std": raw.prior_std,
         "intercept": raw.intercept,
         "prior_on": scenario.posterior.prior_on,
-        "classes": raw.classes if isinstance(raw, SoftmaxPosterior) else None,
+        "classes": list(raw.class_names) if isinstance(raw, SoftmaxPosterior) else None,
     }
     space = inputs.posterior.coordinates
     about["whitening"] = None if space is None else np.asarray(space.matrix).tolist()

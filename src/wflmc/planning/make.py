@@ -18,6 +18,7 @@ from wflmc.planning.advice import advice
 from wflmc.planning.bound import contraction, discretization_error, noise_weight
 from wflmc.planning.distance import Distances
 from wflmc.planning.dynamics import kinetic_rate, noise_step
+from wflmc.planning.input_checks import input_warnings
 from wflmc.planning.options import KnowsLaw, Options, Target, check_inputs
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
@@ -276,7 +277,8 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             downlink_noise=downlink,
             noise_limit=noise_limit,
         )
-        return dataclasses.replace(made, warnings=advice(posterior, made, problem, options))
+        about_inputs = input_warnings(posterior, link if scheme.wireless else None, privacy)
+        return dataclasses.replace(made, warnings=(*about_inputs, *advice(posterior, made, problem, options)))
 
     return Prepared(problem, allocate, finish)
 

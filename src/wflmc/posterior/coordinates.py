@@ -8,6 +8,7 @@ the geometry changes. With W whitening the features, all directions that the dat
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -58,6 +59,7 @@ class Moving(Shown, ABC):
     features: Array
     sizes: NDArray[np.intp]
     intercept: bool
+    columns: tuple[str, ...]
     curvature: float = 1.0
     """The most by which an example with features u can curve the cost, over ‖u‖²."""
 
@@ -104,6 +106,12 @@ class Moving(Shown, ABC):
         if self.coordinates is None:
             return float(self.prior_std) ** 2
         return float((self.coordinates.spread**2).sum() / len(self.coordinates.spread))
+
+    @cached_property
+    def feature_scales(self) -> Array:
+        """Root mean square of every feature, without the constant of an intercept, [d]."""
+        total = np.einsum("knd,knd->d", self.features, self.features)  # rows that fill up are zero
+        return np.sqrt(total[: total.size - self.intercept] / self.sizes.sum())
 
     @property
     @abstractmethod

@@ -61,6 +61,8 @@ class GaussianPosterior(Moving):
     """Where chains move, if not among the parameters themselves; all that is above is then said of them."""
     subject: str = ""
     """The name of the data, where features are no longer what they were."""
+    columns: tuple[str, ...] = ()
+    """The names of the features, where there are some."""
 
     @property
     def dim(self) -> int:
@@ -260,7 +262,7 @@ jax.tree_util.register_dataclass(
         *("hessian", "linear", "sizes", "prior_std", "mean", "covariance", "mu", "L", "features", "target"),
         "coordinates",
     ],
-    meta_fields=["block", "intercept", "subject"],
+    meta_fields=["block", "intercept", "subject", "columns"],
 )
 
 

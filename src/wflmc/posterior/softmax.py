@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,6 +25,7 @@ from wflmc.posterior.inputs import (
     draw_start,
     with_intercept,
 )
+from wflmc.posterior.labels import Names, as_classes, class_names
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
@@ -68,8 +70,8 @@ class SoftmaxPosterior(Moving):
     """The smallest curvature of the prior, 1/prior_std² (strong convexity)."""
     L: float
     """λ_max of Σ u uᵀ/2 and the prior's curvature, Böhning's bound (smoothness)."""
-    classes: int = 2
-    """C."""
+    class_names: Names = (0, 1)
+    """The label of every class in the data, C of them; all else here counts classes from 0."""
     intercept: bool = False
     """Whether the last feature is a constant that the model has added itself."""
     block: int = 1
@@ -78,10 +80,17 @@ class SoftmaxPosterior(Moving):
     """Where chains move, if not among the parameters themselves."""
     subject: str = ""
     """The name of the data, where features are no longer what they were."""
+    columns: tuple[str, ...] = ()
+    """The names of the features, where there are some."""
 
     curvature = 0.5  # Böhning's bound
     start_is_estimate = True
     """`initial_w2_sq` is a Laplace estimate: the posterior has no closed form."""
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return len(self.class_names)
 
     @property
     def dim(self) -> int:
@@ -100,7 +109,9 @@ class SoftmaxPosterior(Moving):
 
     def _moved(self, space: Coordinates) -> SoftmaxPosterior:
         """The same posterior in other coordinates."""
-        moved = _assemble(self.features @ space.matrix.T, self.labels, self.sizes, self.prior_std, self.classes, space)
+        moved = _assemble(
+            self.features @ space.matrix.T, self.labels, self.sizes, self.prior_std, self.class_names, space
+        )
         return replace(moved, intercept=self.intercept, subject=self.digest)
 
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
@@ -200,7 +211,7 @@ class SoftmaxPosterior(Moving):
         std = self.prior_std * self.devices**0.5
         space = None if self.coordinates is None else self.coordinates.shared(self.devices)
         held = self.features[at, rows], self.labels[at, rows], self.sizes[at]
-        return replace(_assemble(*held, std, self.classes, space), intercept=self.intercept)
+        return replace(_assemble(*held, std, self.class_names, space), intercept=self.intercept)
 
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:
         """p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C].
@@ -210,19 +221,23 @@ class SoftmaxPosterior(Moving):
         return np.asarray(_predict(jnp.asarray(theta), jnp.asarray(self.rows(features)), self.classes))
 
     @property
-    def outcomes(self) -> Labels:
-        """The labels."""
-        return self.labels
+    def outcomes(self) -> NDArray[Any]:
+        """The labels as in the data."""
+        return np.asarray(self.class_names)[self.labels]
 
-    def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> Labels:
-        """Labels for rows[n, d], [draw, n]: the largest of logits plus Gumbel noise."""
-        logits = theta.reshape(len(theta), self.classes, -1) @ rows.T
-        return np.argmax(logits + generator.gumbel(size=logits.shape), axis=1)
+    def classes_of(self, labels: ArrayLike) -> Labels:
+        """The class, 0 to C − 1, of labels as in the data."""
+        return as_classes(labels, self.class_names)
 
-    def _log_likelihood(self, theta: Array, rows: Array, outcomes: Labels) -> Array:
-        """Of labels[n], [draw, n]."""
+    def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> NDArray[Any]:
+        """Labels as in the data for rows[n, d], [draw, n]: the largest of logits plus Gumbel noise."""
         logits = theta.reshape(len(theta), self.classes, -1) @ rows.T
-        return logits[:, outcomes, np.arange(outcomes.size)] - logsumexp(logits, axis=1)
+        return np.asarray(self.class_names)[np.argmax(logits + generator.gumbel(size=logits.shape), axis=1)]
+
+    def _log_likelihood(self, theta: Array, rows: Array, outcomes: NDArray[Any]) -> Array:
+        """Return log p of outcomes[n], labels as in the data, [draw, n]."""
+        logits = theta.reshape(len(theta), self.classes, -1) @ rows.T
+        return logits[:, self.classes_of(outcomes), np.arange(outcomes.size)] - logsumexp(logits, axis=1)
 
     @cached_property
     def laplace(self) -> tuple[Array, Array]:
@@ -281,7 +296,7 @@ class SoftmaxPosterior(Moving):
 jax.tree_util.register_dataclass(
     SoftmaxPosterior,
     data_fields=["features", "labels", "sizes", "prior_std", "mu", "L", "coordinates"],
-    meta_fields=["classes", "intercept", "block", "subject"],
+    meta_fields=["class_names", "intercept", "block", "subject", "columns"],
 )
 
 
@@ -304,7 +319,7 @@ def _assemble(
     labels: Labels,
     sizes: Labels,
     prior_std: float,
-    classes: int,
+    names: Names,
     space: Coordinates | None = None,
 ) -> SoftmaxPosterior:
     X = features.reshape(-1, features.shape[-1])
@@ -319,7 +334,7 @@ def _assemble(
     else:
         mu = float(np.linalg.eigvalsh(space.precision)[0])
         L = float(np.linalg.eigvalsh(0.5 * second + space.precision)[-1])
-    return SoftmaxPosterior(features, labels, sizes, prior_std, mu, L, classes, coordinates=space)
+    return SoftmaxPosterior(features, labels, sizes, prior_std, mu, L, names, coordinates=space)
 
 
 def softmax_regression(
@@ -328,7 +343,7 @@ def softmax_regression(
     *,
     examples: int = 1200,
     dim: int = 5,
-    classes: int | None = None,
+    classes: int | Sequence[int] | Sequence[str] | None = None,
     X: ArrayLike | None = None,
     y: ArrayLike | None = None,
     intercept: bool = False,
@@ -343,8 +358,9 @@ def softmax_regression(
         key: seeds data and partition (as two separate streams).
         devices: K.
         examples, dim: N and the number of features, of synthetic data.
-        classes: C; by default 10, or with own data one more than the largest label.
-        X, y: own data, [N, dim] and labels [N], whole numbers from 0.
+        classes: C, of labels 0 to C − 1, or the label of every class; by default 10 synthetic ones, or with own data
+            every label that y has, sorted. That set is treated as public: declare it where it is not.
+        X, y: own data, [N, dim] and labels [N], whole numbers or text.
         intercept: add a column of ones to X.
         partition: iid, blocks, by-label or dirichlet:A, see `wflmc.posterior.partition`.
         prior_std: s of the prior N(0, s² I).
@@ -356,18 +372,18 @@ def softmax_regression(
     if (X is None) != (y is None):
         raise InputError("X" if X is None else "y", None, "given together with the other of X and y")
     if X is None or y is None:
-        classes = classes or 10
-        features, labels = synthetic_labels(key, examples, dim, classes)
+        names = class_names((), 10 if classes is None else classes)
+        features, labels = synthetic_labels(key, examples, dim, len(names))
     else:
-        features, target = checked(X, y)
-        labels = as_labels(target, classes)
-        classes = classes or int(labels.max()) + 1
+        features, _ = checked(X, np.zeros(np.shape(y)))
+        names = class_names(y, classes)
+        labels = as_classes(y, names)
     if intercept:
         features = with_intercept(features)
     owner = split(partition, labels.astype(float), devices, host_generator(named(key, "data"), "partition"))
     parts, sizes = by_device(owner, devices, features, labels)
     held, classed = padded(parts, sizes)
-    return replace(_assemble(held, classed, sizes, prior_std, classes), intercept=intercept)
+    return replace(_assemble(held, classed, sizes, prior_std, names), intercept=intercept)
 
 
 def synthetic_labels(
@@ -386,13 +402,3 @@ def synthetic_labels(
     features = generator.standard_normal((examples, dim))
     # The largest of logits plus Gumbel noise is a draw from their softmax.
     return features, np.argmax(features @ truth + generator.gumbel(size=(examples, classes)), axis=1)
-
-
-def as_labels(target: Array, classes: int | None = None) -> Labels:
-    """Labels as whole numbers from 0, refused where they are not, or not below `classes`."""
-    limit = 1000 if classes is None else classes
-    bad = np.flatnonzero((target != np.floor(target)) | (target < 0) | (target >= limit))
-    if bad.size or (classes is None and target.max() < 1):
-        given = f"labels with an invalid y[{bad[0]}]" if bad.size else "labels y of one class only"
-        raise InputError("data", given, f"labelled by whole numbers from 0 to {limit - 1}, of two classes or more")
-    return target.astype(np.intp)

@@ -18,7 +18,7 @@ from wflmc.keys import host_generator
 from wflmc.planning import Plan, Policy, plan
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.inputs import checked
-from wflmc.posterior.softmax import as_labels, synthetic_labels
+from wflmc.posterior.softmax import synthetic_labels
 from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
 from wflmc.scenario.expression import evaluate_expression
@@ -26,8 +26,8 @@ from wflmc.scenario.files import DataSet, is_data_path, load_data, load_gains
 from wflmc.scenario.schema import PrivacySection, SamplerSection, Scenario, irrelevant
 
 Posterior = GaussianPosterior | SoftmaxPosterior
-Test = tuple[NDArray[np.float64], NDArray[np.intp]]
-"""Features and labels of a test set."""
+Test = tuple[NDArray[np.float64], NDArray[Any]]
+"""Features and targets of a test set, or labels as in the data."""
 
 
 @without_data
@@ -102,21 +102,29 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
         "partition": section.partition,
         "prior_std": section.prior_std,
     }
+    columns = () if found is None else found.columns
     if section.model == "gaussian":
-        return gaussian_regression(key, section.devices, **common), None
-    posterior = softmax_regression(key, section.devices, **common)
-    if found is None:
-        found = DataSet(np.empty(0), np.empty(0), *synthetic_labels(key, section.examples, section.dim, stream="test"))
-    if found.X_test is None or found.y_test is None:
-        return posterior, None
+        posterior: Posterior = gaussian_regression(key, section.devices, **common)
+    else:
+        posterior = softmax_regression(key, section.devices, **common)
+        if found is None:
+            made = synthetic_labels(key, section.examples, section.dim, stream="test")
+            found = DataSet(np.empty(0), np.empty(0), *made)
+    return dataclasses.replace(posterior, columns=columns), _test_set(posterior, found)
+
+
+def _test_set(posterior: Posterior, found: DataSet | None) -> Test | None:
+    """The test set of a data file, checked against the model."""
+    if found is None or found.X_test is None or found.y_test is None:
+        return None
     try:
-        features, target = checked(found.X_test, found.y_test)
-        labels = as_labels(target, posterior.classes)
+        target = posterior.classes_of(found.y_test) if isinstance(posterior, SoftmaxPosterior) else found.y_test
+        features, _ = checked(found.X_test, target)
     except InputError as error:
         raise InputError(error.key, f"a test set (X_test, y_test) with {error.given}", error.allowed) from None
-    if (features.shape[1] + section.intercept) * posterior.classes != posterior.dim:
+    if features.shape[1] + posterior.intercept != posterior.features.shape[-1]:
         raise InputError("data", f"X_test of {features.shape[1]} features", "of as many features as X")
-    return posterior, (features, labels)
+    return features, found.y_test
 
 
 def _preconditioned(
@@ -165,7 +173,7 @@ def _data(scenario: Scenario, key: jax.Array) -> DataSet | None:
         return DataSet(*mnist_features(images, host_generator(key, "data"), section.examples, section.dim))
     if not is_data_path(section.data):
         raise InputError("data", section.data, "'synthetic', 'mnist' or the path of an .npz or .csv file")
-    found = load_data(section.data)
+    found = load_data(section.data, text_labels=section.model == "softmax")
     sizes = {"examples": len(found.y), "dim": found.X.shape[1] if found.X.ndim == 2 else 0}
     for name, value in sizes.items():
         if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
@@ -182,9 +190,9 @@ def _public_constants(scenario: Scenario, posterior: Posterior) -> tuple[Posteri
         raise InputError(given, section.mu or section.L, other)
     notes = []
     if isinstance(posterior, SoftmaxPosterior):
-        empty = int(np.sum(np.bincount(_true_labels(posterior), minlength=posterior.classes) == 0))
+        empty = posterior.classes - np.unique(posterior.held(posterior.labels)).size
         if empty:
-            notes.append(f"{empty} of {posterior.classes} classes have no example; labels should count from 0.")
+            notes.append(f"{empty} of {posterior.classes} classes have no example.")
     if mu > posterior.mu * (1 + 1e-12):
         notes.append(f"posterior.mu = {mu:g} is above the proven {posterior.mu:.6g}: the bound may fail.")
     if L < posterior.L * (1 - 1e-12):
@@ -214,12 +222,6 @@ def _leaks(scenario: Scenario) -> list[str]:
         f"{listed} {'are' if len(names) > 1 else 'is'} computed from the devices' private data, which epsilon does "
         "not cover: give public or privately released values where data are real."
     ]
-
-
-def _true_labels(posterior: SoftmaxPosterior) -> NDArray[np.intp]:
-    """The labels of all examples, without those that fill devices up."""
-    real = np.arange(posterior.labels.shape[1]) < posterior.sizes[:, None]
-    return posterior.labels[real]
 
 
 def build_privacy(scenario: Scenario) -> Privacy:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
-from wflmc.evaluation import Evaluation, exact_ess, exact_w2_sq, has_law, reliability
+from wflmc.evaluation import Calibration, Evaluation, exact_ess, exact_w2_sq, has_law, reliability
 from wflmc.planning import Allocation, Plan, Problem, policy
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.privacy.reference import epsilon_by_dp_accounting
@@ -60,6 +60,7 @@ def plan_document(
         "lower_bound": plan.lower_bound,
         "gap": plan.gap,
         "max_round_noise": plan.noise_limit,
+        "classes": getattr(inputs.posterior, "class_names", None),
         "coordinates": "parameters" if inputs.posterior.coordinates is None else "whitened",
         "whitening": None if inputs.release is None else inputs.release.summary(budget),
         "privacy": {
@@ -139,11 +140,8 @@ def summary_document(evaluation: Evaluation, warnings: tuple[str, ...], seconds:
         "ess_tail_min": evaluation.ess_tail_min,
         "clip_rate": evaluation.clip_rate,
         "example_clip_rate": evaluation.example_clip_rate,
-        "accuracy": None if scores is None else scores.accuracy.mean(),
-        "ece": None if scores is None else scores.ece.mean(),
-        "nll": None if scores is None else scores.nll.mean(),
-        "brier": None if scores is None else scores.brier.mean(),
-        "reliability": None if scores is None else reliability(scores)._asdict(),
+        **evaluation.mean_scores,
+        "reliability": reliability(scores)._asdict() if isinstance(scores, Calibration) else None,
         "epsilon_spent": evaluation.epsilon_spent,
         "warnings": [*warnings, *evaluation.warnings],
         "seconds": seconds,

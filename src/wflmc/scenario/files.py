@@ -79,15 +79,20 @@ class DataSet(NamedTuple):
     y: NDArray[Any]
     X_test: NDArray[Any] | None = None
     y_test: NDArray[Any] | None = None
+    columns: tuple[str, ...] = ()
+    """The names of the features, where the file has some."""
 
 
-def load_data(path: str | Path) -> DataSet:
+def load_data(path: str | Path, text_labels: bool = False) -> DataSet:
     """A data set from .npz (arrays X and y, and X_test and y_test if there are) or .csv.
 
     A CSV with a header has one column named y; without a header the last column is y.
+
+    Args:
+        text_labels: whether y of a CSV may be text.
     """
     try:
-        return _load_npz(path) if str(path).lower().endswith(".npz") else _load_csv(path)
+        return _load_npz(path) if str(path).lower().endswith(".npz") else _load_csv(path, text_labels)
     except OSError as error:
         raise InputError("data", str(path), f"a readable .npz or .csv file ({_reason(error)})") from None
 
@@ -106,14 +111,15 @@ def _load_npz(path: str | Path) -> DataSet:
     return found
 
 
-def _load_csv(path: str | Path) -> DataSet:
+def _load_csv(path: str | Path, text_labels: bool) -> DataSet:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(map(str.strip, row))]
     except (ValueError, csv.Error):
         raise InputError("data", str(path), "a CSV file in UTF-8 with commas between its columns") from None
     names = [name.strip() for name in lines[0][1]] if lines else []
-    header = not all(_is_number(name) for name in names)
+    # Where labels may be text, a first row of numbers that ends with a text is an example; y would be a name.
+    header = "y" in names or not all(_is_number(name) for name in (names[:-1] if text_labels else names))
     if header and "" in names:
         raise InputError("data", str(path), "a CSV whose columns all have a name (an index column must go)")
     if header and names.count("y") != 1:
@@ -121,18 +127,25 @@ def _load_csv(path: str | Path) -> DataSet:
     rows = lines[1:] if header else lines
     if not rows or len(names) < 2:
         raise InputError("data", str(path), "a CSV with at least one row, one feature column and y")
-    table = np.array([_csv_numbers(path, number, row, len(names)) for number, row in rows])
-    target = names.index("y") if header else len(names) - 1
-    return DataSet(np.delete(table, target, axis=1), table[:, target])
+    for number, row in rows:
+        if len(row) != len(names):
+            raise InputError("data", str(path), f"a CSV of {len(names)} columns; line {number} has {len(row)}")
+    at = names.index("y") if header else len(names) - 1
+    labels = [row[at].strip() for _, row in rows]
+    named = text_labels and "" not in labels and not any(map(_is_number, labels))
+    features = [column for column in range(len(names)) if column != at]
+    table = np.array([_csv_numbers(path, line, {column: row[column] for column in features}) for line, row in rows])
+    wanted = "whose y are all numbers or all text" if text_labels else "of numbers"
+    y = np.array(labels if named else [_csv_numbers(path, line, {at: row[at]}, wanted)[0] for line, row in rows])
+    return DataSet(table, y, columns=tuple(names[:at] + names[at + 1 :]) if header else ())
 
 
-def _csv_numbers(path: str | Path, line: int, row: list[str], width: int) -> list[float]:
-    if len(row) != width:
-        raise InputError("data", str(path), f"a CSV of {width} columns; line {line} has {len(row)}")
-    bad = [number for number, text in enumerate(row, 1) if not _is_number(text)]
+def _csv_numbers(path: str | Path, line: int, cells: dict[int, str], wanted: str = "of numbers") -> list[float]:
+    """Return the numbers in the cells of a line, by column; an error names the place, never what stands there."""
+    bad = [column for column, text in cells.items() if not _is_number(text)]
     if bad:
-        raise InputError("data", str(path), f"a CSV of numbers; line {line} has none in column {bad[0]}")
-    return [float(text) for text in row]
+        raise InputError("data", str(path), f"a CSV {wanted}; line {line} has none in column {bad[0] + 1}")
+    return [float(text) for text in cells.values()]
 
 
 def _is_number(text: str) -> bool:

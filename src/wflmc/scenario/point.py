@@ -23,7 +23,7 @@ PLANNED = ("exact_w2_sq", "objective", "gap", "exact_ess_min", "epsilon_spent", 
 """Columns of a plan."""
 SAMPLED = (
     "w2_sq", "w2_sq_se", "ess_min", "ess_tail_min", "rhat_max", "clip_rate_burn_in", "clip_rate_samples",
-    "example_clip_rate", "accuracy", "ece", "nll", "brier",
+    "example_clip_rate", "accuracy", "ece", "nll", "brier", "rmse",
 )  # fmt: skip
 """Columns that chains add."""
 
@@ -121,8 +121,7 @@ def _chains(task: Task, inputs: Inputs, plan: Plan, scratch: Path, progress: Cal
 
 
 def _sampled(evaluation: Evaluation) -> dict[str, Any]:
-    distance, scores = evaluation.w2_sq, evaluation.scores
-    means = {name: None if scores is None else getattr(scores, name).mean() for name in SAMPLED[-4:]}
+    distance = evaluation.w2_sq
     return {
         "w2_sq": None if distance is None else distance.worst,
         "w2_sq_se": None if distance is None else distance.worst_se,
@@ -132,5 +131,5 @@ def _sampled(evaluation: Evaluation) -> dict[str, Any]:
         "clip_rate_burn_in": evaluation.clip_rate["burn_in"],
         "clip_rate_samples": evaluation.clip_rate["samples"],
         "example_clip_rate": evaluation.example_clip_rate,
-        **means,
+        **evaluation.mean_scores,
     }

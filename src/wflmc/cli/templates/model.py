@@ -10,11 +10,12 @@ generator = np.random.default_rng(0)
 X = generator.standard_normal((1200, 5))
 y = X @ [0.5, -0.5, 1.0, 0.7, 0.4] + generator.standard_normal(1200)
 
-# Labels 0, 1, 2, … instead of numbers: wflmc.softmax_regression, with the same arguments.
+# Labels, whole numbers or text, instead of targets: wflmc.softmax_regression, with the same arguments.
 posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30, X=X, y=y)
 
 link = wflmc.Link(wflmc.channel.rayleigh(power=0.01), snr_db=20)
-privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30)  # clip: the norm of a typical device's gradient
+# One example is hidden. example_clip: the norm of a typical example's gradient; clip: of a device's.
+privacy = wflmc.Privacy(epsilon=3, delta=1e-5, unit="record", example_clip=5, clip=30)
 plan = wflmc.plan(
     posterior,
     link,
@@ -27,6 +28,6 @@ plan = wflmc.plan(
 print(f"bound on W2²             {plan.objective:.3g}")
 
 trace = wflmc.sample(jax.random.key(1), posterior, plan, chains=100)
-print(wflmc.evaluate(trace, posterior))  # with labels also test=(X_test, y_test): accuracy and calibration
+print(wflmc.evaluate(trace, posterior))  # with test=(X_test, y_test) also how good predictions are
 print(f"posterior mean           {np.round(trace.theta.mean((0, 1)), 3)}")
 # trace.to_arviz(posterior) opens in ArviZ; trace.save("trace.nc") keeps the samples.

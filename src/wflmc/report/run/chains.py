@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc.posterior import SoftmaxPosterior
 from wflmc.report.parts import COLORS, LEGEND_BELOW, Html, axis, figure, grid, join, missing, paragraph, picked, value
 from wflmc.report.run.documents import SummaryFile
 from wflmc.report.run.files import Draws, Run
@@ -35,11 +36,11 @@ def parameter_name(run: Run, index: int) -> str:
     """θ[i], and for labels whose weight it is."""
     name = f"θ[{index}]"
     posterior = None if run.rebuilt is None else run.rebuilt.inputs.posterior
-    if posterior is None or not hasattr(posterior, "classes"):
+    if not isinstance(posterior, SoftmaxPosterior):
         return name
     label, feature = divmod(index, posterior.features.shape[-1])
     last = posterior.intercept and feature == posterior.features.shape[-1] - 1
-    return f"{name} (class {label}, {'intercept' if last else f'feature {feature}'})"
+    return f"{name} (class {posterior.class_names[label]}, {'intercept' if last else f'feature {feature}'})"
 
 
 def autocorrelation(theta: NDArray[np.float64], lags: int) -> NDArray[np.float64]:

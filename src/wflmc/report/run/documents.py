@@ -152,6 +152,7 @@ class SummaryFile(BaseModel):
     ece: float | None
     nll: float | None
     brier: float | None
+    rmse: float | None = None
     reliability: Bins | None
     epsilon_spent: float | None
     warnings: list[str]

@@ -1,4 +1,4 @@
-"""Predictions on a test set: how often they are right, and whether their confidence is."""
+"""Predictions on a test set: how often they are right or how far off, and whether their confidence is right."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def scores_section(run: Run) -> Html:
     if run.summary is None:
         why = "the run is not finished" if run.stopped else "summary.json is missing"
         return missing("There are no scores: {why}.", why=why)
+    if run.summary.rmse is not None:
+        return _table(run.summary)
     if run.summary.accuracy is None:
-        softmax = run.scenario is None or run.scenario.posterior.model == "softmax"
-        why = "the data have no test set (arrays X_test and y_test)" if softmax else "this model predicts no labels"
-        return missing("There are no scores: {why}.", why=why)
+        return missing("There are no scores: {why}.", why="the data have no test set (arrays X_test and y_test)")
     drawn = missing("summary.json has no reliability diagram.")
     if run.summary.reliability is not None:
         drawn = _diagram(run.summary.reliability)
@@ -38,6 +38,11 @@ def _table(summary: SummaryFile) -> Html:
             "squared error of the probabilities, 0 to 2; 0 is ideal",
         ),
     ]
+    if summary.rmse is not None:
+        rows = [
+            ("RMSE", value("summary.rmse", summary.rmse), "root mean squared error; the model's own noise is 1"),
+            ("NLL", value("summary.nll", summary.nll), "mean of −log p(target), in nats; punishes sure mistakes"),
+        ]
     said = "Each chain predicts with the mean over its kept samples; scores are then averaged over chains."
     return join([Html("<div>"), table(rows, ("score", "value", "meaning")), Html(f"<p>{said}</p></div>")])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from wflmc.posterior import SoftmaxPosterior
 from wflmc.report.parts import Html, fold, join, missing, number, paragraph, table
 from wflmc.report.run.files import Run
 from wflmc.scenario import Scenario
@@ -85,8 +86,7 @@ def model_words(scenario: Scenario, run: Run) -> str:
     section = scenario.posterior
     kind = "Linear regression with unit noise"
     if section.model == "softmax":
-        classes = f" into {run.rebuilt.inputs.posterior.dim // _width(run)} classes" if run.rebuilt is not None else ""
-        kind = f"Multinomial logistic (softmax) regression{classes}"
+        kind = f"Multinomial logistic (softmax) regression{_classes(run)}"
     size = "" if run.plan is None else f", {run.plan.constants.dim:,} parameters"
     constant = ", an intercept among them" if section.intercept else ""
     words = f"{kind}{size}{constant}, with a prior of standard deviation {number(section.prior_std)} on each."
@@ -100,10 +100,15 @@ def model_words(scenario: Scenario, run: Run) -> str:
     return words + whitening.get(section.preconditioner, "")
 
 
-def _width(run: Run) -> int:
-    """Parameters of one class."""
-    assert run.rebuilt is not None
-    return int(run.rebuilt.inputs.posterior.features.shape[-1])
+def _classes(run: Run) -> str:
+    """How many classes there are, and their names where these are not 0, 1, 2, …."""
+    posterior = None if run.rebuilt is None else run.rebuilt.inputs.posterior
+    if not isinstance(posterior, SoftmaxPosterior):
+        return ""
+    names, few = [str(name) for name in posterior.class_names], 10
+    if posterior.class_names == tuple(range(posterior.classes)):
+        return f" into {posterior.classes} classes"
+    return f" into {posterior.classes} classes ({', '.join(names[:few])}{', …' * (len(names) > few)})"
 
 
 def channel_words(scenario: Scenario) -> str:
