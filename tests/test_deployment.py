@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import runpy
 import signal
+import socket
 import ssl
 import stat
 import subprocess
@@ -32,7 +34,7 @@ from wflmc.federated.folder import write_federation
 from wflmc.federated.grid import FIRST, LocalGrid
 from wflmc.federated.job import make_job
 from wflmc.federated.loopback import ENDS, Loopback
-from wflmc.federated.processes import environment
+from wflmc.federated.processes import HOST, environment, free_port
 from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
 from wflmc.federated.server import open_server, read_log, trace_of
 from wflmc.federated.terms import Heard
@@ -425,6 +427,16 @@ def test_a_signal_to_end_ends_a_deployment_unless_it_is_ignored(folder, number):
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
+
+
+def test_a_port_that_is_taken_is_not_used(monkeypatch):
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(random, "sample", lambda *_: [taken])
+        with pytest.raises(DeploymentError, match="No free port"):
+            free_port()
 
 
 def test_processes_run_this_wflmc_and_ask_nothing_of_the_network(tmp_path):

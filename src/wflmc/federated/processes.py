@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import wflmc
 from wflmc.federated.deployment import QUIET
+from wflmc.federated.registration import DeploymentError
 
 HOST = "127.0.0.1"
 GRACE = 15.0
@@ -84,10 +86,12 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port of this machine that nobody uses, below those that systems give to connections, which could take it."""
+    for port in random.sample(range(10240, 32768), 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise DeploymentError("No free port was found on this machine.")
 
 
 def _all_processes() -> list[tuple[int, int, int]]:
