@@ -37,9 +37,9 @@ def as_classes(y: ArrayLike, names: Names) -> NDArray[np.intp]:
     same_kind = (values.dtype.kind == "U") == (known.dtype.kind == "U")
     order = np.argsort(known, kind="stable")
     place = order[np.searchsorted(known, values, sorter=order).clip(0, len(known) - 1)] if same_kind else None
-    unknown = values if place is None else values[known[place] != values]
+    unknown = np.zeros(1, int) if place is None else np.flatnonzero(known[place] != values)
     if place is None or unknown.size:
-        raise InputError("data", f"labels y with {unknown.flat[0]} among them", f"labelled by {_listed(names)}")
+        raise InputError("data", f"an unknown label y[{unknown[0]}]", f"labelled by {_listed(names)}")
     return np.asarray(place, dtype=np.intp)
 
 
@@ -52,9 +52,9 @@ def _values(y: Any) -> NDArray[Any]:
         raise InputError("data", f"labels y of type {values.dtype}", "labelled by whole numbers or text")
     if values.dtype.kind == "U":
         return values
-    bad = values[~np.isfinite(values) | (values != np.floor(values)) | (np.abs(values) >= 2.0**63)]
+    bad = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)) | (np.abs(values) >= 2.0**63))
     if bad.size:
-        raise InputError("data", f"labels y with {bad.flat[0]:g} among them", "labelled by whole numbers or text")
+        raise InputError("data", f"an invalid label y[{bad[0]}]", "labelled by whole numbers or text")
     return values.astype(np.int64)
 
 

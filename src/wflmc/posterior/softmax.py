@@ -367,8 +367,8 @@ def softmax_regression(
     """
     check_prior(prior_std)
     check_counts(devices=devices)
-    if classes is not None:
-        check_counts(classes=classes)
+    if np.isscalar(classes):
+        check_counts(classes=classes)  # type: ignore[arg-type]
     if (X is None) != (y is None):
         raise InputError("X" if X is None else "y", None, "given together with the other of X and y")
     if X is None or y is None:
