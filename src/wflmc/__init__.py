@@ -13,7 +13,7 @@
 from wflmc import audit, baselines, channel, data, evaluation, planning, posterior, privacy, sampling
 from wflmc.channel import Link
 from wflmc.errors import InputError, SamplingError
-from wflmc.evaluation import evaluate, exact_w2_sq
+from wflmc.evaluation import advise, evaluate, exact_w2_sq
 from wflmc.planning import Plan, plan, plan_many
 from wflmc.posterior import gaussian_regression, softmax_regression
 from wflmc.preconditioning import release_whitening
@@ -29,6 +29,7 @@ __all__ = [
     "SamplingError",
     "Trace",
     "__version__",
+    "advise",
     "audit",
     "baselines",
     "channel",

@@ -5,13 +5,14 @@ from wflmc.report.figures import draw_figure, write_csv
 from wflmc.report.panels import draw_panels, draw_reliability
 from wflmc.report.plan_picture import check_picture, draw_plan
 from wflmc.report.record_picture import draw_record
-from wflmc.report.text import audit_table, claims_table, plan_table
+from wflmc.report.text import audit_table, claims_table, diagnosis_lines, plan_table
 
 __all__ = [
     "ablation",
     "audit_table",
     "check_picture",
     "claims_table",
+    "diagnosis_lines",
     "draw_figure",
     "draw_panels",
     "draw_plan",
