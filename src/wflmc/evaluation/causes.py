@@ -31,7 +31,7 @@ FEW_DRAWS = 0.1
 BETTER, CHEAPER = 0.8, 0.3
 """A change must lower the forecast to this part; one that costs privacy or power, to this part of any that does not."""
 NARROW_PRIOR = 3.0
-"""Prior standard deviations that parameters at the mode are away from 0."""
+"""How much farther from 0 than the prior expects the data may put parameters."""
 MOST_ROUNDS = 1000
 """More rounds than these are only suggested to twice as many."""
 LARGEST_TRIAL = 2**22
@@ -238,14 +238,22 @@ def _unlike_devices(plan: Plan, posterior: Any, setting: Setting | None) -> list
 
 
 def _narrow_prior(model: Model, posterior: Any) -> list[Cause]:
-    """Data that contradict the prior. What another would bring cannot be forecast: the posterior changes with it."""
+    """Data that contradict the prior. What another would bring cannot be forecast: the posterior changes with it.
+
+    The most likely parameters are m λ/(λ − p) for a mode m, and under a prior of precision p have a variance of
+    1/p + 1/(λ − p).
+    """
     std = getattr(posterior, "prior_std", None)
-    size = float(np.sqrt(np.mean(model.cost.mode**2)))
-    if std is None or posterior.coordinates is not None or size <= NARROW_PRIOR * std:
+    if std is None or posterior.coordinates is not None:
         return []
-    change = Change("posterior.prior_std", float(f"{size:.2g}"), "up", {})
-    said = f"at the mode parameters are {size / std:.2g} prior standard deviations from 0"
-    return [Cause("prior too narrow", said, size / std, change)]
+    told = np.maximum(model.cost.precision - std**-2, 1e-6 * model.cost.precision)  # by the data, λ − p
+    likely = model.cost.away * model.cost.precision / told
+    away = float(np.sqrt(np.mean(likely**2 / (std**2 + 1 / told))))
+    if away <= NARROW_PRIOR:
+        return []
+    change = Change("posterior.prior_std", _rounded(np.sqrt(np.mean(likely**2))), "up", {})
+    said = f"the data put parameters {away:.2g} times as far from 0 as the prior expects"
+    return [Cause("prior too narrow", said, away, change)]
 
 
 class _Trials:

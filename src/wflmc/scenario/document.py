@@ -24,8 +24,8 @@ from wflmc.version import __version__
 
 SIMULATED = (
     "wflmc run simulates all devices in one process and protects nobody. Over a real radio the server hears only the "
-    "noisy sum; over a digital link wflmc federate protects against everyone but the server's own process, or locally, "
-    "on each device, at K times the loss."
+    "noisy sum; over a digital link wflmc federate protects against everyone but the server's own process, or locally "
+    "(--noise devices) at K times the loss."
 )
 """Said of every run that is no federation."""
 PLAN_FILE = "a JSON file as `wflmc plan --json` writes it"
