@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wflmc import audit, baselines, channel, data, evaluation, planning, posterior, privacy, sampling
     from wflmc.channel import Link
     from wflmc.errors import InputError, SamplingError
-    from wflmc.evaluation import evaluate, exact_w2_sq
+    from wflmc.evaluation import advise, evaluate, exact_w2_sq
     from wflmc.planning import Plan, plan, plan_many
     from wflmc.posterior import gaussian_regression, softmax_regression
     from wflmc.preconditioning import release_whitening
@@ -34,6 +34,7 @@ __all__ = [
     "SamplingError",
     "Trace",
     "__version__",
+    "advise",
     "audit",
     "baselines",
     "channel",
@@ -56,7 +57,7 @@ __all__ = [
 _HOMES = {
     "channel": ("Link",),
     "errors": ("InputError", "SamplingError"),
-    "evaluation": ("evaluate", "exact_w2_sq"),
+    "evaluation": ("advise", "evaluate", "exact_w2_sq"),
     "planning": ("Plan", "plan", "plan_many"),
     "posterior": ("gaussian_regression", "softmax_regression"),
     "preconditioning": ("release_whitening",),

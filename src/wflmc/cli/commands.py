@@ -14,7 +14,7 @@ from wflmc.cli.run import spent_before
 from wflmc.data import fetch_mnist, load_mnist
 from wflmc.errors import InputError
 from wflmc.planning import capacity as capacities
-from wflmc.scenario import Scenario, build, load_scenario, make_plan, plan_document, solve_for
+from wflmc.scenario import Scenario, build, diagnosis, load_scenario, make_plan, plan_document, solve_for
 from wflmc.scenario.files import plain
 
 
@@ -55,7 +55,8 @@ def _planned(
     inputs = build(scenario)
     spent = None if ledger is None else spent_before(ledger, inputs, must_exist=True)
     made = make_plan(scenario, inputs, solver=solver, ledger=spent)
-    document = plan_document(scenario, inputs, made, time.perf_counter() - began, compare)
+    causes = diagnosis(scenario, inputs, made)
+    document = plan_document(scenario, inputs, made, time.perf_counter() - began, compare, causes)
     if capacity is not None:
         document["capacity"] = plain(
             capacities.document(made, inputs.link, float(inputs.posterior.sizes.mean()), capacity)

@@ -23,7 +23,8 @@ from wflmc.cli.output import ProgressBar, output_folder
 from wflmc.cli.run import Task, ledger_document, write_run
 from wflmc.errors import InputError
 from wflmc.evaluation import evaluate, preload
-from wflmc.scenario import Inputs, Scenario, build, load_scenario, summary_document
+from wflmc.report import diagnosis_lines
+from wflmc.scenario import Inputs, Scenario, build, diagnosis, load_scenario, summary_document
 from wflmc.scenario.files import plain
 
 if TYPE_CHECKING:
@@ -134,7 +135,10 @@ def _finish(
     known = not request.own_data
     evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
     about = _account(server, request)
-    summary = summary_document(evaluation, (*plan.warnings, *_notes(server, about)), time.perf_counter() - began)
+    alike = job.noise == "channel" and job.releases == 1  # else other plans cost more than the scenario's own
+    causes = diagnosis(scenario, inputs, as_heard(job), evaluation, changes=alike)
+    warnings = (*plan.warnings, *_notes(server, about))
+    summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes)
     path = None if ledger is None else ledger.path
     settled = scenario.sampler.model_copy(update={"burn_in": plan.burn_in, "chains": job.chains})
     task = Task(scenario.model_copy(update={"sampler": settled}), inputs, plan, folder, path, 0, None, "")
@@ -145,7 +149,7 @@ def _finish(
     written = write_run(task, trace, evaluation, document, summary)
     untold = ("ε", "gradients clipped")  # of the plan, not of the ledger; and what devices do not tell
     measured = [line for line in str(evaluation).splitlines() if not line.startswith(untold)]
-    return summary, "\n".join([*measured, _in_words(about)]), [*written, folder / LOG]
+    return summary, "\n".join([*measured, _in_words(about), *diagnosis_lines(causes)]), [*written, folder / LOG]
 
 
 def _account(server: Server, request: Request) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from wflmc.cli.run import spent_before
 from wflmc.errors import InputError
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.scenario import Inputs, Scenario, plan_document, to_json, to_toml
+from wflmc.scenario.build import PRIVATE
 from wflmc.storage import naming_file, write_text
 
 if TYPE_CHECKING:
     from wflmc.federated.job import Job
     from wflmc.planning import Plan
 
-PRIVATE = "computed from the devices' private data, which epsilon does not cover: give public or privately released"
-STAND_IN = "computed from data that stand in for the devices' own: give public or privately released"
+STAND_IN = "data that stand in for the devices' own"
 UNFINISHED = "unfinished"
 """In a federation that has not been written whole."""
 

@@ -30,6 +30,7 @@ from wflmc.scenario import (
     Inputs,
     Scenario,
     build,
+    diagnosis,
     extend_plan,
     load_scenario,
     make_plan,
@@ -39,6 +40,7 @@ from wflmc.scenario import (
     to_json,
     to_toml,
 )
+from wflmc.scenario.document import SIMULATED
 from wflmc.storage import FULL, replacing, write_text
 
 Say = Callable[[str], None]
@@ -138,12 +140,14 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> tuple[dict[str
         if before is not None:
             trace = _joined(before, trace, task.plan)
         evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test)
-        summary = summary_document(evaluation, task.plan.warnings, time.perf_counter() - began)
+        causes = diagnosis(task.scenario, task.inputs, task.plan, evaluation)
+        warnings = (*task.plan.warnings, SIMULATED)
+        summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes)
         summary["ledger"] = None if ledger is None else ledger_document(ledger, task)
         written = write_run(task, trace, evaluation, document, summary)
     if task.checkpoint is not None:
         shutil.rmtree(task.checkpoint)
-    return summary, str(evaluation), written
+    return summary, "\n".join([str(evaluation), *report.diagnosis_lines(causes)]), written
 
 
 def _new(request: Request, folder: Path | None, say: Say) -> Task:

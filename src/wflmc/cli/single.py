@@ -157,11 +157,14 @@ def run(
     limit = None if memory is None else parse_bytes(memory)
     request = Request(scenario, saved_plan, out, overrides, limit, ledger, resume, more, keep_burn_in)
     summary, text, files = run_command(request, progress, note)
-    warn(summary["warnings"])
     if as_json:
+        warn(summary["warnings"])
         print_json(summary)
         return
+    *warnings, simulated = summary["warnings"]
+    warn(warnings)
     print(text)
+    print(simulated)
     print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
     if files:
         print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")

@@ -2,6 +2,7 @@
 
 from wflmc.evaluation.burn_in import choose_burn_in
 from wflmc.evaluation.calibration import Calibration, Reliability, calibration, predictive_scores, reliability
+from wflmc.evaluation.causes import Cause, Change, advise, find_causes
 from wflmc.evaluation.diagnostics import diagnose, preload
 from wflmc.evaluation.regression import Regression, regression_scores
 from wflmc.evaluation.summary import Evaluation, evaluate
@@ -9,9 +10,12 @@ from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_ess, exact_w2_sq,
 
 __all__ = [
     "Calibration",
+    "Cause",
+    "Change",
     "Evaluation",
     "Regression",
     "Reliability",
+    "advise",
     "calibration",
     "choose_burn_in",
     "diagnose",
@@ -19,6 +23,7 @@ __all__ = [
     "evaluate",
     "exact_ess",
     "exact_w2_sq",
+    "find_causes",
     "floor_w2_sq",
     "has_law",
     "predictive_scores",

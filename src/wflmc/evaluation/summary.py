@@ -62,7 +62,7 @@ class Evaluation(Shown):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the samples say against themselves."""
+        """Warnings that follow from the samples; `wflmc.advise` says what would help."""
         found = []
         clipped = self.clip_rate["samples"] or 0.0
         if clipped > 0.01:
@@ -74,21 +74,16 @@ class Evaluation(Shown):
                 "the chains sample a posterior in which these weigh less."
             )
         if self.rhat_max is not None and self.rhat_max > RHAT_CONCERN:
-            better = (
-                "a larger step size up to 2/(mu+L)"
-                if self.bound is not None
-                else "a step near 1/√L, friction near 2√mu"
-            )
             found.append(
                 f"R-hat is {self.rhat_max:.3g}: the chains have not forgotten where they began, or have not gone far "
-                f"enough to tell. More rounds help, and {better}."
+                "enough to tell."
             )
         if self.w2_sq is not None and self.exact_w2_sq is not None:
             exact = max(self.exact_w2_sq[self.burn_in :])
             if self.w2_sq.worst > 10 * exact + 5 * self.w2_sq.worst_se:
                 found.append(
                     f"The chains are at W2² = {self.w2_sq.worst:.3g}, the exact law without clipping at {exact:.3g}: "
-                    "clipped gradients cannot undo the noise. Use a smaller step size or policy.max_round_noise."
+                    "clipping keeps them away from it."
                 )
             moved = self.moving_w2_sq or self.w2_sq
             if self.bound is not None and moved.worst > self.bound + 3 * moved.worst_se:

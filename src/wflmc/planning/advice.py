@@ -1,24 +1,24 @@
-"""What a plan should be warned about, and what would help."""
+"""What the numbers of a plan do not cover, in sentences; `wflmc.evaluation.causes` says what would help."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numpy.typing import NDArray
 
 from wflmc.planning.options import Options, Target
 from wflmc.planning.plan import Plan
 from wflmc.planning.problem import Problem
-from wflmc.planning.single_sample import REGIMES
 
 
 def advice(posterior: Target, made: Plan, problem: Problem, options: Options) -> tuple[str, ...]:
-    """All warnings about a plan."""
+    """All warnings about a plan; those that every plan like it has come last."""
     return (
         *_spread(made),
         *_of_the_plan(made, problem, getattr(posterior, "coordinates", None) is not None),
         *_divergence(posterior, made),
-        *estimates(posterior, options),
         *_oracle(made, options),
+        *estimates(posterior, options),
     )
 
 
@@ -31,12 +31,9 @@ def _spread(made: Plan) -> list[str]:
     ratio = made.noise_ratio
     if not ratio > WIDE:
         return []
-    kept = made.limit[made.burn_in :]
-    power = np.count_nonzero(kept == REGIMES.index("power-limited")) > kept.size / 2
-    more = "a higher SNR" if power else "a larger epsilon or fewer rounds"
     return [
         f"After burn-in there is {ratio:.3g} times the noise that sampling needs: samples spread some {ratio**0.5:.2g} "
-        f"times as wide as the posterior. A smaller clip (near the norms of gradients) or step size helps, and {more}."
+        "times as wide as the posterior."
     ]
 
 
@@ -46,17 +43,14 @@ def estimates(posterior: Target, options: Options) -> list[str]:
     guessed = getattr(posterior, "estimated", ())
     if guessed:
         found.append(
-            f"{' and '.join(guessed)} {'is' if len(guessed) == 1 else 'are'} estimated by the Hessian at the start and "
-            "at a mode: elsewhere the cost may curve otherwise, so that the bound is no proof, and epsilon does not "
-            "cover that the estimate depends on the data."
+            f"{' and '.join(guessed)} {'is' if len(guessed) == 1 else 'are'} estimated by the Hessian at two points: "
+            "the bound is no proof, and epsilon does not cover what they tell of the data."
         )
     if getattr(posterior, "batch", None):
         found.append("Mini-batches make gradients noisier, which the bound and the server's noise do not know.")
     if options.initial_w2_sq is None and getattr(posterior, "start_is_estimate", False):
-        so = ", and the bound is no better than it" if options.dynamics == "overdamped" else ""
-        found.append(
-            f"W2² between start and posterior is a Laplace estimate{so}; posterior.initial_w2_sq can be given instead."
-        )
+        so = ", and the bound is no better" if options.dynamics == "overdamped" else ""
+        found.append(f"W2² of the start is a Laplace estimate{so}.")
     return found
 
 
@@ -67,40 +61,32 @@ def _oracle(made: Plan, options: Options) -> list[str]:
     if options.objective != "exact":
         return []
     return [
-        "The objective 'exact' is an oracle: the plan depends on the devices' private data, which epsilon does not "
-        "cover. Give a public proxy where data are real."
+        "The objective 'exact' is an oracle: without a public proxy the plan depends on the devices' private data, "
+        "which epsilon does not cover."
     ]
+
+
+def expansion(posterior: Any, made: Plan) -> float:
+    """The largest factor by which a round of a plan can stretch an error; 1 where it is not known to be above it."""
+    known = getattr(posterior, "expansion", None)
+    if known is None or made.active_devices.min() == made.devices:
+        return 1.0
+    # A kinetic step is stable while |1 − h²λ/2| < 1.
+    step = made.step_size if made.friction is None else made.step_size**2 / 2
+    largest = float(step.max())
+    return max(1.0, float(known(largest, made.weight * (step / largest)[:, None])))
 
 
 def _divergence(posterior: Target, made: Plan) -> list[str]:
     """Partial participation may undo what η < 2/L or h < 2/√L ensures; models that know their Hessian can tell."""
-    expansion = getattr(posterior, "expansion", None)
-    if expansion is None or made.active_devices.min() == made.devices:
-        return []
-    # A kinetic step is stable while |1 − h²λ/2| < 1.
-    step = made.step_size if made.friction is None else made.step_size**2 / 2
-    largest = float(step.max())
-    factor = expansion(largest, made.weight * (step / largest)[:, None])
+    factor = expansion(posterior, made)
     if factor <= 1:
         return []
     stretches = f"stretches errors {factor:.3g} times" if made.friction is None else "is beyond 2/√L of theirs alone"
     return [
         "The devices that send in some rounds are so unlike the rest that a step "
-        f"{stretches}: without clipping the chain may diverge. Use a smaller step size or schedule = 'all'."
+        f"{stretches}: without clipping the chain may diverge."
     ]
-
-
-def _remedy(problem: Problem, made: Plan, loud: NDArray[np.intp]) -> str:
-    """What helps against noise that clipped gradients cannot undo in the rounds `loud`, by what makes it."""
-    least = made.dim * (problem.scale / made.clip.sum()) ** 2  # the power at which they just can
-    if np.any((least > problem.lmc_cap)[loud]):
-        return "It is the noise that Langevin sampling itself needs: a larger clip or more devices help."
-    if np.any((least > problem.power_cap)[loud]):
-        others = "" if made.active_devices.min() < made.devices else " or schedule = 'threshold'"
-        return f"Transmit power makes it: a higher SNR, more devices{others} help."
-    if not problem.affordable(least):
-        return "Privacy makes it: fewer rounds, more devices or a larger epsilon help."
-    return "A smaller step size or max_round_noise = 1 helps."
 
 
 def _of_the_plan(made: Plan, problem: Problem, moves_elsewhere: bool) -> list[str]:
@@ -120,8 +106,7 @@ def _of_the_plan(made: Plan, problem: Problem, moves_elsewhere: bool) -> list[st
             found.append(
                 f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds {_times(factor)}what all "
                 f"clipped gradients together can undo ({'η' if made.friction is None else 'h'} Σ ℓ_k); the "
-                f"{'bound' if made.friction is None else 'exact law'} ignores clipping, and chains may not come "
-                f"back. {_remedy(problem, made, loud)}"
+                f"{'bound' if made.friction is None else 'exact law'} ignores clipping, and chains may not come back."
             )
     if not made.clips and made.privacy.epsilon is not None:
         found.append("This scheme does not clip: epsilon is not kept, and no finite one would be true.")

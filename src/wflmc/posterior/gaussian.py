@@ -20,7 +20,7 @@ from wflmc.posterior.kinetic import kinetic_round, with_velocity
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
-from wflmc.posterior.response import Motion, Response
+from wflmc.posterior.response import Motion, Quadratic, Response
 
 Array = NDArray[np.float64]
 
@@ -254,6 +254,13 @@ class GaussianPosterior(Moving):
     def response(self, motion: Motion, burn_in: int) -> Response:
         """How the exact law of the rounds after `burn_in` answers to noise, for one chain (no leading axes)."""
         return self.chain(motion).response(burn_in, self.exact)
+
+    def quadratic(self, init: str = "prior") -> Quadratic:
+        """The cost around its mode, which for this model is all of it."""
+        values, vectors = np.linalg.eigh(self.hessian.sum(0))
+        spread = np.einsum("ij,ik,kj->j", vectors, self._initial(init).covariance, vectors)
+        pull = (self.hessian @ self.mean - self.linear) @ vectors
+        return Quadratic(values, -self.mean @ vectors, spread, pull, self.exact.mean)
 
 
 jax.tree_util.register_dataclass(

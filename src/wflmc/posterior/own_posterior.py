@@ -20,6 +20,7 @@ from wflmc.posterior.inputs import check_init
 from wflmc.posterior.own_checks import on_accelerator
 from wflmc.posterior.own_model import Model, look
 from wflmc.posterior.own_prediction import per_example, predictive
+from wflmc.posterior.response import Quadratic
 
 Array = NDArray[np.float64]
 
@@ -267,6 +268,16 @@ class OwnPosterior(Shown):
     def eigenvalues(self, theta: Array) -> Array:
         """Of the Hessian of the whole cost at θ[m], as of `laplace`."""
         return own_curvature.eigenvalues_at(self, theta)
+
+    def quadratic(self, init: str = "prior") -> Quadratic:
+        """The cost around its mode; of a large model as if each end of the spectrum were half of its directions."""
+        check_init(init)
+        mode, values = self.laplace
+        centre, std = (self.start, self.initial_std) if init == "prior" else (0.0 * self.start, 0.0)
+        precision = np.sort(np.resize(np.maximum(values, self.mu), self.dim))
+        # Which direction is which is not known, only how curved they are.
+        pull = np.asarray(self.gradients(jnp.asarray(mode, jnp.float32)), dtype=float)
+        return Quadratic(precision, centre - mode, np.full(self.dim, std**2), pull, mode)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the law of θ[0] and the Laplace estimate of the posterior, from above where m is large."""

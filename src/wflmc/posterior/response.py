@@ -64,6 +64,21 @@ class DiagonalResponse(NamedTuple):
 AnyResponse = Response | DiagonalResponse
 
 
+class Quadratic(NamedTuple):
+    """A cost as a quadratic around its mode, along the main directions of its Hessian there."""
+
+    precision: Array
+    """Eigenvalues of the Hessian, [d]; directions that no prediction depends on may be left out."""
+    away: Array
+    """The mean of the start, seen from the mode, [d]."""
+    start: Array
+    """The variance of the start, [d]."""
+    pull: Array
+    """Every device's gradient at the mode, [K, d]."""
+    mode: Array
+    """In parameters, [m]."""
+
+
 def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array:
     """Φ Φᵀ for Φ = R A[s'] ⋯ A[s+1] G[s], all s' > burn_in and all s: A[S, n, n] -> [S_u, S, m, m]."""
     rounds, dim = matrix.shape[0], readout.shape[0]

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import logsumexp
+from scipy.linalg import helmert
+from scipy.special import log_softmax, logsumexp
 
 from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
@@ -29,7 +30,7 @@ from wflmc.posterior.labels import Names, as_classes, class_names
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
-from wflmc.posterior.response import DiagonalResponse, Motion, diagonal_response
+from wflmc.posterior.response import DiagonalResponse, Motion, Quadratic, diagonal_response
 from wflmc.posterior.softmax_laplace import laplace
 from wflmc.posterior.softmax_sums import (
     by_devices,
@@ -276,6 +277,26 @@ class SoftmaxPosterior(Moving):
         begun = np.concatenate([alike, np.tile(np.diagonal(vectors.T @ prior @ vectors), others)])
         start = begun if motion.init == "prior" else np.zeros_like(begun)
         return diagonal_response(1 / variance, mean_sq, start, motion, burn_in)
+
+    def quadratic(self, init: str = "prior") -> Quadratic:
+        """The cost around its mode, without the directions in which all classes move alike: no prediction changes."""
+        check_init(init)
+        mode, covariance = self._laplace
+        values, vectors = np.linalg.eigh(covariance)
+        at = mode.reshape(self.classes, -1)
+        p = np.exp(log_softmax(self.features @ at.T, axis=-1))
+        real = np.arange(self.labels.shape[1]) < self.sizes[:, None]
+        residual = (p - np.eye(self.classes)[self.labels]) * real[..., None]
+        gradients = residual.swapaxes(1, 2) @ self.features + at @ self._precision / self.devices
+        unlike = helmert(self.classes)  # directions that tell classes apart, [C - 1, C]
+        spread = np.einsum("ij,ik,kj->j", vectors, np.linalg.inv(self._precision), vectors)
+        return Quadratic(
+            np.tile(1 / values, self.classes - 1),
+            -(unlike @ at @ vectors).ravel(),
+            np.tile(spread if init == "prior" else 0 * spread, self.classes - 1),
+            (unlike @ gradients @ vectors).reshape(self.devices, -1),
+            np.asarray(self.parameters(mode)),
+        )
 
     def heard_error(self, weight: ArrayLike) -> Array:
         """A bound on E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit noise e_k, by each device's own smoothness."""

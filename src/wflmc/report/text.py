@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
+from wflmc.evaluation.causes import SHOWN
 from wflmc.studies import Claim
 
 
@@ -80,9 +81,18 @@ def plan_table(document: dict[str, Any]) -> Table:
     else:
         for name, value in _privacy(privacy):
             table.add_row(name, value)
+    for line in diagnosis_lines(document["diagnosis"]):
+        table.add_row("diagnosis", line.removeprefix("diagnosis").strip())
     for warning in document["warnings"]:
         table.add_row("[yellow]warning[/yellow]", warning)
     return table
+
+
+def diagnosis_lines(causes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The worst causes with the change that helps against each, in the columns of a summary."""
+    if not causes:
+        return [f"{'diagnosis':<25}nothing stands out"]
+    return [f"{'diagnosis':<25}{number}. {cause['text']}" for number, cause in enumerate(causes[:SHOWN], 1)]
 
 
 def _privacy(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:

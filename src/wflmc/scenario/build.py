@@ -26,6 +26,7 @@ from wflmc.scenario.files import DataSet, is_data_path, load_data, load_gains
 from wflmc.scenario.schema import PrivacySection, SamplerSection, Scenario, irrelevant
 
 Posterior = GaussianPosterior | SoftmaxPosterior
+PRIVATE = "the devices' private data, which epsilon does not cover"
 Test = tuple[NDArray[np.float64], NDArray[Any]]
 """Features and targets of a test set, or labels as in the data."""
 
@@ -44,6 +45,8 @@ class Inputs(NamedTuple):
     """What whitening has cost, where it is paid for."""
     friction: float | None = None
     """Of kinetic dynamics."""
+    leaks: tuple[str, ...] = ()
+    """What plans take from the devices' data and ε does not cover: a warning that all plans like it have."""
 
     @property
     def spent(self) -> NDArray[np.float64]:
@@ -71,8 +74,8 @@ def build(scenario: Scenario) -> Inputs:
             f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
             "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
         )
-    notes = [*warnings, *notes, *_leaks(scenario)]
-    return Inputs(posterior, link, privacy, last, tuple(notes), test, release, friction)
+    notes = [*warnings, *notes]
+    return Inputs(posterior, link, privacy, last, tuple(notes), test, release, friction, _leaks(scenario))
 
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> float | NDArray[np.float64]:
@@ -200,10 +203,10 @@ def _public_constants(scenario: Scenario, posterior: Posterior) -> tuple[Posteri
     return dataclasses.replace(posterior, mu=mu, L=L), notes
 
 
-def _leaks(scenario: Scenario) -> list[str]:
+def _leaks(scenario: Scenario) -> tuple[str, ...]:
     """Constants that a plan is made of and that ε does not cover, because they come from the devices' data."""
     if scenario.privacy.epsilon is None:
-        return []
+        return ()
     section = scenario.posterior
     taken = {
         "preconditioner": section.preconditioner == "whiten",
@@ -216,12 +219,9 @@ def _leaks(scenario: Scenario) -> list[str]:
     if scenario.link.downlink_snr_db < np.inf and scenario.policy.objective == "worst":
         names += ["the effect of link.downlink_snr_db"]
     if not names:
-        return []
+        return ()
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return [
-        f"{listed} {'are' if len(names) > 1 else 'is'} computed from the devices' private data, which epsilon does "
-        "not cover: give public or privately released values where data are real."
-    ]
+    return (f"{listed} {'are' if len(names) > 1 else 'is'} computed from {PRIVATE}.",)
 
 
 def build_privacy(scenario: Scenario) -> Privacy:
@@ -294,7 +294,7 @@ def make_plan(
         )
     except InputError as error:
         raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
-    return dataclasses.replace(made, warnings=(*inputs.warnings, *made.warnings))
+    return dataclasses.replace(made, warnings=(*inputs.warnings, *made.warnings, *inputs.leaks))
 
 
 def _section_of(error: InputError) -> str:

@@ -22,16 +22,28 @@ from wflmc.scenario.files import is_data_path, plain
 from wflmc.scenario.schema import Scenario, validate
 from wflmc.version import __version__
 
+SIMULATED = (
+    "wflmc run simulates all devices in one process and protects nobody. Over a real radio the server hears only the "
+    "noisy sum; over a digital link wflmc federate protects against everyone but the server's own process, or locally "
+    "(--noise devices) at K times the loss."
+)
+"""Said of every run that is no federation."""
 PLAN_FILE = "a JSON file as `wflmc plan --json` writes it"
 
 
 def plan_document(
-    scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float, compare: bool = False
+    scenario: Scenario,
+    inputs: Inputs,
+    plan: Plan,
+    seconds: float,
+    compare: bool = False,
+    causes: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """What `wflmc plan --json` prints, plain data.
 
     Args:
         compare: whether dp-accounting is asked for its ε too.
+        causes: the diagnosis, where one was made.
     """
     spent = plan.spent if plan.clips else None
     budget = plan.privacy.budget(plan.devices)
@@ -77,6 +89,7 @@ def plan_document(
         },
         "exact_w2_sq": exact_w2_sq(inputs.posterior, plan) if has_law(inputs.posterior) else None,
         "exact_ess_min": float(exact_ess(inputs.posterior, plan).min()) if has_law(inputs.posterior) else None,
+        "diagnosis": causes,
         "warnings": list(plan.warnings),
         "seconds": seconds,
         "version": __version__,
@@ -126,8 +139,15 @@ def _json_scenario(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def summary_document(evaluation: Evaluation, warnings: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    """What `DIR/summary.json` holds, plain data."""
+def summary_document(
+    evaluation: Evaluation, warnings: tuple[str, ...], seconds: float, causes: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What `DIR/summary.json` holds, plain data.
+
+    Args:
+        warnings: of the plan, those that every run has last.
+        causes: the diagnosis.
+    """
     distance, scores = evaluation.w2_sq, evaluation.scores
     document = {
         "w2_sq": None
@@ -143,7 +163,8 @@ def summary_document(evaluation: Evaluation, warnings: tuple[str, ...], seconds:
         **evaluation.mean_scores,
         "reliability": reliability(scores)._asdict() if isinstance(scores, Calibration) else None,
         "epsilon_spent": evaluation.epsilon_spent,
-        "warnings": [*warnings, *evaluation.warnings],
+        "diagnosis": causes,
+        "warnings": [*evaluation.warnings, *warnings],
         "seconds": seconds,
     }
     result: dict[str, Any] = plain(document)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wflmc.errors import InputError
 from wflmc.evaluation import exact_w2_sq, has_law
@@ -120,7 +120,7 @@ def _checked(scenario: Scenario, key: str, target: float, metric: str) -> Unknow
     return UNKNOWNS[key]
 
 
-def with_value(scenario: Scenario, key: str, value: float) -> Scenario:
+def with_value(scenario: Scenario, key: str, value: Any) -> Scenario:
     """The scenario with one key changed."""
     section, _, name = key.partition(".")
     changed = getattr(scenario, section).model_copy(update={name: value})

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from wflmc.evaluation.causes import SHOWN
 from wflmc.report.parts import Html, facts, join, missing, number, paragraph, share, text, value
 from wflmc.report.run.distance import distance, worst_exact
 from wflmc.report.run.documents import Federation, PlanFile, SummaryFile
 from wflmc.report.run.files import Run
-from wflmc.report.run.verdicts import MARKS, clipped, converged, noisy, predictions, privacy, whole
+from wflmc.report.run.posterior import resembles
+from wflmc.report.run.verdicts import MARKS, SEVERITY, Verdict, clipped, converged, predictions, privacy, whole
+from wflmc.scenario.document import SIMULATED
 
 
 def answer_section(run: Run) -> Html:
-    """Sentences, boxes, verdicts and warnings."""
+    """Sentences, boxes, verdicts, the diagnosis and warnings."""
     warnings = run.summary.warnings if run.summary is not None else run.plan.warnings if run.plan is not None else []
-    verdicts = [one(run) for one in (distance, converged, clipped, noisy, privacy, predictions)]
-    listed = join(
-        Html(f'<li class="{v.mark}"><b class="mark">{MARKS[v.mark]}</b>{v.reason}</li>') for v in verdicts if v
-    )
+    warnings = [warning for warning in warnings if warning != SIMULATED]
+    listed = join(Html(f'<li class="{v.mark}"><b class="mark">{MARKS[v.mark]}</b>{v.reason}</li>') for v in ranked(run))
     noted = join(Html(f'<p class="note">{text("{warning}", warning=warning)}</p>') for warning in warnings)
     head = Html(f"<h3>{len(warnings)} warning{'s' * (len(warnings) > 1)}</h3>") if warnings else Html("")
     verdict_list = Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{listed}</ul>')
-    return join([_state(run), _boxes(run), verdict_list, head, noted])
+    return join([_state(run), _boxes(run), verdict_list, _diagnosis(run), head, noted])
+
+
+def ranked(run: Run) -> list[Verdict]:
+    """All verdicts, the worst first; what the page sees of the samples overrules what would say otherwise."""
+    seen = resembles(run)
+    first = [distance(run), converged(run)]
+    if seen is not None and seen.mark == "bad":
+        but = Html(" But the samples do not resemble the posterior.")
+        first = [Verdict("note-mark", join([v.reason, but])) if v.mark == "good" else v for v in first]
+    found = [v for v in (*first, seen, clipped(run), privacy(run), predictions(run)) if v is not None]
+    return sorted(found, key=lambda verdict: SEVERITY.index(verdict.mark))
+
+
+def _diagnosis(run: Run) -> Html:
+    """What keeps samples from the posterior, and what would help."""
+    causes = None if run.summary is None else run.summary.diagnosis
+    if causes is None:
+        return Html("")
+    listed = join(Html(f"<li>{text('{cause}', cause=cause.text)}</li>") for cause in causes[:SHOWN])
+    said = Html(f"<ol>{listed}</ol>") if causes else paragraph("Nothing stands out.")
+    how = "By the plan and the chains; test scores are not looked at, so that settings are not chosen by them."
+    return join([Html("<h3>What would help?</h3>"), said, paragraph("{how}", how=how)])
 
 
 def _state(run: Run) -> Html:
@@ -27,10 +50,13 @@ def _state(run: Run) -> Html:
     found = []
     if run.plan is not None and run.scenario is not None:
         c, chains = run.plan.constants, run.scenario.sampler.chains
+        simulated = run.summary is None or run.summary.federation is None
         found.append(
             paragraph(
-                "{devices} devices drew samples of {dim} parameters together, in {rounds} rounds {how}; their data "
-                "stayed with them. {chains} {kept} sample{s}.",
+                "{devices} {kind}devices drew samples of {dim} parameters together, in {rounds} rounds {how}. {chains} "
+                "{kept} sample{s}.{simulated}",
+                kind="simulated " if simulated else "",
+                simulated=f" {SIMULATED}" if simulated else "",
                 how="over an ideal link" if run.ideal else "over the air",
                 devices=value("plan.constants.devices", c.devices),
                 dim=value("plan.constants.dim", c.dim),

@@ -125,6 +125,13 @@ class LedgerPart(BaseModel):
     share_of_budget: float | None
 
 
+class Cause(BaseModel):
+    """One item of a diagnosis."""
+
+    cause: str
+    text: str
+
+
 class Federation(BaseModel):
     """How the rounds went, where devices were a federation's."""
 
@@ -155,6 +162,7 @@ class SummaryFile(BaseModel):
     rmse: float | None = None
     reliability: Bins | None
     epsilon_spent: float | None
+    diagnosis: list[Cause] | None = None
     warnings: list[str]
     seconds: float
     ledger: LedgerPart | None

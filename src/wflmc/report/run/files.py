@@ -47,7 +47,7 @@ class Rebuilt(NamedTuple):
     plan: Plan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """A folder of `wflmc run --out`."""
 

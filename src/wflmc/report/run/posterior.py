@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from wflmc.report.parts import (
 )
 from wflmc.report.run.chains import parameter_name
 from wflmc.report.run.files import Draws, Run
+from wflmc.report.run.verdicts import Verdict, noisy
 
 Array = NDArray[np.float64]
 
@@ -38,6 +40,9 @@ BINS = 40
 LARGEST_HESSIAN = 1500
 FAR_OUT = 6.0
 """Quartile ranges beyond the quartiles from which on samples are not drawn."""
+CLOSE, FAR, SURE = 0.25, 1.0, 4.0
+"""By how much standard deviations may differ, and how many of them means may be off, for samples to resemble the
+posterior, and from which on they do not; and |z| from which on a mean is off for sure."""
 UNLIKE = 0.1
 """Heights of bars over that of the law that cannot be drawn to one scale."""
 
@@ -71,26 +76,71 @@ def posterior_section(run: Run) -> Html:
     if run.draws is None:
         why = "the run is not finished" if run.stopped else "trace.nc is missing"
         return missing("There are no samples to compare: {why}.", why=why)
-    law, kind = _law(run)
-    compared = compare(run.draws, law)
+    kind, compared = _kind(run), comparison(run)
+    assert compared is not None
     order = _order(compared)
     shown = order[:SHOWN] if len(order) > 2 * SHOWN else order
     tiles = [_marginal(run, run.draws, compared, index) for index in sorted(shown)]
     return join([kind, _in_words(run.draws, compared), grid(tiles, "tiles"), _tables(run, compared, order)])
 
 
-def _law(run: Run) -> tuple[Gaussian | None, Html]:
-    """The law that samples should have, and a sentence on what it is."""
+def _kind(run: Run) -> Html:
+    """What law the samples are compared with."""
     if run.rebuilt is None:
-        return None, missing("The posterior is not known here, samples stand alone: {why}", why=run.not_rebuilt)
+        return missing("The posterior is not known here, samples stand alone: {why}", why=run.not_rebuilt)
     posterior = run.rebuilt.inputs.posterior
     if isinstance(posterior, GaussianPosterior):
-        return posterior.exact, paragraph("Lines are the exact posterior, which this model has in closed form.")
+        return paragraph("Lines are the exact posterior, which this model has in closed form.")
     if posterior.dim > LARGEST_HESSIAN:
-        return None, missing("No law to compare with: the posterior has no closed form, and too many parameters.")
-    return laplace_law(posterior), paragraph(
+        return missing("No law to compare with: the posterior has no closed form, and too many parameters.")
+    return paragraph(
         "Lines are the Laplace approximation, a Gaussian at the posterior's mode. The posterior itself has no closed "
         "form and is a little skew, so small differences may be the approximation's."
+    )
+
+
+@lru_cache(maxsize=1)
+def comparison(run: Run) -> Comparison | None:
+    """Samples beside the law they should have, as far as it is known; None without samples."""
+    if run.draws is None:
+        return None
+    posterior, law = None if run.rebuilt is None else run.rebuilt.inputs.posterior, None
+    if isinstance(posterior, GaussianPosterior):
+        law = posterior.exact
+    elif posterior is not None and posterior.dim <= LARGEST_HESSIAN:
+        law = laplace_law(posterior)
+    return compare(run.draws, law)
+
+
+def resembles(run: Run) -> Verdict | None:
+    """Whether means and standard deviations are those of the law; where none is known, whether noise is too strong."""
+    compared, noise = comparison(run), noisy(run)
+    if compared is None or compared.law is None or run.draws is None or not np.all(compared.deviation > 0):
+        return noise
+    ess = None if run.summary is None else run.summary.ess_min
+    doubt = 3 / np.sqrt(2 * (ess or run.draws.theta.shape[0]))  # relative, of a standard deviation
+    ratio, off = compared.deviation / compared.expected, np.abs(compared.mean - compared.law.mean) / compared.expected
+    unlike, sure = float(np.maximum(ratio, 1 / ratio).max()), np.abs(compared.z) > SURE
+    shifted = float(off[sure].max()) if sure.any() else 0.0
+    fine, far = ((1 + limit) * (1 + doubt) for limit in (CLOSE, FAR))
+    mark = "bad" if unlike > far or shifted > FAR else "note-mark" if unlike > fine or shifted > CLOSE else "good"
+    z = np.abs(compared.z[np.isfinite(compared.z)])
+    exact = run.rebuilt is not None and isinstance(run.rebuilt.inputs.posterior, GaussianPosterior)
+    return Verdict(
+        mark,
+        text(
+            "<b>Do samples resemble the posterior?</b> {word} Their standard deviations are {low} to {high} times "
+            "those of the {law}, and their means are up to {off} of them away{z}.{noise}",
+            word={"good": "Yes.", "note-mark": "Roughly.", "bad": "No."}[mark],
+            low=number(float(ratio.min())),
+            high=number(float(ratio.max())),
+            law="posterior" if exact else "Laplace approximation",
+            off=number(float(off.max()), 2),
+            z=f", |z| = {number(float(z.max()), 2)}" if z.size else "",
+            noise=""
+            if noise is None or "good" in (noise.mark, mark)
+            else Html(f" {noise.reason.partition('</b> ')[2]}"),
+        ),
     )
 
 

@@ -20,6 +20,7 @@ ROUNDING = 1e-6
 OFTEN, MOSTLY = 0.01, 0.5
 """Shares of clipped gradients from which on bound and exact law are a guide, and say nothing."""
 MARKS = {"good": "✓", "note-mark": "!", "bad": "✗", "unknown": "–"}
+SEVERITY = ("bad", "note-mark", "unknown", "good")
 
 
 class Verdict(NamedTuple):
@@ -32,7 +33,7 @@ class Verdict(NamedTuple):
 def converged(run: Run) -> Verdict:
     """By R-hat and effective sample sizes; one chain cannot tell."""
     summary = run.summary
-    question = "<b>Did the chains converge?</b> "
+    question = "<b>Do the chains agree with each other?</b> "
     if summary is None or (summary.rhat_max is None and summary.ess_min is None):
         few = run.draws is not None and run.draws.theta.shape[1] < 4
         why = "fewer than four draws per chain are kept" if few else "no diagnostics were made"
@@ -119,7 +120,7 @@ def _clipped_so(run: Run, worst: float) -> str:
 
 
 def noisy(run: Run) -> Verdict | None:
-    """Whether there is more noise than sampling needs."""
+    """Whether there is more noise than sampling needs; what the samples show of it decides where it can be seen."""
     if run.rebuilt is None:
         return None
     plan = run.rebuilt.plan

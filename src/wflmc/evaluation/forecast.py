@@ -1,0 +1,146 @@
+"""What clipped chains will do, without running them: mean and variance round by round along the cost's main directions.
+
+The exact law of a chain knows no clipping. Here clipped gradients are replaced by their average effect: in every round
+the norm that a device's gradient typically has, at the distance at which the chains then are, says by which factor
+clipping shortens it. Chains that noise throws farther than clipped gradients can bring back are found in this way, and
+so is the bias of devices that are clipped unlike. Devices are taken to curve alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.planning import Plan
+from wflmc.posterior.response import Quadratic
+
+Array = NDArray[np.float64]
+
+MOST = 2**22
+"""Numbers in the gradients of all devices; of larger models the plan alone is looked at."""
+
+
+class Forecast(NamedTuple):
+    """What to expect of the kept rounds; squares are in units of the posterior's own variance."""
+
+    w2_sq: float
+    """W2² over the posterior's total variance, worst or average as the plan's objective says."""
+    alike: float
+    """The same with every direction of the posterior counting alike: in posterior standard deviations."""
+    error: float
+    """The variance of one chain's mean over its draws: 1/ESS."""
+    clipped: float
+    """Share of the devices' gradients that are clipped."""
+    shortened: float
+    """What clipping leaves of gradients, on average."""
+
+
+class Model(NamedTuple):
+    """What a forecast takes a posterior for."""
+
+    cost: Quadratic
+    share: Array
+    """Of the examples that each device holds, [K]."""
+    examples: Array | None
+    """Norm of every example's gradient at the mode, [N]; None where it is not known."""
+
+
+def model_of(plan: Plan, posterior: Any) -> Model:
+    """The quadratic model of a posterior; where none is at hand, one with the plan's μ, L and distance at the start."""
+    if hasattr(posterior, "quadratic") and posterior.devices * posterior.dim <= MOST:
+        cost = posterior.quadratic(plan.init)
+        return Model(cost, posterior.sizes / posterior.sizes.sum(), posterior.example_norms(cost.mode))
+    dim, devices = min(plan.dim, 64), plan.devices
+    precision = np.repeat([plan.mu, plan.L], [dim - dim // 2, dim // 2])
+    apart = np.full(dim, (max(plan.initial_w2_sq, 0.0) / plan.dim) ** 0.5)
+    # Of data that the model describes well, a device's gradient at the mode varies by its share of the curvature.
+    signs = np.where((np.arange(devices)[:, None] + np.arange(dim)) % 2, 1.0, -1.0)
+    pull = signs * np.sqrt(precision * plan.dim / (dim * devices))
+    return Model(Quadratic(precision, apart, 1 / precision, pull, apart), np.full(devices, 1 / devices), None)
+
+
+def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = True, start: bool = True) -> Forecast:
+    """What to expect of a plan.
+
+    Args:
+        clipping, excess, start: whether gradients are clipped, noise is above what Langevin sampling needs, and chains
+            start where they do (else at the posterior): without one of them, the difference is what it costs.
+    """
+    cost, precision, share = model.cost, model.cost.precision, model.share
+    noise = plan.noise_variance if excess else np.minimum(plan.noise_variance, plan.langevin_noise)
+    clip = plan.clip if clipping else np.full(plan.devices, np.inf)
+    limits = _example_limits(plan, model) if clipping else None
+    mean, spread, together = _begin(plan, cost, start)
+    kept, total = [], np.zeros(precision.size)
+    norms_sq, weights, kick, std = (cost.pull**2).sum(-1), plan.weight_received, plan.kick, precision**-0.5
+    with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
+        for s in range(plan.rounds):
+            reach, factor = precision * mean[0], 1.0
+            if limits is not None and model.examples is not None:
+                # One example adds (u·d) u to its gradient at a distance d.
+                moved = precision.sum() * float(reach @ mean[0] + precision @ spread[0][0]) / limits.size**2
+                factor = float(np.mean(np.minimum(1.0, limits / np.sqrt(model.examples**2 + moved))))
+            far_sq = share**2 * (reach @ reach + precision**2 @ spread[0][0]) + 2 * share * (cost.pull @ reach)
+            norm = factor * np.sqrt(np.maximum(norms_sq + far_sq, 1e-300))
+            left = factor * np.minimum(1.0, clip / norm)
+            weight = weights[s] * left
+            matrix, enters = _round(plan, s, precision * (weight @ share))
+            push = kick[s] * (weight @ cost.pull)
+            fresh = noise[s] + plan.downlink_noise * (kick[s] * precision) ** 2 * ((weight * share) ** 2).sum()
+            mean = [row - each * push for row, each in zip(_apply(matrix, mean), enters, strict=True)]
+            spread = _covariance(matrix, spread, fresh, enters)
+            if s >= plan.burn_in:
+                together = [row + own for row, own in zip(_apply(matrix, together), spread[0], strict=True)]
+                total += 2 * together[0] - spread[0][0]
+                off = mean[0] ** 2 + (np.sqrt(np.maximum(spread[0][0], 0.0)) - std) ** 2
+                kept.append((off.sum(), precision @ off, (norm > clip).mean(), left.mean()))
+    far, alike, clipped, shortened = np.nan_to_num(np.array(kept), nan=np.inf).T
+    size, draws = float((1 / precision).sum()), plan.rounds - plan.burn_in
+    of = np.mean if plan.objective_name == "average" else np.max
+    error = float(total.sum()) / draws**2 / size
+    return Forecast(
+        float(of(far)) / size, float(of(alike)) / precision.size, error, float(clipped.mean()), float(shortened.mean())
+    )
+
+
+Columns = list[Array]
+"""Position, and with kinetic dynamics velocity, each along all directions, [d]."""
+
+
+def _begin(plan: Plan, cost: Quadratic, start: bool) -> tuple[Columns, list[Columns], Columns]:
+    """Mean and covariance of the start, or of the posterior; and zeros."""
+    none, one = np.zeros(cost.precision.size), np.ones(cost.precision.size)
+    away, apart = (cost.away, cost.start) if start else (none, 1 / cost.precision)
+    if plan.friction is None:
+        return [away], [[apart]], [none]
+    return [away, none], [[apart, none], [none, one]], [none, none]
+
+
+def _round(plan: Plan, s: int, precision: Array) -> tuple[list[Columns], list[float]]:
+    """A round along every direction: its matrix, and how noise and gradients enter position and velocity."""
+    h, k = float(plan.step_size[s]), float(plan.kick[s])
+    if plan.friction is None:
+        return [[1 - h * precision]], [1.0]
+    pull, decay = k * precision, np.exp(-plan.friction * h)
+    slowed = decay - h / 2 * pull
+    return [[1 - h / 2 * pull, h / 2 * (1 + slowed)], [-pull, slowed]], [h / 2, 1.0]
+
+
+def _apply(matrix: list[Columns], columns: Columns) -> Columns:
+    return [sum(a * c for a, c in zip(row, columns, strict=True)) for row in matrix]
+
+
+def _covariance(matrix: list[Columns], spread: list[Columns], fresh: Array, enters: list[float]) -> list[Columns]:
+    """A C Aᵀ + fresh noise; C is symmetric."""
+    columns = [_apply(matrix, column) for column in spread]
+    moved = [_apply(matrix, list(row)) for row in zip(*columns, strict=True)]
+    return [[c + fresh * a * b for c, b in zip(row, enters, strict=True)] for row, a in zip(moved, enters, strict=True)]
+
+
+def _example_limits(plan: Plan, model: Model) -> Array | None:
+    """The clip of every example, [N]; None where examples are not clipped one by one, or nothing is known of them."""
+    if model.examples is None or not np.isfinite(plan.example_clip).any():
+        return None
+    return np.repeat(plan.example_clip, np.rint(model.share * model.examples.size).astype(int))

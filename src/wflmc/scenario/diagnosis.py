@@ -1,0 +1,77 @@
+"""The diagnosis of a scenario's plan or run, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from wflmc.evaluation import Evaluation
+from wflmc.evaluation.causes import Cause, Change, Setting, find_causes
+from wflmc.planning import Plan
+from wflmc.scenario.build import Inputs, build_privacy, make_plan
+from wflmc.scenario.inverse import with_value
+from wflmc.scenario.schema import Scenario
+
+
+def diagnosis(
+    scenario: Scenario, inputs: Inputs, plan: Plan, evaluation: Evaluation | None = None, *, changes: bool = True
+) -> list[dict[str, Any]]:
+    """What keeps samples from the posterior, worst first; empty where they are expected to be good.
+
+    Where a promise is made and all that the plan takes from the data was given as public, data are not looked at here
+    either.
+
+    Args:
+        changes: whether changes are tried, by plans with other values.
+    """
+    settled = {"sampler.burn_in": plan.burn_in, "sampler.step_schedule": "constant"}
+    if scenario.sampler.step_schedule == "planned":
+        settled["sampler.step_size"] = plan.step_size.tolist()
+    as_made = _with(scenario, settled)
+
+    def replan(values: Mapping[str, Any]) -> Plan:
+        other, given = _with(as_made, values), inputs
+        if "link.snr_db" in values:
+            given = given._replace(link=dataclasses.replace(given.link, snr_db=values["link.snr_db"]))
+        if any(key.startswith("privacy.") for key in values):
+            given = given._replace(privacy=build_privacy(other))
+        return make_plan(other, given, ledger=plan.ledger)
+
+    slow = scenario.policy.objective == "exact" or scenario.policy.csi == "causal"
+    setting = Setting(scenario.link.snr_db, scenario.policy.power, replan, slow) if changes else None
+    public = scenario.privacy.epsilon is not None and not inputs.leaks
+    return [_document(cause) for cause in find_causes(plan, None if public else inputs.posterior, setting, evaluation)]
+
+
+def _with(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    for key, value in values.items():
+        scenario = with_value(scenario, key, value)
+    return scenario
+
+
+def _document(cause: Cause) -> dict[str, Any]:
+    return {
+        "cause": cause.cause,
+        "evidence": cause.evidence,
+        "cost": float(np.nan_to_num(cause.cost)),
+        "change": None if cause.change is None else _tried(cause.change),
+        "instead": None if cause.instead is None else _tried(cause.instead),
+        "text": str(cause),
+    }
+
+
+def _tried(change: Change) -> dict[str, Any]:
+    expected = None
+    if change.expected is not None:
+        before, after = (float(np.nan_to_num(value)) for value in change.expected)
+        expected = {"before": before, "after": after}
+    return {
+        "key": change.key,
+        "value": change.value,
+        "direction": change.direction,
+        "with": dict(change.others),
+        "expected": expected,
+    }
