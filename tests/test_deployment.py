@@ -20,6 +20,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key

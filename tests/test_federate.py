@@ -15,6 +15,8 @@ import jax
 import numpy as np
 import pytest
 
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+
 from wflmc.federated import simulation
 from wflmc.federated.job import Job
 from wflmc.privacy import Ledger, Privacy

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+
 import wflmc
 from wflmc.errors import InputError, OverspendError
 from wflmc.federated.device import Device

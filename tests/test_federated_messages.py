@@ -14,6 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+
+import flwr.app as flwr
+
 from wflmc.errors import InputError, OverspendError
 from wflmc.federated.apps import Post, client_app
 from wflmc.federated.device import Device
@@ -26,8 +30,6 @@ from wflmc.federated.terms import Ask
 from wflmc.privacy import Ledger
 
 from .federation_tools import ROUNDING, Federation, apart, app_of, federation
-
-flwr = pytest.importorskip("flwr.app", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
 BAD = 2
 """The device whose replies go wrong."""
