@@ -100,7 +100,10 @@ def test_posteriors_show_themselves_while_they_are_traced():
     seen = []
     jax.jit(lambda posterior: (seen.append(repr(posterior)), posterior.mu)[1])(GAUSSIAN)
     assert seen == ["GaussianPosterior(…)"]
-    assert repr(jax.tree.map(lambda _: None, SOFTMAX)) == "SoftmaxPosterior(…)"
+    empty = jax.tree.map(lambda _: None, SOFTMAX)
+    assert (repr(empty), empty._repr_html_()) == (
+        "SoftmaxPosterior(…)", "<table><caption>SoftmaxPosterior</caption></table>",
+    )  # fmt: skip
 
 
 def test_nothing_of_a_federation_shows_data_or_keys(tmp_path):
@@ -180,7 +183,7 @@ def test_values_in_words():
     for value, words in {
         "a list of 4 values": [1.0] * 4,
         "a tuple of 2 values": (X, Y),
-        "a dict of 1 values": {"x": 1},
+        "a dict of 1 value": {"x": 1},
         "a function": unmarked,
         "an OddThing": type("OddThing", (), {"__repr__": lambda self: str(X)})(),
         "an array of type float32 and shape (2, 3)": jnp.zeros((2, 3)),

@@ -48,7 +48,7 @@ def in_words(value: Any) -> Any:
         return Words(f"{'an' if name[:1] in 'AEIOaeio' else 'a'} {name}")
     if len(value) <= FEW and not isinstance(value, dict) and all(isinstance(one, Number | str) for one in value):
         return value
-    return Words(f"a {name} of {len(value)} values")
+    return Words(f"a {name} of {_counted('values', str(len(value)))}")
 
 
 class Shown:
@@ -59,22 +59,22 @@ class Shown:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        try:
-            parts = [_counted(name, text) if name.endswith("s") else f"{name}={text}" for name, text in self._told()]
-        except Exception:  # JAX puts other things in the place of arrays, and shows them in errors of its own
-            parts = ["…"]
-        return f"{type(self).__name__}({', '.join(parts)})"
+        parts = [_counted(name, text) if name.endswith("s") else f"{name}={text}" for name, text in self._told()]
+        return f"{type(self).__name__}({', '.join(parts) or '…'})"
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._told())
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
     def _told(self) -> list[tuple[str, str]]:
-        return [(name, _text(value)) for name, value in self._facts().items() if value is not None]
+        try:
+            return [(name, _text(value)) for name, value in self._facts().items() if value is not None]
+        except Exception:  # JAX puts other things in the place of arrays, and shows them in errors of its own
+            return []
 
 
-def _counted(name: str, count: str) -> str:
-    return f"{count} {name.removesuffix('s') if count == '1' else name}"
+def _counted(names: str, count: str) -> str:
+    return f"{count} {names.removesuffix('s') if count == '1' else names}"
 
 
 def _text(value: Any) -> str:
