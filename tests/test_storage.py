@@ -113,9 +113,10 @@ def test_a_real_disk_that_is_full_and_then_enlarged(call, small, tmp_path):
     try:
         folder = disk / "run"
         check_failed(*call("run", small, "--out", folder), folder)
-        check_failed(*call("run", "--resume", folder), folder)
+        code, out, err = call("run", small, "--out", folder)
+        check_failed(code, out, err.splitlines(keepends=True)[-1], folder)
         subprocess.run([mount, "-o", "remount,size=4m", disk], check=True)
-        code, _, err = call("run", "--resume", folder)
+        code, _, err = call("run", small, "--out", folder)
         assert code == 0, err
         assert not (folder / ".checkpoint").exists()
     finally:
