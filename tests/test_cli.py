@@ -198,6 +198,37 @@ def test_interrupting_a_real_process(scenario):
     assert err == "wflmc: Interrupted; files and points that were finished are kept.\n"
 
 
+def test_a_run_says_that_it_is_a_simulation(call, scenario):
+    """Once: among the warnings of the summary, last, and for people in the text."""
+    code, out, err = call("run", scenario, "--json")
+    assert code == 0
+    assert "simulates all devices in one process and protects nobody" in strict(out)["warnings"][-1]
+    assert "--noise devices" in err
+    code, out, err = call("run", scenario)
+    assert out.count("protects nobody") == 1
+    assert "protects nobody" not in err
+    assert "private data" in err.splitlines()[-1]  # what all runs say comes last
+
+
+def test_plan_and_run_show_the_diagnosis(call, plan_of, scenario):
+    """The same causes from the plan as from its chains, ranked, with a change that can be typed."""
+    sets = ("--set", "privacy.clip=300.0")
+    first, *_ = planned = plan_of(scenario, *sets)["diagnosis"]
+    assert first["cause"] in ("channel noise", "privacy noise")
+    assert (first["change"]["key"], first["change"]["direction"]) == ("privacy.clip", "down")
+    assert f"privacy.clip = {first['change']['value']:g}" in first["text"]
+    said = strict(call("run", scenario, *sets, "--json")[1])["diagnosis"]
+    assert [(cause["cause"], cause["change"]) for cause in said] == [
+        (cause["cause"], cause["change"]) for cause in planned
+    ]
+    for command in ("plan", "run"):
+        assert "1. " + first["text"][:40] in " ".join(call(command, scenario, *sets)[1].split())
+    assert (
+        plan_of(scenario, "--set", f"privacy.clip={first['change']['value']}")["objective"]
+        < plan_of(scenario, *sets)["objective"]
+    )
+
+
 def test_lost_chains_are_warned_of(call, scenario):
     """Two hundred rounds of burn-in under the privacy budget: the early noise is beyond what clipping can undo."""
     code, out, err = call("run", scenario, "--set", "sampler.burn_in=200", "--json")

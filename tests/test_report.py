@@ -17,10 +17,12 @@ from wflmc.cli.run import Request, run_command
 from wflmc.errors import InputError
 from wflmc.report import explorer
 from wflmc.report.describe import describe
-from wflmc.report.run.answer import answer_section
+from wflmc.report.run.answer import answer_section, ranked
 from wflmc.report.run.distance import distance
+from wflmc.report.run.documents import Federation
 from wflmc.report.run.files import read_run
-from wflmc.report.run.verdicts import clipped, converged, noisy, privacy
+from wflmc.report.run.posterior import comparison, resembles
+from wflmc.report.run.verdicts import SEVERITY, clipped, converged, noisy, privacy
 from wflmc.report.run.words import policy_words
 
 from .conftest import FULL
@@ -405,6 +407,58 @@ def test_verdicts_follow_from_the_numbers(runs):
     assert "promised was 3" in privacy(promised).reason
     assert "by the ledger a device has spent" in privacy(promised).reason
     assert privacy(promised).mark == "bad"
+
+
+@pytest.mark.parametrize("name", ["gaussian", "softmax"])
+def test_what_the_page_sees_of_the_samples_decides(runs, name):
+    """Agreeing chains with a quarter of the spread, far from the law, by a plan of the right noise: no tick says so."""
+    run = read_run(runs[name])
+    law, generator = comparison(run).law, np.random.default_rng(0)
+    std = np.sqrt(np.diagonal(law.covariance))
+    diagnosed = run.summary.model_copy(update={"rhat_max": 1.0, "ess_min": 900.0})
+
+    def with_draws(spread, shift):
+        theta = law.mean + std * (shift + spread * generator.standard_normal((30, 40, std.size)))
+        return dataclasses.replace(run, draws=run.draws._replace(theta=theta), summary=diagnosed)
+
+    bad = with_draws(0.25, 1.5)
+    found = resembles(bad)
+    assert found.mark == "bad"
+    assert "0.2" in found.reason
+    assert "|z| = " in found.reason
+    assert converged(bad).mark == "good"  # alone
+    said = [verdict for verdict in ranked(bad) if verdict.mark == "good"]
+    assert not [v for v in said if any(word in v.reason for word in ("agree", "far from", "noise", "resemble"))]
+    assert [v.mark for v in ranked(bad)] == sorted((v.mark for v in ranked(bad)), key=SEVERITY.index)
+    assert resembles(with_draws(4.0, 0.0)).mark == "bad"
+    assert resembles(with_draws(1.6, 0.0)).mark == "note-mark"
+    assert resembles(with_draws(1.0, 0.5)).mark == "note-mark"
+    assert resembles(with_draws(1.0, 0.0)).mark == "good"
+    unknown = dataclasses.replace(bad, rebuilt=None)
+    assert resembles(unknown) == noisy(unknown)
+
+
+def test_the_page_says_that_devices_were_simulated(runs, pages):
+    for name in ("gaussian", "bare"):
+        text = Page(pages[name]).text
+        assert text.count("protects nobody") == 1
+        assert "simulated devices" in text
+        assert "stayed with them" not in text
+    asked = {"noise": "channel", "secure_aggregation": False, "asked": [5], "sent": [5], "absences": 0}
+    run = read_run(runs["gaussian"])
+    summary = run.summary.model_copy(update={"federation": Federation(**asked, epsilon_of_messages=None)})
+    assert "protects nobody" not in answer_section(dataclasses.replace(run, summary=summary))
+
+
+def test_the_page_has_the_diagnosis(runs, pages):
+    page, summary = Page(pages["gaussian"]), files_of(runs["gaussian"])["summary"]
+    assert summary["diagnosis"]
+    for cause in summary["diagnosis"][:2]:
+        assert cause["text"] in page.text
+    assert "test scores are not looked at" in page.text
+    run = read_run(runs["gaussian"])
+    older = run.summary.model_copy(update={"diagnosis": None})
+    assert "What would help" not in answer_section(dataclasses.replace(run, summary=older))
 
 
 def test_clipping_in_words(runs):

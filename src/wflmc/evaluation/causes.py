@@ -34,7 +34,7 @@ NARROW_PRIOR = 3.0
 """How much farther from 0 than the prior expects the data may put parameters."""
 MOST_ROUNDS = 1000
 """More rounds than these are only suggested to twice as many."""
-LARGEST_TRIAL = 2**22
+LARGEST_TRIAL = 2**19
 """Rounds times devices above which no other plans are made."""
 DRAWS = "too few draws"
 SHOWN = 2
@@ -54,14 +54,10 @@ FREE = {
 """Keys that may help against each cause and cost neither privacy nor power, those to prefer first."""
 PAID = {"noise": ("link.snr_db", "privacy.epsilon", "privacy.unit")}
 """Keys that may help and do cost it."""
-
-
 WEAKER = {
     "privacy.epsilon": " (a weaker promise)",
     "privacy.unit": " (a weaker promise: it hides an example, not a device)",
 }
-
-
 QUICK = {"policy.objective": "worst", "policy.csi": "full"}
 """Of plans that are made in milliseconds."""
 
@@ -139,14 +135,13 @@ def advise(
         for key, value in changes.items():
             section, _, name = key.partition(".")
             parts[section][name] = value
-        other_link, other_privacy = (
-            dataclasses.replace(given, **parts[section]) for given, section in ((link, "link"), (privacy, "privacy"))
-        )
-        return make_plan(posterior, other_link, other_privacy, **keywords | parts["sampler"] | parts["policy"])
+        other_link, other = dataclasses.replace(link, **parts["link"]), dataclasses.replace(privacy, **parts["privacy"])
+        return make_plan(posterior, other_link, other, **keywords | parts["sampler"] | parts["policy"])
 
     slow = keywords.get("objective") == "exact" or keywords.get("csi") == "causal"
     plan = replan({})
-    keywords |= {"step_size": plan.step_size, "step_schedule": "constant"} if "step_schedule" in keywords else {}
+    if keywords.get("step_schedule") == "planned":  # which takes some seventy plans
+        keywords |= {"step_size": plan.step_size, "step_schedule": "constant"}
     setting = Setting(link.snr_db, keywords.get("power", "optimized"), replan, slow)
     return find_causes(plan, posterior, setting, evaluation)
 
@@ -170,10 +165,8 @@ def find_causes(
                 name, evidence = _noise(plan)
             case "clipping":
                 small = turn in ("privacy.clip up", "privacy.example_clip up")
-                name, evidence = (
-                    "clip too small" if small else "clipped gradients",
-                    _clipped(plan, model, now, evaluation),
-                )
+                name = "clip too small" if small else "clipped gradients"
+                evidence = _clipped(plan, model, now, evaluation)
             case "start":
                 why = {"sampler.step_size up": "step size too small", "sampler.burn_in up": "burn-in too short"}
                 name = why.get(turn, "start not forgotten")
@@ -339,8 +332,8 @@ class _Trials:
                 return _numbers(key, now, (value for value in now * factors if value < limit))
             case "sampler.burn_in" | "sampler.samples":
                 now = plan.burn_in if key.endswith("burn_in") else plan.rounds - plan.burn_in
-                values = np.maximum(8, np.rint(now * factors)).astype(int)
-                return _numbers(key, now, values[values <= max(MOST_ROUNDS, 2 * now)])
+                values = np.rint(max(now, 8) * factors).astype(int)
+                return _numbers(key, now, values[(values >= 8) & (values <= max(MOST_ROUNDS, 2 * now))])
             case "privacy.clip" if plan.clips and _one(plan.clip):
                 typical = float(np.sqrt((self.model.cost.pull**2).sum(-1).mean()))
                 return _numbers(key, plan.clip[0], typical * np.geomspace(0.5, 8, 9))
@@ -392,5 +385,5 @@ def _rounded(value: Any) -> float | int:
 def _numbers(key: str, now: float, values: Iterable[Any]) -> Iterator[Change]:
     """Changes to numbers, those nearest to the one now first."""
     others = {_rounded(value) for value in values} - {_rounded(now)}
-    for value in sorted(others, key=lambda value: abs(np.log(value / max(now, 1e-9)))):
+    for value in sorted(sorted(others), key=lambda value: abs(np.log(value / max(now, 1e-9)))):
         yield Change(key, value, "up" if value > now else "down", {})

@@ -8,17 +8,19 @@ so is the bias of devices that are clipped unlike. Devices are taken to curve al
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc.errors import InputError
 from wflmc.planning import Plan
 from wflmc.posterior.response import Quadratic
 
 Array = NDArray[np.float64]
 
-MOST = 2**22
+MOST = 2**21
 """Numbers in the gradients of all devices; of larger models the plan alone is looked at."""
 
 
@@ -50,8 +52,9 @@ class Model(NamedTuple):
 def model_of(plan: Plan, posterior: Any) -> Model:
     """The quadratic model of a posterior; where none is at hand, one with the plan's μ, L and distance at the start."""
     if hasattr(posterior, "quadratic") and posterior.devices * posterior.dim <= MOST:
-        cost = posterior.quadratic(plan.init)
-        return Model(cost, posterior.sizes / posterior.sizes.sum(), posterior.example_norms(cost.mode))
+        with suppress(InputError):  # a cost in which no mode was found
+            cost = posterior.quadratic(plan.init)
+            return Model(cost, posterior.sizes / posterior.sizes.sum(), posterior.example_norms(cost.mode))
     dim, devices = min(plan.dim, 64), plan.devices
     precision = np.repeat([plan.mu, plan.L], [dim - dim // 2, dim // 2])
     apart = np.full(dim, (max(plan.initial_w2_sq, 0.0) / plan.dim) ** 0.5)
@@ -99,7 +102,7 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
     far, alike, clipped, shortened = np.nan_to_num(np.array(kept), nan=np.inf).T
     size, draws = float((1 / precision).sum()), plan.rounds - plan.burn_in
     of = np.mean if plan.objective_name == "average" else np.max
-    error = float(total.sum()) / draws**2 / size
+    error = float(np.nan_to_num(total.sum(), nan=np.inf)) / draws**2 / size
     return Forecast(
         float(of(far)) / size, float(of(alike)) / precision.size, error, float(clipped.mean()), float(shortened.mean())
     )
@@ -129,7 +132,7 @@ def _round(plan: Plan, s: int, precision: Array) -> tuple[list[Columns], list[fl
 
 
 def _apply(matrix: list[Columns], columns: Columns) -> Columns:
-    return [sum(a * c for a, c in zip(row, columns, strict=True)) for row in matrix]
+    return [np.asarray(sum(a * c for a, c in zip(row, columns, strict=True))) for row in matrix]
 
 
 def _covariance(matrix: list[Columns], spread: list[Columns], fresh: Array, enters: list[float]) -> list[Columns]:

@@ -43,8 +43,8 @@ def estimates(posterior: Target, options: Options) -> list[str]:
     guessed = getattr(posterior, "estimated", ())
     if guessed:
         found.append(
-            f"{' and '.join(guessed)} {'is' if len(guessed) == 1 else 'are'} estimated by the Hessian at two points: "
-            "the bound is no proof, and epsilon does not cover what they tell of the data."
+            f"{' and '.join(guessed)} {'is' if len(guessed) == 1 else 'are'} estimated by the Hessian at the start and "
+            "at a mode: the bound is no proof, and epsilon does not cover what that tells of the data."
         )
     if getattr(posterior, "batch", None):
         found.append("Mini-batches make gradients noisier, which the bound and the server's noise do not know.")
