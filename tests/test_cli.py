@@ -170,7 +170,7 @@ def test_interrupt(call, scenario, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "sample", stop)
     monkeypatch.setattr(os, "_exit", sys.exit)  # a real interrupt ends the process at once, and with it the tests
     code, _, err = call("run", scenario, "--out", tmp_path / "run")
-    assert code == 130
+    assert code == 1
     assert err.splitlines()[-1] == "wflmc: Interrupted; files and points that were finished are kept."
 
 
@@ -187,14 +187,14 @@ main()
 
 
 def test_interrupting_a_real_process(scenario):
-    """Ctrl-C in the middle of compiled work: exit code 130 and the sentence, no traceback, no crash."""
+    """Ctrl-C in the middle of compiled work: exit code 1 and the sentence, no traceback, no crash."""
     overrides = ["sampler.burn_in=auto", "sampler.step_size=1e-6", "sampler.max_burn_in=1000000"]
     with listening("-c", TOLD, "plan", scenario, *with_set(overrides)) as process:
         for _ in range(3):
             assert process.stdout.readline() == "a block of compiled work\n", process.communicate()[1]
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
+    assert process.returncode == 1
     assert err == "wflmc: Interrupted; files and points that were finished are kept.\n"
 
 
@@ -275,6 +275,8 @@ def test_a_real_process_prints_json_alone_when_piped(scenario, tmp_path):
     ArviZ cannot write to its own part of the cache, and R-hat is there all the same.
     """
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # however fast this machine is
+    del environment["JAX_COMPILATION_CACHE_DIR"]
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "arviz").touch()  # where a folder should be
     result = subprocess.run(

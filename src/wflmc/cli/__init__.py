@@ -9,12 +9,12 @@ from types import FrameType
 
 __all__ = ["main"]
 
-INTERRUPTED = 130
-"""The exit code after Ctrl-C, by the convention of shells."""
+FAILED = 1
+"""The exit code of whatever is neither done nor bad input; after Ctrl-C too."""
 
 
 def main() -> None:
-    """Run the command line: exit code 0 when done, 2 for bad input, 130 after Ctrl-C, 1 for anything else."""
+    """Run the command line: exit code 0 when done, 2 for bad input, 1 for anything else, Ctrl-C included."""
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or another's business
         _main()
@@ -35,4 +35,4 @@ def _main() -> None:
 def end(number: int, frame: FrameType | None) -> None:
     """End at once on Ctrl-C, before a command has begun or after it is done: nothing can be lost."""
     os.write(2, b"wflmc: Interrupted.\n")
-    os._exit(INTERRUPTED)
+    os._exit(FAILED)

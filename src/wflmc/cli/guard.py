@@ -12,10 +12,12 @@ from types import FrameType
 
 import click
 
-from wflmc.cli import INTERRUPTED, end
+from wflmc.cli import FAILED, end
 from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
 
-DONE, FAILED, BAD_INPUT = 0, 1, 2
+DONE, BAD_INPUT = 0, 2
+INTERRUPTED = 130
+"""What typer returns when a command is interrupted."""
 
 
 def guarded(command: Callable[[], object]) -> int:
@@ -83,7 +85,7 @@ def leave(code: int) -> None:
     if code == INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(INTERRUPTED)
+        os._exit(FAILED)
     sys.exit(code)
 
 
