@@ -299,3 +299,15 @@ def test_advice_from_python():
     few = wflmc.advise(gaussian, wflmc.Link(channel.static(0.01), snr_db=60), privacy, **how)
     assert [cause.cause for cause in few] == [DRAWS]
     assert "draws of a chain are worth" in str(few[0])
+
+
+@pytest.mark.parametrize("content", [GAUSSIAN, SOFTMAX], ids=["gaussian", "softmax"])
+def test_devices_pull_in_opposite_directions_at_the_mode(content):
+    """Their gradients there sum to zero and have the norms of those of the written-out cost."""
+    scenario = of(content, {"posterior.partition": "dirichlet:1.0", "policy.power": "noiseless"})
+    plan = make_plan(scenario, inputs := build(scenario))
+    cost = inputs.posterior.quadratic()
+    written_out = gradients(inputs.posterior, cost.mode[None], plan)[0]
+    size = np.linalg.norm(written_out, axis=1)
+    np.testing.assert_allclose(np.linalg.norm(cost.pull, axis=1), size, rtol=1e-6)
+    assert np.linalg.norm(cost.pull.sum(0)) < 1e-2 * size.max()
