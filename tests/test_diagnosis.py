@@ -14,12 +14,12 @@ import wflmc
 from wflmc import channel
 from wflmc.evaluation import Cause, Evaluation
 from wflmc.evaluation.causes import DRAWS, SHOWN, find_causes
-from wflmc.evaluation.forecast import forecast, model_of
+from wflmc.evaluation.clipped_law import forecast, model_of
 from wflmc.posterior import Gaussian, GaussianPosterior, w2_squared
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.report import diagnosis_lines
 from wflmc.scenario import build, diagnosis, make_plan, validate
-from wflmc.scenario.diagnosis import _with
+from wflmc.scenario.advice import with_values
 
 from .conftest import FULL
 from .own_model_tools import as_own
@@ -161,7 +161,7 @@ def followed():
         change = next((cause["change"] for cause in causes if cause["change"] is not None), None)
         after = None
         if change is not None:
-            other = _with(scenario, {change["key"]: change["value"], **change["with"]})
+            other = with_values(scenario, {change["key"]: change["value"], **change["with"]})
             inputs = build(other)
             after = score(inputs.posterior, chains(inputs.posterior, make_plan(other, inputs))[0])
         found[name] = causes, score(build(scenario).posterior, theta), after
