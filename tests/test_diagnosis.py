@@ -14,12 +14,12 @@ import wflmc
 from wflmc import channel
 from wflmc.evaluation import Cause, Evaluation
 from wflmc.evaluation.causes import DRAWS, SHOWN, find_causes
-from wflmc.evaluation.forecast import forecast, model_of
+from wflmc.evaluation.clipped_law import forecast, model_of
 from wflmc.posterior import Gaussian, GaussianPosterior, w2_squared
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.report import diagnosis_lines
 from wflmc.scenario import build, diagnosis, make_plan, validate
-from wflmc.scenario.diagnosis import _with
+from wflmc.scenario.advice import with_values
 
 from .conftest import FULL
 from .own_model_tools import as_own
@@ -161,7 +161,7 @@ def followed():
         change = next((cause["change"] for cause in causes if cause["change"] is not None), None)
         after = None
         if change is not None:
-            other = _with(scenario, {change["key"]: change["value"], **change["with"]})
+            other = with_values(scenario, {change["key"]: change["value"], **change["with"]})
             inputs = build(other)
             after = score(inputs.posterior, chains(inputs.posterior, make_plan(other, inputs))[0])
         found[name] = causes, score(build(scenario).posterior, theta), after
@@ -299,3 +299,15 @@ def test_advice_from_python():
     few = wflmc.advise(gaussian, wflmc.Link(channel.static(0.01), snr_db=60), privacy, **how)
     assert [cause.cause for cause in few] == [DRAWS]
     assert "draws of a chain are worth" in str(few[0])
+
+
+@pytest.mark.parametrize("content", [GAUSSIAN, SOFTMAX], ids=["gaussian", "softmax"])
+def test_devices_pull_in_opposite_directions_at_the_mode(content):
+    """Their gradients there sum to zero and have the norms of those of the written-out cost."""
+    scenario = of(content, {"posterior.partition": "dirichlet:1.0", "policy.power": "noiseless"})
+    plan = make_plan(scenario, inputs := build(scenario))
+    cost = inputs.posterior.quadratic()
+    written_out = gradients(inputs.posterior, cost.mode[None], plan)[0]
+    size = np.linalg.norm(written_out, axis=1)
+    np.testing.assert_allclose(np.linalg.norm(cost.pull, axis=1), size, rtol=1e-6)
+    assert np.linalg.norm(cost.pull.sum(0)) < 1e-2 * size.max()

@@ -1,6 +1,6 @@
 """One diagnosis of a plan or a run: what keeps its samples from the posterior, worst first, and what would help.
 
-Causes are ranked by what each of them costs in a forecast of the chains (`wflmc.evaluation.forecast`). A change is
+Causes are ranked by what each of them costs in a forecast of the chains (`wflmc.evaluation.clipped_law`). A change is
 named only after a plan with it was made and its forecast was better. Plan, chains and diagnostics are looked at, test
 scores are not: settings that these choose would be chosen by the test set.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from wflmc.channel import Link
 from wflmc.errors import InputError
-from wflmc.evaluation.forecast import Forecast, Model, forecast, model_of
+from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
 from wflmc.evaluation.summary import Evaluation
 from wflmc.planning import Plan
 from wflmc.planning import plan as make_plan

@@ -1,7 +1,7 @@
 """The scenario file: validated, turned into posterior, link and privacy, and into a plan."""
 
+from wflmc.scenario.advice import diagnosis
 from wflmc.scenario.build import Inputs, build, make_plan
-from wflmc.scenario.diagnosis import diagnosis
 from wflmc.scenario.document import extend_plan, plan_document, read_plan, summary_document
 from wflmc.scenario.files import load_data, load_scenario, to_json, to_toml
 from wflmc.scenario.inverse import Answer, solve_for

@@ -15,7 +15,7 @@ from wflmc.scenario.document import SIMULATED
 def answer_section(run: Run) -> Html:
     """Sentences, boxes, verdicts, the diagnosis and warnings."""
     warnings = run.summary.warnings if run.summary is not None else run.plan.warnings if run.plan is not None else []
-    warnings = [warning for warning in warnings if warning != SIMULATED]
+    warnings = [warning for warning in warnings if not warning.startswith(SIMULATED.partition(".")[0])]
     listed = join(Html(f'<li class="{v.mark}"><b class="mark">{MARKS[v.mark]}</b>{v.reason}</li>') for v in ranked(run))
     noted = join(Html(f'<p class="note">{text("{warning}", warning=warning)}</p>') for warning in warnings)
     head = Html(f"<h3>{len(warnings)} warning{'s' * (len(warnings) > 1)}</h3>") if warnings else Html("")

@@ -30,10 +30,10 @@ def diagnosis(
     settled = {"sampler.burn_in": plan.burn_in, "sampler.step_schedule": "constant"}
     if scenario.sampler.step_schedule == "planned":
         settled["sampler.step_size"] = plan.step_size.tolist()
-    as_made = _with(scenario, settled)
+    as_made = with_values(scenario, settled)
 
     def replan(values: Mapping[str, Any]) -> Plan:
-        other, given = _with(as_made, values), inputs
+        other, given = with_values(as_made, values), inputs
         if "link.snr_db" in values:
             given = given._replace(link=dataclasses.replace(given.link, snr_db=values["link.snr_db"]))
         if any(key.startswith("privacy.") for key in values):
@@ -46,7 +46,7 @@ def diagnosis(
     return [_document(cause) for cause in find_causes(plan, None if public else inputs.posterior, setting, evaluation)]
 
 
-def _with(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
     for key, value in values.items():
         scenario = with_value(scenario, key, value)
     return scenario
