@@ -66,7 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was skipped and how to have it."""
-    reasons = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    reasons = [
+        str(report.longrepr[2]).removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+    ]
     needs = Counter(next((remedy for word, remedy in NEEDED.items() if word in reason), reason) for reason in reasons)
     for remedy, number in needs.items():
         terminalreporter.write_line(f"{number} skipped for want of {remedy}.")

@@ -449,7 +449,7 @@ def test_processes_run_this_wflmc_and_ask_nothing_of_the_network(tmp_path):
     assert (env["FLWR_TELEMETRY_ENABLED"], env["FLWR_DISABLE_UPDATE_CHECK"]) == ("0", "1")
 
 
-@pytest.mark.skipif(not FULL, reason="minutes of real processes; WFLMC_FULL=1 runs it")
+@pytest.mark.skipif(not FULL, reason="minutes of real processes: make test-full runs it")
 @pytest.mark.parametrize("what", ["simulation", "deployment"])
 def test_flower_s_own_runtimes_draw_the_simulator_s_chains(what):
     command = [sys.executable, str(ROOT / "scripts" / "federation.py"), what]

@@ -97,7 +97,7 @@ def test_the_network_under_privacy(network):
         assert np.all(other[0] < mine[0] + 0.03)
 
 
-@pytest.mark.skipif(not FULL, reason="half a minute of NUTS")
+@pytest.mark.skipif(not FULL, reason="half a minute of NUTS: make test-full runs it")
 def test_the_network_is_predicted_by_nuts(network):
     example, posterior, train, test = network
     accuracy, _, nll = example.scores(posterior, example.reference(posterior, train), test)
