@@ -17,6 +17,8 @@ from wflmc.keys import named
 from wflmc.planning import POLICIES
 from wflmc.sampling import kernel, runner
 
+from .compile_tools import count_compilations
+
 CHAINS = 20_000
 ROUNDS = 12
 LIMIT = 3.7
@@ -223,8 +225,8 @@ def test_plans_zipped_with_chains(posterior):
         np.testing.assert_allclose(together.clip_rate[index], alone.clip_rate[index], atol=1e-6)
 
 
-def test_one_compilation_serves_all_policies_channels_and_data(posterior):
-    runner._advance.clear_cache()
+def test_one_compilation_serves_all_policies_channels_and_data(posterior, monkeypatch):
+    compilations = count_compilations(monkeypatch)
     other = wflmc.gaussian_regression(jax.random.key(8), devices=30)
     for power, seed, post in itertools.product(["equal", "no-dp", "noiseless"], range(2), (posterior, other)):
         link = wflmc.Link(channel.rayleigh(0.01), snr_db=20 + seed, seed=seed)
@@ -232,7 +234,7 @@ def test_one_compilation_serves_all_policies_channels_and_data(posterior):
             post, link, wflmc.Privacy(15, 0.01, 30), step_size=1e-4, burn_in=5 + seed, samples=6 - seed, power=power
         )
         wflmc.sample(jax.random.key(seed), post, dataclasses.replace(plan, burn_in=5), 4)
-    assert runner._advance._cache_size() == 1
+    assert len(compilations) == 1
 
 
 def test_blocks_change_nothing(posterior, monkeypatch):
@@ -255,7 +257,7 @@ def test_only_what_is_kept_is_kept(posterior):
     assert trace.theta.shape == (4, 10, 5)
     assert trace.warmup is None
     assert full.warmup.shape == (4, 10, 5)
-    np.testing.assert_allclose(full.theta, trace.theta, rtol=1e-6)
+    np.testing.assert_allclose(full.theta, trace.theta, rtol=1e-5, atol=1e-6)
     assert trace.theta.dtype == np.float32
     assert trace.burn_in_clip_rate.shape == (10,)
 

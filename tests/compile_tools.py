@@ -1,0 +1,26 @@
+"""Compiled once: calls that would otherwise be compiled operation by operation, and a count of compilations."""
+
+from __future__ import annotations
+
+import jax
+
+from wflmc.sampling import runner
+
+clipped_sum = jax.jit(lambda posterior, *arguments: posterior.clipped_sum(*arguments))
+clipped_sums = jax.jit(lambda posterior, *arguments: jax.vmap(posterior.clipped_sum)(*arguments))
+gradients = jax.jit(lambda posterior, theta: posterior.gradients(theta))
+
+
+def count_compilations(monkeypatch) -> list[None]:
+    """A list that grows whenever the loop over rounds is traced, which JAX does once for each compilation.
+
+    The loop is wrapped anew: what was compiled before does not hide a compilation from the count.
+    """
+    loop, traced = runner._advance, []
+
+    def counted(*arguments, **keywords):
+        traced.append(None)
+        return loop(*arguments, **keywords)
+
+    monkeypatch.setattr(runner, "_advance", jax.jit(counted, static_argnames=("zipped", "mesh")))
+    return traced
