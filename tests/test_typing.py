@@ -46,7 +46,7 @@ def test_the_package_says_that_it_is_typed():
     assert (PACKAGE / "py.typed").read_bytes() == b""
 
 
-@pytest.mark.skipif(not FULL, reason="mypy takes half a minute: WFLMC_FULL=1")
+@pytest.mark.skipif(not FULL, reason="mypy takes half a minute: make test-full runs it")
 def test_mypy_knows_the_types_of_the_public_functions(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed: pip install 'wflmc[dev]'")
     file = tmp_path / "downstream.py"
