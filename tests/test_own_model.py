@@ -14,10 +14,10 @@ import pytest
 import wflmc
 from wflmc.audit import audit_pair
 
+from .compile_tools import clipped_sum, gradients
 from .conftest import FULL
 from .own_model_tools import GAUSSIAN, KEY, RAGGED, as_own, gaussian_likelihood, owners_of, rows_of
 
-RNG = np.random.default_rng(7)
 LINK = wflmc.Link(wflmc.channel.static(power=1.0), snr_db=60)
 
 
@@ -42,6 +42,11 @@ def softmax_as_own(known, **keywords):
     )
 
 
+def normal(*shape):
+    """The same numbers in every test, whichever ran before."""
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
 SOFTMAX = wflmc.softmax_regression(KEY, devices=7, examples=80, dim=4, classes=3, partition=RAGGED)
 PAIRS = {"gaussian": (GAUSSIAN, as_own(GAUSSIAN)), "softmax": (SOFTMAX, softmax_as_own(SOFTMAX, mu=1.0, L=50.0))}
 
@@ -54,47 +59,48 @@ def test_clipped_sums_are_those_of_the_known_model(name, by_example, heard, chai
     known, own = PAIRS[name]
     assert np.ptp(known.sizes) > 0
     K, m = known.devices, known.dim
-    theta = RNG.standard_normal((chains or 1, *([K] if heard else []), m)).astype(np.float32)
+    theta = normal(chains or 1, *([K] if heard else []), m)
     weight, clip = jnp.linspace(0.0, 1.5, K), jnp.linspace(2.0, 60.0, K)
     each = jnp.linspace(0.2, 3.0, K) if by_example else None
 
+    @jax.jit
     def of(posterior):
         def one(at):
             return posterior.clipped_sum(at, weight, clip, example_clip=each)
 
         return jax.vmap(one)(theta) if chains else one(jnp.asarray(theta[0]))
 
+    sums = of(known)
     for mine in (own, own.fitted(3, 1e9, by_example), replace(own, block=1).fitted(3, 1.0, by_example)):
-        for found, wanted in zip(of(mine), of(known), strict=True):
+        for found, wanted in zip(of(mine), sums, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
 
 
 def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
     _, own = PAIRS["softmax"]
-    theta = jnp.asarray(RNG.standard_normal(own.dim), jnp.float32)
-    arguments = jnp.ones(7), jnp.full(7, 5.0)
+    arguments = normal(own.dim), jnp.ones(7), jnp.full(7, 5.0)
     for by_example in (False, True):
-        each = {"example_clip": jnp.full(7, 0.8)} if by_example else {}
-        whole = own.clipped_sum(theta, *arguments, **each)
+        each = (None, jnp.full(7, 0.8)) if by_example else ()  # no key, and the clip of an example
+        whole = clipped_sum(own, *arguments, *each)
         monkeypatch.setattr("wflmc.posterior.own_posterior.EXAMPLES", 3 * own._bytes(by_example))
         few = own.fitted(1, 1e9, by_example)
         assert few.rows == 3
         assert jax.tree.leaves(few.data)[0].shape[1] % 3 == 0
         monkeypatch.undo()
-        for found, wanted in zip(few.clipped_sum(theta, *arguments, **each), whole, strict=True):
+        for found, wanted in zip(clipped_sum(few, *arguments, *each), whole, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_gradients_norms_and_single_devices(name):
     known, own = PAIRS[name]
-    theta = RNG.standard_normal((2, known.dim)).astype(np.float32)
-    np.testing.assert_allclose(own.gradients(theta[0]), known.gradients(jnp.asarray(theta[0])), rtol=1e-4, atol=1e-4)
+    theta = normal(2, known.dim)
+    np.testing.assert_allclose(gradients(own, theta[0]), gradients(known, theta[0]), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(own.example_norms(theta), known.example_norms(theta), rtol=1e-4, atol=1e-5)
     one = jnp.ones(1)
     for index in (0, known.devices - 1):
-        found = own.device(index).clipped_sum(jnp.asarray(theta[0]), one, 5 * one)
-        wanted = known.device(index).clipped_sum(jnp.asarray(theta[0]), one, 5 * one)
+        found = clipped_sum(own.device(index), theta[0], one, 5 * one)
+        wanted = clipped_sum(known.device(index), theta[0], one, 5 * one)
         np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-4)
 
 
@@ -156,8 +162,9 @@ def test_sampling_has_the_exact_gaussian_law(batch):
 
 
 def test_logistic_regression_against_quadrature():
-    X = RNG.standard_normal((60, 2))
-    y = (RNG.random(60) < 1 / (1 + np.exp(-X @ [1.0, -1.5]))).astype(float)
+    generator = np.random.default_rng(7)
+    X = generator.standard_normal((60, 2))
+    y = (generator.random(60) < 1 / (1 + np.exp(-X @ [1.0, -1.5]))).astype(float)
 
     def log_likelihood(parameters, example):
         u, label = example
@@ -176,7 +183,7 @@ def test_logistic_regression_against_quadrature():
     density /= density.sum()
     mean = (density[..., None] * grid).sum((0, 1))
     square = (density[..., None] * (grid - mean) ** 2).sum((0, 1))
-    plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e4), step_size=0.05 / own.L, burn_in=700, samples=1)
+    plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e4), step_size=0.05 / own.L, burn_in=500, samples=1)
     trace = wflmc.sample(jax.random.key(1), own, plan, chains=2000)
     drawn = own.unflatten(trace.theta[:, -1])
     for index, name in enumerate(("slope", "other")):
@@ -221,30 +228,31 @@ def test_padding_is_never_looked_at():
         devices=[[0], [1, 2, 3], [4, 5, 6]],
     )
     ready = replace(own.fitted(2, 1.0), block=1)
-    total, norm = ready.clipped_sum(jnp.zeros(1), jnp.ones(3), jnp.full(3, jnp.inf))
+    total, norm = clipped_sum(ready, jnp.zeros(1), jnp.ones(3), jnp.full(3, jnp.inf))
     assert total[0] == pytest.approx(-np.log(counts).sum(), rel=1e-5)
     assert np.all(np.isfinite(norm))
 
 
 def test_batches_keep_the_clip_and_are_unbiased():
     own = as_own(GAUSSIAN, mu=1.0, L=90.0, batch=3)
-    theta = jnp.asarray(RNG.standard_normal(own.dim), jnp.float32)
+    theta = normal(own.dim)
     K = own.devices
     keys = jax.random.split(KEY, 5_000)
     at = jnp.zeros(K).at[2].set(1.0)
-    draws = jax.vmap(lambda key: own.clipped_sum(theta, at, jnp.full(K, jnp.inf), key)[0])(keys)
-    exact = own.gradients(theta)[2]
+
+    @jax.jit
+    def sent(posterior, keys, limit=None):
+        return jax.vmap(lambda key: posterior.clipped_sum(theta, at, jnp.full(K, jnp.inf), key, limit)[0])(keys)
+
+    draws = sent(own, keys)
+    exact = gradients(own, theta)[2]
     assert np.all(np.abs(draws.mean(0) - exact) < 4.5 * draws.std(0) / len(keys) ** 0.5 + 1e-3)
     # A record changes what its device sends by twice the example clip at most, whatever is drawn.
     c = 0.7
     u, v = (np.array(values) for values in own.data)
     u[2, 0], v[2, 0] = 50.0, -1e3
     other = replace(own, data=(u, v))
-    limit = {"example_clip": jnp.full(K, c)}
-    apart = [
-        jax.vmap(lambda key, p=p: p.clipped_sum(theta, at, jnp.full(K, jnp.inf), key, **limit)[0])(keys[:500])
-        for p in (own, other)
-    ]
+    apart = [sent(p, keys[:500], jnp.full(K, c)) for p in (own, other)]
     change = np.linalg.norm(apart[0] - apart[1], axis=1)
     assert 0 < change.max() <= 2 * c * (1 + 1e-4)
     assert (change == 0).any()  # not always drawn
@@ -342,14 +350,15 @@ def test_what_is_around_a_model_may_change_later():
     assert len({one.model.name for one in made}) == 3
     for scale, one in zip((1.0, 2.0, 3.0), made, strict=True):
         np.testing.assert_allclose(one.laplace[0], scale * data.sum() / 21, rtol=1e-5)
-        gradient = one.clipped_sum(jnp.zeros(1), jnp.ones(4), jnp.full(4, jnp.inf))[0]
+        gradient = clipped_sum(one, jnp.zeros(1), jnp.ones(4), jnp.full(4, jnp.inf))[0]
         np.testing.assert_allclose(gradient, -scale * data.sum(), rtol=1e-5)
 
 
 def test_a_device_alone_draws_the_batches_it_draws_among_others():
-    posterior = as_own(GAUSSIAN, batch=2)
+    posterior = as_own(GAUSSIAN, batch=2, mu=1.0, L=90.0)
     theta, key = jnp.ones(posterior.dim), jax.random.key(8)
-    weight, clip = jnp.ones(6), jnp.full(6, jnp.inf)
-    whole, _ = posterior.clipped_sum(theta, weight, clip, key)
-    alone = [posterior.device(k).clipped_sum(theta, weight[:1], clip[:1], key)[0] for k in range(6)]
+    devices = range(6) if FULL else (1, 5)
+    weight, clip = np.isin(np.arange(6), devices).astype(np.float32), jnp.full(6, jnp.inf)
+    whole, _ = clipped_sum(posterior, theta, weight, clip, key)
+    alone = [clipped_sum(posterior.device(k), theta, jnp.ones(1), clip[:1], key)[0] for k in devices]
     np.testing.assert_allclose(sum(alone), whole, rtol=1e-4, atol=1e-4)

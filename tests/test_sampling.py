@@ -147,7 +147,7 @@ def test_runner_is_the_kernel_in_a_loop(small):
         for s in range(10):
             state, info = jax.jit(run.step)(jax.random.fold_in(noise, s), state)
             if s >= 4:
-                np.testing.assert_allclose(trace.theta[chain, s - 4], state.theta, rtol=2e-5, atol=1e-6)
+                np.testing.assert_allclose(trace.theta[chain, s - 4], state.theta, rtol=1e-4, atol=1e-5)
                 assert trace.clip_rate[chain, s - 4] == pytest.approx(float(info.clip_rate))
 
 
@@ -177,14 +177,14 @@ def test_extending_a_run_changes_no_earlier_draw(posterior):
         wflmc.sample(jax.random.key(0), posterior, short_plans(posterior, "no-dp", rounds), 4, keep_burn_in=True)
         for rounds in (20, 35)
     )
-    np.testing.assert_allclose(long.theta[:, :10], short.theta, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(long.warmup, short.warmup, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(long.theta[:, :10], short.theta, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(long.warmup, short.warmup, rtol=1e-4, atol=1e-5)
 
 
 def test_more_chains_begin_with_the_same_ones(posterior):
     plan = short_plans(posterior, "equal")
     few, many = (wflmc.sample(jax.random.key(0), posterior, plan, n).theta for n in (3, 8))
-    np.testing.assert_allclose(many[:3], few, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(many[:3], few, rtol=1e-4, atol=1e-5)
 
 
 def test_schemes_share_starts_and_noise(posterior):
@@ -247,7 +247,7 @@ def test_blocks_change_nothing(posterior, monkeypatch):
     )
     assert seen == [(7, 20), (14, 20), (20, 20)]
     for name in ("theta", "warmup", "clip_rate", "burn_in_clip_rate"):
-        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-4, atol=1e-5)
 
 
 def test_only_what_is_kept_is_kept(posterior):
@@ -257,7 +257,7 @@ def test_only_what_is_kept_is_kept(posterior):
     assert trace.theta.shape == (4, 10, 5)
     assert trace.warmup is None
     assert full.warmup.shape == (4, 10, 5)
-    np.testing.assert_allclose(full.theta, trace.theta, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(full.theta, trace.theta, rtol=1e-4, atol=1e-5)
     assert trace.theta.dtype == np.float32
     assert trace.burn_in_clip_rate.shape == (10,)
 

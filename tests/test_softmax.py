@@ -54,7 +54,7 @@ def test_gradients_are_those_of_the_written_out_cost(partition, devices):
     total, norm = clipped_sum(posterior, theta, jnp.asarray(weight), jnp.asarray(clip))
     lengths = np.linalg.norm(wanted, axis=1)
     clipped = wanted * np.minimum(1, clip / lengths)[:, None]
-    np.testing.assert_allclose(norm, lengths, rtol=1e-5)
+    np.testing.assert_allclose(norm, lengths, rtol=1e-4)
     np.testing.assert_allclose(total, weight @ clipped, atol=5e-4)
     for k in range(devices) if FULL else {0, devices - 1}:
         alone, _ = clipped_sum(posterior.device(k), theta, jnp.ones(1), jnp.asarray(clip[k : k + 1]))
@@ -70,9 +70,9 @@ def test_chains_together_are_chains_one_by_one():
     shared = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum, (0, None, None))(*a))(posterior, theta, weight[0], clip[0])
     for c in range(7):
         for found, wanted in zip(together, clipped_sum(posterior, theta[c], weight[c], clip[c]), strict=True):
-            np.testing.assert_allclose(found[c], wanted, rtol=2e-5, atol=1e-5)
+            np.testing.assert_allclose(found[c], wanted, rtol=1e-4, atol=1e-4)
         for found, wanted in zip(shared, clipped_sum(posterior, theta[c], weight[0], clip[0]), strict=True):
-            np.testing.assert_allclose(found[c], wanted, rtol=2e-5, atol=1e-5)
+            np.testing.assert_allclose(found[c], wanted, rtol=1e-4, atol=1e-4)
 
 
 def results_of(jaxpr):

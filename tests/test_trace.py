@@ -178,7 +178,7 @@ def test_burn_in_comes_on_request(uneven):
     found = both.to_arviz()
     assert groups_of(found) == {"posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats"}
     assert found.warmup_posterior["theta"].shape == (4, 6, 4)
-    np.testing.assert_allclose(found.posterior["theta"], plain.theta, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.posterior["theta"], plain.theta, rtol=1e-4, atol=1e-5)
     early = found.warmup_sample_stats
     assert set(early) == set(found.sample_stats)
     np.testing.assert_array_equal(early["gain"], np.tile(both.plan.gain[:6], (4, 1)))
