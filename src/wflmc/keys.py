@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.errors import InputError
+from wflmc.errors import Found, InputError
 
 
 def check_key(key: object, name: str = "key") -> None:
@@ -22,7 +22,8 @@ def check_key(key: object, name: str = "key") -> None:
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not ((typed and shape == ()) or (dtype == np.uint32 and shape in ((2,), (4,)))):
-        raise InputError(name, key, "one key, such as jax.random.key(0)")
+        given = key if isinstance(key, int) else Found("is not a key")  # a list may be the numbers of one
+        raise InputError(name, given, "one key, such as jax.random.key(0)")
 
 
 def named(key: jax.Array, name: str) -> jax.Array:

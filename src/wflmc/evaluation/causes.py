@@ -74,6 +74,10 @@ class Change(NamedTuple):
     """Keys that must be set with it."""
     expected: tuple[float, float] | None = None
     """W2² in posterior variances before and after, or 1/ESS for too few draws; None where it cannot be forecast."""
+    exact: bool = False
+    """Whether these are numbers to rely on: without clipping, by the law of the chains."""
+    then: bool = False
+    """Whether it was tried together with the change of the cause before."""
 
 
 class Cause(NamedTuple):
@@ -93,15 +97,18 @@ class Cause(NamedTuple):
         if self.change is None:
             return said
         settings = {self.change.key: self.change.value, **self.change.others}
-        said += " Try " + " with ".join(f"{key} = {_shown(value)}" for key, value in settings.items())
+        said += (" Then try " if self.change.then else " Try ") + " with ".join(
+            f"{key} = {_shown(value)}" for key, value in settings.items()
+        )
         said += WEAKER.get(self.change.key, "")
         if self.change.expected is None:
             return f"{said}."
         before, after = self.change.expected
         of = "1/ESS of a chain" if self.cause == DRAWS else "W2² in posterior variances"
-        said += f": expected {of} falls from {before:.2g} to {after:.2g}."
+        numbers = f"expected {of} falls from {before:.2g} to {after:.2g}"
+        said += f": {numbers if self.change.exact else 'better samples in a forecast'}."
         if self.instead is not None:
-            said += f" Without it, {self.instead.key} = {_shown(self.instead.value)}: to {_after(self.instead):.2g}."
+            said += f" Without it, {self.instead.key} = {_shown(self.instead.value)} helps."
         return said
 
 
@@ -127,7 +134,8 @@ def advise(
 
     Returns:
         The causes; none where samples are expected to be good. Their keys are those of scenario files, which are the
-        arguments of `Link`, `Privacy` and `plan` behind the point.
+        arguments of `Link`, `Privacy` and `plan` behind the point. Clips are suggested by the size of the devices'
+        gradients: epsilon does not cover the advice.
     """
 
     def replan(changes: Mapping[str, Any]) -> Plan:
@@ -190,13 +198,19 @@ def _costs(plan: Plan, model: Model, now: Forecast, ideal: Forecast) -> list[tup
     """What each cause costs, the largest first; none where samples are good."""
     if now.alike < GOOD:
         return []
+
+    def lost(without: Forecast) -> float:
+        if np.isfinite(now.alike):
+            return now.alike - without.alike
+        return np.inf if np.isfinite(without.alike) else 0.0
+
     costs = {
-        "noise": now.alike - forecast(plan, model, excess=False).alike,
-        "clipping": now.alike - forecast(plan, model, clipping=False).alike,
-        "start": now.alike - forecast(plan, model, start=False).alike,
+        "noise": lost(forecast(plan, model, excess=False)),
+        "clipping": lost(forecast(plan, model, clipping=False)),
+        "start": lost(forecast(plan, model, start=False)),
         "step": ideal.alike,
     }
-    return sorted(((kind, cost) for kind, cost in costs.items() if cost > 0.1 * now.alike), key=lambda each: -each[1])
+    return sorted(((kind, cost) for kind, cost in costs.items() if cost >= 0.1 * now.alike), key=lambda each: -each[1])
 
 
 def _noise(plan: Plan) -> tuple[str, str]:
@@ -212,10 +226,12 @@ def _noise(plan: Plan) -> tuple[str, str]:
 def _clipped(plan: Plan, model: Model, now: Forecast, evaluation: Evaluation | None) -> str:
     """How many gradients are clipped, and what would be at the posterior: else noise or the start keep chains away."""
     told, one = (None, None) if evaluation is None else (evaluation.clip_rate["samples"], evaluation.example_clip_rate)
+    left = forecast(plan, model, excess=False, start=False).shortened
+    if np.isfinite(plan.example_clip).any():
+        share = "" if one is None else f"{one:.0%} of the examples' gradients were clipped after burn-in; "
+        return f"{share}at the posterior clipping leaves {left:.0%} of the examples' gradients"
     share = f"{now.clipped:.0%} of gradients are expected to be" if told is None else f"{told:.0%} of gradients were"
-    examples = "" if one is None else f", {one:.0%} of examples"
-    at_mode = forecast(plan, model, excess=False, start=False)
-    return f"{share} clipped after burn-in{examples}; at the posterior they keep {at_mode.shortened:.0%} of their size"
+    return f"{share} clipped after burn-in; at the posterior itself clipping would leave {left:.0%} of them"
 
 
 def _unlike_devices(plan: Plan, posterior: Any, setting: Setting | None) -> list[Cause]:
@@ -254,6 +270,8 @@ class _Trials:
 
     def __init__(self, plan: Plan, posterior: Any, model: Model, now: Forecast, setting: Setting | None) -> None:
         self.plan, self.posterior, self.model, self.now, self.setting = plan, posterior, model, now, setting
+        self.made: dict[str, Any] = {}
+        """What the causes before have suggested: the next change is tried on top of it."""
         quick = self._forecast(QUICK) if setting is not None and setting.slow else None
         self.begun, self.quick = (now, {}) if quick is None else (quick, QUICK)
         self.seen: dict[Any, Forecast | None] = {}
@@ -266,14 +284,27 @@ class _Trials:
         """
         if self.setting is None or self.plan.rounds * self.plan.devices > LARGEST_TRIAL:
             return None, None
+        if kind != "draws" and self.begun.alike < GOOD:
+            return None, None  # the change before is enough
         free = self._first(FREE[kind], kind)
         paid = None if free is not None and _after(free) <= GOOD else self._first(PAID.get(kind, ()), kind)
         best = free is None or (paid is not None and _after(paid) < CHEAPER * _after(free))
-        chosen = tuple(self._confirmed(change, kind) for change in ((paid, free) if best else (free, None)))
+        asked = (paid, free) if best else (free, None)
+        chosen = [change for change in (self._confirmed(change, kind) for change in asked) if change is not None]
         for change in chosen:
-            if change is not None:
-                self.used |= {change.key: "", TOGETHER.get(change.key, change.key): change.direction}
-        return chosen[0], chosen[1]
+            self.used |= {change.key: "", TOGETHER.get(change.key, change.key): change.direction}
+        if not chosen:
+            return None, None
+        first = chosen[0]._replace(then=bool(self.made))
+        self._make(first)
+        return first, chosen[1] if len(chosen) > 1 else None
+
+    def _make(self, change: Change) -> None:
+        """Go on from the plan with a change."""
+        self.made |= {change.key: change.value, **change.others}
+        self.seen.clear()
+        self.begun = self._forecast(self.quick) or self.begun
+        self.now = (self._forecast({}) or self.now) if self.quick else self.begun
 
     def _confirmed(self, change: Change | None, kind: str) -> Change | None:
         """The change, if it helps the plan as it is made and not only the quick one."""
@@ -315,7 +346,7 @@ class _Trials:
     def _forecast(self, changes: Mapping[str, Any]) -> Forecast | None:
         assert self.setting is not None
         try:
-            plan = self.setting.replan(changes)
+            plan = self.setting.replan({**self.made, **changes})
         except InputError:
             return None
         return forecast(plan, self.model if plan.init == self.plan.init else model_of(plan, self.posterior))
@@ -338,9 +369,9 @@ class _Trials:
                 typical = float(np.sqrt((self.model.cost.pull**2).sum(-1).mean()))
                 return _numbers(key, plan.clip[0], typical * np.geomspace(0.5, 8, 9))
             case "privacy.example_clip" if unit == "record" and examples is not None and _one(plan.example_clip):
-                return _numbers(key, plan.example_clip[0], np.quantile(examples, [0.5, 0.75, 0.9, 0.97, 1.0]))
+                return _numbers(key, plan.example_clip[0], np.quantile(examples, [0.5, 0.75, 0.9]))
             case "privacy.unit" if unit == "device" and epsilon is not None and examples is not None:
-                clips = [{"privacy.example_clip": _rounded(norm)} for norm in np.quantile(examples, [0.97, 0.75])]
+                clips = [{"privacy.example_clip": _rounded(norm)} for norm in np.quantile(examples, [0.9, 0.75])]
                 return (Change(key, "record", "to", clip) for clip in clips)
             case "privacy.epsilon" if epsilon is not None and np.ndim(epsilon) == 0:
                 return _numbers(key, float(np.asarray(epsilon)), float(np.asarray(epsilon)) * np.array([2, 4]))
@@ -359,10 +390,10 @@ def _helped(change: Change, now: Forecast, then: Forecast, kind: str) -> Change 
     """The change with what is expected of it; None where it does not help."""
     if kind == "draws":
         helps = then.error < BETTER * now.error and then.alike < max(1.1 * now.alike, GOOD / 2)
-        return change._replace(expected=(now.error, then.error)) if helps else None
+        return change._replace(expected=(now.error, then.error), exact=now.exact and then.exact) if helps else None
     helps = then.alike < BETTER * now.alike and then.w2_sq < now.w2_sq
     helps = helps and then.w2_sq + then.error < now.w2_sq + now.error
-    return change._replace(expected=(now.alike, then.alike)) if helps else None
+    return change._replace(expected=(now.alike, then.alike), exact=now.exact and then.exact) if helps else None
 
 
 def _one(values: Any) -> bool:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, without_data
 from wflmc.planning import Plan
 from wflmc.posterior.response import Quadratic
 
@@ -37,8 +38,12 @@ class Forecast(NamedTuple):
     """Share of the devices' gradients that are clipped."""
     shortened: float
     """What clipping leaves of gradients, on average."""
+    exact: bool
+    """Whether no gradient is clipped in any round: else the forecast knows clipping on average alone, and tells
+    better plans from worse ones, not how good they are."""
 
 
+@without_data
 class Model(NamedTuple):
     """What a forecast takes a posterior for."""
 
@@ -57,7 +62,8 @@ def model_of(plan: Plan, posterior: Any) -> Model:
             return Model(cost, posterior.sizes / posterior.sizes.sum(), posterior.example_norms(cost.mode))
     dim, devices = min(plan.dim, 64), plan.devices
     precision = np.repeat([plan.mu, plan.L], [dim - dim // 2, dim // 2])
-    apart = np.full(dim, (max(plan.initial_w2_sq, 0.0) / plan.dim) ** 0.5)
+    begun = plan.initial_w2_sq if np.isfinite(plan.initial_w2_sq) else 0.0  # of a start that nobody knows
+    apart = np.full(dim, (max(begun, 0.0) / plan.dim) ** 0.5)
     # Of data that the model describes well, a device's gradient at the mode varies by its share of the curvature.
     signs = np.where((np.arange(devices)[:, None] + np.arange(dim)) % 2, 1.0, -1.0)
     pull = signs * np.sqrt(precision * plan.dim / (dim * devices))
@@ -76,21 +82,27 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
     clip = plan.clip if clipping else np.full(plan.devices, np.inf)
     limits = _example_limits(plan, model) if clipping else None
     mean, spread, together = _begin(plan, cost, start)
-    kept, total = [], np.zeros(precision.size)
+    kept, total, least = [], np.zeros(precision.size), 1.0
     norms_sq, weights, kick, std = (cost.pull**2).sum(-1), plan.weight_received, plan.kick, precision**-0.5
+    lost = np.zeros(precision.size)
+    if limits is not None and model.examples is not None:
+        # What clipping takes from examples at the mode no longer adds up to zero; it points anywhere.
+        lost = np.sqrt((np.maximum(model.examples - limits, 0.0) ** 2).sum() * precision / precision.sum())
     with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
         for s in range(plan.rounds):
-            reach, factor = precision * mean[0], 1.0
+            reach, factor, slope = precision * mean[0], 1.0, 1.0
             if limits is not None and model.examples is not None:
                 # One example adds (u·d) u to its gradient at a distance d.
                 moved = precision.sum() * float(reach @ mean[0] + precision @ spread[0][0]) / limits.size**2
                 factor = float(np.mean(np.minimum(1.0, limits / np.sqrt(model.examples**2 + moved))))
+                slope = _slope(model.examples, limits, moved)
             far_sq = share**2 * (reach @ reach + precision**2 @ spread[0][0]) + 2 * share * (cost.pull @ reach)
             norm = factor * np.sqrt(np.maximum(norms_sq + far_sq, 1e-300))
-            left = factor * np.minimum(1.0, clip / norm)
-            weight = weights[s] * left
+            left = np.minimum(1.0, clip / norm)
+            least = min(least, float(left.min()) * factor)
+            weight = weights[s] * left * slope
             matrix, enters = _round(plan, s, precision * (weight @ share))
-            push = kick[s] * (weight @ cost.pull)
+            push = kick[s] * (factor * (weights[s] * left) @ cost.pull + (weights[s] @ left) / left.size * lost)
             fresh = noise[s] + plan.downlink_noise * (kick[s] * precision) ** 2 * ((weight * share) ** 2).sum()
             mean = [row - each * push for row, each in zip(_apply(matrix, mean), enters, strict=True)]
             spread = _covariance(matrix, spread, fresh, enters)
@@ -98,14 +110,13 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
                 together = [row + own for row, own in zip(_apply(matrix, together), spread[0], strict=True)]
                 total += 2 * together[0] - spread[0][0]
                 off = mean[0] ** 2 + (np.sqrt(np.maximum(spread[0][0], 0.0)) - std) ** 2
-                kept.append((off.sum(), precision @ off, (norm > clip).mean(), left.mean()))
+                kept.append((off.sum(), precision @ off, (norm > clip).mean(), factor * left.mean()))
     far, alike, clipped, shortened = np.nan_to_num(np.array(kept), nan=np.inf).T
     size, draws = float((1 / precision).sum()), plan.rounds - plan.burn_in
     of = np.mean if plan.objective_name == "average" else np.max
     error = float(np.nan_to_num(total.sum(), nan=np.inf)) / draws**2 / size
-    return Forecast(
-        float(of(far)) / size, float(of(alike)) / precision.size, error, float(clipped.mean()), float(shortened.mean())
-    )
+    means = float(clipped.mean()), float(shortened.mean())
+    return Forecast(float(of(far)) / size, float(of(alike)) / precision.size, error, *means, least > 0.99)
 
 
 Columns = list[Array]
@@ -140,6 +151,15 @@ def _covariance(matrix: list[Columns], spread: list[Columns], fresh: Array, ente
     columns = [_apply(matrix, column) for column in spread]
     moved = [_apply(matrix, list(row)) for row in zip(*columns, strict=True)]
     return [[c + fresh * a * b for c, b in zip(row, enters, strict=True)] for row, a in zip(moved, enters, strict=True)]
+
+
+def _slope(examples: Array, limits: Array, moved: float) -> float:
+    """How much of a change of its gradient an example still sends, on average: that of those that are not clipped.
+
+    For a number clipped at ±c this is exact: the slope of the best linear fit to it is P(|e + δ| < c), δ ~ N(0, moved).
+    """
+    width = np.sqrt(moved + 1e-300)
+    return float(np.mean(ndtr((limits - examples) / width) - ndtr((-limits - examples) / width)))
 
 
 def _example_limits(plan: Plan, model: Model) -> Array | None:

@@ -64,6 +64,7 @@ class DiagonalResponse(NamedTuple):
 AnyResponse = Response | DiagonalResponse
 
 
+@without_data
 class Quadratic(NamedTuple):
     """A cost as a quadratic around its mode, along the main directions of its Hessian there."""
 

@@ -388,7 +388,7 @@ def softmax_regression(
     """
     check_prior(prior_std)
     check_counts(devices=devices)
-    if np.isscalar(classes):
+    if classes is not None and np.ndim(classes) == 0:
         check_counts(classes=classes)  # type: ignore[arg-type]
     if (X is None) != (y is None):
         raise InputError("X" if X is None else "y", None, "given together with the other of X and y")

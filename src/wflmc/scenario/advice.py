@@ -56,7 +56,7 @@ def _document(cause: Cause) -> dict[str, Any]:
     return {
         "cause": cause.cause,
         "evidence": cause.evidence,
-        "cost": float(np.nan_to_num(cause.cost)),
+        "cost": _finite(cause.cost),
         "change": None if cause.change is None else _tried(cause.change),
         "instead": None if cause.instead is None else _tried(cause.instead),
         "text": str(cause),
@@ -66,8 +66,8 @@ def _document(cause: Cause) -> dict[str, Any]:
 def _tried(change: Change) -> dict[str, Any]:
     expected = None
     if change.expected is not None:
-        before, after = (float(np.nan_to_num(value)) for value in change.expected)
-        expected = {"before": before, "after": after}
+        before, after = map(_finite, change.expected)
+        expected = {"before": before, "after": after, "exact": change.exact}
     return {
         "key": change.key,
         "value": change.value,
@@ -75,3 +75,8 @@ def _tried(change: Change) -> dict[str, Any]:
         "with": dict(change.others),
         "expected": expected,
     }
+
+
+def _finite(value: float) -> float | None:
+    """Return a number for JSON; None of chains that diverge."""
+    return float(value) if np.isfinite(value) else None
