@@ -77,7 +77,7 @@ test-full: lint
 test-machines: $(VENV)/.test
 	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 OPENBLAS_CORETYPE=Nehalem WFLMC_ORDER=1 $(PYTEST)
 	XLA_FLAGS=--xla_cpu_max_isa=AVX2 OPENBLAS_CORETYPE=Haswell OPENBLAS_NUM_THREADS=2 WFLMC_ORDER=2 $(PYTEST)
-	OPENBLAS_CORETYPE=SkylakeX WFLMC_ORDER=3 $(PYTEST)
+	XLA_FLAGS= OPENBLAS_CORETYPE=SkylakeX WFLMC_ORDER=3 $(PYTEST)
 
 test-package: $(VENV)/.test
 	WFLMC_FULL=1 $(BIN)/pytest tests/test_wheel.py

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from wflmc.scenario import build, load_scenario, make_plan
 
 from .cli_tools import FADING, is_picture, strict, with_set, write_gains
 from .conftest import count
@@ -118,10 +119,16 @@ def test_the_picture_shows_the_plan(posterior):
     np.testing.assert_allclose(privacy.lines[0].get_ydata(), np.cumsum(plan.loss, axis=0)[:, np.argmax(plan.spent)])
 
 
+def objective(path, overrides):
+    """That of a scenario's plan."""
+    scenario = load_scenario(path, overrides)
+    return make_plan(scenario, build(scenario)).objective
+
+
 def test_solve_for_finds_the_best_number_of_rounds(plan_of, scenario):
     """The bound falls and rises again with burn-in; a target that only the valley's floor meets is found."""
     fixed = [*FADING, "privacy.epsilon=3.0"]
-    values = {n: plan_of(scenario, *with_set([*fixed, f"sampler.burn_in={n}"]))["objective"] for n in range(30)}
+    values = {n: objective(scenario, [*fixed, f"sampler.burn_in={n}"]) for n in range(30)}
     best = min(values, key=values.get)
     assert 0 < best < 29
     found = plan_of(scenario, *with_set(fixed), "--solve-for", "sampler.burn_in", "--target", values[best] * (1 + 1e-9))
@@ -130,7 +137,7 @@ def test_solve_for_finds_the_best_number_of_rounds(plan_of, scenario):
 
 def test_solve_for_rounds_against_brute_force(plan_of, scenario):
     fixed = [*FADING, "policy.power=equal", "link.snr_db=12"]
-    values = [plan_of(scenario, *with_set([*fixed, f"sampler.burn_in={n}"]))["objective"] for n in range(40)]
+    values = [objective(scenario, [*fixed, f"sampler.burn_in={n}"]) for n in range(40)]
     for target in np.geomspace(min(values) * 1.0001, max(values), count(4, 12)):
         found = plan_of(scenario, *with_set(fixed), "--solve-for", "sampler.burn_in", "--target", target)
         assert found["solve_for"]["value"] == next(n for n, value in enumerate(values) if value <= target)

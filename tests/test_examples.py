@@ -63,6 +63,7 @@ def test_private_logistic_regression_is_forgiving(logistic):
     assert abs(np.mean(example.scores(posterior, good[0].theta, test)[2]) - best[2].mean()) < 0.02
 
 
+@pytest.mark.skipif(not FULL, reason="ten seconds of NUTS: make test-full runs it")
 def test_the_hierarchy_agrees_with_nuts_and_descent_does_not():
     pytest.importorskip("blackjax")
     example = load("hierarchical")
@@ -83,6 +84,7 @@ def test_the_hierarchy_agrees_with_nuts_and_descent_does_not():
     assert nll.min() > reference[2][0] + 0.2
 
 
+@pytest.mark.skipif(not FULL, reason="ten seconds of chains: make test-full runs it")
 def test_the_network_under_privacy(network):
     """With a step too long for the promise sampling stays calibrated, descent does not."""
     example, posterior, _, test = network

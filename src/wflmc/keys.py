@@ -22,7 +22,7 @@ def check_key(key: object, name: str = "key") -> None:
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not ((typed and shape == ()) or (dtype == np.uint32 and shape in ((2,), (4,)))):
-        given = key if isinstance(key, int) else Found("is not a key")  # a list may be the numbers of one
+        given = key if dtype is not None or isinstance(key, int) else Found("is not a key")  # a list may be its numbers
         raise InputError(name, given, "one key, such as jax.random.key(0)")
 
 
