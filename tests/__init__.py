@@ -10,7 +10,7 @@ CACHE = None
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # any number will do, but the same for all processes of a test
 # Tests compile much and compute little. `make test-machines` runs them with full optimisation.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 if not GPU:
     os.environ["JAX_PLATFORMS"] = "cpu"
 if "PYTEST_XDIST_WORKER" not in os.environ:

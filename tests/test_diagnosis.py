@@ -311,3 +311,55 @@ def test_devices_pull_in_opposite_directions_at_the_mode(content):
     size = np.linalg.norm(written_out, axis=1)
     np.testing.assert_allclose(np.linalg.norm(cost.pull, axis=1), size, rtol=1e-6)
     assert np.linalg.norm(cost.pull.sum(0)) < 1e-2 * size.max()
+
+
+@pytest.mark.parametrize("example_clip", [1.0, 2.0, 3.0])
+def test_the_forecast_of_clipped_examples(posterior, example_clip):
+    """Clipped examples no longer answer to θ, so samples spread, and what they lose shifts the mode."""
+    link, privacy = (
+        wflmc.Link(channel.rayleigh(0.01), snr_db=30),
+        wflmc.Privacy(15, 0.01, 30, "exact", "record", example_clip),
+    )
+    plan = wflmc.plan(posterior, link, privacy, step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50)
+    theta, _ = chains(posterior, plan, 100)
+    away = theta - posterior.exact.mean
+    variances, directions = np.linalg.eigh(posterior.exact.covariance)
+    away = away @ directions
+    off = away.mean(0) ** 2 + (away.std(0) - variances**0.5) ** 2
+    found = (off / variances).mean(-1).max()
+    assert 0.4 < forecast(plan, model_of(plan, posterior)).alike / found < 2.5
+    (first, *_) = wflmc.advise(
+        posterior, link, privacy, step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50
+    )
+    assert (first.cause, first.change.key, first.change.direction) == ("clip too small", "privacy.example_clip", "up")
+
+
+def test_chains_that_diverge_are_not_taken_for_good_ones():
+    """A public L that is five times too small."""
+    posterior = dataclasses.replace(wflmc.gaussian_regression(jax.random.key(0), 5, examples=100), mu=1.0, L=20.0)
+    how = {"step_size": 0.08, "burn_in": 100, "samples": 100, "power": "noiseless"}
+    first, *_ = wflmc.advise(posterior, wflmc.Link(channel.static()), wflmc.Privacy(clip=10), **how)
+    assert (first.cause, first.change.key, first.change.direction) == (
+        "step size too large",
+        "sampler.step_size",
+        "down",
+    )
+
+
+@pytest.mark.parametrize(("clip", "times"), [(3.0, 0.4), (30.0, 1.0)])
+def test_following_all_advice_is_no_worse_than_the_first(posterior, clip, times):
+    """A later change is tried on top of those before it."""
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
+    how = {"step_size": times / (posterior.mu + posterior.L), "burn_in": 50, "samples": 50}
+    causes = wflmc.advise(posterior, link, wflmc.Privacy(15, 0.01, clip), **how)
+    changes = [cause.change for cause in causes if cause.change is not None]
+    assert [change.then for change in changes] == [False, True, True][: len(changes)]
+    reached = []
+    given = {"clip": clip, **how}
+    for change in changes:
+        given |= {change.key.partition(".")[2]: change.value}
+        privacy = wflmc.Privacy(15, 0.01, given["clip"])
+        plan = wflmc.plan(posterior, link, privacy, **{name: given[name] for name in how})
+        reached.append(score(posterior, chains(posterior, plan, 100)[0]))
+    assert reached
+    assert all(value < 1.2 * reached[0] for value in reached)

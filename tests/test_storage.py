@@ -275,3 +275,16 @@ def test_an_output_folder_that_nothing_is_written_to_is_removed(call, small, tmp
     code, _, _ = call("run", small, "--out", tmp_path / "a" / "b", "--set", "posterior.devices=1000")
     assert code == 2
     assert not (tmp_path / "a").exists()
+
+
+def test_links_in_a_folder_are_not_followed(tmp_path):
+    """Others may write to the folder too: what a link points to stays as it is."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".lock").symlink_to(victim)
+    (tmp_path / "plan.json.part").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        write_text(tmp_path / "plan.json", "{}")
+    with pytest.raises(OSError, match="symbolic link"), sole_writer(tmp_path):
+        pass
+    assert victim.read_text() == "precious"

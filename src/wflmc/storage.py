@@ -23,6 +23,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors that a full disk, a quota and a limit on the size of files give."""
 
 
+def _no_link(path: str, flags: int) -> int:
+    """Open a file, but not what a link of its name points to: others may write to the folder, too."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
     """Give an OSError raised inside the name of the file that it is about: writing to an open file tells none."""
@@ -44,7 +49,7 @@ def replacing(path: str | Path, suffix: str = ".part") -> Iterator[IO[bytes]]:
     part = target.with_name(target.name + suffix)
     try:
         with naming_file(target):
-            with part.open("wb") as file:
+            with open(part, "wb", opener=_no_link) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -89,7 +94,7 @@ def sole_writer(folder: Path, option: str = "--out") -> Iterator[None]:
     """
     path = folder / ".lock"
     while True:
-        with path.open("ab+", buffering=0) as file:
+        with open(path, "ab+", buffering=0, opener=_no_link) as file:
             if not _lock(file):
                 file.seek(0)
                 number = file.read(20).decode("ascii", "replace")

@@ -124,6 +124,8 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> tuple[dict[str
     release = task.inputs.release
     with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
         if task.checkpoint is not None:
+            if not task.resumed and (task.checkpoint / "about.json").exists():
+                say(f"{task.folder} held another run that was stopped; this one takes its place.")
             _begin(task, document, before)
         try:
             if ledger is not None and release is not None:

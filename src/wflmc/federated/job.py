@@ -145,6 +145,7 @@ class Job:
             value = getattr(plan.privacy, name)
             texts[f"privacy.{name}"] = value if value is None or isinstance(value, str) else np.asarray(value).tolist()
         (folder / "job.npz").touch(0o600)  # it has the key of the noise
+        (folder / "job.npz").chmod(0o600)
         np.savez(folder / "job.npz", allow_pickle=False, **arrays)
         (folder / "job.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
 
