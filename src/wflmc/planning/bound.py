@@ -32,7 +32,7 @@ def contraction(step_size: ArrayLike, mu: float, L: float) -> Contraction:
     # 1 − γ directly, not by subtraction: it is tiny for small steps and κ divides by it.
     distance = np.where(eta <= 2 / (mu + L), eta * mu, 2 - eta * L)
     least = f"large enough to contract: step_size × mu = {distance.min():.3g} is too small"
-    if L > 1e9 * mu:
+    if mu < 1e-9 * L:
         least += f" (L/mu = {L / mu:.1g}, as of features that are not scaled: standardise them)"
     _each("step_size", eta, distance >= 1e-12, least)
     gamma = 1 - distance
