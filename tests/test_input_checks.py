@@ -132,3 +132,16 @@ def test_descent_warns_as_well():
     gains = channel.from_array(np.full((4, 4), -80.0))
     made = gradient_descent(SMALL, wflmc.Link(gains), wflmc.Privacy(8, 0.3, 30), step_size=1e-3, rounds=4)
     assert sum("dB" in text or "delta" in text for text in made.warnings) == 2
+
+
+def test_public_constants_keep_a_plan_from_telling_of_the_data(plan_of, tmp_path):
+    """With a promise and all constants given, not even the scale of a column shows."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", X=rng.standard_normal((60, 2)) * [1, 1e4], y=rng.standard_normal(60))
+    (tmp_path / "s.toml").write_text(
+        '[posterior]\ndata = "d.npz"\ndevices = 4\nmu = 1.0\nL = 1e11\n[privacy]\nepsilon = 8.0\ndelta = 0.001\n'
+    )
+    told = plan_of(tmp_path / "s.toml")["warnings"]
+    assert any("not scaled" in text for text in told)
+    quiet = plan_of(tmp_path / "s.toml", "--set", "posterior.initial_w2_sq=3.0")["warnings"]
+    assert not any("not scaled" in text for text in quiet)

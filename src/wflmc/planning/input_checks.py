@@ -13,6 +13,9 @@ UNSCALED, UNLIKE = 30.0, 100.0
 """Size of a feature, and over the median of all, from which on it alone decides L, the step size and the clipping."""
 
 
+UNSCALED_FEATURES = "Features are not scaled"
+
+
 def input_warnings(posterior: Any, link: Link | None, privacy: Privacy) -> tuple[str, ...]:
     """What to look at before anything is sent; without a link, it is an ideal one."""
     fading = None if link is None else link.fading
@@ -50,6 +53,6 @@ def _unscaled(posterior: Any) -> list[str]:
     name = f" ({posterior.columns[largest]})" if posterior.columns else ""
     column = "after whitening a direction" if whitened else f"column {largest} of X{name}, counted from 0,"
     return [
-        f"Features are not scaled: {column} is some {size:,} times as large as {compared}. It alone decides L, the "
+        f"{UNSCALED_FEATURES}: {column} is some {size:,} times as large as {compared}. It alone decides L, the "
         "step size and what is clipped. Standardise all columns, by public means and scales."
     ]

@@ -16,6 +16,7 @@ from wflmc.errors import InputError, naming, without_data
 from wflmc.evaluation import choose_burn_in
 from wflmc.keys import host_generator
 from wflmc.planning import Plan, Policy, plan
+from wflmc.planning.input_checks import UNSCALED_FEATURES
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.inputs import checked
 from wflmc.posterior.softmax import synthetic_labels
@@ -294,7 +295,10 @@ def make_plan(
         )
     except InputError as error:
         raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
-    return dataclasses.replace(made, warnings=(*inputs.warnings, *made.warnings, *inputs.leaks))
+    # Where a promise is made and all constants are public, a plan says nothing about the data.
+    public = scenario.privacy.epsilon is not None and not inputs.leaks
+    said = [text for text in made.warnings if not (public and text.startswith(UNSCALED_FEATURES))]
+    return dataclasses.replace(made, warnings=(*inputs.warnings, *said, *inputs.leaks))
 
 
 def _section_of(error: InputError) -> str:
