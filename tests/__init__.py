@@ -1,6 +1,8 @@
 """Settings that NumPy and JAX read when they are first imported, and that every process started by a test inherits."""
 
 import os
+import signal
+import sys
 import tempfile
 
 GPU = os.environ.get("WFLMC_GPU") == "1"
@@ -8,9 +10,14 @@ GPU = os.environ.get("WFLMC_GPU") == "1"
 CACHE = None
 """A folder of this run alone, in the process that made it: workers and their processes share what was compiled."""
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for a job in the background; tests of Ctrl-C need to hear it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # any number will do, but the same for all processes of a test
-# Tests compile much and compute little. `make test-machines` runs them with full optimisation.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+# Tests compile much and compute little, so these make XLA compile fast. `make test-machines` runs them without.
+FAST = "--xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
+if sys.version_info < (3, 12):  # the jax pinned there; a later one stops at a flag it does not know
+    FAST += " --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", FAST)
 if not GPU:
     os.environ["JAX_PLATFORMS"] = "cpu"
 if "PYTEST_XDIST_WORKER" not in os.environ:

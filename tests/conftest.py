@@ -17,6 +17,7 @@ from hypothesis import settings
 import wflmc
 from wflmc import channel, data
 from wflmc.cli import main
+from wflmc.evaluation import causes
 
 from . import CACHE, GPU
 from .cli_tools import STATIC, only_warnings, strict
@@ -44,6 +45,7 @@ NEEDED = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an accelerator; all other tests run on the CPU")
+    config.addinivalue_line("markers", "advice: searches for changes that help a plan; other tests leave that out")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,6 +79,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if CACHE is not None:
         shutil.rmtree(CACHE, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_search_for_advice(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the dozens of plans that a diagnosis tries, which most commands here would make in vain."""
+    if request.node.get_closest_marker("advice") is None and not FULL:
+        monkeypatch.setattr(causes, "LARGEST_TRIAL", 0)
 
 
 def count(quick: int, full: int) -> int:

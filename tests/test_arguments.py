@@ -82,6 +82,7 @@ def test_keys_of_both_kinds_are_taken():
     assert jnp.all(jnp.isfinite(STATE.theta))
 
 
+@pytest.mark.advice
 def test_noise_that_widens_samples_is_said():
     """Six decibels are four times the noise: where power limits, the ratio follows, and so does the spread."""
     quiet = wflmc.plan(POSTERIOR, LINK, NOTHING, **STEPS)

@@ -210,6 +210,7 @@ def test_a_run_says_that_it_is_a_simulation(call, scenario):
     assert "private data" in err.splitlines()[-1]  # what all runs say comes last
 
 
+@pytest.mark.advice
 def test_plan_and_run_show_the_diagnosis(call, plan_of, scenario):
     """The same causes from the plan as from its chains, ranked, with a change that can be typed."""
     sets = ("--set", "privacy.clip=300.0")

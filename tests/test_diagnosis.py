@@ -24,6 +24,8 @@ from wflmc.scenario.advice import with_values
 from .conftest import FULL
 from .own_model_tools import as_own
 
+pytestmark = pytest.mark.advice
+
 GAUSSIAN = {
     "posterior": {"devices": 6, "examples": 240, "dim": 3},
     "link": {"snr_db": 40.0},

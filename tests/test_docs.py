@@ -16,6 +16,8 @@ from wflmc.scenario import Scenario
 
 from .docs_tools import COMMANDS, PAGES, ROOT, TOLERANCE, Block, Reader, blocks_of, compare, reading_room
 
+pytestmark = pytest.mark.advice
+
 DOCS = ROOT / "docs"
 NAMES = [page.name for page in PAGES]
 
