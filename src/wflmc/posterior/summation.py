@@ -54,8 +54,16 @@ def alone(value: jax.Array) -> Sum:
     return Sum(value, jnp.zeros_like(value))
 
 
+def _rounded(value: jax.Array) -> jax.Array:
+    """The value itself, once and for all: compilers may compute a product anew, unrounded, wherever it is added to
+    something (fused multiply-add), and the errors of sums would no longer be those of the same sums. They cannot do so
+    behind a choice; nothing is ever as large as what is chosen against."""
+    return jnp.where(value == 3.3e38, 0.0, value)
+
+
 def two_sum(a: jax.Array, b: jax.Array) -> Sum:
     """a + b without any error (Knuth)."""
+    a, b = _rounded(a), _rounded(b)
     high = a + b
     part = high - a
     return Sum(high, (a - (high - part)) + (b - part))
@@ -72,7 +80,7 @@ def times(factor: jax.Array, value: Sum) -> Sum:
     factor = jnp.asarray(factor, value.high.dtype)
     if value.high.dtype != jnp.float32:
         return Sum(factor * value.high, factor * value.low)
-    a, b = _halves(factor), _halves(value.high)
+    a, b = _halves(_rounded(factor)), _halves(_rounded(value.high))
     cross = two_sum(a.high * b.low, a.low * b.high)
     rest = cross.low + (a.low * b.low + factor * value.low)
     return plus(alone(a.high * b.high), two_sum(cross.high, rest))
