@@ -314,4 +314,8 @@ def _transmitted(posterior: Any, rounds: Rounds, theta: jax.Array) -> jax.Array:
     θ is an argument: of a product with zeros known at compile time, XLA for CPUs (jaxlib 0.10.2) makes a fused loop
     that reads beyond them from a few hundred rounds on.
     """
-    return jax.vmap(lambda index, at: transmit(posterior, at, rounds.at(index))[0])(jnp.arange(len(theta)), theta)
+
+    def one(index: jax.Array, at: jax.Array) -> jax.Array:
+        return transmit(posterior, at, rounds.at(index))[0].rounded
+
+    return jax.vmap(one)(jnp.arange(len(theta)), theta)

@@ -25,6 +25,7 @@ from wflmc.errors import InputError, SamplingError
 from wflmc.federated.job import Job
 from wflmc.federated.terms import Ask, Heard
 from wflmc.keys import named
+from wflmc.posterior.summation import alone
 from wflmc.privacy import Ledger
 from wflmc.sampling import Trace
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
@@ -225,7 +226,7 @@ def _move(keys: jax.Array, state: jax.Array, signal: jax.Array, scale: jax.Array
     """The next state of all chains, and whether all are finite; the channel adds its noise where devices do not."""
 
     def one(key: jax.Array, state: jax.Array, signal: jax.Array) -> jax.Array:
-        received = receive(named(key, "noise"), signal, now) if noise == "channel" else signal
+        received = receive(named(key, "noise"), alone(signal), now) if noise == "channel" else signal
         return update(named(key, "server"), state, received, scale[None], now)
 
     fresh = jax.vmap(one)(keys, state, signal)

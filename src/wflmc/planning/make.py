@@ -19,7 +19,7 @@ from wflmc.planning.bound import contraction, discretization_error, noise_weight
 from wflmc.planning.distance import Distances
 from wflmc.planning.dynamics import kinetic_rate, noise_step
 from wflmc.planning.input_checks import input_warnings
-from wflmc.planning.options import KnowsLaw, Options, Target, check_inputs
+from wflmc.planning.options import KnowsLaw, Options, SumsExactly, Target, check_inputs
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
 from wflmc.planning.problem import Allocation, Problem
@@ -27,6 +27,7 @@ from wflmc.planning.proxy import Proxy
 from wflmc.planning.schedule import Rule
 from wflmc.planning.steps import plan_steps
 from wflmc.posterior.response import AnyResponse, Motion, going_on
+from wflmc.posterior.summation import LARGEST_MARGIN
 from wflmc.privacy import Privacy
 
 PAIR_BYTES, MEMORY = 100, 64_000_000_000
@@ -174,6 +175,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
     constants = contraction(step_size, mu, L) if friction is None else kinetic_rate(step_size, friction, mu, L)
     excess_weight = noise_weight(options.bound, dim)
     clip = privacy.clips(devices)
+    rounding = _rounding(posterior, clip, privacy.example_clips(devices)) if scheme.clips else 0.0
 
     now = slice(options.start, None)
     known = link.gains(options.start + rounds, devices)
@@ -276,6 +278,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             friction=friction,
             downlink_noise=downlink,
             noise_limit=noise_limit,
+            rounding=rounding,
         )
         about_inputs = input_warnings(posterior, link if scheme.wireless else None, privacy)
         return dataclasses.replace(made, warnings=(*about_inputs, *advice(posterior, made, problem, options)))
@@ -343,6 +346,18 @@ def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
         given = f"a loss of {ledger[empty[0]]:.6g} for device {empty[0]}"
         raise InputError("ledger", given, f"below its budget of {whole[empty[0]]:.6g}: nothing is left to spend")
     return left / (2 * privacy.sensitivity(devices) ** 2)
+
+
+def _rounding(posterior: Target, clip: Array, example_clip: Array) -> float:
+    """e of `Plan.rounding`; where float32 would blur more than a little, the plan is refused."""
+    found = posterior.margin(clip, example_clip) if isinstance(posterior, SumsExactly) else 0.0
+    if found <= LARGEST_MARGIN:
+        return found
+    sizes = f"a float32 sum of {posterior.devices:,} devices that send up to {clip.max():.3g} each"
+    why = f"{sizes} hides a change of {np.minimum(clip, example_clip).min():.3g} only to within {found:.0%}"
+    name = "example_clip" if np.isfinite(example_clip).any() else "clip"
+    given = np.unique(example_clip if name == "example_clip" else clip)
+    raise InputError(name, given.tolist() if given.size > 1 else given[0], f"nearer to clip, or clip smaller: {why}")
 
 
 def _heard_error(posterior: Target, downlink: float, weight: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,6 +38,13 @@ class KnowsLaw(Protocol):
     """A posterior that can tell how the law of its chains answers to noise, itself or by an approximation."""
 
     def response(self, motion: Motion, burn_in: int) -> AnyResponse: ...
+
+
+@runtime_checkable
+class SumsExactly(Protocol):
+    """A posterior that says how much its sums round."""
+
+    def margin(self, clip: Any, example_clip: Any) -> float: ...
 
 
 @dataclass(frozen=True)

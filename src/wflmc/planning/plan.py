@@ -84,6 +84,8 @@ class Plan(Shown):
     """Variance of the noise in every coordinate that a device hears of θ."""
     noise_limit: float = np.inf
     """The limit on a round's noise that power was chosen within, over what all clipped gradients can undo."""
+    rounding: float = 0.0
+    """e: clips act at ℓ/(1 + e) and c/(1 + e), so that float32 sums are no more sensitive than is paid for."""
     warnings: tuple[str, ...] = ()
     """What the numbers of the plan do not cover, in sentences."""
 
@@ -169,6 +171,11 @@ class Plan(Shown):
         return np.maximum(self.noise_variance - self.langevin_noise, 0.0)
 
     @property
+    def clips_at(self) -> tuple[Array, Array]:
+        """Where clipping acts, ℓ/(1 + e) and c/(1 + e), each [K]."""
+        return self.clip / (1 + self.rounding), self.example_clip / (1 + self.rounding)
+
+    @property
     def loss(self) -> Array:
         """Privacy loss of every round and device, [S, K]; infinite where a device sends unclipped.
 
@@ -221,7 +228,7 @@ class Plan(Shown):
         about = (self.step_size, self.gain, self.weight, self.clip, self.example_clip, self.server_noise)
         strength = np.ones(0) if self.received is None else self.received
         numbers = [self.noise_power, self.start, self.burn_in, *(() if self.friction is None else (self.friction,))]
-        numbers += [self.downlink_noise] if self.downlink_noise else []
+        numbers += [value for value in (self.downlink_noise, self.rounding) if value]
         return digest(*about, strength, np.array(numbers), self.init.encode())
 
     @property

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc.posterior.summation import DEVICES, squares
+
 CPU_BLOCK = 2**22
 """Bytes of gradients at a time on a CPU: what stays near its cache. Where θ is larger, as much as θ: each block reads
 all of it."""
@@ -30,7 +32,7 @@ def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit:
     """How many devices to take at a time; in equal blocks, as few of them as the limit allows."""
     if jax.default_backend() == "cpu":
         limit = min(limit, max(CPU_BLOCK, theta_bytes))
-    most = int(np.clip(limit // max(1.0, bytes_per_device), 1, devices))
+    most = int(np.clip(limit // max(1.0, bytes_per_device), 1, min(devices, DEVICES)))
     return -(-devices // -(-devices // most))
 
 
@@ -75,7 +77,7 @@ def row_norms(rows: jax.Array) -> jax.Array:
     """‖u‖ of rows[..., d], whose squares may be too large or too small for float32."""
     largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
     scaled = rows / jnp.where(largest > 0, largest, 1.0)
-    return largest[..., 0] * jnp.sqrt(jnp.sum(scaled**2, axis=-1))
+    return largest[..., 0] * jnp.sqrt(squares(scaled))
 
 
 def many_chains(function: Callable[..., Any], own: int) -> Callable[..., Any]:

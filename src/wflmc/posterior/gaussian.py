@@ -21,6 +21,7 @@ from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
 from wflmc.posterior.response import Motion, Quadratic, Response
+from wflmc.posterior.summation import UNIT, Rounding, Sum, Summed, margin, stages
 
 Array = NDArray[np.float64]
 
@@ -28,7 +29,7 @@ PAPER_PARAMETERS = (0.071, -0.518, 0.9342, 0.7198, 0.4676)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class GaussianPosterior(Moving):
+class GaussianPosterior(Moving, Summed):
     """p(θ|D) for v = θᵀu + N(0, 1) and prior N(0, prior_std² I), held as each device's sufficient statistics.
 
     The gradient of device k is H_k θ − b_k with H_k = Σ u uᵀ + I/(K prior_std²) and b_k = Σ v u, so a round
@@ -119,22 +120,15 @@ class GaussianPosterior(Moving):
         """Where one chain starts, [m]."""
         return draw_start(key, init, self.dim, self.prior_std, self.coordinates)
 
-    def clipped_sum(
+    def exact_sum(
         self,
         theta: jax.Array,
         weight: jax.Array,
         clip: jax.Array,
         key: jax.Array | None = None,
         example_clip: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
-
-        Args:
-            theta: θ[m], or what each device has heard of it, [K, m].
-            weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
-            key: for models that draw mini-batches; not used here.
-            example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
-        """
+    ) -> tuple[Sum, jax.Array]:
+        """`clipped_sum` as a pair."""
         del key
         block = self.block or self.devices
         if example_clip is None:
@@ -142,6 +136,11 @@ class GaussianPosterior(Moving):
             return clipped_sum(data, theta, weight, clip)
         rows = in_blocks(self.features, block), in_blocks(self.target, block)
         return by_examples(rows, self._share, theta, weight, clip, example_clip)
+
+    def margin(self, clip: Array, example_clip: Array) -> float:
+        """How much less clips are to be, see `summation.margin`."""
+        norm = (stages(self.dim) / 2 + 8) * UNIT
+        return margin(Rounding(norm, norm), self.dim, self.sizes, clip, example_clip)
 
     @property
     def _share(self) -> Any:

@@ -8,25 +8,36 @@ import jax
 import jax.numpy as jnp
 
 from wflmc.posterior.blocks import clipping, many_chains, over_blocks, row_norms
+from wflmc.posterior.summation import (
+    PAIRS,
+    Sum,
+    alone,
+    largest_sent,
+    over,
+    over_devices,
+    over_pairs,
+    over_records,
+    plus,
+    projected,
+    squares,
+)
 
 
-def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> tuple[Sum, jax.Array]:
     """theta[chain, m] or [chain, K, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
-    heard = _own(theta)
+    heard, bound = _own(theta), largest_sent(weight, clip)
 
-    def add(
-        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, *own: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def add(total: Sum, data: Any, w: jax.Array, limit: jax.Array, *own: jax.Array) -> tuple[Sum, jax.Array]:
         hessian, linear = data
         if own:
             gradient = jnp.einsum("ckm,kmn->ckn", own[0], hessian, precision="highest") - linear
         else:
             flat = hessian.reshape(-1, theta.shape[1])  # symmetric, so that rows are columns
             gradient = jnp.matmul(theta, flat.T, precision="highest").reshape(-1, *linear.shape) - linear
-        norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
-        return total + jnp.sum(clipping(w, limit, norm)[..., None] * gradient, axis=1), norm
+        norm = jnp.sqrt(squares(gradient))
+        return plus(total, over_devices(clipping(w, limit, norm)[..., None] * gradient, 1, bound)), norm
 
-    return over_blocks(add, blocks, jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype), weight, clip, *heard)
+    return over_blocks(add, blocks, _zero(theta), weight, clip, *heard)
 
 
 def _own(theta: jax.Array) -> list[jax.Array]:
@@ -34,15 +45,19 @@ def _own(theta: jax.Array) -> list[jax.Array]:
     return [theta] if theta.ndim == 3 else []
 
 
+def _zero(theta: jax.Array) -> Sum:
+    return alone(jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype))
+
+
 def _chains_by_examples(
     blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Sum, jax.Array]:
     """The same with every example clipped first, from the examples themselves."""
-    heard = _own(theta)
+    heard, bound = _own(theta), largest_sent(weight, clip)
 
     def add(
-        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *own: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+        total: Sum, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *own: jax.Array
+    ) -> tuple[Sum, jax.Array]:
         u, v = data
         if own:
             residual = jnp.einsum("ckm,knm->ckn", own[0], u, precision="highest") - v
@@ -52,13 +67,20 @@ def _chains_by_examples(
         size = row_norms(u)
         most = jnp.where(size > 0, example[..., None] / size, jnp.inf)
         kept = jnp.clip(residual, -most, most)
-        gradient = jnp.einsum("ckn,knm->ckm", kept, u, precision="highest")
-        gradient = gradient + (own[0] if own else theta[:, None]) @ share
-        norm = jnp.sqrt(jnp.sum(gradient**2, axis=-1))
-        return total + jnp.sum(clipping(w, limit, norm)[..., None] * gradient, axis=1), norm
+        prior = jnp.matmul(own[0] if own else theta[:, None], share, precision="highest")
+        like = jnp.zeros((kept.shape[0], *u.shape[::2]), theta.dtype)
+        gradient = plus(over_records(_weighted, like, (kept, 2), (u, 1)), alone(prior + like))
+        if u.shape[1] > PAIRS:
+            sent, norm = projected(gradient, jnp.broadcast_to(w, like.shape[:2]), limit, (-1,))
+            return plus(total, over_pairs(sent, 1, bound)), norm
+        norm = jnp.sqrt(squares(gradient.rounded))
+        return plus(total, over(clipping(w, limit, norm)[..., None] * gradient.rounded, 1, bound)), norm
 
-    start = jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype)
-    return over_blocks(add, blocks, start, weight, clip, example_clip, *heard)
+    return over_blocks(add, blocks, _zero(theta), weight, clip, example_clip, *heard)
+
+
+def _weighted(kept: jax.Array, u: jax.Array) -> jax.Array:
+    return jnp.einsum("ckn,knm->ckm", kept, u, precision="highest")
 
 
 clipped_sum = many_chains(_all_chains, own=3)

@@ -21,6 +21,24 @@ from wflmc.posterior.own_checks import on_accelerator
 from wflmc.posterior.own_model import Model, look
 from wflmc.posterior.own_prediction import per_example, predictive
 from wflmc.posterior.response import Quadratic
+from wflmc.posterior.summation import (
+    PAIRS,
+    ROWS,
+    UNIT,
+    Rounding,
+    Sum,
+    Summed,
+    alone,
+    largest_sent,
+    margin,
+    over,
+    over_devices,
+    over_pairs,
+    plus,
+    projected,
+    stages,
+    two_sum,
+)
 
 Array = NDArray[np.float64]
 
@@ -29,7 +47,7 @@ EXAMPLES = 2**20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OwnPosterior(Shown):
+class OwnPosterior(Shown, Summed):
     """p(θ|D) of a model of one's own, made by `wflmc.posterior`; θ is all parameters one after the other.
 
     The gradient of device k is that of −Σ_n log p(d_n|θ) − (1/K) log p(θ). Devices of unlike size are filled up with
@@ -116,39 +134,43 @@ class OwnPosterior(Shown):
         draw = jax.random.normal(key, (self.dim,))
         return 0.0 * draw if init == "zero" else jnp.asarray(self.start, draw.dtype) + self.initial_std * draw
 
-    def clipped_sum(
+    def exact_sum(
         self,
         theta: jax.Array,
         weight: jax.Array,
         clip: jax.Array,
         key: jax.Array | None = None,
         example_clip: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
+    ) -> tuple[Sum, jax.Array]:
+        """`clipped_sum` as a pair.
 
         Args:
-            theta: θ[m], or what each device has heard of it, [K, m].
-            weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
             key: draws the mini-batches of this round, N_k/batch times whose sum stands for all; without one there are
                 none, and gradients are of all examples.
-            example_clip: c[K]: what an example adds to the device's sum is clipped to it before the device's sum is. Of
-                a mini-batch that is N_k/batch times its gradient: c bounds the change of a record either way.
+            example_clip: what an example adds to the device's sum is clipped to it. Of a mini-batch that is N_k/batch
+                times its gradient: c bounds the change of a record either way.
         """
         heard = [theta[None]] if theta.ndim == 2 else []
         examples = [] if example_clip is None else [example_clip[None]]
         axes = (0 if heard else None, 0, 0 if examples else None, None)
 
-        def add(total: jax.Array, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
+        bound = largest_sent(weight, clip)
+
+        def add(total: Sum, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
             at = others[-1][0] if heard else theta
             most = others[0][0] if examples else None
             gradient = jax.vmap(self._gradient, axes)(at, held, most, key)
-            norm = row_norms(gradient)
+            if most is not None and jax.tree.leaves(self.data)[0].shape[1] > PAIRS:
+                sent, norm = projected(gradient, w[0], limit[0], (-1,))
+                return plus(total, over_pairs(sent, 0, bound)), norm[None]
+            sums, along = gradient.rounded, over_devices if most is None else over
+            norm = row_norms(sums)
             factor = clipping(w[0], limit[0], norm)
-            return total + jnp.matmul(factor, gradient, precision="highest"), norm[None]
+            return plus(total, along(factor[:, None] * sums, 0, bound)), norm[None]
 
         blocks = jax.tree.map(lambda values: in_blocks(values, self.block), self._held)
         limits = [jnp.asarray(weight)[None], jnp.asarray(clip)[None], *examples, *heard]
-        total, norm = over_blocks(add, blocks, jnp.zeros(self.dim, theta.dtype), *limits)
+        total, norm = over_blocks(add, blocks, alone(jnp.zeros(self.dim, theta.dtype)), *limits)
         return total, norm[0]
 
     @property
@@ -158,7 +180,7 @@ class OwnPosterior(Shown):
         sizes = jnp.asarray(self.sizes)
         return self.data, jnp.pad(sizes, (0, filled - self.devices), mode="edge"), self.first + jnp.arange(filled)
 
-    def _gradient(self, theta: jax.Array, device: Any, limit: Any = None, key: Any = None) -> jax.Array:
+    def _gradient(self, theta: jax.Array, device: Any, limit: Any = None, key: Any = None) -> Sum:
         """One device's gradient, its share of the prior's included, [m]; `device` is one of `_held`."""
         held, size, number = device
         count = jax.tree.leaves(held)[0].shape[0]
@@ -184,17 +206,31 @@ class OwnPosterior(Shown):
             return jnp.matmul(kept, each, precision="highest")
 
         prior = jax.grad(self.model.prior_cost)(theta) / self.sharing
-        if rows == real.shape[0]:
-            return part(held, real) + prior
-        pieces = jax.tree.map(lambda values: in_blocks(values, rows), (held, real))
-        return jax.lax.scan(lambda total, piece: (total + part(*piece), None), prior, pieces)[0]
+        if limit is not None:
+            rows = min(rows, ROWS)  # more would be more sensitive, see `summation`
+        count = real.shape[0]
+        if rows >= count:
+            return two_sum(part(held, real), prior)
+        filled = -count % rows  # of a mini-batch; devices' examples come in whole blocks
+        held = jax.tree.map(lambda values: jnp.pad(values, [(0, filled), *[(0, 0)] * (values.ndim - 1)], "edge"), held)
+        pieces = jax.tree.map(lambda values: in_blocks(values, rows), (held, jnp.pad(real, (0, filled))))
+
+        def step(total: Sum, piece: Any) -> tuple[Sum, None]:
+            return plus(total, alone(part(*piece))), None
+
+        return jax.lax.scan(step, alone(prior), pieces)[0]
+
+    def margin(self, clip: Array, example_clip: Array) -> float:
+        """How much less clips are to be, see `summation.margin`."""
+        norm = (stages(self.dim) / 2 + 8) * UNIT
+        return margin(Rounding(norm, norm), self.dim, self.sizes, clip, example_clip)
 
     def _at_a_time(self, by_example: bool) -> int:
         """Examples of a device to work on at a time, in equal parts."""
         count = int(jax.tree.leaves(self.data)[0].shape[1])
         if self.batch is not None and self.batch < count:
             return count  # only a mini-batch of them is
-        most = int(np.clip(EXAMPLES // self._bytes(by_example), 1, count))
+        most = int(np.clip(EXAMPLES // self._bytes(by_example), 1, min(count, ROWS) if by_example else count))
         return -(-count // -(-count // most))
 
     def _bytes(self, by_example: bool) -> int:
@@ -235,7 +271,7 @@ class OwnPosterior(Shown):
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Every device's own gradient, unclipped and of all examples, [K, m]: for protocols that do not superpose."""
         held = jax.tree.map(jnp.asarray, self._held)
-        return jax.lax.map(lambda one: self._gradient(theta, one), held)[: self.devices]
+        return jax.lax.map(lambda one: self._gradient(theta, one).rounded, held)[: self.devices]
 
     def device(self, index: int) -> OwnPosterior:
         """One device's part alone, with its own share of the prior; mu and L are still those of all together."""

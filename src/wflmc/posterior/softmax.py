@@ -33,6 +33,7 @@ from wflmc.posterior.partition import partition as split
 from wflmc.posterior.response import DiagonalResponse, Motion, Quadratic, diagonal_response
 from wflmc.posterior.softmax_laplace import laplace
 from wflmc.posterior.softmax_sums import (
+    ROWS_TOGETHER,
     by_devices,
     by_devices_clipped,
     by_rows,
@@ -40,8 +41,10 @@ from wflmc.posterior.softmax_sums import (
     columns_of,
     gradients_of,
     product,
+    rounding_of,
     softmax,
 )
+from wflmc.posterior.summation import CANCELLING, UNIT, Rounding, Sum, Summed, margin, stages
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -51,7 +54,7 @@ FEW_ROWS = 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SoftmaxPosterior(Moving):
+class SoftmaxPosterior(Moving, Summed):
     """p(θ|D) for p(v = c|u) ∝ exp(θ_cᵀu) and prior N(0, prior_std² I); θ is the C vectors θ_c one after the other.
 
     Features, μ, L and gradients are those of the coordinates that chains move in; `whitened` gives others.
@@ -119,24 +122,18 @@ class SoftmaxPosterior(Moving):
         """Where one chain starts, [m]."""
         return draw_start(key, init, self.dim, self.prior_std, self.coordinates)
 
-    def clipped_sum(
+    def exact_sum(
         self,
         theta: jax.Array,
         weight: jax.Array,
         clip: jax.Array,
         key: jax.Array | None = None,
         example_clip: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
+    ) -> tuple[Sum, jax.Array]:
+        """`clipped_sum` as a pair.
 
         Under `vmap` all chains go through one matrix product after the other, a block of devices at a time: working
         memory does not grow with the number of devices.
-
-        Args:
-            theta: θ[m], or what each device has heard of it, [K, m].
-            weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
-            key: for models that draw mini-batches; not used here.
-            example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
         """
         del key
         blocks = in_blocks(self.features, self.block), in_blocks(self.labels, self.block)
@@ -145,6 +142,18 @@ class SoftmaxPosterior(Moving):
         if example_clip is None:
             return ways[0](blocks, self._share, theta, weight, clip)
         return ways[1](blocks, self._share, theta, weight, clip, example_clip)
+
+    def margin(self, clip: Array, example_clip: Array) -> float:
+        """How much less clips are to be, see `summation.margin`."""
+        features = self.features.shape[-1]
+        norm = ((stages(features) + self.classes) / 2 + 8) * UNIT
+        if self.features.shape[1] > FEW_ROWS:
+            made = Rounding(norm, norm)
+        elif np.all(example_clip < clip):
+            made = Rounding(8 * UNIT, norm + 52 * rounding_of(features, self.classes), ROWS_TOGETHER)
+        else:
+            made = Rounding(8 * UNIT, norm, ROWS_TOGETHER, CANCELLING)
+        return margin(made, self.dim, self.sizes, clip, example_clip)
 
     @property
     def _share(self) -> Any:
@@ -199,7 +208,7 @@ class SoftmaxPosterior(Moving):
         def one(device: tuple[jax.Array, jax.Array]) -> jax.Array:
             features, labels = device
             columns = columns_of(theta[None], self.features.shape[-1])
-            return gradients_of((features[None], labels[None]), self._share, columns)[0].transpose(2, 1, 0).ravel()
+            return gradients_of((features[None], labels[None]), self._share, columns).high[0].transpose(2, 1, 0).ravel()
 
         return jax.lax.map(one, (jnp.asarray(self.features), jnp.asarray(self.labels)))[: self.devices]
 

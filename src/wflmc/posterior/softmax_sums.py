@@ -8,6 +8,25 @@ import jax
 import jax.numpy as jnp
 
 from wflmc.posterior.blocks import clipping, many_chains, over_blocks, row_norms
+from wflmc.posterior.summation import (
+    CANCELLING,
+    PAIRS,
+    UNIT,
+    Sum,
+    alone,
+    largest_sent,
+    over,
+    over_devices,
+    over_pairs,
+    over_records,
+    plus,
+    projected,
+    squares,
+    times,
+)
+
+ROWS_TOGETHER = 128
+"""Rows of devices of few rows that float32 adds."""
 
 
 def columns_of(theta: jax.Array, dim: int) -> jax.Array:
@@ -53,7 +72,7 @@ def _limited(residual: jax.Array, u: jax.Array, limit: jax.Array, rows: int) -> 
 
 def gradients_of(
     data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array, example_clip: jax.Array | None = None
-) -> jax.Array:
+) -> Sum:
     """Gradients of a block of devices for all chains, [block, d, C, chain].
 
     Args:
@@ -75,37 +94,48 @@ def gradients_of(
         residual = _residuals(logits, labels.reshape(-1))
         if example_clip is not None:
             residual = _limited(residual, flat, example_clip, rows)
-        apart = residual.reshape(block, rows, -1)
-        likelihood = jnp.einsum("knd,knx->kdx", features, apart, precision="highest").reshape(
-            block, *columns.shape[-3:]
-        )
-    return likelihood + pull(share, columns)
+        apart, shape = residual.reshape(block, rows, -1), (block, *columns.shape[-3:])
+        if example_clip is not None:
+            like = jnp.zeros((block, dim, apart.shape[-1]), apart.dtype)
+            records = over_records(_weighted, like, (features, 1), (apart, 1))
+            likelihood = Sum(records.high.reshape(shape), records.low.reshape(shape))
+            return plus(likelihood, alone(pull(share, columns) + jnp.zeros_like(likelihood.high)))
+        likelihood = _weighted(features, apart).reshape(shape)
+    return alone(likelihood + pull(share, columns))
 
 
-def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _weighted(features: jax.Array, residual: jax.Array) -> jax.Array:
+    return jnp.einsum("knd,knx->kdx", features, residual, precision="highest")
+
+
+def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Sum, jax.Array]:
     """theta[chain, m], and weight, clip and perhaps example_clip [chain, K] -> sums[chain, m], norms[chain, K].
 
     With theta[chain, K, m] each device takes its own.
     """
     dim, heard = blocks[0].shape[-1], [theta] if theta.ndim == 3 else []
     columns = None if heard else columns_of(theta, dim)
-    start = jnp.zeros((dim, theta.shape[-1] // dim, theta.shape[0]), theta.dtype)
+    start = alone(jnp.zeros((dim, theta.shape[-1] // dim, theta.shape[0]), theta.dtype))
+    bound = largest_sent(*limits[:2])
 
-    def add(
-        total: jax.Array, data: Any, w: jax.Array, limit: jax.Array, *others: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def add(total: Sum, data: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> tuple[Sum, jax.Array]:
         at = columns_of(others[-1], dim) if columns is None else columns
         example = others[0] if len(others) > len(heard) else None
         gradients = gradients_of(data, share, at, example)
-        norm = jnp.sqrt(jnp.sum(gradients**2, axis=(1, 2)))
+        if example is not None and data[1].shape[1] > PAIRS:
+            weight = jnp.broadcast_to(w.T, gradients.high.shape[::3])
+            sent, norm = projected(gradients, weight, limit.T, (1, 2))
+            return plus(total, over_pairs(sent, 0, bound)), norm.T
+        gradient, along = gradients.rounded, over_devices if example is None else over
+        norm = jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(squares(gradient, 1)), axis=1))
         factor = clipping(w.T, limit.T, norm)
-        return total + jnp.sum(factor[:, None, None] * gradients, axis=0), norm.T
+        return plus(total, along(factor[:, None, None] * gradient, 0, bound)), norm.T
 
     total, norms = over_blocks(add, blocks, start, *limits, *heard)
-    return _rows(total), norms
+    return Sum(_rows(total.high), _rows(total.low)), norms
 
 
-def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Sum, jax.Array]:
     """The same for devices of few rows, without any device's own gradient.
 
     With residuals r = p − 1[label] the gradient is Uᵀr + pulled, the latter a share of the prior's. Its norm follows
@@ -117,9 +147,10 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
     columns = columns_of(theta, dim)
     pulled = pull(share, columns)
     length = jnp.sum(pulled**2, axis=(0, 1))
+    bound = CANCELLING * ROWS_TOGETHER * largest_sent(*limits[:2])
 
     def add(
-        carry: tuple[jax.Array, jax.Array], data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
+        carry: tuple[Sum, Sum], data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
     ) -> tuple[Any, jax.Array]:
         total, prior = carry
         u, label = data[0].reshape(-1, dim), data[1].reshape(-1)
@@ -136,16 +167,40 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
             for j in range(i + 1):
                 square += (1 if i == j else 2) * inner[:, i, j] * jnp.sum(apart[:, i] * apart[:, j], axis=1)
         # Where rows cancel, the square is all rounding: taken at its largest, so that nothing is sent unclipped.
-        sizes = jnp.sqrt(jnp.sum(apart**2, axis=2)) * row_norms(data[0])[..., None]
-        rounding = 2e-6 * (sizes.sum(1) + jnp.sqrt(length)) ** 2
+        sizes = (jnp.sqrt(jnp.sum(apart**2, axis=2)) * row_norms(data[0])[..., None]).sum(1) + jnp.sqrt(length)
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
-        factor = clipping(w.T, limit.T, jnp.sqrt(jnp.maximum(square, 0.0) + rounding))
+        most = jnp.sqrt(jnp.maximum(square, 0.0) + rounding_of(dim, classes) * sizes**2)
+        # Rows are added to those of other devices in float32, and must not be much larger than what is sent of them.
+        alike = limit if example is None else jnp.where(example >= limit, limit, jnp.inf)
+        most = jnp.where(sizes > CANCELLING * alike.T, jnp.maximum(most, sizes / CANCELLING), most)
+        factor = clipping(w.T, limit.T, most)
         clipped = (factor[:, None, None] * apart).reshape(residual.shape)
-        return (total + product(u.T, clipped), prior + factor.sum(0)), norm.T
+        fresh = plus(total, _added(u, clipped, rows, bound)), plus(prior, over(factor, 0, jnp.max(w)))
+        return fresh, norm.T
 
-    start = (jnp.zeros_like(columns), jnp.zeros(theta.shape[0]))
+    start = alone(jnp.zeros_like(columns)), alone(jnp.zeros(theta.shape[0], theta.dtype))
     (total, prior), norms = over_blocks(add, blocks, start, *limits)
-    return _rows(total + prior * pulled), norms
+    shared = times(pulled, Sum(*(jnp.broadcast_to(part, pulled.shape) for part in prior)))
+    whole = plus(total, shared)
+    return Sum(_rows(whole.high), _rows(whole.low)), norms
+
+
+def _added(u: jax.Array, clipped: jax.Array, rows: int, bound: jax.Array) -> Sum:
+    """uᵀ clipped, u[n, d] and clipped[n, C, chain], where float32 adds whole devices of no more than so many rows."""
+    size = ROWS_TOGETHER // rows * rows
+    if len(u) <= size:
+        return alone(product(u.T, clipped))
+    missing = -len(u) % size
+    left = jnp.pad(u, ((0, missing), (0, 0))).reshape(-1, size, u.shape[1])
+    right = jnp.pad(clipped, ((0, missing), (0, 0), (0, 0))).reshape(-1, size, clipped.shape[1] * clipped.shape[2])
+    total = over(_weighted(left, right), 0, bound)
+    shape = u.shape[1], *clipped.shape[1:]
+    return Sum(total.high.reshape(shape), total.low.reshape(shape))
+
+
+def rounding_of(dim: int, classes: int) -> float:
+    """Of a device's squared norm by the products of its rows, relative to the square of their lengths' sum."""
+    return 2 * (dim + classes + 16) * UNIT
 
 
 by_devices = many_chains(_chains_by_devices, own=3)

@@ -28,6 +28,7 @@ from wflmc.channel import superpose
 from wflmc.errors import InputError
 from wflmc.keys import check_key, named
 from wflmc.planning import Plan
+from wflmc.posterior.summation import Sum, alone, times, two_sum
 
 
 class Rounds(NamedTuple):
@@ -102,9 +103,9 @@ def rounds_of(plan: Plan) -> Rounds:
         gain=plan.gain,
         weight=plan.weight,
         server_noise=plan.server_noise if np.any(plan.server_noise) else None,
-        clip=plan.clip,
+        clip=plan.clips_at[0],
         noise_power=np.asarray(plan.noise_power),
-        example_clip=plan.example_clip if np.any(np.isfinite(plan.example_clip)) else None,
+        example_clip=plan.clips_at[1] if np.any(np.isfinite(plan.example_clip)) else None,
         received=plan.received,
         friction=None if plan.friction is None else np.asarray(plan.friction),
         downlink=np.asarray(plan.downlink_noise**0.5) if plan.downlink_noise else None,
@@ -135,10 +136,8 @@ def heard(key: jax.Array, theta: jax.Array, now: Rounds) -> jax.Array:
     return theta + now.downlink * jax.random.normal(key, (now.weight.shape[-1], *theta.shape), theta.dtype)
 
 
-def transmit(
-    posterior: Any, theta: jax.Array, now: Rounds, key: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """What reaches the server before noise, α Σ_k r_k clip(g_k), and ‖g_k‖.
+def transmit(posterior: Any, theta: jax.Array, now: Rounds, key: jax.Array | None = None) -> tuple[Sum, jax.Array]:
+    """What reaches the server before noise, α Σ_k r_k clip(g_k) as a pair, and ‖g_k‖.
 
     r_k = weight_k / max weight, times what the channel made of it where devices knew it badly. The key is for models
     that draw mini-batches.
@@ -146,13 +145,18 @@ def transmit(
     amplitude = now.weight / now.weight.max()
     if now.received is not None:
         amplitude = amplitude * now.received
-    total, norm = posterior.clipped_sum(theta, amplitude, now.clip, key=key, example_clip=now.example_clip)
-    return now.gain * total, norm
+    if hasattr(posterior, "exact_sum"):
+        total, norm = posterior.exact_sum(theta, amplitude, now.clip, key=key, example_clip=now.example_clip)
+    else:  # a model from elsewhere
+        total, norm = posterior.clipped_sum(theta, amplitude, now.clip, key=key, example_clip=now.example_clip)
+        total = alone(total)
+    return times(now.gain, total), norm
 
 
-def receive(key: jax.Array, signal: jax.Array, now: Rounds) -> jax.Array:
-    """y = signal + z, z ~ N(0, N0 I)."""
-    return superpose(key, signal, now.noise_power)
+def receive(key: jax.Array, signal: Sum, now: Rounds) -> jax.Array:
+    """y = signal + z, z ~ N(0, N0 I), rounded to float32 when the noise is in it and not before."""
+    noisy = two_sum(signal.high, superpose(key, jnp.zeros_like(signal.high), now.noise_power))
+    return noisy.high + (noisy.low + signal.low)
 
 
 def update(key: jax.Array, theta: jax.Array, received: jax.Array, weight: jax.Array, now: Rounds) -> jax.Array:

@@ -229,7 +229,7 @@ def sample(
     ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4, by_example)
     begun = None if initial is None else _positions(initial, count, first, posterior)
     run = "" if ledger is None and checkpoint is None else name_run(key, posterior, plans, number, begun)
-    kept_in = None if checkpoint is None else Checkpoint(Path(checkpoint), f"{run}-{chunks}-{skip}")
+    kept_in = None if checkpoint is None else Checkpoint(Path(checkpoint), f"{run}-{_cut(chunks, skip, ready)}")
     saved = Progress() if kept_in is None else kept_in.load()
     account = None if ledger is None else open_account(ledger, run, key, posterior, plans)
     if account is not None:
@@ -273,6 +273,11 @@ def sample(
         warmup_clip_rate=clip_rate.T[:, :before] if keep_burn_in else None,
         key=tuple(np.ravel(jax.random.key_data(key)).tolist()),
     )
+
+
+def _cut(chunks: _Chunks, skip: int, ready: Any) -> str:
+    """How sums are cut: a round that is repeated must repeat the same sum, or their difference has no noise."""
+    return f"{chunks}-{skip}-{ready.block}-{getattr(ready, 'rows', 0)}-{jax.default_backend()}"
 
 
 def default_memory() -> int:
@@ -375,9 +380,9 @@ def _stack(plans: Sequence[Plan]) -> Rounds:
         gain=by_round(p.gain for p in plans),
         weight=by_round(p.weight for p in plans),
         server_noise=by_round(p.server_noise for p in plans) if noisy else None,
-        clip=together(p.clip for p in plans),
+        clip=together(p.clips_at[0] for p in plans),
         noise_power=together(np.asarray(p.noise_power) for p in plans),
-        example_clip=together(p.example_clip for p in plans) if by_example else None,
+        example_clip=together(p.clips_at[1] for p in plans) if by_example else None,
         received=by_round(np.ones_like(p.weight) if p.received is None else p.received for p in plans) if off else None,
         friction=None if plans[0].friction is None else together(np.asarray(p.friction) for p in plans),
         downlink=together(np.asarray(p.downlink_noise**0.5) for p in plans)

@@ -79,6 +79,7 @@ def plan_document(
             "budget": float(budget.min()),
             "accountant": plan.privacy.accountant,
             "unit": plan.privacy.unit,
+            "rounding": plan.rounding,
             "spent_max": None if spent is None else float(spent.max()),
             "epsilon_spent": plan.epsilon_spent,
             "epsilon_by": _epsilon_by(plan, compare),

@@ -1,0 +1,301 @@
+"""Sums whose sensitivity is what is claimed: the one place that says how clipped gradients are added.
+
+A float32 sum of many clipped gradients is more sensitive than an exact one: a changed record may put the running sum on
+the other side of a power of two, and records that come later are then rounded away for one neighbour and not for the
+other (Casacuberta et al., CCS 2022). Here float32 adds at most `ROWS` records at a time. Blocks of records, devices and
+the prior's share are added as pairs of float32, and noise comes before the pair is rounded to one. `margin` bounds how
+much the sensitivity grows by all of that; clips act at so much less (docs/privacy.md has the proof).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+UNIT = 2.0**-24
+"""Unit roundoff of float32."""
+ROWS = 256
+"""Records that float32 adds."""
+DEVICES = 4096
+"""Devices that are added to a pair at a time."""
+STAGE = 32
+"""Squares that float32 adds; their sums are added again."""
+FEW = 64
+"""Devices that float32 adds where any one of them may change as a whole."""
+PAIRS = 1024
+"""Records of a device above which all that it does is done in pairs."""
+CANCELLING = 4.0
+"""How far the rows of a device of few rows may cancel; it is clipped as if they did not cancel further."""
+PROJECTED = 2.0**-40
+"""Relative error of `projected`."""
+LARGEST_MARGIN = 0.05
+"""What a plan does not go beyond."""
+
+
+class Sum(NamedTuple):
+    """A number that float32 would round, as the sum of two that it holds."""
+
+    high: jax.Array
+    low: jax.Array
+
+    @property
+    def rounded(self) -> jax.Array:
+        """The one float32 next to it."""
+        return self.high + self.low
+
+
+def alone(value: jax.Array) -> Sum:
+    """A float32 as a pair."""
+    return Sum(value, jnp.zeros_like(value))
+
+
+def _rounded(value: jax.Array) -> jax.Array:
+    """The value itself, once and for all: compilers may compute a product anew, unrounded, wherever it is added to
+    something (fused multiply-add), and the errors of sums would no longer be those of the same sums. They cannot do so
+    behind a choice; nothing is ever as large as what is chosen against."""
+    return jnp.where(value == 3.3e38, 0.0, value)
+
+
+def two_sum(a: jax.Array, b: jax.Array) -> Sum:
+    """a + b without any error (Knuth)."""
+    a, b = _rounded(a), _rounded(b)
+    high = a + b
+    part = high - a
+    return Sum(high, (a - (high - part)) + (b - part))
+
+
+def plus(total: Sum, more: Sum) -> Sum:
+    """The sum of two pairs, with an error below 2⁻⁴⁶ of the larger."""
+    high, low = two_sum(total.high, more.high)
+    return two_sum(high, low + (total.low + more.low))
+
+
+def times(factor: jax.Array, value: Sum) -> Sum:
+    """The product of a float32 and a pair, with a relative error below 2⁻⁴⁵."""
+    factor = jnp.asarray(factor, value.high.dtype)
+    if value.high.dtype != jnp.float32:
+        return Sum(factor * value.high, factor * value.low)
+    a, b = _halves(_rounded(factor)), _halves(_rounded(value.high))
+    cross = two_sum(a.high * b.low, a.low * b.high)
+    rest = cross.low + (a.low * b.low + factor * value.low)
+    return plus(alone(a.high * b.high), two_sum(cross.high, rest))
+
+
+def _halves(value: jax.Array) -> Sum:
+    """The first 12 bits of a float32, and the other 12: float32 holds products of halves. Bits are masked, not rounded:
+    no compiler can take that for superfluous."""
+    bits = jax.lax.bitcast_convert_type(value, jnp.int32) & jnp.int32(-4096)
+    high = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return Sum(high, value - high)
+
+
+def largest_sent(weight: jax.Array, clip: jax.Array) -> jax.Array:
+    """What no device's weighted, clipped gradient exceeds: public, whatever the data."""
+    return jnp.max(jnp.where(weight > 0, weight * clip, 0.0))
+
+
+def over(terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
+    """Σ terms along an axis, the same in any order.
+
+    A term is rounded to a lattice so fine that this changes it by n² 2⁻⁴⁶ of the bound at most, and so coarse that both
+    parts of every partial sum are float32 numbers.
+
+    Args:
+        bound: what no term exceeds. Where it is infinite nothing is promised, and terms are added as they are.
+    """
+    count = terms.shape[axis]
+    if count == 1:
+        return alone(jnp.squeeze(terms, axis))
+    if terms.dtype != jnp.float32:
+        return alone(terms.sum(axis))
+    most = jnp.asarray(bound, jnp.float32) * count
+    finite = jnp.isfinite(most) & (most > 0)
+    exponent = (jax.lax.bitcast_convert_type(most, jnp.int32) >> 23) - 126  # most < 2^exponent
+    coarse = _power(exponent - 23)
+    fine = _power(exponent - 47 + int(np.ceil(np.log2(count))))
+    high = jnp.where(finite, jnp.round(terms / coarse) * coarse, terms)
+    low = jnp.where(finite, jnp.round((terms - high) / fine) * fine, 0.0)
+    return two_sum(high.sum(axis), low.sum(axis))
+
+
+def _power(exponent: jax.Array) -> jax.Array:
+    """2^exponent, exactly."""
+    return jax.lax.bitcast_convert_type((jnp.maximum(exponent, -126) + 127) << 23, jnp.float32)
+
+
+def over_pairs(terms: Sum, axis: int, bound: jax.Array) -> Sum:
+    """`over` of pairs."""
+    return plus(over(terms.high, axis, bound), over(terms.low, axis, bound * 2.0**-22))
+
+
+def projected(gradient: Sum, weight: jax.Array, clip: jax.Array, axes: tuple[int, ...]) -> tuple[Sum, jax.Array]:
+    """weight · g · min(1, clip/‖g‖) with a relative error of 2⁻⁴⁰, and the norms.
+
+    Where the records of a device are clipped one by one to far less than the device, the rounding of its norm alone
+    would be more than a record adds.
+
+    Args:
+        gradient: pairs, normalised.
+        weight, clip: of the gradient's shape without `axes`.
+    """
+    square = _plus_along(_squared(gradient), axes)
+    norm = jnp.sqrt(square.high)
+    limit = jnp.where(jnp.isfinite(clip), clip, 1.0).astype(norm.dtype)
+    first = limit / norm
+    wanted = times(limit, alone(limit))
+    missing = plus(wanted, times(-first, times(first, square))).rounded / wanted.high
+    ratio = two_sum(first, first * missing / 2)
+    shorter = (norm > 0.99 * clip) & ((ratio.high < 1) | ((ratio.high == 1) & (ratio.low < 0)))
+    factor = times(weight, Sum(jnp.where(shorter, ratio.high, 1.0), jnp.where(shorter, ratio.low, 0.0)))
+    each = Sum(*(jnp.expand_dims(part, axes) for part in factor))
+    sent = times(jnp.broadcast_to(each.high, gradient.high.shape), gradient)
+    return plus(sent, alone(each.low * gradient.high)), norm
+
+
+def _squared(value: Sum) -> Sum:
+    return plus(times(value.high, value), alone(value.high * value.low))
+
+
+def _plus_along(terms: Sum, axes: tuple[int, ...]) -> Sum:
+    """Σ of pairs along axes, by halves."""
+    for axis in sorted((axis % terms.high.ndim for axis in axes), reverse=True):
+        high, low = (jnp.moveaxis(part, axis, 0) for part in terms)
+        while len(high) > 1:
+            odd = [(0, len(high) % 2), *[(0, 0)] * (high.ndim - 1)]
+            high, low = jnp.pad(high, odd), jnp.pad(low, odd)
+            half = len(high) // 2
+            high, low = plus(Sum(high[:half], low[:half]), Sum(high[half:], low[half:]))
+        terms = Sum(high[0], low[0])
+    return terms
+
+
+def over_devices(terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
+    """Σ of what devices send, where a whole device may change: float32 adds a few, `over` adds the blocks of them."""
+    if terms.shape[axis] <= FEW:
+        return alone(terms.sum(axis))
+    blocks = _split(terms, axis, FEW)
+    return over(blocks.sum(axis % terms.ndim + 1), 0, bound * FEW)
+
+
+def over_records(add: Callable[..., jax.Array], like: jax.Array, *records: tuple[jax.Array, int]) -> Sum:
+    """Σ over records, of which float32 adds `ROWS` at a time.
+
+    Args:
+        add: the sum of a block, from a block of every one of `records`.
+        like: what the sum looks like.
+        records: arrays, and which axis is that of the records.
+    """
+    count = records[0][0].shape[records[0][1]]
+    if count <= ROWS:
+        return alone(add(*(values for values, _ in records)))
+    if count <= 4 * ROWS:  # too few blocks for a loop
+        parts = [range(count)[at : at + ROWS] for at in range(0, count, ROWS)]
+        cut = [add(*(jax.lax.slice_in_dim(v, at[0], at[-1] + 1, axis=axis) for v, axis in records)) for at in parts]
+        return functools.reduce(plus, map(alone, cut))
+
+    def step(total: Sum, block: tuple[jax.Array, ...]) -> tuple[Sum, None]:
+        return plus(total, alone(add(*block))), None
+
+    return jax.lax.scan(step, alone(jnp.zeros_like(like)), tuple(_split(*part, ROWS) for part in records))[0]
+
+
+def _split(values: jax.Array, axis: int, size: int) -> jax.Array:
+    """An axis, filled up with zeros, in blocks of a size, [block, ..., size, ...]."""
+    axis = axis % values.ndim
+    padding = [(0, 0)] * values.ndim
+    padding[axis] = (0, -values.shape[axis] % size)
+    padded = jnp.pad(values, padding)
+    return jnp.moveaxis(padded.reshape(*values.shape[:axis], -1, size, *values.shape[axis + 1 :]), axis, 0)
+
+
+def squares(values: jax.Array, axis: int = -1) -> jax.Array:
+    """Σ x² along an axis; a long one in stages, so that rounding grows with the logarithm of its length."""
+    terms, axis = values**2, axis % values.ndim
+    while terms.shape[axis] > STAGE:
+        partial = _split(terms, axis, STAGE).sum(axis + 1)
+        # Without a barrier XLA makes one long sum of all stages.
+        terms = jnp.moveaxis(jax.lax.optimization_barrier(partial), 0, axis)
+    return terms.sum(axis)
+
+
+def stages(count: int) -> int:
+    """The most additions that a term of `squares` goes through."""
+    return count if count <= STAGE else STAGE + stages(-(-count // STAGE))
+
+
+class Rounding(NamedTuple):
+    """What a model's sums do to the sensitivity, beyond what every model's do."""
+
+    norm: float
+    """Relative error of what a device sends, by its norm and all that follows."""
+    record: float = 0.0
+    """Relative error of a record's norm."""
+    rows: int = ROWS
+    """Records that float32 adds."""
+    cancelling: float = 0.0
+    """How much larger than what it sends a device's rows may be, where they are added to those of other devices."""
+
+
+def margin(
+    made: Rounding, dim: int, sizes: Any, clip: np.ndarray[Any, Any], example_clip: np.ndarray[Any, Any]
+) -> float:
+    """e, such that clips that act at c/(1 + e) and ℓ/(1 + e) make a sensitivity of at most 2 min(c, ℓ) in float32.
+
+    Args:
+        clip, example_clip: ℓ[K] and c[K]; infinite where there is none.
+    """
+    devices, finite, by_record = len(clip), np.isfinite(clip), bool(np.isfinite(example_clip).any())
+    if not finite.any():
+        return 0.0
+    sensitivity = np.minimum(clip, example_clip)
+    sent = clip / np.where(finite, sensitivity, np.inf)
+    norm = np.where(by_record & (np.asarray(sizes) > PAIRS), PROJECTED, made.norm)
+    pairs = min(devices, DEVICES) ** 2 * dim**0.5 * 2.0**-45 + devices**2 * 2.0**-44
+    found = np.max(sent * norm) + np.max(clip[finite]) / np.min(sensitivity[finite]) * pairs
+    most = int(np.max(sizes))
+    if by_record:
+        found += made.record + min(most, made.rows) ** 2 * UNIT + most**2 / ROWS * 2.0**-45
+    else:
+        found += min(devices, FEW) ** 2 * UNIT
+    if made.cancelling:
+        found += made.cancelling * made.rows**2 * UNIT
+    return float(1.01 * found)  # products of these errors, all small
+
+
+class Summed:
+    """A posterior whose clipped gradients are added as pairs."""
+
+    def exact_sum(
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: jax.Array | None = None,
+        example_clip: jax.Array | None = None,
+    ) -> tuple[Sum, jax.Array]:
+        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖) as a pair, and the norms ‖g_k‖ before clipping."""
+        raise NotImplementedError
+
+    def clipped_sum(
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: jax.Array | None = None,
+        example_clip: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
+
+        Args:
+            theta: θ[m], or what each device has heard of it, [K, m].
+            weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
+            key: draws the mini-batches of models that have some.
+            example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
+        """
+        total, norm = self.exact_sum(theta, weight, clip, key, example_clip)
+        return total.rounded, norm
