@@ -52,14 +52,14 @@ def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, .
     stop = "a label outside posterior.classes, a value that is not finite, a step beyond 2/L"
     published = {
         FROM_DATA[0]: (section.data == "mnist", "Features are coordinates on principal directions of training images."),
-        "posterior.classes": (read_off, "The set of labels is read off the data; posterior.classes declares it."),
+        "posterior.classes": (read_off, "The set of labels is read off the data; give posterior.classes."),
         "posterior.partition": (section.partition not in ("iid", "blocks"), "Labels decide who holds which example."),
         "posterior.preconditioner": (section.preconditioner == "whiten", "The features themselves whiten the chains."),
-        "posterior.mu": (gaussian and not section.mu, "Step sizes and plan use μ of the data; posterior.mu takes a public value."),
-        "posterior.L": (not section.L, "Step sizes and plan use L of the data; posterior.L takes a public value."),
+        "posterior.mu": (gaussian and not section.mu, "Step and plan use μ of the data; give posterior.mu."),
+        "posterior.L": (not section.L, "Step and plan use L of the data; give posterior.L."),
         "posterior.initial_w2_sq": (
             not section.initial_w2_sq,
-            "The plan uses W2² of the start to the posterior; posterior.initial_w2_sq takes a public value.",
+            "The plan uses W2² from the start to the posterior; give posterior.initial_w2_sq.",
         ),
         "sampler.burn_in": (sampler.burn_in == "auto", "A pilot on the data has found the number of burn-in rounds."),
         CONSTANTS[-1]: (
