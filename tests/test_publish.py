@@ -289,8 +289,7 @@ def test_the_list_is_the_same_wherever_it_is_shown(run, made, call):
     assert names == ["clip rates", "exact law", "chains", "refusals"]
     assert summary["not_covered"] == plan["not_covered"]
     assert next(iter(summary)) == "owner_only"
-    code, out, _ = call("report", run)
-    assert code == 0
+    assert call("report", run)[0] == 0
     page = Page((run / "report.html").read_text(encoding="utf-8"))
     assert all(item["text"] in page.text for item in plan["not_covered"])
     assert page.text.index("This folder is for the owner of the data") < page.text.index("What wflmc run has left")

@@ -90,7 +90,11 @@ class Task(NamedTuple):
     @property
     def key(self) -> jax.Array:
         """The seed of starts and noise."""
-        return jax.random.key(self.scenario.sampler.seed) if self.secret is None else self.secret
+        seed = self.scenario.sampler.seed
+        if isinstance(seed, int):
+            return jax.random.key(seed)
+        assert self.secret is not None
+        return self.secret
 
     @property
     def checkpoint(self) -> Path | None:

@@ -148,8 +148,8 @@ def _made(
         if len(theta) < 2:
             raise InputError("--what", what, "draws: a covariance takes at least two of them")
         both = ("parameter", "parameter_bis")
-        values = {"mean": (both[:1], theta.mean(0, dtype=float)), "covariance": (both, np.atleast_2d(np.cov(theta.T)))}
-        return {"moments": xr.Dataset(values, dict.fromkeys(both, parameter))}
+        moments = {"mean": (both[:1], theta.mean(0, dtype=float)), "covariance": (both, np.atleast_2d(np.cov(theta.T)))}
+        return {"moments": xr.Dataset(moments, dict.fromkeys(both, parameter))}
     assert features is not None
     rows = _rows(features, scenario.posterior.intercept, theta.shape[1] // len(plan["classes"] or [0]))
     coords = {"observation": np.arange(len(rows))}
