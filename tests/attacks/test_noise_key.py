@@ -154,7 +154,7 @@ def test_a_seed_that_can_be_guessed_is_not_published(call, folder, truth):
 
 
 def test_from_a_secret_key_nothing_is_recovered(call, folder, truth):
-    """Knows: draws of a run with a secret seed, published or in trace.nc. Does: the same. Gets: sums under all noise."""
+    """Knows: draws of a run with a secret seed, published or in trace.nc. Does: the same. Gets: noisy sums."""
     plan, sums = truth
     place = run(call, folder, "secret")
     shown, _ = publish(call, place)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wflmc.planning.advice import ORACLE
 from wflmc.scenario.files import is_data_path
 from wflmc.scenario.schema import Scenario
 
@@ -66,7 +67,7 @@ def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, .
             scenario.link.downlink_snr_db < np.inf and not exact,
             "The plan uses the devices' curvatures, by which a noisy broadcast acts.",
         ),
-        "policy.objective": (exact, "Power is planned by the exact law of the chain, which the data decide."),
+        "policy.objective": (exact, ORACLE),
         "sampler.seed": (
             sampler.seed != "secret",
             "A seed below 2³² can be guessed and the noise recomputed from it; sampler.seed = 'secret' draws a key.",
