@@ -9,6 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+import wflmc
+from wflmc import preconditioning
 from wflmc.keys import named
 from wflmc.sampling.runner import chain_keys
 from wflmc.scenario import build, load_scenario, make_plan
@@ -183,3 +185,14 @@ def test_a_published_file_has_nothing_but_draws_and_a_statement(call, folder):
     content, plan = place.with_suffix(".nc").read_bytes(), json.loads((place / "plan.json").read_text())
     told = [str(folder), *plan["files"].values(), json.loads((place / "summary.json").read_text())["ledger"]["chain"]]
     assert not [text for text in told if text.encode() in content]
+
+
+def test_a_ledger_does_not_seed_the_noise_of_whitening(few, monkeypatch):
+    """Knows: a ledger's line of a release that whitens. Does: takes the name of its noise for a seed. Gets: no noise."""
+    seeds, draw = [], np.random.default_rng
+    monkeypatch.setattr(preconditioning.np.random, "default_rng", lambda seed: seeds.append(seed) or draw(seed))
+    link, promise = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=25), wflmc.Privacy(8, 0.01, 30)
+    release = preconditioning.release_whitening(jax.random.key(5), few, link, promise)
+    told = {int(name.removeprefix("whiten-"), 16) for name in (release.noise, release.name)}
+    assert seeds
+    assert not told & {seed for seed in seeds if isinstance(seed, int)}
