@@ -20,6 +20,7 @@ from wflmc.posterior.softmax import synthetic_labels
 from wflmc.report import diagnosis_lines
 from wflmc.scenario import build, diagnosis, make_plan, validate
 from wflmc.scenario.advice import with_values
+from wflmc.scenario.coverage import data_warnings
 
 from .conftest import FULL
 from .own_model_tools import as_own
@@ -227,7 +228,7 @@ def test_warnings_give_no_advice():
         told = dataclasses.replace(measured(0.9), rhat_max=3.0, noise_ratio=plan.noise_ratio)
         assert not [text for text in (*plan.warnings, *told.warnings) if advice.search(text)], name
         assert "private data" in plan.warnings[-1]  # what every plan like it says comes last
-        assert inputs.leaks == plan.warnings[-1:]
+        assert data_warnings(inputs.not_covered) == plan.warnings[-1:]
 
 
 @pytest.mark.parametrize("name", ["overdamped", "kinetic"])

@@ -7,6 +7,7 @@ channels and noise, and a longer run begins with the draws of the shorter one.
 from __future__ import annotations
 
 import hashlib
+import secrets
 import zlib
 
 import jax
@@ -24,6 +25,17 @@ def check_key(key: object, name: str = "key") -> None:
     if not ((typed and shape == ()) or (dtype == np.uint32 and shape in ((2,), (4,)))):
         given = key if dtype is not None or isinstance(key, int) else Found("is not a key")  # a list may be its numbers
         raise InputError(name, given, "one key, such as jax.random.key(0)")
+
+
+def secret_key(secret: bytes | None = None) -> jax.Array:
+    """Return a key that nobody can guess, drawn from the operating system's entropy, or again the one of `secret`.
+
+    A seed has at most 32 bits: whoever sees samples tries them all within minutes, and the noise is gone. All 64 bits
+    of a threefry key are random here. An attacker who can recognise the right key needs 2⁶³ tries on average, which is
+    out of reach of most, but less than the 128 bits of cryptography.
+    """
+    words = np.frombuffer(secrets.token_bytes(8) if secret is None else secret, np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
 def named(key: jax.Array, name: str) -> jax.Array:

@@ -145,8 +145,9 @@ class _Air:
         self.known = np.abs(link.gains(rounds, devices)) / self.off
         # Whoever sends something else, on another channel or at another power, has other noise too.
         about = self.known, self.off, link.snr(devices), privacy.budget(devices), privacy.unit.encode(), settings
-        self.noise = digest(np.asarray(jax.random.key_data(key)), *about)
-        self.generator = np.random.default_rng(int(self.noise, 16))
+        seed = digest(np.asarray(jax.random.key_data(key)), *about)
+        self.noise = digest(seed.encode())  # ledgers have this name, from which nobody can draw the noise again
+        self.generator = np.random.default_rng(int(seed, 16))
 
 
 def _hear(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivity: float, share: float) -> _Heard:

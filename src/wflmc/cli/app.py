@@ -1,4 +1,4 @@
-"""`wflmc new | plan | run | audit | reproduce | sweep | federate | report | data | doctor`.
+"""`wflmc new | plan | run | publish | audit | reproduce | sweep | federate | report | data | doctor`.
 
 Results go to stdout, also as JSON; warnings and progress to stderr.
 """
@@ -9,10 +9,11 @@ import click
 import typer
 
 from wflmc.cli import looking, several, single
+from wflmc.cli.publish import publish
 from wflmc.cli.shell import app
 
 for _command in (
-    *(single.new, single.plan, single.run, single.audit),
+    *(single.new, single.plan, single.run, publish, single.audit),
     *(several.reproduce, several.sweep, several.federate),
     *(looking.report, looking.data, looking.doctor),
 ):

@@ -14,7 +14,16 @@ from wflmc.cli.run import spent_before
 from wflmc.data import fetch_mnist, load_mnist
 from wflmc.errors import InputError
 from wflmc.planning import capacity as capacities
-from wflmc.scenario import Scenario, build, diagnosis, load_scenario, make_plan, plan_document, solve_for
+from wflmc.scenario import (
+    NotCovered,
+    Scenario,
+    build,
+    diagnosis,
+    load_scenario,
+    make_plan,
+    plan_document,
+    solve_for,
+)
 from wflmc.scenario.files import plain
 
 
@@ -90,6 +99,11 @@ def solve_command(
     asked = answer._asdict()
     asked.pop("scenario")
     asked["reachable"] = answer.value is not None
+    if metric == "exact" and document["not_covered"]:
+        found = NotCovered(
+            f"--solve-for {key}", "It was chosen by the exact distance to the posterior (--metric exact)."
+        )
+        document["not_covered"].append(found._asdict())
     return {**document, "solve_for": {**asked, "answer": report.answer_sentence(asked)}}
 
 

@@ -138,7 +138,9 @@ def _finish(
     alike = job.noise == "channel" and job.releases == 1  # else other plans cost more than the scenario's own
     causes = diagnosis(scenario, inputs, as_heard(job), evaluation, changes=alike)
     warnings = (*plan.warnings, *_notes(server, about))
-    summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes)
+    summary = summary_document(
+        evaluation, warnings, time.perf_counter() - began, causes, document.get("not_covered", [])
+    )
     path = None if ledger is None else ledger.path
     settled = scenario.sampler.model_copy(update={"burn_in": plan.burn_in, "chains": job.chains})
     task = Task(scenario.model_copy(update={"sampler": settled}), inputs, plan, folder, path, 0, None, "")

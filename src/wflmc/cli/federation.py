@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 import time
 from dataclasses import replace
@@ -11,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from wflmc.cli.run import spent_before
 from wflmc.errors import InputError
+from wflmc.keys import secret_key
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.scenario import Inputs, Scenario, plan_document, to_json, to_toml
-from wflmc.scenario.build import PRIVATE
+from wflmc.scenario.coverage import PRIVATE
 from wflmc.storage import naming_file, write_text
 
 if TYPE_CHECKING:
@@ -99,6 +98,14 @@ def begin(
 
     about = about_of(scenario, request)
     _refuse_folder(folder, about)
+    simulated = None if about["real"] else scenario.sampler.seed
+    if simulated == "secret":
+        raise InputError(
+            "sampler.seed", "secret", "a number: with --prepare noise is secret, a simulation can be repeated"
+        )
+    if about["real"]:  # their noise is secret, and data that stand in for theirs are nobody's
+        beyond = () if request.own_data else (item for item in inputs.not_covered if item.name != "sampler.seed")
+        inputs = inputs._replace(not_covered=tuple(beyond))
     releases = about["chains"] if about["real"] else 1
     how: dict[str, Any] = {"noise": request.noise, "tolerate": request.tolerate}
     spent = None if request.ledger is None else spent_before(request.ledger, inputs)
@@ -106,7 +113,7 @@ def begin(
     if request.own_data:
         plan = replace(plan, warnings=tuple(warning.replace(PRIVATE, STAND_IN) for warning in plan.warnings))
     job = make_job(
-        _key(about["real"], scenario.sampler.seed),
+        secret_key() if simulated is None else jax.random.key(simulated),  # anybody may know the scenario's seed
         inputs.posterior,
         inputs.link,
         plan,
@@ -125,7 +132,7 @@ def begin(
         shutil.rmtree(place)
     place.mkdir()
     write_text(place / UNFINISHED, "")
-    seed = None if about["real"] else b"simulation %d " % scenario.sampler.seed
+    seed = None if simulated is None else b"simulation %d " % simulated
     with naming_file(place):
         write_federation(place, scenario, inputs, job, with_data=not request.own_data, seed=seed)
         if about["real"]:
@@ -181,10 +188,3 @@ def _refuse_folder(folder: Path, about: dict[str, Any]) -> None:
     if ledger.exists() and not about["real"] and about["ledger"] != str(ledger.resolve()):
         allowed = f"a folder without the ledger of another run; --ledger {ledger} spends from that one"
         raise InputError("--out", str(folder), allowed)
-
-
-def _key(real: bool, seed: int) -> jax.Array:
-    """What seeds the noise: the scenario's seed; where devices are real, a secret, as anybody may know that seed."""
-    if not real:
-        return jax.random.key(seed)
-    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(secrets.token_bytes(8), np.uint32)))

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +22,14 @@ import numpy as np
 
 from wflmc import report
 from wflmc.cli.output import ProgressBar, output_folder
-from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
+from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError, without_data
 from wflmc.evaluation import Calibration, Evaluation, evaluate, preload, reliability
+from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.privacy import ForeignLedgerError, Ledger
 from wflmc.sampling import Trace, default_memory, run_name, sample
 from wflmc.scenario import (
+    OWNER_ONLY,
     Inputs,
     Scenario,
     build,
@@ -47,6 +50,8 @@ Say = Callable[[str], None]
 
 VELOCITY = "velocity.npy"
 """In a checkpoint: of kinetic chains that go on, when they had stopped."""
+SECRET = "secret"
+"""In a checkpoint: the key, where the seed is secret; it goes with the checkpoint when the run ends."""
 
 
 class Request(NamedTuple):
@@ -63,6 +68,7 @@ class Request(NamedTuple):
     keep_burn_in: bool = False
 
 
+@without_data
 class Task(NamedTuple):
     """What is to be run: a plan, of which the first `start` rounds may have been run before."""
 
@@ -78,11 +84,17 @@ class Task(NamedTuple):
     resumed: bool = False
     """Whether the folder holds samples of this run already."""
     keep_burn_in: bool = False
+    secret: jax.Array | None = None
+    """The key, where the seed is secret."""
 
     @property
     def key(self) -> jax.Array:
         """The seed of starts and noise."""
-        return jax.random.key(self.scenario.sampler.seed)
+        seed = self.scenario.sampler.seed
+        if isinstance(seed, int):
+            return jax.random.key(seed)
+        assert self.secret is not None
+        return self.secret
 
     @property
     def checkpoint(self) -> Path | None:
@@ -144,7 +156,8 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> tuple[dict[str
         evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test)
         causes = diagnosis(task.scenario, task.inputs, task.plan, evaluation)
         warnings = (*task.plan.warnings, SIMULATED)
-        summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes)
+        beyond = document.get("not_covered", [])
+        summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes, beyond)
         summary["ledger"] = None if ledger is None else ledger_document(ledger, task)
         written = write_run(task, trace, evaluation, document, summary)
     if task.checkpoint is not None:
@@ -161,6 +174,7 @@ def _new(request: Request, folder: Path | None, say: Say) -> Task:
         if request.overrides:
             raise InputError("--set", request.overrides[0], "left out with --plan, which is already made")
         scenario, inputs, plan = read_plan(request.plan)
+        secret = _secret(scenario)
         if np.any(plan.ledger > inputs.spent * (1 + 1e-9)) and request.ledger is None:
             raise InputError("--ledger", None, "given: this plan was made from what a ledger leaves")
     else:
@@ -169,16 +183,23 @@ def _new(request: Request, folder: Path | None, say: Say) -> Task:
         if begun is not None:
             say(f"Going on with the run that was stopped in {request.out}.")
             return begun
-        inputs = build(scenario)
+        secret = _secret(scenario)
+        inputs = build(scenario, secret)
         spent = None if request.ledger is None else spent_before(request.ledger, inputs)
         plan = make_plan(scenario, inputs, ledger=spent)
     own = folder is not None and plan.clips
     path = Path(request.ledger).resolve() if request.ledger else folder / "ledger.jsonl" if folder and own else None
     asked = to_toml(scenario)
-    task = Task(scenario, inputs, plan, folder, path, 0, request.memory, asked, keep_burn_in=request.keep_burn_in)
+    keep = request.keep_burn_in
+    task = Task(scenario, inputs, plan, folder, path, 0, request.memory, asked, keep_burn_in=keep, secret=secret)
     if request.ledger is None and path is not None and path.exists():
         _set_aside(task, path, say)
     return task
+
+
+def _secret(scenario: Scenario) -> jax.Array | None:
+    """A new key where the scenario's seed is secret: rounds that are added later have noise of their own."""
+    return secret_key() if scenario.sampler.seed == "secret" else None
 
 
 def spent_before(path: str, inputs: Inputs, must_exist: bool = False) -> Any:
@@ -234,7 +255,7 @@ def _resumed(request: Request) -> Task:
     scenario, inputs, plan = _plan_in(folder)
     kept = _summary(folder)["ledger"]
     path = None if kept is None else folder / kept["file"]
-    task = Task(scenario, inputs, plan, folder, path, plan.rounds, request.memory, "")
+    task = Task(scenario, inputs, plan, folder, path, plan.rounds, request.memory, "", secret=_secret(scenario))
     ledger = _open_ledger(task)
     spent = plan.ledger if ledger is None else ledger.spent
     try:
@@ -246,9 +267,9 @@ def _resumed(request: Request) -> Task:
     return task._replace(scenario=longer[0], plan=longer[1])
 
 
-def _plan_in(folder: Path) -> tuple[Scenario, Inputs, Plan]:
+def _plan_in(folder: Path, key: jax.Array | None = None) -> tuple[Scenario, Inputs, Plan]:
     try:
-        return read_plan(folder / "plan.json")
+        return read_plan(folder / "plan.json", key)
     except InputError as error:
         raise InputError(error.key.replace("--plan", "--resume"), error.given, error.allowed) from None
 
@@ -269,11 +290,15 @@ def _stopped(folder: Path, memory: float | None) -> Task:
     """The run that was stopped in a folder."""
     settings = _about(folder)
     assert settings is not None
-    scenario, inputs, plan = _plan_in(folder / ".checkpoint")
+    kept = folder / ".checkpoint" / SECRET
+    secret = secret_key(kept.read_bytes()) if kept.exists() else None
+    scenario, inputs, plan = _plan_in(folder / ".checkpoint", secret)
+    if secret is None and scenario.sampler.seed == "secret":
+        raise InputError("--resume", str(kept), "there: without it the noise of rounds that were sent is not known")
     ledger = None if settings["ledger"] is None else folder / settings["ledger"]
     limit = memory or settings["memory"]
     start, asked, keep = settings["start"], settings["asked"], settings["keep_burn_in"]
-    return Task(scenario, inputs, plan, folder, ledger, start, limit, asked, resumed=True, keep_burn_in=keep)
+    return Task(scenario, inputs, plan, folder, ledger, start, limit, asked, True, keep, secret)
 
 
 def _begun(folder: Path, scenario: Scenario, request: Request) -> Task | None:
@@ -344,6 +369,9 @@ def _begin(task: Task, document: dict[str, Any], before: Trace | None) -> None:
     if not task.resumed and folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)
+    if task.secret is not None:
+        with replacing(folder / SECRET, mode=0o600) as file:
+            file.write(np.asarray(jax.random.key_data(task.secret)).tobytes())
     write_text(folder / "plan.json", to_json(document))
     if before is not None and before.velocity is not None:
         with replacing(folder / VELOCITY) as file:
@@ -428,10 +456,15 @@ def write_run(
             file = stack.enter_context(replacing(path))
             file.write(text.encode())
             file.flush()
-        trace.save(written[0], {"scenario": to_toml(scenario), "seed": scenario.sampler.seed})
+        about: dict[str, Any] = {"privacy": OWNER_ONLY, "scenario": to_toml(scenario)}
+        if scenario.sampler.seed == "secret":
+            trace = replace(trace, key=None)
+        else:
+            about["seed"] = scenario.sampler.seed
+        trace.save(written[0], about)
     if isinstance(evaluation.scores, Calibration):
-        about = f"{scenario.policy.power}, {_range(scenario.link.snr_db)} dB"
-        written += report.draw_reliability(reliability(evaluation.scores), about, folder / "reliability.png")
+        title = f"{scenario.policy.power}, {_range(scenario.link.snr_db)} dB"
+        written += report.draw_reliability(reliability(evaluation.scores), title, folder / "reliability.png")
     inside = task.ledger is not None and task.ledger.resolve().parent == folder.resolve()
     return [*written, task.ledger] if inside and task.ledger is not None else written
 

@@ -199,6 +199,8 @@ def federate(
     if as_json:
         print_json(summary)
         return
+    if files:
+        print(summary["owner_only"])
     print(text)
     if files:
         print(f"Written to {out}: {', '.join(path.name for path in files)}")

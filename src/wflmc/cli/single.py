@@ -163,6 +163,8 @@ def run(
         return
     *warnings, simulated = summary["warnings"]
     warn(warnings)
+    if files:
+        print(summary["owner_only"])
     print(text)
     print(simulated)
     print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")

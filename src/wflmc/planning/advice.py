@@ -22,6 +22,10 @@ def advice(posterior: Target, made: Plan, problem: Problem, options: Options) ->
     )
 
 
+ORACLE = (
+    "The objective 'exact' is an oracle: without a public proxy the plan depends on the devices' private data, which "
+    "epsilon does not cover."
+)
 WIDE = 2.0
 """Noise over what sampling needs, from which on samples say too little of the posterior's spread."""
 
@@ -60,10 +64,7 @@ def _oracle(made: Plan, options: Options) -> list[str]:
         return []
     if options.objective != "exact":
         return []
-    return [
-        "The objective 'exact' is an oracle: without a public proxy the plan depends on the devices' private data, "
-        "which epsilon does not cover."
-    ]
+    return [ORACLE]
 
 
 def expansion(posterior: Any, made: Plan) -> float:

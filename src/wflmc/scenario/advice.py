@@ -42,8 +42,8 @@ def diagnosis(
 
     slow = scenario.policy.objective == "exact" or scenario.policy.csi == "causal"
     setting = Setting(scenario.link.snr_db, scenario.policy.power, replan, slow) if changes else None
-    public = scenario.privacy.epsilon is not None and not inputs.leaks
-    return [_document(cause) for cause in find_causes(plan, None if public else inputs.posterior, setting, evaluation)]
+    looked_at = None if inputs.public else inputs.posterior
+    return [_document(cause) for cause in find_causes(plan, looked_at, setting, evaluation)]
 
 
 def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:

@@ -14,7 +14,7 @@ from wflmc.channel import Link
 from wflmc.data import load_mnist, mnist_features
 from wflmc.errors import InputError, naming, without_data
 from wflmc.evaluation import choose_burn_in
-from wflmc.keys import host_generator
+from wflmc.keys import host_generator, secret_key
 from wflmc.planning import Plan, Policy, plan
 from wflmc.planning.input_checks import UNSCALED_FEATURES
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
@@ -22,12 +22,12 @@ from wflmc.posterior.inputs import checked
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
+from wflmc.scenario.coverage import CONSTANTS, NotCovered, data_warnings, not_covered
 from wflmc.scenario.expression import evaluate_expression
 from wflmc.scenario.files import DataSet, is_data_path, load_data, load_gains
 from wflmc.scenario.schema import PrivacySection, SamplerSection, Scenario, irrelevant
 
 Posterior = GaussianPosterior | SoftmaxPosterior
-PRIVATE = "the devices' private data, which epsilon does not cover"
 Test = tuple[NDArray[np.float64], NDArray[Any]]
 """Features and targets of a test set, or labels as in the data."""
 
@@ -46,24 +46,33 @@ class Inputs(NamedTuple):
     """What whitening has cost, where it is paid for."""
     friction: float | None = None
     """Of kinetic dynamics."""
-    leaks: tuple[str, ...] = ()
-    """What plans take from the devices' data and ε does not cover: a warning that all plans like it have."""
+    not_covered: tuple[NotCovered, ...] = ()
+    """What ε does not cover of runs and plans."""
 
     @property
     def spent(self) -> NDArray[np.float64]:
         """Loss of every device before the first round of a chain, [K]."""
         return np.zeros(self.posterior.devices) if self.release is None else self.release.spent
 
+    @property
+    def public(self) -> bool:
+        """Whether a promise is made and no number of a plan comes from the data: then a plan says nothing of them."""
+        return self.privacy.epsilon is not None and not any(item.name in CONSTANTS for item in self.not_covered)
 
-def build(scenario: Scenario) -> Inputs:
-    """The three inputs of a scenario, the step size of its last round, and its friction."""
+
+def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
+    """The three inputs of a scenario, the step size of its last round, and its friction.
+
+    Args:
+        key: the noise of a release that whitens, where the scenario's seed is secret; drawn by default.
+    """
     warnings = [f"{key} has no effect: {why}." for key, why in irrelevant(scenario).items() if scenario.given(key)]
     with naming("posterior"):
         posterior, test = build_posterior(scenario)
     with naming("link"):
         link = build_link(scenario)
     privacy = build_privacy(scenario)
-    posterior, release = _preconditioned(scenario, posterior, link, privacy)
+    posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
     with naming("posterior"):
         posterior, notes = _public_constants(scenario, posterior)
     last, friction = float(np.ravel(step_sizes(scenario, posterior))[-1]), None
@@ -76,7 +85,8 @@ def build(scenario: Scenario) -> Inputs:
             "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
         )
     notes = [*warnings, *notes]
-    return Inputs(posterior, link, privacy, last, tuple(notes), test, release, friction, _leaks(scenario))
+    beyond = not_covered(scenario, scored=test is not None)
+    return Inputs(posterior, link, privacy, last, tuple(notes), test, release, friction, beyond)
 
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> float | NDArray[np.float64]:
@@ -110,10 +120,12 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     if section.model == "gaussian":
         posterior: Posterior = gaussian_regression(key, section.devices, **common)
     else:
-        posterior = softmax_regression(key, section.devices, **common)
+        # The ten digits are no secret; of other data the labels are, unless they are declared.
+        classes = 10 if section.data == "mnist" and section.classes is None else section.classes
+        posterior = softmax_regression(key, section.devices, classes=classes, **common)
         if found is None:
-            made = synthetic_labels(key, section.examples, section.dim, stream="test")
-            found = DataSet(np.empty(0), np.empty(0), *made)
+            u, v = synthetic_labels(key, section.examples, section.dim, posterior.classes, stream="test")
+            found = DataSet(np.empty(0), np.empty(0), u, np.asarray(posterior.class_names)[v])
     return dataclasses.replace(posterior, columns=columns), _test_set(posterior, found)
 
 
@@ -132,7 +144,7 @@ def _test_set(posterior: Posterior, found: DataSet | None) -> Test | None:
 
 
 def _preconditioned(
-    scenario: Scenario, posterior: Posterior, link: Link, privacy: Privacy
+    scenario: Scenario, posterior: Posterior, link: Link, privacy: Privacy, key: jax.Array | None
 ) -> tuple[Posterior, Release | None]:
     """The posterior in the coordinates that the scenario asks for, and what they have cost."""
     section = scenario.posterior
@@ -142,7 +154,8 @@ def _preconditioned(
         case "whiten":
             with naming("posterior"):
                 return posterior.whitened(prior_on=section.prior_on), None
-    key, clip = jax.random.key(section.seed), section.whiten_clip or None
+    secret, clip = scenario.sampler.seed == "secret", section.whiten_clip or None
+    key = jax.random.key(section.seed) if not secret else secret_key() if key is None else key
     try:
         release = release_whitening(
             key,
@@ -190,7 +203,8 @@ def _public_constants(scenario: Scenario, posterior: Posterior) -> tuple[Posteri
     section = scenario.posterior
     mu, L = section.mu or posterior.mu, section.L or posterior.L
     if mu > L:
-        given, other = ("mu", f"at most L = {L:g}") if section.mu else ("L", f"at least mu = {mu:g}")
+        names = ("mu", "at most L", section.L) if section.mu else ("L", "at least mu", section.mu)
+        given, other = names[0], names[1] + (f" = {names[2]:g}" if names[2] else ", as computed here")
         raise InputError(given, section.mu or section.L, other)
     notes = []
     if isinstance(posterior, SoftmaxPosterior):
@@ -198,31 +212,10 @@ def _public_constants(scenario: Scenario, posterior: Posterior) -> tuple[Posteri
         if empty:
             notes.append(f"{empty} of {posterior.classes} classes have no example.")
     if mu > posterior.mu * (1 + 1e-12):
-        notes.append(f"posterior.mu = {mu:g} is above the proven {posterior.mu:.6g}: the bound may fail.")
+        notes.append(f"posterior.mu = {mu:g} is too large for these data: the bound may fail.")
     if L < posterior.L * (1 - 1e-12):
-        notes.append(f"posterior.L = {L:g} is below the proven {posterior.L:.6g}: the bound may fail.")
+        notes.append(f"posterior.L = {L:g} is too small for these data: the bound may fail.")
     return dataclasses.replace(posterior, mu=mu, L=L), notes
-
-
-def _leaks(scenario: Scenario) -> tuple[str, ...]:
-    """Constants that a plan is made of and that ε does not cover, because they come from the devices' data."""
-    if scenario.privacy.epsilon is None:
-        return ()
-    section = scenario.posterior
-    taken = {
-        "preconditioner": section.preconditioner == "whiten",
-        "mu": not section.mu and section.model == "gaussian",  # softmax has it from its prior
-        "L": not section.L,
-        "initial_w2_sq": not section.initial_w2_sq,
-    }
-    names = [f"posterior.{name}" for name, computed in taken.items() if computed]
-    names += ["sampler.burn_in"] if scenario.sampler.burn_in == "auto" else []
-    if scenario.link.downlink_snr_db < np.inf and scenario.policy.objective == "worst":
-        names += ["the effect of link.downlink_snr_db"]
-    if not names:
-        return ()
-    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return (f"{listed} {'are' if len(names) > 1 else 'is'} computed from {PRIVATE}.",)
 
 
 def build_privacy(scenario: Scenario) -> Privacy:
@@ -296,9 +289,8 @@ def make_plan(
     except InputError as error:
         raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
     # Where a promise is made and all constants are public, a plan says nothing about the data.
-    public = scenario.privacy.epsilon is not None and not inputs.leaks
-    said = [text for text in made.warnings if not (public and text.startswith(UNSCALED_FEATURES))]
-    return dataclasses.replace(made, warnings=(*inputs.warnings, *said, *inputs.leaks))
+    said = [text for text in made.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
+    return dataclasses.replace(made, warnings=(*inputs.warnings, *said, *data_warnings(inputs.not_covered)))
 
 
 def _section_of(error: InputError) -> str:
@@ -318,6 +310,6 @@ def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
     if section.burn_in != "auto":
         return scenario
     with naming("sampler"):
-        key = jax.random.key(section.seed)
+        key = jax.random.key(0 if section.seed == "secret" else section.seed)  # of the pilot, which protects nobody
         chosen = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.friction)
     return scenario.model_copy(update={"sampler": section.model_copy(update={"burn_in": chosen})})

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from wflmc.planning import Allocation, Plan, Problem, policy
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.privacy.reference import epsilon_by_dp_accounting
 from wflmc.scenario.build import Inputs, build, make_plan
+from wflmc.scenario.coverage import OWNER_ONLY, NotCovered
 from wflmc.scenario.files import is_data_path, plain
 from wflmc.scenario.schema import Scenario, validate
 from wflmc.version import __version__
@@ -91,6 +93,7 @@ def plan_document(
         "exact_w2_sq": exact_w2_sq(inputs.posterior, plan) if has_law(inputs.posterior) else None,
         "exact_ess_min": float(exact_ess(inputs.posterior, plan).min()) if has_law(inputs.posterior) else None,
         "diagnosis": causes,
+        "not_covered": [item._asdict() for item in inputs.not_covered],
         "warnings": list(plan.warnings),
         "seconds": seconds,
         "version": __version__,
@@ -141,16 +144,22 @@ def _json_scenario(scenario: Scenario) -> dict[str, Any]:
 
 
 def summary_document(
-    evaluation: Evaluation, warnings: tuple[str, ...], seconds: float, causes: list[dict[str, Any]]
+    evaluation: Evaluation,
+    warnings: tuple[str, ...],
+    seconds: float,
+    causes: list[dict[str, Any]],
+    beyond: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """What `DIR/summary.json` holds, plain data.
 
     Args:
         warnings: of the plan, those that every run has last.
         causes: the diagnosis.
+        beyond: `not_covered` of the plan.
     """
     distance, scores = evaluation.w2_sq, evaluation.scores
     document = {
+        "owner_only": OWNER_ONLY,
         "w2_sq": None
         if distance is None
         else {"worst": distance.worst, "worst_se": distance.worst_se, "per_round": distance.per_round},
@@ -165,6 +174,7 @@ def summary_document(
         "reliability": reliability(scores)._asdict() if isinstance(scores, Calibration) else None,
         "epsilon_spent": evaluation.epsilon_spent,
         "diagnosis": causes,
+        "not_covered": beyond,
         "warnings": [*evaluation.warnings, *warnings],
         "seconds": seconds,
     }
@@ -172,11 +182,14 @@ def summary_document(
     return result
 
 
-def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
+def read_plan(path: str | Path, key: jax.Array | None = None) -> tuple[Scenario, Inputs, Plan]:
     """A plan as `wflmc plan --json` wrote it, its gains taken as they stand.
 
     The scenario inside gives data, channels and schedule again; gains that do not belong to that schedule, or
     that break the power limit or the privacy budget, are refused.
+
+    Args:
+        key: as of `build`.
     """
     document = _plan_file(path)
     try:
@@ -191,6 +204,7 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
         expected = {name: float(constants[name]) for name in names}
         budget, digests = document["privacy"]["budget"], document["files"]
         before = document["privacy"].get("spent_before")
+        noted = [NotCovered(**item) for item in document.get("not_covered", [])]
     except InputError as error:
         raise InputError(f"--plan: {error.key}", error.given, error.allowed) from None
     except (ValueError, TypeError, KeyError, OverflowError):
@@ -201,7 +215,14 @@ def read_plan(path: str | Path) -> tuple[Scenario, Inputs, Plan]:
         raise InputError(
             f"--plan: {changed[0]}", str(path), "the file that the plan was made with; it has changed since"
         )
-    inputs = build(scenario)
+    if key is None and scenario.sampler.seed == "secret" and scenario.posterior.preconditioner == "private-whiten":
+        allowed = (
+            "a number with private-whiten: a secret is deleted with the run's end, and the release cannot be repeated"
+        )
+        raise InputError("--plan: sampler.seed", "secret", allowed)
+    inputs = build(scenario, key)
+    known = {item.name for item in inputs.not_covered}  # what is settled in the plan's scenario shows no more in it
+    inputs = inputs._replace(not_covered=(*inputs.not_covered, *(item for item in noted if item.name not in known)))
 
     def as_given(problem: Problem) -> Allocation:
         if gain.shape != (problem.rounds,) or not np.all((gain > 0) & np.isfinite(gain)):

@@ -39,6 +39,7 @@ class PosteriorSection(_Section):
     whiten_rounds: Annotated[int, Field(ge=3, le=10**5)] = 16
     prior_std: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     prior_on: Literal["parameters", "whitened"] = "parameters"
+    classes: Annotated[int, Field(ge=2, le=10**7)] | list[int] | list[str] | None = None
     mu: NotNegative = 0.0
     L: NotNegative = 0.0
     initial_w2_sq: NotNegative = 0.0
@@ -83,7 +84,7 @@ class SamplerSection(_Section):
     init: Literal["prior", "zero"] = "prior"
     dynamics: Literal["overdamped", "kinetic"] = "overdamped"
     friction: Positive | str = 2.0
-    seed: Seed = 0
+    seed: Seed | Literal["secret"] = 0
 
 
 class PolicySection(_Section):
@@ -176,6 +177,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
             for key in ("whiten_clip", "whiten_share", "whiten_rounds")
         ),
         ("posterior.prior_on", scenario.posterior.preconditioner == "none", "posterior.preconditioner = 'none'"),
+        ("posterior.classes", scenario.posterior.model != "softmax", f"posterior.model = {scenario.posterior.model!r}"),
         ("privacy.example_clip", scenario.privacy.unit == "device", "privacy.unit = 'device'"),
         ("privacy.accountant", scenario.privacy.epsilon is None, "there is no privacy.epsilon"),
         ("sampler.friction", not kinetic, "sampler.dynamics = 'overdamped'"),

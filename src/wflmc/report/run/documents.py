@@ -52,6 +52,14 @@ class Spending(BaseModel):
         return [spent / (budget or 1.0) for spent, budget in zip(total, self.budgets, strict=True)]
 
 
+class Uncovered(BaseModel):
+    """One item of `not_covered`."""
+
+    name: str
+    text: str
+    published: bool
+
+
 class PlanFile(BaseModel):
     """plan.json, as far as a page needs it."""
 
@@ -70,6 +78,7 @@ class PlanFile(BaseModel):
     privacy: Spending
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
+    not_covered: list[Uncovered] = []
     warnings: list[str]
     version: str
     scenario: dict[str, Any]

@@ -16,6 +16,7 @@ from wflmc.report.run.posterior import posterior_section
 from wflmc.report.run.privacy import privacy_section
 from wflmc.report.run.scores import scores_section
 from wflmc.report.run.words import scenario_section
+from wflmc.scenario import OWNER_ONLY
 
 
 def run_page(folder: Path) -> str:
@@ -55,4 +56,5 @@ def _lead(run: Run) -> str:
     made = "" if run.plan is None else f" Made with wflmc {run.plan.version}."
     took = "" if run.summary is None else f" It took {run.summary.seconds:.3g} seconds."
     command = "run" if run.summary is None or run.summary.federation is None else "federate"
-    return f"What wflmc {command} has left in this folder.{took}{made} Figures can be zoomed, and legends clicked."
+    said = f"What wflmc {command} has left in this folder.{took}{made} Figures can be zoomed, and legends clicked."
+    return f"{OWNER_ONLY} {said}"

@@ -22,7 +22,7 @@ from wflmc.report.parts import (
     table,
     value,
 )
-from wflmc.report.run.documents import Federation, Spending
+from wflmc.report.run.documents import Federation, PlanFile, Spending
 from wflmc.report.run.files import Run
 from wflmc.scenario.build import build_privacy
 
@@ -46,7 +46,16 @@ def privacy_section(run: Run) -> Html:
     )
     over = _over_rounds(run)
     pictures = [_bars(spending), *([] if over is None else [over])]
-    return join([note, _accountants(run, spending), grid(pictures), _ledger_words(run)])
+    return join([note, _accountants(run, spending), grid(pictures), _ledger_words(run), _not_covered(run.plan)])
+
+
+def _not_covered(plan: PlanFile) -> Html:
+    """What ε does not cover, and what of it a published file would rest on."""
+    if not plan.not_covered:
+        return Html("")
+    rests = {True: "yes: wflmc publish refuses it unless told to accept it", False: "no: only this folder shows it"}
+    rows = [(item.name, item.text, rests[item.published]) for item in plan.not_covered]
+    return join([Html("<h3>What ε does not cover</h3>"), table(rows, ("what", "why", "in a published file"))])
 
 
 def _accountants(run: Run, spending: Spending) -> Html:

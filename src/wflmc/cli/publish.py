@@ -1,0 +1,52 @@
+"""`wflmc publish`: of a run, what epsilon covers and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wflmc.cli.shell import AsJson, print_json
+
+
+def publish(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Folder of a finished run, as --out of `wflmc run` named it.")
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="FILE", help="New NetCDF file (.nc).")],
+    what: Annotated[
+        str,
+        typer.Option("--what", metavar="KIND", help="draws; predictions (for --features); moments (mean, covariance)."),
+    ] = "draws",
+    features: Annotated[
+        str | None,
+        typer.Option("--features", metavar="FILE", help="Public rows to predict: .npy, or .npz with an array X."),
+    ] = None,
+    chains: Annotated[
+        int, typer.Option("--chains", metavar="N", help="1: more chains of the same devices cost N times the loss.")
+    ] = 1,
+    accept: Annotated[
+        bool,
+        typer.Option("--accept-not-covered", help="Publish what rests on things that ε does not cover, and list them."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write what ε covers of a run, its first chain, with a statement of what is promised to whom.
+
+    A run folder is for its owner. The file has no key, seed, clip rates, exact law, constants of the data, paths or
+    digests. Runs that are to be published have sampler.seed = "secret".
+
+    Example: wflmc publish results --out draws.nc
+    """
+    from wflmc.runs import publish_run, statement_lines
+
+    given = None if features is None else Path(features).expanduser()
+    target = Path(out).expanduser()
+    statement = publish_run(
+        Path(run).expanduser(), target, what=what, chains=chains, features=given, accept_not_covered=accept
+    )
+    if as_json:
+        print_json({"file": str(target), **statement})
+    else:
+        print("\n".join([*statement_lines(statement), f"Written to {target}"]))

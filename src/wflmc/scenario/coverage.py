@@ -1,0 +1,98 @@
+"""What ε does not cover, in one list: what a run takes from private data, and what its folder shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from wflmc.planning.advice import ORACLE
+from wflmc.scenario.files import is_data_path
+from wflmc.scenario.schema import Scenario
+
+PRIVATE = "the devices' private data, which epsilon does not cover"
+OWNER_ONLY = (
+    "This folder is for the owner of the data: clip rates, the exact law, scores and, unless sampler.seed is secret, "
+    "the key of the noise are in it, and epsilon covers none of these. wflmc publish writes a file that may be shown."
+)
+"""The first thing that a run folder says."""
+
+
+class NotCovered(NamedTuple):
+    """Something that depends on private data and that ε does not account for."""
+
+    name: str
+    """The scenario key that decides it, or what it is."""
+    text: str
+    """One sentence."""
+    published: bool = True
+    """Whether a published file rests on it; else the run folder alone shows it."""
+
+
+CONSTANTS = (
+    "posterior.preconditioner", "posterior.mu", "posterior.L", "posterior.initial_w2_sq", "sampler.burn_in",
+    "the effect of link.downlink_snr_db",
+)  # fmt: skip
+"""Names of what a plan's numbers are made of."""
+FROM_DATA = ("the principal directions of posterior.data", "posterior.classes", "posterior.partition", *CONSTANTS)
+"""Names of all that is computed from data before the first round, whatever the policy."""
+
+
+def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, ...]:
+    """List what ε does not cover; empty where nothing is promised.
+
+    Args:
+        scored: whether there is a test set.
+    """
+    if scenario.privacy.epsilon is None:
+        return ()
+    section, sampler = scenario.posterior, scenario.sampler
+    gaussian, exact = section.model == "gaussian", scenario.policy.objective == "exact"
+    read_off = not gaussian and is_data_path(section.data) and section.classes is None
+    stop = "a label outside posterior.classes, a value that is not finite, a step beyond 2/L"
+    published = {
+        FROM_DATA[0]: (section.data == "mnist", "Features are coordinates on principal directions of training images."),
+        "posterior.classes": (read_off, "The set of labels is read off the data; give posterior.classes."),
+        "posterior.partition": (section.partition not in ("iid", "blocks"), "Labels decide who holds which example."),
+        "posterior.preconditioner": (section.preconditioner == "whiten", "The features themselves whiten the chains."),
+        "posterior.mu": (gaussian and not section.mu, "Step and plan use μ of the data; give posterior.mu."),
+        "posterior.L": (not section.L, "Step and plan use L of the data; give posterior.L."),
+        "posterior.initial_w2_sq": (
+            not section.initial_w2_sq,
+            "The plan uses W2² from the start to the posterior; give posterior.initial_w2_sq.",
+        ),
+        "sampler.burn_in": (sampler.burn_in == "auto", "A pilot on the data has found the number of burn-in rounds."),
+        CONSTANTS[-1]: (
+            scenario.link.downlink_snr_db < np.inf and not exact,
+            "The plan uses the devices' curvatures, by which a noisy broadcast acts.",
+        ),
+        "policy.objective": (exact, ORACLE),
+        "sampler.seed": (
+            sampler.seed != "secret",
+            "A seed below 2³² can be guessed and the noise recomputed from it; sampler.seed = 'secret' draws a key.",
+        ),
+    }  # fmt: skip
+    shown = {
+        "clip rates": (
+            scenario.policy.power != "noiseless",
+            "Clip rates, warnings and the diagnosis look at the data.",
+        ),
+        "exact law": (gaussian, "W2² and the exact law and ESS compare with the posterior itself."),
+        "chains": (sampler.chains > 1, "R-hat, ESS and averages are of all chains, and epsilon covers one."),
+        "scores": (scored, "Scores look at the test set, which nothing hides."),
+        "refusals": (True, f"A run that is refused or stopped over its data ({stop}) tells that it was."),
+    }
+    return (
+        *(NotCovered(name, text) for name, (holds, text) in published.items() if holds),
+        *(NotCovered(name, text, published=False) for name, (holds, text) in shown.items() if holds),
+    )
+
+
+def data_warnings(found: Iterable[NotCovered]) -> tuple[str, ...]:
+    """Say in one sentence, if any, what a plan takes from the data."""
+    names = [item.name for item in found if item.name in FROM_DATA]
+    if not names:
+        return ()
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return (f"{listed} {'are' if len(names) > 1 else 'is'} computed from {PRIVATE}.",)
