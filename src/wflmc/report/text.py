@@ -95,6 +95,10 @@ def diagnosis_lines(causes: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{'diagnosis':<25}{number}. {cause['text']}" for number, cause in enumerate(causes[:SHOWN], 1)]
 
 
+WORTH_SAYING = 0.001
+"""Rounding of sums that a table shows."""
+
+
 def _privacy(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What the worst device spends, whose change that hides, and ε by every accountant."""
     before = privacy["spent_before"] or [0.0] * len(privacy["spent"])
@@ -115,6 +119,8 @@ def _privacy(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if privacy["epsilon_by"] is not None:
         each = (f"{name} {value:.5g}" for name, value in privacy["epsilon_by"].items() if value is not None)
         yield "ε by each accountant", ", ".join(each)
+    if privacy["rounding"] >= WORTH_SAYING:
+        yield "clipping", f"{privacy['rounding']:.2%} below clip and example_clip, so that float32 sums keep to the loss"
 
 
 def answer_sentence(asked: dict[str, Any]) -> str:
