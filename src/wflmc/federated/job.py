@@ -150,6 +150,7 @@ class Job:
             factor=self.releases * plan.uncertainty**2 * (int(self.quorum.max()) if self.noise == "devices" else 1),
             power=float(self.power[device]),
             enforced=plan.enforced,
+            simulated=self.lattice is None,
             privacy=(own(promise.epsilon), own(promise.delta), promise.accountant, promise.unit),
         )
 

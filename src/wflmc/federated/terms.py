@@ -55,6 +55,8 @@ class Terms:
     """P: the most that ‖x‖² may be."""
     enforced: bool
     """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
+    simulated: bool
+    """Whether the noise is that of a simulation, which protects nobody: answers are then repeated, but not kept."""
     privacy: tuple[float | None, float | None, str, str]
     """ε, δ, accountant and unit of the promise to this device."""
 
