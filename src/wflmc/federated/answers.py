@@ -60,7 +60,7 @@ class Answers:
             with np.load(self.path, allow_pickle=False) as saved:
                 return Answer(str(saved["request"]), str(saved["charge"]), saved["signal"])
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            raise InputError("answer", str(self.path), "as wflmc wrote it; a new answer is paid for anew") from None
+            raise InputError("answer", str(self.path), "as wflmc wrote it, or removed: the next is new") from None
 
     def save(self, answer: Answer) -> None:
         """Take the place of the answer before."""
