@@ -81,7 +81,7 @@ def federation(folder: Path, changes: dict[str, Any] | None = None, **how: Any) 
     plan = federated_plan(scenario, inputs, **how)
     key, chains = jax.random.key(scenario.sampler.seed), scenario.sampler.chains
     job = make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
-    write_federation(folder, scenario, inputs, job, seed=b"a test ")
+    write_federation(folder, scenario, inputs, job)
     return Federation(scenario, inputs, job, folder)
 
 

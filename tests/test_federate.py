@@ -67,6 +67,7 @@ def test_files_and_chains_are_those_of_a_run(call: Any, small: Path, tmp_path: P
     assert summary["clip_rate"] == {"burn_in": None, "samples": None}
     assert summary["federation"]["asked"] == summary["federation"]["sent"]
     assert any("emulated" in warning for warning in summary["warnings"])
+    assert any("noise is simulated" in warning for warning in summary["warnings"])
     subject = json.loads((one / "ledger.jsonl").read_text().splitlines()[0])["subject"]
     ledger = Ledger(Privacy(10.0, 0.01), 4, subject=subject, path=one / "ledger.jsonl")
     assert len(ledger.entries) == 5
@@ -173,6 +174,7 @@ def test_noise_for_absences_that_do_not_come_is_in_the_exact_law(call: Any, smal
         (["--chains", "0"], "at least 1"),
         (["--deadline", "0"], "above 0"),
         (["--own-data"], "--prepare"),
+        (["--prepare", "--noise", "simulated"], "protects nobody"),
         (["--prepare", "--address", "here"], "host and port"),
         (["--address", "10.0.0.5:8000"], "--prepare"),
         (["--ledger", "nowhere/ledger.jsonl"], "a folder that is there"),
@@ -247,6 +249,8 @@ def test_every_chain_of_real_devices_is_paid_for(call: Any, small: Path, tmp_pat
         assert job.releases == job.chains == (3 if chains else 1)
         total = job.planned_loss().sum(0) / job.plan.privacy.budget(4)
         assert total.max() == pytest.approx(1)
+        assert job.noise == "channel"
+        assert job.lattice is not None
         keys.add(tuple(job.key.tolist()))
     assert len(keys) == 3
     code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "one")

@@ -20,13 +20,13 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 
 import wflmc
 from wflmc.errors import InputError, OverspendError
+from wflmc.federated import lattice
 from wflmc.federated.device import Device
 from wflmc.federated.folder import open_device
 from wflmc.federated.job import Job, make_job
 from wflmc.federated.server import Server, open_server, read_log, rescale, serve, trace_of
 from wflmc.federated.simulation import devices_in, run_in_process
 from wflmc.federated.terms import Ask, Heard, Terms
-from wflmc.keys import digest
 from wflmc.sampling.checkpoint import Checkpoint
 
 from .federation_tools import ROUNDING, SCENARIO, Federation, apart, app_of, expected_chain, federation
@@ -211,6 +211,36 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
         assert [number for _, number in device.ledger.entries] == asked
 
 
+def test_noise_of_the_channel_is_as_wide_as_planned_and_paid_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lattice, "token_bytes", np.random.default_rng(5).bytes)
+    made = federation(tmp_path, {"sampler.chains": 400}, noise="channel")
+    plan, totals, server = made.job.plan, [], made.server()
+    devices, states = made.devices(), [made.job.start]
+
+    def exchange(asks: list[Ask]) -> Heard:
+        states.append(np.asarray(asks[0].theta))
+        heard = absent_in(np.ones((7, 5), bool), devices)(asks)
+        totals.append(heard.total)
+        return heard
+
+    with crash(server, 2, "after paying"):
+        serve(server, exchange)
+    serve(made.server(), exchange)
+    again = made.server().ledger
+    assert again is not None
+    np.testing.assert_allclose(again.spent, plan.spent, rtol=1e-12)
+    for k, device in enumerate(devices):  # which have answered the round again, for nothing
+        assert device.ledger is not None
+        assert device.ledger.spent[0] == pytest.approx(plan.spent[k])
+    np.testing.assert_array_equal(totals[2], totals[3])
+    factor = plan.step_size[0] * plan.scale[0] / plan.gain[0]
+    noise = (states[1] - states[2]) / factor - totals[0]
+    assert abs(np.var(noise) / plan.noise_power - 1) < 4 * np.sqrt(2 / noise.size)
+    assert abs(np.mean(noise)) < 4 * np.sqrt(plan.noise_power / noise.size)
+
+
 def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(tmp_path: Path) -> None:
     """A smaller set under the same noise would give its difference away, and nobody waits for ever."""
     made = federation(tmp_path)
@@ -312,32 +342,29 @@ def test_a_job_that_overspends_is_refused_before_anything_is_asked(tmp_path: Pat
         open_server(three, tmp_path / "three")
 
 
-def test_jobs_and_terms_survive_their_files(tmp_path: Path) -> None:
+def test_jobs_and_terms_survive_their_files_and_have_a_lattice(tmp_path: Path) -> None:
     for name, changes in SYSTEMS.items():
         made = federation(tmp_path / name.replace(" ", "-"), changes)
         again = Job.load(made.folder / "server")
         assert again.run == made.job.run
         np.testing.assert_array_equal(again.plan.loss, made.job.plan.loss)
         assert Terms.load(made.folder / "device-3" / "terms.json") == made.job.terms(3)
+        fine = replace(made.job, noise="channel").lattice
+        assert (fine is None) == (not made.job.plan.clips)
+        assert fine is None or 1 < fine.variance / made.job.plan.noise_power < 1 + 1e-5  # hardly wider than planned
     with pytest.raises(InputError, match="prepared"):
         Job.load(tmp_path)
 
 
-def test_a_federation_that_an_earlier_version_prepared_goes_on_unless_it_was_to_be_masked(tmp_path: Path) -> None:
-    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
+def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(tmp_path: Path) -> None:
+    federation(tmp_path)
     job, terms = tmp_path / "server" / "job.json", tmp_path / "device-0" / "terms.json"
-    for masked in (False, True):
-        for path, name in ((job, "job.aggregated"), (terms, "masked")):
-            path.write_text(json.dumps({**json.loads(path.read_text()), name: masked}))
-        if not masked:
-            again = Job.load(tmp_path / "server")
-            about = f"{again.subject} devices False 0 1 False"  # the name to which devices have agreed
-            arrays = (again.start, again.key, again.known, again.power)
-            assert again.run == made.job.run == digest(again.plan.digest.encode(), *arrays, about.encode())
-            assert Terms.load(terms) == made.job.terms(0)
+    job.write_text(json.dumps({**json.loads(job.read_text()), "job.aggregated": True}))
     with pytest.raises(InputError, match=r"^job .* without secure aggregation, which wflmc no longer has"):
         Job.load(tmp_path / "server")
-    with pytest.raises(InputError, match=r"^terms .* without secure aggregation, which wflmc no longer has"):
+    earlier = {name: value for name, value in json.loads(terms.read_text()).items() if name not in ("gain", "known")}
+    terms.write_text(json.dumps(earlier))
+    with pytest.raises(InputError, match=r"^terms .* the gains of all rounds, which an earlier version did not write"):
         Terms.load(terms)
 
 

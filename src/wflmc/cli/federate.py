@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 RUNTIMES = ("simulation", "process", "deployment")
-NOISES = ("channel", "devices")
+NOISES = ("channel", "devices", "simulated")
 
 
 def federate_command(request: Request, bar: ProgressBar, say: Say) -> tuple[dict[str, Any], str, list[Path]]:
@@ -80,6 +80,8 @@ def _check(request: Request) -> None:
     ):
         if given not in known:
             raise InputError(option, given, f"one of {', '.join(known)}")
+    if request.prepare and request.noise == "simulated":
+        raise InputError("--noise", "simulated", "channel or devices with --prepare: simulated noise protects nobody")
     if request.tolerate and request.noise != "devices":
         raise InputError("--tolerate", request.tolerate, "given with --noise devices")
     if request.chains is not None and request.chains < 1:
@@ -135,7 +137,7 @@ def _finish(
     known = not request.own_data
     evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
     about = _account(server, request)
-    alike = job.noise == "channel" and job.releases == 1  # else other plans cost more than the scenario's own
+    alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own
     causes = diagnosis(scenario, inputs, as_heard(job), evaluation, changes=alike)
     warnings = (*plan.warnings, *_notes(server, about))
     summary = summary_document(
@@ -180,12 +182,17 @@ def _account(server: Server, request: Request) -> dict[str, Any]:
 def _notes(server: Server, about: dict[str, Any]) -> list[str]:
     """What the numbers rest on, in sentences."""
     notes = []
-    if server.job.noise == "channel":
+    if server.job.noise != "devices":
         notes.append(
             "The radio channel is emulated: the server's process reads every device's message before it adds the "
             "channel's noise, and epsilon holds for what it keeps and shows, not against that process. "
             "--noise devices does not rely on it."
         )
+        if server.job.lattice is None:
+            notes.append(
+                "The noise is simulated: it is that of `wflmc run`, by sampler.seed, and protects nobody from whoever "
+                "knows the seed. --noise channel draws it from the operating system's entropy, on a lattice."
+            )
     else:
         notes.append(
             "Devices add the noise themselves, and the server reads every message: each is hidden by its own share of "

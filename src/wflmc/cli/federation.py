@@ -36,7 +36,7 @@ class Request(NamedTuple):
     out: str
     overrides: list[str] | None
     runtime: str
-    noise: str
+    given_noise: str | None
     tolerate: int
     chains: int | None
     deadline: float
@@ -45,14 +45,19 @@ class Request(NamedTuple):
     own_data: bool
     address: str | None = None
 
+    @property
+    def noise(self) -> str:
+        """Who adds the noise: simulated where this machine has all the data anyway."""
+        return self.given_noise or ("channel" if self.prepare else "simulated")
+
 
 def about_of(scenario: Scenario, request: Request) -> dict[str, Any]:
     """What makes two federations the same."""
     return {
         "asked": to_toml(scenario),
+        "real": request.prepare,
         "noise": request.noise,
         "tolerate": request.tolerate,
-        "real": request.prepare,
         "chains": request.chains or (1 if request.prepare else scenario.sampler.chains),
         "own_data": request.own_data,
         "address": request.address,
@@ -132,9 +137,8 @@ def begin(
         shutil.rmtree(place)
     place.mkdir()
     write_text(place / UNFINISHED, "")
-    seed = None if simulated is None else b"simulation %d " % simulated
     with naming_file(place):
-        write_federation(place, scenario, inputs, job, with_data=not request.own_data, seed=seed)
+        write_federation(place, scenario, inputs, job, with_data=not request.own_data)
         if about["real"]:
             from wflmc.federated.deployment import prepare
 

@@ -146,9 +146,14 @@ def federate(
         ),
     ] = "simulation",
     noise: Annotated[
-        str,
-        typer.Option("--noise", metavar="NAME", help="Who adds it: channel (emulated) or devices (each its share)."),
-    ] = "channel",
+        str | None,
+        typer.Option(
+            "--noise",
+            metavar="NAME",
+            help="Who adds it: channel (emulated), devices (each its share), or simulated (from the seed, protects "
+            "nobody: the default unless --prepare is given).",
+        ),
+    ] = None,
     tolerate: Annotated[
         int,
         typer.Option("--tolerate", metavar="N", help="With --noise devices: absences that a round survives."),
@@ -182,7 +187,8 @@ def federate(
 ) -> None:
     """Run a scenario as a federation on Flower: the server holds the plan and the ledger, each device its own data.
 
-    With the same seed the chains are those of `wflmc run`. The same command goes on with a federation that was stopped.
+    With simulated noise and the same seed the chains are those of `wflmc run`. The same command goes on with a
+    federation that was stopped.
 
     Example: wflmc federate scenario.toml --out results
     """

@@ -81,12 +81,13 @@ class Post:
     def __call__(self, asks: list[Ask]) -> Heard:
         """Ask, wait until the deadline, and add up what came."""
         job = self.job
-        total = np.zeros((job.chains, job.plan.dim), np.float32)
+        total = np.zeros((job.chains, job.plan.dim))
         sent = np.zeros(job.plan.devices, dtype=bool)
         signals, absent = self.gather(asks)
         for ask in asks:  # in the order of the devices, so that the sum does not depend on who was first
             if ask.device in signals:
-                total += np.float32(ask.arrives) * signals[ask.device]
+                part = ask.arrives * signals[ask.device].astype(float)
+                total += job.lattice.rounded(part) if job.noise == "channel" and job.lattice else part
                 sent[ask.device] = True
         return Heard(total, sent, absent)
 

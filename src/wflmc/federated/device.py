@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import secrets
 from typing import Any
 
 import jax
@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
+from wflmc.federated.answers import Answer, Answers
 from wflmc.federated.terms import Ask, Terms
 from wflmc.keys import digest
+from wflmc.posterior.summation import Sum
 from wflmc.privacy import Ledger, round_loss
 from wflmc.sampling import default_memory
 
@@ -26,36 +28,63 @@ class Device:
     Args:
         posterior: of this device alone, such as `posterior.device(k)`.
         ledger: its own, for one device; charged before it answers. Losses are counted for whatever has left the device,
-            heard or not, so that it may show more than the server's.
-        secret: what seeds the device's own noise, known to nobody else.
+            heard or not, so that it may show more than the server's. The last answer is kept beside its file.
+        secret: salts the names that files have for what was asked, known to nobody else.
     """
 
     def __init__(self, posterior: Any, terms: Terms, ledger: Ledger | None = None, secret: bytes = b"") -> None:
         if posterior.dim != terms.dim:
             raise InputError("data", f"a model of {posterior.dim} parameters", f"one of {terms.dim}, as in the terms")
-        if terms.share and not secret:
-            raise InputError("secret", None, "given where the device adds noise of its own")
         self.terms, self.ledger, self.secret = terms, ledger, secret
+        path = None if ledger is None or ledger.path is None else ledger.path.with_name("answer.npz")
+        self._answers = Answers(path)
         self._data = posterior.digest
         self._by_example = np.isfinite(terms.example_clip)
+        limits = np.array([terms.clip]), np.array([terms.example_clip])
+        least = 1 + max(terms.rounding, posterior.margin(*limits))
+        self._clip, self._limit = (np.float32(limit / least) for limit in limits)
         self._ready = posterior.fitted(terms.chains, default_memory() / 4, self._by_example)
 
     def answer(self, ask: Ask) -> NDArray[np.float32]:
-        """x = (α r/|ĥ|) clip(g) of every chain, with its share of the noise where it adds one, [chain, m]."""
+        """x = (α r/|ĥ|) clip(g) of every chain, with its share of the noise where it adds one, [chain, m].
+
+        An answer is kept before it is paid for and sent: the same request again is answered with the same numbers, and
+        costs nothing. Any other is a new draw, which costs.
+        """
         self._check(ask)
-        if self.ledger is not None:
-            self._pay(self.ledger, ask)
-        limit = np.array([self.terms.example_clip], np.float32) if self._by_example else None
+        request = self._name(ask)
+        if self.terms.simulated:
+            if self.ledger is not None:
+                self._pay(self.ledger, ask, request)
+            return self._drawn(ask)
+        with self._answers.alone():
+            answer = self._answers.load()
+            if answer is None or answer.request != request:
+                answer = Answer(request, secrets.token_hex(16), self._drawn(ask))
+                self._answers.save(answer)
+            if self.ledger is not None:
+                self._pay(self.ledger, ask, answer.charge)
+        return answer.signal
+
+    def _drawn(self, ask: Ask) -> NDArray[np.float32]:
+        """A new answer."""
+        limit = self._limit if self._by_example else None
         keys = None if ask.batch is None else jax.random.wrap_key_data(jnp.asarray(ask.batch))
-        clip, gain = np.array([self.terms.clip], np.float32), jnp.float32(ask.precoder)
-        signal = _signal(self._ready, jnp.asarray(ask.theta), gain, clip, limit, keys)
-        return np.asarray(signal) + self._noise(ask) if self.terms.share else np.asarray(signal)
+        high, low = _gradient(self._ready, jnp.asarray(ask.theta), self._clip, limit, keys)
+        signal = self._precoder(ask) * (np.asarray(high, dtype=float) + np.asarray(low, dtype=float))
+        return (self.terms.lattice.noisy(signal) if self.terms.share else signal).astype(np.float32)
+
+    def _precoder(self, ask: Ask) -> float:
+        """α r/|ĥ|, by what the device itself knows of its channel."""
+        return ask.gain / self.terms.known[ask.round - self.terms.start]
 
     def _check(self, ask: Ask) -> None:
         terms = self.terms
-        if ask.device != terms.device or not 0 <= ask.round < terms.rounds:
+        at = ask.round - terms.start
+        if ask.device != terms.device or not 0 <= at < len(terms.gain):
             given = f"device {ask.device}, round {ask.round}"
-            raise InputError("request", given, f"for device {terms.device} and a round below {terms.rounds}")
+            allowed = f"for device {terms.device} and a round from {terms.start} to {terms.rounds - 1}"
+            raise InputError("request", given, allowed)
         if ask.theta.shape != (terms.chains, terms.dim) or ask.theta.dtype != np.float32:
             given = f"{ask.theta.dtype} of shape {ask.theta.shape}"
             raise InputError("theta", given, f"float32 [{terms.chains} chains, {terms.dim} parameters]")
@@ -63,20 +92,23 @@ class Device:
             raise InputError("theta", "nan or infinite", "finite")
         if not (0 < ask.gain < np.inf and 0 < ask.known < np.inf):
             raise InputError("gain", (ask.gain, ask.known), "finite and above 0")
-        if terms.power == np.inf and ask.known != 1:  # which would make it send more than it pays for
-            raise InputError("known", ask.known, "1 on an ideal link, where nothing fades")
-        if terms.power < np.inf and (ask.precoder * terms.clip) ** 2 > terms.power * (1 + SLACK):
+        if not abs(ask.known / terms.known[at] - 1) <= SLACK:
+            allowed = f"{terms.known[at]:.6g}, what the device itself knows of its channel in round {ask.round + 1}"
+            raise InputError("known", ask.known, allowed)
+        if ask.gain > terms.gain[at] * (1 + SLACK):
+            raise InputError("gain", ask.gain, f"at most {terms.gain[at]:.6g}, as agreed for round {ask.round + 1}")
+        if terms.power < np.inf and (self._precoder(ask) * terms.clip) ** 2 > terms.power * (1 + SLACK):
             raise InputError("gain", ask.gain, "within the transmit power of the device")
 
-    def _pay(self, ledger: Ledger, ask: Ask) -> None:
-        """Charge a request, in one step with what is refused: other processes of this device may be asked as well.
+    def _pay(self, ledger: Ledger, ask: Ask, name: str) -> None:
+        """Charge an answer, by what is sent and by what the device knows of its channel.
 
-        The same request again is answered with the same numbers, and costs nothing. Another request for the same round
-        is refused where the server draws the noise, as its draws of a round are the same again.
+        Another one for the same round is refused where the server draws the noise, which may be the same again.
         """
-        gain, reach = np.array([ask.gain]), np.array([self.terms.sensitivity])
+        arrives = self._precoder(ask) * self.terms.known[ask.round - self.terms.start]
+        gain, reach = np.array([arrives]), np.array([self.terms.sensitivity])
         loss = self.terms.factor * round_loss(gain, np.ones((1, 1)), reach, self.terms.noise_power)
-        name, noise = self._name(ask), "" if self.terms.share else self.terms.run
+        noise = "" if self.terms.share else self.terms.run
         try:
             ledger.charge(name, ask.round, loss, noise)
         except InputError as error:
@@ -86,24 +118,18 @@ class Device:
             raise InputError("request", f"round {ask.round + 1} again", allowed) from None
 
     def _name(self, ask: Ask) -> str:
-        """A name for a request and so for its answer: other data give another, with other noise, that costs again."""
+        """A name for a request to this device: other data give another, with other noise, that costs again."""
         keys = () if ask.batch is None else (ask.batch,)
-        about = (self.terms.run.encode(), self._data.encode())
+        about = (self.secret, self.terms.run.encode(), self._data.encode())
         return digest(*about, ask.theta, np.array([ask.round, ask.gain, ask.known]), *keys)
-
-    def _noise(self, ask: Ask) -> NDArray[np.float32]:
-        """The device's share: another for every request, the same for the same one again."""
-        seed = hashlib.sha256(self.secret + self._name(ask).encode()).digest()
-        generator = np.random.Generator(np.random.Philox(int.from_bytes(seed)))
-        draws = generator.standard_normal(ask.theta.shape)
-        return (np.sqrt(self.terms.share) * draws).astype(np.float32)
 
 
 @jax.jit
-def _signal(posterior: Any, theta: jax.Array, gain: jax.Array, clip: Any, limit: Any, keys: Any) -> jax.Array:
+def _gradient(posterior: Any, theta: jax.Array, clip: Any, limit: Any, keys: Any) -> Sum:
     one = jnp.ones(1, theta.dtype)
 
-    def chain(theta: jax.Array, key: Any) -> jax.Array:
-        return gain * posterior.clipped_sum(theta, one, clip, key=key, example_clip=limit)[0]
+    def chain(theta: jax.Array, key: Any) -> Sum:
+        summed: Sum = posterior.exact_sum(theta, one, clip, key=key, example_clip=limit)[0]
+        return summed
 
     return jax.vmap(chain, (0, None if keys is None else 0))(theta, keys)

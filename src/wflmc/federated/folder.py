@@ -5,8 +5,8 @@ Each part is all that one machine needs, and the server's has none of the data:
     server/job.npz, job.json              the plan, the key of the noise, the channels
     device-k/terms.json, model.json       what the device agrees to, and which model it computes
     device-k/data.npz                     X and y of this device alone
-    device-k/secret                       seeds the noise that it adds itself, where it adds any
-    device-k/ledger.jsonl                 what has left the device, once it has answered
+    device-k/secret                       salts the names of what it was asked
+    device-k/ledger.jsonl, answer.npz     what has left the device, once it has answered, and its last answer
 """
 
 from __future__ import annotations
@@ -34,14 +34,11 @@ from wflmc.scenario.schema import Scenario
 SERVER, DEVICE = "server", "device-{}"
 
 
-def write_federation(
-    folder: Path, scenario: Scenario, inputs: Inputs, job: Job, *, with_data: bool = True, seed: bytes | None = None
-) -> None:
+def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job, *, with_data: bool = True) -> None:
     """Write the folders of the server and of all devices.
 
     Args:
         with_data: whether devices get their part of the scenario's data; else each brings a data.npz of its own.
-        seed: of the devices' secrets, for a simulation that can be repeated; drawn by default.
     """
     (folder / SERVER).mkdir(parents=True, exist_ok=True)
     job.save(folder / SERVER)
@@ -64,7 +61,7 @@ def write_federation(
         if (paid := job.plan.ledger[k]) > 0:
             _ledger(own, terms).charge("before", 0, [[paid]])
         (own / "model.json").write_text(json.dumps(about), encoding="utf-8")
-        _write_secret(own / "secret", secrets.token_bytes(32) if seed is None else seed + b"%d" % k)
+        _write_secret(own / "secret", secrets.token_bytes(32))
         if with_data:
             rows = raw.features[k, : raw.sizes[k]]
             np.savez(own / "data.npz", X=rows[:, :-1] if raw.intercept else rows, y=raw.outcomes[k, : raw.sizes[k]])

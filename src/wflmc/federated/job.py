@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.errors import InputError, without_data
+from wflmc.federated.lattice import Lattice
 from wflmc.federated.terms import UNMASKED, Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
@@ -23,7 +24,7 @@ from wflmc.sampling.runner import starts
 
 Array = NDArray[np.float64]
 
-NOISES = ("channel", "devices")
+NOISES = ("channel", "devices", "simulated")
 
 
 @without_data
@@ -35,15 +36,16 @@ class Job:
     start: NDArray[np.float32]
     """θ[0] of every chain, with kinetic dynamics and its velocity, [chain, m or 2m]."""
     key: NDArray[np.uint32]
-    """What seeds the noise of the channel and of the server; never told to a device."""
+    """What seeds simulated noise, noise of the server's own and mini-batches; never told to a device."""
     known: Array
     """|ĥ|[S, K], what devices know of their channels; 1 where the link is ideal."""
     power: Array
     """P_k: the most that ‖x_k‖² may be, [K]; infinite where the link is ideal."""
     subject: str
     """Whose data it is about, for the ledger."""
-    noise: str = "channel"
-    """Who adds the noise: the emulated channel, or every device its share."""
+    noise: str = "simulated"
+    """Who adds the noise: the emulated channel, or every device its share. Simulated noise is the channel's, from the
+    key, as that of `wflmc.sample`."""
     tolerate: int = 0
     """Devices that may be absent from a round before it is lost, with noise by the devices."""
     releases: int = 1
@@ -59,14 +61,13 @@ class Job:
     @cached_property
     def run(self) -> str:
         """A name for all that is sent, but for the devices' data."""
-        # "False" once said that messages are not masked, and keeps the names of federations that are under way.
-        about = f"{self.subject} {self.noise} False {self.tolerate} {self.releases} {self.batch}"
+        about = f"{self.subject} {self.noise} {self.tolerate} {self.releases} {self.batch}"
         return digest(self.plan.digest.encode(), self.start, self.key, self.known, self.power, about.encode())
 
     @property
     def noise_name(self) -> str:
-        """A name for the noise that the server draws; none where it draws none."""
-        return digest(self.key) if self.noise == "channel" else ""
+        """A name for noise that another job could have again; none where it is drawn from entropy."""
+        return digest(self.key) if self.lattice is None else ""
 
     @cached_property
     def quorum(self) -> NDArray[np.intp]:
@@ -76,12 +77,31 @@ class Job:
     @cached_property
     def share(self) -> Array:
         """Variance of the noise that every device adds itself, [S]."""
-        return np.zeros(self.plan.rounds) if self.noise == "channel" else self.plan.noise_power / self.quorum
+        return self.plan.noise_power / self.quorum if self.noise == "devices" else np.zeros(self.plan.rounds)
+
+    @cached_property
+    def gain(self) -> Array:
+        """α r, the amplitude at which every device's gradient is to arrive, [S, K]; 0 where a device is silent."""
+        return np.asarray((self.plan.gain / self.plan.scale)[:, None] * self.plan.weight)
+
+    @cached_property
+    def lattice(self) -> Lattice | None:
+        """Where noise lies that protects somebody: that of the sum, or of every message where devices add it.
+
+        None where it is simulated, and where nothing is clipped, so that no noise would protect anybody.
+        """
+        plan = self.plan
+        if self.noise == "simulated" or not plan.clips:
+            return None
+        norm = self.gain * plan.clip * (1.0 if plan.received is None else plan.received)
+        together = norm.sum(1) if self.noise == "channel" else norm
+        deviation = np.sqrt(self.share.max() if self.noise == "devices" else plan.noise_power)
+        change = np.sqrt(2 * plan.loss * plan.noise_power)
+        return Lattice.fitted(float(deviation), change, norm, float(together.max()), plan.dim)
 
     def round_noise(self, at: int, sent: NDArray[np.bool_]) -> float:
         """Variance of the noise in the sum of those who sent."""
-        own = float(self.plan.noise_power) if self.noise == "channel" else float(self.share[at])
-        return own if self.noise == "channel" else own * int(sent.sum())
+        return float(self.share[at]) * int(sent.sum()) if self.noise == "devices" else float(self.plan.noise_power)
 
     def seen_noise(self, at: int, sent: NDArray[np.bool_]) -> float:
         """Variance of the noise that hides a device from whoever reads what the server is given.
@@ -109,7 +129,7 @@ class Job:
 
     def terms(self, device: int) -> Terms:
         """What one device is to agree to."""
-        plan, promise = self.plan, self.plan.privacy
+        plan, promise, lattice = self.plan, self.plan.privacy, self.lattice if self.noise == "devices" else None
 
         def own(value: Any) -> float | None:
             return None if value is None else float(np.broadcast_to(np.asarray(value, float), (plan.devices,))[device])
@@ -119,14 +139,19 @@ class Job:
             device=device,
             chains=self.chains,
             dim=plan.dim,
-            rounds=plan.start + plan.rounds,
+            start=plan.start,
+            gain=tuple(self.gain[:, device].tolist()),
+            known=tuple(self.known[:, device].tolist()),
             clip=float(plan.clip[device]),
             example_clip=float(plan.example_clip[device]),
+            rounding=plan.rounding,
             noise_power=float(plan.noise_power),
-            share=float(self.share.max()),
+            share=0.0 if lattice is None else lattice.variance,
+            step=0.0 if lattice is None else lattice.step,
             factor=self.releases * plan.uncertainty**2 * (int(self.quorum.max()) if self.noise == "devices" else 1),
             power=float(self.power[device]),
             enforced=plan.enforced,
+            simulated=self.lattice is None,
             privacy=(own(promise.epsilon), own(promise.delta), promise.accountant, promise.unit),
         )
 
@@ -178,16 +203,18 @@ def make_job(
     plan: Plan,
     *,
     chains: int = 1,
-    noise: str = "channel",
+    noise: str = "simulated",
     tolerate: int = 0,
     releases: int = 1,
 ) -> Job:
     """The job of a plan.
 
     Args:
-        key: seeds starts and noise, as of `wflmc.sample`: the same key and plan give the same chains.
+        key: seeds starts and simulated noise, as of `wflmc.sample`: the same key and plan give the same chains.
         chains: how many run at the same time, in the same messages.
-        noise: "channel", noise of the emulated channel, added at the server; or "devices", every device adds its share.
+        noise: "simulated", that of `wflmc.sample`, which protects nobody from those who know the key; "channel", of
+            the emulated channel, added at the server; or "devices", every device adds its share. The latter two come
+            from the operating system's entropy.
         tolerate: with noise by the devices, how many may be absent from a round; all add more noise for it.
         releases: how many chains of the same real devices are given away.
     """
@@ -209,7 +236,7 @@ def make_job(
         known = known if plan.received is None else known / plan.received
         power = link.snr(devices) * plan.dim * plan.noise_power
     begin = np.asarray(starts(key, posterior, plan, jnp.arange(chains)))
-    return Job(
+    job = Job(
         plan=plan,
         start=begin,
         key=np.asarray(jax.random.key_data(key)),
@@ -221,3 +248,5 @@ def make_job(
         releases=releases,
         batch=getattr(posterior, "batch", None) is not None,
     )
+    _ = job.lattice  # where there is none that will do, it is refused here
+    return job

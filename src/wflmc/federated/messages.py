@@ -136,7 +136,7 @@ def read_reply(message: Message, ask: Ask, job: Job, nonce: str) -> NDArray[np.f
 def _limit(ask: Ask, job: Job) -> float:
     """The most that a clipped, precoded gradient can measure, with the noise that its device adds."""
     clipped = ask.precoder * float(job.plan.clip[ask.device])
-    own = float(np.sqrt(job.share[ask.round - job.plan.start]))
+    own = job.lattice.variance**0.5 if job.noise == "devices" and job.lattice else 0.0
     return (clipped + own * (np.sqrt(job.plan.dim) + TAIL)) * (1 + SLACK)
 
 

@@ -17,7 +17,7 @@ def federated_plan(
     scenario: Scenario,
     inputs: Inputs,
     *,
-    noise: str = "channel",
+    noise: str = "simulated",
     tolerate: int = 0,
     releases: int = 1,
     ledger: NDArray[np.float64] | None = None,

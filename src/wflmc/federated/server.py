@@ -116,8 +116,10 @@ def _serve(server: Server, exchange: Exchange, progress: Any, say: Any) -> None:
             server.ledger.charge(job.run, number, job.loss(at, found.sent)[None], job.noise_name)
         if found.sent.any():
             scale, noise = rescale(job, at, found.sent)
-            now = now._replace(server_noise=noise)
-            state, finite = _move(round_keys, state, jnp.asarray(found.total), jnp.float32(scale), now, job.noise)
+            now, simulated = now._replace(server_noise=noise), job.noise != "devices" and job.lattice is None
+            total = job.lattice.noisy(found.total) if job.noise == "channel" and job.lattice else found.total
+            signal = jnp.asarray(total, jnp.float32)
+            state, finite = _move(round_keys, state, signal, jnp.float32(scale), now, simulated)
             if not bool(finite):
                 raise SamplingError(f"A chain left the finite numbers in round {number + 1}.")
         if at >= server.skip:
@@ -178,7 +180,6 @@ def _lost(found: Heard) -> Heard:
 
 def _asks(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]) -> list[Ask]:
     plan = job.plan
-    strength = plan.gain[at] * plan.weight[at] / plan.scale[at]
     received = np.ones(plan.devices) if plan.received is None else plan.received[at]
     batch = None
     if job.batch:
@@ -188,7 +189,7 @@ def _asks(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.
             device=int(k),
             round=plan.start + at,
             theta=theta if theta.ndim == 2 else theta[:, k],
-            gain=float(strength[k]),
+            gain=float(job.gain[at, k]),
             known=float(job.known[at, k]),
             arrives=float(job.known[at, k] * received[k]),
             batch=batch,
@@ -211,7 +212,7 @@ def rescale(job: Job, at: int, sent: NDArray[np.bool_]) -> tuple[float, Any]:
     base, kick = float(plan.server_noise[at]), float(plan.kick[at])
     meant = base + plan.noise_power * (kick * planned / plan.gain[at]) ** 2
     there = job.round_noise(at, sent) * (kick * scale / plan.gain[at]) ** 2
-    same = scale == planned and job.noise == "channel"
+    same = scale == planned and job.noise != "devices"
     return scale, jnp.float32(base if same else max(0.0, meant - there))
 
 
@@ -221,12 +222,12 @@ def _broadcast(keys: jax.Array, state: jax.Array, now: Rounds) -> jax.Array:
     return jax.vmap(lambda key, place: heard(named(key, "downlink"), ahead(place, now), now))(keys, state)
 
 
-@partial(jax.jit, static_argnames=("noise",))
-def _move(keys: jax.Array, state: jax.Array, signal: jax.Array, scale: jax.Array, now: Rounds, noise: str) -> Any:
-    """The next state of all chains, and whether all are finite; the channel adds its noise where devices do not."""
+@partial(jax.jit, static_argnames=("simulated",))
+def _move(keys: jax.Array, state: jax.Array, signal: jax.Array, scale: jax.Array, now: Rounds, simulated: bool) -> Any:
+    """The next state of all chains, and whether all are finite; simulated noise is added where no other was."""
 
     def one(key: jax.Array, state: jax.Array, signal: jax.Array) -> jax.Array:
-        received = receive(named(key, "noise"), alone(signal), now) if noise == "channel" else signal
+        received = receive(named(key, "noise"), alone(signal), now) if simulated else signal
         return update(named(key, "server"), state, received, scale[None], now)
 
     fresh = jax.vmap(one)(keys, state, signal)

@@ -11,10 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError, without_data
+from wflmc.federated.lattice import Lattice
 from wflmc.privacy import Privacy
 
+TUPLES = ("gain", "known", "privacy")
 UNMASKED = (
     "that of a federation without secure aggregation, which wflmc no longer has: begin a new one in another folder, "
+    "and name this one's ledger by --ledger"
+)
+UNSCHEDULED = (
+    "with the gains of all rounds, which an earlier version did not write: begin a new federation in another folder, "
     "and name this one's ledger by --ledger"
 )
 
@@ -27,24 +33,44 @@ class Terms:
     device: int
     chains: int
     dim: int
-    rounds: int
-    """Rounds are numbered below this."""
+    start: int
+    """The number of the first round."""
+    gain: tuple[float, ...]
+    """α r_k of every round, the largest amplitude at which its gradient is to arrive; 0 where it is silent."""
+    known: tuple[float, ...]
+    """|ĥ_k| of every round, by the device's own estimate; 1 on an ideal link. The factor covers its error."""
     clip: float
     """ℓ_k."""
     example_clip: float
     """c_k; infinite where examples are not clipped one by one."""
+    rounding: float
+    """e: clips act at ℓ/(1 + e) and c/(1 + e), see `Plan.rounding`."""
     noise_power: float
     """N0 of the sum."""
     share: float
     """Variance of the noise that the device adds itself; 0 where it relies on the channel's."""
+    step: float
+    """Its messages are multiples of this, where it adds noise."""
     factor: float
     """What a round costs over 2 (α r ℓ)²/N0: more where messages are seen one by one or channels are known badly."""
     power: float
     """P: the most that ‖x‖² may be."""
     enforced: bool
     """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
+    simulated: bool
+    """Whether the noise is that of a simulation, which protects nobody: answers are then repeated, but not kept."""
     privacy: tuple[float | None, float | None, str, str]
     """ε, δ, accountant and unit of the promise to this device."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds are numbered below this."""
+        return self.start + len(self.gain)
+
+    @property
+    def lattice(self) -> Lattice:
+        """Where its messages lie, and how wide its noise is."""
+        return Lattice(self.step, round(self.share**0.5 / self.step))
 
     @property
     def sensitivity(self) -> float:
@@ -67,13 +93,12 @@ class Terms:
         """Read them again."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            found["privacy"] = tuple(found["privacy"])
-            masked = found.pop("masked", False)  # of earlier versions
-            terms = cls(**found)
+            earlier = "privacy" in found and "gain" not in found
+            terms = None if earlier else cls(**found | {name: tuple(found[name]) for name in TUPLES})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError("terms", str(path), f"a file that `wflmc federate` has prepared ({error})") from None
-        if masked:
-            raise InputError("terms", str(path), UNMASKED)
+        if terms is None:
+            raise InputError("terms", str(path), UNSCHEDULED)
         return terms
 
 
@@ -88,7 +113,7 @@ class Ask(NamedTuple):
     gain: float
     """α r_k, the amplitude at which its gradient is to arrive."""
     known: float
-    """|ĥ_k|, what it knows of its channel."""
+    """|ĥ_k|, what it knows of its channel; a device refuses another value than its own."""
     arrives: float = 1.0
     """|h_k|, what the channel does with what it sends; the device is not told."""
     batch: NDArray[np.uint32] | None = None

@@ -120,7 +120,10 @@ def _privacy(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
         each = (f"{name} {value:.5g}" for name, value in privacy["epsilon_by"].items() if value is not None)
         yield "ε by each accountant", ", ".join(each)
     if privacy["rounding"] >= WORTH_SAYING:
-        yield "clipping", f"{privacy['rounding']:.2%} below clip and example_clip, so that float32 sums keep to the loss"
+        yield (
+            "clipping",
+            f"{privacy['rounding']:.2%} below clip and example_clip, so that float32 sums keep to the loss",
+        )
 
 
 def answer_sentence(asked: dict[str, Any]) -> str:

@@ -1,0 +1,83 @@
+"""A server that lies to a device about its channel.
+
+The attacker is the server. It knows the plan, chooses θ, announces α r (`gain`) and |ĥ| (`known`) as it likes, and
+receives over the true channel h. It wants a device to transmit strongly while its ledger pays little: it announces
+values whose ratio, the precoder, is large, and whose gain, by which a round used to be paid for, is tiny. Nine such
+rounds cost the device 1e-14 by its own ledger, and over the true channel hundreds of ε where 1 was promised.
+
+It gets nothing now: a device has its own estimates of its channel and an agreed gain for every round, refuses what goes
+beyond them, and pays for what it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+
+from wflmc.errors import InputError, OverspendError
+from wflmc.federated.terms import Ask
+
+from ..federation_tools import Federation, federation
+
+ROUNDS = 9
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Nine rounds over fading channels, for which every device is promised ε = 1."""
+    changes = {"privacy.epsilon": 1.0, "sampler.burn_in": 0, "sampler.samples": ROUNDS, "sampler.chains": 1}
+    return federation(tmp_path_factory.mktemp("lied-to"), changes)
+
+
+def tiny(limit: float, ask: Ask) -> Ask:
+    """A tiny gain and a tiny |ĥ|, which make the device transmit at its power limit."""
+    return ask._replace(gain=1e-9, known=1e-9 / limit)
+
+
+def scaled(limit: float, ask: Ask) -> Ask:
+    """Both a millionth of what was agreed, so that the device transmits as agreed, and pays a trillionth."""
+    return ask._replace(gain=1e-6 * ask.gain, known=1e-6 * ask.known)
+
+
+def faded(limit: float, ask: Ask) -> Ask:
+    """The agreed gain, for a channel said to be worse than it is."""
+    return ask._replace(known=max(0.5 * ask.known, ask.gain / limit))
+
+
+def louder(limit: float, ask: Ask) -> Ask:
+    """More than was agreed, over the channel as it is."""
+    return ask._replace(gain=limit * ask.known)
+
+
+@pytest.mark.parametrize("lie", [tiny, scaled, faded, louder], ids=lambda lie: str(lie.__name__))
+def test_a_device_pays_for_what_arrives(made: Federation, lie: Callable[[float, Ask], Ask]) -> None:
+    job = made.job
+    far = np.full((1, job.plan.dim), 1e6, np.float32)  # where every gradient is clipped
+    worst = 0.0
+    for k, device in enumerate(made.devices()):
+        assert device.ledger is not None
+        limit, arrived = float(np.sqrt(job.power[k]) / job.plan.clip[k]), 0.0
+        for at in range(ROUNDS):
+            gain = float(job.plan.gain[at] * job.plan.weight[at, k] / job.plan.scale[at])
+            ask = Ask(k, at, far, gain or 1e-3, float(job.known[at, k]))
+            try:
+                sent = float(np.linalg.norm(device.answer(lie(0.999 * limit, ask))))
+            except (InputError, OverspendError):
+                continue
+            arrived += 2 * float(job.known[at, k] * sent) ** 2 / job.plan.noise_power
+        assert arrived <= device.ledger.spent[0] * (1 + 1e-4)
+        worst = max(worst, arrived)
+    assert made.inputs.privacy.epsilon_spent(np.full(5, worst)) <= 1 + 1e-6  # type: ignore[operator]
+
+
+def test_the_schedule_itself_is_answered(made: Federation) -> None:
+    for k, device in enumerate(made.devices()):
+        for at in np.flatnonzero(made.job.plan.weight[:, k]):
+            theta = np.zeros((1, made.job.plan.dim), np.float32)
+            device.answer(Ask(k, int(at), theta, float(made.job.gain[at, k]), float(made.job.known[at, k])))
+        assert device.ledger is not None
+        assert device.ledger.spent[0] == pytest.approx(made.job.plan.spent[k])
