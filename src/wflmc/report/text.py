@@ -122,7 +122,7 @@ def _privacy(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if privacy["rounding"] >= WORTH_SAYING:
         yield (
             "clipping",
-            f"{privacy['rounding']:.2%} below clip and example_clip, so that float32 sums keep to the loss",
+            f"{privacy['rounding']:.2%} below clip and example_clip: float32 sums keep to the loss",
         )
 
 
