@@ -84,6 +84,7 @@ class AuditReport:
     delta: float
     loss: float
     unit: str
+    adjacency: str
     confidence: float
     tests: tuple[Finding, ...]
 
@@ -133,6 +134,7 @@ class AuditReport:
                 "loss": self.loss,
                 "device": self.device,
                 "unit": self.unit,
+                "adjacency": self.adjacency,
                 "accountant": "exact",
             },
             "epsilon_lower": self.epsilon_lower,

@@ -44,8 +44,9 @@ def audit(
 ) -> AuditReport:
     """Attack a plan as a server would that knows all but one device's data, and say what that proves.
 
-    The canary's gradient is far above the clip, + in half of the trials and − in the other half; transcripts come from
-    the sampler's own kernel. The main test listens to all rounds and has most of the probability to be wrong. Others
+    The canary's gradient is far above the clip, + in half of the trials and its neighbour's in the other half: −, or
+    nothing where the promise is about devices or examples that are not there. Transcripts come from the sampler's own
+    kernel. The main test listens to all rounds and has most of the probability to be wrong. Others
     let the canary's sign vary, take differences of rounds, listen while the device is said to be silent, try every
     device, and go through whole runs of `wflmc.sample`.
 
@@ -167,7 +168,7 @@ def _limit(trials: int, risk: float) -> float:
 def _model_attack(target: Target, posterior: Any, trials: int, risk: float) -> Attack:
     plan = target.plan
     size = RAW * float(np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).max())
-    plus, minus = canary_pair(posterior, target.device, size)
+    plus, minus = canary_pair(posterior, target.device, size, target.away, float(target.others[target.device]))
     name = type(posterior).__name__.removesuffix("Posterior").lower() + " model"
     # Even an unclipped canary must not go far enough to be learned.
     return by.by_model(target, plus, minus, 0.1 / (RAW * size), trials, _limit(trials, risk), name)
@@ -204,6 +205,7 @@ def _carry_out(
         delta=delta,
         loss=total,
         unit=target.plan.privacy.unit,
+        adjacency=target.plan.privacy.adjacency,
         confidence=1 - risk,
         tests=tuple(found),
     )

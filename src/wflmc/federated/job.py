@@ -127,7 +127,7 @@ class Job:
             factor=self.releases * plan.uncertainty**2 * (int(self.quorum.max()) if self.noise == "devices" else 1),
             power=float(self.power[device]),
             enforced=plan.enforced,
-            privacy=(own(promise.epsilon), own(promise.delta), promise.accountant, promise.unit),
+            privacy=(own(promise.epsilon), own(promise.delta), promise.accountant, promise.unit, promise.adjacency),
         )
 
     def save(self, folder: Path) -> None:
@@ -141,7 +141,7 @@ class Job:
                     arrays[name] = value
                 elif not isinstance(value, Plan | Privacy):
                     texts[name] = value
-        for name in ("epsilon", "delta", "clip", "accountant", "unit", "example_clip"):
+        for name in ("epsilon", "delta", "clip", "accountant", "unit", "example_clip", "adjacency"):
             value = getattr(plan.privacy, name)
             texts[f"privacy.{name}"] = value if value is None or isinstance(value, str) else np.asarray(value).tolist()
         (folder / "job.npz").touch(0o600)  # it has the key of the noise

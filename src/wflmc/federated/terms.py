@@ -43,20 +43,20 @@ class Terms:
     """P: the most that ‖x‖² may be."""
     enforced: bool
     """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
-    privacy: tuple[float | None, float | None, str, str]
-    """ε, δ, accountant and unit of the promise to this device."""
+    privacy: tuple[float | None, float | None, str, str, str]
+    """ε, δ, accountant, unit and adjacency of the promise to this device."""
 
     @property
     def sensitivity(self) -> float:
-        """Half of what a neighbouring data set can change: min(c, ℓ)."""
-        return min(self.clip, self.example_clip)
+        """Half of what a neighbouring data set can change."""
+        return float(self.promise.half_change(self.clip, self.example_clip))
 
     @property
     def promise(self) -> Privacy:
         """The promise to this device."""
-        epsilon, delta, accountant, unit = self.privacy
-        own = self.example_clip if unit == "record" else None
-        return Privacy(epsilon, delta, min(self.clip, 1e300), accountant, unit, own)
+        epsilon, delta, accountant, unit, adjacency = self.privacy
+        own = min(self.example_clip, 1e300) if unit == "record" else None
+        return Privacy(epsilon, delta, min(self.clip, 1e300), accountant, unit, own, adjacency)
 
     def save(self, path: Path) -> None:
         """Write them as JSON."""
@@ -67,7 +67,7 @@ class Terms:
         """Read them again."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            found["privacy"] = tuple(found["privacy"])
+            found["privacy"] = (*found["privacy"], "replace")[:5]  # terms of old have no adjacency
             masked = found.pop("masked", False)  # of earlier versions
             terms = cls(**found)
         except (OSError, ValueError, KeyError, TypeError) as error:
