@@ -323,11 +323,11 @@ def by_model(target: Target, plus: Any, minus: Any, reach: float, trials: int, m
 def _sent(posterior: Any, plan: Plan) -> Array:
     """What reaches the server at θ = 0, without noise, [S, m]."""
     rounds, start = jax.tree.map(jnp.asarray, _in_float32(rounds_of(plan))), jnp.zeros((plan.rounds, plan.dim))
-    return np.asarray(_transmitted(posterior, rounds, start), dtype=np.float64)
+    return np.asarray(transmitted(posterior, rounds, start), dtype=np.float64)
 
 
 @jax.jit
-def _transmitted(posterior: Any, rounds: Rounds, theta: jax.Array) -> jax.Array:
+def transmitted(posterior: Any, rounds: Rounds, theta: jax.Array) -> jax.Array:
     """The signal of every round at theta[S, m].
 
     θ is an argument: of a product with zeros known at compile time, XLA for CPUs (jaxlib 0.10.2) makes a fused loop

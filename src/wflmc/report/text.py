@@ -131,7 +131,7 @@ def answer_sentence(asked: dict[str, Any]) -> str:
 
 def audit_table(document: dict[str, Any]) -> Table:
     """An audit's JSON document: every attack, what it proves, and what the plan claims."""
-    table = Table(title="Attacks, and what they prove of ε")
+    table = Table(title=f"Attacks, and what they prove of ε ({document['claimed']['adjacency']})")
     for name in ("attack", "device", "rounds", "trials", "wrong + / −", "ε ≥", "by counting alone", "claimed"):
         table.add_column(name, justify="left" if name == "attack" else "right", overflow="fold")
     for test in document["tests"]:
