@@ -126,8 +126,8 @@ class AuditReport:
             worst_sum = max(self.sums, key=lambda found: found.ratio)
             return (
                 f"BROKEN: in the {worst_sum.name}, {worst_sum.terms:,} terms of float32, one change of what is hidden "
-                f"moves what arrives {worst_sum.ratio:.4g} times as far as the plan claims ({self.adjacency}): losses "
-                f"are {worst_sum.ratio**2:.4g} times as large."
+                f"moves what arrives {worst_sum.ratio:.6g} times as far as the plan claims ({self.adjacency}): losses "
+                f"are {worst_sum.ratio**2:.6g} times as large."
             )
         worst = max(self.flagged, key=lambda test: test.excess)
         return (
