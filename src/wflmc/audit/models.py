@@ -13,9 +13,7 @@ from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regres
 from wflmc.posterior.softmax import FEW_ROWS
 
 
-def canary_pair(
-    posterior: Any, device: int, size: float, away: float = -1.0, others: float = 0.0
-) -> tuple[Any, Any]:
+def canary_pair(posterior: Any, device: int, size: float, away: float = -1.0, others: float = 0.0) -> tuple[Any, Any]:
     """Two posteriors of the same kind, as small as can be, with as many devices and gradients ±size on one of them.
 
     All other rows are zeros. Models that work on few rows in another way than on many are given as few, or as many.

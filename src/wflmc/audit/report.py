@@ -132,7 +132,8 @@ class AuditReport:
         worst = max(self.flagged, key=lambda test: test.excess)
         return (
             f"BROKEN: the attack '{worst.name}' on device {worst.device} proves ε ≥ {worst.epsilon_gaussian:.4g} "
-            f"{sure} in {worst.rounds} rounds, for which the plan claims {worst.epsilon_claimed:.4g} ({self.adjacency})."
+            f"{sure} in {worst.rounds} rounds, for which the plan claims {worst.epsilon_claimed:.4g} "
+            f"({self.adjacency})."
         )
 
     def as_dict(self) -> dict[str, Any]:

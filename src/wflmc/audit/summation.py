@@ -98,9 +98,7 @@ def softmax_terms(terms: Array, devices: int = 1) -> Any:
     return softmax_regression(jax.random.key(0), devices, classes=2, X=size, y=label, partition="blocks")
 
 
-def change(
-    pair: Sequence[Any], clip: float, example_clip: float = np.inf, gain: float = 1.0, chains: int = 1
-) -> float:
+def change(pair: Sequence[Any], clip: float, example_clip: float = np.inf, gain: float = 1.0, chains: int = 1) -> float:
     """How far apart what arrives of two posteriors is, without noise, where all devices send at θ = 0.
 
     Args:

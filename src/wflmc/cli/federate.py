@@ -213,5 +213,7 @@ def _notes(server: Server, about: dict[str, Any]) -> list[str]:
 def _in_words(about: dict[str, Any]) -> str:
     asked, sent, spent = sum(about["asked"]), sum(about["sent"]), about["epsilon_spent"]
     lines = [f"messages                 {sent} of {asked} in {len(about['sent'])} rounds (absences: rounds.jsonl)"]
-    lines += [] if spent is None else [f"ε by the ledger          {spent:.4g} for the worst device ({about['adjacency']})"]
+    lines += (
+        [] if spent is None else [f"ε by the ledger          {spent:.4g} for the worst device ({about['adjacency']})"]
+    )
     return "\n".join(lines)

@@ -227,7 +227,9 @@ def _beyond(
         found |= run(study)
     for table, rows in found.items():
         report.write_csv(folder / f"{table}.csv", rows)
-    about = f"left: {source}, ε = 15, δ = 0.01 (replace); middle and right: MNIST, {count} experiment{'s' * (count > 1)}"
+    about = (
+        f"left: {source}, ε = 15, δ = 0.01 (replace); middle and right: MNIST, {count} experiment{'s' * (count > 1)}"
+    )
     drawn = report.draw_panels("beyond", found, about, folder / "beyond.png")
     write_text(folder / "ablation.md", report.ablation(found))
     return [*drawn, folder / "ablation.md"], found
@@ -245,5 +247,7 @@ def _study(
         most = "up to " if request.stop_se is not None else ""
         return make(mnist), f"{about}, {most}{count} experiments"
     setting = studies.MultiSample(gaussian, experiments=count, memory=request.memory)
-    about = f"{source}; ε = {setting.epsilon:g}, δ = {setting.delta:g} (replace), S = {setting.rounds}, {count} experiments"
+    about = (
+        f"{source}; ε = {setting.epsilon:g}, δ = {setting.delta:g} (replace), S = {setting.rounds}, {count} experiments"
+    )
     return studies.multi_sample_study(name, setting), about

@@ -190,8 +190,9 @@ def audit(
 ) -> None:
     """Attack the scenario's plan, and hold what that proves of ε against what the plan claims.
 
-    Exit code 1 if an attack proves more than is claimed, or if sums in floating point change by more. Counting alone cannot prove more than about 12 with a million
-    trials, whatever leaks; the other bound takes the trade-off curve to be that of Gaussian noise.
+    Exit code 1 if an attack proves more than is claimed, or if a sum in floating point changes by more. Counting alone
+    cannot prove more than about 12 with a million trials, whatever leaks; the other bound takes the trade-off curve to
+    be that of Gaussian noise.
 
     Example: wflmc audit scenario.toml --trials 100000
     """

@@ -124,15 +124,15 @@ class Privacy(Shown):
         return np.full(devices, np.inf) if self.example_clip is None else self._per_device("example_clip", devices)
 
     def sensitivity(self, devices: int) -> Array:
-        """Half the largest change that a neighbouring data set can make to each device's gradient, see `half_change`."""
+        """Half the largest change of each device's gradient between neighbours, [K], see `half_change`."""
         return self.half_change(self.clips(devices), self.example_clips(devices))
 
     def half_change(self, clip: ArrayLike, example_clip: ArrayLike) -> Array:
         """Half the largest change between neighbours of a gradient clipped to ℓ, its examples to c; [...].
 
         The last step projects on a ball, which brings no two points further apart, and no two points of it are further
-        apart than 2ℓ. One example moves the sum before that by 2c where it is replaced, and by c where it is left empty:
-        2 min(c, ℓ) and min(c, 2ℓ). Other data on a device move the gradient by 2ℓ. A silent device sends nothing, no
+        apart than 2ℓ. One example moves the sum before that by 2c where it is replaced, by c where it is left empty:
+        2 min(c, ℓ) and min(c, 2ℓ). Other data on a device move its gradient by 2ℓ. A silent device sends nothing, no
         share of the prior either: ℓ.
         """
         device, record = np.asarray(clip, dtype=float), np.asarray(example_clip, dtype=float)

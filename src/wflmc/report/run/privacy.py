@@ -38,9 +38,9 @@ def privacy_section(run: Run) -> Html:
     if spending.spent is None:
         return missing("This scheme does not clip gradients: no finite ε would be true, and no ledger is kept.")
     note = paragraph(
-        "What is hidden: {hidden} (adjacency: {adjacency}). Each round that a device sends in costs it a loss, and losses add up to ε. All "
-        "numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, and publishing several of them "
-        "from the same real devices would add their losses up.",
+        "What is hidden: {hidden} (adjacency: {adjacency}). Each round that a device sends in costs it a loss, and "
+        "losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, and "
+        "publishing several of them from the same real devices would add their losses up.",
         hidden=HIDDEN[spending.unit, spending.adjacency],
         adjacency=spending.adjacency,
     )

@@ -146,9 +146,9 @@ def promise_words(scenario: Scenario) -> str:
         return f"No privacy is promised. {clips}."
     how = "exact" if privacy.accountant == "exact" else "paper's"
     promise = f"(ε, δ) = ({spread(privacy.epsilon)}, {spread(privacy.delta)})"
-    hides = HIDDEN[privacy.unit, privacy.adjacency]
+    hides = f"{HIDDEN[privacy.unit, privacy.adjacency]} (adjacency: {privacy.adjacency})"
     ignored = " This policy does not keep to it." if scenario.policy.power in ("no-dp", "noiseless") else ""
-    return f"{promise}-differential privacy that hides {hides} (adjacency: {privacy.adjacency}), by the {how} accountant. {clips}.{ignored}"
+    return f"{promise}-differential privacy that hides {hides}, by the {how} accountant. {clips}.{ignored}"
 
 
 def sampler_words(scenario: Scenario, run: Run) -> str:
