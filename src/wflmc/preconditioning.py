@@ -149,8 +149,8 @@ class _Air:
         self.known = np.abs(link.gains(rounds, devices)) / self.off
         # Whoever sends something else, on another channel or at another power, has other noise too.
         about = self.known, self.off, link.snr(devices), privacy.budget(devices), privacy.unit.encode(), settings
-        about += (privacy.adjacency.encode(),) if privacy.adjacency != "replace" else ()
-        self.noise = digest(np.asarray(jax.random.key_data(key)), *about)
+        neighbours = () if privacy.adjacency == "replace" else (privacy.adjacency.encode(),)
+        self.noise = digest(np.asarray(jax.random.key_data(key)), *about, *neighbours)
         self.generator = np.random.default_rng(int(self.noise, 16))
 
 

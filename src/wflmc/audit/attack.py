@@ -223,7 +223,7 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
         factors = np.where(signs > 0, 1, target.away), np.where(signs > 0, target.away, 1)
         one, two = (
             np.asarray(_listen(named(key, name), Flock(loud, base), rounds, same, weight, first, count)) - middle
-            for name, loud in zip("+-", np.float32(target.raw * np.stack(factors)), strict=True)
+            for name, loud in zip("+-", (target.raw * np.stack(factors)).astype(np.float32), strict=True)
         )
         return np.where(signs > 0, one, two), np.where(signs > 0, two, one)
 

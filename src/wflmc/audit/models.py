@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ def canary_pair(posterior: Any, device: int, size: float, away: float = -1.0, ot
 
     Args:
         away: 0 where the second has an empty row in place of −size.
-        others: what another row of the device adds to −size.
+        others: norm of what another row of the device adds in both, against the canary.
     """
     devices = posterior.devices
     rows = FEW_ROWS + 1 if posterior.features.shape[1] > FEW_ROWS else 2
@@ -29,18 +28,19 @@ def canary_pair(posterior: Any, device: int, size: float, away: float = -1.0, ot
     common: dict[str, Any] = {"partition": "blocks", "prior_std": 1e3}
     if isinstance(posterior, GaussianPosterior):
         # The gradient is (θu − v)u.
-        make, sizes = partial(gaussian_regression, **common), [others > 0, 1.0]
+        make: Any = gaussian_regression
+        sizes = [float(others > 0), 1.0]
         one, other = y.astype(float), y.astype(float)
         one[at - 1 : at + 1], other[at - 1 : at + 1] = (others, -size), (others, -away * size)
     else:
         # At θ = 0 the gradient is ±(u, −u)/2, by the label.
-        make, sizes = partial(softmax_regression, classes=2, **common), [2**0.5 * others, 2**0.5 * size]
+        make, sizes, common["classes"] = softmax_regression, [2**0.5 * others, 2**0.5 * size], 2
         one, other = (np.arange(y.size) == at).astype(int), y
     X[at - 1 : at + 1] = np.outer(sizes, np.full(3, 3**-0.5))
     Z = X.copy()
     Z[at] *= away != 0
     key = jax.random.key(0)
-    return make(key, devices, X=X, y=one), make(key, devices, X=Z, y=other)
+    return make(key, devices, X=X, y=one, **common), make(key, devices, X=Z, y=other, **common)
 
 
 def check_kind(posterior: Any) -> None:
