@@ -104,11 +104,6 @@ class Privacy(Shown):
             "adjacency": self.adjacency,
         }
 
-    @property
-    def hidden(self) -> str:
-        """What is hidden, in words."""
-        return HIDDEN[self.unit, self.adjacency]
-
     def _per_device(self, name: str, devices: int) -> Array:
         values = np.asarray(getattr(self, name), dtype=float)
         if values.ndim > 1 or values.size not in (1, devices):
