@@ -29,6 +29,10 @@ def names(report):
 SCHEMES = {
     "record": {"privacy": wflmc.Privacy(8, 0.01, 30, unit="record", example_clip=9)},
     "record beyond the device's clip": {"privacy": wflmc.Privacy(8, 0.01, 30, unit="record", example_clip=90)},
+    "device or silence": {"privacy": wflmc.Privacy(8, 0.01, 30, adjacency="add-remove")},
+    "example or an empty one": {
+        "privacy": wflmc.Privacy(8, 0.01, 30, unit="record", example_clip=45, adjacency="add-remove")
+    },
     "noiseless-dp": {"power": "noiseless-dp"},
     "unlike devices": {
         "privacy": wflmc.Privacy([1, 2, 4, 8, 8, 8], [0.01] * 5 + [0.05], [10, 20, 30, 40, 50, 60]),

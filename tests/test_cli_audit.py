@@ -13,7 +13,7 @@ from .cli_tools import only_warnings, strict, with_set
 SMALL = with_set(["posterior.devices=4", "posterior.examples=40", "sampler.burn_in=9", "sampler.samples=1"])
 KEYS = {
     "claimed", "epsilon_lower", "epsilon_lower_counting", "ratio", "consistent", "confidence", "trials", "tests",
-    "warnings", "seconds",
+    "sums", "warnings", "seconds",
 }  # fmt: skip
 TEST_KEYS = {
     "name", "device", "rounds", "trials", "false_positives", "false_negatives", "fpr_upper", "fnr_upper", "mu_claimed",
@@ -33,9 +33,10 @@ def test_json(audit):
     document = strict(out)
     assert set(document) == KEYS
     claimed = document["claimed"]
-    assert set(claimed) == {"epsilon", "delta", "loss", "device", "unit", "accountant"}
+    assert set(claimed) == {"epsilon", "delta", "loss", "device", "unit", "adjacency", "accountant"}
     assert claimed["epsilon"] <= 8 * (1 + 1e-9)
     assert (claimed["delta"], claimed["unit"], claimed["accountant"]) == (0.01, "device", "exact")
+    assert claimed["adjacency"] == "replace"
     assert document["ratio"] == pytest.approx(document["epsilon_lower"] / claimed["epsilon"])
     assert 0.5 < document["ratio"] <= 1
     assert document["consistent"] is True
@@ -65,10 +66,15 @@ def test_for_people(audit):
 
 def test_records_and_softmax(audit):
     changes = ["privacy.unit=record", "privacy.example_clip=9.0", "posterior.model=softmax", "posterior.dim=2"]
+    changes += ["privacy.adjacency=add-remove", "posterior.examples=80"]
     code, out, err = audit("--json", *with_set(changes))
     assert code == 0, err
     document = strict(out)
-    assert document["claimed"]["unit"] == "record"
+    assert (document["claimed"]["unit"], document["claimed"]["adjacency"]) == ("record", "add-remove")
+    assert [(found["name"], found["terms"], found["flagged"]) for found in document["sums"]] == [
+        ("sum over records", 20, False)
+    ]
+    assert document["sums"][0]["ratio"] == pytest.approx(1, abs=0.02)
     assert {"softmax model", "record on a device that is clipped"} <= {test["name"] for test in document["tests"]}
 
 

@@ -330,7 +330,7 @@ def test_the_worst_device_is_one_device(call, plan_of, tmp_path):
         assert loss <= budget * (1 + 1e-9)
     assert max(privacy["epsilon_each"]) == privacy["epsilon_spent"]
     out = call("plan", path, "--no-compare")[1]
-    assert "(budget 0.40128), ε = 2, exact accountant" in " ".join(out.split())
+    assert "(budget 0.40128), ε = 2 (replace), exact accountant" in " ".join(out.split())
 
 
 def test_a_scheme_that_does_not_clip_keeps_no_promise(plan_of, scenario):

@@ -11,6 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 
+import wflmc
 from wflmc.planning.bound import contraction, discretization_error
 from wflmc.planning.single_sample import REGIMES, regime
 from wflmc.report import explorer
@@ -110,6 +111,7 @@ def positions():
             "accountant": ("exact", "paper")[i % 2],
             "bound": ("corrected", "paper")[i // 2 % 2],
             "unit": ("device", "device", "record")[i % 3],
+            "adjacency": ("replace", "add-remove")[i // 4 % 2],
             "map_axis": ("epsilon", "delta", "step_size", "rounds", "clip")[i % 5],
         }
         exact = {"epsilon-number": 10 ** draw(-3, 3), "step_size-number": 10 ** draw(-4, 0) / typed["L"]}
@@ -182,7 +184,7 @@ def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
         constants = contraction(plan.step_size[0], plan.mu, plan.L)
         error = discretization_error(plan.step_size[:1], plan.L, plan.dim)[0]
         close(values["floor"], constants.kappa * error / (1 - constants.rho**2))
-        sensitivity = np.minimum(plan.clip[0], plan.example_clip[0])
+        sensitivity = plan.privacy.sensitivity(1)[0]
         share = plan.privacy.budget(1)[0] / (2 * sensitivity**2) / plan.rounds
         close(values["dp_share"], np.sqrt(share * plan.noise_power))
         large_steps += plan.step_size[0] > 2 / (plan.mu + plan.L)
@@ -208,7 +210,9 @@ def test_the_map_turns_where_theorem_1_does(tour):
         state, axis = point["state"], point["state"]["map_axis"]
         for row in point["map"]["rows"][:: count(12, 5)]:
             at = SimpleNamespace(**{**state, axis: row["y"]})
-            reach = min(at.clip, at.example_clip) if at.unit == "record" else at.clip
+            example = at.example_clip if at.unit == "record" else None
+            promise = wflmc.Privacy(1, 0.1, at.clip, unit=at.unit, example_clip=example, adjacency=at.adjacency)
+            reach = promise.sensitivity(1)[0]
             budget = explorer.ACCOUNTANTS[at.accountant].budget(np.asarray(at.epsilon), np.asarray(at.delta))
             share = budget / (2 * reach**2 * at.rounds)
             snr = np.array([row["edge"] - 1e-6, row["edge"] + 1e-6])

@@ -90,6 +90,7 @@ def change(number, text):
         (change(0, lambda line: line.replace('"them"', '"others"')), "about the same data"),
         (change(0, lambda line: line.replace('"epsilon": 8.0', '"epsilon": 80.0')), "one with epsilon = 8.0"),
         (change(0, lambda line: line.replace('"unit": "device"', '"unit": "record"')), "one with unit = device"),
+        (change(0, lambda line: line.replace('"replace"', '"add-remove"')), "one with adjacency = replace"),
         (change(0, lambda line: line.replace('"devices": 2', '"devices": 3')), "one with devices = 2"),
     ],
 )

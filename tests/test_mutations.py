@@ -95,6 +95,18 @@ def test_wrong_adjacency(plan, mutate):
     assert "matched filter" in names(audit.audit(KEY, plan, trials=TRIALS))
 
 
+@pytest.mark.parametrize("name", ["device", "record"])
+def test_the_loss_of_add_remove_for_neighbours_by_replacement(plan, record_plan, monkeypatch, name):
+    attacked = plan if name == "device" else record_plan
+    honest = wflmc.Privacy.half_change
+    monkeypatch.setattr(
+        wflmc.Privacy,
+        "half_change",
+        lambda self, *clips: honest(dataclasses.replace(self, adjacency="add-remove"), *clips),
+    )
+    assert "matched filter" in names(audit.audit(KEY, attacked, trials=TRIALS, attacks=["constant"]))
+
+
 def test_channels_known_worse_than_the_plan_was_made_for(few, plan):
     """A naive plan where devices arrive up to 1/(1 − 0.1) times as strong; and one that was made for it."""
     report = audit.audit(KEY, plan, trials=TRIALS, csi_error=0.1, attacks=["constant"])

@@ -180,6 +180,7 @@ def test_examples_far_out_lose_their_pull():
     [
         ({"unit": "record"}, "example_clip"),
         ({"unit": "person"}, "unit"),
+        ({"adjacency": "remove"}, "adjacency"),
         ({"example_clip": 3.0}, "example_clip"),
         ({"unit": "record", "example_clip": 0.0}, "example_clip"),
     ],

@@ -169,6 +169,9 @@ def test_promise_and_budgets(runs, pages):
     worst = page.curve("epsilon", "exact accountant")["y"][-1]
     assert worst == pytest.approx(files["plan"]["privacy"]["epsilon_each"][0], rel=1e-9)
     assert "(ε, δ) = (8 to 30, 0.01)" in page.text
+    assert "any change of a device's data (adjacency: replace)" in page.text
+    assert "ε (replace) is that of one chain" in page.text
+    assert "ε at δ = 0.01 (replace)" in page.text
     assert "Its hash chain is whole" in page.text
     assert "one chain" in page.text
 

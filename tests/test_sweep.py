@@ -172,8 +172,13 @@ def test_rows_are_what_plan_and_run_say(sweep, call, small, tmp_path):
     overrides = ["privacy.epsilon=6", "link.snr_db=20", "policy.power=equal"]
     options = [word for text in overrides for word in ("--set", text)]
     plan, run = (strict(call(command, small, *options, "--json")[1]) for command in ("plan", "run"))
-    last = {name: float(cell) for name, cell in rows[3].items() if name not in ("policy.power", "regime") and cell}
+    last = {
+        name: float(cell)
+        for name, cell in rows[3].items()
+        if name not in ("policy.power", "regime", "adjacency") and cell
+    }
     assert rows[3]["regime"] == (plan["regime"] or "")
+    assert rows[3]["adjacency"] == plan["privacy"]["adjacency"] == run["adjacency"] == "replace"
     assert last["objective"] == plan["objective"]
     assert last["exact_w2_sq"] == max(plan["exact_w2_sq"][20:]) == max(run["exact_w2_sq"][20:])
     assert (last["w2_sq"], last["w2_sq_se"]) == (run["w2_sq"]["worst"], run["w2_sq"]["worst_se"])

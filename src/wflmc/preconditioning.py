@@ -109,9 +109,12 @@ def release_whitening(
 
     mean, wide = np.zeros(size), FIRST * radius
     heard = []
+    # One row of length b or less, replaced or left empty, moves Σu by 2b or b, Σ‖u‖² by b² either way, and Σuuᵀ by
+    # √(‖u‖⁴ + ‖v‖⁴ − 2(uᵀv)²) ≤ √2 b² or ‖u‖² ≤ b².
+    empty = privacy.adjacency == "add-remove"
     if posterior.intercept:
         sums = _within(rows, wide, real).sum(1)
-        heard.append(_hear(air, slice(0, first), sums, uses, wide, 2 * wide, MEAN_PART * share))
+        heard.append(_hear(air, slice(0, first), sums, uses, wide, wide if empty else 2 * wide, MEAN_PART * share))
         mean = heard[0].average
     lengths = (_within(rows - mean, wide, real) ** 2).sum((1, 2))[:, None]
     heard.append(_hear(air, slice(first, first + 1), lengths, uses, wide**2, wide**2, SIZE_PART * share))
@@ -121,7 +124,8 @@ def release_whitening(
     # clipped, by which only their size is lost: it is known from the lengths.
     left = share * (1 - SIZE_PART - MEAN_PART * posterior.intercept)
     reach = radius**2 / size**0.5
-    heard.append(_hear(air, slice(first + 1, rounds), products, uses, reach, 2**0.5 * radius**2, left))
+    moved = radius**2 if empty else 2**0.5 * radius**2
+    heard.append(_hear(air, slice(first + 1, rounds), products, uses, reach, moved, left))
     shape, trace = _unpacked(heard[-1].average, size), heard[-2].average[0]
     scale = trace / np.trace(shape) if np.trace(shape) > 0 and trace > heard[-2].noise else 1.0
     level = scale * (2 * size) ** 0.5 * heard[-1].noise  # the edge of the spectrum of noise alone
@@ -145,7 +149,8 @@ class _Air:
         self.known = np.abs(link.gains(rounds, devices)) / self.off
         # Whoever sends something else, on another channel or at another power, has other noise too.
         about = self.known, self.off, link.snr(devices), privacy.budget(devices), privacy.unit.encode(), settings
-        seed = digest(np.asarray(jax.random.key_data(key)), *about)
+        neighbours = () if privacy.adjacency == "replace" else (privacy.adjacency.encode(),)
+        seed = digest(np.asarray(jax.random.key_data(key)), *about, *neighbours)
         self.noise = digest(seed.encode())  # ledgers have this name, from which nobody can draw the noise again
         self.generator = np.random.default_rng(int(seed, 16))
 
@@ -157,13 +162,17 @@ def _hear(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivit
         at: the rounds that it takes, with `uses` channel uses each, in which the n numbers are repeated.
         reach: what one example adds to the length of a sum, so that N_k times it is what full power is made for;
             longer sums are clipped to it.
-        sensitivity: how far the replacement of one example moves a sum.
+        sensitivity: how far one example, replaced or left empty, moves a sum.
     """
     limit = air.sizes * reach
     length = np.linalg.norm(sums, axis=1)
     sent = sums * np.minimum(1.0, limit / np.maximum(length, 1e-300))[:, None]
     strength = air.known[at] * np.sqrt(air.link.snr(air.sizes.size) * uses) / limit  # over √N0
-    moved = np.minimum(sensitivity, 2 * limit) if air.privacy.unit == "record" else 2 * limit
+    moved = 2 * limit
+    if air.privacy.unit == "record":
+        moved = np.minimum(sensitivity, moved)
+    elif air.privacy.adjacency == "add-remove":  # a silent device sends nothing
+        moved = limit
     loss = (air.link.uncertainty * strength * moved) ** 2 / 2
     allowed = share * air.privacy.budget(air.sizes.size) / len(loss)  # of a round, which need not know the others
     fraction = np.minimum(1.0, allowed / loss)

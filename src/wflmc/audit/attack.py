@@ -17,6 +17,7 @@ from wflmc.audit.target import Array, Mask, Target, differences, matched, pairs,
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
 from wflmc.planning import Plan
+from wflmc.posterior.summation import Sum
 from wflmc.sampling import sample
 from wflmc.sampling.kernel import Rounds, rounds_of, step, transmit
 
@@ -76,7 +77,7 @@ def _listen(
     """Σ_s weight[s] y[s] of `count` transcripts by the kernel, round by round.
 
     With weight[S, test] all tests hear the first coordinate, with weight[S, 1, m] there is one for each coordinate; a
-    posterior may differ from trial to trial, with signs[S].
+    posterior may differ from trial to trial. It turns with signs[S].
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(count))
     dim = posterior.example.shape[-1]
@@ -88,7 +89,7 @@ def _listen(
         theta, total = carry
         index, sign, filters = at
         now = here.at(index)
-        turned = posterior._replace(example=sign * posterior.example)
+        turned = posterior._replace(example=sign * posterior.example, base=sign * posterior.base)
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
         theta, info = jax.vmap(step, (0, axis, 0, None))(round_keys, turned, theta, now)
         heard = info.received if own else info.received[:, :1]
@@ -105,28 +106,41 @@ def _in_float32(rounds: Rounds) -> Rounds:
 
 
 def _by_kernel(
-    target: Target, posterior: Canary, signs: Array, tests: list[tuple[Question, Array]], trials: int, chunks: int = 1
+    target: Target,
+    sides: tuple[Canary, Canary],
+    signs: Array,
+    tests: list[tuple[Question, Array]],
+    trials: int,
+    chunks: int = 1,
 ) -> Attack:
-    """Attacks with one canary, whose sign goes by signs[S] with + and the other way round with −."""
+    """Attacks with one canary and its neighbour, whose signs go by signs[S]."""
     weight = np.zeros((target.plan.rounds, COLUMNS), np.float32)
     for column, (_, values) in enumerate(tests):
         weight[:, column] = _unit(values, target.plan.noise_power)
+    middle = (signs * target.middle[:, target.device]) @ weight
     rounds, turns = _in_float32(target.rounds), signs.astype(np.float32)
     total, chunk = in_chunks(trials, 2, chunks)
 
     def run(key: jax.Array, first: int, count: int) -> tuple[Statistics, Statistics]:
-        plus = _listen(named(key, "+"), posterior, rounds, turns, weight, first, count)
-        minus = _listen(named(key, "-"), posterior, rounds, -turns, weight, first, count)
-        return np.asarray(plus)[:, : len(tests)], np.asarray(minus)[:, : len(tests)]
+        heard = [
+            np.asarray(_listen(named(key, name), side, rounds, turns, weight, first, count)) - middle
+            for name, side in zip("+-", sides, strict=True)
+        ]
+        return heard[0][:, : len(tests)], heard[1][:, : len(tests)]
 
     return Attack(tuple(test for test, _ in tests), total, chunk, run)
 
 
-def _canary(target: Target) -> Canary:
-    """One device with a raw canary along the first of two coordinates, and devices that send nothing."""
-    example = np.zeros((target.plan.devices, 2), np.float32)
-    example[target.device, 0] = target.raw
-    return Canary(example, np.zeros_like(example))
+def _canaries(target: Target, others: tuple[float, float] | None = None) -> tuple[Canary, Canary]:
+    """One device with a raw canary along the first of two coordinates, and its neighbour; others send nothing.
+
+    Args:
+        others: what known examples of the device add to both.
+    """
+    example, k = np.zeros((target.plan.devices, 2), np.float32), target.device
+    base = np.zeros_like(example)
+    example[k, 0], base[k] = target.raw, (-target.others[k], 0) if others is None else others
+    return Canary(example, base), Canary(np.float32(target.away) * example, base)
 
 
 def _test(
@@ -153,7 +167,7 @@ def constant(target: Target, trials: int, mu_limit: float, share: float) -> Atta
     if sends.any() and not sends.all():
         weight = gain * ~sends
         tests.append((_test("rounds of silence", target, k, signal, weight, ~sends), weight))
-    return _by_kernel(target, _canary(target), np.ones(gain.size), tests, trials, chunks=PARTS)
+    return _by_kernel(target, _canaries(target), np.ones(gain.size), tests, trials, chunks=PARTS)
 
 
 def turning(key: jax.Array, target: Target, trials: int, mu_limit: float) -> Attack:
@@ -172,20 +186,19 @@ def turning(key: jax.Array, target: Target, trials: int, mu_limit: float) -> Att
         "scaled differences of rounds": scaled_differences(shown, mask, gain),
     }
     tests = [(_test(name, target, k, signal, w, mask), w) for name, w in filters.items() if w.any()]
-    return _by_kernel(target, _canary(target), signs, tests, trials)
+    return _by_kernel(target, _canaries(target), signs, tests, trials)
 
 
 def full_device(target: Target, trials: int, mu_limit: float) -> Attack:
     """One record beside others that are known and alone make twice the device's clip, which then bites."""
     k = target.device
     mask = window(target.loss[:, k], mu_limit**2 / 2)
-    posterior, size = _canary(target), float(target.plan.clip[k])
-    posterior.base[k, 1] = 2 * size
-    example = float(target.plan.example_clip[k])
-    signal = target.signal[:, k] * size * example / (np.hypot(2 * size, example) * min(size, example))
+    size, half = float(target.plan.clip[k]), float(target.plan.example_clip[k]) * (1 - target.away) / 2
+    signal = target.signal[:, k] * size * half / (np.hypot(2 * size, half) * min(size, half))
     weight = matched(np.where(signal.any(), signal, target.plan.gain), mask)
     tests = [(_test("record on a device that is clipped", target, k, signal, weight, mask), weight)]
-    return _by_kernel(target, posterior, np.ones(weight.size), tests, trials)
+    sides = _canaries(target, (half - float(target.plan.example_clip[k]), 2 * size))
+    return _by_kernel(target, sides, np.ones(weight.size), tests, trials)
 
 
 def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
@@ -201,14 +214,18 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
     unit = np.stack([_unit(weight, plan.noise_power) for weight in weights], axis=1)
     weight = unit.astype(np.float32)[:, None]
     rounds, same = _in_float32(target.rounds), np.ones(gain.size, np.float32)
+    middle = np.sum(target.middle * unit, axis=0)
     total, chunk = in_chunks(trials, plan.devices)
 
     def run(key: jax.Array, first: int, count: int) -> tuple[Statistics, Statistics]:
         generator = host_generator(jax.random.fold_in(key, first), "signs")
         signs = generator.choice(np.array([-1, 1], np.float32), size=(count, plan.devices))
-        flock = Flock(np.float32(target.raw) * signs)
-        one = _listen(named(key, "+"), flock, rounds, same, weight, first, count)
-        two = _listen(named(key, "-"), flock, rounds, -same, weight, first, count)
+        base = np.broadcast_to(-target.others.astype(np.float32), signs.shape)
+        factors = np.where(signs > 0, 1, target.away), np.where(signs > 0, target.away, 1)
+        one, two = (
+            np.asarray(_listen(named(key, name), Flock(loud, base), rounds, same, weight, first, count)) - middle
+            for name, loud in zip("+-", (target.raw * np.stack(factors)).astype(np.float32), strict=True)
+        )
         return np.where(signs > 0, one, two), np.where(signs > 0, two, one)
 
     return Attack(tests, total, chunk, run)
@@ -254,6 +271,7 @@ def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
     turn = np.float32(np.min(plan.step_size * plan.scale * np.sqrt(plan.noise_power) / plan.gain))
     example = np.zeros(plan.devices, np.float32)
     example[k] = target.raw
+    base = np.where(example > 0, -target.others, 0.0).astype(np.float32)
     whole = _test("whole runs", target, k, size, matched(shown, mask), mask)
     offsets = [first for first in (0, 1) if pairs(mask, first)[0].size]
     reach = whole.reach / 2**0.5  # every second pair of signs is of no use
@@ -261,14 +279,16 @@ def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
     tests = [whole, *(whole._replace(name=names[first], reach=reach) for first in offsets)]
     total, chunk = in_chunks(trials, plan.rounds)
 
-    def side(key: jax.Array, sign: int, first: int, count: int) -> Statistics:
-        heard, before = _transcripts(key, Weathercock(sign * example, turn), plan, first, count)
-        signal = shown * direction(before.astype(np.float32), turn).astype(np.float64)
-        filters = [matched(signal, mask), *(differences(signal, mask, first) for first in offsets)]
-        return np.stack([np.sum(_unit(w, plan.noise_power) * heard[..., 0], axis=1) for w in filters], axis=1)
+    def side(key: jax.Array, factor: float, first: int, count: int) -> Statistics:
+        canary = Weathercock(np.float32(factor) * example, base, turn)
+        heard, before = _transcripts(key, canary, plan, first, count)
+        signs = direction(before.astype(np.float32), turn).astype(np.float64)
+        filters = [matched(shown * signs, mask), *(differences(shown * signs, mask, first) for first in offsets)]
+        from_middle = heard[..., 0] - signs * target.middle[:, k]
+        return np.stack([np.sum(_unit(w, plan.noise_power) * from_middle, axis=1) for w in filters], axis=1)
 
     def run(key: jax.Array, first: int, count: int) -> tuple[Statistics, Statistics]:
-        return side(named(key, "+"), 1, first, count), side(named(key, "-"), -1, first, count)
+        return side(named(key, "+"), 1.0, first, count), side(named(key, "-"), target.away, first, count)
 
     return Attack(tuple(tests), total, chunk, run)
 
@@ -304,18 +324,18 @@ def by_model(target: Target, plus: Any, minus: Any, reach: float, trials: int, m
 def _sent(posterior: Any, plan: Plan) -> Array:
     """What reaches the server at θ = 0, without noise, [S, m]."""
     rounds, start = jax.tree.map(jnp.asarray, _in_float32(rounds_of(plan))), jnp.zeros((plan.rounds, plan.dim))
-    return np.asarray(_transmitted(posterior, rounds, start), dtype=np.float64)
+    return transmitted(posterior, rounds, start).double
 
 
 @jax.jit
-def _transmitted(posterior: Any, rounds: Rounds, theta: jax.Array) -> jax.Array:
-    """The signal of every round at theta[S, m].
+def transmitted(posterior: Any, rounds: Rounds, theta: jax.Array) -> Sum:
+    """The signal of every round at theta[S, m], as a pair.
 
     θ is an argument: of a product with zeros known at compile time, XLA for CPUs (jaxlib 0.10.2) makes a fused loop
     that reads beyond them from a few hundred rounds on.
     """
 
-    def one(index: jax.Array, at: jax.Array) -> jax.Array:
-        return transmit(posterior, at, rounds.at(index))[0].rounded
+    def one(index: jax.Array, at: jax.Array) -> Sum:
+        return transmit(posterior, at, rounds.at(index))[0]
 
     return jax.vmap(one)(jnp.arange(len(theta)), theta)

@@ -51,6 +51,8 @@ class Flock(NamedTuple):
 
     example: Any
     """[K]."""
+    base: Any
+    """What the server knows, [K]."""
 
     def clipped_sum(
         self,
@@ -62,7 +64,7 @@ class Flock(NamedTuple):
     ) -> Clipped:
         """As of `Canary`."""
         del theta, key
-        gradient = _limited(self.example, jnp.abs(self.example), example_clip)
+        gradient = self.base + _limited(self.example, jnp.abs(self.example), example_clip)
         norm = jnp.abs(gradient)
         return blocks.clipping(weight, clip, norm) * gradient, norm
 
@@ -74,6 +76,8 @@ class Weathercock(NamedTuple):
     """
 
     example: Any
+    """[K]."""
+    base: Any
     """[K]."""
     turn: Any
     """The canary changes its sign whenever the second parameter goes on by this much."""
@@ -101,7 +105,7 @@ class Weathercock(NamedTuple):
     def fitted(self, chains: int, limit: float, by_example: bool = False) -> Weathercock:
         """The same, in float32 on the accelerator."""
         del chains, limit, by_example
-        return Weathercock(jnp.asarray(self.example, jnp.float32), jnp.asarray(self.turn, jnp.float32))
+        return Weathercock(*(jnp.asarray(value, jnp.float32) for value in self))
 
     def draw_initial(self, key: jax.Array, init: str = "zero") -> jax.Array:
         """θ[0] = 0."""
@@ -117,7 +121,7 @@ class Weathercock(NamedTuple):
         example_clip: jax.Array | None = None,
     ) -> Clipped:
         """As of `Canary`."""
-        total, norm = Flock(self.example).clipped_sum(theta, weight, clip, key, example_clip)
+        total, norm = Flock(self.example, self.base).clipped_sum(theta, weight, clip, key, example_clip)
         return jnp.stack([direction(theta, self.turn) * total.sum(), jnp.zeros(())]), norm
 
 

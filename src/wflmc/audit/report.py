@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wflmc.audit.bounds import Errors, epsilon_by_counting, mu_lower
+from wflmc.audit.summation import Summation
 from wflmc.privacy import epsilon_spent
 
 SCOPE = "This audits this software's simulation on this plan: it can find leaks, and cannot prove that there are none."
@@ -84,8 +85,10 @@ class AuditReport:
     delta: float
     loss: float
     unit: str
+    adjacency: str
     confidence: float
     tests: tuple[Finding, ...]
+    sums: tuple[Summation, ...] = ()
 
     @property
     def flagged(self) -> tuple[Finding, ...]:
@@ -94,8 +97,8 @@ class AuditReport:
 
     @property
     def consistent(self) -> bool:
-        """Whether no attack proves more than is claimed."""
-        return not self.flagged
+        """Whether no attack proves more than is claimed, and no sum changes by more."""
+        return not self.flagged and not any(found.flagged for found in self.sums)
 
     @property
     def epsilon_lower(self) -> float:
@@ -117,11 +120,20 @@ class AuditReport:
         """One plain sentence."""
         sure = f"({100 * self.confidence:g} % confidence)"
         if self.consistent:
-            return f"No attack found more than ε ≥ {self.epsilon_lower:.4g} {sure}; the plan claims {self.epsilon:.4g}."
+            claim = f"the plan claims {self.epsilon:.4g} ({self.adjacency})"
+            return f"No attack found more than ε ≥ {self.epsilon_lower:.4g} {sure}; {claim}."
+        if not self.flagged:
+            worst_sum = max(self.sums, key=lambda found: found.ratio)
+            return (
+                f"BROKEN: in the {worst_sum.name}, {worst_sum.terms:,} terms of float32, one change of what is hidden "
+                f"moves what arrives {worst_sum.ratio:.6g} times as far as the plan claims ({self.adjacency}): losses "
+                f"are {worst_sum.ratio**2:.6g} times as large."
+            )
         worst = max(self.flagged, key=lambda test: test.excess)
         return (
             f"BROKEN: the attack '{worst.name}' on device {worst.device} proves ε ≥ {worst.epsilon_gaussian:.4g} "
-            f"{sure} in {worst.rounds} rounds, for which the plan claims {worst.epsilon_claimed:.4g}."
+            f"{sure} in {worst.rounds} rounds, for which the plan claims {worst.epsilon_claimed:.4g} "
+            f"({self.adjacency})."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -133,6 +145,7 @@ class AuditReport:
                 "loss": self.loss,
                 "device": self.device,
                 "unit": self.unit,
+                "adjacency": self.adjacency,
                 "accountant": "exact",
             },
             "epsilon_lower": self.epsilon_lower,
@@ -140,8 +153,9 @@ class AuditReport:
             "ratio": self.ratio,
             "consistent": self.consistent,
             "confidence": self.confidence,
-            "trials": max(test.trials for test in self.tests),
+            "trials": max((test.trials for test in self.tests), default=0),
             "tests": [{**asdict(test), "flagged": test.flagged} for test in self.tests],
+            "sums": [{**asdict(found), "flagged": found.flagged, "text": str(found)} for found in self.sums],
         }
 
     def __str__(self) -> str:
@@ -153,4 +167,5 @@ class AuditReport:
                 f"ε ≥ {test.epsilon_gaussian:.4g} (counting alone {test.epsilon_counting:.4g}), "
                 f"claimed {test.epsilon_claimed:.4g}{mark}"
             )
+        lines += [f"  {found}" for found in self.sums]
         return "\n".join([*lines, SCOPE])

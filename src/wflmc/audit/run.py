@@ -14,6 +14,7 @@ from wflmc.audit.attack import Attack, Statistics
 from wflmc.audit.bounds import Errors, counting_threshold, largest_mu
 from wflmc.audit.models import canary_pair, check_kind
 from wflmc.audit.report import AuditReport, Finding, finding
+from wflmc.audit.summation import Summation, attack_sums
 from wflmc.audit.target import RAW, Target, aim
 from wflmc.errors import InputError
 from wflmc.keys import named
@@ -24,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 MAIN_SHARE = 14.0
 """Share of the main test in the probability to be wrong, where each other attack's tests have 1."""
-ATTACKS = ("constant", "turning", "runs", "record", "devices", "model")
+ATTACKS = ("constant", "turning", "runs", "record", "devices", "model", "summation")
 WORK = 2 * 10**8
 """Device-rounds that the smaller attacks may take; they make do with fewer trials where there are many devices."""
 
@@ -44,10 +45,12 @@ def audit(
 ) -> AuditReport:
     """Attack a plan as a server would that knows all but one device's data, and say what that proves.
 
-    The canary's gradient is far above the clip, + in half of the trials and − in the other half; transcripts come from
-    the sampler's own kernel. The main test listens to all rounds and has most of the probability to be wrong. Others
+    The canary's gradient is far above the clip, + in half of the trials and its neighbour's in the other half: −, or
+    nothing where the promise is about devices or examples that are not there. Transcripts come from the sampler's own
+    kernel. The main test listens to all rounds and has most of the probability to be wrong. Others
     let the canary's sign vary, take differences of rounds, listen while the device is said to be silent, try every
-    device, and go through whole runs of `wflmc.sample`.
+    device, and go through whole runs of `wflmc.sample`. One needs no noise: it looks for neighbours whose sums in
+    floating point part by more than they may, see `wflmc.audit.summation`.
 
     Args:
         key: seeds signs and noise.
@@ -77,12 +80,11 @@ def audit(
         "devices": lambda: by.every_device(target, each, _limit(each, risk / plan.devices)),
         "model": lambda: _model_attack(target, posterior, some, risk),
     }
-    pointless = {
-        "record": not np.isfinite(plan.example_clip[k] + plan.clip[k]),
-        "model": posterior is None or not target.signal[:, k].any(),
-    }
+    has_model = posterior is not None and bool(target.signal[:, k].any())
+    pointless = {"record": not np.isfinite(plan.example_clip[k] + plan.clip[k]), "model": not has_model}
     listed = [make() for name, make in made.items() if name in attacks and not pointless.get(name)]
-    return _carry_out(key, target, listed, risk, progress)
+    sums = attack_sums(target, posterior) if has_model and "summation" in attacks else ()
+    return _carry_out(key, target, listed, risk, progress, sums)
 
 
 def audit_model(
@@ -167,14 +169,19 @@ def _limit(trials: int, risk: float) -> float:
 def _model_attack(target: Target, posterior: Any, trials: int, risk: float) -> Attack:
     plan = target.plan
     size = RAW * float(np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).max())
-    plus, minus = canary_pair(posterior, target.device, size)
+    plus, minus = canary_pair(posterior, target.device, size, target.away, float(target.others[target.device]))
     name = type(posterior).__name__.removesuffix("Posterior").lower() + " model"
     # Even an unclipped canary must not go far enough to be learned.
     return by.by_model(target, plus, minus, 0.1 / (RAW * size), trials, _limit(trials, risk), name)
 
 
 def _carry_out(
-    key: jax.Array, target: Target, listed: Sequence[Attack], risk: float, progress: Progress | None
+    key: jax.Array,
+    target: Target,
+    listed: Sequence[Attack],
+    risk: float,
+    progress: Progress | None,
+    sums: tuple[Summation, ...] = (),
 ) -> AuditReport:
     """Run all attacks, share the probability to be wrong among their tests, and report."""
     shares = sum(test.share for attack in listed for test in attack.tests)
@@ -204,8 +211,10 @@ def _carry_out(
         delta=delta,
         loss=total,
         unit=target.plan.privacy.unit,
+        adjacency=target.plan.privacy.adjacency,
         confidence=1 - risk,
         tests=tuple(found),
+        sums=sums,
     )
 
 

@@ -33,14 +33,28 @@ class Target(NamedTuple):
     delta: Array
     """[K]."""
     signal: Array
-    """Amplitude at which the plan means a device's clipped canary to arrive, [S, K]."""
+    """Half of what the plan means to arrive of a device's canary and not of its neighbour, [S, K]."""
     raw: float
     """Norm of the canary's gradient before any clipping."""
+    others: Array
+    """What known examples beside a canary add against it, [K]: then it and an empty example in its place arrive as
+    ±signal, whatever the clips."""
 
     @property
     def rounds(self) -> Rounds:
         """As the kernel takes them."""
         return rounds_of(self.plan)
+
+    @property
+    def away(self) -> float:
+        """The factor of the canary in the neighbouring data set: −1, or 0 where neighbours are silent or empty."""
+        return -1.0 if self.plan.privacy.adjacency == "replace" else 0.0
+
+    @property
+    def middle(self) -> Array:
+        """What arrives half way between the neighbours, [S, K]: half of the signal where one of them is silent."""
+        silent = self.away == 0 and self.plan.privacy.unit == "device"
+        return self.signal if silent else np.zeros_like(self.signal)
 
 
 def aim(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: float | None) -> Target:
@@ -65,17 +79,19 @@ def aim(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: floa
     received = plan.received
     if strength > 1 or received is not None:
         received = np.maximum(strength, 0.0 if received is None else received) * np.ones_like(plan.weight)
-    reach = np.minimum(plan.clip, plan.example_clip)
+    half = plan.privacy.half_change(plan.clip, plan.example_clip)
     amplitude = plan.uncertainty * plan.weight / plan.scale[:, None]
-    largest = np.where(np.isfinite(plan.clip), plan.clip, reach).max()
+    largest = np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).max()
+    empty = plan.privacy.unit == "record" and plan.privacy.adjacency == "add-remove"
     return Target(
         # What devices hear does not change what they may send; canaries do not listen to noise.
         plan=dataclasses.replace(plan, received=received, downlink_noise=0.0),
         device=worst,
         loss=loss,
         delta=np.broadcast_to(deltas.reshape(-1), (devices,)),
-        signal=plan.gain[:, None] * amplitude * reach,
+        signal=plan.gain[:, None] * amplitude * half,
         raw=float(min(RAW * largest * max(1.0, 1 / plan.gain.min()), 1e15)),
+        others=half if empty else np.zeros(devices),
     )
 
 

@@ -104,7 +104,10 @@ def solve_command(
             f"--solve-for {key}", "It was chosen by the exact distance to the posterior (--metric exact)."
         )
         document["not_covered"].append(found._asdict())
-    return {**document, "solve_for": {**asked, "answer": report.answer_sentence(asked)}}
+    return {
+        **document,
+        "solve_for": {**asked, "answer": report.answer_sentence(asked, document["privacy"]["adjacency"])},
+    }
 
 
 def audit_command(
@@ -147,7 +150,8 @@ def audit_command(
     verdict = found.verdict
     if made.ledger.any():
         spent = f"{made.epsilon_spent:.4g}" if made.epsilon_spent is not None else "more"
-        verdict += f" That is of its rounds alone; with the release that whitened its features the promise is {spent}."
+        with_it = f"with the release that whitened its features the promise is {spent} ({found.adjacency})"
+        verdict += f" That is of its rounds alone; {with_it}."
     return {**found.as_dict(), "warnings": list(made.warnings), "seconds": seconds}, verdict
 
 

@@ -174,6 +174,7 @@ def _account(server: Server, request: Request) -> dict[str, Any]:
             "absences": sum(len(line["absent"]) for line in rounds),
             "empty_rounds": sum(line["sent"] == 0 for line in rounds),
             "epsilon_spent": None if each is None else float(each.max()),
+            "adjacency": job.plan.privacy.adjacency,
         }
     )
     return result
@@ -221,5 +222,7 @@ def _notes(server: Server, about: dict[str, Any]) -> list[str]:
 def _in_words(about: dict[str, Any]) -> str:
     asked, sent, spent = sum(about["asked"]), sum(about["sent"]), about["epsilon_spent"]
     lines = [f"messages                 {sent} of {asked} in {len(about['sent'])} rounds (absences: rounds.jsonl)"]
-    lines += [] if spent is None else [f"ε by the ledger          {spent:.4g} for the worst device"]
+    lines += (
+        [] if spent is None else [f"ε by the ledger          {spent:.4g} for the worst device ({about['adjacency']})"]
+    )
     return "\n".join(lines)

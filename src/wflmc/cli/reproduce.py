@@ -227,7 +227,9 @@ def _beyond(
         found |= run(study)
     for table, rows in found.items():
         report.write_csv(folder / f"{table}.csv", rows)
-    about = f"left: {source}, ε = 15, δ = 0.01; middle and right: MNIST, {count} experiment{'s' * (count > 1)}"
+    about = (
+        f"left: {source}, ε = 15, δ = 0.01 (replace); middle and right: MNIST, {count} experiment{'s' * (count > 1)}"
+    )
     drawn = report.draw_panels("beyond", found, about, folder / "beyond.png")
     write_text(folder / "ablation.md", report.ablation(found))
     return [*drawn, folder / "ablation.md"], found
@@ -240,10 +242,12 @@ def _study(
     count = request.experiments or EXPERIMENTS[name]
     if features is not None and name in ("fig8", "heterogeneity"):
         mnist = studies.Mnist(features, experiments=count, stop_se=request.stop_se, memory=request.memory)
-        about = f"12,000 images on 30 devices; ε = {mnist.epsilon:g}, δ = {mnist.delta:g}, 550 + 50 rounds"
+        about = f"12,000 images on 30 devices; ε = {mnist.epsilon:g}, δ = {mnist.delta:g} (replace), 550 + 50 rounds"
         make = studies.mnist_study if name == "fig8" else studies.heterogeneity_study
         most = "up to " if request.stop_se is not None else ""
         return make(mnist), f"{about}, {most}{count} experiments"
     setting = studies.MultiSample(gaussian, experiments=count, memory=request.memory)
-    about = f"{source}; ε = {setting.epsilon:g}, δ = {setting.delta:g}, S = {setting.rounds}, {count} experiments"
+    about = (
+        f"{source}; ε = {setting.epsilon:g}, δ = {setting.delta:g} (replace), S = {setting.rounds}, {count} experiments"
+    )
     return studies.multi_sample_study(name, setting), about

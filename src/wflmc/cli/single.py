@@ -192,8 +192,9 @@ def audit(
 ) -> None:
     """Attack the scenario's plan, and hold what that proves of ε against what the plan claims.
 
-    Exit code 1 if an attack proves more than is claimed. Counting alone cannot prove more than about 12 with a million
-    trials, whatever leaks; the other bound takes the trade-off curve to be that of Gaussian noise.
+    Exit code 1 if an attack proves more than is claimed, or if a sum in floating point changes by more. Counting alone
+    cannot prove more than about 12 with a million trials, whatever leaks; the other bound takes the trade-off curve to
+    be that of Gaussian noise.
 
     Example: wflmc audit scenario.toml --trials 100000
     """
@@ -209,6 +210,7 @@ def audit(
         from wflmc.report import audit_table
 
         show(audit_table(document))
+        print("".join(f"{found['text']}\n" for found in document["sums"]), end="")
         print(f"{verdict}\n{SCOPE}")
         print("Counting alone assumes nothing, and cannot prove more than about 12 with a million trials.")
     if not document["consistent"]:

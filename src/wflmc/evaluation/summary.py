@@ -53,6 +53,8 @@ class Evaluation(Shown):
     """ε of one chain for the worst device."""
     noise_ratio: float
     """Noise of the kept rounds over what sampling needs, on average."""
+    adjacency: str = "replace"
+    """Of the promise that ε is about."""
 
     @property
     def mean_scores(self) -> dict[str, float | None]:
@@ -103,6 +105,7 @@ class Evaluation(Shown):
             **self.mean_scores,
             "clip_rate": self.clip_rate["samples"],
             "epsilon_spent": self.epsilon_spent,
+            "adjacency": None if self.epsilon_spent is None else self.adjacency,
             "warnings": len(self.warnings),
         }
 
@@ -131,7 +134,8 @@ class Evaluation(Shown):
         lines.append(f"gradients clipped        {early} in burn-in, {late} after")
         if self.example_clip_rate is not None:
             lines.append(f"examples clipped         {self.example_clip_rate:.2%} at the last samples")
-        spent = "none stated" if self.epsilon_spent is None else f"{self.epsilon_spent:.4g} for the worst device"
+        whose = f"for the worst device ({self.adjacency})"
+        spent = "none stated" if self.epsilon_spent is None else f"{self.epsilon_spent:.4g} {whose}"
         lines.append(f"ε spent (per chain)      {spent}")
         return "\n".join(lines)
 
@@ -179,6 +183,7 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
         scores=None if test is None else scored(posterior, trace.theta, *test),
         epsilon_spent=max(spent) if len(spent) == len(epsilons) else None,
         noise_ratio=float(np.mean([plan.noise_ratio for plan in trace.plans])),
+        adjacency=trace.plan.privacy.adjacency,
     )
 
 

@@ -41,7 +41,9 @@ class Device:
         self._data = posterior.digest
         self._by_example = np.isfinite(terms.example_clip)
         limits = np.array([terms.clip]), np.array([terms.example_clip])
-        least = 1 + max(terms.rounding, posterior.margin(*limits))
+        finite = np.isfinite(terms.sensitivity)
+        own = posterior.margin(*limits) * min(terms.clip, terms.example_clip) / terms.sensitivity if finite else 0.0
+        least = 1 + max(terms.rounding, own)
         self._clip, self._limit = (np.float32(limit / least) for limit in limits)
         self._ready = posterior.fitted(terms.chains, default_memory() / 4, self._by_example)
 
@@ -70,8 +72,7 @@ class Device:
         """A new answer."""
         limit = self._limit if self._by_example else None
         keys = None if ask.batch is None else jax.random.wrap_key_data(jnp.asarray(ask.batch))
-        high, low = _gradient(self._ready, jnp.asarray(ask.theta), self._clip, limit, keys)
-        signal = self._precoder(ask) * (np.asarray(high, dtype=float) + np.asarray(low, dtype=float))
+        signal = self._precoder(ask) * _gradient(self._ready, jnp.asarray(ask.theta), self._clip, limit, keys).double
         return (self.terms.lattice.noisy(signal) if self.terms.share else signal).astype(np.float32)
 
     def _precoder(self, ask: Ask) -> float:

@@ -152,7 +152,7 @@ class Job:
             power=float(self.power[device]),
             enforced=plan.enforced,
             simulated=self.lattice is None,
-            privacy=(own(promise.epsilon), own(promise.delta), promise.accountant, promise.unit),
+            privacy=(own(promise.epsilon), own(promise.delta), promise.accountant, promise.unit, promise.adjacency),
         )
 
     def save(self, folder: Path) -> None:
@@ -166,7 +166,7 @@ class Job:
                     arrays[name] = value
                 elif not isinstance(value, Plan | Privacy):
                     texts[name] = value
-        for name in ("epsilon", "delta", "clip", "accountant", "unit", "example_clip"):
+        for name in ("epsilon", "delta", "clip", "accountant", "unit", "example_clip", "adjacency"):
             value = getattr(plan.privacy, name)
             texts[f"privacy.{name}"] = value if value is None or isinstance(value, str) else np.asarray(value).tolist()
         (folder / "job.npz").touch(0o600)  # it has the key of the noise

@@ -59,8 +59,8 @@ class Terms:
     """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
     simulated: bool
     """Whether the noise is that of a simulation, which protects nobody: answers are then repeated, but not kept."""
-    privacy: tuple[float | None, float | None, str, str]
-    """ε, δ, accountant and unit of the promise to this device."""
+    privacy: tuple[float | None, float | None, str, str, str]
+    """ε, δ, accountant, unit and adjacency of the promise to this device."""
 
     @property
     def rounds(self) -> int:
@@ -74,15 +74,15 @@ class Terms:
 
     @property
     def sensitivity(self) -> float:
-        """Half of what a neighbouring data set can change: min(c, ℓ)."""
-        return min(self.clip, self.example_clip)
+        """Half of what a neighbouring data set can change."""
+        return float(self.promise.half_change(self.clip, self.example_clip))
 
     @property
     def promise(self) -> Privacy:
         """The promise to this device."""
-        epsilon, delta, accountant, unit = self.privacy
-        own = self.example_clip if unit == "record" else None
-        return Privacy(epsilon, delta, min(self.clip, 1e300), accountant, unit, own)
+        epsilon, delta, accountant, unit, adjacency = self.privacy
+        own = min(self.example_clip, 1e300) if unit == "record" else None
+        return Privacy(epsilon, delta, min(self.clip, 1e300), accountant, unit, own, adjacency)
 
     def save(self, path: Path) -> None:
         """Write them as JSON."""

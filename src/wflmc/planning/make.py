@@ -175,7 +175,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
     constants = contraction(step_size, mu, L) if friction is None else kinetic_rate(step_size, friction, mu, L)
     excess_weight = noise_weight(options.bound, dim)
     clip = privacy.clips(devices)
-    rounding = _rounding(posterior, clip, privacy.example_clips(devices)) if scheme.clips else 0.0
+    rounding = _rounding(posterior, privacy) if scheme.clips else 0.0
 
     now = slice(options.start, None)
     known = link.gains(options.start + rounds, devices)
@@ -348,9 +348,12 @@ def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
     return left / (2 * privacy.sensitivity(devices) ** 2)
 
 
-def _rounding(posterior: Target, clip: Array, example_clip: Array) -> float:
+def _rounding(posterior: Target, privacy: Privacy) -> float:
     """e of `Plan.rounding`; where float32 would blur more than a little, the plan is refused."""
-    found = posterior.margin(clip, example_clip) if isinstance(posterior, SumsExactly) else 0.0
+    clip, example_clip = privacy.clips(posterior.devices), privacy.example_clips(posterior.devices)
+    # What rounding may add to a change is the same for all neighbours, which may differ by less than 2 min(c, ℓ).
+    less = float(np.max(np.minimum(clip, example_clip) / privacy.sensitivity(posterior.devices)))
+    found = less * posterior.margin(clip, example_clip) if isinstance(posterior, SumsExactly) else 0.0
     if found <= LARGEST_MARGIN:
         return found
     sizes = f"a float32 sum of {posterior.devices:,} devices that send up to {clip.max():.3g} each"

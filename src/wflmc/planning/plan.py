@@ -103,6 +103,7 @@ class Plan(Shown):
             "regime": self.regime,
             "epsilon": self.privacy.epsilon,
             "delta": self.privacy.delta,
+            "adjacency": None if self.privacy.epsilon is None else self.privacy.adjacency,
         }
 
     @property
@@ -182,7 +183,7 @@ class Plan(Shown):
         Where channels are known badly it is the largest that the stated error leaves open, or what really arrived
         where that is more.
         """
-        reach = np.minimum(self.clip, self.example_clip)
+        reach = self.privacy.half_change(self.clip, self.example_clip)
         strength = self.uncertainty if self.received is None else np.maximum(self.uncertainty, self.received)
         return round_loss(self.gain, strength * self.weight / self.scale[:, None], reach, self.noise_power)
 

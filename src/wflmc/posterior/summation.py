@@ -44,6 +44,11 @@ class Sum(NamedTuple):
     low: jax.Array
 
     @property
+    def double(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """On the host, in float64."""
+        return np.asarray(self.high, np.float64) + np.asarray(self.low, np.float64)
+
+    @property
     def rounded(self) -> jax.Array:
         """The one float32 next to it."""
         return self.high + self.low

@@ -2,10 +2,12 @@
 
 from wflmc.privacy.accountants import ACCOUNTANTS, Accountant, budget, delta_spent, epsilon_spent
 from wflmc.privacy.ledger import ForeignLedgerError, Ledger, refuse_overspending
-from wflmc.privacy.promise import UNITS, Privacy, round_loss
+from wflmc.privacy.promise import ADJACENCIES, HIDDEN, UNITS, Privacy, round_loss
 
 __all__ = [
     "ACCOUNTANTS",
+    "ADJACENCIES",
+    "HIDDEN",
     "UNITS",
     "Accountant",
     "ForeignLedgerError",

@@ -1,8 +1,9 @@
 r"""Privacy budgets, the loss a plan spends, and the (ε, δ) that a loss means.
 
-One round in which the server hears a device's gradient (norm at most ℓ, so sensitivity 2αℓ) in Gaussian
-noise of variance N0 costs that device the *loss* x = 2(αℓ)²/N0. Losses of successive rounds add up, and a
-device is (ε, δ)-private as long as their sum stays within a budget R(ε, δ). Two accountants give R:
+One round in which the server hears a device's gradient at amplitude α in Gaussian noise of variance N0 costs that
+device the *loss* x = 2(αs)²/N0, where neighbouring data sets change the gradient by at most 2s: s = ℓ where gradients
+clipped to a norm of ℓ are replaced by any other. Losses of successive rounds add up, and a device is (ε, δ)-private
+as long as their sum stays within a budget R(ε, δ). Two accountants give R:
 
 - `exact`: Gaussian mechanisms compose to μ-GDP with μ² = 2 Σx, whose (ε, δ) is known in closed form
   (Balle & Wang 2018), so nothing is lost;

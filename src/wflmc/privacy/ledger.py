@@ -81,6 +81,7 @@ class Ledger:
             "epsilon": _plain(privacy.epsilon, devices),
             "delta": _plain(privacy.delta, devices),
             "accountant": privacy.accountant,
+            "adjacency": privacy.adjacency,
         }
         self._size = 0
         if self.path is None:
@@ -199,9 +200,10 @@ class Ledger:
 
     def _refuse_others(self, header: dict[str, Any]) -> None:
         for name, own in self._header.items():
-            if header.get(name) != own:
+            found = header.get(name, "replace" if name == "adjacency" else None)  # ledgers of old have no adjacency
+            if found != own:
                 what = "about the same data" if name == "subject" else f"one with {name} = {own}"
-                raise ForeignLedgerError("ledger", f"{self.path} with {name} = {header.get(name)}", what)
+                raise ForeignLedgerError("ledger", f"{self.path} with {name} = {found}", what)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

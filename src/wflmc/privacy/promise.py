@@ -15,6 +15,14 @@ from wflmc.privacy.accountants import accountant_named, budget, epsilon_spent, p
 Array = NDArray[np.float64]
 
 UNITS = ("device", "record")
+ADJACENCIES = ("replace", "add-remove")
+HIDDEN = {
+    ("device", "replace"): "any change of a device's data",
+    ("record", "replace"): "one example replaced by another",
+    ("device", "add-remove"): "whether a device sends or is silent",
+    ("record", "add-remove"): "whether an example is there or an empty one in its place",
+}
+"""What is hidden, by unit and adjacency, in words."""
 
 
 @lru_cache(maxsize=1024)
@@ -47,10 +55,10 @@ class Privacy(Shown):
         clip: ℓ, the largest norm of a device's gradient: it bounds the transmit power and, with unit = "device", how
             much a change of the device's data can change what it sends.
         accountant: `exact` or `paper`, see `wflmc.privacy.accountants`.
-        unit: whose change is hidden: `device`, any change of all of a device's data; or `record`, the
-            replacement of one example.
-        example_clip: c, the largest norm of one example's gradient, with unit = "record". A record then changes
-            a device's gradient by 2 min(c, ℓ) at most: projection on a ball brings no two points further apart.
+        unit: whose change is hidden: that of `device`, all of a device's data; or of `record`, one example.
+        example_clip: c, the largest norm of one example's gradient, with unit = "record".
+        adjacency: what the change is: `replace`, by any other data; or `add-remove`, a device that is silent, or an
+            example that is empty, in its place: it adds nothing, and K and N_k stay as they are.
 
     Examples:
         >>> Privacy(epsilon=8, delta=0.01, clip=30, accountant="paper").budget(devices=2).round(6).tolist()
@@ -63,6 +71,7 @@ class Privacy(Shown):
     accountant: str = "exact"
     unit: str = "device"
     example_clip: ArrayLike | None = None
+    adjacency: str = "replace"
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) != (self.delta is None):
@@ -74,6 +83,8 @@ class Privacy(Shown):
         positive("clip", self.clip)
         if self.unit not in UNITS:
             raise InputError("unit", self.unit, f"one of {', '.join(UNITS)}")
+        if self.adjacency not in ADJACENCIES:
+            raise InputError("adjacency", self.adjacency, f"one of {', '.join(ADJACENCIES)}")
         if self.unit == "record":
             if self.example_clip is None:
                 raise InputError("example_clip", None, "given with unit = 'record'")
@@ -90,6 +101,7 @@ class Privacy(Shown):
             "accountant": self.accountant,
             "unit": self.unit,
             "example_clip": self.example_clip,
+            "adjacency": self.adjacency,
         }
 
     def _per_device(self, name: str, devices: int) -> Array:
@@ -107,8 +119,21 @@ class Privacy(Shown):
         return np.full(devices, np.inf) if self.example_clip is None else self._per_device("example_clip", devices)
 
     def sensitivity(self, devices: int) -> Array:
-        """Half the largest change that a neighbouring data set can make to a device's gradient: min(c_k, ℓ_k)."""
-        return np.minimum(self.clips(devices), self.example_clips(devices))
+        """Half the largest change of each device's gradient between neighbours, [K], see `half_change`."""
+        return self.half_change(self.clips(devices), self.example_clips(devices))
+
+    def half_change(self, clip: ArrayLike, example_clip: ArrayLike) -> Array:
+        """Half the largest change between neighbours of a gradient clipped to ℓ, its examples to c; [...].
+
+        The last step projects on a ball, which brings no two points further apart, and no two points of it are further
+        apart than 2ℓ. One example moves the sum before that by 2c where it is replaced, by c where it is left empty:
+        2 min(c, ℓ) and min(c, 2ℓ). Other data on a device move its gradient by 2ℓ. A silent device sends nothing, no
+        share of the prior either: ℓ.
+        """
+        device, record = np.asarray(clip, dtype=float), np.asarray(example_clip, dtype=float)
+        if self.adjacency == "replace":
+            return np.minimum(device, record)
+        return device / 2 if self.unit == "device" else np.minimum(device, record / 2)
 
     def budget(self, devices: int) -> Array:
         """R_k for every device; infinite without a constraint."""

@@ -31,7 +31,7 @@ def ablation(tables: Mapping[str, Sequence[Row]]) -> str:
         "defines neighbours; the paper's recipe clips whole devices and hides them. Whitening is by statistics of the",
         "images that are taken as public, but where it is paid for.",
         "",
-        "| recipe | accuracy | ECE | NLL | ε spent |",
+        "| recipe | accuracy | ECE | NLL | ε spent (replace) |",
         "|---|---|---|---|---|",
     ]
     names = ("beyond_ablation_accuracy", "beyond_ablation", "beyond_ablation_nll", "beyond_ablation_epsilon")

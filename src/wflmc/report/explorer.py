@@ -9,8 +9,7 @@ import numpy as np
 
 from wflmc.errors import InputError
 from wflmc.planning.bound import BOUNDS
-from wflmc.privacy import ACCOUNTANTS
-from wflmc.privacy.promise import UNITS
+from wflmc.privacy import ACCOUNTANTS, ADJACENCIES, UNITS
 from wflmc.report.page import Section, as_script, asset, figure, page
 from wflmc.report.plan_picture import COLORS
 from wflmc.scenario import validate
@@ -40,6 +39,7 @@ class Constants(NamedTuple):
     clip: float = 30.0
     example_clip: float = 9.0
     unit: str = "device"
+    adjacency: str = "replace"
     accountant: str = "exact"
     bound: str = "corrected"
     map_axis: str = "epsilon"
@@ -94,7 +94,13 @@ def constants_of(document: dict[str, Any]) -> Constants:
         if value is not None
     }
     return _within_limits(
-        start._replace(**limits, unit=privacy.unit, accountant=privacy.accountant, bound=scenario.policy.bound)
+        start._replace(
+            **limits,
+            unit=privacy.unit,
+            adjacency=privacy.adjacency,
+            accountant=privacy.accountant,
+            bound=scenario.policy.bound,
+        )
     )
 
 
@@ -159,6 +165,7 @@ _CHOICES = {
     "accountant": ("accountant", {name: name for name in ACCOUNTANTS}),
     "bound": ("bound", {name: name for name in BOUNDS}),
     "unit": ("what is hidden", {name: f"a {name}" for name in UNITS}),
+    "adjacency": ("its neighbours (adjacency)", {name: name for name in ADJACENCIES}),
 }
 _AXES = {"epsilon": "ε", "delta": "δ", "step_size": "η", "rounds": "S", "clip": "ℓ"}
 
@@ -171,9 +178,9 @@ _RESULTS = (
     ("equal_objective", "the same with equal power"),
     ("floor", "floor of the bound, S → ∞ without excess noise"),
     ("spread", "the posterior’s own variance, at most m/μ"),
-    ("budget", "privacy budget R(ε, δ)"),
+    ("budget", 'privacy budget R(ε, δ) (<span class="adjacency"></span>)'),
     ("loss", "privacy loss spent"),
-    ("epsilon_spent", "ε spent"),
+    ("epsilon_spent", 'ε spent (<span class="adjacency"></span>)'),
     ("gain-first", "gain α, first round"),
     ("gain-last", "gain α, last round"),
     ("lmc_cap", "LMC cap on α (Langevin noise)"),
@@ -235,7 +242,7 @@ def _results() -> str:
         )
         + f'<h3>In numbers</h3><dl>{rows}</dl><h3><label for="scenario">The scenario of this point</label></h3>'
         "<p>Save it as <code>point.toml</code>: <code>wflmc plan point.toml</code> gives the same numbers.</p>"
-        '<textarea id="scenario" readonly wrap="off" spellcheck="false" rows="31"></textarea>'
+        '<textarea id="scenario" readonly wrap="off" spellcheck="false" rows="32"></textarea>'
         '<p><button type="button" id="copy">copy scenario</button> <span id="copied" role="status"></span></p></div>'
     )
 

@@ -61,7 +61,7 @@ def save_figure(figure: Any, path: Path) -> list[Path]:
 def draw_figure(name: str, setting: Setting, rows: Sequence[Row], source: str, path: Path) -> list[Path]:
     """The picture of a study; returns the files written (.png and .svg)."""
     plain = source.replace("$", r"\$")  # not the start of a formula
-    about = f"{plain}; ε = {setting.epsilon:g}, δ = {setting.delta:g}, {setting.burn_in} + 1 rounds"
+    about = f"{plain}; ε = {setting.epsilon:g}, δ = {setting.delta:g} (replace), {setting.burn_in} + 1 rounds"
     return _draw_regimes(setting, about, path) if name == "fig2" else _draw_curves(name, rows, about, path)
 
 

@@ -65,7 +65,11 @@ def draw_plan(plan: Plan, path: str | Path) -> Path:
 
 def _title(plan: Plan) -> str:
     epsilon = plan.epsilon_spent
-    privacy = "no privacy statement" if epsilon is None else f"ε = {epsilon:.4g} for the worst device"
+    privacy = (
+        "no privacy statement"
+        if epsilon is None
+        else f"ε = {epsilon:.4g} ({plan.privacy.adjacency}) for the worst device"
+    )
     if plan.objective_name == "exact":
         return f"W2² {plan.objective:.4g} if unclipped (worst after burn-in), {privacy}"
     if plan.bound is None:

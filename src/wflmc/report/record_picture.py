@@ -37,7 +37,7 @@ def draw_record(tables: Mapping[str, Sequence[Row]], about: str, path: Path) -> 
             own = [row for row in tables[name] if row.scheme == scheme]
             spread = None if own[0].y_se is None else [row.y_se for row in own]
             axes.errorbar([row.x for row in own], [row.y for row in own], spread, markersize=4, **style)
-        axes.set(yscale="log", xlabel="ε (δ = 0.01)", ylabel=label)
+        axes.set(yscale="log", xlabel="ε (δ = 0.01, replace)", ylabel=label)
         axes.grid(alpha=0.3, which="both")
         axes.legend(fontsize=8, title="what is hidden", title_fontsize=8)
     return save_figure(figure, path)

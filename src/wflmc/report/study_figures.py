@@ -32,7 +32,7 @@ SCORES = {
     "ece": "ECE (20 disjoint bins)",
     "paired": "difference of ECE",
     "clip_rate": "share of gradients clipped",
-    "epsilon": "ε spent",
+    "epsilon": "ε spent (replace)",
     "ess": "effective sample size of one chain",
     "chains": "W2² of clipped chains",
     "ablation": "ECE (20 disjoint bins)",
@@ -182,7 +182,7 @@ def record_figures(tables: Mapping[str, list[Row]]) -> tuple[list[Html], set[str
     for name, label in labels.items():
         if name in tables:
             traces = _curves(tables[name], LINES)
-            layout = _layout(axis("ε (δ = 0.01)"), log_axis(label, _heights(traces)), len(traces))
+            layout = _layout(axis("ε (δ = 0.01, replace)"), log_axis(label, _heights(traces)), len(traces))
             drawn.append(figure(name, traces, layout, "One curve for each of what is hidden, and by which accountant."))
     return drawn, set(labels)
 

@@ -32,6 +32,8 @@ def sweep_page(folder: Path) -> str:
         raise InputError("report", str(path), "a table of points whose first columns are keys such as link.snr_db")
     points = len(columns[keys[0]])
     lead = f"What wflmc sweep has left in this folder: {points:,} points over {', '.join(keys)}."
+    if adjacencies := sorted(set(columns.get("adjacency", []))):
+        lead += f" ε is that of neighbours by {' or '.join(adjacencies)}."
     drawn = _drawn(columns, keys)
     every = Section("points", "All points", _table(columns, points))
     return page(f"Sweep {folder.resolve().name}", lead, [Section("grid", "Over the grid", drawn), every])

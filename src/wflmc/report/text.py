@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from wflmc.evaluation.causes import SHOWN
+from wflmc.privacy import HIDDEN
 from wflmc.studies import Claim
 
 
@@ -107,18 +108,17 @@ def _privacy(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
     worst = max(range(len(spent)), key=lambda k: spent[k] / budgets[k] if budgets[k] else spent[k])
     allowed = "no budget" if budgets[worst] is None else f"budget {budgets[worst]:.5g}"
     each = privacy["epsilon_each"]
-    epsilon = "" if each is None else f", ε = {each[worst]:.5g}"
-    hidden = "any change of a device's data" if privacy["unit"] == "device" else "one example replaced by another"
+    epsilon = "" if each is None else f", ε = {each[worst]:.5g} ({privacy['adjacency']})"
     unlike = each is not None and max(each) > min(each) * (1 + 1e-6) and len(set(budgets)) > 1
     whose = f", device {worst}; others from ε = {min(each):.4g} to {max(each):.4g}" if unlike else ""
-    yield "privacy hides", hidden
+    yield "privacy hides", f"{HIDDEN[privacy['unit'], privacy['adjacency']]} ({privacy['adjacency']})"
     yield (
         "privacy (worst device)",
         f"loss {spent[worst]:.5g} ({allowed}){epsilon}, {privacy['accountant']} accountant{whose}",
     )
     if privacy["epsilon_by"] is not None:
         each = (f"{name} {value:.5g}" for name, value in privacy["epsilon_by"].items() if value is not None)
-        yield "ε by each accountant", ", ".join(each)
+        yield "ε by each accountant", f"{', '.join(each)} ({privacy['adjacency']})"
     if privacy["rounding"] >= WORTH_SAYING:
         yield (
             "clipping",
@@ -126,21 +126,22 @@ def _privacy(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def answer_sentence(asked: dict[str, Any]) -> str:
-    """The answer to an inverse question, from `solve_for` of a plan's JSON document."""
+def answer_sentence(asked: dict[str, Any], adjacency: str) -> str:
+    """The answer to an inverse question, from `solve_for` of a plan's JSON document, and the promise's adjacency."""
     what = "bound on W2²" if asked["metric"] == "bound" else "exact W2²"
+    whose = f" (adjacency: {adjacency})" if asked["key"] == "privacy.epsilon" else ""
     if asked["reachable"]:
         # Rounded up, so that the printed value reaches the target too.
         value = asked["value"]
         shown = str(value) if isinstance(value, int) else f"{value + 5e-6 * abs(value):.6g}"
-        return f"{asked['key']} = {shown} is the smallest found with {what} ≤ {asked['target']:g}"
+        return f"{asked['key']} = {shown} is the smallest found with {what} ≤ {asked['target']:g}{whose}"
     nothing = f"no {asked['key']} was found that reaches {what} ≤ {asked['target']:g}"
-    return f"{nothing}; the best is {asked['reached']:.4g} at {asked['best_at']:g}"
+    return f"{nothing}; the best is {asked['reached']:.4g} at {asked['best_at']:g}{whose}"
 
 
 def audit_table(document: dict[str, Any]) -> Table:
     """An audit's JSON document: every attack, what it proves, and what the plan claims."""
-    table = Table(title="Attacks, and what they prove of ε")
+    table = Table(title=f"Attacks, and what they prove of ε ({document['claimed']['adjacency']})")
     for name in ("attack", "device", "rounds", "trials", "wrong + / −", "ε ≥", "by counting alone", "claimed"):
         table.add_column(name, justify="left" if name == "attack" else "right", overflow="fold")
     for test in document["tests"]:

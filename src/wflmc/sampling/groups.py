@@ -99,6 +99,7 @@ def _in_short(plan: Plan) -> str:
         "dynamics": plan.dynamics,
         "step_size": one(plan.step_size),
         "epsilon_spent": plan.epsilon_spent,
+        "adjacency": plan.privacy.adjacency,
     }
     if plan.clips:
         facts["clip"] = one(plan.clip)

@@ -63,14 +63,15 @@ class Account(NamedTuple):
 
 
 def open_account(ledger: Ledger, run: str, key: jax.Array, posterior: Any, plans: Sequence[Plan]) -> Account:
-    """The account of a run; a ledger of other devices, of another unit of privacy or about other data is refused."""
+    """The account of a run; a ledger of other devices, of another unit or adjacency or about other data is refused."""
     plan = plans[0]
     if len(plans) > 1:
         raise InputError("ledger", f"{len(plans)} plans", "given for one plan: chains are replicas of one experiment")
     if not plan.clips:
         raise InputError("ledger", "a plan that does not clip", "left out for it: no finite loss would be true")
-    about = (ledger.devices, ledger.privacy.unit, ledger.subject or posterior.digest)
-    if about != (plan.devices, plan.privacy.unit, posterior.digest):
-        given = f"{about[0]} devices, unit = {about[1]!r}, data {about[2]}"
-        raise InputError("ledger", given, f"about this plan's {plan.devices} devices, its unit and its data")
+    promises = [(promise.unit, promise.adjacency) for promise in (ledger.privacy, plan.privacy)]
+    about = (ledger.devices, promises[0], ledger.subject or posterior.digest)
+    if about != (plan.devices, promises[1], posterior.digest):
+        given = f"{about[0]} devices, unit = {about[1][0]!r}, adjacency = {about[1][1]!r}, data {about[2]}"
+        raise InputError("ledger", given, f"about this plan's {plan.devices} devices, its unit, adjacency and data")
     return Account(ledger, run, digest(np.asarray(jax.random.key_data(key))), plan, plan.loss)

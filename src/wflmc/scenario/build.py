@@ -223,7 +223,8 @@ def build_privacy(scenario: Scenario) -> Privacy:
     section = scenario.privacy
     with naming("privacy"):
         example_clip = section.example_clip if section.unit == "record" else None
-        return Privacy(section.epsilon, section.delta, section.clip, section.accountant, section.unit, example_clip)
+        given = section.epsilon, section.delta, section.clip, section.accountant, section.unit
+        return Privacy(*given, example_clip, section.adjacency)
 
 
 def build_link(scenario: Scenario) -> Link:

@@ -19,7 +19,7 @@ from wflmc.scenario.build import Inputs, build, make_plan
 from wflmc.scenario.files import is_data_path, plain
 from wflmc.scenario.schema import Scenario
 
-PLANNED = ("exact_w2_sq", "objective", "gap", "exact_ess_min", "epsilon_spent", "regime", "burn_in")
+PLANNED = ("exact_w2_sq", "objective", "gap", "exact_ess_min", "epsilon_spent", "adjacency", "regime", "burn_in")
 """Columns of a plan."""
 SAMPLED = (
     "w2_sq", "w2_sq_se", "ess_min", "ess_tail_min", "rhat_max", "clip_rate_burn_in", "clip_rate_samples",
@@ -99,6 +99,7 @@ def _planned(inputs: Inputs, plan: Plan) -> dict[str, Any]:
         "gap": plan.gap,
         "exact_ess_min": float(exact_ess(inputs.posterior, plan).min()) if law else None,
         "epsilon_spent": plan.epsilon_spent,
+        "adjacency": plan.privacy.adjacency,
         "regime": plan.regime,
         "burn_in": plan.burn_in,
     }

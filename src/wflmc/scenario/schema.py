@@ -68,6 +68,7 @@ class PrivacySection(_Section):
     delta: Probability | Annotated[list[Probability], Field(min_length=1)] | None = None
     clip: OneOrEach = 30.0
     unit: Literal["device", "record"] = "device"
+    adjacency: Literal["replace", "add-remove"] = "replace"
     example_clip: OneOrEach | None = None
     accountant: Literal["exact", "paper"] = "exact"
 

@@ -95,6 +95,7 @@ function showResults() {
     place.dataset.value = String(value);
     place.textContent = typeof value === "number" ? shown(value) : NAMES[value];
   }
+  for (const place of root.querySelectorAll(".adjacency")) place.textContent = state.adjacency;
   at("regime").style.background = COLORS[result.regime];
   at("headline").textContent = shown(result.objective);
   at("scale").textContent = scaleText(result);

@@ -3,10 +3,16 @@
 const REGIMES = ["lmc-limited", "power-limited", "dp-limited"];
 const HEADROOM = 1e-12, FLOOR = 1e-12;
 
+// Half the largest change of a device's gradient between neighbours, as of `wflmc.Privacy.half_change`.
+function halfChange({ unit, adjacency, clip, example_clip: example }) {
+  const share = adjacency === "replace" ? 1 : 0.5;
+  return unit === "record" ? Math.min(clip, share * example) : share * clip;
+}
+
 // The three limits on a = α²/N0: Langevin noise, transmit power, and an equal share of the privacy budget.
 function limits(state) {
   const amplitude = Math.sqrt(state.power);
-  const sensitivity = state.unit === "record" ? Math.min(state.clip, state.example_clip) : state.clip;
+  const sensitivity = halfChange(state);
   const budget = ACCOUNTANTS[state.accountant].budget(state.epsilon, state.delta);
   const affordable = budget / (2 * sensitivity ** 2);
   return {

@@ -69,7 +69,7 @@ function scenarioText(state, result) {
     `noise_power = ${real(state.noise_power)}`,
     "", "[privacy]", `epsilon = ${real(state.epsilon)}`, `delta = ${real(state.delta)}`, `clip = ${real(state.clip)}`,
     ...(unit === "record" ? ['unit = "record"', `example_clip = ${real(state.example_clip)}`] : []),
-    `accountant = "${state.accountant}"`,
+    `adjacency = "${state.adjacency}"`, `accountant = "${state.accountant}"`,
     "", "[sampler]", `step_size = ${real(state.step_size)}`, `burn_in = ${rounds - 1}`, "samples = 1",
     "", "[policy]", 'power = "optimized"', 'schedule = "all"', `bound = "${state.bound}"`, "",
   ].join("\n");

@@ -163,4 +163,5 @@ def _privacy_box(summary: SummaryFile | None, plan: PlanFile | None) -> list[tup
         return [("privacy spent, ε", "–", f"{why}: no ε can be stated")]
     each = promised if isinstance(promised, list) else [promised]
     of = number(float(max(each))) if promised is not None and len(set(each)) == 1 else "what each device is promised"
-    return [("privacy spent, ε", value(key, spent, 4), f"of {of}, for the worst device, per chain")]
+    said = f"of {of} ({plan.privacy.adjacency}), for the worst device, per chain"
+    return [("privacy spent, ε", value(key, spent, 4), said)]

@@ -28,6 +28,8 @@ class Spending(BaseModel):
 
     accountant: str
     unit: str
+    adjacency: str = "replace"
+    """Plans of earlier versions do not say it, and have no other."""
     spent_max: float | None
     epsilon_spent: float | None
     epsilon_by: dict[str, float | None] | None

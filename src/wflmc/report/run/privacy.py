@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wflmc.privacy import ACCOUNTANTS, Ledger, Privacy, epsilon_spent
+from wflmc.privacy import ACCOUNTANTS, HIDDEN, Ledger, Privacy, epsilon_spent
 from wflmc.report.parts import (
     COLORS,
     LEGEND_BELOW,
@@ -37,12 +37,12 @@ def privacy_section(run: Run) -> Html:
     spending = run.plan.privacy
     if spending.spent is None:
         return missing("This scheme does not clip gradients: no finite ε would be true, and no ledger is kept.")
-    hidden = "one example replaced by another" if spending.unit == "record" else "any change of all of a device's data"
     note = paragraph(
-        "What is hidden: {hidden}. Each round that a device sends in costs it a loss, and losses add up to ε. All "
-        "numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, and publishing several of them "
-        "from the same real devices would add their losses up.",
-        hidden=hidden,
+        "What is hidden: {hidden} (adjacency: {adjacency}). Each round that a device sends in costs it a loss, and "
+        "losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, and "
+        "publishing several of them from the same real devices would add their losses up.",
+        hidden=HIDDEN[spending.unit, spending.adjacency],
+        adjacency=spending.adjacency,
     )
     over = _over_rounds(run)
     pictures = [_bars(spending), *([] if over is None else [over])]
@@ -68,7 +68,7 @@ def _accountants(run: Run, spending: Spending) -> Html:
     ]
     delta = None if run.scenario is None else run.scenario.privacy.delta
     at = "" if not isinstance(delta, float) else f" at δ = {number(delta)}"
-    return table(rows, ("accountant", f"ε{at}", "what it is"))
+    return table(rows, ("accountant", f"ε{at} ({spending.adjacency})", "what it is"))
 
 
 def _bars(spending: Spending) -> Html:
@@ -80,7 +80,7 @@ def _bars(spending: Spending) -> Html:
     said = [
         f"device {k}: loss {total[k]:.4g}"
         + ("" if shares is None else f", {100 * shares[k]:.3g} % of its budget")
-        + ("" if each is None else f", ε = {number(each[k], 4)}")
+        + ("" if each is None else f", ε = {number(each[k], 4)} ({spending.adjacency})")
         for k in devices
     ]
     names = [str(k) for k in devices]
@@ -150,7 +150,7 @@ def _over_rounds(run: Run) -> Html | None:
         "height": 400,
         "margin": {"l": 65, "r": 15, "t": 30, "b": 50},
         "xaxis": axis("round"),
-        "yaxis": axis("ε so far", rangemode="tozero"),
+        "yaxis": axis(f"ε so far ({promise.adjacency})", rangemode="tozero"),
         "legend": LEGEND_BELOW,
     }
     caption = f"ε of device {worst}, the one nearest to its budget, after every round, {where}."

@@ -160,11 +160,12 @@ def privacy(run: Run) -> Verdict | None:
         "bad" if over else "good",
         text(
             question + "{words}: the device that spends most of its budget, device {worst}, spends {part} of it{over}. "
-            "ε is that of one chain; publishing several chains of the same real devices would add up.",
+            "ε ({adjacency}) is that of one chain; publishing several chains of the same real devices would add up.",
             words="No" if over else "Yes",
             worst=worst,
             part=percent(shares[worst]),
             over="".join(f"; {one}" for one in over),
+            adjacency=spending.adjacency,
         ),
     )
 

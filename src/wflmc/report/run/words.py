@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from wflmc.posterior import SoftmaxPosterior
+from wflmc.privacy import HIDDEN
 from wflmc.report.parts import Html, fold, join, missing, number, paragraph, table
 from wflmc.report.run.files import Run
 from wflmc.scenario import Scenario
@@ -143,9 +144,9 @@ def promise_words(scenario: Scenario) -> str:
         clips += f" and {spread(privacy.example_clip)} per example"
     if privacy.epsilon is None:
         return f"No privacy is promised. {clips}."
-    hides = "whether any one example was another" if privacy.unit == "record" else "everything a device holds"
     how = "exact" if privacy.accountant == "exact" else "paper's"
     promise = f"(ε, δ) = ({spread(privacy.epsilon)}, {spread(privacy.delta)})"
+    hides = f"{HIDDEN[privacy.unit, privacy.adjacency]} (adjacency: {privacy.adjacency})"
     ignored = " This policy does not keep to it." if scenario.policy.power in ("no-dp", "noiseless") else ""
     return f"{promise}-differential privacy that hides {hides}, by the {how} accountant. {clips}.{ignored}"
 
