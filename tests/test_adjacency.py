@@ -212,11 +212,6 @@ def test_terms_of_a_federation_carry_it(tmp_path, few):
         )
         terms[name].save(tmp_path / name)
         assert Terms.load(tmp_path / name) == terms[name]
-    old = json.loads((tmp_path / "device").read_text())
-    old["privacy"] = old["privacy"][:4]
-    (tmp_path / "old").write_text(json.dumps(old))
-    assert Terms.load(tmp_path / "old").promise.adjacency == "replace"
-    assert Terms.load(tmp_path / "old").sensitivity == 30
 
 
 SMALL = with_set(

@@ -172,7 +172,7 @@ def test_noise_shared_between_rounds_is_seen_by_signs_that_vary_alone(plan, monk
 
 
 def test_gain_off_by_root_two(plan, mutate):
-    mutate(kernel.transmit, "now.gain * total", "2**0.5 * now.gain * total")
+    mutate(kernel.transmit, "times(now.gain, total)", "times(2**0.5 * now.gain, total)")
     report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning", "runs"])
     assert names(report) >= {"matched filter", "signs that vary", "whole runs"}
 
@@ -245,7 +245,7 @@ def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
 def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, mutate):
     plan = planned(few)
     mutate(
-        gaussian_sums._all_chains, "jnp.sqrt(jnp.sum(gradient**2, axis=-1))", "jnp.max(jnp.abs(gradient), axis=-1)",
+        gaussian_sums._all_chains, "jnp.sqrt(squares(gradient))", "jnp.max(jnp.abs(gradient), axis=-1)",
         wrap=lambda mutant: blocks.many_chains(mutant, own=3), known_as=(gaussian, "clipped_sum"),
     )  # fmt: skip
     assert not audit.audit_model(KEY, plan, few, trials=TRIALS).consistent

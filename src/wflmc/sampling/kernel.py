@@ -145,11 +145,9 @@ def transmit(posterior: Any, theta: jax.Array, now: Rounds, key: jax.Array | Non
     amplitude = now.weight / now.weight.max()
     if now.received is not None:
         amplitude = amplitude * now.received
-    if hasattr(posterior, "exact_sum"):
-        total, norm = posterior.exact_sum(theta, amplitude, now.clip, key=key, example_clip=now.example_clip)
-    else:  # a model from elsewhere
-        total, norm = posterior.clipped_sum(theta, amplitude, now.clip, key=key, example_clip=now.example_clip)
-        total = alone(total)
+    add = getattr(posterior, "exact_sum", posterior.clipped_sum)  # a model from elsewhere may have no pairs
+    total, norm = add(theta, amplitude, now.clip, key=key, example_clip=now.example_clip)
+    total = total if isinstance(total, Sum) else alone(total)
     return times(now.gain, total), norm
 
 
