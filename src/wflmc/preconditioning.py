@@ -173,6 +173,8 @@ def _hear(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivit
         moved = np.minimum(sensitivity, moved)
     elif air.privacy.adjacency == "add-remove":  # a silent device sends nothing
         moved = limit
+    # Sums in float64 change by a little more than exact ones, see `wflmc.posterior.summation`.
+    moved = moved * (1 + (air.sizes.size + air.sizes.max() + sums.shape[1]) * air.sizes.sum() * 2.0**-52)
     loss = (air.link.uncertainty * strength * moved) ** 2 / 2
     allowed = share * air.privacy.budget(air.sizes.size) / len(loss)  # of a round, which need not know the others
     fraction = np.minimum(1.0, allowed / loss)

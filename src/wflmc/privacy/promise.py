@@ -44,6 +44,16 @@ def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, no
     return np.where(send > 0, 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power, 0.0)
 
 
+SMALLEST_CLIP = 1e-15
+"""Below it the squares of a gradient that float32 can hold vanish, and with them its norm."""
+
+
+def _clips(name: str, value: ArrayLike) -> None:
+    positive(name, value)
+    if np.min(np.asarray(value, dtype=float)) < SMALLEST_CLIP:
+        raise InputError(name, value, f"at least {SMALLEST_CLIP:g}: float32 cannot tell the norm of smaller gradients")
+
+
 @dataclass(frozen=True, repr=False)
 class Privacy(Shown):
     """What every device is promised, and the clipping that makes it true.
@@ -80,7 +90,7 @@ class Privacy(Shown):
         if self.epsilon is not None and self.delta is not None:
             positive("epsilon", self.epsilon)
             probability("delta", self.delta)
-        positive("clip", self.clip)
+        _clips("clip", self.clip)
         if self.unit not in UNITS:
             raise InputError("unit", self.unit, f"one of {', '.join(UNITS)}")
         if self.adjacency not in ADJACENCIES:
@@ -88,7 +98,7 @@ class Privacy(Shown):
         if self.unit == "record":
             if self.example_clip is None:
                 raise InputError("example_clip", None, "given with unit = 'record'")
-            positive("example_clip", self.example_clip)
+            _clips("example_clip", self.example_clip)
         elif self.example_clip is not None:
             raise InputError("example_clip", self.example_clip, "left out with unit = 'device'")
         accountant_named(self.accountant)
