@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,9 +24,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors that a full disk, a quota and a limit on the size of files give."""
 
 
-def _no_link(path: str, flags: int) -> int:
+def _no_link(path: str, flags: int, mode: int = 0o666) -> int:
     """Open a file, but not what a link of its name points to: others may write to the folder, too."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), mode)
 
 
 @contextmanager
@@ -39,17 +40,18 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str | Path, suffix: str = ".part") -> Iterator[IO[bytes]]:
+def replacing(path: str | Path, suffix: str = ".part", mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Yield a file, `path` + suffix, that takes the place of `path` when all of it is on the disk; else it is removed.
 
     Args:
         suffix: of the file; each process needs its own where several may write the same file at once.
+        mode: who may read and write it.
     """
     target = Path(path)
     part = target.with_name(target.name + suffix)
     try:
         with naming_file(target):
-            with open(part, "wb", opener=_no_link) as file:
+            with open(part, "wb", opener=partial(_no_link, mode=mode)) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -39,6 +39,11 @@ def run_name(key: jax.Array, posterior: Any, plan: Plan, chains: int) -> str:
     return name_run(key, posterior, [plan], np.arange(chains), None)
 
 
+def noise_name(key: jax.Array) -> str:
+    """The name of a key's noise, which every run with that key shares."""
+    return digest(np.asarray(jax.random.key_data(key)))
+
+
 class Account(NamedTuple):
     """A ledger, and the run that is charged to it."""
 
@@ -69,8 +74,8 @@ def open_account(ledger: Ledger, run: str, key: jax.Array, posterior: Any, plans
         raise InputError("ledger", f"{len(plans)} plans", "given for one plan: chains are replicas of one experiment")
     if not plan.clips:
         raise InputError("ledger", "a plan that does not clip", "left out for it: no finite loss would be true")
-    about = (ledger.devices, ledger.privacy.unit, ledger.subject or posterior.digest)
-    if about != (plan.devices, plan.privacy.unit, posterior.digest):
-        given = f"{about[0]} devices, unit = {about[1]!r}, data {about[2]}"
+    about = (ledger.devices, ledger.privacy.unit, ledger.is_about(posterior.digest))
+    if about != (plan.devices, plan.privacy.unit, True):
+        given = f"{about[0]} devices, unit = {about[1]!r}, {'the same' if about[2] else 'other'} data"
         raise InputError("ledger", given, f"about this plan's {plan.devices} devices, its unit and its data")
-    return Account(ledger, run, digest(np.asarray(jax.random.key_data(key))), plan, plan.loss)
+    return Account(ledger, run, noise_name(key), plan, plan.loss)
