@@ -296,7 +296,7 @@ def test_a_ledger_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
     run_in_process(made.server(), made.app())
     lines = (tmp_path / "server" / "ledger.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "server" / "ledger.jsonl").write_text("".join(lines[:-1]))
-    with pytest.raises(InputError, match="with 7 lines.* counts 8"):
+    with pytest.raises(InputError, match=r"with 7 lines.* counts 8"):
         made.server()
     for name in ("ledger.jsonl", "ledger.jsonl.head"):
         (tmp_path / "server" / name).unlink()

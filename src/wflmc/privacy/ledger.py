@@ -97,13 +97,17 @@ def move_ledger(path: Path, target: Path) -> None:
 
 def noise_of_another_run(path: Path, run: str, noise: str) -> bool:
     """Whether a ledger, of whatever promise, has a round of another run with this noise."""
-    anchor = Anchor.of(path) or Anchor(0, "", b"")
-    runs, noises = {run, anchor.name(run)}, {noise, anchor.name(noise)}
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        line = _parsed(text)
-        if line.get("noise") in noises and line.get("run") not in runs:
-            return True
-    return False
+    anchor, texts = Anchor.of(path), path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [_parsed(text) for text in texts]
+    if anchor is None and any(line.get("ledger") == 2 for line in lines):
+        raise _without_anchor(path, len(lines))
+    runs, noises = {run, anchor and anchor.name(run)}, {noise, anchor and anchor.name(noise)}
+    return any(line.get("noise") in noises and line.get("run") not in runs for line in lines)
+
+
+def _without_anchor(path: Path, lines: int) -> InputError:
+    allowed = f"beside its anchor {anchor_path(path).name}, which is missing or not yours to read: restore it"
+    return InputError("ledger", f"{path} with {lines} lines", f"{allowed}, {BEGIN_ANEW}")
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -145,7 +149,7 @@ class Ledger:
             subject: whose data the losses are about, such as `posterior.digest`; a file about others is refused. The
                 file has an HMAC of it, with a secret that is kept in the anchor beside the file.
             enforced: whether budgets are kept to; a policy that ignores privacy is still written down.
-            read_only: verify a file and leave it as it is, with or without its anchor; it cannot be charged.
+            read_only: verify a file and leave it as it is, with or without its anchor; charges stay in memory.
         """
         self.privacy, self.devices, self.path = privacy, devices, None if path is None else Path(path)
         self.subject, self._read_only = subject, read_only
@@ -173,6 +177,7 @@ class Ledger:
             self._take(self._header)
         elif read_only:
             self._catch_up()
+            self.path = None
         else:
             with self.path.open("a"):  # made where there is none
                 pass
@@ -237,7 +242,8 @@ class Ledger:
 
     def rounds(self, run: str) -> int:
         """How many rounds of a run have been charged."""
-        return sum(name == self.name(run) for name, _ in self.entries)
+        own = self.name(run)
+        return sum(name == own for name, _ in self.entries)
 
     def paid(self, run: str, number: int) -> Array | None:
         """What a round of a run was charged, [K]; None where it was not."""
@@ -338,8 +344,7 @@ class Ledger:
         assert self.path is not None
         head = anchor_path(self.path)
         if self.chains and self._keyed:
-            allowed = f"beside its anchor {head.name}, which is missing or not yours to read: restore it, {BEGIN_ANEW}"
-            raise InputError("ledger", f"{self.path} with {len(self.chains)} lines", allowed)
+            raise _without_anchor(self.path, len(self.chains))
         self._anchor = self._anchor._replace(lines=len(self.chains), chain=self.chain if self.chains else "")
         self._anchor.save(self.path)
         self._nameless = False

@@ -156,7 +156,7 @@ def _rebuild(path: Path, ledger: Ledger | None) -> tuple[Rebuilt | None, str]:
     except (InputError, OSError) as error:  # the data have gone or changed: the rest of the page can do without
         return None, str(error)
     if ledger is not None and not ledger.is_about(inputs.posterior.digest):
-        return None, f"The data have changed since: they are not those that {ledger.path} is about."
+        return None, "The data have changed since: they are not those that the ledger is about."
     return Rebuilt(inputs, plan), ""
 
 
