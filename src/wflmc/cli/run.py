@@ -191,8 +191,8 @@ def _refuse_noise_of(folder: Path, task: Task, name: str) -> None:
     for path in sorted(folder.glob("ledger*.jsonl")):
         if noise_of_another_run(path, name, noise_name(task.key)):
             allowed = (
-                f"another one, or given with another --out where only one of the two is shown to others: {path.name} has "
-                "another run with the noise of this seed, and who sees two runs with the same noise can take it away"
+                "another one, or given with another --out where only one of the two is shown to others: "
+                f"{path.name} has another run with the noise of this seed, and who sees both can take it away"
             )
             raise InputError("sampler.seed", task.scenario.sampler.seed, allowed)
 
