@@ -155,12 +155,18 @@ def summary_document(
     document = {
         "w2_sq": None
         if distance is None
-        else {"worst": distance.worst, "worst_se": distance.worst_se, "per_round": distance.per_round},
+        else {
+            "worst": distance.worst,
+            "worst_se": distance.worst_se,
+            "floor": distance.floor,
+            "per_round": distance.per_round,
+        },
         "exact_w2_sq": evaluation.exact_w2_sq,
         "exact_ess_min": evaluation.exact_ess_min,
         "rhat_max": evaluation.rhat_max,
         "ess_min": evaluation.ess_min,
         "ess_tail_min": evaluation.ess_tail_min,
+        "frozen": list(evaluation.frozen),
         "clip_rate": evaluation.clip_rate,
         "example_clip_rate": evaluation.example_clip_rate,
         **evaluation.mean_scores,
