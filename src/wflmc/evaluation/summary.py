@@ -117,8 +117,9 @@ class Evaluation(Shown):
     def __str__(self) -> str:
         lines = []
         if self.w2_sq is not None:
-            found = f"{self.w2_sq.worst:.3g} ± {self.w2_sq.worst_se:.1g}"
-            lines.append(f"W2² worst after burn-in  {found} (from chains; perfect ones: {self.w2_sq.floor:.2g})")
+            found, floor = f"{self.w2_sq.worst:.3g} ± {self.w2_sq.worst_se:.1g} (from chains)", self.w2_sq.floor
+            ideal = "" if floor is None else f"; as many perfect ones show {floor:.2g}"
+            lines.append(f"W2² worst after burn-in  {found}{ideal}")
         if self.exact_w2_sq is not None:
             lines.append(f"W2² worst after burn-in  {max(self.exact_w2_sq[self.burn_in :]):.3g} (exact, if unclipped)")
         if self.exact_ess_min is not None:
