@@ -111,7 +111,7 @@ def test_run_writes_everything(call, scenario, tmp_path):
     trace = arviz.from_netcdf(folder / "trace.nc")
     assert trace.posterior["theta"].shape == (20, 10, 5)
     assert set(strict((folder / "plan.json").read_text())) >= PLAN_KEYS
-    names = ["ledger.jsonl", "plan.json", "scenario.toml", "summary.json", "trace.nc"]
+    names = ["ledger.jsonl", "ledger.jsonl.head", "plan.json", "scenario.toml", "summary.json", "trace.nc"]
     assert sorted(path.name for path in folder.iterdir()) == names
     # The resolved scenario gives the same run, with no warning about keys that have no effect.
     again = tmp_path / "again"
@@ -151,13 +151,15 @@ def test_a_run_that_fails_leaves_the_folder_as_it_was(call, scenario, tmp_path, 
     assert call("run", scenario, "--out", folder)[0] == 0
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     monkeypatch.setattr(run, "sample", lost)
-    code, _, err = call("run", scenario, "--out", folder, "--set", "link.snr_db=3")
+    code, _, err = call("run", scenario, "--out", folder, "--set", "link.snr_db=3", "--set", "sampler.seed=1")
     assert code == 1
     assert "left the finite numbers" in err
     after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     # But for what may have been sent: the new ledger, beside the one of the run before.
     assert after.pop("ledger-1.jsonl") == before.pop("ledger.jsonl")
+    assert after.pop("ledger-1.jsonl.head") == before.pop("ledger.jsonl.head")
     assert len(after.pop("ledger.jsonl").splitlines()) == 1
+    assert json.loads(after.pop("ledger.jsonl.head"))["lines"] == 1
     assert after == before
 
 

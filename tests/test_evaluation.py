@@ -11,6 +11,7 @@ import pytest
 import wflmc
 from wflmc import channel
 from wflmc.evaluation import burn_in, choose_burn_in, diagnose, estimate_w2_sq, exact_w2_sq
+from wflmc.evaluation.wasserstein import FLOOR_REPLICAS, with_floor
 from wflmc.posterior import Gaussian, w2_squared
 
 TARGET = Gaussian(np.array([1.0, -2.0]), np.array([[1.0, 0.3], [0.3, 0.5]]))
@@ -102,6 +103,68 @@ def test_diagnostics_are_those_of_arviz():
     assert 0.99 < found.rhat_max < 1.02
     assert found.ess_min > 500
     assert diagnose(theta[:, :3]).rhat_max is None
+
+
+@pytest.mark.parametrize("frozen", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_parameters_that_never_move_have_not_converged(frozen, everywhere):
+    """ArviZ counts all of their draws as effective, and has no R-hat for them."""
+    theta = draws(4, 200, 0)
+    others = diagnose(np.delete(theta, frozen, axis=2)) if len(frozen) < 2 else None
+    for parameter in frozen:
+        theta[slice(None) if everywhere else 2, :, parameter] = 0.25
+    found = diagnose(theta)
+    assert (found.frozen, found.ess_min, found.ess_tail_min) == (tuple(frozen), 0.0, 0.0)
+    assert found.rhat_max == (None if others is None else others.rhat_max)
+    assert diagnose(draws(4, 200, 0)).frozen == ()
+
+
+def test_frozen_parameters_are_warned_of(posterior):
+    link = wflmc.Link(channel.static(0.1), snr_db=20)
+    plan = wflmc.plan(posterior, link, wflmc.Privacy(), step_size=1e-4, burn_in=0, samples=6, power="noiseless")
+    trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=3)
+    theta = np.array(trace.theta)
+    theta[1, :, 3] = theta[1, 0, 3]
+    found = wflmc.evaluate(dataclasses.replace(trace, theta=theta), posterior)
+    assert (found.frozen, found.ess_min, found.ess_tail_min) == ((3,), 0.0, 0.0)
+    assert any("1 of the parameters never moved in at least one chain (3)" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize(("chains", "memory"), [(3, 0.0), (20, 0.9)])
+def test_the_floor_is_what_perfect_chains_show(chains, memory):
+    generator, root = np.random.default_rng(0), np.linalg.cholesky(TARGET.covariance)
+    worst, floors, spreads = [], [], []
+    for _ in range(25):
+        shocks = generator.standard_normal((chains, 30, 2))
+        shocks[:, 1:] *= np.sqrt(1 - memory**2)
+        for at in range(1, 30):
+            shocks[:, at] += memory * shocks[:, at - 1]
+        theta = TARGET.mean + shocks @ root.T
+        found = with_floor(estimate_w2_sq(theta, TARGET, resamples=2), theta, TARGET)
+        worst.append(found.worst)
+        floors.append(found.floor)
+        spreads.append(found.floor_sd)
+    error = np.hypot(np.std(worst) / 25**0.5, np.mean(spreads) / FLOOR_REPLICAS**0.5)
+    assert abs(np.mean(worst) - np.mean(floors)) < 4 * error
+    assert 0.4 < np.mean(spreads) / np.std(worst) < 2.5
+
+
+def test_two_chains_are_not_said_to_be_kept_away_by_clipping(posterior):
+    """They show W2² far above the exact law whatever they sample; chains that clipping does keep away still do."""
+    link, step_size = wflmc.Link(channel.rayleigh(0.01), snr_db=30), 0.4 / (posterior.mu + posterior.L)
+
+    def warned(clip, chains, runs, **others):
+        plan = wflmc.plan(
+            posterior, link, wflmc.Privacy(15, 0.01, clip), step_size=step_size, burn_in=50, samples=50, **others
+        )
+        said = []
+        for seed in range(runs):
+            trace = wflmc.sample(jax.random.key(seed), posterior, plan, chains=chains)
+            said.append(any("clipping keeps" in text for text in wflmc.evaluate(trace, posterior).warnings))
+        return said
+
+    assert not any(warned(30, 2, 8))
+    assert all(warned(1.0, 20, 2, power="no-dp"))
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.4, 1.0])

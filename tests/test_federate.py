@@ -20,6 +20,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 from wflmc.federated import simulation
 from wflmc.federated.job import Job
 from wflmc.privacy import Ledger, Privacy
+from wflmc.privacy.ledger import Anchor
 from wflmc.report.run.files import read_run
 from wflmc.scenario import build, load_scenario
 
@@ -236,9 +237,16 @@ def test_what_a_ledger_holds_is_not_spent_again(call: Any, small: Path, tmp_path
     for k in range(4):
         own = (tmp_path / "out" / "federation" / f"device-{k}" / "ledger.jsonl").read_text().splitlines()
         before = json.loads(own[1])
-        assert before["run"] == "before"
+        assert before["round"] == 0
         assert before["loss"][0] == pytest.approx(book.budget[k] / 2 + release.spent[k])
     assert strict(out)["federation"]["absences"] == 0
+    # A real server begins a ledger of its own with all of that: with the owner's it could try whose data these are.
+    assert call("federate", small, "--prepare", "--out", tmp_path / "real", *more)[0] == 0
+    server = tmp_path / "real" / "federation" / "server" / "ledger.jsonl"
+    assert json.loads(server.read_text().splitlines()[0])["subject"] == ""
+    assert Anchor.of(server).salt != Anchor.of(path).salt
+    np.testing.assert_allclose(Ledger(inputs.privacy, 4, path=server).spent, book.spent)
+    assert call("plan", small, *more[:4], "--ledger", server, "--no-compare")[0] == 0
 
 
 def test_every_chain_of_real_devices_is_paid_for(call: Any, small: Path, tmp_path: Path) -> None:

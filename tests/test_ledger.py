@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import wflmc
 from wflmc.errors import InputError, OverspendError
 from wflmc.privacy import Ledger
+from wflmc.privacy.ledger import anchor_path
 from wflmc.sampling import runner
 
 from .ledger_tools import BUDGET, PROMISE, SCENARIO, wflmc_spent
@@ -87,7 +88,7 @@ def change(number, text):
         (change(1, lambda line: "nonsense\n"), "line 2 is not one of its lines"),
         (change(1, lambda line: json.dumps({"chain": "x"}) + "\n"), "line 2 is not one of its lines"),
         (change(2, lambda line: line.replace("[0.5", "[-0.5")), "line 3 is not one of its lines"),
-        (change(0, lambda line: line.replace('"them"', '"others"')), "about the same data"),
+        (change(0, lambda line: line.replace('"subject": "', '"subject": "x')), "about the same data"),
         (change(0, lambda line: line.replace('"epsilon": 8.0', '"epsilon": 80.0')), "one with epsilon = 8.0"),
         (change(0, lambda line: line.replace('"unit": "device"', '"unit": "record"')), "one with unit = device"),
         (change(0, lambda line: line.replace('"replace"', '"add-remove"')), "one with adjacency = replace"),
@@ -105,15 +106,16 @@ def test_a_ledger_that_was_changed_is_refused(tmp_path, damage, says):
 
 def test_a_line_cut_short_by_a_crash_was_never_acted_upon(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    written(path).charge("a", 0, [[0.2, 0.5], [0.5, 0.5]])
+    written(path).charge("a", 0, [[0.2, 0.5]])
+    before = anchor_path(path).read_text()
+    written(path).charge("a", 1, [[0.5, 0.5]])
     whole = path.read_text()
     path.write_text(whole[:-20])
+    anchor_path(path).write_text(before)  # which is written last
     ledger = written(path)
     assert ledger.rounds("a") == 1
     ledger.charge("a", 1, [[0.5, 0.5]])
     assert path.read_text() == whole
-    path.write_text("")
-    assert not written(path).spent.any()
 
 
 def test_another_loss_for_the_same_round_of_the_same_run_is_refused():
@@ -176,10 +178,17 @@ def test_a_folder_used_again_keeps_the_old_ledger(tmp_path, call):
     first = (folder / "ledger.jsonl").read_text()
     call("run", scenario, "--out", folder)  # the very same again sends nothing new
     assert (folder / "ledger.jsonl").read_text() == first
-    _, _, err = call("run", scenario, "--out", folder, "--set", "link.snr_db=5.0")
+    louder = ("--set", "link.snr_db=5.0")
+    for more in ((), ("--set", "privacy.epsilon=7.0"), ("--set", "posterior.seed=1"), ("--ledger", tmp_path / "all")):
+        code, _, err = call("run", scenario, "--out", folder, *louder, *more)
+        assert (code, "sampler.seed = 0" in err, "another --out" in err) == (2, True, True)
+    _, _, err = call("run", scenario, "--out", folder, *louder, "--set", "sampler.seed=1")
     assert "kept as ledger-1.jsonl" in err
     assert (folder / "ledger-1.jsonl").read_text() == first
     assert (folder / "ledger.jsonl").read_text() != first
+    code, _, err = call("run", scenario, "--out", folder, *louder)
+    assert (code, "ledger-1.jsonl has another run" in err) == (2, True)  # one that was set aside still counts
+    assert call("run", scenario, "--out", folder)[0] == 0  # what was sent before may be sent again
 
 
 def test_the_same_noise_for_another_plan_is_refused(paid_setting, tmp_path, call):

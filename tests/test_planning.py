@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import wflmc
 from wflmc import channel
 from wflmc.planning import POLICIES
+from wflmc.planning.single_sample import REGIMES
 
 from .scenarios import Target, check_limits, fading_cases, make, static_cases
 
@@ -35,6 +37,23 @@ def test_benchmarks_keep_their_limits_on_any_channel(case, power):
         np.testing.assert_allclose(plan.noise_variance, 2 * plan.step_size, rtol=1e-12)
         assert not plan.clips
         assert plan.epsilon_spent is None
+
+
+@given(
+    st.tuples(*[st.floats(0.1, 60)] * 2), st.tuples(*[st.floats(-20, 40)] * 2), st.floats(1, 90), st.integers(0, 3),
+    st.integers(2, 8), st.floats(0.03, 0.8),
+)  # fmt: skip
+@example((11.85, 54.82), (29.0, -9.0), 31.4, 3, 2, 0.125)  # 42 % and 0.1 % of the budgets spent
+@example((0.62, 31.05), (-10.0, 15.0), 82.6, 2, 7, 0.746)
+def test_privacy_limits_no_round_whose_devices_have_budget_left(epsilon, snr_db, clip, burn_in, samples, step):
+    """The worst bound does not depend on rounds after it: the optimum may leave their power below every limit."""
+    target = wflmc.gaussian_regression(jax.random.key(0), devices=2, examples=40)
+    promise, link = wflmc.Privacy(epsilon, 0.01, clip), wflmc.Link(channel.rayleigh(0.01), snr_db=snr_db)
+    eta = step / (target.mu + target.L)
+    plan = wflmc.plan(target, link, promise, step_size=eta, burn_in=burn_in, samples=samples)
+    spent = plan.spent >= (1 - 1e-5) * promise.budget(2)
+    limited = plan.limit == REGIMES.index("dp-limited")
+    assert not np.any(limited & ~((plan.weight > 0) & spent).any(-1))
 
 
 def at_power(plan, h, keywords):

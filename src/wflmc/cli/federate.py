@@ -52,8 +52,6 @@ def _federated(request: Request, folder: Path, bar: ProgressBar, say: Say) -> tu
 
     place = folder / "federation"
     server = open_server(job, place / "server")
-    if server.ledger is not None and inputs.release is not None:
-        server.ledger.charge(inputs.release.name, 0, inputs.release.loss, inputs.release.noise)
     done = server.checkpoint.load().rounds
     if done and done < job.plan.rounds:
         say(f"Going on with the federation in {place} after {done} rounds.")

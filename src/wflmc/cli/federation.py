@@ -15,7 +15,7 @@ import numpy as np
 from wflmc.cli.run import spent_before
 from wflmc.errors import InputError
 from wflmc.keys import secret_key
-from wflmc.privacy import ACCOUNTANTS
+from wflmc.privacy import ACCOUNTANTS, Ledger
 from wflmc.scenario import Inputs, Scenario, plan_document, to_json, to_toml
 from wflmc.scenario.coverage import PRIVATE
 from wflmc.storage import naming_file, write_text
@@ -144,14 +144,26 @@ def begin(
 
             where = {} if request.address is None else {"address": request.address}
             prepare(place, job.plan.devices, deadline=request.deadline, **where)
-            if request.ledger is not None and Path(request.ledger).exists():  # which goes with the server from now on
-                shutil.copyfile(request.ledger, place / "server" / "ledger.jsonl")
+            path = place / "server" / "ledger.jsonl"  # of its own, which names nobody: the server may not try data
         else:
             write_text(place / "server" / LEDGER, about["ledger"] or "../../ledger.jsonl")
+            path = Path(about["ledger"] or folder / "ledger.jsonl")
+        if plan.clips:
+            _pay(plan, inputs, path, about["real"])
     write_text(place / "plan.json", to_json(document))
     write_text(place / "about.json", to_json(about))
     (place / UNFINISHED).unlink()
     return job, document
+
+
+def _pay(plan: Plan, inputs: Inputs, path: Path, real: bool) -> None:
+    """Begin or open the ledger of a federation, with what was spent before its first round."""
+    subject = "" if real else inputs.posterior.digest
+    ledger = Ledger(plan.privacy, plan.devices, subject=subject, enforced=plan.enforced, path=path)
+    if real and plan.ledger.any():
+        ledger.charge("before", 0, plan.ledger[None])
+    elif not real and inputs.release is not None:
+        ledger.charge(inputs.release.name, 0, inputs.release.loss, inputs.release.noise)
 
 
 def as_heard(job: Job) -> Plan:
@@ -189,6 +201,7 @@ def _refuse_folder(folder: Path, about: dict[str, Any]) -> None:
     place, ledger = folder / "federation", folder / "ledger.jsonl"
     if place.exists() and not (place / UNFINISHED).exists():
         raise InputError("--out", str(place), "a folder in which nothing else is called federation")
-    if ledger.exists() and not about["real"] and about["ledger"] != str(ledger.resolve()):
+    begun = (place / UNFINISHED).exists()  # by a command that was stopped, with its ledger
+    if ledger.exists() and not begun and not about["real"] and about["ledger"] != str(ledger.resolve()):
         allowed = f"a folder without the ledger of another run; --ledger {ledger} spends from that one"
         raise InputError("--out", str(folder), allowed)

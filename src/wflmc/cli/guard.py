@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -26,7 +28,7 @@ def guarded(command: Callable[[], object]) -> int:
         with contextlib.suppress(AttributeError, ValueError):  # a captured stream may not know its encoding
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        with _heard():
+        with _heard(), _plain_warnings():
             code = command()
         sys.stdout.flush()
     except InputError as error:
@@ -47,6 +49,24 @@ def guarded(command: Callable[[], object]) -> int:
     if code == INTERRUPTED:
         return _say("Interrupted; files and points that were finished are kept.", INTERRUPTED)
     return code if isinstance(code, int) else DONE
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Say what is wrong with a ledger in a sentence, without the line of code that noticed."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if category.__name__ == "LedgerWarning":
+            _say(str(message), DONE)
+        else:
+            usual(message, category, *where)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,9 @@ from wflmc.evaluation import Calibration, Evaluation, evaluate, preload, reliabi
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.privacy import ForeignLedgerError, Ledger
+from wflmc.privacy.ledger import move_ledger, noise_of_another_run
 from wflmc.sampling import Trace, default_memory, run_name, sample
+from wflmc.sampling.payment import noise_name
 from wflmc.scenario import (
     OWNER_ONLY,
     Inputs,
@@ -192,14 +194,28 @@ def _new(request: Request, folder: Path | None, say: Say) -> Task:
     asked = to_toml(scenario)
     keep = request.keep_burn_in
     task = Task(scenario, inputs, plan, folder, path, 0, request.memory, asked, keep_burn_in=keep, secret=secret)
-    if request.ledger is None and path is not None and path.exists():
-        _set_aside(task, path, say)
+    if folder is not None and plan.clips:
+        name = run_name(task.key, inputs.posterior, plan, scenario.sampler.chains)
+        _refuse_noise_of(folder, task, name)
+        if request.ledger is None and path is not None and path.exists():
+            _set_aside(task, path, name, say)
     return task
 
 
 def _secret(scenario: Scenario) -> jax.Array | None:
     """A new key where the scenario's seed is secret: rounds that are added later have noise of their own."""
     return secret_key() if scenario.sampler.seed == "secret" else None
+
+
+def _refuse_noise_of(folder: Path, task: Task, name: str) -> None:
+    """Refuse the noise that another run of this folder had, whatever its promise and data were."""
+    for path in sorted(folder.glob("ledger*.jsonl")):
+        if noise_of_another_run(path, name, noise_name(task.key)):
+            allowed = (
+                "another one, or given with another --out where only one of the two is shown to others: "
+                f"{path.name} has another run with the noise of this seed, and who sees both can take it away"
+            )
+            raise InputError("sampler.seed", task.scenario.sampler.seed, allowed)
 
 
 def spent_before(path: str, inputs: Inputs, must_exist: bool = False) -> Any:
@@ -216,17 +232,17 @@ def spent_before(path: str, inputs: Inputs, must_exist: bool = False) -> Any:
     return ledger.spent if paid else ledger.spent + inputs.spent
 
 
-def _set_aside(task: Task, path: Path, say: Say) -> None:
+def _set_aside(task: Task, path: Path, name: str, say: Say) -> None:
     """Keep the ledger of another run that used this folder; the same run again sends nothing new."""
-    name = run_name(task.key, task.inputs.posterior, task.plan, task.scenario.sampler.chains)
-    try:
-        runs = {run for run, _ in _ledger_at(task, path).entries}
-    except ForeignLedgerError:
-        runs = {"another"}
-    if runs <= {name, "" if task.inputs.release is None else task.inputs.release.name}:
-        return
+    with suppress(ForeignLedgerError):
+        ledger, release = _ledger_at(task, path), task.inputs.release
+        if {run for run, _ in ledger.entries} <= {
+            ledger.name(name),
+            ledger.name("" if release is None else release.name),
+        }:
+            return
     kept = next(p for i in range(1, 10**6) if not (p := path.with_name(f"ledger-{i}.jsonl")).exists())
-    os.replace(path, kept)
+    move_ledger(path, kept)
     say(f"{path.parent} has the ledger of another run, kept as {kept.name}; --ledger spends from one ledger.")
 
 

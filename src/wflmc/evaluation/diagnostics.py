@@ -20,8 +20,11 @@ class Diagnostics(NamedTuple):
     """Over all parameters: the largest R-hat, the smallest bulk and tail effective sample size."""
 
     rhat_max: float | None
+    """Of the parameters that move."""
     ess_min: float | None
     ess_tail_min: float | None
+    frozen: tuple[int, ...] = ()
+    """Parameters that never move in at least one chain, for which ArviZ would count all draws as effective."""
 
 
 def _arviz() -> Any:
@@ -61,14 +64,18 @@ def _number(value: float) -> float | None:
 def diagnose(theta: NDArray[Any]) -> Diagnostics:
     """Diagnostics of theta[chain, draw, m]; None where ArviZ is missing or draws (R-hat: chains) are too few."""
     arviz = _arviz() if theta.shape[1] >= 4 else None
+    frozen = np.flatnonzero((theta == theta[:, :1]).all(1).any(0)) if theta.shape[1] >= 4 else np.zeros(0, int)
     if arviz is None:
-        return Diagnostics(None, None, None)
+        return Diagnostics(None, None, None, tuple(frozen.tolist()))
+    moving = np.delete(np.arange(theta.shape[2]), frozen)
     several = theta.shape[0] > 1
     rhat, bulk, tail = [], [], []
     at_once = max(1, CHUNK_BYTES // (8 * theta.shape[0] * theta.shape[1]))
-    for at in range(0, theta.shape[2], at_once):  # some parameters at a time, which bounds memory
-        data = _dataset(theta[:, :, at : at + at_once])
+    for at in range(0, moving.size, at_once):  # some parameters at a time, which bounds memory
+        data = _dataset(theta[:, :, moving[at : at + at_once]])
         rhat.append(arviz.rhat(data)["theta"].values.max() if several else np.nan)
         bulk.append(arviz.ess(data, method="bulk")["theta"].values.min())
         tail.append(arviz.ess(data, method="tail")["theta"].values.min())
+    if frozen.size:
+        return Diagnostics(_number(max(rhat, default=np.nan)), 0.0, 0.0, tuple(frozen.tolist()))
     return Diagnostics(_number(max(rhat)), _number(min(bulk)), _number(min(tail)))

@@ -12,8 +12,8 @@ from wflmc.errors import InputError, Shown
 from wflmc.evaluation.calibration import Calibration, predictive_scores
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.evaluation.regression import Regression, regression_scores
-from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_ess, exact_w2_sq, has_law
-from wflmc.posterior import GaussianPosterior
+from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_ess, exact_w2_sq, has_law, with_floor
+from wflmc.posterior import Gaussian, GaussianPosterior
 from wflmc.sampling import Trace
 
 FEW_CHAINS = 20
@@ -55,6 +55,8 @@ class Evaluation(Shown):
     """Noise of the kept rounds over what sampling needs, on average."""
     adjacency: str = "replace"
     """Of the promise that ε is about."""
+    frozen: tuple[int, ...] = ()
+    """Parameters that never move in at least one chain: R-hat leaves them out, and their effective sample size is 0."""
 
     @property
     def mean_scores(self) -> dict[str, float | None]:
@@ -80,15 +82,21 @@ class Evaluation(Shown):
                 f"R-hat is {self.rhat_max:.3g}: the chains have not forgotten where they began, or have not gone far "
                 "enough to tell."
             )
+        if self.frozen:
+            some = ", ".join(map(str, self.frozen[:5])) + ", …" * (len(self.frozen) > 5)
+            found.append(
+                f"{len(self.frozen)} of the parameters never moved in at least one chain ({some}): these have not "
+                "converged, whatever R-hat says of the others. The step size may be too small for float32."
+            )
         if self.w2_sq is not None and self.exact_w2_sq is not None:
             exact = max(self.exact_w2_sq[self.burn_in :])
-            if self.w2_sq.worst > 10 * exact + 5 * self.w2_sq.worst_se:
+            if self.w2_sq.worst > 10 * exact + self.w2_sq.resolution:
                 found.append(
                     f"The chains are at W2² = {self.w2_sq.worst:.3g}, the exact law without clipping at {exact:.3g}: "
                     "clipping keeps them away from it."
                 )
             moved = self.moving_w2_sq or self.w2_sq
-            if self.bound is not None and moved.worst > self.bound + 3 * moved.worst_se:
+            if self.bound is not None and moved.worst > self.bound + moved.resolution:
                 where = "" if self.moving_w2_sq is None else " in the coordinates that they move in"
                 found.append(
                     f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {self.bound:.3g}."
@@ -112,7 +120,9 @@ class Evaluation(Shown):
     def __str__(self) -> str:
         lines = []
         if self.w2_sq is not None:
-            lines.append(f"W2² worst after burn-in  {self.w2_sq.worst:.3g} ± {self.w2_sq.worst_se:.1g} (from chains)")
+            found, floor = f"{self.w2_sq.worst:.3g} ± {self.w2_sq.worst_se:.1g} (from chains)", self.w2_sq.floor
+            ideal = "" if floor is None else f"; as many perfect ones show {floor:.2g}"
+            lines.append(f"W2² worst after burn-in  {found}{ideal}")
         if self.exact_w2_sq is not None:
             lines.append(f"W2² worst after burn-in  {max(self.exact_w2_sq[self.burn_in :]):.3g} (exact, if unclipped)")
         if self.exact_ess_min is not None:
@@ -164,8 +174,8 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
     spent = [value for value in epsilons if value is not None]
     bounds = [plan.bound[plan.burn_in :].max() for plan in trace.plans if plan.bound is not None]
     return Evaluation(
-        w2_sq=estimate_w2_sq(trace.theta, posterior.exact) if known and several else None,
-        moving_w2_sq=estimate_w2_sq(posterior.coordinates_of(trace.theta), posterior.moving)
+        w2_sq=_distance(trace.theta, posterior.exact) if known and several else None,
+        moving_w2_sq=_distance(posterior.coordinates_of(trace.theta), posterior.moving)
         if known and several and posterior.coordinates is not None
         else None,
         exact_w2_sq=tuple(exact_w2_sq(posterior, trace.plans).tolist()) if known else None,
@@ -175,6 +185,7 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
         rhat_max=diagnostics.rhat_max,
         ess_min=diagnostics.ess_min,
         ess_tail_min=diagnostics.ess_tail_min,
+        frozen=diagnostics.frozen,
         clip_rate={
             "burn_in": _mean(trace.burn_in_clip_rate),
             "samples": _mean(trace.clip_rate),
@@ -185,6 +196,10 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
         noise_ratio=float(np.mean([plan.noise_ratio for plan in trace.plans])),
         adjacency=trace.plan.privacy.adjacency,
     )
+
+
+def _distance(theta: NDArray[Any], exact: Gaussian) -> Distance:
+    return with_floor(estimate_w2_sq(theta, exact), theta, exact)
 
 
 def _mean(rates: NDArray[Any]) -> float | None:

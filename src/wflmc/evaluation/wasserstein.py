@@ -18,6 +18,8 @@ Array = NDArray[np.float64]
 CHUNK_BYTES = 2**27
 WORST_ROUNDS = 200
 """Rounds that a bootstrap looks at: the worst one of a resample is hardly ever elsewhere."""
+FLOOR_REPLICAS, FLOOR_CHAINS = 20, 50
+"""Perfect experiments that a floor is the mean of, and chains of the trace that say how correlated draws are."""
 
 
 class Distance(NamedTuple):
@@ -26,7 +28,16 @@ class Distance(NamedTuple):
     per_round: Array
     worst: float
     worst_se: float
-    """Bootstrap standard error over chains."""
+    """Bootstrap standard error over chains; of near-perfect samples it is about twice as large as it should be."""
+    floor: float | None = None
+    """The mean of `worst` for as many perfect chains, as correlated as these; None where it was not asked for."""
+    floor_sd: float = 0.0
+    """Standard deviation of that."""
+
+    @property
+    def resolution(self) -> float:
+        """How far above the truth the worst estimate may well be by chance alone."""
+        return (self.floor or 0.0) + 5 * max(self.worst_se, self.floor_sd)
 
 
 def has_law(posterior: Any) -> bool:
@@ -113,6 +124,25 @@ def estimate_w2_sq(theta: NDArray[Any], exact: Gaussian, *, resamples: int = 100
     return Distance(per_round, float(per_round.max()), float(worst.std(ddof=1)))
 
 
+def with_floor(distance: Distance, theta: NDArray[Any], exact: Gaussian) -> Distance:
+    """Add the floor of an estimate: what theta[chain, draw, m] would give if its law were exactly the posterior.
+
+    Perfect samples with a correlation r between successive draws change by 2 (1 − r) times the posterior's variance
+    from draw to draw, which tells r along every eigenvector of the posterior's covariance. Where noise is too strong
+    it may be taken for too small, and the floor, that of independent draws then, errs upwards.
+    """
+    variance, directions = np.linalg.eigh(exact.covariance)
+    chains, draws, dim = theta.shape
+    rounds = int(min(draws, WORST_ROUNDS, max(1, CHUNK_BYTES // (8 * chains * dim))))
+    memory = np.zeros(dim)
+    if draws > 1:
+        moved = np.diff(np.asarray(theta[:FLOOR_CHAINS, -WORST_ROUNDS:], dtype=float), axis=1) @ directions
+        memory = np.clip(1 - np.mean(moved**2, axis=(0, 1)) / (2 * variance), 0.0, 1 - 1e-12)
+    generator = np.random.default_rng(0)
+    worst = [_perfect(generator, variance, memory, 1, chains, rounds)[0] for _ in range(FLOOR_REPLICAS)]
+    return distance._replace(floor=float(np.mean(worst)), floor_sd=float(np.std(worst, ddof=1)))
+
+
 def floor_w2_sq(
     exact: Gaussian, step_size: float, chains: int, draws: int, *, replicas: int = 50, seed: int = 0
 ) -> tuple[float, float]:
@@ -123,7 +153,14 @@ def floor_w2_sq(
     """
     variance = np.linalg.eigvalsh(exact.covariance)
     memory = np.exp(-step_size / variance)
-    generator = np.random.default_rng(seed)
+    worst = _perfect(np.random.default_rng(seed), variance, memory, replicas, chains, draws)
+    return float(worst.mean()), float(worst.std(ddof=1) / replicas**0.5)
+
+
+def _perfect(
+    generator: np.random.Generator, variance: Array, memory: Array, replicas: int, chains: int, draws: int
+) -> Array:
+    """The worst estimate of every replica of perfect chains, whose draws are correlated by memory[m]."""
     shocks = generator.standard_normal((draws, replicas * chains, variance.size))
     shocks[1:] *= np.sqrt(1 - memory**2)
     theta = np.sqrt(variance) * np.stack(
@@ -131,8 +168,7 @@ def floor_w2_sq(
     )
     target = Gaussian(np.zeros(variance.size), np.diag(variance))
     moments = _replica_moments(theta.reshape(draws, replicas, chains, -1))
-    worst = w2_squared(moments, target).max(0)
-    return float(worst.mean()), float(worst.std(ddof=1) / replicas**0.5)
+    return np.asarray(w2_squared(moments, target).max(0))
 
 
 def _replica_moments(theta: Array) -> Gaussian:

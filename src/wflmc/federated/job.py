@@ -41,8 +41,6 @@ class Job:
     """|ĥ|[S, K], what devices know of their channels; 1 where the link is ideal."""
     power: Array
     """P_k: the most that ‖x_k‖² may be, [K]; infinite where the link is ideal."""
-    subject: str
-    """Whose data it is about, for the ledger."""
     noise: str = "simulated"
     """Who adds the noise: the emulated channel, or every device its share. Simulated noise is the channel's, from the
     key, as that of `wflmc.sample`."""
@@ -61,7 +59,7 @@ class Job:
     @cached_property
     def run(self) -> str:
         """A name for all that is sent, but for the devices' data."""
-        about = f"{self.subject} {self.noise} {self.tolerate} {self.releases} {self.batch}"
+        about = f"{self.noise} {self.tolerate} {self.releases} {self.batch}"
         return digest(self.plan.digest.encode(), self.start, self.key, self.known, self.power, about.encode())
 
     @property
@@ -187,7 +185,8 @@ class Job:
                 parts[owner][field] = value
             privacy = Privacy(**parts["privacy"])
             warnings = tuple(parts["plan"].pop("warnings"))
-            masked = parts["job"].pop("aggregated", False)  # of earlier versions
+            parts["job"].pop("subject", None)  # of earlier versions, a hash of the data
+            masked = parts["job"].pop("aggregated", False)
             job = cls(plan=Plan(**parts["plan"], warnings=warnings, privacy=privacy), **parts["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError("job", str(folder), f"a folder that `wflmc federate` has prepared ({error})") from None
@@ -242,7 +241,6 @@ def make_job(
         key=np.asarray(jax.random.key_data(key)),
         known=known,
         power=np.array(power),
-        subject=posterior.digest,
         noise=noise,
         tolerate=tolerate,
         releases=releases,

@@ -69,7 +69,7 @@ def open_server(job: Job, folder: Path, ledger: str | Path | None = None) -> Ser
     if ledger is None and elsewhere.exists():
         ledger = folder / elsewhere.read_text(encoding="utf-8")
     path = folder / "ledger.jsonl" if ledger is None else Path(ledger)
-    book = Ledger(plan.privacy, plan.devices, subject=job.subject, enforced=plan.enforced, path=path)
+    book = Ledger(plan.privacy, plan.devices, enforced=plan.enforced, path=path)
     paid, done = book.rounds(job.run), Server(job, folder, book).checkpoint.load().rounds
     if paid < done:
         raise InputError("ledger", f"{paid} rounds of this run", f"one with all {done} rounds that were sent")
@@ -165,7 +165,7 @@ def _whom(server: Server, at: int) -> tuple[NDArray[np.bool_], bool]:
     """Those who are asked, by the plan, and whether the round has been paid for: then they are only those who paid."""
     scheduled = np.asarray(server.job.plan.weight[at] > 0)
     number = server.job.plan.start + at
-    paid = None if server.ledger is None else server.ledger.entries.get((server.job.run, number))
+    paid = None if server.ledger is None else server.ledger.paid(server.job.run, number)
     if paid is None:
         return scheduled, False
     return scheduled & (paid > 0), True

@@ -263,7 +263,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             lower_bound=allocation.lower_bound,
             regime=_regime(problem) if np.all(gains == gains[0]) else None,
             power_share=allocation.a / power_cap,
-            limit=_limit(problem, allocation.a),
+            limit=_limit(problem, allocation.a, not scheme.optimal or options.csi == "causal"),
             privacy=privacy,
             gamma=float(constants.gamma[options.burn_in :].max()),
             mu=mu,
@@ -398,14 +398,20 @@ def _regime(problem: Problem) -> str | None:
     return str(single_sample.regime(problem.lmc_cap[0], problem.power_cap[0], share))
 
 
-def _limit(problem: Problem, a: Array) -> NDArray[np.intp]:
-    """The limit of every round; below both caps it is privacy that limits."""
-    near = 1 - 1e-9
+def _limit(problem: Problem, a: Array, shared: bool) -> NDArray[np.intp]:
+    """The limit of every round; below both caps it is a budget that a device of the round has spent.
+
+    Rounds that none of these holds back have the noise that the objective wants: more power would not lower it.
+
+    Args:
+        shared: whether a round below both caps is at its share of a budget, equal or kept back for rounds to come,
+            which it may not exceed even where others leave some of theirs.
+    """
+    spent = a @ problem.active >= (1 - 1e-5) * problem.budget
+    held = (problem.active & spent).any(-1) | (shared & problem.fills_up)
+    near = 1 - (1e-9 if problem.fills_up else 1e-5)
     at_lmc, at_power = a >= near * problem.lmc_cap, a >= near * problem.power_cap
-    if not problem.fills_up:  # rounds that neither power nor a spent budget holds back have the noise they want
-        at_power = a >= (1 - 1e-5) * problem.power_cap
-        spent = a @ problem.active >= (1 - 1e-5) * problem.budget
-        at_lmc = ~at_power & ~(problem.active & spent).any(-1)
+    at_lmc = (at_lmc & problem.fills_up) | (~at_power & ~held)
     names = single_sample.REGIMES
     kinds = [names.index(single_sample.LMC), names.index(single_sample.POWER)]
     return np.select([at_lmc, at_power], kinds, names.index(single_sample.DP))

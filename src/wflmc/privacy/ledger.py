@@ -3,24 +3,32 @@
 A ledger file has one JSON object a line and only ever grows. The first line says whose data it is about and what they
 were promised; every further one is a round. Each line carries a hash of itself and of the line before, so that an
 edited file is noticed, and a line that a crash cut short, which was never acted upon, is dropped.
+
+Beside it, `people.jsonl.head` is its anchor: how many lines it has, the hash of the last, and a secret. Lines are on
+the disk before the anchor counts them, so that after a crash it may count too few, never too many: a ledger with fewer
+lines has been shortened. Names of data, runs and noise are written as HMACs with the secret, which only the owner of
+the anchor can compute: a bare hash of data tells who knows all but one label which one it is.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
+import secrets
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, OverspendError
 from wflmc.privacy.promise import Privacy
-from wflmc.storage import naming_file
+from wflmc.storage import naming_file, replacing
 
 try:
     import fcntl
@@ -33,8 +41,82 @@ TOLERANCE = 1e-9
 """Relative rounding that plans and ledgers forgive each other."""
 
 
+ANCHORED = {"ledger": 2}
+"""A line behind those of a ledger from before there were anchors: from here on it has one."""
+BEGIN_ANEW = "or delete both to begin a new ledger, which does not know what has been spent so far"
+
+
 class ForeignLedgerError(InputError):
     """A ledger about other data, or of another promise."""
+
+
+class LedgerWarning(UserWarning):
+    """A ledger from before there were anchors."""
+
+
+class Anchor(NamedTuple):
+    """How far a ledger had got when it was last written, and the secret of its names."""
+
+    lines: int
+    chain: str
+    """The hash of the last of them; empty where there is none."""
+    salt: bytes
+
+    @classmethod
+    def of(cls, ledger: Path) -> Anchor | None:
+        """The anchor beside a ledger; None where there is none that may be read."""
+        try:
+            found = json.loads(anchor_path(ledger).read_text(encoding="utf-8"))
+            return cls(int(found["lines"]), str(found["chain"]), bytes.fromhex(found["salt"]))
+        except (FileNotFoundError, PermissionError):
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise InputError("ledger", str(anchor_path(ledger)), "as wflmc wrote it") from None
+
+    def save(self, ledger: Path) -> None:
+        """Write it whole or not at all, for its owner alone."""
+        with replacing(anchor_path(ledger), mode=0o600) as file:
+            file.write(json.dumps({"lines": self.lines, "chain": self.chain, "salt": self.salt.hex()}).encode())
+
+    def name(self, text: str) -> str:
+        """What stands for a name in the file."""
+        return text and hmac.new(self.salt, text.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def anchor_path(ledger: str | Path) -> Path:
+    """The file that anchors a ledger."""
+    return Path(f"{ledger}.head")
+
+
+def move_ledger(path: Path, target: Path) -> None:
+    """Give a ledger another name, and its anchor with it."""
+    os.replace(path, target)
+    if anchor_path(path).exists():
+        os.replace(anchor_path(path), anchor_path(target))
+
+
+def noise_of_another_run(path: Path, run: str, noise: str) -> bool:
+    """Whether a ledger, of whatever promise, has a round of another run with this noise."""
+    anchor, texts = Anchor.of(path), path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [_parsed(text) for text in texts]
+    if anchor is None and any(line.get("ledger") == 2 for line in lines):
+        raise _without_anchor(path, len(lines))
+    runs, noises = {run, anchor and anchor.name(run)}, {noise, anchor and anchor.name(noise)}
+    return any(line.get("noise") in noises and line.get("run") not in runs for line in lines)
+
+
+def _without_anchor(path: Path, lines: int) -> InputError:
+    allowed = f"beside its anchor {anchor_path(path).name}, which is missing or not yours to read: restore it"
+    return InputError("ledger", f"{path} with {lines} lines", f"{allowed}, {BEGIN_ANEW}")
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """A line as JSON object; an empty one where it is none."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return {}
+    return line if isinstance(line, dict) else {}
 
 
 class Ledger:
@@ -59,23 +141,24 @@ class Ledger:
         subject: str = "",
         enforced: bool = True,
         path: str | Path | None = None,
+        read_only: bool = False,
     ) -> None:
         """A ledger in memory, or in a file that is begun where there is none and continued where there is one.
 
         Args:
-            subject: whose data the losses are about, such as `posterior.digest`; a file about others is refused.
+            subject: whose data the losses are about, such as `posterior.digest`; a file about others is refused. The
+                file has an HMAC of it, with a secret that is kept in the anchor beside the file.
             enforced: whether budgets are kept to; a policy that ignores privacy is still written down.
+            read_only: verify a file and leave it as it is, with or without its anchor; charges stay in memory.
         """
         self.privacy, self.devices, self.path = privacy, devices, None if path is None else Path(path)
-        self.subject = subject
+        self.subject, self._read_only = subject, read_only
         self.budget = privacy.budget(devices) if enforced else np.full(devices, np.inf)
         self.spent = np.zeros(devices)
         self.entries: dict[tuple[str, int], Array] = {}
         self.chains: list[str] = []
         self._noise: dict[tuple[str, int], str] = {}
-        self._header = {
-            "ledger": 1,
-            "subject": subject,
+        self._promise = {
             "devices": devices,
             "unit": privacy.unit,
             "epsilon": _plain(privacy.epsilon, devices),
@@ -83,14 +166,36 @@ class Ledger:
             "accountant": privacy.accountant,
             "adjacency": privacy.adjacency,
         }
+        self._anchor = Anchor(0, "", secrets.token_bytes(32))
+        self._about = ""
+        """The subject as the file has it."""
+        self._nameless = False
+        """Whether the secret of its names is not there."""
+        self._keyed = True
+        """Whether the names of the next line are HMACs already."""
         self._size = 0
         if self.path is None:
             self._take(self._header)
-            return
-        with self.path.open("a"):  # made where there is none
-            pass
-        with self._alone():
-            pass
+        elif read_only:
+            self._catch_up()
+            self.path = None
+        else:
+            with self.path.open("a"):  # made where there is none
+                pass
+            with self._alone():
+                pass
+
+    @property
+    def _header(self) -> dict[str, Any]:
+        return {"ledger": 2, "subject": self.name(self.subject), **self._promise}
+
+    def name(self, text: str) -> str:
+        """The name of data, of a run or of noise as this ledger writes it: an HMAC, which needs the ledger's secret."""
+        return self._anchor.name(text)
+
+    def is_about(self, subject: str) -> bool:
+        """Whether this may be whose data the ledger is about; nobody knows of one that names none or has no anchor."""
+        return self._nameless or self._about in ("", subject, self.name(subject))
 
     @property
     def chain(self) -> str:
@@ -116,6 +221,7 @@ class Ledger:
                 sees both could take the noise away.
         """
         with self._alone():
+            run, noise = self.name(run), self.name(noise)
             rows = np.asarray(losses, dtype=float)
             fresh = []
             for number, row in enumerate(rows, start=first):
@@ -137,7 +243,12 @@ class Ledger:
 
     def rounds(self, run: str) -> int:
         """How many rounds of a run have been charged."""
-        return sum(name == run for name, _ in self.entries)
+        own = self.name(run)
+        return sum(name == own for name, _ in self.entries)
+
+    def paid(self, run: str, number: int) -> Array | None:
+        """What a round of a run was charged, [K]; None where it was not."""
+        return self.entries.get((self.name(run), number))
 
     def _append(self, lines: list[dict[str, Any]]) -> None:
         text, chain = "", self.chain if self.chains else ""
@@ -145,65 +256,135 @@ class Ledger:
             chain = _chained(chain, line)
             text += json.dumps({**line, "chain": chain}) + "\n"
         if self.path is not None:
+            anchor = self._anchor._replace(lines=len(self.chains) + len(lines), chain=chain)
             try:
                 with naming_file(self.path), self.path.open("a", encoding="utf-8") as file:
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())
+                anchor.save(self.path)
             except OSError:
                 os.truncate(self.path, self._size)  # nothing of it will be sent
                 raise
+            self._anchor = anchor
             self._size += len(text.encode())
         for line in lines:
             self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:
         """Add a line to what is known."""
+        self._about = self._about if self.chains else line["subject"]
         self.chains.append(_chained(self.chain if self.chains else "", line))
+        self._keyed = line.get("ledger", 2 if self._keyed else 1) == 2
         if "loss" in line:
-            loss = self.entries[line["run"], line["round"]] = np.array(line["loss"])
+            run, noise = (text if self._keyed else self.name(text) for text in (line["run"], line["noise"]))
+            loss = self.entries[run, line["round"]] = np.array(line["loss"])
             self.spent = self.spent + loss
-            self._noise[line["noise"], line["round"]] = line["run"]
+            self._noise[noise, line["round"]] = run
 
     def _catch_up(self) -> None:
-        """Read what the file holds beyond what is known, and refuse what does not belong to it."""
+        """Read what the file holds beyond what is known, and refuse what does not belong to it or is missing."""
         assert self.path is not None
+        anchor = Anchor.of(self.path)
+        self._anchor, self._nameless = anchor or self._anchor, anchor is None
         with self.path.open("rb") as file:
             file.seek(self._size)
             content = file.read()
+            if os.fstat(file.fileno()).st_size < self._size:
+                file.seek(0)
+                raise self._shortened(file.read().count(b"\n"), len(self.chains))
         whole = content[: content.rfind(b"\n") + 1]
         for text in whole.decode("utf-8", "replace").splitlines():
-            number = len(self.chains) + 1
-            try:
-                line = json.loads(text)
-                chain = line.pop("chain")
-                if number > 1 and (
+            self._take_text(text)
+        lines = len(self.chains)
+        if anchor is not None and lines < anchor.lines:
+            raise self._shortened(lines, anchor.lines)
+        if anchor is not None and anchor.lines and self.chains[anchor.lines - 1] != anchor.chain:
+            self._refuse_unlike(anchor)
+        self._size += len(whole)
+        if self._read_only:
+            return
+        if len(whole) < len(content):
+            os.truncate(self.path, self._size)
+        if anchor is None:
+            self._begin_anchor()
+        if not self.chains:
+            self._append([self._header])
+        elif self._anchor.lines < lines:  # a crash has kept it from being written
+            self._anchor = self._anchor._replace(lines=lines, chain=self.chain)
+            self._anchor.save(self.path)
+
+    def _take_text(self, text: str) -> None:
+        """Verify a line of the file and add it to what is known."""
+        number = len(self.chains) + 1
+        try:
+            line = json.loads(text)
+            chain = line.pop("chain")
+            if (
+                number > 1
+                and line != ANCHORED
+                and (
                     not isinstance(line["noise"], str)
                     or len(line["loss"]) != self.devices
                     or not np.all(np.asarray(line["loss"]) >= 0)
-                ):
-                    raise ValueError
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise InputError("ledger", str(self.path), f"a ledger; line {number} is not one of its lines") from None
-            if number == 1:
-                self._refuse_others(line)
-            self._take(line)
-            if chain != self.chain:
-                raise InputError(
-                    "ledger", str(self.path), f"as wflmc wrote it; line {number} or one above it has been changed"
                 )
-        self._size += len(whole)
-        if len(whole) < len(content):
-            os.truncate(self.path, self._size)
-        if not self.chains:
-            self._append([self._header])
+            ):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError("ledger", str(self.path), f"a ledger; line {number} is not one of its lines") from None
+        if number == 1:
+            self._refuse_others(line)
+        self._take(line)
+        if chain != self.chain:
+            raise InputError(
+                "ledger", str(self.path), f"as wflmc wrote it; line {number} or one above it has been changed"
+            )
+
+    def _begin_anchor(self) -> None:
+        """Anchor a new ledger, or one from before there were anchors; refuse one whose anchor is missing."""
+        assert self.path is not None
+        head = anchor_path(self.path)
+        if self.chains and self._keyed:
+            raise _without_anchor(self.path, len(self.chains))
+        self._anchor = self._anchor._replace(lines=len(self.chains), chain=self.chain if self.chains else "")
+        self._anchor.save(self.path)
+        self._nameless = False
+        if self.chains:
+            warnings.warn(
+                f"{self.path} is from before ledgers were anchored: whether lines are missing from it cannot be told. "
+                f"From now on {head.name} tells, and names of new lines are secret; those of old ones are bare hashes "
+                "of the data.",
+                LedgerWarning,
+                stacklevel=2,
+            )
+            self._append([ANCHORED])
+
+    def _shortened(self, lines: int, wanted: int) -> InputError:
+        assert self.path is not None
+        head = anchor_path(self.path).name
+        allowed = f"as long as it was: its anchor {head} counts {wanted}. Restore the longer copy, {BEGIN_ANEW}"
+        return InputError("ledger", f"{self.path} with {lines} line{'s' * (lines != 1)}", allowed)
+
+    def _refuse_unlike(self, anchor: Anchor) -> None:
+        assert self.path is not None
+        allowed = (
+            f"the ledger of its anchor {anchor_path(self.path).name}, where that line has {anchor.chain[:12]}…: "
+            f"restore the ledger that belongs to it, {BEGIN_ANEW}"
+        )
+        has = f"{self.path} with the hash {self.chains[anchor.lines - 1][:12]}… in line {anchor.lines}"
+        raise InputError("ledger", has, allowed)
 
     def _refuse_others(self, header: dict[str, Any]) -> None:
-        for name, own in self._header.items():
+        for name, own in self._promise.items():
             found = header.get(name, "replace" if name == "adjacency" else None)  # ledgers of old have no adjacency
             if found != own:
-                what = "about the same data" if name == "subject" else f"one with {name} = {own}"
-                raise ForeignLedgerError("ledger", f"{self.path} with {name} = {found}", what)
+                raise ForeignLedgerError("ledger", f"{self.path} with {name} = {found}", f"one with {name} = {own}")
+        if header.get("ledger") not in (1, 2):
+            raise InputError("ledger", str(self.path), "a ledger of this version of wflmc or of an earlier one")
+        self._nameless &= header["ledger"] == 2
+        self._about = str(header.get("subject", ""))
+        if self.subject and not self.is_about(self.subject):
+            raise ForeignLedgerError("ledger", str(self.path), "about the same data")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -39,6 +39,11 @@ def run_name(key: jax.Array, posterior: Any, plan: Plan, chains: int) -> str:
     return name_run(key, posterior, [plan], np.arange(chains), None)
 
 
+def noise_name(key: jax.Array) -> str:
+    """The name of a key's noise, which every run with that key shares."""
+    return digest(np.asarray(jax.random.key_data(key)))
+
+
 class Account(NamedTuple):
     """A ledger, and the run that is charged to it."""
 
@@ -70,8 +75,9 @@ def open_account(ledger: Ledger, run: str, key: jax.Array, posterior: Any, plans
     if not plan.clips:
         raise InputError("ledger", "a plan that does not clip", "left out for it: no finite loss would be true")
     promises = [(promise.unit, promise.adjacency) for promise in (ledger.privacy, plan.privacy)]
-    about = (ledger.devices, promises[0], ledger.subject or posterior.digest)
-    if about != (plan.devices, promises[1], posterior.digest):
-        given = f"{about[0]} devices, unit = {about[1][0]!r}, adjacency = {about[1][1]!r}, data {about[2]}"
-        raise InputError("ledger", given, f"about this plan's {plan.devices} devices, its unit, adjacency and data")
-    return Account(ledger, run, digest(np.asarray(jax.random.key_data(key))), plan, plan.loss)
+    about = (ledger.devices, promises[0], ledger.is_about(posterior.digest))
+    if about != (plan.devices, promises[1], True):
+        which = f"unit = {about[1][0]!r}, adjacency = {about[1][1]!r}, {'the same' if about[2] else 'other'} data"
+        allowed = f"about this plan's {plan.devices} devices, its unit, adjacency and data"
+        raise InputError("ledger", f"{about[0]} devices, {which}", allowed)
+    return Account(ledger, run, noise_name(key), plan, plan.loss)

@@ -99,7 +99,7 @@ def plan_document(
         "seconds": seconds,
         "version": __version__,
         "scenario": _json_scenario(scenario),
-        "files": _digests(scenario),
+        "files": _digests(_public_files(scenario)),
     }
     result: dict[str, Any] = plain(document)
     return result
@@ -121,13 +121,16 @@ def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
     return found
 
 
-def _digests(scenario: Scenario) -> dict[str, str]:
-    """SHA-256 of the files that the scenario reads, by key."""
-    files = {}
-    if is_data_path(scenario.posterior.data):
-        files["posterior.data"] = scenario.posterior.data
-    if scenario.link.fading == "file":
-        files["link.gains"] = scenario.link.gains
+def _public_files(scenario: Scenario) -> dict[str, str]:
+    """Files by key that a plan has the hash of: not the data, as that would tell the last label to who knows the rest.
+
+    What a plan takes from the data are its constants, which are compared; and a ledger knows the data of its runs.
+    """
+    return {"link.gains": scenario.link.gains} if scenario.link.fading == "file" else {}
+
+
+def _digests(files: dict[str, str]) -> dict[str, str]:
+    """SHA-256 of files, by key."""
     return {key: hashlib.sha256(Path(path).read_bytes()).hexdigest() for key, path in files.items()}
 
 
@@ -163,12 +166,18 @@ def summary_document(
         "owner_only": OWNER_ONLY,
         "w2_sq": None
         if distance is None
-        else {"worst": distance.worst, "worst_se": distance.worst_se, "per_round": distance.per_round},
+        else {
+            "worst": distance.worst,
+            "worst_se": distance.worst_se,
+            "floor": distance.floor,
+            "per_round": distance.per_round,
+        },
         "exact_w2_sq": evaluation.exact_w2_sq,
         "exact_ess_min": evaluation.exact_ess_min,
         "rhat_max": evaluation.rhat_max,
         "ess_min": evaluation.ess_min,
         "ess_tail_min": evaluation.ess_tail_min,
+        "frozen": list(evaluation.frozen),
         "clip_rate": evaluation.clip_rate,
         "example_clip_rate": evaluation.example_clip_rate,
         **evaluation.mean_scores,
@@ -212,7 +221,10 @@ def read_plan(path: str | Path, key: jax.Array | None = None) -> tuple[Scenario,
     except (ValueError, TypeError, KeyError, OverflowError):
         raise InputError("--plan", str(path), PLAN_FILE) from None
     scenario = validate(_merged(scenario, settled))
-    changed = [key for key, digest in _digests(scenario).items() if digests.get(key) != digest]
+    files = _public_files(scenario)
+    if "posterior.data" in digests and is_data_path(scenario.posterior.data):  # of earlier versions
+        files["posterior.data"] = scenario.posterior.data
+    changed = [key for key, digest in _digests(files).items() if digests.get(key) != digest]
     if changed:
         raise InputError(
             f"--plan: {changed[0]}", str(path), "the file that the plan was made with; it has changed since"

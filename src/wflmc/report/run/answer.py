@@ -106,7 +106,7 @@ def _boxes(run: Run) -> Html:
             (
                 "distance to the posterior, W2²",
                 value("summary.w2_sq.worst", summary.w2_sq.worst),
-                text("± {error}, worst kept round, from chains", error=error),
+                text("± {error}, worst kept round, from chains{floor}", error=error, floor=_floor(summary)),
             )
         )
     exact = None if plan is None else worst_exact(plan)
@@ -130,6 +130,13 @@ def _boxes(run: Run) -> Html:
             )
         )
     return facts(boxes)
+
+
+def _floor(summary: SummaryFile) -> Html:
+    """What perfect samples would show; nothing where the run did not say."""
+    if summary.w2_sq is None or summary.w2_sq.floor is None:
+        return text("")
+    return text("; as many perfect chains show {floor}", floor=value("summary.w2_sq.floor", summary.w2_sq.floor, 2))
 
 
 def _bound_box(summary: SummaryFile | None, plan: PlanFile | None) -> list[tuple[str, object, object]]:

@@ -102,6 +102,7 @@ class Distance(BaseModel):
 
     worst: float | None
     worst_se: float | None
+    floor: float | None = None
     per_round: list[float | None]
 
 
@@ -164,6 +165,7 @@ class SummaryFile(BaseModel):
     rhat_max: float | None
     ess_min: float | None
     ess_tail_min: float | None
+    frozen: list[int] = []
     clip_rate: ClipRate
     example_clip_rate: float | None = None
     accuracy: float | None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -93,7 +91,6 @@ def read_run(folder: Path) -> Run:
     place = folder / ".checkpoint" if unfinished else folder
     plan, summary = _json(place / "plan.json", PlanFile), _json(folder / "summary.json", SummaryFile)
     scenario, told = _scenario(folder, plan)
-    rebuilt, why = _rebuild(place / "plan.json") if plan is not None else (None, "plan.json is missing")
     named = folder / (summary.ledger.file if summary is not None and summary.ledger is not None else "ledger.jsonl")
     draws = None if unfinished else _draws(folder / "trace.nc", plan)
     one_scenario(folder, plan, told, None if draws is None else draws.scenario, stopped)
@@ -102,6 +99,7 @@ def read_run(folder: Path) -> Run:
     summary_of_plan(folder / "summary.json", plan, summary, stopped)
     ledger = _ledger(named, scenario)
     ledger_of_run(folder, plan, summary, ledger, stopped)
+    rebuilt, why = _rebuild(place / "plan.json", ledger) if plan is not None else (None, "plan.json is missing")
     return Run(
         folder,
         stopped,
@@ -152,11 +150,13 @@ def _scenario(folder: Path, plan: PlanFile | None) -> tuple[Scenario | None, str
         raise damaged(folder / "plan.json", str(error)) from None
 
 
-def _rebuild(path: Path) -> tuple[Rebuilt | None, str]:
+def _rebuild(path: Path, ledger: Ledger | None) -> tuple[Rebuilt | None, str]:
     try:
         _, inputs, plan = read_plan(path)
     except (InputError, OSError) as error:  # the data have gone or changed: the rest of the page can do without
         return None, str(error)
+    if ledger is not None and not ledger.is_about(inputs.posterior.digest):
+        return None, "The data have changed since: they are not those that the ledger is about."
     return Rebuilt(inputs, plan), ""
 
 
@@ -189,15 +189,13 @@ def _early(file: Any, every: int) -> NDArray[np.float64] | None:
 
 
 def _ledger(path: Path, scenario: Scenario | None) -> Ledger | None:
-    """The ledger, every line of it verified, on a copy: to look at it must not change it."""
+    """The ledger, every line of it verified."""
     if not path.is_file() or scenario is None:
         return None
     try:
-        with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
-            copy = Path(shutil.copy(path, scratch))
-            with copy.open(encoding="utf-8") as file:
-                header = json.loads(file.readline())
-            return Ledger(build_privacy(scenario), header["devices"], subject=header["subject"], path=copy)
+        with path.open(encoding="utf-8") as file:
+            devices = json.loads(file.readline())["devices"]
+        return Ledger(build_privacy(scenario), devices, path=path, read_only=True)
     except InputError as error:
         raise damaged(path, error.allowed) from None
     except (OSError, ValueError, KeyError, TypeError):

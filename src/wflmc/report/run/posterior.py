@@ -169,7 +169,7 @@ def compare(draws: Draws, law: Gaussian | None) -> Comparison:
         error = theta.mean(1).std(0, ddof=1) / np.sqrt(chains)
     else:
         ess = diagnose(theta).ess_min  # the smallest, which errs on the safe side
-        error = np.full_like(deviation, np.nan) if ess is None else deviation / np.sqrt(ess)
+        error = np.full_like(deviation, np.nan) if not ess else deviation / np.sqrt(ess)
     return Comparison(theta.mean((0, 1)), error, deviation, law)
 
 

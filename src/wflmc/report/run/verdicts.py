@@ -39,6 +39,9 @@ def converged(run: Run) -> Verdict:
         why = "fewer than four draws per chain are kept" if few else "no diagnostics were made"
         return Verdict("unknown", text(question + "Not known: {why}.", why=why))
     rhat, ess = summary.rhat_max, summary.ess_min
+    if summary.frozen:
+        said = question + "No: {frozen} of the parameters never moved in at least one chain, parameter {first} first."
+        return Verdict("bad", text(said, frozen=number(len(summary.frozen)), first=str(summary.frozen[0])))
     if rhat is None:
         said = question + "Not known: one chain cannot tell. Its worst parameter has {ess} effective samples."
         return Verdict("unknown", text(said, ess=whole(ess)))
