@@ -22,6 +22,7 @@ from wflmc.posterior.summation import (
     plus,
     projected,
     squares,
+    stage,
     times,
 )
 
@@ -98,8 +99,8 @@ def gradients_of(
         if example_clip is not None:
             like = jnp.zeros((block, dim, apart.shape[-1]), apart.dtype)
             records = over_records(_weighted, like, (features, 1), (apart, 1))
-            likelihood = Sum(records.high.reshape(shape), records.low.reshape(shape))
-            return plus(likelihood, alone(pull(share, columns) + jnp.zeros_like(likelihood.high)))
+            prior = jnp.broadcast_to(pull(share, columns), shape)
+            return plus(Sum(records.high.reshape(shape), records.low.reshape(shape)), alone(prior))
         likelihood = _weighted(features, apart).reshape(shape)
     return alone(likelihood + pull(share, columns))
 
@@ -127,7 +128,7 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
             sent, norm = projected(gradients, weight, limit.T, (1, 2))
             return plus(total, over_pairs(sent, 0, bound)), norm.T
         gradient, along = gradients.rounded, over_devices if example is None else over
-        norm = jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(squares(gradient, 1)), axis=1))
+        norm = jnp.sqrt(jnp.sum(stage(squares(gradient, 1)), axis=1))
         factor = clipping(w.T, limit.T, norm)
         return plus(total, along(factor[:, None, None] * gradient, 0, bound)), norm.T
 

@@ -223,9 +223,13 @@ def squares(values: jax.Array, axis: int = -1) -> jax.Array:
     terms, axis = values**2, axis % values.ndim
     while terms.shape[axis] > STAGE:
         partial = _split(terms, axis, STAGE).sum(axis + 1)
-        # Without a barrier XLA makes one long sum of all stages.
-        terms = jnp.moveaxis(jax.lax.optimization_barrier(partial), 0, axis)
+        terms = jnp.moveaxis(stage(partial), 0, axis)
     return terms.sum(axis)
+
+
+def stage(partial: jax.Array) -> jax.Array:
+    """Sums that are to be added again: XLA would make one long sum of both stages."""
+    return jax.lax.optimization_barrier(partial)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def stages(count: int) -> int:
