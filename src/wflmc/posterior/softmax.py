@@ -150,7 +150,7 @@ class SoftmaxPosterior(Moving, Summed):
         if self.features.shape[1] > FEW_ROWS:
             made = Rounding(norm, norm)
         elif np.all(example_clip < clip):
-            made = Rounding(8 * UNIT, norm + 52 * rounding_of(features, self.classes), ROWS_TOGETHER)
+            made = Rounding(8 * UNIT, norm + 208 * rounding_of(features, self.classes), ROWS_TOGETHER)
         else:
             made = Rounding(8 * UNIT, norm, ROWS_TOGETHER, CANCELLING)
         return margin(made, self.dim, self.sizes, clip, example_clip)

@@ -201,7 +201,7 @@ def _added(u: jax.Array, clipped: jax.Array, rows: int, bound: jax.Array) -> Sum
 
 def rounding_of(dim: int, classes: int) -> float:
     """Of a device's squared norm by the products of its rows, relative to the square of their lengths' sum."""
-    return 2 * (dim + classes + 16) * UNIT
+    return (dim + classes + 48) * UNIT
 
 
 by_devices = many_chains(_chains_by_devices, own=3)
