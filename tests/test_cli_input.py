@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 
@@ -53,12 +54,16 @@ def test_a_plan_outlives_rounding_but_not_other_data(call, plan_of, scenario, tm
     saved = tmp_path / "plan.json"
     saved.write_text(json.dumps(document))
     assert call("run", "--plan", saved)[0] == 0
-    np.save(tmp_path / "h.npy", generator.rayleigh(0.1, (60, 30)))
-    assert "link.gains" in call("run", "--plan", saved)[2]
-    np.savez(tmp_path / "d.npz", X=X, y=-y)
+    np.savez(tmp_path / "d.npz", X=X, y=2 * y)  # no hash of the data tells, but what the plan took from them
     code, _, err = call("run", "--plan", saved)
     assert code == 2
-    assert "posterior.data" in err
+    assert "constants.initial_w2_sq" in err
+    assert list(document["files"]) == ["link.gains"]
+    hashed = {**document["files"], "posterior.data": hashlib.sha256(b"the data of an earlier version").hexdigest()}
+    saved.write_text(json.dumps({**document, "files": hashed}))
+    assert "posterior.data" in call("run", "--plan", saved)[2]
+    np.save(tmp_path / "h.npy", generator.rayleigh(0.1, (60, 30)))
+    assert "link.gains" in call("run", "--plan", saved)[2]
 
 
 def test_a_plan_file_that_is_none(call, tmp_path):

@@ -54,7 +54,7 @@ def guarded(command: Callable[[], object]) -> int:
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
     """Say what is wrong with a ledger in a sentence, without the line of code that noticed."""
-    usual = warnings.showwarning
+    usual: Any = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
         if category.__name__ == "LedgerWarning":
@@ -62,7 +62,7 @@ def _plain_warnings() -> Iterator[None]:
         else:
             usual(message, category, *where)
 
-    warnings.showwarning = show
+    warnings.showwarning = show  # type: ignore[assignment]
     try:
         yield
     finally:
