@@ -191,7 +191,7 @@ def test_a_ledger_of_another_adjacency_is_refused(tmp_path, few):
 def test_a_ledger_from_before_is_one_of_replacement(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     ledger = privacy.Ledger(promise("replace"), 2)
-    del ledger._header["adjacency"]
+    del ledger._promise["adjacency"]
     ledger.path, ledger.chains = path, []
     path.touch()
     ledger._append([ledger._header])

@@ -172,7 +172,7 @@ def test_noise_shared_between_rounds_is_seen_by_signs_that_vary_alone(plan, monk
 
 
 def test_gain_off_by_root_two(plan, mutate):
-    mutate(kernel.transmit, "times(now.gain, total)", "times(2**0.5 * now.gain, total)")
+    mutate(kernel.transmit, "else now.gain * total", "else 2**0.5 * now.gain * total")
     report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning", "runs"])
     assert names(report) >= {"matched filter", "signs that vary", "whole runs"}
 

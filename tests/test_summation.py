@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 import wflmc
 from wflmc import channel
 from wflmc.posterior import summation
-from wflmc.posterior.summation import Sum, over, over_devices, over_records, plus, projected, squares, times, two_sum
+from wflmc.posterior.summation import (
+    Sum,
+    begin,
+    over,
+    over_devices,
+    over_records,
+    plus,
+    projected,
+    squares,
+    times,
+    two_sum,
+)
 
 FLOATS = st.floats(-1e6, 1e6, width=32).filter(lambda x: x == 0 or abs(x) > 1e-20)
 
@@ -111,9 +122,11 @@ def test_sums_over_records(count):
 
 def test_sums_over_many_devices():
     terms = mixed((3, 1000, 2))
-    made = over_devices(jnp.asarray(terms), 1, jnp.float32(1.0))
+    made = over_devices(begin(jnp.zeros((3, 2)), 1000), jnp.asarray(terms), 1, jnp.float32(1.0))
     exact = terms.astype(float).sum(1)
     assert np.all(np.abs(whole(made) - exact) <= summation.FEW * summation.UNIT * np.abs(terms).sum(1) + 1e-6)
+    few = over_devices(begin(jnp.zeros((3, 2)), 30), jnp.asarray(terms[:, :30]), 1, jnp.float32(1.0))
+    np.testing.assert_array_equal(few, jnp.asarray(terms[:, :30]).sum(1))
 
 
 @pytest.mark.parametrize("count", [5, 33, 3000])
@@ -150,7 +163,7 @@ def test_a_plan_says_how_much_less_it_clips():
     keywords = {"step_size": 0.1 / posterior.L, "burn_in": 1, "samples": 1}
     device = wflmc.plan(posterior, link, wflmc.Privacy(1, 1e-5, 30.0), **keywords)
     record = wflmc.plan(posterior, link, wflmc.Privacy(1, 1e-5, 30.0, unit="record", example_clip=1.0), **keywords)
-    assert 0 < device.rounding < 1e-5 < record.rounding < 0.01
+    assert 0 < device.rounding < 1e-4 < record.rounding < 0.01
     np.testing.assert_allclose(record.clips_at[1] * (1 + record.rounding), 1.0)
     ignored = wflmc.plan(posterior, link, wflmc.Privacy(clip=30.0), power="noiseless", **keywords)
     assert ignored.rounding == 0

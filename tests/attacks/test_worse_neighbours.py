@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.posterior.summation import Sum
+from wflmc.posterior.summation import Sum, as_pair
 
 from ..conftest import FULL, count
 
@@ -104,7 +104,7 @@ def batches(terms, devices):
 
 @jax.jit
 def added(posterior, theta, weight, clip, example_clip, key) -> Sum:
-    return posterior.exact_sum(theta, weight, clip, key=key, example_clip=example_clip)[0]
+    return as_pair(posterior.exact_sum(theta, weight, clip, key=key, example_clip=example_clip)[0])
 
 
 def largest(make, length, devices, clip, example_clip, tries, own_theta=False):

@@ -17,7 +17,7 @@ from wflmc.audit.target import Array, Mask, Target, differences, matched, pairs,
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
 from wflmc.planning import Plan
-from wflmc.posterior.summation import Sum
+from wflmc.posterior.summation import Sum, as_pair
 from wflmc.sampling import sample
 from wflmc.sampling.kernel import Rounds, rounds_of, step, transmit
 
@@ -336,6 +336,6 @@ def transmitted(posterior: Any, rounds: Rounds, theta: jax.Array) -> Sum:
     """
 
     def one(index: jax.Array, at: jax.Array) -> Sum:
-        return transmit(posterior, at, rounds.at(index))[0]
+        return as_pair(transmit(posterior, at, rounds.at(index))[0])
 
     return jax.vmap(one)(jnp.arange(len(theta)), theta)

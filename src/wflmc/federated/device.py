@@ -14,7 +14,7 @@ from wflmc.errors import InputError
 from wflmc.federated.answers import Answer, Answers
 from wflmc.federated.terms import Ask, Terms
 from wflmc.keys import digest
-from wflmc.posterior.summation import Sum
+from wflmc.posterior.summation import Sum, as_pair
 from wflmc.privacy import Ledger, round_loss
 from wflmc.sampling import default_memory
 
@@ -130,7 +130,6 @@ def _gradient(posterior: Any, theta: jax.Array, clip: Any, limit: Any, keys: Any
     one = jnp.ones(1, theta.dtype)
 
     def chain(theta: jax.Array, key: Any) -> Sum:
-        summed: Sum = posterior.exact_sum(theta, one, clip, key=key, example_clip=limit)[0]
-        return summed
+        return as_pair(posterior.exact_sum(theta, one, clip, key=key, example_clip=limit)[0])
 
     return jax.vmap(chain, (0, None if keys is None else 0))(theta, keys)

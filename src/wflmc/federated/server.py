@@ -25,7 +25,6 @@ from wflmc.errors import InputError, SamplingError
 from wflmc.federated.job import Job
 from wflmc.federated.terms import Ask, Heard
 from wflmc.keys import named
-from wflmc.posterior.summation import alone
 from wflmc.privacy import Ledger
 from wflmc.sampling import Trace
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
@@ -227,7 +226,7 @@ def _move(keys: jax.Array, state: jax.Array, signal: jax.Array, scale: jax.Array
     """The next state of all chains, and whether all are finite; simulated noise is added where no other was."""
 
     def one(key: jax.Array, state: jax.Array, signal: jax.Array) -> jax.Array:
-        received = receive(named(key, "noise"), alone(signal), now) if simulated else signal
+        received = receive(named(key, "noise"), signal, now) if simulated else signal
         return update(named(key, "server"), state, received, scale[None], now)
 
     fresh = jax.vmap(one)(keys, state, signal)

@@ -21,7 +21,7 @@ from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
 from wflmc.posterior.response import Motion, Quadratic, Response
-from wflmc.posterior.summation import UNIT, Rounding, Sum, Summed, margin, stages
+from wflmc.posterior.summation import UNIT, Rounding, Summed, Total, margin, stages
 
 Array = NDArray[np.float64]
 
@@ -127,8 +127,8 @@ class GaussianPosterior(Moving, Summed):
         clip: jax.Array,
         key: jax.Array | None = None,
         example_clip: jax.Array | None = None,
-    ) -> tuple[Sum, jax.Array]:
-        """`clipped_sum` as a pair."""
+    ) -> tuple[Total, jax.Array]:
+        """`clipped_sum` before it is rounded."""
         del key
         block = self.block or self.devices
         if example_clip is None:

@@ -11,7 +11,9 @@ from wflmc.posterior.blocks import clipping, many_chains, over_blocks, row_norms
 from wflmc.posterior.summation import (
     PAIRS,
     Sum,
+    Total,
     alone,
+    begin,
     largest_sent,
     over,
     over_devices,
@@ -23,11 +25,11 @@ from wflmc.posterior.summation import (
 )
 
 
-def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> tuple[Sum, jax.Array]:
+def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> tuple[Total, jax.Array]:
     """theta[chain, m] or [chain, K, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
     heard, bound = _own(theta), largest_sent(weight, clip)
 
-    def add(total: Sum, data: Any, w: jax.Array, limit: jax.Array, *own: jax.Array) -> tuple[Sum, jax.Array]:
+    def add(total: Total, data: Any, w: jax.Array, limit: jax.Array, *own: jax.Array) -> tuple[Total, jax.Array]:
         hessian, linear = data
         if own:
             gradient = jnp.einsum("ckm,kmn->ckn", own[0], hessian, precision="highest") - linear
@@ -35,9 +37,9 @@ def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Arra
             flat = hessian.reshape(-1, theta.shape[1])  # symmetric, so that rows are columns
             gradient = jnp.matmul(theta, flat.T, precision="highest").reshape(-1, *linear.shape) - linear
         norm = jnp.sqrt(squares(gradient))
-        return plus(total, over_devices(clipping(w, limit, norm)[..., None] * gradient, 1, bound)), norm
+        return over_devices(total, clipping(w, limit, norm)[..., None] * gradient, 1, bound), norm
 
-    return over_blocks(add, blocks, _zero(theta), weight, clip, *heard)
+    return over_blocks(add, blocks, begin(_zero(theta), weight.shape[1]), weight, clip, *heard)
 
 
 def _own(theta: jax.Array) -> list[jax.Array]:
@@ -45,8 +47,8 @@ def _own(theta: jax.Array) -> list[jax.Array]:
     return [theta] if theta.ndim == 3 else []
 
 
-def _zero(theta: jax.Array) -> Sum:
-    return alone(jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype))
+def _zero(theta: jax.Array) -> jax.Array:
+    return jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype)
 
 
 def _chains_by_examples(
@@ -76,7 +78,7 @@ def _chains_by_examples(
         norm = jnp.sqrt(squares(gradient.rounded))
         return plus(total, over(clipping(w, limit, norm)[..., None] * gradient.rounded, 1, bound)), norm
 
-    return over_blocks(add, blocks, _zero(theta), weight, clip, example_clip, *heard)
+    return over_blocks(add, blocks, alone(_zero(theta)), weight, clip, example_clip, *heard)
 
 
 def _weighted(kept: jax.Array, u: jax.Array) -> jax.Array:

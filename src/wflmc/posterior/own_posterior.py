@@ -28,7 +28,9 @@ from wflmc.posterior.summation import (
     Rounding,
     Sum,
     Summed,
+    Total,
     alone,
+    begin,
     largest_sent,
     margin,
     over,
@@ -141,8 +143,8 @@ class OwnPosterior(Shown, Summed):
         clip: jax.Array,
         key: jax.Array | None = None,
         example_clip: jax.Array | None = None,
-    ) -> tuple[Sum, jax.Array]:
-        """`clipped_sum` as a pair.
+    ) -> tuple[Total, jax.Array]:
+        """`clipped_sum` before it is rounded.
 
         Args:
             key: draws the mini-batches of this round, N_k/batch times whose sum stands for all; without one there are
@@ -154,23 +156,26 @@ class OwnPosterior(Shown, Summed):
         examples = [] if example_clip is None else [example_clip[None]]
         axes = (0 if heard else None, 0, 0 if examples else None, None)
 
-        bound = largest_sent(weight, clip)
+        bound, zero = largest_sent(weight, clip), jnp.zeros(self.dim, theta.dtype)
+        start = alone(zero) if examples else begin(zero, self.devices)
 
-        def add(total: Sum, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
+        def add(total: Any, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
             at = others[-1][0] if heard else theta
             most = others[0][0] if examples else None
             gradient = jax.vmap(self._gradient, axes)(at, held, most, key)
             if most is not None and jax.tree.leaves(self.data)[0].shape[1] > PAIRS:
                 sent, norm = projected(gradient, w[0], limit[0], (-1,))
                 return plus(total, over_pairs(sent, 0, bound)), norm[None]
-            sums, along = gradient.rounded, over_devices if most is None else over
+            sums = gradient.high if most is None else gradient.rounded
             norm = row_norms(sums)
-            factor = clipping(w[0], limit[0], norm)
-            return plus(total, along(factor[:, None] * sums, 0, bound)), norm[None]
+            sent = clipping(w[0], limit[0], norm)[:, None] * sums
+            if most is None:
+                return over_devices(total, sent, 0, bound), norm[None]
+            return plus(total, over(sent, 0, bound)), norm[None]
 
         blocks = jax.tree.map(lambda values: in_blocks(values, self.block), self._held)
         limits = [jnp.asarray(weight)[None], jnp.asarray(clip)[None], *examples, *heard]
-        total, norm = over_blocks(add, blocks, alone(jnp.zeros(self.dim, theta.dtype)), *limits)
+        total, norm = over_blocks(add, blocks, start, *limits)
         return total, norm[0]
 
     @property

@@ -44,7 +44,7 @@ from wflmc.posterior.softmax_sums import (
     rounding_of,
     softmax,
 )
-from wflmc.posterior.summation import CANCELLING, UNIT, Rounding, Sum, Summed, margin, stages
+from wflmc.posterior.summation import CANCELLING, UNIT, Rounding, Summed, Total, margin, stages
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -129,8 +129,8 @@ class SoftmaxPosterior(Moving, Summed):
         clip: jax.Array,
         key: jax.Array | None = None,
         example_clip: jax.Array | None = None,
-    ) -> tuple[Sum, jax.Array]:
-        """`clipped_sum` as a pair.
+    ) -> tuple[Total, jax.Array]:
+        """`clipped_sum` before it is rounded.
 
         Under `vmap` all chains go through one matrix product after the other, a block of devices at a time: working
         memory does not grow with the number of devices.

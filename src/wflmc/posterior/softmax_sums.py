@@ -13,7 +13,9 @@ from wflmc.posterior.summation import (
     PAIRS,
     UNIT,
     Sum,
+    Total,
     alone,
+    begin,
     largest_sent,
     over,
     over_devices,
@@ -109,17 +111,18 @@ def _weighted(features: jax.Array, residual: jax.Array) -> jax.Array:
     return jnp.einsum("knd,knx->kdx", features, residual, precision="highest")
 
 
-def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Sum, jax.Array]:
+def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Total, jax.Array]:
     """theta[chain, m], and weight, clip and perhaps example_clip [chain, K] -> sums[chain, m], norms[chain, K].
 
     With theta[chain, K, m] each device takes its own.
     """
     dim, heard = blocks[0].shape[-1], [theta] if theta.ndim == 3 else []
     columns = None if heard else columns_of(theta, dim)
-    start = alone(jnp.zeros((dim, theta.shape[-1] // dim, theta.shape[0]), theta.dtype))
+    zero, by_record = jnp.zeros((dim, theta.shape[-1] // dim, theta.shape[0]), theta.dtype), len(limits) > 2
+    start = alone(zero) if by_record else begin(zero, limits[0].shape[1])
     bound = largest_sent(*limits[:2])
 
-    def add(total: Sum, data: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> tuple[Sum, jax.Array]:
+    def add(total: Any, data: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> tuple[Total, jax.Array]:
         at = columns_of(others[-1], dim) if columns is None else columns
         example = others[0] if len(others) > len(heard) else None
         gradients = gradients_of(data, share, at, example)
@@ -127,13 +130,14 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
             weight = jnp.broadcast_to(w.T, gradients.high.shape[::3])
             sent, norm = projected(gradients, weight, limit.T, (1, 2))
             return plus(total, over_pairs(sent, 0, bound)), norm.T
-        gradient, along = gradients.rounded, over_devices if example is None else over
+        gradient = gradients.rounded if by_record else gradients.high
         norm = jnp.sqrt(jnp.sum(stage(squares(gradient, 1)), axis=1))
         factor = clipping(w.T, limit.T, norm)
-        return plus(total, along(factor[:, None, None] * gradient, 0, bound)), norm.T
+        sent = factor[:, None, None] * gradient
+        return plus(total, over(sent, 0, bound)) if by_record else over_devices(total, sent, 0, bound), norm.T
 
     total, norms = over_blocks(add, blocks, start, *limits, *heard)
-    return Sum(_rows(total.high), _rows(total.low)), norms
+    return jax.tree.map(_rows, total), norms
 
 
 def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Sum, jax.Array]:

@@ -179,12 +179,29 @@ def _plus_along(terms: Sum, axes: tuple[int, ...]) -> Sum:
     return terms
 
 
-def over_devices(terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
-    """Σ of what devices send, where a whole device may change: float32 adds a few, `over` adds the blocks of them."""
+Total = Sum | jax.Array
+"""A sum over devices: a pair, or where a few of them are hidden as a whole a float32."""
+
+
+def as_pair(total: Total) -> Sum:
+    """A sum as a pair."""
+    return total if isinstance(total, Sum) else alone(total)
+
+
+def begin(like: jax.Array, devices: int) -> Total:
+    """Zero, for a sum over so many devices of which any one may change as a whole."""
+    zero = jnp.zeros_like(like)
+    return zero if devices <= FEW else alone(zero)
+
+
+def over_devices(total: Total, terms: jax.Array, axis: int, bound: jax.Array) -> Total:
+    """Add what devices send, where a whole device may change: float32 adds a few, `over` adds the blocks of them."""
+    if not isinstance(total, Sum):
+        return total + terms.sum(axis)
     if terms.shape[axis] <= FEW:
-        return alone(terms.sum(axis))
+        return plus(total, alone(terms.sum(axis)))
     blocks = _split(terms, axis, FEW)
-    return over(blocks.sum(axis % terms.ndim + 1), 0, bound * FEW)
+    return plus(total, over(blocks.sum(axis % terms.ndim + 1), 0, bound * FEW))
 
 
 def over_records(add: Callable[..., jax.Array], like: jax.Array, *records: tuple[jax.Array, int]) -> Sum:
@@ -270,7 +287,7 @@ def margin(
     if by_record:
         found += made.record + min(most, made.rows) ** 2 * UNIT + most**2 / ROWS * 2.0**-45
     else:
-        found += min(devices, FEW) ** 2 * UNIT
+        found += (min(devices, FEW) ** 2 + 4 * FEW * (devices <= FEW)) * UNIT
     if made.cancelling:
         found += made.cancelling * made.rows**2 * UNIT
     return float(1.01 * found)  # products of these errors, all small
@@ -286,8 +303,8 @@ class Summed:
         clip: jax.Array,
         key: jax.Array | None = None,
         example_clip: jax.Array | None = None,
-    ) -> tuple[Sum, jax.Array]:
-        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖) as a pair, and the norms ‖g_k‖ before clipping."""
+    ) -> tuple[Total, jax.Array]:
+        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), as a pair where it takes one, and the norms ‖g_k‖ before clipping."""
         raise NotImplementedError
 
     def clipped_sum(
@@ -307,4 +324,4 @@ class Summed:
             example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
         """
         total, norm = self.exact_sum(theta, weight, clip, key, example_clip)
-        return total.rounded, norm
+        return total.rounded if isinstance(total, Sum) else total, norm

@@ -28,7 +28,7 @@ from wflmc.channel import superpose
 from wflmc.errors import InputError
 from wflmc.keys import check_key, named
 from wflmc.planning import Plan
-from wflmc.posterior.summation import Sum, alone, times, two_sum
+from wflmc.posterior.summation import Sum, Total, times, two_sum
 
 
 class Rounds(NamedTuple):
@@ -136,8 +136,8 @@ def heard(key: jax.Array, theta: jax.Array, now: Rounds) -> jax.Array:
     return theta + now.downlink * jax.random.normal(key, (now.weight.shape[-1], *theta.shape), theta.dtype)
 
 
-def transmit(posterior: Any, theta: jax.Array, now: Rounds, key: jax.Array | None = None) -> tuple[Sum, jax.Array]:
-    """What reaches the server before noise, α Σ_k r_k clip(g_k) as a pair, and ‖g_k‖.
+def transmit(posterior: Any, theta: jax.Array, now: Rounds, key: jax.Array | None = None) -> tuple[Total, jax.Array]:
+    """What reaches the server before noise, α Σ_k r_k clip(g_k), and ‖g_k‖.
 
     r_k = weight_k / max weight, times what the channel made of it where devices knew it badly. The key is for models
     that draw mini-batches.
@@ -147,12 +147,13 @@ def transmit(posterior: Any, theta: jax.Array, now: Rounds, key: jax.Array | Non
         amplitude = amplitude * now.received
     add = getattr(posterior, "exact_sum", posterior.clipped_sum)  # a model from elsewhere may have no pairs
     total, norm = add(theta, amplitude, now.clip, key=key, example_clip=now.example_clip)
-    total = total if isinstance(total, Sum) else alone(total)
-    return times(now.gain, total), norm
+    return times(now.gain, total) if isinstance(total, Sum) else now.gain * total, norm
 
 
-def receive(key: jax.Array, signal: Sum, now: Rounds) -> jax.Array:
-    """y = signal + z, z ~ N(0, N0 I), rounded to float32 when the noise is in it and not before."""
+def receive(key: jax.Array, signal: Total, now: Rounds) -> jax.Array:
+    """y = signal + z, z ~ N(0, N0 I); a pair is rounded to float32 when the noise is in it and not before."""
+    if not isinstance(signal, Sum):
+        return superpose(key, signal, now.noise_power)
     noisy = two_sum(signal.high, superpose(key, jnp.zeros_like(signal.high), now.noise_power))
     return noisy.high + (noisy.low + signal.low)
 
