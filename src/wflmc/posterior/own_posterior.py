@@ -168,10 +168,10 @@ class OwnPosterior(Shown, Summed):
                 return plus(total, over_pairs(sent, 0, bound)), norm[None]
             sums = gradient.high if most is None else gradient.rounded
             norm = row_norms(sums)
-            sent = clipping(w[0], limit[0], norm)[:, None] * sums
+            clipped = clipping(w[0], limit[0], norm)[:, None] * sums
             if most is None:
-                return over_devices(total, sent, 0, bound), norm[None]
-            return plus(total, over(sent, 0, bound)), norm[None]
+                return over_devices(total, clipped, 0, bound), norm[None]
+            return plus(total, over(clipped, 0, bound)), norm[None]
 
         blocks = jax.tree.map(lambda values: in_blocks(values, self.block), self._held)
         limits = [jnp.asarray(weight)[None], jnp.asarray(clip)[None], *examples, *heard]

@@ -133,8 +133,8 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
         gradient = gradients.rounded if by_record else gradients.high
         norm = jnp.sqrt(jnp.sum(stage(squares(gradient, 1)), axis=1))
         factor = clipping(w.T, limit.T, norm)
-        sent = factor[:, None, None] * gradient
-        return plus(total, over(sent, 0, bound)) if by_record else over_devices(total, sent, 0, bound), norm.T
+        clipped = factor[:, None, None] * gradient
+        return plus(total, over(clipped, 0, bound)) if by_record else over_devices(total, clipped, 0, bound), norm.T
 
     total, norms = over_blocks(add, blocks, start, *limits, *heard)
     return jax.tree.map(_rows, total), norms
