@@ -113,7 +113,7 @@ def expected_chain(job: Job, posterior: Any, sent: NDArray[np.bool_]) -> NDArray
                 y = np.sqrt(plan.noise_power) * z
                 for k in np.flatnonzero(sent[s]):
                     gradient = posterior.hessian[k] @ theta[c] - posterior.linear[k]
-                    y = y + plan.gain[s] * gradient * min(1.0, plan.clip[k] / np.linalg.norm(gradient))
+                    y = y + plan.gain[s] * gradient * min(1.0, plan.clips_at[0][k] / np.linalg.norm(gradient))
                 theta[c] = theta[c] - plan.step_size[s] * plan.devices / (plan.gain[s] * active) * y
         kept.append(theta.copy())
     return np.array(kept)

@@ -62,8 +62,8 @@ def alone(value: jax.Array) -> Sum:
 def _rounded(value: jax.Array) -> jax.Array:
     """The value itself, once and for all: compilers may compute a product anew, unrounded, wherever it is added to
     something (fused multiply-add), and the errors of sums would no longer be those of the same sums. They cannot do so
-    behind a choice; nothing is ever as large as what is chosen against."""
-    return jnp.where(value == 3.3e38, 0.0, value)
+    behind a maximum; nothing is ever as small as this one."""
+    return jnp.maximum(value, -3.3e38)
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> Sum:
