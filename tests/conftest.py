@@ -24,7 +24,7 @@ from .cli_tools import STATIC, only_warnings, strict
 
 FULL = os.environ.get("WFLMC_FULL") == "1"
 
-settings.register_profile("quick", derandomize=True, deadline=None, max_examples=30)
+settings.register_profile("quick", derandomize=True, deadline=None, max_examples=20)
 settings.register_profile("full", derandomize=True, deadline=None, max_examples=400)
 settings.load_profile("full" if FULL else "quick")
 

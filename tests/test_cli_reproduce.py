@@ -141,14 +141,14 @@ def test_killed_at_any_moment_and_started_again(call, tmp_path):
         process.communicate()
     kept = {path: path.stat().st_mtime_ns for path in cache.rglob("*.json")}
     assert kept
-    # Two go on from there at once, with the cache in common.
-    pair = [start(tmp_path / name, cache) for name in ("out", "second")]
-    assert [finish(process) for process in pair] == [b"", b""]
+    # With all counts two go on from there at once, with the cache in common.
+    names = ("out", "second") if FULL else ("out",)
+    assert {finish(process) for process in [start(tmp_path / name, cache) for name in names]} == {b""}
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())  # none was computed again
     undisturbed = ["--out", tmp_path / "first", "--cache", tmp_path / "other"]
     assert call("reproduce", "fig6", "--experiments", "3", *undisturbed)[0] == 0
     for table in ("fig6.csv", "fig6_exact.csv", "fig6_floor.csv"):
-        texts = {(tmp_path / name / table).read_bytes() for name in ("out", "second", "first")}
+        texts = {(tmp_path / name / table).read_bytes() for name in (*names, "first")}
         assert len(texts) == 1
 
 

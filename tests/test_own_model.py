@@ -15,7 +15,7 @@ import wflmc
 from wflmc.audit import audit_pair
 
 from .compile_tools import clipped_sum, gradients
-from .conftest import FULL
+from .conftest import FULL, count
 from .own_model_tools import GAUSSIAN, KEY, RAGGED, as_own, gaussian_likelihood, owners_of, rows_of
 
 LINK = wflmc.Link(wflmc.channel.static(power=1.0), snr_db=60)
@@ -176,7 +176,7 @@ def test_logistic_regression_against_quadrature():
 
     start = {"slope": 0.0, "other": 0.0}
     own = wflmc.posterior(log_likelihood, log_prior, (X, y), initial=start, devices=4, mu=1.0)
-    grid = np.stack(np.meshgrid(*[np.linspace(-3, 5, 401)] * 2), -1) - [0.0, 3.0]  # slope, other
+    grid = np.stack(np.meshgrid(*[np.linspace(-3, 5, 201)] * 2), -1) - [0.0, 3.0]  # slope, other
     logits = grid @ X.T
     log_density = (y * logits - np.logaddexp(0, logits)).sum(-1) - 0.5 * (grid**2).sum(-1)
     density = np.exp(log_density - log_density.max())
@@ -184,13 +184,14 @@ def test_logistic_regression_against_quadrature():
     mean = (density[..., None] * grid).sum((0, 1))
     square = (density[..., None] * (grid - mean) ** 2).sum((0, 1))
     plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e4), step_size=0.05 / own.L, burn_in=500, samples=1)
-    trace = wflmc.sample(jax.random.key(1), own, plan, chains=2000)
+    chains = count(500, 2000)
+    trace = wflmc.sample(jax.random.key(1), own, plan, chains=chains)
     drawn = own.unflatten(trace.theta[:, -1])
     for index, name in enumerate(("slope", "other")):
         values = drawn[name]
         # A step of 0.05/L changes variances by 2.5 % at most.
-        assert abs(values.mean() - mean[index]) < 4.5 * np.sqrt(square[index] / 2000) + 0.01
-        assert abs(values.var() / square[index] - 1) < 4.5 * np.sqrt(2 / 2000) + 0.025
+        assert abs(values.mean() - mean[index]) < 4.5 * np.sqrt(square[index] / chains) + 0.01
+        assert abs(values.var() / square[index] - 1) < 4.5 * np.sqrt(2 / chains) + 0.025
     probability = own.predictive(lambda p, u: jax.nn.sigmoid(p["slope"] * u[0] + p["other"] * u[1]), trace.theta, X[:5])
     by_grid = (density[..., None] / (1 + np.exp(-(grid @ X[:5].T)))).sum((0, 1))
     assert np.abs(np.asarray(probability).mean(0) - by_grid).max() < 0.02
