@@ -160,3 +160,24 @@ def test_devices_of_few_rows(rows):
 def test_devices_that_hear_unlike_broadcasts():
     for make in (linear, classes, own):
         assert largest(make, 400, 200, 3.0, 1.0, count(2, 60), own_theta=True) <= 1
+
+
+@pytest.mark.parametrize("make", [linear, classes, own])
+@pytest.mark.parametrize("ratio", [3.0, 30.0])
+def test_devices_of_unlike_clips(make, ratio):
+    """The one that changes has the smallest clip, and is added to others that send up to `ratio` times as much."""
+    devices = 60
+    clips = np.full(devices, ratio)
+    clips[7] = 1.0
+    worst = 0.0
+    for seed in range(count(4, 200)):
+        terms = np.random.default_rng(seed).uniform(-ratio, ratio, devices)
+        pair = []
+        for own_term in (1.0, -1.0):
+            terms[7] = own_term
+            pair.append(make(terms.copy(), devices))
+        less = 1 + pair[0].margin(clips, np.full(devices, np.inf))
+        given = np.ones(devices, np.float32), np.float32(clips / less), None, None
+        one, other = (added(side.fitted(1, 2.0**30), np.zeros(side.dim, np.float32), *given).double for side in pair)
+        worst = max(worst, float(np.linalg.norm(one - other)) / 2)
+    assert worst <= 1

@@ -18,6 +18,9 @@ from wflmc.posterior.summation import Sum, as_pair
 from wflmc.privacy import Ledger, round_loss
 from wflmc.sampling import default_memory
 
+LARGEST = 1e9
+"""The largest parameter that a device answers for, and the largest number that its data may have: float32 holds the
+gradients of linear and softmax models then, whatever the data."""
 SLACK = 1e-6
 """Relative rounding that a device forgives a request."""
 
@@ -35,6 +38,9 @@ class Device:
     def __init__(self, posterior: Any, terms: Terms, ledger: Ledger | None = None, secret: bytes = b"") -> None:
         if posterior.dim != terms.dim:
             raise InputError("data", f"a model of {posterior.dim} parameters", f"one of {terms.dim}, as in the terms")
+        for name in ("features", "target"):
+            if np.any(np.abs(getattr(posterior, name, 0.0)) > LARGEST):
+                raise InputError("data", f"numbers above {LARGEST:g}", "scaled to moderate size")
         self.terms, self.ledger, self.secret = terms, ledger, secret
         path = None if ledger is None or ledger.path is None else ledger.path.with_name("answer.npz")
         self._answers = Answers(path)
@@ -72,7 +78,9 @@ class Device:
         """A new answer."""
         limit = self._limit if self._by_example else None
         keys = None if ask.batch is None else jax.random.wrap_key_data(jnp.asarray(ask.batch))
-        signal = self._precoder(ask) * _gradient(self._ready, jnp.asarray(ask.theta), self._clip, limit, keys).double
+        gradient = _gradient(self._ready, jnp.asarray(ask.theta), self._clip, limit, keys).double
+        # That a gradient is not finite must not show; zero is within the clip.
+        signal = self._precoder(ask) * np.where(np.isfinite(gradient), gradient, 0.0)
         return (self.terms.lattice.noisy(signal) if self.terms.share else signal).astype(np.float32)
 
     def _precoder(self, ask: Ask) -> float:
@@ -89,8 +97,8 @@ class Device:
         if ask.theta.shape != (terms.chains, terms.dim) or ask.theta.dtype != np.float32:
             given = f"{ask.theta.dtype} of shape {ask.theta.shape}"
             raise InputError("theta", given, f"float32 [{terms.chains} chains, {terms.dim} parameters]")
-        if not np.all(np.isfinite(ask.theta)):
-            raise InputError("theta", "nan or infinite", "finite")
+        if not np.all(np.abs(ask.theta) <= LARGEST):  # gradients might overflow, and whether they do is private
+            raise InputError("theta", "nan, infinite or too large", f"at most {LARGEST:g} everywhere")
         if not (0 < ask.gain < np.inf and 0 < ask.known < np.inf):
             raise InputError("gain", (ask.gain, ask.known), "finite and above 0")
         if not abs(ask.known / terms.known[at] - 1) <= SLACK:

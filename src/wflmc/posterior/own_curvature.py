@@ -52,7 +52,7 @@ def _total(posterior: OwnPosterior, theta: jax.Array) -> tuple[jax.Array, jax.Ar
         held, size, _ = one
         real = jnp.arange(jax.tree.leaves(held)[0].shape[0]) < size
         costs = jax.vmap(posterior.model.cost, (None, 0))(theta, held)
-        gradient = posterior._gradient(theta, one).rounded
+        gradient = posterior._gradient(theta, one)[0].rounded
         return (total[0] + jnp.sum(jnp.where(real, costs, 0.0)), total[1] + gradient), None
 
     return jax.lax.scan(body, (posterior.model.prior_cost(theta), jnp.zeros_like(theta)), posterior._held)[0]

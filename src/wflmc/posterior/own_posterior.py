@@ -162,13 +162,15 @@ class OwnPosterior(Shown, Summed):
         def add(total: Any, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
             at = others[-1][0] if heard else theta
             most = others[0][0] if examples else None
-            gradient = jax.vmap(self._gradient, axes)(at, held, most, key)
+            gradient, lost = jax.vmap(self._gradient, axes)(at, held, most, key)
             if most is not None and jax.tree.leaves(self.data)[0].shape[1] > PAIRS:
                 sent, norm = projected(gradient, w[0], limit[0], (-1,))
-                return plus(total, over_pairs(sent, 0, bound)), norm[None]
+                return plus(total, over_pairs(sent, 0, bound)), jnp.where(lost, jnp.nan, norm)[None]
             sums = gradient.high if most is None else gradient.rounded
-            norm = row_norms(sums)
-            clipped = clipping(w[0], limit[0], norm)[:, None] * sums
+            size = row_norms(sums)
+            norm = jnp.where(lost, jnp.nan, size)  # a chain of a simulation then stops
+            gone = jnp.isnan(size)[:, None]
+            clipped = jnp.where(gone, 0.0, clipping(w[0], limit[0], size)[:, None] * sums)
             if most is None:
                 return over_devices(total, clipped, 0, bound), norm[None]
             return plus(total, over(clipped, 0, bound)), norm[None]
@@ -185,8 +187,9 @@ class OwnPosterior(Shown, Summed):
         sizes = jnp.asarray(self.sizes)
         return self.data, jnp.pad(sizes, (0, filled - self.devices), mode="edge"), self.first + jnp.arange(filled)
 
-    def _gradient(self, theta: jax.Array, device: Any, limit: Any = None, key: Any = None) -> Sum:
-        """One device's gradient, its share of the prior's included, [m]; `device` is one of `_held`."""
+    def _gradient(self, theta: jax.Array, device: Any, limit: Any = None, key: Any = None) -> tuple[Sum, jax.Array]:
+        """One device's gradient, its share of the prior's included, [m], and whether an example was left out of it that
+        has no finite one; `device` is one of `_held`."""
         held, size, number = device
         count = jax.tree.leaves(held)[0].shape[0]
         real, scale, rows = jnp.arange(count) < size, jnp.ones(()), self.rows or count
@@ -199,31 +202,39 @@ class OwnPosterior(Shown, Summed):
             held, real = jax.tree.map(lambda values: jnp.asarray(values)[chosen], held), real[chosen]
             scale, rows = jnp.maximum(size / self.batch, 1.0), self.batch
 
-        def part(examples: Any, real: jax.Array) -> jax.Array:
+        def part(examples: Any, real: jax.Array) -> tuple[jax.Array, jax.Array]:
             if limit is None:
 
                 def together(at: jax.Array) -> jax.Array:
                     return jnp.sum(jnp.where(real, jax.vmap(self.model.cost, (None, 0))(at, examples), 0.0))
 
-                return scale * jax.grad(together)(theta)
+                return scale * jax.grad(together)(theta), jnp.zeros((), bool)
             each = scale * jax.vmap(jax.grad(self.model.cost), (None, 0))(theta, examples)
-            kept = clipping(jnp.where(real, 1.0, 0.0), limit, row_norms(each))
-            return jnp.matmul(kept, each, precision="highest")
+            norm = row_norms(each)
+            # A record without a finite gradient adds nothing: whether there is one must not show.
+            lost = ~jnp.isfinite(norm)
+            kept = clipping(jnp.where(real & ~lost, 1.0, 0.0), limit, jnp.where(lost, 0.0, norm))
+            sums = jnp.matmul(kept, jnp.where(lost[:, None], 0.0, each), precision="highest")
+            return sums, jnp.any(lost & real)
 
         prior = jax.grad(self.model.prior_cost)(theta) / self.sharing
         if limit is not None:
             rows = min(rows, ROWS)  # more would be more sensitive, see `summation`
         count = real.shape[0]
         if rows >= count:
-            return two_sum(part(held, real), prior)
+            sums, lost = part(held, real)
+            return two_sum(sums, prior), lost
         filled = -count % rows  # of a mini-batch; devices' examples come in whole blocks
         held = jax.tree.map(lambda values: jnp.pad(values, [(0, filled), *[(0, 0)] * (values.ndim - 1)], "edge"), held)
         pieces = jax.tree.map(lambda values: in_blocks(values, rows), (held, jnp.pad(real, (0, filled))))
 
-        def step(total: Sum, piece: Any) -> tuple[Sum, None]:
-            return plus(total, alone(part(*piece))), None
+        def step(carry: tuple[Sum, jax.Array], piece: Any) -> tuple[tuple[Sum, jax.Array], None]:
+            sums, lost = part(*piece)
+            return (plus(carry[0], alone(sums)), carry[1] | lost), None
 
-        return jax.lax.scan(step, alone(prior), pieces)[0]
+        start = alone(jnp.zeros_like(prior)), jnp.zeros((), bool)
+        (total, lost), _ = jax.lax.scan(step, start, pieces)
+        return plus(total, alone(prior)), lost
 
     def margin(self, clip: Array, example_clip: Array) -> float:
         """How much less clips are to be, see `summation.margin`."""
@@ -276,7 +287,7 @@ class OwnPosterior(Shown, Summed):
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Every device's own gradient, unclipped and of all examples, [K, m]: for protocols that do not superpose."""
         held = jax.tree.map(jnp.asarray, self._held)
-        return jax.lax.map(lambda one: self._gradient(theta, one).rounded, held)[: self.devices]
+        return jax.lax.map(lambda one: self._gradient(theta, one)[0].rounded, held)[: self.devices]
 
     def device(self, index: int) -> OwnPosterior:
         """One device's part alone, with its own share of the prior; mu and L are still those of all together."""

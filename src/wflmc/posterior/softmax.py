@@ -44,7 +44,7 @@ from wflmc.posterior.softmax_sums import (
     rounding_of,
     softmax,
 )
-from wflmc.posterior.summation import CANCELLING, UNIT, Rounding, Summed, Total, margin, stages
+from wflmc.posterior.summation import UNIT, Rounding, Summed, Total, margin, stages
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -147,12 +147,10 @@ class SoftmaxPosterior(Moving, Summed):
         """How much less clips are to be, see `summation.margin`."""
         features = self.features.shape[-1]
         norm = ((stages(features) + self.classes) / 2 + 8) * UNIT
-        if self.features.shape[1] > FEW_ROWS:
-            made = Rounding(norm, norm)
-        elif np.all(example_clip < clip):
-            made = Rounding(8 * UNIT, norm + 208 * rounding_of(features, self.classes), ROWS_TOGETHER)
-        else:
-            made = Rounding(8 * UNIT, norm, ROWS_TOGETHER, CANCELLING)
+        made = Rounding(norm, norm)
+        if self.features.shape[1] <= FEW_ROWS:
+            by_products = norm + 208 * rounding_of(features, self.classes)
+            made = Rounding(norm + 18 * UNIT, by_products, ROWS_TOGETHER)
         return margin(made, self.dim, self.sizes, clip, example_clip)
 
     @property

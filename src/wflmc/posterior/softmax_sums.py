@@ -152,7 +152,10 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
     columns = columns_of(theta, dim)
     pulled = pull(share, columns)
     length = jnp.sum(pulled**2, axis=(0, 1))
-    bound = CANCELLING * ROWS_TOGETHER * largest_sent(*limits[:2])
+    most_sent = largest_sent(*limits[:2])
+    bound = CANCELLING * ROWS_TOGETHER * most_sent
+    # What is sent of a prior's share is public too: a factor is small where the share is large.
+    most_factor = jnp.minimum(jnp.max(limits[0]), 16 * most_sent / jnp.sqrt(length))
 
     def add(
         carry: tuple[Sum, Sum], data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
@@ -180,7 +183,7 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
         most = jnp.where(sizes > CANCELLING * alike.T, jnp.maximum(most, sizes / CANCELLING), most)
         factor = clipping(w.T, limit.T, most)
         clipped = (factor[:, None, None] * apart).reshape(residual.shape)
-        fresh = plus(total, _added(u, clipped, rows, bound)), plus(prior, over(factor, 0, jnp.max(w)))
+        fresh = plus(total, _added(u, clipped, rows, bound)), plus(prior, over(factor, 0, most_factor))
         return fresh, norm.T
 
     start = alone(jnp.zeros_like(columns)), alone(jnp.zeros(theta.shape[0], theta.dtype))

@@ -259,12 +259,10 @@ class Rounding(NamedTuple):
 
     norm: float
     """Relative error of what a device sends, by its norm and all that follows."""
-    record: float = 0.0
+    record: float
     """Relative error of a record's norm."""
-    rows: int = ROWS
-    """Records that float32 adds."""
-    cancelling: float = 0.0
-    """How much larger than what it sends a device's rows may be, where they are added to those of other devices."""
+    mixed: int = 0
+    """Rows of many devices that float32 adds; 0 where it adds those of one device alone."""
 
 
 def margin(
@@ -278,18 +276,22 @@ def margin(
     devices, finite, by_record = len(clip), np.isfinite(clip), bool(np.isfinite(example_clip).any())
     if not finite.any():
         return 0.0
-    sensitivity = np.minimum(clip, example_clip)
-    sent = clip / np.where(finite, sensitivity, np.inf)
+    sensitivity = np.where(finite, np.minimum(clip, example_clip), np.inf)
     norm = np.where(by_record & (np.asarray(sizes) > PAIRS), PROJECTED, made.norm)
+    # What others send is rounded together with a device whose clips may be smaller.
+    least, others = np.min(sensitivity), np.max(clip[finite])
     pairs = min(devices, DEVICES) ** 2 * dim**0.5 * 2.0**-45 + devices**2 * 2.0**-44
-    found = np.max(sent * norm) + np.max(clip[finite]) / np.min(sensitivity[finite]) * pairs
+    found = np.max(np.where(finite, clip / sensitivity * norm, 0.0))
+    found += others / least * pairs * (16 if made.mixed else 1)
     most = int(np.max(sizes))
     if by_record:
-        found += made.record + min(most, made.rows) ** 2 * UNIT + most**2 / ROWS * 2.0**-45
+        longer = np.max(np.where(finite, np.minimum(example_clip / sensitivity, 2.0), 1.0))
+        found += made.record + longer * min(most, ROWS) ** 2 * UNIT + most**2 * 2.0**-45
     else:
-        found += (min(devices, FEW) ** 2 + 4 * FEW * (devices <= FEW)) * UNIT
-    if made.cancelling:
-        found += made.cancelling * made.rows**2 * UNIT
+        found += others / least * (min(devices, FEW) ** 2 + 4 * FEW * (devices <= FEW)) * UNIT
+    if made.mixed:
+        row = np.where(example_clip < clip, example_clip, CANCELLING * clip)
+        found += np.max(row[finite]) / least * made.mixed**2 * UNIT
     return float(1.01 * found)  # products of these errors, all small
 
 

@@ -84,7 +84,7 @@ class Info(NamedTuple):
     clip_rate: jax.Array
     """Share of the sending devices whose gradient was clipped."""
     finite: jax.Array
-    """Whether θ is still finite; a compiled loop cannot raise, the host does."""
+    """Whether θ and all gradients are still finite; a compiled loop cannot raise, the host does."""
 
 
 class Kernel(NamedTuple):
@@ -190,7 +190,7 @@ def step(key: jax.Array, posterior: Any, theta: jax.Array, now: Rounds) -> tuple
     theta = update(named(key, "server"), theta, received, now.weight, now)
     sends = now.weight > 0
     clip_rate = jnp.sum((norm > now.clip) & sends) / jnp.sum(sends)
-    return theta, Info(received, norm, clip_rate, jnp.all(jnp.isfinite(theta)))
+    return theta, Info(received, norm, clip_rate, jnp.all(jnp.isfinite(theta)) & ~jnp.any(jnp.isnan(norm)))
 
 
 def check_posterior(posterior: object) -> None:
