@@ -129,14 +129,18 @@ def test_what_cannot_be_published(run, tmp_path, call):
         ({"chains": 3}, r"3 chains of the same devices cost 3 times the loss, ε = 1\d\.\d+ instead of 8"),
         ({"chains": 0}, "must be 1"),
         ({"what": "keys"}, "one of draws, predictions, moments"),
-        ({"what": "predictions"}, "given with --what predictions"),
+        ({"what": "predictions"}, "given with --features FILE"),
+        ({"what": "predictions", "features": run / "nothing"}, "a file that exists"),
+        ({"features": run / "plan.json"}, "given with --what predictions alone"),
         ({"what": "predictions", "features": run / "plan.json"}, "an .npy file"),
     ):
         with pytest.raises(InputError, match=says):
             publish_run(run, target, **options)
-    for name in ("draws.csv", "nowhere/draws.nc", "run/trace.nc"):
-        with pytest.raises(InputError, match=r"a new file that ends in \.nc"):
+    for name in ("draws.csv", "nowhere/draws.nc"):
+        with pytest.raises(InputError, match=r"a file that ends in \.nc"):
             publish_run(run, tmp_path / name)
+    with pytest.raises(InputError, match="it exists already"):
+        publish_run(run, run / "trace.nc")
     (run / ".checkpoint").mkdir()
     (run / ".checkpoint" / "about.json").write_text("{}")
     code, _, err = call("publish", run, "--out", target)
@@ -219,8 +223,9 @@ def test_a_sweep_needs_a_number(tmp_path, call):
     (tmp_path / "s.toml").write_text(SECRET)
     arguments = ("--grid", "link.snr_db=10,20", "--out", tmp_path / "o", "--cache", tmp_path / "c")
     code, _, err = call("sweep", tmp_path / "s.toml", *arguments)
-    assert code == 1
+    assert code == 2
     assert "a number in a sweep" in err
+    assert not (tmp_path / "o").exists()
 
 
 def test_a_simulated_federation_needs_a_number(tmp_path, call):
@@ -228,7 +233,7 @@ def test_a_simulated_federation_needs_a_number(tmp_path, call):
     (tmp_path / "s.toml").write_text(SECRET)
     code, _, err = call("federate", tmp_path / "s.toml", "--runtime", "process", "--out", tmp_path / "o")
     assert code == 2
-    assert "with --prepare noise is secret" in err
+    assert "it seeds where chains start" in err
 
 
 def test_the_release_that_whitens_has_secret_noise_too(tmp_path):
@@ -340,3 +345,31 @@ def test_warnings_about_public_constants_tell_no_private_ones(tmp_path, plan_of,
     assert code == 2
     assert "at most L, as computed here" in err
     assert f"{private.L:.3g}" not in err
+
+
+def test_a_secret_run_is_not_overwritten(tmp_path, call):
+    (tmp_path / "s.toml").write_text(SECRET)
+    command = ("run", tmp_path / "s.toml", "--out", tmp_path / "o")
+    assert call(*command)[0] == 0
+    before = (tmp_path / "o" / "trace.nc").read_bytes()
+    code, _, err = call(*command)
+    assert (code, (tmp_path / "o" / "trace.nc").read_bytes()) == (2, before)
+    assert "cannot be drawn again" in err
+
+
+def test_noise_of_a_lattice_can_be_published(tmp_path, call):
+    pytest.importorskip("flwr", reason="pip install 'wflmc[flower]'")
+    (tmp_path / "s.toml").write_text(SECRET.replace('seed = "secret"', "seed = 3"))
+    for noise in ("channel", "simulated"):
+        folder = tmp_path / noise
+        arguments = ("--runtime", "process", "--noise", noise, "--out", folder)
+        code, _, err = call("federate", tmp_path / "s.toml", *arguments)
+        assert code == 0, err
+        listed = [item["name"] for item in json.loads((folder / "plan.json").read_text())["not_covered"]]
+        assert ("sampler.seed" in listed) == (noise == "simulated")
+        target = tmp_path / f"{noise}.nc"
+        code, out, err = call("publish", folder, "--out", target, "--accept-not-covered", "--json")
+        assert code == 0, err
+        found = strict(out)
+        assert ("on a lattice" in found["assumes"]) == (noise == "channel")
+        assert ("can be guessed, it holds for nobody" in found["promise"]) == (noise == "simulated")

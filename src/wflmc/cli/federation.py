@@ -105,10 +105,9 @@ def begin(
     _refuse_folder(folder, about)
     simulated = None if about["real"] else scenario.sampler.seed
     if simulated == "secret":
-        raise InputError(
-            "sampler.seed", "secret", "a number: with --prepare noise is secret, a simulation can be repeated"
-        )
-    if about["real"]:  # their noise is secret, and data that stand in for theirs are nobody's
+        allowed = "a number: it seeds where chains start. Noise by --noise channel or devices is secret without it"
+        raise InputError("sampler.seed", "secret", allowed)
+    if request.noise != "simulated":  # it cannot be drawn again; and data that stand in for others' are nobody's
         beyond = () if request.own_data else (item for item in inputs.not_covered if item.name != "sampler.seed")
         inputs = inputs._replace(not_covered=tuple(beyond))
     releases = about["chains"] if about["real"] else 1
@@ -130,6 +129,7 @@ def begin(
     document = plan_document(
         scenario.model_copy(update={"sampler": settled}), inputs, as_heard(job), time.perf_counter() - began
     )
+    document["noise"] = request.noise
     if plan.clips:
         document["privacy"] |= _costs(job)
     place = folder / "federation"

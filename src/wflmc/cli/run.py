@@ -194,12 +194,22 @@ def _new(request: Request, folder: Path | None, say: Say) -> Task:
     asked = to_toml(scenario)
     keep = request.keep_burn_in
     task = Task(scenario, inputs, plan, folder, path, 0, request.memory, asked, keep_burn_in=keep, secret=secret)
+    if folder is not None and _holds_secret_samples(folder):
+        why = "samples of a secret seed cannot be drawn again, and their losses add up with those of another run"
+        raise InputError("--out", str(folder), f"another folder: {why} (--ledger keeps count of both)")
     if folder is not None and plan.clips:
         name = run_name(task.key, inputs.posterior, plan, scenario.sampler.chains)
         _refuse_noise_of(folder, task, name)
         if request.ledger is None and path is not None and path.exists():
             _set_aside(task, path, name, say)
     return task
+
+
+def _holds_secret_samples(folder: Path) -> bool:
+    """Whether a finished run with a secret seed is there."""
+    scenario = folder / "scenario.toml"
+    there = scenario.is_file() and (folder / "trace.nc").is_file()
+    return there and 'seed = "secret"' in scenario.read_text(encoding="utf-8")
 
 
 def _secret(scenario: Scenario) -> jax.Array | None:

@@ -89,6 +89,8 @@ def _points(request: Request, grids: Sequence[Grid]) -> list[Point]:
         try:
             scenario = load_scenario(request.scenario, [*request.overrides, *given])
             build_privacy(scenario)
+            if scenario.sampler.seed == "secret" and not request.plan_only:
+                raise InputError("sampler.seed", "secret", "a number in a sweep, whose points can be repeated")
             named = (scenario.posterior.data, scenario.link.fading, scenario.link.gains)
             files = read[named] = read[named] if named in read else digests(scenario)  # large ones are read once
         except InputError as error:

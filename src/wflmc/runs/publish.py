@@ -55,12 +55,16 @@ def publish_run(
     """
     if what not in KINDS:
         raise InputError("--what", what, f"one of {', '.join(KINDS)}")
-    if (features is not None) != (what == "predictions"):
-        raise InputError(
-            "--features", None if features is None else str(features), "given with --what predictions alone"
-        )
-    if out.suffix != ".nc" or out.exists() or not out.parent.is_dir():
-        raise InputError("--out", str(out), "a new file that ends in .nc, in a folder that exists")
+    if what == "predictions" and features is None:
+        raise InputError("--what", what, "given with --features FILE, the rows to predict")
+    if what != "predictions" and features is not None:
+        raise InputError("--features", str(features), "given with --what predictions alone")
+    if features is not None and not features.is_file():
+        raise InputError("--features", str(features), "a file that exists")
+    if out.exists():
+        raise InputError("--out", str(out), "a new file: it exists already")
+    if out.suffix != ".nc" or not out.parent.is_dir():
+        raise InputError("--out", str(out), "a file that ends in .nc, in a folder that exists")
     plan, scenario, beyond = _finished(run)
     _check_promise(run, plan, scenario, chains)
     if beyond and not accept_not_covered:
@@ -76,6 +80,8 @@ def publish_run(
     statement = _statement(what, plan, scenario, beyond)
     about = {name: value if isinstance(value, str | float) else json.dumps(value) for name, value in statement.items()}
     about |= {"inference_library": "wflmc", "inference_library_version": __version__}
+    if plan["classes"] is not None:
+        about |= {"classes": json.dumps(plan["classes"]), "theta": "class after class, the intercept, if any, last"}
     write_groups(out, {name: group.assign_attrs(about) for name, group in made.items()})
     return statement
 
@@ -163,7 +169,7 @@ def _made(
     classes = len(plan["classes"])
     mean = sum(softmax(rows @ one.reshape(classes, -1).T.astype(float), axis=1) for one in theta) / len(theta)
     made = xr.Dataset({"probability": (("observation", "class"), mean)}, {**coords, "class": np.arange(classes)})
-    return {"predictions": made.assign_attrs(classes=json.dumps(plan["classes"]))}
+    return {"predictions": made}
 
 
 def _rows(path: Path, intercept: bool, size: int) -> NDArray[np.float64]:
@@ -188,6 +194,15 @@ def _statement(what: str, plan: dict[str, Any], scenario: Scenario, beyond: list
     """Return what is promised to whom, by which accountant, unit and adjacency."""
     section, adjacency = scenario.privacy, plan["privacy"].get("adjacency", "replace")
     largest = f"({np.max(section.epsilon or 0):g}, {np.max(section.delta or 0):g})"
+    lattice = plan.get("noise", "simulated") != "simulated"
+    guessed = any(item.name == "sampler.seed" for item in beyond)
+    but = "Epsilon does not hold for what is listed as not covered. " if beyond else ""
+    but += "As the seed of the noise can be guessed, it holds for nobody who tries. " if guessed else ""
+    noise = (
+        "Noise was drawn exactly, on a lattice, from the operating system's entropy."
+        if lattice
+        else "Noise was drawn in float32: attacks on its low-order bits are not excluded."
+    )
     return {
         "what": what,
         "epsilon": section.epsilon,
@@ -196,14 +211,11 @@ def _statement(what: str, plan: dict[str, Any], scenario: Scenario, beyond: list
         "unit": section.unit,
         "adjacency": adjacency,
         "promise": (
-            f"Every device is promised (ε, δ) = {largest} differential privacy against whoever sees this file and "
+            f"{but}Every device is promised (ε, δ) = {largest} differential privacy against whoever sees this file and "
             f"nothing else of its run, by the {section.accountant} accountant. Neighbouring data sets differ in "
             f"{HIDDEN[section.unit, adjacency]} (unit = {section.unit}, adjacency = {adjacency}). The file is made of "
             "one chain; one more chain of the same devices, published or heard, adds its loss."
         ),
-        "assumes": (
-            "The numbers of devices and of their examples, the channels and the schedule are public. Noise was drawn "
-            "in float32: attacks on its low-order bits are not excluded."
-        ),
+        "assumes": (f"The numbers of devices and of their examples, the channels and the schedule are public. {noise}"),
         "not_covered": [item.text for item in beyond],
     }

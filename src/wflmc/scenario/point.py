@@ -107,8 +107,7 @@ def _planned(inputs: Inputs, plan: Plan) -> dict[str, Any]:
 
 def _chains(task: Task, inputs: Inputs, plan: Plan, scratch: Path, progress: Callable[[float], None]) -> Trace:
     sampler = task.scenario.sampler
-    if sampler.seed == "secret":
-        raise InputError("sampler.seed", "secret", "a number in a sweep, whose points can be repeated")
+    assert sampler.seed != "secret"  # whoever makes points has refused it
     # As in a run: samples that would not leave room for anything else go to a file at once.
     size = 4.0 * sampler.chains * (plan.rounds - plan.burn_in) * plan.dim
     large = size > (task.memory or default_memory()) / 2

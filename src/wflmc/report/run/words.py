@@ -51,6 +51,8 @@ def scenario_section(run: Run) -> Html:
         return join([table(rows), missing("scenario.toml is missing; this is what plan.json says.")])
     shown = join([Html("<pre>"), run.scenario_text, Html("</pre>")])
     again = paragraph("Saved as <code>scenario.toml</code>, <code>wflmc run scenario.toml --out DIR</code> repeats it.")
+    if run.scenario.sampler.seed == "secret":
+        again = paragraph("The noise of this run was secret: another run of this scenario differs, and costs again.")
     return join([table(rows), fold("The scenario file, to copy", join([again, shown]))])
 
 
