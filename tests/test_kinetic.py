@@ -128,7 +128,7 @@ def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
     posterior, target = ill_conditioned(), 1e-2
     rounds, everyone = 6000, np.ones((6000, 5))
     slow = {}
-    for step in np.geomspace(0.1, 1.95, count(6, 12)) / posterior.L:
+    for step in np.geomspace(0.1, 1.95, count(4, 12)) / posterior.L:
         law = posterior.law(np.full(rounds, step), everyone, np.full(rounds, 2 * step))
         slow[step] = rounds_to(w2_squared(law, posterior.exact), target)
     fast = {}

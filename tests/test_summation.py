@@ -167,5 +167,8 @@ def test_a_plan_says_how_much_less_it_clips():
     np.testing.assert_allclose(record.clips_at[1] * (1 + record.rounding), 1.0)
     ignored = wflmc.plan(posterior, link, wflmc.Privacy(clip=30.0), power="noiseless", **keywords)
     assert ignored.rounding == 0
+    unlike = wflmc.Privacy(1, 1e-5, [1.0, 1.0, 1.0, 1e7])
+    with pytest.raises(wflmc.InputError, match=r"clip = \[1.0, 10000000.0\] .* nearer to one another"):
+        wflmc.plan(posterior, link, unlike, **keywords)
     with pytest.raises(wflmc.InputError, match=r"example_clip = 1e-09 .* only to within"):
         wflmc.plan(posterior, link, wflmc.Privacy(1, 1e-5, 30.0, unit="record", example_clip=1e-9), **keywords)

@@ -360,7 +360,8 @@ def _rounding(posterior: Target, privacy: Privacy) -> float:
     why = f"{sizes} hides a change of {np.minimum(clip, example_clip).min():.3g} only to within {found:.0%}"
     name = "example_clip" if np.isfinite(example_clip).any() else "clip"
     given = np.unique(example_clip if name == "example_clip" else clip)
-    raise InputError(name, given.tolist() if given.size > 1 else given[0], f"nearer to clip, or clip smaller: {why}")
+    allowed = "nearer to clip, or clip smaller" if name == "example_clip" else "nearer to one another"
+    raise InputError(name, given.tolist() if given.size > 1 else given[0], f"{allowed}: {why}")
 
 
 def _heard_error(posterior: Target, downlink: float, weight: Array) -> Array:
