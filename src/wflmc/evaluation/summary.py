@@ -55,6 +55,8 @@ class Evaluation(Shown):
     """Noise of the kept rounds over what sampling needs, on average."""
     adjacency: str = "replace"
     """Of the promise that ε is about."""
+    spent_before: bool = False
+    """Whether ε includes what was spent before the first round."""
     frozen: tuple[int, ...] = ()
     """Parameters that never move in at least one chain: R-hat leaves them out, and their effective sample size is 0."""
 
@@ -144,7 +146,7 @@ class Evaluation(Shown):
         lines.append(f"gradients clipped        {early} in burn-in, {late} after")
         if self.example_clip_rate is not None:
             lines.append(f"examples clipped         {self.example_clip_rate:.2%} at the last samples")
-        whose = f"for the worst device ({self.adjacency})"
+        whose = f"for the worst device ({self.adjacency}){', earlier spending included' * self.spent_before}"
         spent = "none stated" if self.epsilon_spent is None else f"{self.epsilon_spent:.4g} {whose}"
         lines.append(f"ε spent (per chain)      {spent}")
         return "\n".join(lines)
@@ -193,6 +195,7 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
         example_clip_rate=_examples_clipped(trace, posterior),
         scores=None if test is None else scored(posterior, trace.theta, *test),
         epsilon_spent=max(spent) if len(spent) == len(epsilons) else None,
+        spent_before=any(np.any(plan.ledger) for plan in trace.plans),
         noise_ratio=float(np.mean([plan.noise_ratio for plan in trace.plans])),
         adjacency=trace.plan.privacy.adjacency,
     )
@@ -210,7 +213,8 @@ def _mean(rates: NDArray[Any]) -> float | None:
 def _examples_clipped(trace: Trace, posterior: Any) -> float | None:
     """The share of examples whose gradient exceeds its clip, at the last sample of a few chains."""
     plans, last = trace.plans, trace.theta[:FEW_CHAINS, -1]
-    if posterior is None or not any(np.isfinite(plan.example_clip).any() for plan in plans):
+    untold = bool(np.all(np.isnan(trace.clip_rate)))  # devices of a federation do not tell
+    if posterior is None or untold or not any(np.isfinite(plan.example_clip).any() for plan in plans):
         return None
     norms = posterior.example_norms(last)
     limits = [np.repeat(plan.example_clip, posterior.sizes) for plan in plans[: len(last)]]
