@@ -296,18 +296,10 @@ def margin(
 
 
 class Summed:
-    """A posterior whose clipped gradients are added as pairs."""
+    """A posterior whose clipped gradients are added as pairs where it takes them."""
 
-    def exact_sum(
-        self,
-        theta: jax.Array,
-        weight: jax.Array,
-        clip: jax.Array,
-        key: jax.Array | None = None,
-        example_clip: jax.Array | None = None,
-    ) -> tuple[Total, jax.Array]:
-        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), as a pair where it takes one, and the norms ‖g_k‖ before clipping."""
-        raise NotImplementedError
+    exact_sum: Callable[..., tuple[Total, jax.Array]]
+    """`clipped_sum` before it is rounded."""
 
     def clipped_sum(
         self,
