@@ -12,6 +12,7 @@ beyond them, and pays for what it sends.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,3 +82,18 @@ def test_the_schedule_itself_is_answered(made: Federation) -> None:
             device.answer(Ask(k, int(at), theta, float(made.job.gain[at, k]), float(made.job.known[at, k])))
         assert device.ledger is not None
         assert device.ledger.spent[0] == pytest.approx(made.job.plan.spent[k])
+
+
+def test_a_refused_request_does_not_take_the_place_of_an_answer(tmp_path: Path) -> None:
+    """Else a server could have an answer that was paid for forgotten, and the round with it."""
+    device = federation(tmp_path, noise="channel").devices()[0]
+    terms = device.terms
+    at = next(number for number, gain in enumerate(terms.gain) if gain > 0)
+    here = np.zeros((terms.chains, terms.dim), np.float32)
+    ask = Ask(0, at, here, terms.gain[at], terms.known[at])
+    sent, spent = device.answer(ask), device.ledger and device.ledger.spent.copy()
+    with pytest.raises(InputError, match="two answers under the same noise"):
+        device.answer(ask._replace(theta=here + 1))
+    np.testing.assert_array_equal(device.answer(ask), sent)
+    assert device.ledger is not None
+    np.testing.assert_array_equal(device.ledger.spent, spent)

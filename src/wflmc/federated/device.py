@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, OverspendError
 from wflmc.federated.answers import Answer, Answers
 from wflmc.federated.terms import Ask, Terms
 from wflmc.keys import digest
@@ -66,12 +66,17 @@ class Device:
                 self._pay(self.ledger, ask, request)
             return self._drawn(ask)
         with self._answers.alone():
-            answer = self._answers.load()
+            answer = before = self._answers.load()
             if answer is None or answer.request != request:
                 answer = Answer(request, secrets.token_hex(16), self._drawn(ask))
                 self._answers.save(answer)
-            if self.ledger is not None:
-                self._pay(self.ledger, ask, answer.charge)
+            try:
+                if self.ledger is not None:
+                    self._pay(self.ledger, ask, answer.charge)
+            except (InputError, OverspendError):
+                if before is not None:  # a request that is refused does not take the place of an answer that was paid
+                    self._answers.save(before)
+                raise
         return answer.signal
 
     def _drawn(self, ask: Ask) -> NDArray[np.float32]:
