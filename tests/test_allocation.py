@@ -307,7 +307,7 @@ def test_closed_form_is_used_where_there_is_one(posterior, monkeypatch):
 
 def test_many_plans_are_the_same_plans(posterior):
     """Serially and in processes: each plan is what it would be alone, in the order of the links."""
-    links = [wflmc.Link(channel.rayleigh(0.01), snr_db=20 + seed, seed=seed) for seed in range(6)]
+    links = [wflmc.Link(channel.rayleigh(0.01), snr_db=20 + seed, seed=seed) for seed in range(3)]
     promise = wflmc.Privacy(15, 0.01, 30)
     keywords = {"step_size": 1e-4, "burn_in": 20, "samples": 20}
     alone = [wflmc.plan(posterior, link, promise, **keywords) for link in links]

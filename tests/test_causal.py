@@ -97,7 +97,7 @@ def test_never_overspends_in_long_runs(posterior):
 
 def test_never_overspends_in_short_runs():
     generator = np.random.default_rng(0)
-    for seed in range(count(150, 10_000)):
+    for seed in range(count(80, 10_000)):
         devices, rounds = generator.integers(1, 6), generator.integers(1, 8)
         target = Target(3.0, 20.0, 2, int(devices))
         promise = wflmc.Privacy(list(10 ** generator.uniform(-1, 1.5, devices)), 0.01, 2.0)

@@ -21,6 +21,8 @@ from wflmc.studies.engines import StudyError, local, open_engine, perform
 from wflmc.studies.multi_sample import MultiSample
 from wflmc.studies.rows import Row
 
+from .conftest import FULL
+
 
 def toy(calls, identity=None, fail_at=-1.0):
     """Three points and a fourth that is the same everywhere; y tells how often it was computed."""
@@ -217,6 +219,7 @@ def test_studies_are_the_same_on_a_cluster(cluster, tmp_path):
     assert len(files_in(tmp_path)) == 1
 
 
+@pytest.mark.skipif(not FULL, reason="test_sweep.py kills a worker too: make test-full runs it")
 def test_workers_that_die(cluster, tmp_path):
     """A point whose result is lost with its worker is computed again; one that always kills its worker fails alone."""
     FAILS, KILLS = 2, 4

@@ -6,8 +6,10 @@ import socket
 import time
 
 import numpy as np
+import pytest
 
 from .cli_tools import PATIENCE, listening
+from .conftest import FULL
 from .example_tools import FOLDER, load
 
 
@@ -32,6 +34,7 @@ def _sampled_by_two_hosts(folder) -> str:
     return ""
 
 
+@pytest.mark.skipif(not FULL, reason="two hosts of one process each: make test-full runs it")
 def test_two_hosts_sample_what_one_does(tmp_path):
     # Somebody else may take the port before host 0 does; then there is another.
     for _ in range(3):
