@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.posterior.summation import DEVICES, squares
+from wflmc.posterior.summation import DEVICES, FEW, Sum, alone, part_size, plus, squares
 
 CPU_BLOCK = 2**22
 """Bytes of gradients at a time on a CPU: what stays near its cache. Where θ is larger, as much as θ: each block reads
@@ -19,7 +19,7 @@ all of it."""
 
 def filled_up(values: NDArray[Any], block: int) -> Any:
     """values[K, ...] on the device, with zeros for the devices that fill up the last block."""
-    missing = -len(values) % block
+    missing = -len(values) % (block * grouped(len(values), block))
     return jnp.asarray(np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)]))
 
 
@@ -28,16 +28,23 @@ def in_blocks(values: Any, block: int) -> jax.Array:
     return jnp.asarray(values).reshape(-1, block, *values.shape[1:])
 
 
+def grouped(devices: int, block: int) -> int:
+    """How many blocks of devices float32 adds, where a whole device may change, before a pair takes over."""
+    return 1 if devices <= FEW else part_size(-(-devices // block), max(1, FEW // block))
+
+
 def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit: float) -> int:
     """How many devices to take at a time; in equal blocks, as few of them as the limit allows."""
     if jax.default_backend() == "cpu":
         limit = min(limit, max(CPU_BLOCK, theta_bytes))
     most = int(np.clip(limit // max(1.0, bytes_per_device), 1, min(devices, DEVICES)))
-    return -(-devices // -(-devices // most))
+    size = -(-devices // -(-devices // most))
+    part = part_size(size, FEW)
+    return -(-size // part) * part
 
 
 def over_blocks(
-    add: Callable[..., tuple[Any, jax.Array]], blocks: Any, start: Any, *limits: jax.Array
+    add: Callable[..., tuple[Any, jax.Array]], blocks: Any, start: Any, *limits: jax.Array, by_device: bool = False
 ) -> tuple[Any, jax.Array]:
     """A sum over devices, one block after the other.
 
@@ -46,6 +53,7 @@ def over_blocks(
             the norms of the block's gradients, [chain, block].
         blocks: data with leading axes [blocks, block].
         limits: weights, clips: [chain, K], or [1, K] where all chains have the same; [chain, K, m] if each has more.
+        by_device: a whole device may change, so that float32 may add a few of them.
 
     Returns:
         The sum, and the norms [chain, K].
@@ -61,8 +69,18 @@ def over_blocks(
     def body(total: Any, part: tuple[Any, tuple[jax.Array, ...]]) -> tuple[Any, jax.Array]:
         return add(total, part[0], *part[1])
 
-    total, norms = jax.lax.scan(body, start, (blocks, tuple(by_block(values) for values in limits)))
-    return total, norms.swapaxes(0, 1).reshape(norms.shape[1], -1)[:, :devices]
+    parts, group = (blocks, tuple(by_block(values) for values in limits)), grouped(devices, size)
+    if not by_device or not isinstance(start, Sum) or group == 1:
+        total, norms = jax.lax.scan(body, start, parts)
+        return total, norms.swapaxes(0, 1).reshape(norms.shape[1], -1)[:, :devices]
+
+    def together(total: Sum, part: Any) -> tuple[Sum, jax.Array]:
+        some, norms = jax.lax.scan(body, jnp.zeros_like(total.high), part)
+        return plus(total, alone(some)), norms
+
+    groups = jax.tree.map(lambda values: values.reshape(-1, group, *values.shape[1:]), parts)
+    total, norms = jax.lax.scan(together, start, groups)
+    return total, jnp.moveaxis(norms, 2, 0).reshape(norms.shape[2], -1)[:, :devices]
 
 
 def clipping(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Array:

@@ -39,7 +39,7 @@ def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Arra
         norm = jnp.sqrt(squares(gradient))
         return over_devices(total, clipping(w, limit, norm)[..., None] * gradient, 1, bound), norm
 
-    return over_blocks(add, blocks, begin(_zero(theta), weight.shape[1]), weight, clip, *heard)
+    return over_blocks(add, blocks, begin(_zero(theta), weight.shape[1]), weight, clip, *heard, by_device=True)
 
 
 def _own(theta: jax.Array) -> list[jax.Array]:

@@ -21,6 +21,7 @@ from wflmc.posterior.summation import (
     over_devices,
     over_pairs,
     over_records,
+    part_size,
     plus,
     projected,
     squares,
@@ -136,7 +137,7 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
         clipped = factor[:, None, None] * gradient
         return plus(total, over(clipped, 0, bound)) if by_record else over_devices(total, clipped, 0, bound), norm.T
 
-    total, norms = over_blocks(add, blocks, start, *limits, *heard)
+    total, norms = over_blocks(add, blocks, start, *limits, *heard, by_device=not by_record)
     return jax.tree.map(_rows, total), norms
 
 
@@ -195,7 +196,7 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
 
 def _added(u: jax.Array, clipped: jax.Array, rows: int, bound: jax.Array) -> Sum:
     """uᵀ clipped, u[n, d] and clipped[n, C, chain], where float32 adds whole devices of no more than so many rows."""
-    size = ROWS_TOGETHER // rows * rows
+    size = part_size(len(u) // rows, ROWS_TOGETHER // rows) * rows
     if len(u) <= size:
         return alone(product(u.T, clipped))
     missing = -len(u) % size

@@ -121,16 +121,16 @@ def over(terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
     most = jnp.asarray(bound, jnp.float32) * count
     finite = jnp.isfinite(most) & (most > 0)
     exponent = (jax.lax.bitcast_convert_type(most, jnp.int32) >> 23) - 126  # most < 2^exponent
-    coarse = _power(exponent - 23)
-    fine = _power(exponent - 47 + int(np.ceil(np.log2(count))))
-    high = jnp.where(finite, jnp.round(terms / coarse) * coarse, terms)
-    low = jnp.where(finite, jnp.round((terms - high) / fine) * fine, 0.0)
+    high = jnp.where(finite, _on_lattice(terms, exponent - 23), terms)
+    low = jnp.where(finite, _on_lattice(terms - high, exponent - 47 + int(np.ceil(np.log2(count)))), 0.0)
     return two_sum(high.sum(axis), low.sum(axis))
 
 
-def _power(exponent: jax.Array) -> jax.Array:
-    """2^exponent, exactly."""
-    return jax.lax.bitcast_convert_type((jnp.maximum(exponent, -126) + 127) << 23, jnp.float32)
+def _on_lattice(values: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Values rounded to multiples of 2^exponent, or of 2⁻¹²⁶ if that is more."""
+    exponent = jnp.maximum(exponent, -126)
+    up, down = (jax.lax.bitcast_convert_type((power + 127) << 23, jnp.float32) for power in (-exponent, exponent))
+    return jnp.round(values * up) * down
 
 
 def over_pairs(terms: Sum, axis: int, bound: jax.Array) -> Sum:
@@ -200,8 +200,8 @@ def over_devices(total: Total, terms: jax.Array, axis: int, bound: jax.Array) ->
         return total + terms.sum(axis)
     if terms.shape[axis] <= FEW:
         return plus(total, alone(terms.sum(axis)))
-    blocks = _split(terms, axis, FEW)
-    return plus(total, over(blocks.sum(axis % terms.ndim + 1), 0, bound * FEW))
+    axis = axis % terms.ndim
+    return plus(total, over(_split(terms, axis, FEW).sum(axis + 1), axis, bound * FEW))
 
 
 def over_records(add: Callable[..., jax.Array], like: jax.Array, *records: tuple[jax.Array, int]) -> Sum:
@@ -220,27 +220,35 @@ def over_records(add: Callable[..., jax.Array], like: jax.Array, *records: tuple
         cut = [add(*(jax.lax.slice_in_dim(v, at[0], at[-1] + 1, axis=axis) for v, axis in records)) for at in parts]
         return functools.reduce(plus, map(alone, cut))
 
+    blocks = tuple(jnp.moveaxis(_split(values, axis, ROWS), axis, 0) for values, axis in records)
+
     def step(total: Sum, block: tuple[jax.Array, ...]) -> tuple[Sum, None]:
         return plus(total, alone(add(*block))), None
 
-    return jax.lax.scan(step, alone(jnp.zeros_like(like)), tuple(_split(*part, ROWS) for part in records))[0]
+    return jax.lax.scan(step, alone(jnp.zeros_like(like)), blocks)[0]
 
 
 def _split(values: jax.Array, axis: int, size: int) -> jax.Array:
-    """An axis, filled up with zeros, in blocks of a size, [block, ..., size, ...]."""
+    """An axis in equal blocks of at most a size, filled up with zeros where need be, [..., block, size, ...]."""
     axis = axis % values.ndim
-    padding = [(0, 0)] * values.ndim
-    padding[axis] = (0, -values.shape[axis] % size)
-    padded = jnp.pad(values, padding)
-    return jnp.moveaxis(padded.reshape(*values.shape[:axis], -1, size, *values.shape[axis + 1 :]), axis, 0)
+    size = part_size(values.shape[axis], size)
+    missing = -values.shape[axis] % size
+    if missing:
+        values = jnp.pad(values, [(0, missing * (at == axis)) for at in range(values.ndim)])
+    return values.reshape(*values.shape[:axis], -1, size, *values.shape[axis + 1 :])
+
+
+def part_size(count: int, most: int) -> int:
+    """The length of equal parts, at most so long: one that divides the whole, if it is not much shorter, saves a copy."""
+    fair = -(-count // -(-count // most))
+    return next((size for size in range(most, fair // 2, -1) if count % size == 0), fair)
 
 
 def squares(values: jax.Array, axis: int = -1) -> jax.Array:
     """Σ x² along an axis; a long one in stages, so that rounding grows with the logarithm of its length."""
     terms, axis = values**2, axis % values.ndim
     while terms.shape[axis] > STAGE:
-        partial = _split(terms, axis, STAGE).sum(axis + 1)
-        terms = jnp.moveaxis(stage(partial), 0, axis)
+        terms = stage(_split(terms, axis, STAGE).sum(axis + 1))
     return terms.sum(axis)
 
 
@@ -251,7 +259,10 @@ def stage(partial: jax.Array) -> jax.Array:
 
 def stages(count: int) -> int:
     """The most additions that a term of `squares` goes through."""
-    return count if count <= STAGE else STAGE + stages(-(-count // STAGE))
+    if count <= STAGE:
+        return count
+    size = part_size(count, STAGE)
+    return size + stages(-(-count // size))
 
 
 class Rounding(NamedTuple):

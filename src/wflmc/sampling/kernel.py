@@ -189,8 +189,9 @@ def step(key: jax.Array, posterior: Any, theta: jax.Array, now: Rounds) -> tuple
     received = receive(named(key, "noise"), signal, now)
     theta = update(named(key, "server"), theta, received, now.weight, now)
     sends = now.weight > 0
-    clip_rate = jnp.sum((norm > now.clip) & sends) / jnp.sum(sends)
-    return theta, Info(received, norm, clip_rate, jnp.all(jnp.isfinite(theta)) & ~jnp.any(jnp.isnan(norm)))
+    clipped = jnp.where(norm <= now.clip, 0.0, jnp.where(norm > now.clip, sends, jnp.nan))
+    clip_rate = jnp.sum(clipped) / jnp.sum(sends)  # not a number where a norm is none: one pass over the norms
+    return theta, Info(received, norm, clip_rate, jnp.all(jnp.isfinite(theta)) & ~jnp.isnan(clip_rate))
 
 
 def check_posterior(posterior: object) -> None:
