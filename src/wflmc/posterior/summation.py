@@ -239,7 +239,7 @@ def _split(values: jax.Array, axis: int, size: int) -> jax.Array:
 
 
 def part_size(count: int, most: int) -> int:
-    """The length of equal parts, at most so long: one that divides the whole, if it is not much shorter, saves a copy."""
+    """The length of equal parts, at most so long; one that divides the whole, if not much shorter, saves a copy."""
     fair = -(-count // -(-count // most))
     return next((size for size in range(most, fair // 2, -1) if count % size == 0), fair)
 
