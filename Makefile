@@ -80,7 +80,7 @@ test-machines: $(VENV)/.test
 	XLA_FLAGS= OPENBLAS_CORETYPE=SkylakeX WFLMC_ORDER=3 $(PYTEST)
 
 test-package: $(VENV)/.test
-	WFLMC_FULL=1 $(BIN)/pytest tests/test_wheel.py
+	WFLMC_FULL=1 $(BIN)/pytest tests/package/test_wheel.py
 
 # Both of Flower's runtimes: 30 devices in its simulation engine; SuperLink and three SuperNodes with TLS, kills and strangers.
 federation: $(VENV)/.test

@@ -27,7 +27,7 @@ from wflmc.sampling import run_name
 from wflmc.sampling.payment import noise_name
 from wflmc.scenario import build, load_scenario, read_plan
 
-from ..test_report import silent
+from ..report.test_report import silent
 
 CLASSES, TRUE = 5, 3
 SCENARIO = """

@@ -19,8 +19,8 @@ from wflmc.privacy.ledger import Anchor, anchor_path
 from wflmc.report.run.files import read_run
 from wflmc.scenario import build, load_scenario
 
-from ..ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, losses_of, old_ledger, wflmc_spent
-from ..test_report import run_in
+from ..privacy.ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, losses_of, old_ledger, wflmc_spent
+from ..report.test_report import run_in
 
 
 def opened(path) -> Ledger:

@@ -1,0 +1,251 @@
+"""The audit as an adversary: it sees every way we know to break the code, on settings in which intact code passes."""
+
+from __future__ import annotations
+import __future__
+
+import dataclasses
+import inspect
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc import audit, channel
+from wflmc.audit import attack
+
+from ..conftest import FULL
+from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, names, planned, softmax_of
+
+kernel = sys.modules["wflmc.sampling.kernel"]
+runner = sys.modules["wflmc.sampling.runner"]
+gaussian = sys.modules["wflmc.posterior.gaussian"]
+gaussian_sums = sys.modules["wflmc.posterior.gaussian_sums"]
+softmax = sys.modules["wflmc.posterior.softmax_sums"]
+blocks = sys.modules["wflmc.posterior.blocks"]
+
+
+@pytest.fixture
+def mutate(monkeypatch):
+    """Replace a piece of a function's source, wherever in the package the function is known."""
+
+    def change(function, old, new, wrap=lambda mutant: mutant, known_as=None, traced=True):
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(old) == 1, f"{old!r} is not in {function.__name__}"
+        code = compile(source.replace(old, new), "mutant", "exec", __future__.annotations.compiler_flag)
+        made: dict = {}
+        exec(code, vars(sys.modules[function.__module__]), made)
+        mutant = wrap(made[function.__name__])
+        if known_as is not None:
+            monkeypatch.setattr(*known_as, mutant)
+        else:
+            modules = [module for name, module in list(sys.modules.items()) if name.startswith("wflmc")]
+            found = [(m, name) for m in modules for name, value in list(vars(m).items()) if value is function]
+            assert found
+            for module, name in found:
+                monkeypatch.setattr(module, name, mutant)
+        if traced:  # compiled code knows nothing of the change
+            jax.clear_caches()
+            stale.append(function)
+
+    stale: list = []
+    yield change
+    if stale:
+        jax.clear_caches()
+
+
+# Statistics
+
+
+@pytest.fixture(scope="module")
+def plan(few):
+    return planned(few)
+
+
+@pytest.fixture(scope="module")
+def record_plan(few):
+    return planned(few, SCHEMES["record"]["privacy"])
+
+
+def test_server_noise_counted_as_privacy(plan, monkeypatch):
+    """It is inert below the Langevin cap, so the audit has plans above it."""
+    loud, kinds = audit.above_cap(plan, 2.0), ["constant", "turning"]
+    assert np.all(loud.server_noise > 0)
+    np.testing.assert_allclose(loud.noise_variance, 2 * loud.step_size)
+    assert audit.audit(KEY, loud, trials=TRIALS, attacks=kinds).consistent
+    honest = wflmc.Plan.loss
+
+    def with_server_noise(self):
+        share = self.noise_power * (self.step_size * self.scale / self.gain) ** 2 / self.noise_variance
+        return honest.fget(self) * share[:, None]
+
+    monkeypatch.setattr(wflmc.Plan, "loss", property(with_server_noise))
+    assert audit.audit(KEY, plan, trials=TRIALS).consistent
+    found = names(audit.audit(KEY, loud, trials=TRIALS, attacks=kinds))
+    assert "matched filter, part of the rounds" in found
+    with pytest.raises(wflmc.InputError, match="factor"):
+        audit.above_cap(plan, 1.0)
+
+
+def test_wrong_adjacency(plan, mutate):
+    """Half the true distance between neighbours, αℓ in place of 2αℓ, is a quarter of the loss."""
+    mutate(wflmc.privacy.round_loss, "2 * (send * np", "0.5 * (send * np", traced=False)
+    assert "matched filter" in names(audit.audit(KEY, plan, trials=TRIALS))
+
+
+@pytest.mark.parametrize("name", ["device", "record"])
+def test_the_loss_of_add_remove_for_neighbours_by_replacement(plan, record_plan, monkeypatch, name):
+    attacked = plan if name == "device" else record_plan
+    honest = wflmc.Privacy.half_change
+    monkeypatch.setattr(
+        wflmc.Privacy,
+        "half_change",
+        lambda self, *clips: honest(dataclasses.replace(self, adjacency="add-remove"), *clips),
+    )
+    assert "matched filter" in names(audit.audit(KEY, attacked, trials=TRIALS, attacks=["constant"]))
+
+
+def test_channels_known_worse_than_the_plan_was_made_for(few, plan):
+    """A naive plan where devices arrive up to 1/(1 − 0.1) times as strong; and one that was made for it."""
+    report = audit.audit(KEY, plan, trials=TRIALS, csi_error=0.1, attacks=["constant"])
+    assert "matched filter" in names(report)
+    aware = planned(few, link=wflmc.Link(channel.static(0.01), snr_db=40, csi_error=0.1))
+    assert audit.audit(KEY, aware, trials=TRIALS, attacks=["constant"]).consistent
+
+
+def test_models_of_ones_own_are_attacked_in_pairs(few, plan):
+    """Whoever has another model gives the two neighbours; here two devices' worth of data, which no claim covers."""
+    sides = [dataclasses.replace(few, linear=few.linear + sign * 1e5 * np.eye(6, 5)) for sign in (1, -1)]
+    assert not audit.audit_pair(KEY, plan, *sides, device=0, trials=20_000).consistent
+    one = np.zeros((6, 5))
+    one[0, 0] = 1e5
+    sides = [dataclasses.replace(few, linear=few.linear + sign * one) for sign in (1, -1)]
+    assert audit.audit_pair(KEY, plan, *sides, device=0, trials=20_000).ratio == pytest.approx(0.95, abs=0.05)
+    with pytest.raises(wflmc.InputError, match="differ"):
+        audit.audit_pair(KEY, plan, few, few, device=0, trials=1000)
+    lost = dataclasses.replace(few, linear=few.linear * np.nan)
+    with pytest.raises(wflmc.InputError, match="not finite"):
+        audit.audit_pair(KEY, plan, few, lost, device=0, trials=1000)
+
+
+def test_clip_after_scaling(few, plan, mutate):
+    assert plan.gain.max() < 1
+    mutate(kernel.transmit, "now.clip, ", "now.clip / now.gain, ")
+    assert "matched filter" in names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"]))
+
+
+def test_clip_skipped_on_one_device(plan, mutate):
+    assert np.argmax(plan.spent) != 4
+    mutate(blocks.clipping, "norm <= clip", "(norm <= clip) | (jnp.arange(norm.shape[-1]) == 4)")
+    report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning", "devices"])
+    assert names(report) == {"every device"}
+    assert [test.device for test in report.flagged] == [4]
+    assert "BROKEN: the attack 'every device' on device 4" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("reused", "flagged"),
+    [
+        ("start", {"whole runs, differences of rounds", "whole runs, differences beginning with the second"}),
+        ("start + (index + 1) // 2", {"whole runs, differences beginning with the second"}),
+    ],
+)
+def test_noise_drawn_once(plan, mutate, reused, flagged):
+    """In the sampler itself: one draw for all rounds, or for two at a time."""
+    mutate(runner._scan, "start + index", reused)
+    assert names(audit.audit(KEY, plan, trials=TRIALS, attacks=["runs"])) >= flagged
+
+
+def test_noise_shared_between_rounds_is_seen_by_signs_that_vary_alone(plan, monkeypatch):
+    """The same for transcripts of the kernel, where the audit itself gives every round its key."""
+    source = inspect.getsource(attack._listen.__wrapped__).split("\n", 1)[1]
+    assert source.count("(keys, index)") == 1
+    made: dict = {}
+    code = compile(source.replace("(keys, index)", "(keys, 0)"), "mutant", "exec", __future__.annotations.compiler_flag)
+    exec(code, vars(attack), made)
+    monkeypatch.setattr(attack, "_listen", jax.jit(made["_listen"], static_argnames=("count",)))
+    found = names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning"]))
+    assert "matched filter" not in found
+    assert found >= {"signs that vary", "differences of rounds"}
+
+
+def test_gain_off_by_root_two(plan, mutate):
+    mutate(kernel.transmit, "else now.gain * total", "else 2**0.5 * now.gain * total")
+    report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning", "runs"])
+    assert names(report) >= {"matched filter", "signs that vary", "whole runs"}
+
+
+def test_noise_too_weak(plan, mutate):
+    mutate(channel.superpose, "jnp.sqrt(noise_power)", "0.8 * jnp.sqrt(noise_power)")
+    assert "matched filter" in names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"]))
+
+
+def test_silent_devices_that_send(few, mutate):
+    plan = planned(few, link=SCHEMES["silent rounds"]["link"])
+    mutate(kernel.transmit, "now.weight / now.weight.max()", "jnp.ones_like(now.weight)")
+    assert "rounds of silence" in names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"]))
+
+
+def test_example_clip_skipped_by_the_kernel(few, record_plan, mutate):
+    """The record hides inside the device's clip, which alone is larger than what is claimed of a record."""
+    mutate(kernel.transmit, "example_clip=now.example_clip", "example_clip=None")
+    found = names(audit.audit(KEY, record_plan, few, trials=TRIALS, attacks=["constant", "devices", "model"]))
+    assert found >= {"matched filter", "every device", "gaussian model"}
+
+
+def test_device_clip_skipped_by_the_gaussian_model(few, plan, mutate):
+    again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=3), "known_as": (gaussian, "clipped_sum")}
+    mutate(gaussian_sums._all_chains, "clipping(w, limit, norm)", "w", **again)
+    report = audit.audit(KEY, plan, few, trials=TRIALS, attacks=["turning", "model"])
+    assert names(report) == {"gaussian model"}
+
+
+def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, mutate):
+    again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=4), "known_as": (gaussian, "by_examples")}
+    mutate(gaussian_sums._chains_by_examples, "jnp.clip(residual, -most, most)", "residual", **again)
+    assert not audit.audit_model(KEY, record_plan, few, trials=20_000).consistent
+
+
+@pytest.mark.parametrize(("examples", "promise", "rounds"), SOFTMAX + LONG if FULL else SOFTMAX)
+def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, mutate):
+    posterior, plan = softmax_of(examples, promise, rounds)
+    if promise is None:
+        name, norm = (
+            ("by_rows", "jnp.sqrt(jnp.maximum(square, 0.0) + rounding)") if examples == 6 else ("by_devices", "norm")
+        )
+        used_in = sys.modules["wflmc.posterior.softmax"]
+        again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=3), "known_as": (used_in, name)}
+        mutate(getattr(softmax, f"_chains_{name}"), f"clipping(w.T, limit.T, {norm})", "w.T", **again)
+    else:
+        mutate(softmax._limited, "residual * clipping(jnp.ones(()), most, length)[:, None]", "residual")
+    assert not audit.audit_model(KEY, plan, posterior, trials=8000).consistent
+
+
+def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
+    """Uniform noise of the right variance: nothing for the Gaussian curve at its middle, all of it in the tail."""
+    plan = planned(few, wflmc.Privacy(1, 0.01, 30), rounds=2)
+
+    def uniform(key, signal, noise_power):
+        width = jax.numpy.sqrt(12 * noise_power)
+        return signal + width * (jax.random.uniform(key, signal.shape) - 0.5)
+
+    monkeypatch.setattr(kernel, "superpose", uniform)
+    jax.clear_caches()
+    try:
+        report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"])
+    finally:
+        monkeypatch.undo()
+        jax.clear_caches()
+    assert report.epsilon_lower_counting > report.epsilon
+    assert not report.consistent
+
+
+def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, mutate):
+    plan = planned(few)
+    mutate(
+        gaussian_sums._all_chains, "jnp.sqrt(squares(gradient))", "jnp.max(jnp.abs(gradient), axis=-1)",
+        wrap=lambda mutant: blocks.many_chains(mutant, own=3), known_as=(gaussian, "clipped_sum"),
+    )  # fmt: skip
+    assert not audit.audit_model(KEY, plan, few, trials=TRIALS).consistent

@@ -1,0 +1,175 @@
+"""Inverse questions, pictures of plans, the reference solver and the noise limit on the command line."""
+
+from __future__ import annotations
+
+import tomllib
+
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc.scenario import build, load_scenario, make_plan
+
+from ..cli_tools import FADING, is_picture, strict, with_set, write_gains
+from ..conftest import count
+
+
+def test_resolved_scenario_is_toml(call, scenario, tmp_path):
+    call("run", scenario, "--out", tmp_path / "run")
+    content = tomllib.loads((tmp_path / "run" / "scenario.toml").read_text())
+    assert content["posterior"]["devices"] == 30
+    assert content["link"]["downlink_snr_db"] == np.inf
+
+
+def test_plot(call, scenario, tmp_path):
+    for power in ("optimized", "noiseless"):
+        for suffix in ("png", "svg"):
+            path = tmp_path / f"{power}.{suffix}"
+            assert call("plan", scenario, "--plot", path, "--set", f"policy.power={power}")[0] == 0
+            assert is_picture(path)
+    for bad in ("plan.txt", "none/plan.png"):
+        code, _, err = call("plan", scenario, "--plot", tmp_path / bad)
+        assert code == 2
+        assert "--plot" in err
+
+
+@pytest.mark.parametrize("metric", ["bound", "exact"])
+@pytest.mark.parametrize("key", ["link.snr_db", "privacy.epsilon", "sampler.burn_in"])
+def test_solve_for(plan_of, scenario, key, metric):
+    """The answer reaches the target; a little less of the key does not."""
+    target = {"bound": 0.4, "exact": 0.002}[metric]
+    arguments = [*with_set(FADING), "--metric", metric]
+    found = plan_of(scenario, *arguments, "--solve-for", key, "--target", target)
+    answer = found["solve_for"]
+    assert answer["reachable"]
+    kept = found["constants"]["burn_in"]
+    reached = found["objective"] if metric == "bound" else max(found["exact_w2_sq"][kept:])
+    assert reached == pytest.approx(answer["reached"])
+    assert reached <= target
+    less = answer["value"] - 1 if key == "sampler.burn_in" else answer["value"] * (1 - 1e-4)
+    before = plan_of(scenario, *with_set([*FADING, f"{key}={less}"]))
+    kept = before["constants"]["burn_in"]
+    assert (before["objective"] if metric == "bound" else max(before["exact_w2_sq"][kept:])) > target
+
+
+def test_solve_for_what_cannot_be_reached(call, scenario):
+    """Exit code 1, as the answer is no; the plan is that which comes nearest."""
+    sentence = "no link.snr_db was found that reaches bound on W2² ≤ 1e-06; the best is "
+    arguments = ["plan", scenario, "--no-compare", "--solve-for", "link.snr_db", "--target", "1e-6"]
+    code, out, err = call(*arguments, "--json")
+    found = strict(out)
+    assert (code, err.count(sentence)) == (1, 1)
+    assert found["solve_for"]["value"] is None
+    assert not found["solve_for"]["reachable"]
+    assert found["solve_for"]["reached"] == found["objective"] > 1e-6
+    assert found["solve_for"]["answer"].startswith(sentence)
+    code, out, err = call(*arguments)
+    assert (code, err) == (1, "")
+    assert sentence in out
+    for arguments, key in [
+        (["--solve-for", "link.power", "--target", "1"], "--solve-for"),
+        (["--solve-for", "link.snr_db"], "--target"),
+        (["--target", "1"], "--target"),
+        (["--solve-for", "link.snr_db", "--target", "1", "--set", "policy.power=noiseless"], "--solve-for"),
+        (["--solve-for", "privacy.epsilon", "--target", "1", "--set", "policy.power=no-dp"], "--solve-for"),
+        (["--solve-for", "link.snr_db", "--target", "-1"], "--target"),
+        (["--solve-for", "link.snr_db", "--target", "1", "--metric", "true"], "--metric"),
+    ]:
+        code, _, err = call("plan", scenario, *arguments)
+        assert code == 2
+        assert key in err
+
+
+@pytest.mark.parametrize(
+    ("key", "target"), [("link.snr_db", 0.45), ("privacy.epsilon", 0.45), ("sampler.burn_in", 0.45)]
+)
+def test_solve_for_under_a_noise_limit(plan_of, scenario, key, target):
+    """Values that the limit rules out do not meet the target, and do not end the search either."""
+    guard = [*FADING, "policy.max_round_noise=1.0"]
+    found = plan_of(scenario, *with_set(guard), "--solve-for", key, "--target", target)
+    assert found["solve_for"]["reachable"]
+    assert found["objective"] <= target
+
+
+def test_solve_for_the_average(plan_of, scenario):
+    """With the average objective the exact metric is the average too."""
+    arguments = [*with_set([*FADING, "policy.objective=average"]), "--metric", "exact"]
+    found = plan_of(scenario, *arguments, "--solve-for", "link.snr_db", "--target", "0.002")
+    kept = found["exact_w2_sq"][found["constants"]["burn_in"] :]
+    assert np.mean(kept) == pytest.approx(found["solve_for"]["reached"])
+    assert np.mean(kept) == pytest.approx(0.002, rel=1e-3)
+    assert max(kept) > 0.002
+
+
+def test_the_picture_shows_the_plan(posterior):
+    """What is drawn is what was planned: noise above and below 2η, and the loss as it adds up."""
+    from matplotlib.figure import Figure
+
+    from wflmc.report import plan_picture
+
+    link = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=20)
+    plan = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=1e-4, burn_in=10, samples=10)
+    rounds = np.arange(1, 21)
+    noise, privacy = Figure().subplots(2, 1)
+    plan_picture._noise(noise, plan, rounds)
+    plan_picture._privacy(privacy, plan, rounds)
+    np.testing.assert_allclose(noise.lines[0].get_ydata(), plan.noise_variance)
+    useful = noise.collections[1].get_paths()[0].vertices[:, 1]
+    assert useful.max() == pytest.approx(2e-4)
+    np.testing.assert_allclose(privacy.lines[0].get_ydata(), np.cumsum(plan.loss, axis=0)[:, np.argmax(plan.spent)])
+
+
+def objective(path, overrides):
+    """That of a scenario's plan."""
+    scenario = load_scenario(path, overrides)
+    return make_plan(scenario, build(scenario)).objective
+
+
+def test_solve_for_finds_the_best_number_of_rounds(plan_of, scenario):
+    """The bound falls and rises again with burn-in; a target that only the valley's floor meets is found."""
+    fixed = [*FADING, "privacy.epsilon=3.0"]
+    values = {n: objective(scenario, [*fixed, f"sampler.burn_in={n}"]) for n in range(30)}
+    best = min(values, key=values.get)
+    assert 0 < best < 29
+    found = plan_of(scenario, *with_set(fixed), "--solve-for", "sampler.burn_in", "--target", values[best] * (1 + 1e-9))
+    assert found["solve_for"]["value"] == best
+
+
+def test_solve_for_rounds_against_brute_force(plan_of, scenario):
+    fixed = [*FADING, "policy.power=equal", "link.snr_db=12"]
+    values = [objective(scenario, [*fixed, f"sampler.burn_in={n}"]) for n in range(40)]
+    for target in np.geomspace(min(values) * 1.0001, max(values), count(4, 12)):
+        found = plan_of(scenario, *with_set(fixed), "--solve-for", "sampler.burn_in", "--target", target)
+        assert found["solve_for"]["value"] == next(n for n, value in enumerate(values) if value <= target)
+
+
+def test_solve_for_with_a_short_table_of_gains(plan_of, scenario, tmp_path):
+    write_gains(tmp_path, np.random.default_rng(0).rayleigh(0.1, (60, 30)))
+    overrides = ["link.fading=file", "link.gains=h.npy"]
+    found = plan_of(scenario, *with_set(overrides), "--solve-for", "sampler.burn_in", "--target", "1.0")
+    assert 0 < found["solve_for"]["value"] < 59
+
+
+def test_solvers_agree(plan_of, call, scenario):
+    own, reference = (plan_of(scenario, *with_set(FADING), "--solver", name) for name in ("own", "cvxpy"))
+    assert own["objective"] == pytest.approx(reference["objective"], rel=1e-6)
+    assert own["gap"] <= 1e-9
+    assert reference["gap"] is None
+    code, _, err = call("plan", scenario, "--solver", "best")
+    assert code == 2
+    assert "--solver" in err
+
+
+def test_max_round_noise(plan_of, scenario):
+    """The guard holds in every round, costs something, and names a feasible limit when it has none."""
+    free = plan_of(scenario, *with_set(FADING))
+    guarded = plan_of(scenario, *with_set([*FADING, "policy.max_round_noise=1.0"]))
+    assert guarded["objective"] > free["objective"]
+    active, gain = np.array(guarded["active_devices"]), np.array(guarded["gain"])
+    eta = guarded["constants"]["step_size"]
+    sigma = eta * 30 / active / gain
+    assert np.all(np.sqrt(5) * sigma <= 1.0 * eta * 30 * 30 * (1 + 1e-9))
+    assert any("noise of one round" in warning for warning in free["warnings"])
+    assert not any("noise of one round" in warning for warning in guarded["warnings"])
+    equal = plan_of(scenario, *with_set([*FADING, "policy.max_round_noise=1.0", "policy.power=equal"]))
+    assert any("policy.max_round_noise has no effect" in warning for warning in equal["warnings"])

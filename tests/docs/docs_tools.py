@@ -1,0 +1,295 @@
+"""The pages of the documentation, the code blocks in them, and how each kind of block is tried."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from wflmc.cli.app import app
+from wflmc.scenario import load_scenario
+
+from ..cli_tools import strict
+from ..conftest import FULL
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+ONLY_FULL = {
+    "wflmc audit": "a million transcripts, some 20 s",
+    "load_mnist": "MNIST and 600 rounds, a minute",
+    "examples/mnist.toml": "MNIST and 600 rounds, a minute",
+    "examples/whitened.toml": "MNIST and 600 rounds, a minute",
+    "--engine dask": "a cluster; tests/studies/test_sweep.py starts one",
+    "wflmc federate examples/federation.toml": "a minute; tests/cli/test_federate.py does it with fewer rounds",
+    "for seed in range(20)": "forty plans, ten seconds",
+    "wflmc run examples/fading.toml --set link.snr_db=30": "two runs of 100 chains, to be read off a table",
+}
+"""What is in lines that only WFLMC_FULL=1 runs, and why. A page may say it before a block: <!-- full: why -->."""
+NEVER = {
+    "wflmc reproduce": "minutes to an hour; `make reproduce` and tests/cli/test_reproduce.py do it",
+    "wflmc data": "asks the network",
+}
+"""Commands that are only parsed."""
+
+TOLERANCE = 0.001
+"""How far numbers may be from those shown, relative: enough for float64 on any machine."""
+STANDARD_ERRORS = 3
+"""How many of them a number shown with its standard error, 0.12 ± 0.03, may be away."""
+
+COMMENT = re.compile(r"<!-- (full|sampled): (.+) -->")
+FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+) *(?P<language>[\w-]*)(?P<rest>.*)$")
+COMMAND = re.compile(r"^(\$ )?(\.venv/bin/)?(wflmc|make|pip|python|cd)\b")
+NUMBER = re.compile(r"(?<![\w.])[-−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
+LANGUAGES = {
+    "python": "python", "toml": "toml", "json": "json", "output": "output", "text": "text",
+    "bash": "shell", "sh": "shell", "shell": "shell", "console": "shell",
+}  # fmt: skip
+
+
+@dataclass
+class Block:
+    """A code block: where it begins, what it is, and what is in it."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    title: str = ""
+    said: dict[str, str] = field(default_factory=dict)
+    """What comments before the block say: why only the full tests run it (full), and what is random (sampled)."""
+
+    @property
+    def kind(self) -> str:
+        """python, shell, toml, json, output, text; or unknown, which is an error."""
+        if self.language:
+            return LANGUAGES.get(self.language, "unknown")
+        first = self.text.strip().splitlines()[0]
+        return "shell" if COMMAND.match(first) else "toml" if re.match(r"\[\w+\]", first) else "unknown"
+
+    def tolerance(self, line: str) -> float:
+        """How far numbers of a line may be from those shown, relative: 5 % by <!-- sampled: R-hat max 5 % -->."""
+        for words, percent in re.findall(r"([^,]*?) *([\d.]+) %", self.said.get("sampled", "")):
+            if line.startswith(words.strip()):
+                return float(percent) / 100
+        return TOLERANCE
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line} ({self.language or 'no language'})"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """All code blocks of a page, fenced and indented, in order."""
+    lines, found, at, above = page.read_text(encoding="utf-8").splitlines(), [], 0, ""
+    said: dict[str, str] = {}
+    while at < len(lines):
+        begin, fence = at, FENCE.match(lines[at])
+        if fence:
+            close = fence["indent"] + fence["ticks"]
+            at = next(i for i in range(begin + 1, len(lines)) if lines[i].rstrip() == close)
+            title = re.search(r'title="([^"]+)"', fence["rest"])
+            text = textwrap.dedent("\n".join(lines[begin + 1 : at]))
+            found.append(Block(page.name, begin + 1, fence["language"], text, title[1] if title else "", said))
+        elif lines[at].startswith("    ") and (at == 0 or not lines[at - 1].strip()) and not _in_list(above):
+            while at + 1 < len(lines) and (lines[at + 1].startswith("    ") or not lines[at + 1].strip()):
+                at += 1
+            found.append(Block(page.name, begin + 1, "", textwrap.dedent("\n".join(lines[begin : at + 1])), "", said))
+        elif lines[at].strip():
+            comment = COMMENT.fullmatch(lines[at].strip())
+            said = {**said, comment[1]: comment[2]} if comment else {}
+            above = above if lines[at].startswith(" ") else lines[at]
+        at += 1
+    return found
+
+
+def _in_list(above: str) -> bool:
+    return re.match(r"([-*]|\d+\.) ", above) is not None
+
+
+@dataclass
+class Reader:
+    """Someone who follows one page from top to bottom in an empty folder with the examples in it."""
+
+    call: Callable[..., tuple[int, str, str]]
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
+    printed: str | None = None
+    """What the last command or Python block printed; None where it was not run."""
+
+    def follow(self, block: Block) -> None:
+        """Do what a block says, or compare it with what was printed."""
+        if block.title:
+            Path(block.title).write_text(block.text, encoding="utf-8")
+        getattr(self, block.kind)(block)
+
+    def unknown(self, block: Block) -> None:
+        raise AssertionError(f"{block}: no rule covers this block; say what it is, such as ```text for a formula")
+
+    def text(self, block: Block) -> None:
+        hidden = [line for line in block.text.splitlines() if COMMAND.match(line)]
+        assert not hidden, f"{block}: commands belong in ```bash, where they are run: {hidden}"
+
+    def toml(self, block: Block) -> None:
+        path = Path(block.title or "fragment.toml")
+        path.write_text(block.text, encoding="utf-8")
+        load_scenario(path)
+
+    def json(self, block: Block) -> None:
+        strict(block.text)
+
+    def output(self, block: Block) -> None:
+        if self.printed is not None:
+            compare(block, block.text.splitlines(), self.printed)
+
+    def python(self, block: Block) -> None:
+        if _waits(block, block.text):
+            self.printed = None
+            return
+        self.printed = ""
+        for statement in ast.parse(block.text).body:
+            stream, code = io.StringIO(), ast.Module([statement], [])
+            with contextlib.redirect_stdout(stream):
+                exec(compile(code, str(block), "exec"), self.names)
+            self.printed += stream.getvalue()
+            last = block.text.splitlines()[(statement.end_lineno or 1) - 1]
+            promised = re.search(r"#([-\d.e+, ]+)$", last)
+            if stream.getvalue() and promised:
+                compare(block, promised[1].replace(",", " ").split(), stream.getvalue())
+
+    def shell(self, block: Block) -> None:
+        shown: list[str] = []
+        self.printed = ""
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if COMMAND.match(line):
+                self._finish(block, shown)
+                shown = []
+                self._command(block, line)
+            elif line.strip() and not line.startswith("#"):
+                shown.append(line)
+        self._finish(block, shown)
+
+    def _finish(self, block: Block, shown: list[str]) -> None:
+        if shown and self.printed is not None:
+            compare(block, shown, self.printed)
+
+    def _command(self, block: Block, line: str) -> None:
+        words = shlex.split(re.sub(r"^(\$ )?(\.venv/bin/)?", "", line), comments=True)
+        program, arguments = words[0], words[1:]
+        if program == "wflmc":
+            self._wflmc(block, line, arguments)
+        elif program == "make":
+            targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+            assert set(arguments) <= set(targets), f"{block}: {line}"
+        elif program == "pip":
+            extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
+            wanted = [
+                name for word in arguments for name in re.findall(r"\w+", (re.findall(r"\[(.+)\]", word) or [""])[0])
+            ]
+            assert set(wanted) <= set(extras), f"{block}: {line}"
+        elif program == "cd":
+            os.chdir(arguments[0])
+        elif arguments[0] == "-m":
+            place = ROOT / arguments[1].replace(".", "/")
+            assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), f"{block}: {line}"
+        elif not _waits(block, line):
+            with contextlib.redirect_stdout(io.StringIO()) as stream:
+                runpy.run_path(arguments[0], run_name="__main__")
+            self._print(stream.getvalue())
+
+    def _print(self, text: str) -> None:
+        """A block has printed what all its commands have; what was not run is not known."""
+        self.printed = None if self.printed is None else self.printed + text
+
+    def _wflmc(self, block: Block, line: str, arguments: list[str]) -> None:
+        """Parse it in any case; run it unless a table says why not."""
+        if arguments[0] in COMMANDS:
+            COMMANDS[arguments[0]].make_context(arguments[0], list(arguments[1:]))
+        if any(words in line for words in NEVER) or _waits(block, line):
+            self.printed = None
+            return
+        code, printed, errors = self.call(*arguments)
+        assert code == 0, f"{block}: {line}\n{errors}"
+        self._print(printed + errors)
+        promised = NUMBER.search(line.rpartition("#")[2]) if "--solve-for" in line and "#" in line else None
+        if promised:
+            compare(block, [f"= {promised[0]} is the smallest found"], printed)
+
+
+def _waits(block: Block, text: str) -> bool:
+    return not FULL and bool(block.said.get("full") or any(words in text for words in ONLY_FULL))
+
+
+def compare(block: Block, shown: list[str], printed: str) -> None:
+    """Every shown line must have been printed: the same words, and numbers that the shown ones stand for."""
+    now = _words(printed)
+    for line in shown:
+        wanted = _words(line).removesuffix("...").removesuffix("…").strip()
+        if not wanted:
+            continue
+        words = [re.escape(part) for part in NUMBER.sub("\0", wanted).split("\0")]
+        pattern = rf"(?<!\S){f'({NUMBER.pattern})'.join(words)}(?!\w)"
+        candidates = [match.groups() for match in re.finditer(pattern, now)]
+        assert candidates, f"{block}: {wanted!r} is not what is printed now:\n{printed}"
+        allowed = _allowed(wanted, block.tolerance(wanted))
+        same = [
+            all(low <= _value(text)[0] <= high for text, (low, high) in zip(groups, allowed, strict=True))
+            for groups in candidates
+        ]
+        assert any(same), f"{block}: {wanted!r}, but now {candidates}, where {allowed} is allowed"
+
+
+def _words(text: str) -> str:
+    """A text without box drawing and with single spaces."""
+    return " ".join(re.sub("[\u2500-\u257f]", " ", text).split())
+
+
+def _value(number: str) -> tuple[float, float]:
+    """The value of a number as it is written, and the unit of its last digit."""
+    digits, _, exponent = number.replace("−", "-").partition("e")
+    return float(number.replace("−", "-")), 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+
+
+def _allowed(line: str, tolerance: float) -> list[tuple[float, float]]:
+    """The least and the largest that each number of a shown line stands for.
+
+    That is the tolerance and half a unit of the last digit shown to both sides; standard errors where one is shown;
+    and for a number after "within" all up to it.
+    """
+    numbers = list(NUMBER.finditer(line))
+    found = []
+    for number, after in zip(numbers, [*numbers[1:], None], strict=False):
+        value, unit = _value(number[0])
+        slack = tolerance * abs(value) + 0.501 * unit
+        before = line[: number.start()].rstrip()
+        if after and line[number.end() : after.start()].strip() == "±":
+            slack = max(slack, STANDARD_ERRORS * _value(after[0])[0])
+        elif before.endswith("±"):
+            slack = max(slack, value)  # a standard error is itself an estimate
+        found.append((0.0 if before.endswith("within") else value - slack, value + slack))
+    return found
+
+
+@contextlib.contextmanager
+def reading_room(folder: Path) -> Any:
+    """An empty folder with the examples in it, which is where one is while inside."""
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    before, path = Path.cwd(), list(sys.path)
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        sys.path[:] = path

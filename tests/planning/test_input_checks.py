@@ -1,0 +1,147 @@
+"""Inputs that look like a mistake: gains in dB, features as they came, and a δ above one over what is hidden."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc import channel
+from wflmc.baselines import gradient_descent
+
+from ..cli_tools import with_set, write_gains
+
+KEY = jax.random.key(0)
+GENERATOR = np.random.default_rng(0)
+LINK = wflmc.Link(channel.static(1.0))
+SMALL = wflmc.gaussian_regression(KEY, 4, examples=40, dim=3)
+
+
+def warnings_of(posterior=SMALL, link=LINK, privacy=None, **keywords):
+    step = 0.4 / (posterior.mu + posterior.L)
+    promise = wflmc.Privacy(8, 0.01, 30) if privacy is None else privacy
+    return wflmc.plan(posterior, link, promise, step_size=step, burn_in=2, samples=2, **keywords).warnings
+
+
+def about(part, **given):
+    return [text for text in warnings_of(**given) if part in text]
+
+
+IN_DB = {
+    "path gains": -60 - 20 * GENERATOR.random((4, 4)),
+    "small gains": -3 * GENERATOR.random((4, 4)) - 0.1,
+    "path losses": 60 + 20 * GENERATOR.random((4, 4)),
+    "of either sign": np.linspace(-15, 5, 16).reshape(4, 4),
+}
+AMPLITUDES = {
+    "rayleigh": channel.rayleigh(1.0).draw(GENERATOR, 4, 4),
+    "path loss": 1e-5 * channel.rayleigh(1.0).draw(GENERATOR, 4, 4),
+    "magnitudes": np.abs(channel.rayleigh(3.0).draw(GENERATOR, 4, 4)),
+    "real, of either sign": GENERATOR.standard_normal((4, 4)),
+    "shadowing of 8 dB": 10 ** (8 * GENERATOR.standard_normal((400, 4)) / 20),
+    "strong, with a phase": 50 * channel.rayleigh(1.0).draw(GENERATOR, 4, 4),
+}
+
+
+@pytest.mark.parametrize("table", IN_DB.values(), ids=IN_DB)
+def test_gains_in_db(table):
+    (told,) = about("dB", link=wflmc.Link(channel.from_array(table)))
+    assert "10**(dB/20)" in told
+    assert not about("dB", link=wflmc.Link(channel.from_array(table)), power="noiseless-dp")  # without a link
+    converted = 10 ** (-np.abs(table) / 20)
+    assert not about("dB", link=wflmc.Link(channel.from_array(converted)))
+
+
+@pytest.mark.parametrize("table", AMPLITUDES.values(), ids=AMPLITUDES)
+def test_amplitudes_are_nothing_to_speak_of(table):
+    assert not about("dB", link=wflmc.Link(channel.from_array(table)))
+
+
+def test_gains_in_db_from_a_file(plan_of, scenario, tmp_path):
+    write_gains(tmp_path, np.full((60, 30), -80.0))
+    sets = with_set(["link.fading=file", "link.gains=h.npy"])
+    assert any("all real and negative, as those in dB are" in text for text in plan_of(scenario, *sets)["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("privacy", "part"),
+    [
+        (wflmc.Privacy(8, 0.3, 30), "delta = 0.3 is above 1/4, one over the number of devices"),
+        (wflmc.Privacy(8, [0.01, 0.01, 0.3, 0.01], 30), "delta = 0.3 is above 1/4"),
+        (wflmc.Privacy(8, 0.03, 30, unit="record", example_clip=3), "delta = 0.03 is above 1/40, one over the number"),
+        (wflmc.Privacy(8, 0.2, 30), None),
+        (wflmc.Privacy(8, 0.02, 30, unit="record", example_clip=3), None),
+        (wflmc.Privacy(clip=30), None),
+    ],
+)
+def test_large_deltas(privacy, part):
+    found = about("delta", privacy=privacy)
+    assert len(found) == (part is not None)
+    assert part is None or part in found[0]
+
+
+def scaled(*scales, intercept=False, **keywords):
+    X = np.random.default_rng(1).standard_normal((50, len(scales))) * scales
+    return wflmc.softmax_regression(KEY, 2, X=X, y=np.arange(50) % 2, intercept=intercept, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("scales", "part"),
+    [
+        ((1, 1, 1), None),
+        ((5, 1, 0.2), None),
+        ((1, 0.01, 1), None),  # one small column does no harm
+        ((1, 0, 1), None),
+        ((1e-3, 1e-3), None),
+        ((1, 1000, 1, 2), "column 1 of X, counted from 0, is some 1,000 times as large as the median column"),
+        ((1e-4, 1, 1e-4), "column 1 of X, counted from 0, is some 10,000 times as large as the median"),
+        ((1000, 800), "column 0 of X, counted from 0, is some 1,000 times as large as a standardised one"),
+        ((1, 1, 50), "column 2 of X, counted from 0, is some 100 times as large as a standardised one"),
+    ],
+)
+def test_features_that_are_not_scaled(scales, part):
+    found = about("not scaled", posterior=scaled(*scales))
+    assert len(found) == (part is not None)
+    assert part is None or part in found[0]
+
+
+def test_whitening_is_scaling():
+    """Unless noise has hidden the features from it, which then are as they were."""
+    raw = scaled(1, 1000, 1, intercept=True)
+    assert about("not scaled", posterior=raw)
+    assert not about("not scaled", posterior=raw.whitened())
+    (told,) = about("not scaled", posterior=raw.whitened(np.eye(4)))
+    assert "after whitening a direction is some 1,000 times as large as a standardised one" in told
+
+
+def test_a_csv_says_which_column(plan_of, scenario, tmp_path):
+    """By its name, where y is not the last column, and by no number of the data but a power of ten."""
+    X = np.random.default_rng(1).standard_normal((50, 2)) * [1, 1234]
+    lines = ["age,y,mean area", *(f"{a},{a},{b}" for a, b in X)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    found = plan_of(scenario, *with_set(["posterior.data=d.csv"]))["warnings"]
+    (told,) = (text for text in found if "not scaled" in text)
+    assert "column 1 of X (mean area)" in told
+    assert set(re.findall(r"[\d,.]*\d", told)) == {"1", "0", "1,000"}
+
+
+def test_descent_warns_as_well():
+    gains = channel.from_array(np.full((4, 4), -80.0))
+    made = gradient_descent(SMALL, wflmc.Link(gains), wflmc.Privacy(8, 0.3, 30), step_size=1e-3, rounds=4)
+    assert sum("dB" in text or "delta" in text for text in made.warnings) == 2
+
+
+def test_public_constants_keep_a_plan_from_telling_of_the_data(plan_of, tmp_path):
+    """With a promise and all constants given, not even the scale of a column shows."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", X=rng.standard_normal((60, 2)) * [1, 1e4], y=rng.standard_normal(60))
+    (tmp_path / "s.toml").write_text(
+        '[posterior]\ndata = "d.npz"\ndevices = 4\nmu = 1.0\nL = 1e11\n[privacy]\nepsilon = 8.0\ndelta = 0.001\n'
+    )
+    told = plan_of(tmp_path / "s.toml")["warnings"]
+    assert any("not scaled" in text for text in told)
+    quiet = plan_of(tmp_path / "s.toml", "--set", "posterior.initial_w2_sq=3.0")["warnings"]
+    assert not any("not scaled" in text for text in quiet)

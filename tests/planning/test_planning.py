@@ -1,0 +1,232 @@
+"""Policies and plans: limits, invariances, ledgers, warnings and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import wflmc
+from wflmc import channel
+from wflmc.planning import POLICIES
+from wflmc.planning.single_sample import REGIMES
+
+from ..cli.scenarios import Target, check_limits, fading_cases, make, static_cases
+
+
+@given(fading_cases(), st.sampled_from(["equal", "no-dp", "noiseless"]))
+def test_benchmarks_keep_their_limits_on_any_channel(case, power):
+    target, h, keywords = case
+    plan = make(target, h, power=power, **keywords)
+    assert plan.regime is None or plan.rounds == 1 or np.ptp(np.abs(h), axis=0).max() < 1e-9 or power == "noiseless"
+    assert sum(plan.regime_share.values()) == pytest.approx(1)
+    if power == "equal":
+        check_limits(plan, h, keywords["snr_db"], keywords["clip"])
+        # No round may stay below every limit: caps, or the equal share of one of its devices.
+        share = plan.privacy.budget(1)[0] / np.maximum((plan.weight > 0).sum(0), 1)
+        limit = np.where(plan.weight > 0, share, np.inf).min(-1)
+        at_dp = plan.loss.max(-1) >= limit * (1 - 1e-9)
+        assert np.all(at_dp | (plan.noise_variance <= 2 * plan.step_size * (1 + 1e-9)) | at_power(plan, h, keywords))
+    if power == "noiseless":
+        assert np.all(plan.active_devices == target.devices)
+        assert np.all(plan.threshold == 0)
+        np.testing.assert_allclose(plan.noise_variance, 2 * plan.step_size, rtol=1e-12)
+        assert not plan.clips
+        assert plan.epsilon_spent is None
+
+
+@given(
+    st.tuples(*[st.floats(0.1, 60)] * 2), st.tuples(*[st.floats(-20, 40)] * 2), st.floats(1, 90), st.integers(0, 3),
+    st.integers(2, 8), st.floats(0.03, 0.8),
+)  # fmt: skip
+@example((11.85, 54.82), (29.0, -9.0), 31.4, 3, 2, 0.125)  # 42 % and 0.1 % of the budgets spent
+@example((0.62, 31.05), (-10.0, 15.0), 82.6, 2, 7, 0.746)
+def test_privacy_limits_no_round_whose_devices_have_budget_left(epsilon, snr_db, clip, burn_in, samples, step):
+    """The worst bound does not depend on rounds after it: the optimum may leave their power below every limit."""
+    target = wflmc.gaussian_regression(jax.random.key(0), devices=2, examples=40)
+    promise, link = wflmc.Privacy(epsilon, 0.01, clip), wflmc.Link(channel.rayleigh(0.01), snr_db=snr_db)
+    eta = step / (target.mu + target.L)
+    plan = wflmc.plan(target, link, promise, step_size=eta, burn_in=burn_in, samples=samples)
+    spent = plan.spent >= (1 - 1e-5) * promise.budget(2)
+    limited = plan.limit == REGIMES.index("dp-limited")
+    assert not np.any(limited & ~((plan.weight > 0) & spent).any(-1))
+
+
+def at_power(plan, h, keywords):
+    sends = plan.weight > 0
+    power = np.where(sends, (plan.gain[:, None] * keywords["clip"] / np.abs(h)) ** 2, 0).max(-1)
+    return power >= plan.dim * 10 ** (keywords["snr_db"] / 10) * (1 - 1e-9)
+
+
+@given(static_cases(), st.floats(1, 3), st.floats(0, 20))
+def test_more_privacy_budget_or_power_never_hurts(case, more, decibels):
+    target, h, keywords = case
+    keywords["schedule"] = "all"
+    base = make(target, h, **keywords).objective
+    assert make(target, h, **{**keywords, "epsilon": keywords["epsilon"] * more}).objective <= base * (1 + 1e-9)
+    assert make(target, h, **{**keywords, "snr_db": keywords["snr_db"] + decibels}).objective <= base * (1 + 1e-9)
+    assert make(target, h, power="noiseless-dp", **keywords).objective <= base * (1 + 1e-9)
+    assert base <= make(target, h, power="equal", **keywords).objective * (1 + 1e-9)
+
+
+@given(static_cases(), st.sampled_from(["optimized", "equal"]), st.randoms(use_true_random=False))
+def test_permuting_devices_changes_nothing(case, power, random):
+    target, h, keywords = case
+    order = list(range(target.devices))
+    random.shuffle(order)
+    first, second = make(target, h, power=power, **keywords), make(target, h[:, order], power=power, **keywords)
+    np.testing.assert_allclose(first.gain, second.gain, rtol=1e-12)
+    np.testing.assert_allclose(first.bound, second.bound, rtol=1e-12)
+    np.testing.assert_array_equal(first.weight[:, order], second.weight)
+
+
+@given(static_cases(), st.floats(1e-3, 1e3))
+def test_noise_power_and_transmit_power_scale_together(case, noise_power):
+    target, h, keywords = case
+    first, second = make(target, h, **keywords), make(target, h, noise_power=noise_power, **keywords)
+    np.testing.assert_allclose(second.gain, first.gain * np.sqrt(noise_power), rtol=1e-9)
+    np.testing.assert_allclose(second.bound, first.bound, rtol=1e-9)
+    np.testing.assert_allclose(second.spent, first.spent, rtol=1e-9)
+
+
+@pytest.mark.parametrize("power", ["optimized", "equal", "no-dp", "noiseless-dp", "noiseless"])
+def test_objective_is_what_it_says(power):
+    target = Target(3.0, 20.0, 7, 6)
+    h = channel.rayleigh(0.01).draw(np.random.default_rng(2), 25, 6)
+    for objective, value in (("worst", np.max), ("average", np.mean)):
+        plan = make(target, h, power=power, objective=objective, burn_in=10, samples=15, clip=2.0)
+        assert plan.objective == pytest.approx(value(plan.bound[10:]), rel=1e-12)
+
+
+def test_equal_uses_the_largest_count_among_the_devices_of_a_round():
+    """Device 0 is active in 4 rounds, device 1 in 1: rounds with device 0 get R/4, whoever else sends."""
+    h = np.array([[1, 1e-4], [1, 1e-4], [1, 1e-4], [1, 1]])
+    target = Target(1.0, 2.0, 3, 2)
+    plan = make(
+        target,
+        h,
+        snr_db=50,
+        power="equal",
+        schedule="threshold",
+        burn_in=0,
+        samples=4,
+        clip=1.0,
+        step_size=0.3,
+        epsilon=0.1,
+    )
+    assert plan.active_devices.tolist() == [1, 1, 1, 2]
+    budget = plan.privacy.budget(1)[0]
+    np.testing.assert_allclose(plan.loss.max(-1), budget / 4, rtol=1e-9)
+    np.testing.assert_allclose(plan.spent, [budget, budget / 4], rtol=1e-9)
+    # A round without the busy device need not be as careful as if it were there.
+    alone = make(
+        target, np.array([[1, 1e-4], [1, 1e-4], [1, 1e-4], [1e-4, 1]]), snr_db=50, power="equal", schedule="threshold",
+        burn_in=0, samples=4, clip=1.0, step_size=0.3, epsilon=0.1,
+    )  # fmt: skip
+    np.testing.assert_allclose(alone.loss.max(-1), budget / np.array([3, 3, 3, 1]), rtol=1e-9)
+
+
+def test_unequal_budgets_and_clips():
+    """The tightest device decides, in its own units: B_k = R_k/(2 ℓ_k²)."""
+    target = Target(1.0, 2.0, 3, 3)
+    link = wflmc.Link(channel.static(1.0), snr_db=60)
+    promise = wflmc.Privacy(epsilon=[1.0, 2.0, 4.0], delta=1e-5, clip=[1.0, 5.0, 20.0])
+    for power in ("optimized", "equal"):
+        plan = wflmc.plan(target, link, promise, step_size=0.3, burn_in=9, samples=1, power=power)
+        budget = promise.budget(3)
+        assert np.all(plan.spent <= budget)
+        tightest = np.argmin(budget / np.array([1.0, 5.0, 20.0]) ** 2)
+        assert plan.spent[tightest] == pytest.approx(budget[tightest], rel=1e-9)
+    with pytest.raises(wflmc.InputError, match="for each of the 4 devices"):
+        wflmc.plan(dataclasses.replace(target, devices=4), link, promise, step_size=0.3, burn_in=9, samples=1)
+
+
+def test_ledger_leaves_only_what_is_left():
+    target = Target(1000.0, 1300.0, 5, 4)
+    h = np.full((20, 4), 0.1)
+    promise = wflmc.Privacy(8.0, 0.01, 30.0)
+    link = wflmc.Link(channel.from_array(h), 30.0)
+    keywords = {"step_size": 0.4 / 2300, "burn_in": 19, "samples": 1}
+    before = 0.25 * promise.budget(4)
+    plan = wflmc.plan(target, link, promise, ledger=before, **keywords)
+    assert plan.spent.max() == pytest.approx(0.75 * promise.budget(4)[0], rel=1e-9)
+    assert plan.epsilon_spent == pytest.approx(8.0, rel=1e-9)
+    uneven = wflmc.plan(target, link, promise, ledger=before * [1, 2, 3, 1], **keywords)
+    assert uneven.spent.max() == pytest.approx(0.25 * promise.budget(4)[0], rel=1e-9)
+    careless = wflmc.plan(target, link, promise, ledger=0.9 * promise.budget(4), power="no-dp", **keywords)
+    assert any("more than the privacy budget" in warning for warning in careless.warnings)
+    for bad in (-before, before[:3], np.full(4, np.nan)):
+        with pytest.raises(wflmc.InputError, match="one per device"):
+            wflmc.plan(target, link, promise, ledger=bad, **keywords)
+    with pytest.raises(wflmc.InputError, match="ledger"):
+        wflmc.plan(target, link, promise, ledger=promise.budget(4), **keywords)
+
+
+def test_without_a_promise_privacy_costs_nothing(posterior):
+    link = wflmc.Link(channel.static(1e-4), snr_db=20)
+    keywords = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": 10, "samples": 5}
+    free = wflmc.plan(posterior, link, wflmc.Privacy(), **keywords)
+    np.testing.assert_array_equal(
+        free.gain, wflmc.plan(posterior, link, wflmc.Privacy(), power="no-dp", **keywords).gain
+    )
+    assert free.gap == 0
+    assert free.epsilon_spent is None
+    assert free.spent.max() > 0
+
+
+def test_early_noise_is_warned_of(posterior):
+    link = wflmc.Link(channel.static(0.01), snr_db=30)
+    total = posterior.mu + posterior.L
+    keywords = {"burn_in": 99, "samples": 1}
+    loud = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=1 / total, **keywords)
+    quiet = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=0.05 / total, **keywords)
+    assert any("clipped gradients" in warning for warning in loud.warnings)
+    assert quiet.warnings == ()
+    # The edge itself: √m σ against η Σ ℓ, one round at a time.
+    count_loud = np.sum(np.sqrt(5 * loud.noise_variance) > loud.step_size * 30 * 30)
+    assert f"In {count_loud} of 100 rounds" in loud.warnings[0]
+    careless = wflmc.plan(posterior, link, wflmc.Privacy(1, 1e-5, 30), step_size=1 / total, power="no-dp", **keywords)
+    assert any("more than the privacy budget" in warning for warning in careless.warnings)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "key"),
+    [
+        ({"step_size": 2.0}, "step_size"),
+        ({"burn_in": -1}, "burn_in"),
+        ({"samples": 0}, "samples"),
+        ({"power": "best"}, "power"),
+        ({"schedule": "some"}, "schedule"),
+        ({"objective": "median"}, "objective"),
+        ({"bound": "tight"}, "bound"),
+        ({"initial_w2_sq": -1.0}, "initial_w2_sq"),
+        ({"max_round_noise": 0.0}, "max_round_noise"),
+        ({"solver": "best"}, "solver"),
+    ],
+)
+def test_bad_plans_are_refused_by_name(keywords, key):
+    with pytest.raises(wflmc.InputError) as caught:
+        make(Target(1.0, 2.0, 3, 2), np.ones((4, 2)), **keywords)
+    assert caught.value.key == key
+
+
+def test_a_policy_of_ones_own(posterior):
+    half = POLICIES["no-dp"]._replace(allocate=lambda problem: wflmc.planning.Allocation(problem.cap / 2))
+    link = wflmc.Link(channel.static(1e-4), snr_db=20)
+    keywords = {"step_size": 1e-4, "burn_in": 3, "samples": 2}
+    plan = wflmc.plan(posterior, link, wflmc.Privacy(), power=half, **keywords)
+    full = wflmc.plan(posterior, link, wflmc.Privacy(), power="no-dp", **keywords)
+    np.testing.assert_allclose(plan.gain, full.gain / np.sqrt(2))
+
+
+def test_plans_do_not_need_jax_arrays(posterior):
+    """Planning is NumPy in float64 on the host."""
+    plan = wflmc.plan(posterior, wflmc.Link(channel.rayleigh()), wflmc.Privacy(), step_size=1e-4, burn_in=1, samples=1)
+    for name in ("gain", "weight", "bound", "threshold"):
+        value = getattr(plan, name)
+        assert isinstance(value, np.ndarray), name
+        assert value.dtype == np.float64, name

@@ -1,0 +1,365 @@
+"""Models of one's own: against the models that are known exactly, and against quadrature."""
+
+import contextlib
+import io
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc.audit import audit_pair
+
+from ..conftest import FULL, count
+from ..sampling.compile_tools import clipped_sum, gradients
+from .custom_tools import GAUSSIAN, KEY, RAGGED, as_own, gaussian_likelihood, owners_of, rows_of
+
+LINK = wflmc.Link(wflmc.channel.static(power=1.0), snr_db=60)
+
+
+def softmax_likelihood(parameters, example):
+    logits = parameters["classes"] @ example["u"]
+    return logits[example["label"]] - jax.nn.logsumexp(logits)
+
+
+def softmax_prior(parameters):
+    return -0.5 * jnp.sum(parameters["classes"] ** 2)
+
+
+def softmax_as_own(known, **keywords):
+    u, label = rows_of(known, known.labels)
+    return wflmc.posterior(
+        softmax_likelihood,
+        softmax_prior,
+        {"u": u, "label": label},
+        initial={"classes": np.zeros((known.classes, u.shape[1]))},
+        devices=owners_of(known),
+        **keywords,
+    )
+
+
+def normal(*shape):
+    """The same numbers in every test, whichever ran before."""
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+SOFTMAX = wflmc.softmax_regression(KEY, devices=7, examples=80, dim=4, classes=3, partition=RAGGED)
+PAIRS = {"gaussian": (GAUSSIAN, as_own(GAUSSIAN)), "softmax": (SOFTMAX, softmax_as_own(SOFTMAX, mu=1.0, L=50.0))}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("by_example", [False, True])
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("chains", [0, 3] if FULL else [3])
+def test_clipped_sums_are_those_of_the_known_model(name, by_example, heard, chains):
+    known, own = PAIRS[name]
+    assert np.ptp(known.sizes) > 0
+    K, m = known.devices, known.dim
+    theta = normal(chains or 1, *([K] if heard else []), m)
+    weight, clip = jnp.linspace(0.0, 1.5, K), jnp.linspace(2.0, 60.0, K)
+    each = jnp.linspace(0.2, 3.0, K) if by_example else None
+
+    @jax.jit
+    def of(posterior):
+        def one(at):
+            return posterior.clipped_sum(at, weight, clip, example_clip=each)
+
+        return jax.vmap(one)(theta) if chains else one(jnp.asarray(theta[0]))
+
+    sums = of(known)
+    for mine in (own, own.fitted(3, 1e9, by_example), replace(own, block=1).fitted(3, 1.0, by_example)):
+        for found, wanted in zip(of(mine), sums, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
+    _, own = PAIRS["softmax"]
+    arguments = normal(own.dim), jnp.ones(7), jnp.full(7, 5.0)
+    for by_example in (False, True):
+        each = (None, jnp.full(7, 0.8)) if by_example else ()  # no key, and the clip of an example
+        whole = clipped_sum(own, *arguments, *each)
+        monkeypatch.setattr("wflmc.posterior.own_posterior.EXAMPLES", 3 * own._bytes(by_example))
+        few = own.fitted(1, 1e9, by_example)
+        assert few.rows == 3
+        assert jax.tree.leaves(few.data)[0].shape[1] % 3 == 0
+        monkeypatch.undo()
+        for found, wanted in zip(clipped_sum(few, *arguments, *each), whole, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradients_norms_and_single_devices(name):
+    known, own = PAIRS[name]
+    theta = normal(2, known.dim)
+    np.testing.assert_allclose(gradients(own, theta[0]), gradients(known, theta[0]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(own.example_norms(theta), known.example_norms(theta), rtol=1e-4, atol=1e-5)
+    one = jnp.ones(1)
+    for index in (0, known.devices - 1):
+        found = clipped_sum(own.device(index), theta[0], one, 5 * one)
+        wanted = clipped_sum(known.device(index), theta[0], one, 5 * one)
+        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-4)
+
+
+def test_estimates_are_the_hessians_eigenvalues():
+    own = PAIRS["gaussian"][1]
+    assert own.estimated == ("mu", "L")
+    assert own.mu == pytest.approx(GAUSSIAN.mu, rel=1e-4)
+    assert pytest.approx(GAUSSIAN.L, rel=1e-4) == own.L
+    for init in ("prior", "zero"):  # the start is a point at zero either way
+        assert own.initial_w2_sq(init) == pytest.approx(GAUSSIAN.initial_w2_sq("zero"), rel=1e-3)
+    assert as_own(GAUSSIAN, initial_std=1.0).initial_w2_sq() == pytest.approx(GAUSSIAN.initial_w2_sq("prior"), rel=1e-3)
+    assert PAIRS["softmax"][1].estimated == ()
+
+
+def test_estimates_of_a_large_model_are_by_lanczos(monkeypatch):
+    monkeypatch.setattr("wflmc.posterior.curvature.DENSE", 3)
+    own = as_own(GAUSSIAN)
+    assert own.laplace[1].shape == (2,)
+    assert own.mu == pytest.approx(GAUSSIAN.mu, rel=5e-3)
+    assert pytest.approx(GAUSSIAN.L, rel=5e-3) == own.L
+    assert own.initial_w2_sq() > GAUSSIAN.initial_w2_sq("zero")
+
+
+def test_plans_say_what_was_estimated():
+    own = as_own(GAUSSIAN, batch=5)
+    common = {"step_size": 0.1 / own.L, "burn_in": 2, "samples": 2}
+    told = " ".join(wflmc.plan(own, LINK, wflmc.Privacy(), **common).warnings)
+    assert "mu and L are estimated by" in told
+    assert "Laplace estimate" in told
+    assert "Mini-batches" in told
+    silent = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L)
+    told = " ".join(wflmc.plan(silent, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common).warnings)
+    assert "estimate" not in told
+    half = as_own(GAUSSIAN, mu=GAUSSIAN.mu)
+    assert "L is estimated by" in wflmc.plan(half, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common).warnings[-1]
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+def test_sampling_has_the_exact_gaussian_law(batch):
+    """Means and variances of θ in the last round, against the law of the same plan on the known model."""
+    chains = 2000
+    own = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L, batch=batch)
+    step = 0.2 / (own.mu + own.L)
+    plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e5), step_size=step, burn_in=20, samples=1, init="zero")
+    trace = wflmc.sample(jax.random.key(5), own, plan, chains=chains)
+    assert trace.clip_rate.max() == 0
+    law = GAUSSIAN.law(plan.step_size, plan.weight, plan.noise_variance, "zero")
+    mean, variance = law.mean[-1], np.diagonal(law.covariance[-1])
+    theta = trace.theta[:, -1]
+    spread = theta.var(0, ddof=1)
+    assert np.all(np.abs(theta.mean(0) - mean) < 4.5 * np.sqrt(spread / chains))  # batches are unbiased
+    if batch is None:
+        assert np.all(np.abs(spread / variance - 1) < 4.5 * np.sqrt(2 / chains))
+    else:
+        assert np.all(spread > variance * (1 - 4.5 * np.sqrt(2 / chains)))
+    evaluation = wflmc.evaluate(trace, own)
+    assert evaluation.w2_sq is None
+    assert "clipped" in str(evaluation)
+
+
+def test_logistic_regression_against_quadrature():
+    generator = np.random.default_rng(7)
+    X = generator.standard_normal((60, 2))
+    y = (generator.random(60) < 1 / (1 + np.exp(-X @ [1.0, -1.5]))).astype(float)
+
+    def log_likelihood(parameters, example):
+        u, label = example
+        logit = parameters["slope"] * u[0] + parameters["other"] * u[1]
+        return label * logit - jax.nn.softplus(logit)
+
+    def log_prior(parameters):
+        return -0.5 * (parameters["slope"] ** 2 + parameters["other"] ** 2)
+
+    start = {"slope": 0.0, "other": 0.0}
+    own = wflmc.posterior(log_likelihood, log_prior, (X, y), initial=start, devices=4, mu=1.0)
+    grid = np.stack(np.meshgrid(*[np.linspace(-3, 5, 201)] * 2), -1) - [0.0, 3.0]  # slope, other
+    logits = grid @ X.T
+    log_density = (y * logits - np.logaddexp(0, logits)).sum(-1) - 0.5 * (grid**2).sum(-1)
+    density = np.exp(log_density - log_density.max())
+    density /= density.sum()
+    mean = (density[..., None] * grid).sum((0, 1))
+    square = (density[..., None] * (grid - mean) ** 2).sum((0, 1))
+    plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e4), step_size=0.05 / own.L, burn_in=500, samples=1)
+    chains = count(500, 2000)
+    trace = wflmc.sample(jax.random.key(1), own, plan, chains=chains)
+    drawn = own.unflatten(trace.theta[:, -1])
+    for index, name in enumerate(("slope", "other")):
+        values = drawn[name]
+        # A step of 0.05/L changes variances by 2.5 % at most.
+        assert abs(values.mean() - mean[index]) < 4.5 * np.sqrt(square[index] / chains) + 0.01
+        assert abs(values.var() / square[index] - 1) < 4.5 * np.sqrt(2 / chains) + 0.025
+    probability = own.predictive(lambda p, u: jax.nn.sigmoid(p["slope"] * u[0] + p["other"] * u[1]), trace.theta, X[:5])
+    by_grid = (density[..., None] / (1 + np.exp(-(grid @ X[:5].T)))).sum((0, 1))
+    assert np.abs(np.asarray(probability).mean(0) - by_grid).max() < 0.02
+
+
+def test_starts():
+    start = {"a": np.full((2,), 3.0), "b": np.float32(-1.0)}
+    own = wflmc.posterior(
+        lambda p, d: -0.5 * (d - p["b"]) ** 2 - 0.5 * jnp.sum(p["a"] ** 2),
+        lambda p: -0.5 * p["b"] ** 2,
+        np.arange(6.0),
+        initial=start,
+        initial_std=0.5,
+        devices=[[0, 5], [1, 2, 4], [3]],
+    )
+    assert own.sizes.tolist() == [2, 3, 1]
+    assert own.data[1].tolist() == [1.0, 2.0, 4.0]
+    draws = jax.vmap(own.draw_initial)(jax.random.split(KEY, 4000))
+    assert np.allclose(draws.mean(0), [3, 3, -1], atol=0.04)
+    assert np.allclose(draws.std(0), 0.5, atol=0.03)
+    assert not own.draw_initial(KEY, "zero").any()
+    again = own.unflatten(own.start)
+    assert again["a"].tolist() == [3.0, 3.0]
+    assert again["b"] == -1.0
+
+
+def test_padding_is_never_looked_at():
+    """log of a count has no value at zero: padding must not be zeros."""
+    counts = np.arange(1.0, 8.0)
+    own = wflmc.posterior(
+        lambda p, d: -0.5 * (jnp.log(d) - p) ** 2,
+        lambda p: -0.5 * p**2,
+        counts,
+        initial=0.0,
+        devices=[[0], [1, 2, 3], [4, 5, 6]],
+    )
+    ready = replace(own.fitted(2, 1.0), block=1)
+    total, norm = clipped_sum(ready, jnp.zeros(1), jnp.ones(3), jnp.full(3, jnp.inf))
+    assert total[0] == pytest.approx(-np.log(counts).sum(), rel=1e-5)
+    assert np.all(np.isfinite(norm))
+
+
+def test_batches_keep_the_clip_and_are_unbiased():
+    own = as_own(GAUSSIAN, mu=1.0, L=90.0, batch=3)
+    theta = normal(own.dim)
+    K = own.devices
+    keys = jax.random.split(KEY, 5_000)
+    at = jnp.zeros(K).at[2].set(1.0)
+
+    @jax.jit
+    def sent(posterior, keys, limit=None):
+        return jax.vmap(lambda key: posterior.clipped_sum(theta, at, jnp.full(K, jnp.inf), key, limit)[0])(keys)
+
+    draws = sent(own, keys)
+    exact = gradients(own, theta)[2]
+    assert np.all(np.abs(draws.mean(0) - exact) < 4.5 * draws.std(0) / len(keys) ** 0.5 + 1e-3)
+    # A record changes what its device sends by twice the example clip at most, whatever is drawn.
+    c = 0.7
+    u, v = (np.array(values) for values in own.data)
+    u[2, 0], v[2, 0] = 50.0, -1e3
+    other = replace(own, data=(u, v))
+    apart = [sent(p, keys[:500], jnp.full(K, c)) for p in (own, other)]
+    change = np.linalg.norm(apart[0] - apart[1], axis=1)
+    assert 0 < change.max() <= 2 * c * (1 + 1e-4)
+    assert (change == 0).any()  # not always drawn
+    scale = np.maximum(own.sizes / 3, 1)
+    whole = as_own(GAUSSIAN, mu=1.0, L=90.0).example_norms(theta)
+    np.testing.assert_allclose(own.example_norms(theta), whole * np.repeat(scale, own.sizes), rtol=1e-5)
+
+
+def test_batches_of_all_examples_are_no_batches():
+    many, whole = as_own(GAUSSIAN, mu=1.0, L=90.0, batch=1000), as_own(GAUSSIAN, mu=1.0, L=90.0)
+    plan = wflmc.plan(whole, LINK, wflmc.Privacy(), step_size=1e-3, burn_in=0, samples=5)
+    traces = [wflmc.sample(KEY, p, plan, chains=2).theta for p in (many, whole)]
+    np.testing.assert_array_equal(*traces)
+
+
+@pytest.mark.parametrize("unit", [{}, {"unit": "record", "example_clip": 2.0}])
+@pytest.mark.parametrize("batch", [None, 1] if FULL else [1])
+def test_the_audit_holds(unit, batch):
+    """Two data sets that differ in one example far above every clip."""
+    privacy = wflmc.Privacy(epsilon=4, delta=0.01, clip=5, **unit)
+
+    def side(sign):
+        X, y = np.zeros((6, 2)), np.zeros(6)
+        X[-1], y[-1] = [1.0, 0.0], sign * 1e5
+        return wflmc.posterior(
+            gaussian_likelihood,
+            lambda t: -1e-6 * t @ t,
+            (X, y),
+            initial=jnp.zeros(2),
+            devices=3,
+            partition="blocks",
+            mu=1.0,
+            L=2.0,
+            batch=batch,
+        )
+
+    plus, minus = side(1), side(-1)
+    plan = wflmc.plan(plus, LINK, privacy, step_size=0.1, burn_in=5, samples=5, initial_w2_sq=1.0)
+    report = audit_pair(jax.random.key(2), plan, plus, minus, device=2, trials=4000)
+    assert report.consistent, report
+    if batch is None:  # drawn in half of the rounds only, a record is hidden better than is claimed
+        assert report.tests[0].mu_lower > 0.6 * report.tests[0].mu_claimed
+
+
+def test_compiled_code_is_shared_by_equal_models():
+    def make(scale):
+        return wflmc.posterior(
+            lambda p, d: -scale * (d - p) ** 2, lambda p: -0.5 * p**2, np.arange(4.0), initial=0.0, devices=2
+        )
+
+    one, same, other = make(0.5), make(0.5), make(0.7)
+    assert one.model == same.model
+    assert hash(one.model) == hash(same.model)
+    assert one.model != other.model
+    array = [make(np.array([scale]).sum()) for scale in (0.5, 0.7)]
+    assert array[0].model != array[1].model
+    assert jax.tree.structure(one) == jax.tree.structure(same)
+
+
+def test_runs_have_names_that_last():
+    """A checkpoint or a ledger of another process knows the run again; another constant makes another run."""
+    script = (
+        "import jax, jax.numpy as jnp, numpy as np, wflmc\n"
+        "from wflmc.sampling.payment import run_name\n"
+        "table = jnp.arange(3.0) * {}\n"
+        "p = wflmc.posterior(lambda t, d: -0.5 * (d - t @ table) ** 2, lambda t: -0.5 * t @ t, np.arange(4.0),"
+        " initial=np.zeros(3), devices=2, mu=1.0, L=9.0)\n"
+        "plan = wflmc.plan(p, wflmc.Link(wflmc.channel.static()), wflmc.Privacy(), step_size=1e-3, burn_in=0,"
+        " samples=2, initial_w2_sq=1.0)\n"
+        "print(run_name(jax.random.key(0), p, plan, 3))\n"
+    )
+    names = []
+    for constant in (1.0, 2.0):
+        with contextlib.redirect_stdout(io.StringIO()) as here:
+            exec(script.format(constant), {})
+        names.append(here.getvalue())
+    command = [sys.executable, "-c", script.format(1.0)]
+    elsewhere = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert elsewhere == names[0] != names[1]
+
+
+def test_what_is_around_a_model_may_change_later():
+    """Three functions that share a variable: each runs with the value that it had when the posterior was made."""
+    data, made = np.linspace(0.0, 2.0, 20, dtype=np.float32), []
+    for scale in (1.0, 2.0, 3.0):
+        made.append(
+            wflmc.posterior(
+                lambda p, e: -0.5 * (scale * e - p["m"]) ** 2,  # noqa: B023
+                lambda p: -0.5 * p["m"] ** 2,
+                data,
+                initial={"m": 0.0},
+                devices=4,
+            )
+        )
+    assert len({one.model.name for one in made}) == 3
+    for scale, one in zip((1.0, 2.0, 3.0), made, strict=True):
+        np.testing.assert_allclose(one.laplace[0], scale * data.sum() / 21, rtol=1e-5)
+        gradient = clipped_sum(one, jnp.zeros(1), jnp.ones(4), jnp.full(4, jnp.inf))[0]
+        np.testing.assert_allclose(gradient, -scale * data.sum(), rtol=1e-5)
+
+
+def test_a_device_alone_draws_the_batches_it_draws_among_others():
+    posterior = as_own(GAUSSIAN, batch=2, mu=1.0, L=90.0)
+    theta, key = jnp.ones(posterior.dim), jax.random.key(8)
+    devices = range(6) if FULL else (1, 5)
+    weight, clip = np.isin(np.arange(6), devices).astype(np.float32), jnp.full(6, jnp.inf)
+    whole, _ = clipped_sum(posterior, theta, weight, clip, key)
+    alone = [clipped_sum(posterior.device(k), theta, jnp.ones(1), clip[:1], key)[0] for k in devices]
+    np.testing.assert_allclose(sum(alone), whole, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,250 @@
+"""Whitening that is paid for: what a release costs, and who is charged."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wflmc
+from wflmc import InputError, channel, preconditioning
+
+from ..posterior.whitening_tools import KEY, correlated, gaussian
+
+PROMISE = {"device": wflmc.Privacy(2, 0.1, 60), "record": wflmc.Privacy(2, 0.1, 60, unit="record", example_clip=3)}
+
+
+def released(snr_db=20.0, unit="record", intercept=True, csi_error=0.0, **keywords):
+    posterior = gaussian(intercept=intercept)
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=snr_db, csi_error=csi_error)
+    return posterior, preconditioning.release_whitening(KEY, posterior, link, PROMISE[unit], **keywords)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.floats(-20, 60),
+    st.sampled_from(["device", "record"]),
+    st.booleans(),
+    st.floats(0.01, 0.9),
+    st.integers(3, 40),
+    st.sampled_from([0.0, 0.3]),
+)
+def test_a_release_spends_no_more_than_its_share(snr_db, unit, intercept, share, rounds, error):
+    posterior, release = released(snr_db, unit, intercept, error, share=share, rounds=rounds)
+    assert release.loss.shape == (rounds, 5)
+    assert np.all(release.loss >= 0)
+    assert np.all(release.spent <= share * PROMISE[unit].budget(5) * (1 + 1e-9))
+    assert np.linalg.cond(release.matrix) < 1e12
+    posterior.whitened(release.matrix)
+
+
+def test_a_strong_link_gives_the_whitening_of_the_data():
+    posterior = gaussian(intercept=True)  # without a promise, the link is the only limit
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=120)
+    free = preconditioning.release_whitening(
+        KEY, posterior, link, wflmc.Privacy(None, None, 60), clip=30.0, prior_on="whitened"
+    )
+    exact = posterior.whitened(free.matrix).features.reshape(-1, 5)
+    values = np.linalg.eigvalsh(exact.T @ exact / 60)
+    assert 0.5 < values[0] < values[-1] < 2  # not 1: devices are heard at unlike strength
+
+
+def test_sums_move_no_further_than_the_stated_sensitivity():
+    """Replacing one example, for the three sums, by random search and at the corners."""
+    rng = np.random.default_rng(0)
+    b, worst = 1.7, np.zeros(3)
+    for _ in range(4000):
+        u, v = b * rng.standard_normal((2, 3)) * rng.choice([0.3, 3], (2, 1))
+        pair = preconditioning._within(np.stack([u, v])[None], b, np.ones((1, 2), bool))[0]
+        products = preconditioning._packed(np.einsum("ni,nj->nij", pair, pair))
+        lengths = (pair**2).sum(1)
+        moved = [
+            np.linalg.norm(pair[0] - pair[1]),
+            abs(lengths[0] - lengths[1]),
+            np.linalg.norm(products[0] - products[1]),
+        ]
+        worst = np.maximum(worst, moved)
+    stated = np.array([2 * b, b**2, 2**0.5 * b**2])
+    assert np.all(worst <= stated * (1 + 1e-12))
+    assert np.all(worst > 0.9 * stated)
+
+
+def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
+    """Two neighbouring data sets, one device: what the server hears differs by √(2 loss) standard deviations."""
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=5, csi_error=0.0)
+    sizes, uses, reach = np.array([4]), 6, 2.0
+    sums = np.array([[1.0, 2.0, -1.0]])
+    other = sums + np.array([[0.6, 0.0, 0.8]])  # a replacement that moves the sum by 1
+    for privacy, moved in ((PROMISE["record"], 1.0), (PROMISE["device"], 16.0)):
+        heard, noise = [], []
+        for given_sums in (sums, other):
+            air = preconditioning._Air(KEY, link, privacy, sizes, 3, np.zeros(1))
+            heard.append(preconditioning._hear(air, slice(0, 3), given_sums, uses, reach, 1.0, 0.5))
+            noise.append(heard[-1].noise)
+        # The average over rounds is the sufficient statistic of the mean: its distance in standard deviations is μ.
+        distance = np.linalg.norm(heard[1].average - heard[0].average) / noise[0]
+        loss = heard[0].loss.sum()
+        assert distance**2 / 2 == pytest.approx(loss / moved**2, rel=1e-9)
+        strength = np.abs(link.gains(3, 1)) * np.sqrt(link.snr(1) * uses) / (4 * reach)
+        full = (strength * moved) ** 2 / 2
+        assert loss == pytest.approx(np.minimum(full, 0.5 * privacy.budget(1)[0] / 3).sum(), rel=1e-9)
+
+
+def test_noise_of_the_average_is_what_it_says():
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=5)
+    sizes = np.array([4, 8, 2])
+    draws = []
+    for seed in range(400):
+        air = preconditioning._Air(jax.random.key(seed), link, PROMISE["record"], sizes, 5, np.zeros(1))
+        draws.append(preconditioning._hear(air, slice(1, 4), np.zeros((3, 10)), 10, 2.0, 1.0, 0.5))
+    spread = np.std([draw.average for draw in draws])
+    assert spread / draws[0].noise == pytest.approx(1, abs=4 / np.sqrt(2 * 4000))
+
+
+def test_wrong_requests_are_refused():
+    for keywords, what in (({"share": 0.0}, "share"), ({"rounds": 2}, "rounds"), ({"clip": -1.0}, "clip")):
+        with pytest.raises(InputError, match=f"whiten_{what}"):
+            released(**keywords)
+    with pytest.raises(InputError, match="one in its own"):
+        preconditioning.release_whitening(KEY, gaussian().whitened(), wflmc.Link(channel.static()), PROMISE["record"])
+
+
+SCENARIO = """
+[posterior]
+examples = 600
+devices = 6
+intercept = true
+preconditioner = "private-whiten"
+whiten_rounds = 5
+[link]
+snr_db = 25.0
+[privacy]
+epsilon = 2.0
+delta = 0.01
+unit = "record"
+example_clip = 9.0
+[sampler]
+step_size = "0.5/(mu+L)"
+burn_in = 13
+samples = 20
+chains = 3
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def test_a_release_is_paid_from_the_same_ledger_once(scenario, tmp_path, call):
+    ledger = tmp_path / "l.jsonl"
+    plan = json.loads(call("plan", scenario, "--json", "--no-compare")[1])
+    before, own = (np.array(plan["privacy"][name]) for name in ("spent_before", "spent"))
+    budget = np.array(plan["privacy"]["budgets"])
+    assert np.all(before > 0)
+    assert np.all(before <= 0.1 * budget)
+    assert np.max((before + own) / budget) == pytest.approx(1, abs=1e-9)
+    assert call("run", scenario, "--ledger", ledger, "--out", tmp_path / "a")[0] == 0
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()[1:]]
+    release = lines[0]["run"]  # which is the first that is paid for
+    assert [line["round"] for line in lines if line["run"] == release] == list(range(5))
+    assert [line["round"] for line in lines if line["run"] != release] == list(range(5, 38))
+    total = np.sum([line["loss"] for line in lines], axis=0)
+    np.testing.assert_allclose(total, before + own)
+    assert call("run", scenario, "--ledger", ledger)[0] == 2  # nothing is left
+    assert call("run", "--plan", tmp_path / "a" / "plan.json", "--ledger", ledger)[0] == 0  # nothing new is sent
+    assert len(ledger.read_text().splitlines()) == len(lines) + 1
+
+
+def test_a_second_run_does_not_pay_for_the_release_again(scenario, tmp_path, call):
+    ledger, less = tmp_path / "l.jsonl", ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0")
+    assert call("run", scenario, *less, "--ledger", ledger)[0] == 0
+    code, _, err = call("run", scenario, *less, "--ledger", ledger, "--set", "sampler.seed=1")
+    assert code == 0, err
+    runs = [json.loads(line)["run"] for line in ledger.read_text().splitlines()[1:]]
+    assert runs.count(runs[0]) == 5
+    assert len(set(runs)) == 3
+
+
+def test_another_channel_is_another_release(scenario, tmp_path, call):
+    """With noise of its own, or who hears both could take it away; and with a loss of its own."""
+    ledger, less = tmp_path / "l.jsonl", ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0")
+    assert call("run", scenario, *less, "--ledger", ledger)[0] == 0
+    code, _, err = call("run", scenario, *less, "--ledger", ledger, "--set", "link.seed=1", "--set", "sampler.seed=1")
+    assert code == 0, err
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()[1:]]
+    assert len({line["run"] for line in lines if line["round"] < 5}) == 2
+    assert len({line["noise"] for line in lines if line["round"] < 5}) == 2
+
+
+def test_a_plan_cannot_forget_its_release(scenario, tmp_path, call):
+    saved = tmp_path / "p.json"
+    document = json.loads(call("plan", scenario, "--json", "--no-compare")[1])
+    document["privacy"]["spent_before"] = [0.0] * 6
+    document["gain"] = [1.01 * gain for gain in document["gain"]]
+    saved.write_text(json.dumps(document))
+    code, _, err = call("run", "--plan", saved)
+    assert code == 2
+    assert "privacy budget" in err
+
+
+def test_a_round_of_a_release_knows_only_the_rounds_before():
+    gains = np.abs(np.random.default_rng(0).standard_normal((16, 5))) + 0.01
+    later = np.where(np.arange(16)[:, None] < 9, gains, 10 * gains)
+    made = [
+        preconditioning.release_whitening(KEY, gaussian(), wflmc.Link(channel.from_array(h), 30), PROMISE["device"])
+        for h in (gains, later)
+    ]
+    np.testing.assert_array_equal(made[0].loss[:9], made[1].loss[:9])
+    assert not np.array_equal(made[0].loss[9:], made[1].loss[9:])
+
+
+def test_the_audit_says_that_it_leaves_the_release_out(scenario, call):
+    code, out, _ = call("audit", scenario, "--trials", "2000")
+    assert code == 0
+    assert "with the release that whitened its features the promise is 2" in " ".join(out.split())
+
+
+def test_warnings_compare_like_with_like():
+    """Distances of parameters are not held against bounds in other coordinates."""
+    X, y = correlated()
+    posterior = wflmc.gaussian_regression(KEY, 5, X=0.01 * X, y=y, prior_std=100.0).whitened()
+    step = 0.4 / (posterior.mu + posterior.L)
+    plan = wflmc.plan(
+        posterior, wflmc.Link(channel.static()), wflmc.Privacy(), step_size=step, burn_in=40, samples=5,
+        power="noiseless", objective="exact",
+    )  # fmt: skip
+    assert not any("farther" in text for text in plan.warnings)
+    evaluation = wflmc.evaluate(wflmc.sample(KEY, posterior, plan, 200), posterior)
+    assert evaluation.w2_sq.worst > evaluation.bound > evaluation.moving_w2_sq.worst
+    assert not any("above the plan's bound" in text for text in evaluation.warnings)
+
+
+def test_a_whitened_run_goes_on(scenario, tmp_path, call):
+    less = ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0")
+    code, _, err = call("run", scenario, *less, "--out", tmp_path / "a")
+    assert code == 0, err
+    code, _, err = call("run", "--resume", tmp_path / "a", "--more", "7")
+    assert code == 0, err
+    longer = json.loads((tmp_path / "a" / "plan.json").read_text())
+    assert longer["constants"]["samples"] == 27
+    assert np.all(np.array(longer["privacy"]["spent_before"]) < 0.1 * np.array(longer["privacy"]["budgets"]))
+    assert call("run", "--plan", tmp_path / "a" / "plan.json")[0] == 0
+
+
+def test_public_whitening_is_warned_about(scenario, call):
+    def warnings(*changes):
+        sets = [part for change in changes for part in ("--set", f"posterior.{change}")]
+        return " ".join(json.loads(call("plan", scenario, *sets, "--json", "--no-compare")[1])["warnings"])
+
+    assert "posterior.preconditioner, posterior.mu" in warnings("preconditioner='whiten'")
+    assert "posterior.preconditioner" not in warnings()
+    found = warnings("preconditioner='none'", "prior_on='whitened'")
+    assert "posterior.prior_on has no effect" in found
+    assert "posterior.whiten_rounds has no effect" in found

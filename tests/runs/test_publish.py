@@ -1,0 +1,375 @@
+"""`wflmc publish`, secret seeds, and the one list of what epsilon does not cover."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+
+import h5netcdf
+import jax
+import numpy as np
+import pytest
+
+from wflmc.errors import InputError
+from wflmc.runs import publish_run
+from wflmc.scenario import build, load_scenario, make_plan, not_covered, plan_document, read_plan, to_json, validate
+from wflmc.scenario.coverage import FROM_DATA
+
+from ..cli_tools import strict
+from ..report.report_tools import Page
+
+SECRET = """
+[posterior]
+devices = 4
+examples = 60
+dim = 3
+intercept = true
+mu = 10.0
+L = 60.0
+initial_w2_sq = 3.0
+[privacy]
+epsilon = 8.0
+delta = 0.01
+clip = [30.0, 30.0, 30.0, 20.0]
+[sampler]
+burn_in = 3
+samples = 8
+chains = 2
+seed = "secret"
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return tmp_path_factory.mktemp("publish")
+
+
+@pytest.fixture
+def run(call, made, tmp_path):
+    """A finished run with a secret seed, of one's own to spoil."""
+    if not (made / "run").exists():
+        (made / "s.toml").write_text(SECRET)
+        code, _, err = call("run", made / "s.toml", "--out", made / "run")
+        assert code == 0, err
+    return shutil.copytree(made / "run", tmp_path / "run")
+
+
+def edit(run, change):
+    """Change plan.json."""
+    plan = json.loads((run / "plan.json").read_text())
+    change(plan)
+    (run / "plan.json").write_text(json.dumps(plan))
+
+
+def first_chain(run):
+    with h5netcdf.File(run / "trace.nc") as file:
+        return file["posterior"]["theta"][0].astype(float)
+
+
+def values(file, group):
+    with h5netcdf.File(file) as found:
+        return {name: variable[...] for name, variable in found[group].variables.items()}, dict(found[group].attrs)
+
+
+def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call):
+    theta = first_chain(run)
+    publish_run(run, tmp_path / "m.nc", what="moments")
+    found, about = values(tmp_path / "m.nc", "moments")
+    np.testing.assert_allclose(found["mean"], theta.mean(0))
+    np.testing.assert_allclose(found["covariance"], np.cov(theta.T))
+    assert (about["unit"], about["adjacency"], about["accountant"]) == ("device", "replace", "exact")
+
+    X = np.random.default_rng(0).normal(size=(5, 3))
+    np.savez(tmp_path / "x.npz", X=X)
+    np.save(tmp_path / "x.npy", X)
+    for number, name in enumerate(("x.npz", "x.npy")):
+        publish_run(run, tmp_path / f"p{number}.nc", what="predictions", features=tmp_path / name)
+        found, _ = values(tmp_path / f"p{number}.nc", "predictions")
+        each = np.c_[X, np.ones(5)] @ theta.T
+        np.testing.assert_allclose(found["mean"], each.mean(1))
+        np.testing.assert_allclose(found["variance"], 1 + each.var(1))
+
+    edit(run, lambda plan: plan.update(classes=["no", "yes"]))  # then every class has two of the four numbers
+    code, out, err = call(
+        "publish", run, "--what", "predictions", "--features", tmp_path / "x.npy", "--out", tmp_path / "c.nc"
+    )
+    assert (code, out) == (2, "")
+    assert "rows of 1 numbers" in err
+    np.save(tmp_path / "one.npy", X[:, :1])
+    publish_run(run, tmp_path / "c.nc", what="predictions", features=tmp_path / "one.npy")
+    found, about = values(tmp_path / "c.nc", "predictions")
+    logits = np.einsum("nd,scd->snc", np.c_[X[:, :1], np.ones(5)], theta.reshape(-1, 2, 2))
+    odds = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(found["probability"], odds.mean(0))
+    assert json.loads(about["classes"]) == ["no", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda plan: plan["scenario"].update(policy={"power": "no-dp"}), "policy.power = 'no-dp' does not"),
+        (lambda plan: plan["privacy"].update(spent=None), "a run that clips"),
+        (lambda plan: plan["scenario"]["privacy"].update(epsilon=None, delta=None), "promises nothing"),
+        (lambda plan: plan["privacy"].update(spent_before=[0.0, 0.0, 99.0, 0.0]), "has spent more"),
+        (lambda plan: plan.pop("privacy"), "as wflmc wrote it"),
+        (lambda plan: plan["scenario"]["posterior"].update(L=0.0) or plan.pop("not_covered"), "rests on posterior.L."),
+    ],
+)
+def test_no_promise_no_file(run, tmp_path, change, says):
+    edit(run, change)
+    with pytest.raises(InputError, match=says):
+        publish_run(run, tmp_path / "draws.nc")
+    assert not (tmp_path / "draws.nc").exists()
+
+
+def test_what_cannot_be_published(run, tmp_path, call):
+    target = tmp_path / "draws.nc"
+    for options, says in (
+        ({"chains": 3}, r"3 chains of the same devices cost 3 times the loss, ε = 1\d\.\d+ instead of 8"),
+        ({"chains": 0}, "must be 1"),
+        ({"what": "keys"}, "one of draws, predictions, moments"),
+        ({"what": "predictions"}, "given with --features FILE"),
+        ({"what": "predictions", "features": run / "nothing"}, "a file that exists"),
+        ({"features": run / "plan.json"}, "given with --what predictions alone"),
+        ({"what": "predictions", "features": run / "plan.json"}, "an .npy file"),
+    ):
+        with pytest.raises(InputError, match=says):
+            publish_run(run, target, **options)
+    for name in ("draws.csv", "nowhere/draws.nc"):
+        with pytest.raises(InputError, match=r"a file that ends in \.nc"):
+            publish_run(run, tmp_path / name)
+    with pytest.raises(InputError, match="it exists already"):
+        publish_run(run, run / "trace.nc")
+    (run / ".checkpoint").mkdir()
+    (run / ".checkpoint" / "about.json").write_text("{}")
+    code, _, err = call("publish", run, "--out", target)
+    assert (code, target.exists()) == (2, False)
+    assert "wflmc run --resume" in err
+    code, _, err = call("publish", tmp_path, "--out", target)
+    assert code == 2
+    assert "the folder of a finished run" in err
+
+
+def test_statement_as_json(run, tmp_path, call):
+    code, out, err = call("publish", run, "--out", tmp_path / "draws.nc", "--json")
+    assert (code, err) == (0, "")
+    found = strict(out)
+    assert (found["epsilon"], found["delta"], found["what"], found["not_covered"]) == (8.0, 0.01, "draws", [])
+    assert "(ε, δ) = (8, 0.01)" in found["promise"]
+    assert found["file"] == str(tmp_path / "draws.nc")
+
+
+def test_a_secret_key_lives_as_long_as_the_run(tmp_path, call, monkeypatch):
+    """Its owner alone reads it, the run goes on with it, and nothing else ever has it; added rounds have another."""
+    from wflmc.cli import run as module
+    from wflmc.sampling import runner
+
+    monkeypatch.setattr(runner, "BLOCK_WORK", 1)
+    scenario, folder, whole, keys = tmp_path / "s.toml", tmp_path / "o", module.sample, []
+    scenario.write_text(SECRET.replace("epsilon = 8.0", "epsilon = 500.0"))  # which leaves something for more rounds
+    secret = folder / ".checkpoint" / "secret"
+
+    def watched(key, *arguments, progress, **keywords):
+        keys.append(np.asarray(jax.random.key_data(key)).tobytes())
+
+        def stop(done, work):
+            if len(keys) == 1 and done > work / 2:
+                raise InputError("stop", done, "what this test does")
+
+        return whole(key, *arguments, **keywords, progress=stop)
+
+    monkeypatch.setattr(module, "sample", watched)
+    assert call("run", scenario, "--out", folder)[0] == 2
+    assert stat.S_IMODE(secret.stat().st_mode) & 0o077 == 0
+    assert secret.read_bytes() == keys[0]
+    begun = np.load(folder / ".checkpoint" / "theta.npy")[:2].copy()
+
+    code, _, err = call("run", scenario, "--out", folder)
+    assert code == 0, err
+    assert keys[1] == keys[0]
+    np.testing.assert_array_equal(first_chain(folder)[:2], begun[:, 0])
+    assert not secret.parent.exists()
+    assert 'seed = "secret"' in (folder / "scenario.toml").read_text()
+
+    code, _, err = call("run", "--resume", folder, "--more", "2")
+    assert code == 0, err
+    assert keys[2] != keys[0]
+    content = b"".join(path.read_bytes() for path in folder.iterdir())
+    assert not [key for key in keys if key in content or key.hex().encode() in content]
+    with h5netcdf.File(folder / "trace.nc") as file:
+        assert not {"key", "seed"} & set(file["posterior"].attrs)
+
+
+def test_without_its_key_a_run_does_not_go_on(tmp_path, call, monkeypatch):
+    from wflmc.cli import run as module
+
+    scenario, folder = tmp_path / "s.toml", tmp_path / "o"
+    scenario.write_text(SECRET)
+
+    def stop(*_, **__):
+        raise InputError("stop", "here", "what this test does")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "sample", stop)
+        call("run", scenario, "--out", folder)
+    (folder / ".checkpoint" / "secret").unlink()
+    code, _, err = call("run", "--resume", folder)
+    assert code == 2
+    assert "the noise of rounds that were sent is not known" in err
+
+
+def test_a_sweep_needs_a_number(tmp_path, call):
+    (tmp_path / "s.toml").write_text(SECRET)
+    arguments = ("--grid", "link.snr_db=10,20", "--out", tmp_path / "o", "--cache", tmp_path / "c")
+    code, _, err = call("sweep", tmp_path / "s.toml", *arguments)
+    assert code == 2
+    assert "a number in a sweep" in err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_simulated_federation_needs_a_number(tmp_path, call):
+    pytest.importorskip("flwr", reason="pip install 'wflmc[flower]'")
+    (tmp_path / "s.toml").write_text(SECRET)
+    code, _, err = call("federate", tmp_path / "s.toml", "--runtime", "process", "--out", tmp_path / "o")
+    assert code == 2
+    assert "it seeds where chains start" in err
+
+
+def test_the_release_that_whitens_has_secret_noise_too(tmp_path):
+    """The key of the run decides it, and a plan of such a run is not repeated without it."""
+    (tmp_path / "s.toml").write_text(SECRET.replace("mu =", 'preconditioner = "private-whiten"\nmu ='))
+    scenario = load_scenario(tmp_path / "s.toml")
+    keys = jax.random.split(jax.random.key(0))
+    one, again, other = (build(scenario, key) for key in (keys[0], keys[0], keys[1]))
+    np.testing.assert_array_equal(one.release.matrix, again.release.matrix)
+    assert one.release.noise == again.release.noise != other.release.noise
+    assert not np.allclose(one.release.matrix, other.release.matrix)
+    assert not np.allclose(build(scenario).release.matrix, build(scenario).release.matrix)
+    path = tmp_path / "plan.json"
+    path.write_text(to_json(plan_document(scenario, one, make_plan(scenario, one), 0.0)))
+    assert read_plan(path, keys[0])[2].L == one.posterior.L
+    with pytest.raises(InputError, match="private-whiten"):
+        read_plan(path)
+
+
+def listed(**sections):
+    """Names of what a published file would rest on."""
+    base = {"posterior": {"mu": 1.0, "L": 2.0, "initial_w2_sq": 1.0}, "privacy": {"epsilon": 1.0, "delta": 0.1}}
+    base["sampler"] = {"seed": "secret", "chains": 1}
+    content = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
+    return [item.name for item in not_covered(validate(content)) if item.published]
+
+
+@pytest.mark.parametrize(
+    ("sections", "name"),
+    [
+        ({}, None),
+        ({"posterior": {"model": "softmax", "data": "mnist"}}, FROM_DATA[0]),
+        ({"posterior": {"model": "softmax", "data": "x.csv"}}, "posterior.classes"),
+        ({"posterior": {"model": "softmax", "data": "x.csv", "classes": 3}}, None),
+        ({"posterior": {"model": "softmax"}}, None),
+        ({"posterior": {"partition": "by-label"}}, "posterior.partition"),
+        ({"posterior": {"partition": "dirichlet:0.5"}}, "posterior.partition"),
+        ({"posterior": {"partition": "blocks"}}, None),
+        ({"posterior": {"preconditioner": "whiten"}}, "posterior.preconditioner"),
+        ({"posterior": {"preconditioner": "private-whiten"}}, None),
+        ({"posterior": {"mu": 0.0}}, "posterior.mu"),
+        ({"posterior": {"L": 0.0}}, "posterior.L"),
+        ({"posterior": {"initial_w2_sq": 0.0}}, "posterior.initial_w2_sq"),
+        ({"sampler": {"burn_in": "auto"}}, "sampler.burn_in"),
+        ({"link": {"downlink_snr_db": 10.0}}, "the effect of link.downlink_snr_db"),
+        ({"policy": {"objective": "exact"}}, "policy.objective"),
+        ({"sampler": {"seed": 2**32 - 1}}, "sampler.seed"),
+        ({"sampler": {"seed": 0}, "privacy": {"epsilon": None, "delta": None}}, None),
+    ],
+)
+def test_each_thing_that_a_published_file_would_rest_on(sections, name):
+    assert listed(**sections) == ([] if name is None else [name])
+
+
+def test_the_list_is_the_same_wherever_it_is_shown(run, made, call):
+    plan, summary = (json.loads((run / f"{name}.json").read_text()) for name in ("plan", "summary"))
+    names = [item["name"] for item in plan["not_covered"]]
+    assert names == ["clip rates", "exact law", "chains", "refusals"]
+    assert summary["not_covered"] == plan["not_covered"]
+    assert next(iter(summary)) == "owner_only"
+    assert call("report", run)[0] == 0
+    page = Page((run / "report.html").read_text(encoding="utf-8"))
+    assert all(item["text"] in page.text for item in plan["not_covered"])
+    assert page.text.index("This folder is for the owner of the data") < page.text.index("What wflmc run has left")
+
+
+def test_what_a_plan_has_settled_stays_on_its_list(tmp_path, plan_of):
+    (tmp_path / "s.toml").write_text(SECRET.replace("burn_in = 3", 'burn_in = "auto"\nmax_burn_in = 200'))
+    document = plan_of(tmp_path / "s.toml")
+    assert any("sampler.burn_in is computed from the devices' private data" in text for text in document["warnings"])
+    document["scenario"]["sampler"]["burn_in"] = document["constants"]["burn_in"]  # as a run leaves it
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    _, inputs, _ = read_plan(tmp_path / "plan.json")
+    assert "sampler.burn_in" in [item.name for item in inputs.not_covered if item.published]
+
+
+def test_a_target_by_the_exact_law_is_on_the_list(tmp_path, call):
+    (tmp_path / "s.toml").write_text(SECRET)
+    asked = ("--solve-for", "privacy.epsilon", "--target", "1.0", "--metric")
+    for metric, expected in (("exact", ["--solve-for privacy.epsilon"]), ("bound", [])):
+        _, out, _ = call("plan", tmp_path / "s.toml", *asked, metric, "--no-compare", "--json")
+        assert [item["name"] for item in strict(out)["not_covered"] if item["published"]] == expected
+
+
+def test_declared_classes(tmp_path, plan_of):
+    """The number of parameters is that of the declared labels, whatever the data have."""
+    generator = np.random.default_rng(0)
+    rows = [f"{a:.3f},{b:.3f},{label}" for (a, b), label in zip(generator.normal(size=(40, 2)), "ab" * 20, strict=True)]
+    (tmp_path / "x.csv").write_text("\n".join(rows))
+    (tmp_path / "s.toml").write_text(
+        '[posterior]\nmodel = "softmax"\ndata = "x.csv"\ndevices = 4\nclasses = ["c", "b", "a"]\n[privacy]\n'
+        "epsilon = 1.0\ndelta = 1e-3\n"
+    )
+    document = plan_of(tmp_path / "s.toml")
+    assert (document["classes"], document["constants"]["dim"]) == (["c", "b", "a"], 6)
+    assert "posterior.classes" not in " ".join(document["warnings"])
+    assert "1 of 3 classes have no example." in document["warnings"]
+
+
+def test_warnings_about_public_constants_tell_no_private_ones(tmp_path, plan_of, call):
+    (tmp_path / "s.toml").write_text(SECRET.replace("L = 60.0", "L = 11.0"))
+    path = tmp_path / "s.toml"
+    raw = validate({"posterior": {"devices": 4, "examples": 60, "dim": 3, "intercept": True}})
+    private = build(raw).posterior
+    warnings = " ".join(plan_of(path)["warnings"])
+    assert "posterior.L = 11 is too small for these data" in warnings
+    assert f"{private.L:.3g}" not in warnings
+    code, _, err = call("plan", path, "--set", "posterior.L=0.0", "--set", "posterior.mu=1e6")
+    assert code == 2
+    assert "at most L, as computed here" in err
+    assert f"{private.L:.3g}" not in err
+
+
+def test_a_secret_run_is_not_overwritten(tmp_path, call):
+    (tmp_path / "s.toml").write_text(SECRET)
+    command = ("run", tmp_path / "s.toml", "--out", tmp_path / "o")
+    assert call(*command)[0] == 0
+    before = (tmp_path / "o" / "trace.nc").read_bytes()
+    code, _, err = call(*command)
+    assert (code, (tmp_path / "o" / "trace.nc").read_bytes()) == (2, before)
+    assert "cannot be drawn again" in err
+
+
+def test_noise_of_a_lattice_can_be_published(tmp_path, call):
+    pytest.importorskip("flwr", reason="pip install 'wflmc[flower]'")
+    (tmp_path / "s.toml").write_text(SECRET.replace('seed = "secret"', "seed = 3"))
+    for noise in ("channel", "simulated"):
+        folder = tmp_path / noise
+        arguments = ("--runtime", "process", "--noise", noise, "--out", folder)
+        code, _, err = call("federate", tmp_path / "s.toml", *arguments)
+        assert code == 0, err
+        listed = [item["name"] for item in json.loads((folder / "plan.json").read_text())["not_covered"]]
+        assert ("sampler.seed" in listed) == (noise == "simulated")
+        target = tmp_path / f"{noise}.nc"
+        code, out, err = call("publish", folder, "--out", target, "--accept-not-covered", "--json")
+        assert code == 0, err
+        found = strict(out)
+        assert ("on a lattice" in found["assumes"]) == (noise == "channel")
+        assert ("can be guessed, it holds for nobody" in found["promise"]) == (noise == "simulated")

@@ -1,0 +1,317 @@
+"""Runs that are stopped and go on: the same samples, every loss paid once, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import arviz
+import jax
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc.errors import InputError
+from wflmc.privacy import Ledger
+from wflmc.sampling import runner
+
+from ..cli_tools import listening
+from ..privacy.ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, losses_of, wflmc_spent
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("memory", [None, 2000.0])
+def test_stopped_and_resumed_is_as_if_never_stopped(paid_setting, tmp_path, monkeypatch, memory):
+    """StoppedError after every single block in turn, with chains in one chunk or in several."""
+    posterior, _, plan = paid_setting
+    monkeypatch.setattr(runner, "BLOCK_WORK", 8 * 9 * posterior.work())
+    arguments = (jax.random.key(1), posterior, plan, 9)
+    straight = Ledger(PROMISE, 6, subject=posterior.digest)
+    whole = wflmc.sample(*arguments, memory=memory, ledger=straight)
+    path, folder = tmp_path / "ledger.jsonl", tmp_path / "checkpoint"
+    folder.mkdir()
+    stops = 0
+
+    def stop(done, of):
+        raise StoppedError
+
+    for _ in range(100):
+        ledger = Ledger(PROMISE, 6, subject=posterior.digest, path=path)
+        try:
+            trace = wflmc.sample(
+                *arguments, memory=memory, ledger=ledger, checkpoint=folder, progress=None if stops > 40 else stop
+            )
+            break
+        except StoppedError:
+            stops += 1
+    assert stops >= (4 if memory is None else 10)
+    np.testing.assert_array_equal(trace.theta, whole.theta)
+    np.testing.assert_array_equal(trace.clip_rate, whole.clip_rate)
+    np.testing.assert_array_equal(trace.burn_in_clip_rate, whole.burn_in_clip_rate)
+    np.testing.assert_array_equal(ledger.spent, straight.spent)
+    assert len(ledger.entries) == plan.rounds
+    np.testing.assert_allclose(ledger.spent, plan.spent, rtol=1e-12)
+
+
+def test_a_crash_between_paying_and_saving_pays_once(paid_setting, tmp_path, monkeypatch):
+    posterior, _, plan = paid_setting
+    monkeypatch.setattr(runner, "BLOCK_WORK", 8 * 9 * posterior.work())
+    path = tmp_path / "ledger.jsonl"
+
+    def die(*_, **__):
+        raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_advance", die)
+        with pytest.raises(StoppedError):
+            wflmc.sample(
+                jax.random.key(1), posterior, plan, 9, checkpoint=tmp_path,
+                ledger=Ledger(PROMISE, 6, subject=posterior.digest, path=path),
+            )  # fmt: skip
+    ledger = Ledger(PROMISE, 6, subject=posterior.digest, path=path)
+    assert 0 < len(ledger.entries) < plan.rounds
+    wflmc.sample(jax.random.key(1), posterior, plan, 9, checkpoint=tmp_path, ledger=ledger)
+    np.testing.assert_allclose(ledger.spent, plan.spent, rtol=1e-12)
+
+
+def test_resuming_with_anything_else_is_refused(paid_setting, tmp_path):
+    posterior, _, plan = paid_setting
+    ledger = Ledger(PROMISE, 6, subject=posterior.digest)
+    wflmc.sample(jax.random.key(1), posterior, plan, 9, checkpoint=tmp_path, ledger=ledger)
+    for key, chains in ((jax.random.key(2), 9), (jax.random.key(1), 8)):
+        with pytest.raises(InputError, match="same plan, data, seed"):
+            wflmc.sample(key, posterior, plan, chains, checkpoint=tmp_path)
+    empty = Ledger(PROMISE, 6, subject=posterior.digest)
+    with pytest.raises(InputError, match="0 rounds of this run"):
+        wflmc.sample(jax.random.key(1), posterior, plan, 9, checkpoint=tmp_path, ledger=empty)
+
+
+def test_the_rest_of_a_plan_goes_on_with_the_same_draws(paid_setting):
+    posterior, link, plan = paid_setting
+    whole = wflmc.sample(jax.random.key(1), posterior, plan, 5, keep_burn_in=True)
+    every = np.concatenate([whole.warmup, whole.theta], axis=1)
+    for start in (1, 13, 20):
+        rest = plan.rest(start)
+        assert rest.burn_in == max(0, 13 - start)
+        trace = wflmc.sample(jax.random.key(1), posterior, rest, 5, initial=every[:, start - 1])
+        np.testing.assert_array_equal(trace.theta, whole.theta[:, max(0, start - 13) :])
+        np.testing.assert_allclose(rest.ledger + rest.spent, plan.spent, rtol=1e-12)
+        again = wflmc.plan(
+            posterior, link, PROMISE, step_size=plan.step_size[0], burn_in=rest.burn_in,
+            samples=rest.rounds - rest.burn_in, ledger=rest.ledger, start=start, initial_w2_sq=rest.initial_w2_sq,
+        )  # fmt: skip
+        np.testing.assert_array_equal(again.weight, rest.weight)
+        np.testing.assert_allclose(
+            again.gain, rest.gain, rtol=1e-4
+        )  # planning the rest changes an optimal plan nowhere
+        assert again.objective == pytest.approx(plan.objective, rel=1e-9)
+
+
+WAITING = """
+import sys, threading
+from wflmc.sampling import runner
+runner.BLOCK_WORK = 1
+advance, left = runner._advance, [int(sys.argv.pop(1))]
+def counted(*arguments, **keywords):
+    left[0] -= 1
+    if left[0] == 0:
+        print("in the middle of a round", flush=True)
+        threading.Event().wait()
+    return advance(*arguments, **keywords)
+runner._advance = counted
+from wflmc.cli import main
+main()
+"""
+
+
+def test_a_run_killed_and_resumed_spends_what_an_undisturbed_one_does(tmp_path, call, monkeypatch):
+    """Killed twice; while it runs, another one in its folder is refused, and once it is dead nothing is."""
+    monkeypatch.setattr(runner, "BLOCK_WORK", 1)
+    scenario = tmp_path / "s.toml"
+    scenario.write_text(SCENARIO)
+    code, _, _ = call("run", scenario, "--out", tmp_path / "whole")
+    assert code == 0
+    killed = tmp_path / "killed"
+    command = ["run", scenario, "--out", killed]
+    for calls in (10, 50):  # in burn-in, and among the rounds that are kept
+        paid = lines_of(killed / "ledger.jsonl")
+        with listening("-c", WAITING, calls, *command) as process:
+            assert process.stdout.readline() == "in the middle of a round\n", process.communicate()[1]
+            code, _, err = call(*command)
+            assert (code, err.count(f"(process {process.pid} is)")) == (2, 1)
+            process.kill()
+        command = ["run", "--resume", killed]
+        assert len(paid) < len(lines_of(killed / "ledger.jsonl")) < 101
+        assert not (killed / "trace.nc").exists()
+    code, out, err = call(*command, "--json")
+    assert code == 0, err
+    whole, resumed = (json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "whole", killed))
+    assert json.loads(out)["ledger"] == resumed["ledger"]
+    assert losses_of(killed / "ledger.jsonl") == losses_of(tmp_path / "whole" / "ledger.jsonl")
+    assert {**resumed["ledger"], "chain": ""} == {**whole["ledger"], "chain": ""}
+    assert resumed["w2_sq"] == whole["w2_sq"]
+    assert not (killed / ".checkpoint").exists()
+
+
+@pytest.mark.parametrize("extra", [(), ("--ledger", "people.jsonl"), ("--set", "sampler.burn_in=auto")])
+def test_the_same_command_goes_on_with_a_stopped_run(tmp_path, call, monkeypatch, extra):
+    """Stopped in the middle of it, then again with another scenario, which begins anew."""
+    from wflmc.cli import run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "BLOCK_WORK", 1)
+    scenario, folder = tmp_path / "s.toml", tmp_path / "o"
+    scenario.write_text(SCENARIO)
+    whole = run.sample
+
+    def stopping(*arguments, progress, **keywords):
+        def stop(done, work):
+            if done > work / 2:
+                raise InputError("stop", done, "what this test does")
+
+        return whole(*arguments, **keywords, progress=stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "sample", stopping)
+        code, _, err = call("run", scenario, "--out", folder, *extra)
+    assert (code, (folder / ".checkpoint").exists()) == (2, True), err
+    ledger = tmp_path / "people.jsonl" if "--ledger" in extra else folder / "ledger.jsonl"
+    paid = lines_of(ledger)
+    code, _, err = call("run", scenario, "--out", folder, *extra)
+    assert code == 0
+    assert "Going on with the run that was stopped" in err
+    assert lines_of(ledger)[: len(paid)] == paid
+    np.testing.assert_allclose(wflmc_spent(ledger), json.loads((folder / "plan.json").read_text())["privacy"]["spent"])
+    assert not (folder / ".checkpoint").exists()
+
+
+def test_more_rounds_from_what_is_left(tmp_path, call):
+    scenario = tmp_path / "s.toml"
+    scenario.write_text(SCENARIO)
+    folder = tmp_path / "o"
+    call("run", scenario, "--out", folder)
+    before = json.loads((folder / "plan.json").read_text())
+    left = lines_of(folder / "ledger.jsonl")
+    code, _, err = call("run", "--resume", folder, "--more", "7")
+    assert code == 0, err
+    after = json.loads((folder / "plan.json").read_text())
+    assert after["gain"][:100] == before["gain"]
+    assert (after["constants"]["rounds"], len(lines_of(folder / "ledger.jsonl"))) == (107, 108)
+    assert lines_of(folder / "ledger.jsonl")[:101] == left
+    assert np.all(np.array(after["privacy"]["spent"]) <= after["privacy"]["budget"] * (1 + 1e-9))
+    trace = wflmc.scenario.load_scenario(str(folder / "scenario.toml"))
+    assert trace.sampler.samples == 57
+    summary = json.loads((folder / "summary.json").read_text())
+    np.testing.assert_allclose(summary["ledger"]["spent"], after["privacy"]["spent"], rtol=1e-9)
+    assert len(summary["w2_sq"]["per_round"]) == 57
+
+    kept = (folder / "ledger.jsonl").read_text()
+    (folder / "ledger.jsonl").write_text("\n".join(kept.splitlines()[:50]) + "\n")
+    code, _, err = call("run", "--resume", folder, "--more", "7")
+    assert code == 2
+    assert "50 lines" in err
+    assert "counts 108" in err
+    (folder / "ledger.jsonl.head").unlink()
+    code, _, err = call("run", "--resume", folder, "--more", "7")
+    assert code == 2
+    assert "its anchor ledger.jsonl.head, which is missing" in err
+    (folder / "ledger.jsonl").unlink()
+    code, _, err = call("run", "--resume", folder, "--more", "7")
+    assert code == 2
+    assert "it is missing" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--more", "3"), "given with --resume"),
+        (("--resume", "nowhere"), "a folder that `wflmc run --out` has written"),
+    ],
+)
+def test_bad_input(tmp_path, call, arguments, says):
+    scenario = tmp_path / "s.toml"
+    scenario.write_text(SCENARIO)
+    if arguments[0] == "--more":
+        arguments = (scenario, *arguments)
+    code, _, err = call("run", *arguments)
+    assert code == 2
+    assert says in err
+
+
+def test_a_stopped_run_finds_its_ledger_from_anywhere(tmp_path, call, monkeypatch):
+    from wflmc.cli import run
+
+    scenario, here, there = tmp_path / "s.toml", tmp_path / "here", tmp_path / "there"
+    scenario.write_text(SCENARIO)
+    here.mkdir()
+    there.mkdir()
+    monkeypatch.chdir(here)
+
+    def stop(*_, **__):
+        raise InputError("stop", "here", "what this test does")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "sample", stop)
+        call("run", scenario, "--out", "shared", "--ledger", "people.jsonl")
+        call("run", scenario, "--out", "own")
+    monkeypatch.chdir(there)
+    (here / "own").rename(there / "moved")
+    for folder in (here / "shared", there / "moved"):
+        code, _, err = call("run", "--resume", folder)
+        assert code == 0, err
+        assert json.loads((folder / "plan.json").read_text())["gap"] is not None  # the certificate is kept
+    assert len(lines_of(here / "people.jsonl")) == len(lines_of(there / "moved" / "ledger.jsonl")) == 101
+    assert sorted(path.name for path in there.iterdir()) == ["moved"]
+
+
+def test_what_is_not_as_it_was_written_is_refused(tmp_path, call):
+    scenario, folder = tmp_path / "s.toml", tmp_path / "o"
+    scenario.write_text(SCENARIO)
+    call("run", scenario, "--out", folder)
+    ledger, summary = folder / "ledger.jsonl", folder / "summary.json"
+    kept = ledger.read_text()
+    ledger.write_text(kept.replace('"round": 3', '"round": 4', 1))
+    code, _, err = call("run", scenario, "--out", folder)
+    assert code == 2
+    assert "has been changed" in err
+    ledger.write_text(kept)
+    for text in ("", "{", "{}", '{"ledger": {}}'):
+        summary.write_text(text)
+        code, _, err = call("run", "--resume", folder, "--more", "3")
+        assert code == 2
+        assert "summary.json" in err
+    code, _, err = call("plan", scenario, "--ledger", tmp_path / "typo.jsonl")
+    assert code == 2
+    assert "a ledger that a run has written" in err
+
+
+def test_more_rounds_pay_attention_to_what_others_have_spent(tmp_path, call):
+    scenario, people, folder = tmp_path / "s.toml", tmp_path / "people.jsonl", tmp_path / "o"
+    scenario.write_text(SCENARIO)
+    call("run", scenario, "--ledger", people, "--out", folder)
+    assert call("run", scenario, "--ledger", people, "--set", "sampler.seed=1")[0] == 0
+    code, _, err = call("run", "--resume", folder, "--more", "100")
+    assert np.max(wflmc_spent(people)) <= BUDGET * (1 + 1e-9)
+    assert not (folder / ".checkpoint").exists()
+    assert code == 0 or "nothing is left to spend" in err
+
+
+def test_burn_in_is_kept_on_request_also_when_rounds_are_added(tmp_path, call):
+    (tmp_path / "s.toml").write_text(SCENARIO)
+    folder = tmp_path / "kept"
+    code, _, err = call("run", tmp_path / "s.toml", "--out", folder, "--keep-burn-in")
+    assert code == 0, err
+    first = arviz.from_netcdf(folder / "trace.nc")
+    plan = json.loads((folder / "plan.json").read_text())
+    assert first.warmup_posterior["theta"].sizes["draw"] == plan["constants"]["burn_in"]
+    assert call("run", "--resume", folder, "--keep-burn-in")[0] == 2
+    code, _, err = call("run", "--resume", folder, "--more", "3")
+    assert code == 0, err
+    longer = arviz.from_netcdf(folder / "trace.nc")
+    assert longer.posterior["theta"].sizes["draw"] == first.posterior["theta"].sizes["draw"] + 3
+    for group in ("warmup_posterior", "warmup_sample_stats"):
+        assert set(longer[group].data_vars) == set(first[group].data_vars)
+        for name, values in first[group].data_vars.items():
+            np.testing.assert_array_equal(longer[group][name].values, values.values)

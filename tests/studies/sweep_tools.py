@@ -1,0 +1,89 @@
+"""Sweeps in a process of their own, whose workers can be killed in the middle of their work."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..cli_tools import PATIENCE, listening
+
+HELD = """
+import sys
+from pathlib import Path
+cache, limit = Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
+def held(task, progress):
+    import time
+    from wflmc.scenario.point import measure
+    row = measure(task, progress)
+    while len(list(cache.rglob("*.json"))) >= int(limit.read_text()):
+        time.sleep(0.02)
+    return row
+from wflmc.cli import main, sweep
+sweep.measure = held
+main()
+"""
+
+
+class Held(NamedTuple):
+    """A sweep whose points are not finished while as many as `limit` says have been."""
+
+    process: Any
+    cache: Path
+    limit: Path
+
+    def wait_for(self, count):
+        """Until so many points are done; an error if the command ends before."""
+        while kept(self.cache) < count:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            time.sleep(0.02)
+
+    def hold_at(self, count):
+        """Let points be finished until so many are."""
+        part = self.limit.with_suffix(".part")
+        part.write_text(str(count))
+        part.replace(self.limit)
+
+    def workers(self):
+        """The processes that compute for the command."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                line = (folder / "cmdline").read_bytes()
+            except OSError:  # it ended in between
+                continue
+            if parent == self.process.pid and b"spawn_main" in line:
+                found.append(int(folder.name))
+        return found
+
+
+@contextmanager
+def held_sweep(cache, limit, *arguments):
+    """A sweep that is held after `limit` points."""
+    file = cache.with_suffix(".limit")
+    file.write_text(str(limit))
+    command = ["-c", HELD, cache, file, "sweep", *arguments, "--cache", cache]
+    with listening(*command, PYTHONWARNINGS="ignore") as process:
+        yield Held(process, cache, file)
+
+
+def kept(cache):
+    """How many points are done."""
+    return len(list(Path(cache).rglob("*.json")))
+
+
+def wait_until_gone(pids):
+    """Until these processes have ended; an error if they do not."""
+    ends = time.monotonic() + PATIENCE
+    while any(map(_alive, pids)):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def _alive(pid):
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
