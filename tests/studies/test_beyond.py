@@ -15,7 +15,7 @@ from wflmc.data import Features
 from wflmc.evaluation import exact_ess
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.studies.beyond import ABLATION, RECIPES
-from wflmc.studies.engine import Point
+from wflmc.studies.study import Point
 
 from ..cli_tools import is_picture
 from ..conftest import FULL

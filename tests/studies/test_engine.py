@@ -16,10 +16,9 @@ import wflmc
 from wflmc import studies
 from wflmc.studies import cache, engines
 from wflmc.studies.cache import key_of
-from wflmc.studies.engine import Point, Study, run_study
 from wflmc.studies.engines import StudyError, local, open_engine, perform
-from wflmc.studies.multi_sample import MultiSample
-from wflmc.studies.rows import Row
+from wflmc.studies.paper.fig6_fig7 import MultiSample
+from wflmc.studies.study import Point, Row, Study, run_study
 
 from ..conftest import FULL
 

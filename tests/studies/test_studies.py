@@ -13,10 +13,10 @@ from wflmc.errors import InputError
 from wflmc.evaluation import estimate_w2_sq, floor_w2_sq
 from wflmc.posterior import Gaussian
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.studies import engine, mnist
-from wflmc.studies.engine import Point, run_study
-from wflmc.studies.multi_sample import SCHEMES, MultiSample, measure_w2
-from wflmc.studies.rows import Row
+from wflmc.studies import study as study_module
+from wflmc.studies.paper import fig8
+from wflmc.studies.paper.fig6_fig7 import SCHEMES, MultiSample, measure_w2
+from wflmc.studies.study import Point, Row, run_study
 
 from ..sampling.compile_tools import count_compilations
 
@@ -119,8 +119,8 @@ def test_figure_8(labelled, monkeypatch):
         above, below = row.scheme.split(" - ")
         assert row.y == pytest.approx(ece[above, row.x] - ece[below, row.x], abs=1e-12)
     for rows in tables.values():
-        assert [row.x for row in rows] == [x for x in mnist.SNR_GRID for _ in mnist.ORDER]
-        assert [row.scheme for row in rows] == list(mnist.ORDER) * len(mnist.SNR_GRID)
+        assert [row.x for row in rows] == [x for x in fig8.SNR_GRID for _ in fig8.ORDER]
+        assert [row.scheme for row in rows] == list(fig8.ORDER) * len(fig8.SNR_GRID)
         assert all(np.isfinite(row.y) and row.y_se >= 0 for row in rows)
         ideal = {(row.y, row.y_se) for row in rows if row.scheme == "noiseless"}
         assert len(ideal) == 1
@@ -145,15 +145,15 @@ def test_a_scheme_alone_scores_as_in_the_figure(labelled):
 
 
 def test_a_point_may_stop_early(labelled, monkeypatch):
-    monkeypatch.setattr(mnist, "BATCH", 4)
+    monkeypatch.setattr(fig8, "BATCH", 4)
     calls = []
-    real = mnist._experiments
+    real = fig8._experiments
 
     def counted(setting, posterior, schemes, snr_db, numbers, progress):
         calls.append(list(numbers))
         return real(setting, posterior, schemes, snr_db, numbers, progress)
 
-    monkeypatch.setattr(mnist, "_experiments", counted)
+    monkeypatch.setattr(fig8, "_experiments", counted)
 
     def rows(**changes):
         study = studies.mnist_study(small(labelled, experiments=12, **changes))
@@ -281,11 +281,11 @@ def test_the_first_kept_round_counts(point):
 
 def test_means_and_standard_errors():
     values = np.array([1.0, 2.0, 4.0, 5.0])
-    tables = mnist._tables("fig8", {"equal": {"ece": values, "nll": values + 1}}, 20.0)
+    tables = fig8._tables("fig8", {"equal": {"ece": values, "nll": values + 1}}, 20.0)
     assert tables["fig8"] == [Row("fig8", "equal", 20.0, 3.0, pytest.approx(np.std(values, ddof=1) / 2))]
     assert tables["fig8_nll"][0].y == 4
     both = {"equal": {"ece": values}, "optimized": {"ece": values - np.array([0.1, 0.2, 0.1, 0.2])}}
-    row = mnist._paired(both, "equal", "optimized", 20.0)
+    row = fig8._paired(both, "equal", "optimized", 20.0)
     assert row.y == pytest.approx(0.15)
     assert row.y_se == pytest.approx(0.05 / np.sqrt(3))
 
@@ -296,7 +296,7 @@ def test_every_part_of_a_point_is_in_its_name(labelled):
     assert identities[0] != identities[1]
     study = studies.mnist_study(small(labelled))
     same_x = [Point(1.0, ("a",)), Point(1.0, ("b",)), Point(1.0, ("a", "b")), Point(2.0, ("a",))]
-    assert len({engine._key(study, point) for point in same_x}) == 4
+    assert len({study_module._key(study, point) for point in same_x}) == 4
 
 
 def test_the_floor_knows_how_draws_are_correlated():

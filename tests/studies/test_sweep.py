@@ -18,7 +18,7 @@ from wflmc.errors import InputError
 from wflmc.scenario import load_scenario
 from wflmc.scenario.point import Task, digests, measure
 from wflmc.studies.cache import key_of
-from wflmc.studies.sweep import Grid, parse_grid, points
+from wflmc.studies.grids import Grid, parse_grid, points
 
 from ..cli_tools import PATIENCE, strict
 from ..conftest import FULL, count

@@ -17,9 +17,9 @@ from wflmc.scenario.build import build_privacy
 from wflmc.scenario.point import Task, columns, digests, measure
 from wflmc.storage import write_text
 from wflmc.studies.cache import key_of
-from wflmc.studies.engine import run_tasks
 from wflmc.studies.engines import Failure, open_engine
-from wflmc.studies.sweep import FORMS, Grid, parse_grid, points, unquoted
+from wflmc.studies.grids import FORMS, Grid, parse_grid, points, unquoted
+from wflmc.studies.study import run_tasks
 
 Say = Callable[[str], None]
 

@@ -1,15 +1,22 @@
 """Grids of points and who computes them; the paper's figures, and its stated outcomes as measured claims."""
 
-from wflmc.studies.beyond import BeyondGaussian, BeyondMnist, beyond_ablation, beyond_gaussian, beyond_mnist
-from wflmc.studies.claims import Claim, claims
-from wflmc.studies.engine import Study, Tables, run_study
+from wflmc.studies.beyond import (
+    EPSILONS,
+    BeyondGaussian,
+    BeyondMnist,
+    RecordSetting,
+    beyond_ablation,
+    beyond_gaussian,
+    beyond_mnist,
+    record_study,
+)
 from wflmc.studies.engines import StudyError, open_engine
-from wflmc.studies.measured_claims import measured_claims
-from wflmc.studies.mnist import Mnist, heterogeneity_study, mnist_study
-from wflmc.studies.multi_sample import MultiSample, multi_sample_study
-from wflmc.studies.record import EPSILONS, RecordSetting, record_study
-from wflmc.studies.rows import Row
-from wflmc.studies.single_sample import FIGURES, NAMES, Setting, point, points, regime_map
+from wflmc.studies.paper import measured_claims
+from wflmc.studies.paper.claim import Claim
+from wflmc.studies.paper.fig2_to_fig5 import FIGURES, NAMES, Setting, claims, point, points, regime_map
+from wflmc.studies.paper.fig6_fig7 import MultiSample, multi_sample_study
+from wflmc.studies.paper.fig8 import Mnist, heterogeneity_study, mnist_study
+from wflmc.studies.study import Row, Study, Tables, run_study
 
 __all__ = [
     "EPSILONS",

@@ -1,42 +1,130 @@
-"""What the paper states of its figures, measured again with the planner."""
+"""Figures 2 to 5 of the paper: one kept sample over a static channel, where everything is in closed form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from wflmc.planning.single_sample import DP, LMC, POWER
-from wflmc.studies.single_sample import SCHEMES, Setting, regime_map
+from wflmc import channel
+from wflmc.channel import Link
+from wflmc.planning import POLICIES, Plan, plan
+from wflmc.planning.single_sample import DP, LMC, POWER, regime
+from wflmc.privacy import Privacy
+from wflmc.studies.paper.claim import Claim, boundary, like_the_paper, near
+from wflmc.studies.study import Row
 
+Array = NDArray[np.float64]
 
-class Claim(NamedTuple):
-    """A stated outcome, the paper's number, ours, and whether it holds."""
-
-    figure: str
-    statement: str
-    paper: float | str
-    ours: float | str | None
-    """None where our data show no such boundary in the range of the figure."""
-    holds: bool
-    contradiction: bool = False
-    """The statement contradicts the paper's own theorem or numbers."""
-    note: str = ""
+SCHEMES = tuple(POLICIES)
 
 
-def boundary(holds: Callable[[float], bool], low: float, high: float) -> float | None:
-    """Where a condition that holds at `low` and not at `high` changes, to 1e-9 of the range; None if it does not."""
-    if not holds(low) or holds(high):
-        return None
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return 0.5 * (low + high)
+@dataclass(frozen=True)
+class Setting:
+    """The paper's single-sample study: |h| = 0.01, ε = 8, δ = 0.01, ℓ = 30, S_b = 50, S_u = 1, everyone sends."""
+
+    posterior: Any
+    gain_power: float = 1e-4
+    epsilon: float = 8.0
+    delta: float = 0.01
+    clip: float = 30.0
+    burn_in: int = 50
+
+    def step(self, factor: float) -> float:
+        """η = factor/(μ + L)."""
+        return float(factor / (self.posterior.mu + self.posterior.L))
+
+    def plan(self, scheme: str, snr_db: float, step_size: float, epsilon: float | None = None) -> Plan:
+        """The plan of one scheme with the paper's bound and accountant."""
+        return plan(
+            self.posterior,
+            Link(channel.static(self.gain_power), snr_db),
+            Privacy(epsilon or self.epsilon, self.delta, self.clip, "paper"),
+            step_size=step_size,
+            burn_in=self.burn_in,
+            samples=1,
+            power=scheme,
+            schedule="all",
+            bound="paper",
+        )
 
 
-def _near(ours: float | None, paper: float, tolerance: float) -> bool:
-    return ours is not None and abs(ours - paper) <= tolerance
+class Figure(NamedTuple):
+    """A curve per scheme: what to vary, over what, and how to label it."""
+
+    title: str
+    x_label: str
+    grid: Callable[[Setting], Array]
+    plan: Callable[[Setting, str, float], Plan]
+
+
+def _snr_grid(_: Setting) -> Array:
+    return np.arange(5.0, 40.5, 0.5)
+
+
+def _step_grid(setting: Setting) -> Array:
+    return np.linspace(0.1, 2.0, 96) / (setting.posterior.mu + setting.posterior.L)
+
+
+def _epsilon_grid(_: Setting) -> Array:
+    return np.arange(1.0, 20.5, 0.5)
+
+
+FIGURES: dict[str, Figure] = {
+    "fig3a": Figure(
+        "Bound against SNR, η = 0.4/(μ+L)", "SNR (dB)", _snr_grid, lambda s, n, x: s.plan(n, x, s.step(0.4))
+    ),
+    "fig3b": Figure(
+        "Bound against SNR, η = 0.13/(μ+L)", "SNR (dB)", _snr_grid, lambda s, n, x: s.plan(n, x, s.step(0.13))
+    ),
+    "fig4a": Figure("Bound against step size, 18 dB", "step size η", _step_grid, lambda s, n, x: s.plan(n, 18.0, x)),
+    "fig4b": Figure("Bound against step size, 30 dB", "step size η", _step_grid, lambda s, n, x: s.plan(n, 30.0, x)),
+    "fig5": Figure(
+        "Bound against privacy level, 20 dB",
+        "ε",
+        _epsilon_grid,
+        lambda s, n, x: s.plan(n, 20.0, s.step(0.4), x),
+    ),
+}
+
+NAMES = ("fig2", *FIGURES)
+
+
+def points(name: str, setting: Setting) -> Array:
+    """The x values of a figure."""
+    return _snr_grid(setting) if name == "fig2" else FIGURES[name].grid(setting)
+
+
+def point(name: str, setting: Setting, x: float) -> list[Row]:
+    """All rows of a figure at one x."""
+    if name == "fig2":
+        return _boundaries(setting, x)
+    figure = FIGURES[name]
+    return [Row(name, scheme, x, figure.plan(setting, scheme, x).objective) for scheme in SCHEMES]
+
+
+def limits(setting: Setting, snr_db: Array, step_size: Array) -> tuple[Array, Array, float]:
+    """Theorem 1's three limits on a = α²/N0: Langevin, power, and the equal share of the privacy budget."""
+    privacy = Privacy(setting.epsilon, setting.delta, setting.clip, "paper")
+    share = privacy.budget(1)[0] / (2 * setting.clip**2 * (setting.burn_in + 1))
+    power = setting.posterior.dim * 10 ** (np.asarray(snr_db) / 10) * setting.gain_power / setting.clip**2
+    return np.asarray(step_size) / 2, power, float(share)
+
+
+def regime_map(setting: Setting, snr_db: Array, step_size: Array) -> NDArray[np.str_]:
+    """Theorem 1's regime at every (SNR, η), broadcast."""
+    return regime(*limits(setting, snr_db, step_size))
+
+
+def _boundaries(setting: Setting, snr_db: float) -> list[Row]:
+    """The regime map as curves: the largest η that is LMC-limited at this SNR, and where the others begin."""
+    _, power, share = limits(setting, np.asarray(snr_db), np.asarray(0.0))
+    edge = float(2 * np.minimum(power, share))
+    beyond = POWER if power <= share else DP
+    return [Row("fig2", name, snr_db, edge if name in (LMC, beyond) else None) for name in (LMC, POWER, DP)]
 
 
 def claims(setting: Setting) -> list[Claim]:
@@ -49,12 +137,6 @@ def claims(setting: Setting) -> list[Claim]:
         return found
     other = "other data than the paper's"
     return [c._replace(contradiction=False, note="" if c.holds else other) for c in found]
-
-
-def like_the_paper(posterior: Any) -> bool:
-    """Whether the data are of the paper's kind: five parameters, and μ + L near its 2508."""
-    total = posterior.mu + posterior.L
-    return posterior.dim == 5 and abs(total / 2508 - 1) < 0.15
 
 
 def _start(setting: Setting) -> Claim:
@@ -94,7 +176,7 @@ def _fig3(setting: Setting) -> list[Claim]:
     edge = _lmc_edge(setting)
     loss = high.objective / setting.plan("noiseless", 40, slow).objective - 1
     return [
-        Claim("fig3a", "power-limited up to (dB)", 16.6, power_until, _near(power_until, 16.6, 0.05)),
+        Claim("fig3a", "power-limited up to (dB)", 16.6, power_until, near(power_until, 16.6, 0.05)),
         Claim(
             "fig3a",
             "equal to noiseless-DP from (dB)",
@@ -130,7 +212,7 @@ def _fig4(setting: Setting) -> list[Claim]:
     apart = at18.objective / setting.plan("no-dp", 18, step).objective - 1
     equal = setting.plan("equal", 30, step).objective / setting.plan("equal", 18, step).objective
     return [
-        Claim("fig4", "LMC-limited up to η =", 0.51e-4, edge, _near(edge, 0.51e-4, 0.005e-4)),
+        Claim("fig4", "LMC-limited up to η =", 0.51e-4, edge, near(edge, 0.51e-4, 0.005e-4)),
         Claim("fig4", "there all schemes agree: largest difference", 0.0, spread, spread < 1e-9),
         Claim(
             "fig4a",
@@ -157,7 +239,7 @@ def _fig5(setting: Setting) -> list[Claim]:
     same_until = boundary(ideal, 1, 13)
     at6 = setting.plan("optimized", 20, step, 6).objective / setting.plan("noiseless-dp", 20, step, 6).objective - 1
     return [
-        Claim("fig5", "DP-limited up to ε =", 13.5, dp_until, _near(dp_until, 13.5, 0.06)),
+        Claim("fig5", "DP-limited up to ε =", 13.5, dp_until, near(dp_until, 13.5, 0.06)),
         Claim(
             "fig5",
             "equal to noiseless-DP up to ε =",

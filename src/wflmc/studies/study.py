@@ -11,9 +11,19 @@ from typing import Any, NamedTuple
 
 from wflmc.studies.cache import Say, digest, key_of, load, save
 from wflmc.studies.engines import Engine, Failure, Progress, StudyError, Work, local, part_of
-from wflmc.studies.rows import Row
 
 __all__ = ["Point", "Progress", "Study", "Tables", "digest", "part_of", "run_study", "run_tasks"]
+
+
+class Row(NamedTuple):
+    """One value of one scheme at one x; y_se is the standard error of y, None where y is exact."""
+
+    figure: str
+    scheme: str
+    x: float
+    y: float | None
+    y_se: float | None = None
+
 
 Tables = dict[str, list[Row]]
 """Rows by the name of the table they belong to."""
