@@ -31,8 +31,7 @@ from wflmc.federated.certificates import write_authority, write_device_key
 from wflmc.federated.deployment import LINK, prepare, supernode_command
 from wflmc.federated.folder import DEVICE, SERVER, write_federation
 from wflmc.federated.job import Job, make_job
-from wflmc.federated.loopback import Loopback
-from wflmc.federated.processes import HOST, environment, free_port
+from wflmc.federated.loopback import HOST, Loopback, environment, free_port
 from wflmc.federated.registration import flwr
 from wflmc.federated.server import open_server, read_log, trace_of
 from wflmc.federated.simulation import devices_in, run_in_engine

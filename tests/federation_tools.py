@@ -19,11 +19,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 
 from flwr.clientapp import ClientApp
 
-from wflmc.federated.apps import client_app
 from wflmc.federated.device import Device
+from wflmc.federated.flower_client import client_app
 from wflmc.federated.folder import write_federation
-from wflmc.federated.job import Job, make_job
-from wflmc.federated.planning import federated_plan
+from wflmc.federated.job import Job, federated_plan, make_job
 from wflmc.federated.server import Server, open_server
 from wflmc.privacy import Ledger
 from wflmc.sampling import Trace, sample

@@ -26,8 +26,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 from wflmc.federated import lattice
 from wflmc.federated.device import Device
 from wflmc.federated.job import Job
+from wflmc.federated.messages import Ask, Heard
 from wflmc.federated.server import open_server, serve
-from wflmc.federated.terms import Ask, Heard
 
 from ..federation_tools import federation
 

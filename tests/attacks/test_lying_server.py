@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
 from wflmc.errors import InputError, OverspendError
-from wflmc.federated.terms import Ask
+from wflmc.federated.messages import Ask
 
 from ..federation_tools import Federation, federation
 

@@ -16,7 +16,7 @@ from wflmc import channel
 from wflmc.errors import InputError, SamplingError
 from wflmc.federated.device import Device
 from wflmc.federated.job import make_job
-from wflmc.federated.terms import Ask
+from wflmc.federated.messages import Ask
 from wflmc.posterior.summation import as_pair
 
 

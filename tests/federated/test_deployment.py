@@ -34,13 +34,12 @@ from wflmc.federated import certificates, flower_client, flower_server, registra
 from wflmc.federated.certificates import renew, write_authority, write_secret, write_server_certificate
 from wflmc.federated.deployment import prepare
 from wflmc.federated.folder import write_federation
-from wflmc.federated.grid import FIRST, LocalGrid
 from wflmc.federated.job import make_job
-from wflmc.federated.loopback import ENDS, Loopback
-from wflmc.federated.processes import HOST, environment, free_port
+from wflmc.federated.loopback import ENDS, HOST, Loopback, environment, free_port
+from wflmc.federated.messages import Heard
 from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
 from wflmc.federated.server import open_server, read_log, trace_of
-from wflmc.federated.terms import Heard
+from wflmc.federated.simulation import FIRST, LocalGrid
 from wflmc.sampling.checkpoint import Checkpoint
 from wflmc.scenario import load_scenario
 from wflmc.scenario.build import build, make_plan

@@ -24,9 +24,9 @@ from wflmc.federated import lattice
 from wflmc.federated.device import Device
 from wflmc.federated.folder import open_device
 from wflmc.federated.job import Job, make_job
+from wflmc.federated.messages import Ask, Heard, Terms
 from wflmc.federated.server import Server, open_server, read_log, rescale, serve, trace_of
 from wflmc.federated.simulation import devices_in, run_in_process
-from wflmc.federated.terms import Ask, Heard, Terms
 from wflmc.sampling.checkpoint import Checkpoint
 
 from ..federation_tools import ROUNDING, SCENARIO, Federation, apart, app_of, expected_chain, federation
@@ -485,7 +485,7 @@ _MADE: list[Job] = []
 def _jobs() -> list[Job]:
     """One of every kind of noise, made once."""
     if not _MADE:
-        from wflmc.federated.planning import federated_plan
+        from wflmc.federated.job import federated_plan
         from wflmc.scenario import build, validate
 
         for how in ({}, {"noise": "devices"}, {"noise": "devices", "tolerate": 2}):

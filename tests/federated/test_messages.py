@@ -19,14 +19,13 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 import flwr.app as flwr
 
 from wflmc.errors import InputError, OverspendError
-from wflmc.federated.apps import Post, client_app
 from wflmc.federated.device import Device
+from wflmc.federated.flower_client import client_app
+from wflmc.federated.flower_server import Post
 from wflmc.federated.folder import open_device
-from wflmc.federated.grid import FIRST, LocalGrid
-from wflmc.federated.messages import read_request, request, short
+from wflmc.federated.messages import Ask, read_request, request, short
 from wflmc.federated.server import Server, read_log, serve, trace_of
-from wflmc.federated.simulation import run_in_process
-from wflmc.federated.terms import Ask
+from wflmc.federated.simulation import FIRST, LocalGrid, run_in_process
 from wflmc.privacy import Ledger
 
 from ..federation_tools import ROUNDING, Federation, apart, app_of, federation

@@ -111,8 +111,8 @@ def test_nothing_of_a_federation_shows_data_or_keys(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
     from wflmc.federated.device import Device
     from wflmc.federated.job import make_job
+    from wflmc.federated.messages import Ask, Heard
     from wflmc.federated.server import open_server
-    from wflmc.federated.terms import Ask, Heard
 
     job = make_job(KEY, GAUSSIAN, LINK, PLAN)
     assert SEED in job.key

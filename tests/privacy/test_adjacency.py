@@ -13,7 +13,7 @@ import pytest
 import wflmc
 from wflmc import InputError, audit, channel, preconditioning, privacy
 from wflmc.federated.job import make_job
-from wflmc.federated.terms import Terms
+from wflmc.federated.messages import Terms
 from wflmc.privacy.reference import epsilon_by_dp_accounting
 
 from ..audit.audit_tools import KEY, TRIALS, planned

@@ -1,7 +1,6 @@
 """Attacks on transcripts of the sampler: an empirical lower bound on ε, to hold against what a plan claims."""
 
-from wflmc.audit.bounds import Errors, epsilon_by_counting, mu_lower, rate_upper
-from wflmc.audit.report import SCOPE, AuditReport, Finding
+from wflmc.audit.report import SCOPE, AuditReport, Errors, Finding, epsilon_by_counting, mu_lower, rate_upper
 from wflmc.audit.run import ATTACKS, audit, audit_model, audit_pair
 from wflmc.audit.target import above_cap
 

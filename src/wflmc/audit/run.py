@@ -11,9 +11,8 @@ from numpy.typing import ArrayLike
 
 from wflmc.audit import attack as by
 from wflmc.audit.attack import Attack, Statistics
-from wflmc.audit.bounds import Errors, counting_threshold, largest_mu
-from wflmc.audit.models import canary_pair, check_kind
-from wflmc.audit.report import AuditReport, Finding, finding
+from wflmc.audit.canary import canary_pair, check_kind
+from wflmc.audit.report import AuditReport, Errors, Finding, counting_threshold, finding, largest_mu
 from wflmc.audit.summation import Summation, attack_sums
 from wflmc.audit.target import RAW, Target, aim
 from wflmc.errors import InputError

@@ -97,8 +97,7 @@ def begin(
 ) -> tuple[Job, dict[str, Any]]:
     """Plan a federation and write its folders: its job, and the plan as JSON document."""
     from wflmc.federated.folder import write_federation
-    from wflmc.federated.job import make_job
-    from wflmc.federated.planning import federated_plan
+    from wflmc.federated.job import federated_plan, make_job
     from wflmc.federated.server import LEDGER
 
     about = about_of(scenario, request)

@@ -1,13 +1,13 @@
 """A real federation on Flower: the server holds θ, the plan and the ledger, each device its own data."""
 
-from wflmc.federated.apps import Post, client_app
 from wflmc.federated.device import Device
+from wflmc.federated.flower_client import client_app
+from wflmc.federated.flower_server import Post
 from wflmc.federated.folder import open_device, write_federation
-from wflmc.federated.job import Job, make_job
-from wflmc.federated.planning import federated_plan
+from wflmc.federated.job import Job, federated_plan, make_job
+from wflmc.federated.messages import Ask, Heard, Terms
 from wflmc.federated.server import Server, open_server, serve, trace_of
 from wflmc.federated.simulation import devices_in, run_in_engine, run_in_process
-from wflmc.federated.terms import Ask, Heard, Terms
 
 __all__ = [
     "Ask",

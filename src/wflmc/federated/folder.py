@@ -25,7 +25,7 @@ import numpy as np
 from wflmc.errors import InputError
 from wflmc.federated.device import Device
 from wflmc.federated.job import Job
-from wflmc.federated.terms import Terms
+from wflmc.federated.messages import Terms
 from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.privacy import Ledger
 from wflmc.scenario.build import Inputs, build_posterior

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,20 @@ from numpy.typing import NDArray
 from wflmc.channel import Link
 from wflmc.errors import InputError, without_data
 from wflmc.federated.lattice import Lattice
-from wflmc.federated.terms import UNMASKED, Terms
+from wflmc.federated.messages import UNMASKED, Ask, Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
 from wflmc.privacy import Privacy
 from wflmc.sampling.runner import starts
+from wflmc.scenario.build import Inputs, make_plan
+from wflmc.scenario.schema import Scenario
 
 Array = NDArray[np.float64]
+
+SLACK = 1e-3
+"""Relative rounding by which a clipped gradient of float32 may exceed its limit."""
+TAIL = 8.0
+"""Standard deviations of a device's own noise beyond what may be expected of it; more has a chance of 1e-14."""
 
 NOISES = ("channel", "devices", "simulated")
 
@@ -107,6 +114,12 @@ class Job:
         It is that of the sum; but where devices add their noise, each message is hidden by its own share alone.
         """
         return float(self.share[at]) if self.noise == "devices" else self.round_noise(at, sent)
+
+    def largest_norm(self, ask: Ask) -> float:
+        """Return the most that a clipped, precoded gradient can measure, with the noise that its device adds."""
+        clipped = ask.precoder * float(self.plan.clip[ask.device])
+        noise = self.lattice.variance**0.5 if self.noise == "devices" and self.lattice else 0.0
+        return (clipped + noise * (np.sqrt(self.plan.dim) + TAIL)) * (1 + SLACK)
 
     def loss(self, at: int, sent: NDArray[np.bool_]) -> Array:
         """What a round costs every device, by who really sent, [K]."""
@@ -248,3 +261,37 @@ def make_job(
     )
     _ = job.lattice  # where there is none that will do, it is refused here
     return job
+
+
+def federated_plan(
+    scenario: Scenario,
+    inputs: Inputs,
+    *,
+    noise: str = "simulated",
+    tolerate: int = 0,
+    releases: int = 1,
+    ledger: NDArray[np.float64] | None = None,
+) -> Plan:
+    """The scenario's plan, from budgets that are left when every round costs as much as it does here.
+
+    A round of a plan costs 2 (α r ℓ)²/N0 for one chain whose sum alone is seen. Chains that are all given away cost
+    that each; where devices add the noise, the server sees messages one by one, each hidden by its share alone, and a
+    round costs as many times more as there are shares in N0.
+
+    Args:
+        ledger: what devices have spent before, [K].
+    """
+    devices = inputs.posterior.devices
+    if noise == "devices" and scenario.policy.power != "noiseless-dp":
+        allowed = "'noiseless-dp' where devices add the noise: --set policy.power=noiseless-dp"
+        raise InputError("policy.power", scenario.policy.power, allowed)
+    if noise == "devices" and not 0 <= tolerate < devices:
+        raise InputError("--tolerate", tolerate, f"between 0 and {devices - 1}")
+    factor = releases * (devices - tolerate if noise == "devices" else 1)
+    spent = inputs.spent if ledger is None else ledger
+    budget = inputs.privacy.budget(devices)
+    # All but a part of the budget counts as spent, and what the plan makes of that part is multiplied again.
+    left = np.where(np.isfinite(budget), np.maximum(budget - spent, 0.0), 0.0)
+    kept_back = left * (1 - 1 / factor)
+    made = make_plan(scenario, inputs, ledger=spent + kept_back)
+    return made if factor == 1 else replace(made, ledger=spent)

@@ -2,61 +2,148 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError, OverspendError
-from wflmc.federated.device import Device
-from wflmc.federated.job import Job
-from wflmc.federated.terms import Ask
+from wflmc.errors import InputError, without_data
+from wflmc.federated.lattice import Lattice
+from wflmc.privacy import Privacy
 
-log = logging.getLogger("wflmc.federated")
+TUPLES = ("gain", "known", "privacy")
+UNMASKED = (
+    "that of a federation without secure aggregation, which wflmc no longer has: begin a new one in another folder, "
+    "and name this one's ledger by --ledger"
+)
+UNSCHEDULED = (
+    "with the gains of all rounds, which an earlier version did not write: begin a new federation in another folder, "
+    "and name this one's ledger by --ledger"
+)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a device has agreed to; it answers no request that goes beyond."""
+
+    run: str
+    device: int
+    chains: int
+    dim: int
+    start: int
+    """The number of the first round."""
+    gain: tuple[float, ...]
+    """α r_k of every round, the largest amplitude at which its gradient is to arrive; 0 where it is silent."""
+    known: tuple[float, ...]
+    """|ĥ_k| of every round, by the device's own estimate; 1 on an ideal link. The factor covers its error."""
+    clip: float
+    """ℓ_k."""
+    example_clip: float
+    """c_k; infinite where examples are not clipped one by one."""
+    rounding: float
+    """e: clips act at ℓ/(1 + e) and c/(1 + e), see `Plan.rounding`."""
+    noise_power: float
+    """N0 of the sum."""
+    share: float
+    """Variance of the noise that the device adds itself; 0 where it relies on the channel's."""
+    step: float
+    """Its messages are multiples of this, where it adds noise."""
+    factor: float
+    """What a round costs over 2 (α r ℓ)²/N0: more where messages are seen one by one or channels are known badly."""
+    power: float
+    """P: the most that ‖x‖² may be."""
+    enforced: bool
+    """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
+    simulated: bool
+    """Whether the noise is that of a simulation, which protects nobody: answers are then repeated, but not kept."""
+    privacy: tuple[float | None, float | None, str, str, str]
+    """ε, δ, accountant, unit and adjacency of the promise to this device."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds are numbered below this."""
+        return self.start + len(self.gain)
+
+    @property
+    def lattice(self) -> Lattice:
+        """Where its messages lie, and how wide its noise is."""
+        return Lattice(self.step, round(self.share**0.5 / self.step))
+
+    @property
+    def sensitivity(self) -> float:
+        """Half of what a neighbouring data set can change."""
+        return float(self.promise.half_change(self.clip, self.example_clip))
+
+    @property
+    def promise(self) -> Privacy:
+        """The promise to this device."""
+        epsilon, delta, accountant, unit, adjacency = self.privacy
+        own = min(self.example_clip, 1e300) if unit == "record" else None
+        return Privacy(epsilon, delta, min(self.clip, 1e300), accountant, unit, own, adjacency)
+
+    def save(self, path: Path) -> None:
+        """Write them as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Terms:
+        """Read them again."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            earlier = "privacy" in found and "gain" not in found
+            terms = None if earlier else cls(**found | {name: tuple(found[name]) for name in TUPLES})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError("terms", str(path), f"a file that `wflmc federate` has prepared ({error})") from None
+        if terms is None:
+            raise InputError("terms", str(path), UNSCHEDULED)
+        return terms
+
+
+@without_data
+class Ask(NamedTuple):
+    """What a device is asked in a round."""
+
+    device: int
+    round: int
+    theta: NDArray[Any]
+    """What the device hears of where the chains are, [chain, m]."""
+    gain: float
+    """α r_k, the amplitude at which its gradient is to arrive."""
+    known: float
+    """|ĥ_k|, what it knows of its channel; a device refuses another value than its own."""
+    arrives: float = 1.0
+    """|h_k|, what the channel does with what it sends; the device is not told."""
+    batch: NDArray[np.uint32] | None = None
+    """Keys of its mini-batches, one for each chain."""
+
+    @property
+    def precoder(self) -> float:
+        """α r_k/|ĥ_k|: what the clipped gradient is sent with."""
+        return self.gain / self.known
+
+
+@without_data
+class Heard(NamedTuple):
+    """What the server has heard in a round."""
+
+    total: NDArray[Any]
+    """Σ_k h_k x_k of those who sent, [chain, m]."""
+    sent: NDArray[np.bool_]
+    """[K]."""
+    absent: dict[int, str]
+    """Why others who were asked did not send."""
+
 
 HEADER = 4096
 """Bytes that an array of NumPy's may take beside its numbers."""
-SLACK = 1e-3
-"""Relative rounding by which a clipped gradient of float32 may exceed its limit."""
-TAIL = 8.0
-"""Standard deviations of a device's own noise beyond what may be expected of it; more has a chance of 1e-14."""
-
-
-UNTOLD = "the device could not answer; its own log says why"
 
 
 class RejectedError(Exception):
     """A reply that is not one; its device counts as absent."""
-
-
-@contextmanager
-def told_briefly() -> Iterator[None]:
-    """Flower tells the server the text of whatever a device raises: keep in it nothing that comes from the data."""
-    try:
-        yield
-    except (InputError, OverspendError) as error:
-        log.warning("Request refused: %s", error)
-        raise PermissionError(f"refused by the device: {error}") from None
-    except Exception:
-        log.exception("The device could not answer.")
-        raise RuntimeError(UNTOLD) from None
-
-
-def untold(find: Callable[[Context], Device]) -> Callable[[Context], Device]:
-    """The same function, but what it finds wrong, as with the data of a device, is for the device's own log alone."""
-
-    def found(context: Context) -> Device:
-        try:
-            return find(context)
-        except Exception:
-            log.exception("The device could not be opened.")
-            raise RuntimeError(UNTOLD) from None
-
-    return found
 
 
 def request(ask: Ask, run: str, nonce: str) -> RecordDict:
@@ -102,8 +189,12 @@ def refuse_other(found: object, ask: Ask, run: str, nonce: str) -> None:
         raise RejectedError(f"replayed or meant for others: {other[0]} is not the one that was asked")
 
 
-def read_reply(message: Message, ask: Ask, job: Job, nonce: str) -> NDArray[np.float32]:
-    """x_k[chain, m] of a reply; RejectedError for whatever is not exactly what was asked for."""
+def read_reply(message: Message, ask: Ask, run: str, nonce: str, limit: float) -> NDArray[np.float32]:
+    """Return x_k[chain, m] of a reply; RejectedError for whatever is not exactly what was asked for.
+
+    Args:
+        limit: the largest norm that a device's signal can have.
+    """
     if message.has_error():
         raise RejectedError(f"error {message.error.code}: {short(message.error.reason)}")
     content = message.content
@@ -112,9 +203,9 @@ def read_reply(message: Message, ask: Ask, job: Job, nonce: str) -> NDArray[np.f
     record = content["signal"]
     if not isinstance(record, ArrayRecord) or len(record) != 1:
         raise RejectedError("malformed: not one array and one text record")
-    refuse_other(content["about"], ask, job.run, nonce)
+    refuse_other(content["about"], ask, run, nonce)
     (array,) = record.values()
-    shape = (job.chains, job.plan.dim)
+    shape = ask.theta.shape
     if len(array.data) > 4 * shape[0] * shape[1] + HEADER:
         raise RejectedError(f"oversized: {len(array.data)} bytes for {4 * shape[0] * shape[1]}")
     try:
@@ -127,17 +218,10 @@ def read_reply(message: Message, ask: Ask, job: Job, nonce: str) -> NDArray[np.f
         raise RejectedError(f"malformed: {signal.dtype} of shape {signal.shape}, not float32 of {shape}")
     if not np.all(np.isfinite(signal)):
         raise RejectedError("not finite")
-    norm, limit = float(np.linalg.norm(signal.astype(float), axis=1).max()), _limit(ask, job)
+    norm = float(np.linalg.norm(signal.astype(float), axis=1).max())
     if norm > limit:
         raise RejectedError(f"oversized: norm {norm:.4g} where clipping leaves at most {limit:.4g}")
     return np.asarray(signal)
-
-
-def _limit(ask: Ask, job: Job) -> float:
-    """The most that a clipped, precoded gradient can measure, with the noise that its device adds."""
-    clipped = ask.precoder * float(job.plan.clip[ask.device])
-    own = job.lattice.variance**0.5 if job.noise == "devices" and job.lattice else 0.0
-    return (clipped + own * (np.sqrt(job.plan.dim) + TAIL)) * (1 + SLACK)
 
 
 def short(text: object) -> str:

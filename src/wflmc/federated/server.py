@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from wflmc.errors import InputError, SamplingError
 from wflmc.federated.job import Job
-from wflmc.federated.terms import Ask, Heard
+from wflmc.federated.messages import Ask, Heard
 from wflmc.keys import named
 from wflmc.privacy import Ledger
 from wflmc.sampling import Trace
