@@ -29,7 +29,7 @@ def best(call, repeats: int = 3) -> float:
 
 def bytes_per_round(posterior, plans) -> float:
     """Bytes that XLA's own count of the compiled loop reads and writes, for one chain and round."""
-    chains, ready = len(plans), posterior.fitted(len(plans), runner.default_memory() / 4)
+    chains, ready = len(plans), posterior.on_accelerator(len(plans), runner.default_memory() / 4)
     theta = jnp.zeros((chains, posterior.dim))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(chains))
     rounds = runner._stack(plans).at(slice(0, 1))

@@ -105,7 +105,7 @@ def batches(terms, devices):
 
 @jax.jit
 def added(posterior, theta, weight, clip, example_clip, key) -> Sum:
-    return as_pair(posterior.exact_sum(theta, weight, clip, key=key, example_clip=example_clip)[0])
+    return as_pair(posterior.unrounded_sum(theta, weight, clip, key=key, example_clip=example_clip)[0])
 
 
 def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
@@ -124,7 +124,14 @@ def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
         key = jax.random.key(0) if getattr(pair[0], "batch", None) else None
         weight = np.ones(devices, np.float32)
         sums = [
-            added(side.fitted(1, 2.0**30, limit is not None), theta, weight, np.float32(clips[0] / less), limit, key)
+            added(
+                side.on_accelerator(1, 2.0**30, limit is not None),
+                theta,
+                weight,
+                np.float32(clips[0] / less),
+                limit,
+                key,
+            )
             for side in pair
         ]
         one, other = (np.asarray(total.high, float) + np.asarray(total.low, float) for total in sums)
@@ -178,6 +185,8 @@ def test_devices_of_unlike_clips(make, ratio):
             pair.append(make(terms.copy(), devices))
         less = 1 + pair[0].margin(clips, np.full(devices, np.inf))
         given = np.ones(devices, np.float32), np.float32(clips / less), None, None
-        one, other = (added(side.fitted(1, 2.0**30), np.zeros(side.dim, np.float32), *given).double for side in pair)
+        one, other = (
+            added(side.on_accelerator(1, 2.0**30), np.zeros(side.dim, np.float32), *given).double for side in pair
+        )
         worst = max(worst, float(np.linalg.norm(one - other)) / 2)
     assert worst <= 1

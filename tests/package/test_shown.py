@@ -49,7 +49,7 @@ VALUES = {
     "whitened": GAUSSIAN.whitened(),
     "coordinates": SOFTMAX.whitened().coordinates,
     "one device": OWN.device(0),
-    "on the accelerator": SOFTMAX.fitted(1, 2.0**20),
+    "on the accelerator": SOFTMAX.on_accelerator(1, 2.0**20),
     "link": LINK,
     "privacy": wflmc.Privacy(np.full(4, 8.0), 0.01, 30),
     "plan": PLAN,

@@ -71,7 +71,7 @@ def test_clipped_sums_are_those_of_the_known_model(name, by_example, heard, chai
         return jax.vmap(one)(theta) if chains else one(jnp.asarray(theta[0]))
 
     sums = of(known)
-    for mine in (own, own.fitted(3, 1e9, by_example), replace(own, block=1).fitted(3, 1.0, by_example)):
+    for mine in (own, own.on_accelerator(3, 1e9, by_example), replace(own, block=1).on_accelerator(3, 1.0, by_example)):
         for found, wanted in zip(of(mine), sums, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
 
@@ -83,8 +83,8 @@ def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
         each = (None, jnp.full(7, 0.8)) if by_example else ()  # no key, and the clip of an example
         whole = clipped_sum(own, *arguments, *each)
         monkeypatch.setattr("wflmc.posterior.own_posterior.EXAMPLES", 3 * own._bytes(by_example))
-        few = own.fitted(1, 1e9, by_example)
-        assert few.rows == 3
+        few = own.on_accelerator(1, 1e9, by_example)
+        assert few.example_block == 3
         assert jax.tree.leaves(few.data)[0].shape[1] % 3 == 0
         monkeypatch.undo()
         for found, wanted in zip(clipped_sum(few, *arguments, *each), whole, strict=True):
@@ -228,7 +228,7 @@ def test_padding_is_never_looked_at():
         initial=0.0,
         devices=[[0], [1, 2, 3], [4, 5, 6]],
     )
-    ready = replace(own.fitted(2, 1.0), block=1)
+    ready = replace(own.on_accelerator(2, 1.0), block=1)
     total, norm = clipped_sum(ready, jnp.zeros(1), jnp.ones(3), jnp.full(3, jnp.inf))
     assert total[0] == pytest.approx(-np.log(counts).sum(), rel=1e-5)
     assert np.all(np.isfinite(norm))

@@ -109,7 +109,7 @@ def test_softmax_gradients_are_those_of_the_same_density(rows, prior_on):
     np.testing.assert_allclose(other.parameters(phi), theta, rtol=1e-9)
     by_parameters = jax.grad(log_posterior)(jnp.asarray(theta), own, prior)
     expected = -(np.asarray(by_parameters).reshape(3, -1) @ W.T).ravel()  # the chain rule: φ-gradient = W θ-gradient
-    ready = other.fitted(1, 1e9)
+    ready = other.on_accelerator(1, 1e9)
     everyone = jnp.ones(5), jnp.full(5, jnp.inf)
     total, norms = ready.clipped_sum(jnp.asarray(phi, jnp.float32), *everyone)
     np.testing.assert_allclose(total, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())

@@ -17,7 +17,7 @@ from wflmc.report.run.posterior import _frame, compare, laplace_law
 def test_laplace_law_is_that_of_the_hessian():
     posterior = wflmc.softmax_regression(jax.random.key(0), 3, examples=90, dim=2, classes=3, intercept=True).whitened()
     law = laplace_law(posterior)
-    rows, labels = posterior.held(posterior.features), posterior.observed[0]
+    rows, labels = posterior.real_rows(posterior.features), posterior.observed[0]
 
     def gradient(theta):
         """Of the negative log posterior in the parameters, where the prior is N(0, I)."""

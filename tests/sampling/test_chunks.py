@@ -119,7 +119,7 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
         module = sys.modules[type(posterior).__module__]
         monkeypatch.setattr(module, "block_size", lambda *_, b=block: b)
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-        ready = posterior.fitted(5, 1e9)
+        ready = posterior.on_accelerator(5, 1e9)
         monkeypatch.undo()
         assert (ready.block, ready.devices) == (block, 7)
         for found, sums in zip(clipped_sums(ready, theta, weight, clip), wanted, strict=True):

@@ -58,7 +58,7 @@ def test_gradients_are_taken_where_each_device_thinks_it_is(model, examples, exa
     places = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, posterior.dim)), jnp.float32)
     weight, clip = jnp.array([1.0, 0.0, 0.5, 2.0]), jnp.array([3.0, 3.0, 1e3, 1e3])
     limit = None if example_clip is None else jnp.full(4, example_clip)
-    ready = posterior.fitted(2, 1e9, by_example=example_clip is not None)
+    ready = posterior.on_accelerator(2, 1e9, by_example=example_clip is not None)
     total, norms = jax.vmap(lambda at: ready.clipped_sum(at, weight, clip, example_clip=limit))(places)
     for chain in range(2):
         alone = [
@@ -110,7 +110,7 @@ def test_the_bound_holds_and_grows_with_the_noise():
 def test_the_error_of_softmax_gradients_is_bounded():
     posterior = labelled(40)
     weight = np.array([[1.0, 1.0, 1.0, 1.0], [2.0, 0.0, 2.0, 0.0]])
-    bound = posterior.heard_error(weight)
+    bound = posterior.downlink_error(weight)
     rng, theta = np.random.default_rng(0), np.random.default_rng(1).standard_normal(posterior.dim)
     gradients = jax.jit(posterior.gradients)
     base, moved = np.asarray(gradients(jnp.asarray(theta))), []

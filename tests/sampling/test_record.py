@@ -65,7 +65,7 @@ def test_sums_are_those_of_vmapped_gradients(kind, monkeypatch):
         for t, w in zip(theta, weight, strict=True)
     ]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # blocks of several devices for softmax too
-    for ready in (posterior, posterior.fitted(3, 1e9, True), posterior.fitted(3, 1.0, True)):
+    for ready in (posterior, posterior.on_accelerator(3, 1e9, True), posterior.on_accelerator(3, 1.0, True)):
         found = jax.vmap(lambda t, w, p=ready: p.clipped_sum(t, w, clip, example_clip=jnp.asarray(example_clip)))(
             theta.astype(np.float32), weight.astype(np.float32)
         )
@@ -202,7 +202,7 @@ def test_blocks_that_are_filled_up_add_nothing(monkeypatch):
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=7, examples=70)
     theta, ones = jnp.ones(posterior.dim), jnp.ones(7)
     wanted = posterior.clipped_sum(theta, ones, 30 * ones, example_clip=ones)
-    ready = posterior.fitted(1, 3 * posterior.working_bytes(1, True), True)
+    ready = posterior.on_accelerator(1, 3 * posterior.working_bytes(1, True), True)
     assert ready.block * 3 > 7
     assert len(ready.hessian) > 7
     for found, value in zip(ready.clipped_sum(theta, ones, 30 * ones, example_clip=ones), wanted, strict=True):

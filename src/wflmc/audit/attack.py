@@ -298,7 +298,7 @@ def by_model(target: Target, plus: Any, minus: Any, reach: float, trials: int, m
     k, plan = target.device, _still(target, plus.dim, reach)
     mask = window(target.loss[:, k], mu_limit**2 / 2)
     by_example = bool(np.isfinite(plan.example_clip).any())
-    sent = [_sent(side.fitted(1, 2.0**30, by_example), plan) for side in (plus, minus)]
+    sent = [_sent(side.on_accelerator(1, 2.0**30, by_example), plan) for side in (plus, minus)]
     middle, weight = (sent[0] + sent[1]) / 2, mask[:, None] * (sent[0] - sent[1])
     size = np.sqrt(plan.noise_power * np.sum(weight**2))
     if not np.isfinite(size):

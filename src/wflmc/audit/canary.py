@@ -105,7 +105,7 @@ class Weathercock(NamedTuple):
         del by_example
         return 100.0 * self.devices
 
-    def fitted(self, chains: int, limit: float, by_example: bool = False) -> Weathercock:
+    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Weathercock:
         """The same, in float32 on the accelerator."""
         del chains, limit, by_example
         return Weathercock(*(jnp.asarray(value, jnp.float32) for value in self))

@@ -119,7 +119,7 @@ def change(
     most = np.float32(clip * full / less)
     rounds = Rounds(each, np.float32(gain) * each, each[:, None] * np.float32(full), None, most, each[0], limit)
     start = jnp.zeros((chains, pair[0].dim))
-    sent = [transmitted(side.fitted(chains, 2.0**30, by_example), rounds, start).double for side in pair]
+    sent = [transmitted(side.on_accelerator(chains, 2.0**30, by_example), rounds, start).double for side in pair]
     return float(np.linalg.norm(sent[0] - sent[1], axis=1).max())
 
 

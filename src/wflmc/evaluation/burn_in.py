@@ -84,7 +84,7 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int,
             "start (or give burn_in)",
         )
     now = jax.tree.map(jnp.asarray, rounds_of(ideal).at(0))
-    posterior = posterior.fitted(GROUPS * MEMBERS, default_memory() / 4)
+    posterior = posterior.on_accelerator(GROUPS * MEMBERS, default_memory() / 4)
     key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
     starts = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))
     if friction is not None:

@@ -32,7 +32,7 @@ def regression_scores(
     """Scores of each chain's predictions N(θᵀu, 1), averaged over its draws theta[chain, draw, m], on test data."""
     try:
         rows, observed = checked(features, target)
-        rows = posterior.rows(rows)
+        rows = posterior.design_matrix(rows)
     except InputError as error:
         raise InputError("test", error.given, error.allowed) from None
     chains, draws, _ = theta.shape

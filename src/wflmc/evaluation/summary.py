@@ -177,7 +177,7 @@ def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | N
     bounds = [plan.bound[plan.burn_in :].max() for plan in trace.plans if plan.bound is not None]
     return Evaluation(
         w2_sq=_distance(trace.theta, posterior.exact) if known and several else None,
-        moving_w2_sq=_distance(posterior.coordinates_of(trace.theta), posterior.moving)
+        moving_w2_sq=_distance(posterior.coordinates_of(trace.theta), posterior.exact_in_coordinates)
         if known and several and posterior.coordinates is not None
         else None,
         exact_w2_sq=tuple(exact_w2_sq(posterior, trace.plans).tolist()) if known else None,

@@ -114,7 +114,7 @@ class Device:
         own = posterior.margin(*limits) * min(terms.clip, terms.example_clip) / terms.sensitivity if finite else 0.0
         least = 1 + max(terms.rounding, own)
         self._clip, self._limit = (np.float32(limit / least) for limit in limits)
-        self._ready = posterior.fitted(terms.chains, default_memory() / 4, self._by_example)
+        self._ready = posterior.on_accelerator(terms.chains, default_memory() / 4, self._by_example)
 
     def answer(self, ask: Ask) -> NDArray[np.float32]:
         """x = (α r/|ĥ|) clip(g) of every chain, with its share of the noise where it adds one, [chain, m].
@@ -206,6 +206,6 @@ def _gradient(posterior: Any, theta: jax.Array, clip: Any, limit: Any, keys: Any
     one = jnp.ones(1, theta.dtype)
 
     def chain(theta: jax.Array, key: Any) -> Sum:
-        return as_pair(posterior.exact_sum(theta, one, clip, key=key, example_clip=limit)[0])
+        return as_pair(posterior.unrounded_sum(theta, one, clip, key=key, example_clip=limit)[0])
 
     return jax.vmap(chain, (0, None if keys is None else 0))(theta, keys)

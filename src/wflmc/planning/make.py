@@ -368,7 +368,7 @@ def _heard_error(posterior: Target, downlink: float, weight: Array) -> Array:
     """Mean squared error of a round's gradient from the noise in what devices hear of θ, [S]."""
     if downlink == 0:
         return np.zeros(len(weight))
-    known = getattr(posterior, "heard_error", None)
+    known = getattr(posterior, "downlink_error", None)
     worst = posterior.dim * (weight.sum(-1) * posterior.L) ** 2  # no device is less smooth than all together
     return np.asarray(downlink * (worst if known is None else known(weight)))
 

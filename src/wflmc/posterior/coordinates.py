@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, Shown, without_data
+from wflmc.posterior.base import Posterior
 
 Array = NDArray[np.float64]
 
@@ -49,15 +50,12 @@ class Coordinates(NamedTuple):
         return self._replace(spread=self.spread * devices**0.5, precision=self.precision / devices)
 
 
-class Moving(Shown, ABC):
+class Moving(Shown, Posterior, ABC):
     """What posteriors whose chains may move in other coordinates have in common."""
 
     coordinates: Coordinates | None
-    mu: float
-    L: float
     prior_std: float
     features: Array
-    sizes: NDArray[np.intp]
     intercept: bool
     columns: tuple[str, ...]
     curvature: float = 1.0
@@ -91,11 +89,6 @@ class Moving(Shown, ABC):
             raise InputError("matrix", f"shape {np.shape(matrix)}", f"[{wanted}, {wanted}], as many as features")
         return self._moved(coordinates(matrix, self.prior_std, prior_on))
 
-    @property
-    @abstractmethod
-    def dim(self) -> int:
-        """m, the number of parameters."""
-
     @abstractmethod
     def _moved(self, space: Coordinates) -> Self:
         """The same posterior in other coordinates."""
@@ -118,19 +111,19 @@ class Moving(Shown, ABC):
     def outcomes(self) -> NDArray[Any]:
         """What the devices have observed, targets or labels, [K, n]."""
 
-    def held(self, values: NDArray[Any]) -> NDArray[Any]:
+    def real_rows(self, values: NDArray[Any]) -> NDArray[Any]:
         """The rows of values[K, n, ...] that are real, device after device, [N, ...]."""
         return values[np.arange(values.shape[1]) < self.sizes[:, None]]
 
     @property
     def observed(self) -> tuple[NDArray[Any], NDArray[np.intp]]:
         """Targets or labels, device after device, [N], and which device holds each, [N]."""
-        return self.held(self.outcomes), np.repeat(np.arange(self.sizes.size), self.sizes)
+        return self.real_rows(self.outcomes), np.repeat(np.arange(self.sizes.size), self.sizes)
 
     @property
     def covariates(self) -> Array:
         """The features u[N, d] as they were given, in the order of `observed`, without an intercept's constant."""
-        rows = self.held(self.features)
+        rows = self.real_rows(self.features)
         given = rows if self.coordinates is None else rows @ self.coordinates.inverse.T
         return given[:, : given.shape[1] - self.intercept]
 
@@ -142,8 +135,8 @@ class Moving(Shown, ABC):
         """
         draws = np.asarray(theta, dtype=float)
         if features is None:
-            return self._draw(generator, self.coordinates_of(draws), self.held(self.features))
-        return self._draw(generator, draws, self.rows(features))
+            return self._draw(generator, self.coordinates_of(draws), self.real_rows(self.features))
+        return self._draw(generator, draws, self.design_matrix(features))
 
     @abstractmethod
     def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> NDArray[Any]:
@@ -152,13 +145,13 @@ class Moving(Shown, ABC):
     def log_likelihood(self, theta: ArrayLike) -> Array:
         """log p(outcome|θ) of every observation, in the order of `observed`: theta[draw, m] -> [draw, N]."""
         draws = self.coordinates_of(np.asarray(theta, dtype=float))
-        return self._log_likelihood(draws, self.held(self.features), self.held(self.outcomes))
+        return self._log_likelihood(draws, self.real_rows(self.features), self.real_rows(self.outcomes))
 
     @abstractmethod
     def _log_likelihood(self, theta: Array, rows: Array, outcomes: NDArray[Any]) -> Array:
         """log p of the outcomes[n] of rows of features, in the coordinates of theta."""
 
-    def rows(self, features: ArrayLike) -> Array:
+    def design_matrix(self, features: ArrayLike) -> Array:
         """Features u[n, d] as in the data, checked, with the constant where the model has an intercept."""
         given = np.asarray(features, dtype=float)
         wanted = self.features.shape[-1] - self.intercept
@@ -167,14 +160,6 @@ class Moving(Shown, ABC):
         if not np.all(np.isfinite(given)):
             raise InputError("features", "values that are nan or infinite", "finite everywhere")
         return np.column_stack([given, np.ones(len(given))]) if self.intercept else given
-
-    def parameters(self, phi: Any) -> Any:
-        """θ[..., m] of the coordinates φ[..., m] that chains move in."""
-        return phi if self.coordinates is None else self.coordinates.parameters(phi)
-
-    def coordinates_of(self, theta: Any) -> Any:
-        """The coordinates φ[..., m] of θ[..., m]."""
-        return theta if self.coordinates is None else self.coordinates.of(theta)
 
 
 def _apply(values: Any, matrix: Any) -> Any:

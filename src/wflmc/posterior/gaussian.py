@@ -21,7 +21,7 @@ from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import by_device, padded
 from wflmc.posterior.partition import partition as split
 from wflmc.posterior.response import Motion, Quadratic, Response
-from wflmc.posterior.summation import UNIT, Rounding, Summed, Total, margin, stages
+from wflmc.posterior.summation import UNIT, Rounding, Total, margin, stages
 
 Array = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ PAPER_PARAMETERS = (0.071, -0.518, 0.9342, 0.7198, 0.4676)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class GaussianPosterior(Moving, Summed):
+class GaussianPosterior(Moving):
     """p(θ|D) for v = θᵀu + N(0, 1) and prior N(0, prior_std² I), held as each device's sufficient statistics.
 
     The gradient of device k is H_k θ − b_k with H_k = Σ u uᵀ + I/(K prior_std²) and b_k = Σ v u, so a round
@@ -78,10 +78,10 @@ class GaussianPosterior(Moving, Summed):
     @property
     def exact(self) -> Gaussian:
         """The posterior of the parameters."""
-        return self._of_parameters(self.moving)
+        return self._of_parameters(self.exact_in_coordinates)
 
     @property
-    def moving(self) -> Gaussian:
+    def exact_in_coordinates(self) -> Gaussian:
         """The posterior in the coordinates that chains move in."""
         return Gaussian(self.mean, self.covariance)
 
@@ -104,7 +104,7 @@ class GaussianPosterior(Moving, Summed):
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the start and the posterior, in the coordinates that chains move in."""
-        return float(w2_squared(self._initial(init), self.moving))
+        return float(w2_squared(self._initial(init), self.exact_in_coordinates))
 
     def _moved(self, space: Coordinates) -> GaussianPosterior:
         """The same posterior in other coordinates."""
@@ -120,7 +120,7 @@ class GaussianPosterior(Moving, Summed):
         """Where one chain starts, [m]."""
         return draw_start(key, init, self.dim, self.prior_std, self.coordinates)
 
-    def exact_sum(
+    def unrounded_sum(
         self,
         theta: jax.Array,
         weight: jax.Array,
@@ -157,7 +157,7 @@ class GaussianPosterior(Moving, Summed):
         """Operations of one chain in one round, roughly."""
         return float(self.devices * self.dim * (50 + (self.features.shape[1] if by_example else self.dim)))
 
-    def fitted(self, chains: int, limit: float, by_example: bool = False) -> GaussianPosterior:
+    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> GaussianPosterior:
         """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes.
 
         Args:
@@ -176,7 +176,7 @@ class GaussianPosterior(Moving, Summed):
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """‖gradient‖ of every example at theta[..., m], [..., N]."""
-        u, v = self.held(self.features), self.held(self.target)
+        u, v = self.real_rows(self.features), self.real_rows(self.target)
         return np.abs(self.coordinates_of(np.asarray(theta)) @ u.T - v) * np.linalg.norm(u, axis=1)
 
     @property
@@ -218,7 +218,7 @@ class GaussianPosterior(Moving, Summed):
         steps = np.eye(self.dim) - step_size * np.tensordot(partial, self.hessian, 1)
         return float(np.abs(np.linalg.eigvalsh(steps)).max())
 
-    def heard_error(self, weight: ArrayLike) -> Array:
+    def downlink_error(self, weight: ArrayLike) -> Array:
         """E‖Σ_k w_k H_k e_k‖² for unit noise e_k in what every device hears of θ, weight[..., K] -> [...]."""
         return np.asarray(np.asarray(weight, dtype=float) ** 2 @ (self.hessian**2).sum((-1, -2)))
 

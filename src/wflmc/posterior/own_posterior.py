@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.errors import Found, InputError, Shown
 from wflmc.keys import digest
 from wflmc.posterior import own_curvature
+from wflmc.posterior.base import Posterior
 from wflmc.posterior.blocks import block_size, clipping, in_blocks, over_blocks, row_norms
 from wflmc.posterior.inputs import check_init
 from wflmc.posterior.own_checks import on_accelerator
@@ -27,7 +28,6 @@ from wflmc.posterior.summation import (
     UNIT,
     Rounding,
     Sum,
-    Summed,
     Total,
     alone,
     begin,
@@ -49,7 +49,7 @@ EXAMPLES = 2**20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OwnPosterior(Shown, Summed):
+class OwnPosterior(Shown, Posterior):
     """p(θ|D) of a model of one's own, made by `wflmc.posterior`; θ is all parameters one after the other.
 
     The gradient of device k is that of −Σ_n log p(d_n|θ) − (1/K) log p(θ). Devices of unlike size are filled up with
@@ -75,7 +75,7 @@ class OwnPosterior(Shown, Summed):
     """Which of mu and L were not given: eigenvalues of the Hessian at the start and at a mode, no more than that."""
     block: int = 1
     """Devices whose gradients are worked out at a time."""
-    rows: int = 0
+    example_block: int = 0
     """Examples of each that are worked on at a time; 0: all."""
     first: int = 0
     """The number of the first device, by which mini-batches are drawn."""
@@ -122,21 +122,13 @@ class OwnPosterior(Shown, Summed):
             )
         return theta
 
-    def parameters(self, phi: Any) -> Any:
-        """θ of the coordinates that chains move in, which are the parameters themselves."""
-        return phi
-
-    def coordinates_of(self, theta: Any) -> Any:
-        """The coordinates that chains move in, which are the parameters themselves."""
-        return theta
-
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """Where one chain starts, [m]: around `initial` ("prior"; a log-prior cannot be drawn from), or at zero."""
         check_init(init)
         draw = jax.random.normal(key, (self.dim,))
         return 0.0 * draw if init == "zero" else jnp.asarray(self.start, draw.dtype) + self.initial_std * draw
 
-    def exact_sum(
+    def unrounded_sum(
         self,
         theta: jax.Array,
         weight: jax.Array,
@@ -192,7 +184,7 @@ class OwnPosterior(Shown, Summed):
         has no finite one; `device` is one of `_held`."""
         held, size, number = device
         count = jax.tree.leaves(held)[0].shape[0]
-        real, scale, rows = jnp.arange(count) < size, jnp.ones(()), self.rows or count
+        real, scale, rows = jnp.arange(count) < size, jnp.ones(()), self.example_block or count
         if self.batch is not None and key is not None and self.batch < count:
             # Without replacement: an example that came twice would count twice.
             # One draw for each example, so that a device alone, which is not filled up, draws the same.
@@ -264,7 +256,7 @@ class OwnPosterior(Shown, Summed):
         count = min(int(jax.tree.leaves(self.data)[0].shape[1]), self.batch or 2**62)
         return float(self.devices * (count * (6 * self.dim + 10 * self.model.numbers) + 50 * self.dim))
 
-    def fitted(self, chains: int, limit: float, by_example: bool = False) -> OwnPosterior:
+    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> OwnPosterior:
         """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
         block = block_size(self.devices, self.working_bytes(chains, by_example), 4.0 * chains * self.dim, limit)
         rows = self._at_a_time(by_example)
@@ -274,7 +266,7 @@ class OwnPosterior(Shown, Summed):
             padded = np.pad(values, [*missing, *[(0, 0)] * (values.ndim - 2)], mode="edge")
             return jnp.asarray(padded.astype(on_accelerator(values.dtype)))
 
-        return replace(self, data=jax.tree.map(filled, self.data), block=block, rows=rows)
+        return replace(self, data=jax.tree.map(filled, self.data), block=block, example_block=rows)
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """The norm of what every example adds to its device's gradient at theta[..., m], [..., N], device by device."""
@@ -295,7 +287,7 @@ class OwnPosterior(Shown, Summed):
             raise InputError("device", index, f"between 0 and {self.devices - 1}")
         at, rows = slice(index, index + 1), slice(self.sizes[index])
         held = jax.tree.map(lambda values: values[at, rows], self.data)
-        return replace(self, data=held, sizes=self.sizes[at], block=1, rows=0, first=self.first + index)
+        return replace(self, data=held, sizes=self.sizes[at], block=1, example_block=0, first=self.first + index)
 
     @property
     def observed(self) -> tuple[Any, NDArray[np.intp]]:
@@ -347,5 +339,5 @@ class OwnPosterior(Shown, Summed):
 jax.tree_util.register_dataclass(
     OwnPosterior,
     data_fields=["data", "sizes", "start", "initial_std", "mu", "L", "first"],
-    meta_fields=["model", "sharing", "batch", "estimated", "block", "rows"],
+    meta_fields=["model", "sharing", "batch", "estimated", "block", "example_block"],
 )

@@ -44,7 +44,7 @@ from wflmc.posterior.softmax_sums import (
     rounding_of,
     softmax,
 )
-from wflmc.posterior.summation import UNIT, Rounding, Summed, Total, margin, stages
+from wflmc.posterior.summation import UNIT, Rounding, Total, margin, stages
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -54,7 +54,7 @@ FEW_ROWS = 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SoftmaxPosterior(Moving, Summed):
+class SoftmaxPosterior(Moving):
     """p(θ|D) for p(v = c|u) ∝ exp(θ_cᵀu) and prior N(0, prior_std² I); θ is the C vectors θ_c one after the other.
 
     Features, μ, L and gradients are those of the coordinates that chains move in; `whitened` gives others.
@@ -122,7 +122,7 @@ class SoftmaxPosterior(Moving, Summed):
         """Where one chain starts, [m]."""
         return draw_start(key, init, self.dim, self.prior_std, self.coordinates)
 
-    def exact_sum(
+    def unrounded_sum(
         self,
         theta: jax.Array,
         weight: jax.Array,
@@ -173,7 +173,7 @@ class SoftmaxPosterior(Moving, Summed):
         del by_example
         return float(self.devices * self.dim * (50 + self.features.shape[1]))
 
-    def fitted(self, chains: int, limit: float, by_example: bool = False) -> SoftmaxPosterior:
+    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> SoftmaxPosterior:
         """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
         del by_example
         rows, theta = self.features.shape[1], 4.0 * chains * self.dim
@@ -226,7 +226,7 @@ class SoftmaxPosterior(Moving, Summed):
 
         The features are those of the data; where the model has an intercept, it adds the constant itself.
         """
-        return np.asarray(_predict(jnp.asarray(theta), jnp.asarray(self.rows(features)), self.classes))
+        return np.asarray(_predict(jnp.asarray(theta), jnp.asarray(self.design_matrix(features)), self.classes))
 
     @property
     def outcomes(self) -> NDArray[Any]:
@@ -305,7 +305,7 @@ class SoftmaxPosterior(Moving, Summed):
             np.asarray(self.parameters(mode)),
         )
 
-    def heard_error(self, weight: ArrayLike) -> Array:
+    def downlink_error(self, weight: ArrayLike) -> Array:
         """A bound on E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit noise e_k, by each device's own smoothness."""
         own = self.curvature * self.features.swapaxes(1, 2) @ self.features + self._precision / self.devices
         return np.asarray(self.dim * (np.asarray(weight, dtype=float) @ np.linalg.eigvalsh(own)[:, -1]) ** 2)

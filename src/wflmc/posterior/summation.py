@@ -304,29 +304,3 @@ def margin(
         row = np.where(example_clip < clip, example_clip, CANCELLING * clip)
         found += np.max(row[finite]) / least * made.mixed**2 * UNIT
     return float(1.01 * found)  # products of these errors, all small
-
-
-class Summed:
-    """A posterior whose clipped gradients are added as pairs where it takes them."""
-
-    exact_sum: Callable[..., tuple[Total, jax.Array]]
-    """`clipped_sum` before it is rounded."""
-
-    def clipped_sum(
-        self,
-        theta: jax.Array,
-        weight: jax.Array,
-        clip: jax.Array,
-        key: jax.Array | None = None,
-        example_clip: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖), and the norms ‖g_k‖ before clipping.
-
-        Args:
-            theta: θ[m], or what each device has heard of it, [K, m].
-            weight: [K], 0 for a silent device; clip: ℓ[K], may be infinite.
-            key: draws the mini-batches of models that have some.
-            example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
-        """
-        total, norm = self.exact_sum(theta, weight, clip, key, example_clip)
-        return total.rounded if isinstance(total, Sum) else total, norm

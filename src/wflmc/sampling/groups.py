@@ -259,7 +259,7 @@ def _drawn_by_model(theta: Theta, draws: int, request: Request, rows: Any) -> tu
         raise InputError("predictive", "a function", "True or False: this model draws by itself")
     posterior, group = request.posterior, "posterior_predictive" if rows is None else "predictions"
     generator = host_generator(jax.random.key(0), group)
-    count = posterior.observed[1].size if rows is None else len(posterior.rows(rows))
+    count = posterior.observed[1].size if rows is None else len(posterior.design_matrix(rows))
     size = 8 * (posterior.dim + count * getattr(posterior, "classes", 1))
     return Work(lambda at: posterior.simulate(generator, theta(at), rows), size), ["y"]
 

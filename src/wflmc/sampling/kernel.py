@@ -145,7 +145,7 @@ def transmit(posterior: Any, theta: jax.Array, now: Rounds, key: jax.Array | Non
     amplitude = now.weight / now.weight.max()
     if now.received is not None:
         amplitude = amplitude * now.received
-    add = getattr(posterior, "exact_sum", posterior.clipped_sum)  # a model from elsewhere may have no pairs
+    add = getattr(posterior, "unrounded_sum", posterior.clipped_sum)  # a model from elsewhere may have no pairs
     total, norm = add(theta, amplitude, now.clip, key=key, example_clip=now.example_clip)
     return times(now.gain, total) if isinstance(total, Sum) else now.gain * total, norm
 

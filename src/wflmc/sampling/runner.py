@@ -226,7 +226,7 @@ def sample(
     by_example = any(np.isfinite(p.example_clip).any() for p in plans)
     need = _Need(posterior.working_bytes(1, by_example), posterior.work(by_example))
     chunks = _chunks(need, first, count, draws, limit, len(places))
-    ready = posterior.fitted(-(-chunks.chains // len(places)), limit / 4, by_example)
+    ready = posterior.on_accelerator(-(-chunks.chains // len(places)), limit / 4, by_example)
     begun = None if initial is None else _positions(initial, count, first, posterior)
     run = "" if ledger is None and checkpoint is None else name_run(key, posterior, plans, number, begun)
     kept_in = None if checkpoint is None else Checkpoint(Path(checkpoint), f"{run}-{_cut(chunks, skip, ready)}")
@@ -277,7 +277,7 @@ def sample(
 
 def _cut(chunks: _Chunks, skip: int, ready: Any) -> str:
     """How sums are cut: a round that is repeated must repeat the same sum, or their difference has no noise."""
-    return f"{chunks}-{skip}-{ready.block}-{getattr(ready, 'rows', 0)}-{jax.default_backend()}"
+    return f"{chunks}-{skip}-{ready.block}-{getattr(ready, 'example_block', 0)}-{jax.default_backend()}"
 
 
 def default_memory() -> int:

@@ -208,7 +208,7 @@ def _public_constants(scenario: Scenario, posterior: Posterior) -> tuple[Posteri
         raise InputError(given, section.mu or section.L, other)
     notes = []
     if isinstance(posterior, SoftmaxPosterior):
-        empty = posterior.classes - np.unique(posterior.held(posterior.labels)).size
+        empty = posterior.classes - np.unique(posterior.real_rows(posterior.labels)).size
         if empty:
             notes.append(f"{empty} of {posterior.classes} classes have no example.")
     if mu > posterior.mu * (1 + 1e-12):

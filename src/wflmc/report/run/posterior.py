@@ -147,7 +147,7 @@ def resembles(run: Run) -> Verdict | None:
 def laplace_law(posterior: SoftmaxPosterior) -> Gaussian:
     """The Gaussian at the mode of a softmax posterior with the inverse of the full Hessian there, of the parameters."""
     mode, space = posterior.laplace[0], posterior.coordinates
-    rows = posterior.held(posterior.features)
+    rows = posterior.real_rows(posterior.features)
     p = softmax(rows @ mode.reshape(posterior.classes, -1).T, axis=1)
     prior = np.eye(rows.shape[1]) / posterior.prior_std**2 if space is None else np.asarray(space.precision)
     hessian = np.kron(np.eye(posterior.classes), prior).reshape(posterior.classes, rows.shape[1], posterior.classes, -1)
