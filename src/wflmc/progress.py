@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[float], None]]]
+"""From a name and a number of steps to a bar, as `progress_bar` is."""
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -134,3 +135,39 @@ def _is_at(file: IO[Any], path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
+
+
+def writable_folder(path: str, option: str = "--out") -> Path:
+    """The folder to write to, made if need be, and tried before any long work."""
+    folder = Path(os.path.expanduser(path))
+    try:
+        if not path:
+            raise FileNotFoundError(2, "No such file or directory")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise InputError(option, path, f"a folder that can be written ({error.strerror})") from None
+    return folder
+
+
+@contextmanager
+def output_folder(path: str, option: str = "--out") -> Iterator[Path]:
+    """The folder to write to, made if need be, for this process alone."""
+    folder = Path(os.path.expanduser(path))
+    with removed_if_empty(folder), sole_writer(writable_folder(path, option), option):
+        yield folder
+
+
+@contextmanager
+def removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove a folder, and those that it is in, if they are made inside and nothing is written to them."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for each in missing:
+                each.rmdir()

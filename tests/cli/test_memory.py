@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from wflmc.cli.output import parse_bytes
+from wflmc.cli.shared import parse_bytes
 from wflmc.errors import InputError
 
 from ..cli_tools import strict

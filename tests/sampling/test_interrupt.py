@@ -11,7 +11,7 @@ import threading
 import pytest
 
 import wflmc
-from wflmc.cli import guard
+from wflmc.cli import app
 
 from ..cli_tools import PATIENCE, listening
 
@@ -27,7 +27,7 @@ def test_an_interrupt_inside_the_hook_of_the_garbage_collector_comes_again():
         threading.Event().wait(PATIENCE)  # until it comes again
 
     before = signal.getsignal(signal.SIGINT)
-    assert guard.guarded(command) == guard.INTERRUPTED
+    assert app.guarded(command) == app.INTERRUPTED
     assert signal.getsignal(signal.SIGINT) is before
 
 

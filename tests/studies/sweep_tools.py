@@ -20,8 +20,8 @@ def held(task, progress):
     while len(list(cache.rglob("*.json"))) >= int(limit.read_text()):
         time.sleep(0.02)
     return row
-from wflmc.cli import main, sweep
-sweep.measure = held
+from wflmc.cli import grid, main
+grid.measure = held
 main()
 """
 

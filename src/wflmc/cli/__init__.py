@@ -27,9 +27,9 @@ def main() -> None:
 
 
 def _main() -> None:
-    from wflmc.cli import app, guard
+    from wflmc.cli import app
 
-    guard.leave(guard.guarded(app.command))
+    app.leave(app.guarded(app.run_app))
 
 
 def end(number: int, frame: FrameType | None) -> None:

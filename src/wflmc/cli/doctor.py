@@ -6,6 +6,7 @@ their module is there, because importing all of them takes seconds.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -14,7 +15,9 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wflmc.data import VARIABLE, cache_folder, find_mnist
+import typer
+
+from wflmc.cli.shared import AsJson
 from wflmc.version import __version__
 
 
@@ -41,6 +44,19 @@ FEATURES = (
     Feature("data from OpenML", ("scikit-learn",), "openml"),
 )
 MODULES = {"dp-accounting": "dp_accounting", "scikit-learn": "sklearn"}
+
+
+def command(as_json: AsJson = False) -> None:
+    """Say what is installed, what works, and what to install for the rest.
+
+    Exit code 1 if planning or JAX itself does not work; what is optional may be missing.
+
+    Example: wflmc doctor
+    """
+    found = examine()
+    print(json.dumps(found, allow_nan=False) if as_json else in_words(found))
+    if not found["works"]:
+        raise typer.Exit(1)
 
 
 def examine() -> dict[str, Any]:
@@ -117,6 +133,8 @@ def _feature(feature: Feature) -> dict[str, Any]:
 
 
 def _mnist() -> dict[str, Any]:
+    from wflmc.data import VARIABLE, find_mnist
+
     try:
         folder, missing = find_mnist()
     except RuntimeError:  # a user without a home
@@ -127,6 +145,8 @@ def _mnist() -> dict[str, Any]:
 
 def _cache() -> dict[str, Any]:
     """Whether the cache can be written, told by the nearest folder that is there: nothing is made."""
+    from wflmc.data import cache_folder
+
     try:
         folder = cache_folder()
     except RuntimeError:

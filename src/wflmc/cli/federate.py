@@ -14,18 +14,21 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import typer
 
 from wflmc.cli.federation import Request, as_heard, begin, begun
-from wflmc.cli.output import ProgressBar, output_folder
 from wflmc.cli.run import Task, ledger_document, write_run
+from wflmc.cli.shared import AsJson, Overrides, ScenarioPath, cache_compilations, note, print_json, warn
 from wflmc.errors import InputError
 from wflmc.evaluation import evaluate, preload
+from wflmc.progress import ProgressBar, progress_bar
 from wflmc.report import diagnosis_lines
 from wflmc.scenario import Inputs, Scenario, build, diagnosis, load_scenario, summary_document
 from wflmc.scenario.files import plain
+from wflmc.storage import output_folder
 
 if TYPE_CHECKING:
     from wflmc.federated.server import Server
@@ -224,3 +227,82 @@ def _in_words(about: dict[str, Any]) -> str:
         [] if spent is None else [f"ε by the ledger          {spent:.4g} for the worst device ({about['adjacency']})"]
     )
     return "\n".join(lines)
+
+
+def command(
+    scenario: ScenarioPath,
+    out: Annotated[
+        str, typer.Option("--out", metavar="DIR", help="Folder for the federation and for the files of its run.")
+    ],
+    overrides: Overrides = None,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            "--runtime",
+            metavar="NAME",
+            help="simulation (Flower's engine), process (all in this one), or deployment (SuperLink and SuperNodes as "
+            "processes on this machine, with TLS and authentication).",
+        ),
+    ] = "simulation",
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            "--noise",
+            metavar="NAME",
+            help="Who adds it: channel (emulated), devices (each its share), or simulated (from the seed, protects "
+            "nobody: the default unless --prepare is given).",
+        ),
+    ] = None,
+    tolerate: Annotated[
+        int,
+        typer.Option("--tolerate", metavar="N", help="With --noise devices: absences that a round survives."),
+    ] = 0,
+    chains: Annotated[
+        int | None,
+        typer.Option("--chains", metavar="N", help="Chains at a time; the scenario's, or 1 with --prepare."),
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option("--deadline", metavar="SECONDS", help="A device that is later did not transmit.")
+    ] = 120.0,
+    ledger: Annotated[
+        str | None,
+        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; one of its own by default."),
+    ] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Write folders, keys and commands for real machines, and run nothing.")
+    ] = False,
+    own_data: Annotated[
+        bool, typer.Option("--own-data", help="With --prepare: devices bring their own data.npz (X and y).")
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="With --prepare: where devices reach the server; 127.0.0.1:8000 by default.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a scenario as a federation on Flower: the server holds the plan and the ledger, each device its own data.
+
+    With simulated noise and the same seed the chains are those of `wflmc run`. The same command goes on with a
+    federation that was stopped.
+
+    Example: wflmc federate scenario.toml --out results
+    """
+    cache_compilations()
+    asked = Request(
+        scenario, out, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare,
+        own_data, address,
+    )  # fmt: skip
+    summary, text, files = federate_command(asked, progress_bar, note)
+    warn(summary["warnings"])
+    if as_json:
+        print_json(summary)
+        return
+    if files:
+        print(summary["owner_only"])
+    print(text)
+    if files:
+        print(f"Written to {out}: {', '.join(path.name for path in files)}")

@@ -6,12 +6,23 @@ import shlex
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
-from wflmc.cli.output import removed_if_empty
+import typer
+
 from wflmc.errors import InputError
-from wflmc.storage import replacing
+from wflmc.storage import removed_if_empty, replacing
 
 TEMPLATES = ("scenario.toml", "model.py")
+
+
+def command(name: Annotated[str, typer.Argument(metavar="NAME", help="Of the folder to make.")]) -> None:
+    """Make a folder with a commented scenario and a Python script to start from.
+
+    Example: wflmc new study
+    """
+    commands = new_command(name)
+    print("\n".join([f"Written to {name}: scenario.toml, model.py. Next:", *(f"  {line}" for line in commands)]))
 
 
 def new_command(name: str) -> list[str]:

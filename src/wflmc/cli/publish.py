@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shell import AsJson, print_json
+from wflmc.cli.shared import AsJson, print_json
 
 
-def publish(
+def command(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="Folder of a finished run, as --out of `wflmc run` named it.")
     ],

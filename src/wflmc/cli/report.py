@@ -4,10 +4,41 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from wflmc.cli.shared import AsJson, print_json
 from wflmc.errors import InputError
-from wflmc.report import explorer
 from wflmc.storage import write_text
+
+if TYPE_CHECKING:
+    from wflmc.report.explorer import Constants
+
+
+def command(
+    folder: Annotated[
+        str | None, typer.Argument(metavar="[FOLDER]", help="Of a run or a study, as --out of those commands named it.")
+    ] = None,
+    explore: Annotated[
+        bool,
+        typer.Option("--explore", help="Write the explorer: sliders for a plan, started at the paper's or FOLDER's."),
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="FILE.html", help="FOLDER/report.html by default; explorer.html with --explore."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file that opens offline: what a run or a study has found, or an explorer of plans.
+
+    Example: wflmc report --explore --out explorer.html
+    """
+    file = report_command(folder, explore, out)
+    if as_json:
+        print_json({"file": str(file)})
+    else:
+        print(f"Written to {file}: open it in a browser.")
 
 
 def report_command(folder: str | None, explore: bool, out: str | None) -> Path:
@@ -44,6 +75,8 @@ def _refuse_other_files(target: Path) -> None:
 
 def _page(source: Path | None, explore: bool) -> str:
     if explore:
+        from wflmc.report import explorer
+
         return explorer.explorer_page(explorer.paper_study() if source is None else _point(source))
     from wflmc.report.describe import describe
 
@@ -51,8 +84,10 @@ def _page(source: Path | None, explore: bool) -> str:
     return describe(source)
 
 
-def _point(run: Path) -> explorer.Constants:
+def _point(run: Path) -> Constants:
     """Where the plan of a run is."""
+    from wflmc.report.explorer import constants_of
+
     wanted = "the folder of a run: --explore starts at the point of its plan.json"
     try:
         document = json.loads((run / "plan.json").read_text(encoding="utf-8"))
@@ -60,4 +95,4 @@ def _point(run: Path) -> explorer.Constants:
         raise InputError("FOLDER", str(run), wanted) from None
     if not isinstance(document, dict):
         raise InputError("FOLDER", str(run), wanted)
-    return explorer.constants_of(document)
+    return constants_of(document)

@@ -15,19 +15,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
+import typer
 
 from wflmc import report
-from wflmc.cli.output import ProgressBar, output_folder
+from wflmc.cli.shared import AsJson, Memory, Overrides, cache_compilations, note, parse_bytes, print_json, warn
 from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError, without_data
 from wflmc.evaluation import Calibration, Evaluation, evaluate, preload, reliability
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.privacy import ForeignLedgerError, Ledger
 from wflmc.privacy.ledger import move_ledger, noise_of_another_run
+from wflmc.progress import ProgressBar, progress_bar
 from wflmc.sampling import Trace, default_memory, run_name, sample
 from wflmc.sampling.payment import noise_name
 from wflmc.scenario import (
@@ -46,7 +48,7 @@ from wflmc.scenario import (
     to_toml,
 )
 from wflmc.scenario.document import SIMULATED
-from wflmc.storage import FULL, replacing, write_text
+from wflmc.storage import FULL, output_folder, replacing, write_text
 
 Say = Callable[[str], None]
 
@@ -499,3 +501,57 @@ def _range(values: float | list[float]) -> str:
     """One number, or the smallest and the largest of several."""
     ends = np.unique([np.min(values), np.max(values)])
     return " to ".join(f"{end:g}" for end in ends)
+
+
+def command(
+    scenario: Annotated[str | None, typer.Argument(help="Scenario file (TOML).")] = None,
+    saved_plan: Annotated[
+        str | None, typer.Option("--plan", metavar="FILE", help="Run this saved plan (JSON of `wflmc plan`) instead.")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Folder for trace.nc, plan.json, summary.json, scenario.toml."),
+    ] = None,
+    overrides: Overrides = None,
+    memory: Memory = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; DIR/ledger.jsonl by default."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume", metavar="DIR", help="Go on with the run in this folder, stopped or (--more) finished."
+        ),
+    ] = None,
+    more: Annotated[
+        int | None, typer.Option("--more", metavar="N", help="With --resume: N more rounds from what is left to spend.")
+    ] = None,
+    keep_burn_in: Annotated[
+        bool, typer.Option("--keep-burn-in", help="Also write the samples of burn-in (warmup_posterior).")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a scenario, sample its chains and evaluate them.
+
+    A run with --out that is stopped loses nothing: the same command, or --resume DIR, goes on with it.
+
+    Example: wflmc run scenario.toml --out results
+    """
+    cache_compilations()
+    limit = None if memory is None else parse_bytes(memory)
+    request = Request(scenario, saved_plan, out, overrides, limit, ledger, resume, more, keep_burn_in)
+    summary, text, files = run_command(request, progress_bar, note)
+    if as_json:
+        warn(summary["warnings"])
+        print_json(summary)
+        return
+    *warnings, simulated = summary["warnings"]
+    warn(warnings)
+    if files:
+        print(summary["owner_only"])
+    print(text)
+    print(simulated)
+    print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
+    if files:
+        print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")

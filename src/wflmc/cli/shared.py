@@ -1,8 +1,9 @@
-"""What all commands share: the app itself, options that several have, and how they speak."""
+"""What several commands share: options, and how results, notes and warnings are printed."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -10,17 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wflmc.progress import progress_bar
-from wflmc.version import __version__
-
-app = typer.Typer(
-    name="wflmc",
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Bayesian federated learning over the air: plan it, sample with it, prove its privacy.",
-)
+from wflmc.errors import InputError
 
 ScenarioPath = Annotated[str, typer.Argument(help="Scenario file (TOML); docs/scenario.md lists its keys.")]
 Overrides = Annotated[
@@ -47,25 +38,13 @@ Cache = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
-progress = progress_bar
 
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"wflmc {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    del version
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+def parse_bytes(text: str, option: str = "--memory") -> float:
+    """A size such as 4GiB, 500MB or 1e9 as a number of bytes."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    if found is None or not float(found[1]) > 0:
+        raise InputError(option, text, "a size above 0 such as 4GiB or 500MB")
+    return float(found[1]) * (1024.0 if found[3] else 1000.0) ** ("kmgt".index(found[2]) + 1 if found[2] else 0)
 
 
 def show(renderable: object) -> None:

@@ -1,0 +1,142 @@
+"""`wflmc plan`: the plan of a scenario, or the smallest value of a key that reaches a target."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wflmc.cli.shared import AsJson, Overrides, ScenarioPath, note, print_json, show, warn
+from wflmc.errors import InputError
+from wflmc.progress import progress_bar
+
+if TYPE_CHECKING:
+    from wflmc.scenario import Scenario
+
+
+def _capacity(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=f"With --capacity: {text}")
+
+
+def command(
+    scenario: ScenarioPath,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw the plan into this file (.png, .svg, .pdf).")
+    ] = None,
+    solver: Annotated[str, typer.Option("--solver", help="own, or cvxpy as an independent reference.")] = "own",
+    unknown: Annotated[
+        str | None,
+        typer.Option(
+            "--solve-for",
+            metavar="KEY",
+            help="Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target.",
+        ),
+    ] = None,
+    target: Annotated[float | None, typer.Option("--target", help="W2² to reach after burn-in.")] = None,
+    metric: Annotated[
+        str, typer.Option("--metric", help="What must reach the target: bound, or exact (the true W2²).")
+    ] = "bound",
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", metavar="FILE", help="Plan with what this ledger of a run leaves.")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="Show ε by dp-accounting too (two seconds of imports).")
+    ] = True,
+    capacity: Annotated[
+        bool, typer.Option("--capacity", help="Show what it costs: airtime, energy, operations, bytes.")
+    ] = False,
+    devices: Annotated[float | None, _capacity("K", "this many devices, such as 1e6.")] = None,
+    parameters: Annotated[float | None, _capacity("M", "this many parameters.")] = None,
+    rounds: Annotated[float | None, _capacity("S", "this many rounds; the same share of them is kept.")] = None,
+    bandwidth: Annotated[float | None, _capacity("HZ", "of the channel; 20e6 by default.")] = None,
+    power: Annotated[float | None, _capacity("WATT", "radiated at the power limit; 0.2 by default.")] = None,
+    efficiency: Annotated[float | None, _capacity("BIT/S/HZ", "of digital links; 1 by default.")] = None,
+    coherence: Annotated[
+        float | None, _capacity("SECONDS", "for which channels stay constant; 0.01 by default.")
+    ] = None,
+) -> None:
+    """Decide who sends and how strongly, and what that is worth.
+
+    Exit code 1 if nothing reaches the target of --solve-for.
+
+    With --capacity also what it costs, for the scenario's own size or for --devices, --parameters and --rounds, of
+    which nothing is built.
+
+    Example: wflmc plan scenario.toml --set link.snr_db=10
+    """
+    from wflmc import report
+    from wflmc import scenario as scenarios
+    from wflmc.cli.run import spent_before
+    from wflmc.planning import capacity as capacities
+    from wflmc.scenario.files import plain
+
+    began = time.perf_counter()
+    sizes = _capacity_sizes(
+        capacity, devices=devices, parameters=parameters, rounds=rounds, bandwidth=bandwidth, power=power,
+        efficiency=efficiency, coherence=coherence,
+    )  # fmt: skip
+    if unknown is None and target is not None:
+        raise InputError("--target", target, "left out without --solve-for KEY")
+    if unknown is not None and ledger is not None:
+        raise InputError("--ledger", ledger, "left out with --solve-for")
+    if unknown is not None and target is None:
+        raise InputError("--target", target, "given with --solve-for")
+    if plot is not None:
+        report.check_picture(plot)
+    config, answer = scenarios.load_scenario(scenario, overrides), None
+    if unknown is not None and target is not None:
+        config, answer = _search(config, unknown, target, metric, solver)
+    inputs = scenarios.build(config)
+    spent = None if ledger is None else spent_before(ledger, inputs, must_exist=True)
+    made = scenarios.make_plan(config, inputs, solver=solver, ledger=spent)
+    causes = scenarios.diagnosis(config, inputs, made)
+    document = scenarios.plan_document(config, inputs, made, time.perf_counter() - began, compare, causes)
+    if sizes is not None:
+        costs = capacities.document(made, inputs.link, float(inputs.posterior.sizes.mean()), sizes)
+        document["capacity"] = plain(costs)
+    if answer is not None:
+        if metric == "exact" and document["not_covered"]:
+            why = "It was chosen by the exact distance to the posterior (--metric exact)."
+            document["not_covered"].append(scenarios.NotCovered(f"--solve-for {unknown}", why)._asdict())
+        sentence = report.answer_sentence(answer, document["privacy"]["adjacency"])
+        document["solve_for"] = {**answer, "answer": sentence}
+    if plot is not None:
+        report.draw_plan(made, plot)
+    if as_json:
+        warn(document["warnings"])
+        print_json(document)
+    else:
+        show(report.plan_table(document))
+        for table in report.capacity_tables(document["capacity"]) if capacity else []:
+            show(table)
+        if plot is not None:
+            print(f"Picture: {plot}")
+    if answer is not None and not answer["reachable"]:
+        if as_json:
+            note(document["solve_for"]["answer"])
+        raise typer.Exit(1)
+
+
+def _capacity_sizes(wanted: bool, **sizes: float | None) -> dict[str, float] | None:
+    """Return the options of --capacity that were given, checked; None where no capacity is wanted."""
+    from wflmc.planning import capacity
+
+    given = {name: value for name, value in sizes.items() if value is not None}
+    for name, value in given.items():
+        if not wanted:
+            raise InputError(f"--{name}", value, "left out without --capacity")
+    capacity.check(given, "--")
+    return given if wanted else None
+
+
+def _search(scenario: Scenario, key: str, target: float, metric: str, solver: str) -> tuple[Scenario, dict[str, Any]]:
+    """Return the scenario at the smallest value of `key` that reaches the target, and the answer for the document."""
+    from wflmc.scenario import solve_for
+
+    with progress_bar("plans tried, at most", 330 if key == "sampler.burn_in" else 60) as advance:
+        answer = solve_for(scenario, key, target, metric, solver, advance)
+    document = answer._asdict()
+    return document.pop("scenario"), {**document, "reachable": answer.value is not None}
