@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import wflmc
-from wflmc.planning.dynamics import kick, langevin_noise, noise_step
+from wflmc.dynamics import kick, langevin_noise, noise_step
 from wflmc.posterior import GaussianPosterior, w2_squared
 
 Array = NDArray[np.float64]

@@ -15,9 +15,9 @@ import wflmc
 from benchmarks.timing import side_by_side
 from wflmc import channel
 from wflmc.planning import POLICIES, Allocation
-from wflmc.planning.allocation import allocate
-from wflmc.planning.program import Program, round_bounds
-from wflmc.planning.reference import solve_by_cvxpy
+from wflmc.planning.solvers.allocation import allocate
+from wflmc.planning.solvers.program import Program, round_bounds
+from wflmc.planning.solvers.reference import solve_by_cvxpy
 
 
 def program_of(rounds: int, devices: int, snr_db: float, objective: str, correlation: float = 0.0) -> Program:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from wflmc.planning.program import Program, dual, round_bounds
+from wflmc.planning.solvers.program import Program, dual, round_bounds
 from wflmc.recursion import first_order
 
 

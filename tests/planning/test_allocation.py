@@ -13,10 +13,11 @@ from scipy.optimize import brentq
 
 import wflmc
 from wflmc import channel
-from wflmc.planning import POLICIES, single_sample
-from wflmc.planning.allocation import allocate
-from wflmc.planning.program import Program, round_bounds
-from wflmc.planning.reference import solve_by_cvxpy
+from wflmc.planning import POLICIES
+from wflmc.planning.solvers import single_sample
+from wflmc.planning.solvers.allocation import allocate
+from wflmc.planning.solvers.program import Program, round_bounds
+from wflmc.planning.solvers.reference import solve_by_cvxpy
 
 from ..conftest import count
 from .problems import activity, check, kept_value, random_program

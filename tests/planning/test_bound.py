@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc import channel
-from wflmc.planning.bound import contraction
+from wflmc.dynamics import contraction
 from wflmc.planning.schedule import participation_error, threshold_schedule
 
 from ..cli.scenarios import Target, make

@@ -14,7 +14,7 @@ import wflmc
 from wflmc import channel
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning import Proxy, plan_many
-from wflmc.planning.distance import Distances
+from wflmc.planning.exact.distance import Distances
 from wflmc.posterior import w2_squared
 from wflmc.posterior.response import Motion, going_on
 

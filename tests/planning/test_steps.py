@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import wflmc
 from wflmc import channel
 from wflmc.evaluation import estimate_w2_sq, exact_w2_sq
-from wflmc.planning.allocation import allocate
-from wflmc.planning.program import Program, Usage, round_bounds
 from wflmc.planning.schedule import threshold_schedule
+from wflmc.planning.solvers.allocation import allocate
+from wflmc.planning.solvers.program import Program, Usage, round_bounds
+from wflmc.planning.solvers.water_filling import fill
 from wflmc.planning.steps import REST, clipped_law
-from wflmc.planning.water_filling import fill
 
 from ..cli.scenarios import Target, check_limits, fading_cases, make
 from ..cli_tools import strict
@@ -95,7 +95,7 @@ def test_the_interior_point_alone_takes_varying_decay(monkeypatch):
     rng = np.random.default_rng(1)
     programs = [varying(rng) for _ in range(30)]
     found = [allocate(p).objective for p in programs]
-    monkeypatch.setattr("wflmc.planning.allocation.fill", lambda *_: None)
+    monkeypatch.setattr("wflmc.planning.solvers.allocation.fill", lambda *_: None)
     for p, value in zip(programs, found, strict=True):
         x = allocate(p)
         check(p, x, gap=1e-8)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from wflmc.planning import POLICIES, single_sample
+from wflmc.planning import POLICIES
+from wflmc.planning.solvers import single_sample
 
 from ..cli.scenarios import Target, check_limits, make, static_cases
 from ..conftest import count

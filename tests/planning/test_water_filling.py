@@ -13,9 +13,9 @@ from scipy.optimize import isotonic_regression
 import wflmc
 from wflmc import channel
 from wflmc.planning import POLICIES
-from wflmc.planning.allocation import allocate
-from wflmc.planning.program import Usage, round_bounds
-from wflmc.planning.water_filling import fill, pool
+from wflmc.planning.solvers.allocation import allocate
+from wflmc.planning.solvers.program import Usage, round_bounds
+from wflmc.planning.solvers.water_filling import fill, pool
 
 from ..conftest import count
 from .problems import check, kept_value, random_program, written_out_dual
@@ -29,7 +29,7 @@ def test_water_filling_agrees_with_the_interior_point(monkeypatch):
     programs = [replace(random_program(rng), objective=o) for _ in range(count(60, 400)) for o in ("worst", "average")]
     programs = [p for p in programs if np.any(p.cap @ p.active > p.budget)]
     found = [fill(p, Usage(p.active), p.budget, 1e-10) for p in programs]
-    monkeypatch.setattr("wflmc.planning.allocation.fill", lambda *_: None)
+    monkeypatch.setattr("wflmc.planning.solvers.allocation.fill", lambda *_: None)
     for p, answer in zip(programs, found, strict=True):
         if answer is None:
             continue
@@ -47,7 +47,7 @@ def test_water_filling_agrees_with_the_interior_point(monkeypatch):
 
 def test_water_filling_suffices_for_the_papers_study(posterior, monkeypatch):
     """100 rounds, 30 devices: the interior point is not needed."""
-    monkeypatch.setattr("wflmc.planning.allocation.CentralPath", None)
+    monkeypatch.setattr("wflmc.planning.solvers.allocation.CentralPath", None)
     solutions = []
 
     def keep(problem):
@@ -74,7 +74,7 @@ def test_wrong_water_filling_does_no_harm(monkeypatch, spoil):
         w = w ** spoil[1] * (np.arange(w.size) >= p.burn_in)
         return a * spoil[0], w / w.sum(), lam * spoil[2], steps
 
-    monkeypatch.setattr("wflmc.planning.allocation.fill", wrong)
+    monkeypatch.setattr("wflmc.planning.solvers.allocation.fill", wrong)
     rng = np.random.default_rng(7)
     for _ in range(20):
         p = replace(random_program(rng), objective="worst")  # the average has no choice of weights

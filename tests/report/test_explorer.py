@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.planning.bound import contraction, discretization_error
-from wflmc.planning.single_sample import REGIMES, regime
+from wflmc.dynamics import contraction
+from wflmc.planning.bound import discretization_error
+from wflmc.planning.solvers.single_sample import REGIMES, regime
 from wflmc.report import explorer
 from wflmc.report.page import plotly
 from wflmc.scenario import build, load_scenario, make_plan

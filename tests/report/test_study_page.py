@@ -9,7 +9,7 @@ import pytest
 
 from wflmc import studies
 from wflmc.errors import InputError
-from wflmc.planning.single_sample import DP, LMC, POWER
+from wflmc.planning.solvers.single_sample import DP, LMC, POWER
 from wflmc.report import write_csv
 from wflmc.report.describe import describe
 from wflmc.report.study_figures import regimes_figure

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflmc.dynamics import noise_step
 from wflmc.errors import InputError
 from wflmc.planning import Plan
-from wflmc.planning.dynamics import noise_step
 from wflmc.privacy import epsilon_spent
 from wflmc.privacy.accountants import probability
 from wflmc.sampling.kernel import Rounds, rounds_of

@@ -16,13 +16,12 @@ from numpy.typing import ArrayLike
 from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.planning import Plan, plan
-from wflmc.planning.advice import estimates
-from wflmc.planning.allocation import HEADROOM
-from wflmc.planning.input_checks import input_warnings
+from wflmc.planning.advice import estimates, input_warnings
+from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.options import Options, Target
 from wflmc.planning.policies import Policy
-from wflmc.planning.problem import Allocation, Problem
-from wflmc.planning.single_sample import DP, POWER, REGIMES
+from wflmc.planning.solvers.program import HEADROOM
+from wflmc.planning.solvers.single_sample import DP, POWER, REGIMES
 from wflmc.privacy import Privacy
 
 

@@ -21,7 +21,7 @@ from wflmc.evaluation.summary import Evaluation
 from wflmc.planning import Plan
 from wflmc.planning import plan as make_plan
 from wflmc.planning.advice import expansion
-from wflmc.planning.single_sample import REGIMES
+from wflmc.planning.solvers.single_sample import REGIMES
 from wflmc.privacy import Privacy
 
 GOOD = 0.05

@@ -1,50 +1,27 @@
-"""The convergence bound on W2² to the posterior, and the constants it contracts with."""
+"""The convergence bound on W2² to the posterior, and the power problem: the bound as a function of transmit power.
+
+The variable is a[s] = α[s]²/N0, in which noise power drops out: the channel puts η²(K/K_a)²/a on the update,
+device k's budget reads Σ_s active[s, k] a[s] ≤ B_k = R_k/(2ℓ_k²), and both power and the noise that Langevin
+sampling needs are caps on a.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from wflmc.dynamics import Contraction, kick, langevin_noise, noise_step
 from wflmc.errors import InputError
+from wflmc.planning.solvers.program import HEADROOM, Program
+from wflmc.posterior.response import AnyResponse
+from wflmc.recursion import first_order
 
 Array = NDArray[np.float64]
 
 BOUNDS = ("corrected", "paper")
-
-
-class Contraction(NamedTuple):
-    """How fast a Langevin step forgets: γ (Proposition 1), ρ = (1+γ)/2 and κ = 2(1+γ)/(1−γ), one for each step size."""
-
-    gamma: Array
-    rho: Array
-    kappa: Array
-    log_rho: Array
-
-
-def contraction(step_size: ArrayLike, mu: float, L: float) -> Contraction:
-    """Constants of the bound for 0 < η < 2/L, one η or one per round; at η = 2/L the chain no longer contracts."""
-    eta = np.asarray(step_size, dtype=float)
-    if not 0 < mu <= L:
-        raise InputError("mu", mu, f"above 0 and at most L = {L:g}")
-    _each("step_size", eta, (eta > 0) & (eta < 2 / L), f"above 0 and below 2/L = {2 / L:.6g}")
-    # 1 − γ directly, not by subtraction: it is tiny for small steps and κ divides by it.
-    distance = np.where(eta <= 2 / (mu + L), eta * mu, 2 - eta * L)
-    least = f"large enough to contract: step_size × mu = {distance.min():.3g} is too small"
-    if mu < 1e-9 * L:
-        least += f" (L/mu = {L / mu:.1g}, as of features that are not scaled: standardise them)"
-    _each("step_size", eta, distance >= 1e-12, least)
-    gamma = 1 - distance
-    return Contraction(gamma, 1 - distance / 2, 2 * (1 + gamma) / distance, np.log1p(-distance / 2))
-
-
-def _each(key: str, value: Array, holds: NDArray[np.bool_], allowed: str) -> None:
-    """Refuse the first value that does not hold, and say of which round it is where they differ."""
-    if not np.all(holds):
-        at = int(np.argmin(np.ravel(holds)))
-        where = "" if np.all(value == value.flat[0]) else f" in every round, also in round {at + 1}"
-        raise InputError(key, float(value.flat[at]), allowed + where)
 
 
 def noise_weight(bound: str, dim: int) -> float:
@@ -57,3 +34,133 @@ def noise_weight(bound: str, dim: int) -> float:
 def discretization_error(step_size: Array, L: float, dim: int) -> Array:
     """η⁴L³m/3 + η³L²m, Lemma 2."""
     return step_size**4 * L**3 * dim / 3 + step_size**3 * L**2 * dim
+
+
+OBJECTIVES = ("worst", "average", "exact")
+SOLVERS = ("own", "cvxpy")
+
+
+class Allocation(NamedTuple):
+    """a[S], and a proven lower bound on the objective where the policy claims an optimum."""
+
+    a: Array
+    lower_bound: float | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that decides the power of a plan, for given active sets."""
+
+    contraction: Contraction
+    """Of every round, each [S]."""
+    step_size: Array
+    """η[S]."""
+    burn_in: int
+    objective: str
+    start: float
+    """B[0]."""
+    error: Array
+    """Discretisation and participation error per round, in the units of B / κ, [S]."""
+    noise_weight: float
+    scale: Array
+    """K/K_a, [S]."""
+    active: NDArray[Any]
+    """Who sends, [S, K]; in forecasts the probability of it."""
+    budget: Array
+    """B_k, [K], infinite without privacy."""
+    power_cap: Array
+    """Largest a the weakest active device can afford, [S]; infinite on an ideal link."""
+    floor: Array
+    """Smallest a, [S]: a limit on the noise of a round; 0 without one."""
+    noise_limit: float = np.inf
+    """M of that limit: √m σ at most M times what all clipped gradients can move θ in a round."""
+    solver: str = "own"
+    response: AnyResponse | None = None
+    """With the objective "exact": how the law of the kept rounds follows from the noise of all."""
+    fills_up: bool = True
+    """Whether the server adds what channel noise lacks of 2η; not where the optimum of the exact law chooses it all."""
+    friction: float | None = None
+    """γ_f of kinetic dynamics, whose bound is not known; None: overdamped."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
+            if getattr(self, name) not in known:
+                raise InputError(name, getattr(self, name), f"one of {', '.join(known)}")
+        if self.response is not None and self.solver != "own":
+            raise InputError("solver", self.solver, "'own' with objective = 'exact'")
+
+    @property
+    def rounds(self) -> int:
+        """S."""
+        return int(self.scale.size)
+
+    @property
+    def kick(self) -> Array:
+        """The factor of the gradient in the update, [S]: η, or that on the velocity of kinetic dynamics."""
+        return np.asarray(kick(self.step_size, self.friction))
+
+    @property
+    def langevin_noise(self) -> Array:
+        """The variance of the noise that a round needs, [S]: 2η, or that of the velocity."""
+        return np.asarray(langevin_noise(self.step_size, self.friction))
+
+    @property
+    def lmc_cap(self) -> Array:
+        """a at which the channel noise is exactly what Langevin needs, 2η by Lemma 3, [S]."""
+        return np.asarray(noise_step(self.step_size, self.friction) * self.scale**2 / 2)
+
+    @property
+    def cap(self) -> Array:
+        """The smaller of both caps, [S]."""
+        return np.minimum(self.power_cap, self.lmc_cap)
+
+    @property
+    def cost(self) -> Array:
+        """Coefficient of 1/a in the bound: κ q η² (K/K_a)², [S]."""
+        return self.contraction.kappa * self.noise_weight * (self.step_size * self.scale) ** 2
+
+    def bound(self, a: Array) -> Array:
+        """B[1..S], Proposition 1."""
+        excess = np.maximum(0.0, (self.step_size * self.scale) ** 2 / a - 2 * self.step_size)
+        noise = self.error + self.noise_weight * excess
+        return first_order(self.contraction.kappa * noise, self.contraction.rho**2, self.start)
+
+    def server_noise(self, a: Array) -> Array:
+        """β = max(0, 2η − channel part) (Sec. III-A); rounding at the Langevin cap is not noise to add."""
+        missing = self.langevin_noise - (self.kick * self.scale) ** 2 / a
+        return np.where(missing > 0.5e-9 * self.langevin_noise, missing, 0.0) if self.fills_up else np.zeros(a.size)
+
+    def base(self) -> Array:
+        """B[1..S] without the terms cost/a, for a below the Langevin cap, where the excess is c/a − 2η."""
+        fixed = self.contraction.kappa * (self.error - 2 * self.step_size * self.noise_weight)
+        return first_order(fixed, self.contraction.rho**2, self.start)
+
+    def value(self, bound: Array) -> float:
+        """The objective: the worst or the average of the bound after burn-in."""
+        kept = bound[self.burn_in :]
+        return float(kept.max() if self.objective == "worst" else kept.mean())
+
+    def program(self) -> Program:
+        """The problem as the general solver takes it."""
+        return Program(
+            active=self.active,
+            budget=self.budget,
+            cap=self.cap,
+            cost=self.cost,
+            rho=self.contraction.rho,
+            burn_in=self.burn_in,
+            base=self.base(),
+            objective=self.objective,
+            floor=self.floor,
+        )
+
+    def affordable(self, a: Array) -> bool:
+        """Whether a meets every budget."""
+        return bool(np.all(a @ self.active <= self.budget))
+
+    def within_budget(self, a: Array) -> Array:
+        """The same profile scaled down, if need be, until no device spends more than its budget."""
+        spent = a @ self.active
+        limit = self.budget * (1 - HEADROOM)
+        over = spent > limit
+        return a * np.min(limit[over] / spent[over]) * (1 - 1e-15) if over.any() else a

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Gains, GaussMarkov, Link, complex_normal
+from wflmc.dynamics import Contraction
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
-from wflmc.planning.allocation import HEADROOM, Solution, allocate
-from wflmc.planning.bound import Contraction
+from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.policies import check_floor, equal, optimal
-from wflmc.planning.problem import Allocation, Problem
 from wflmc.planning.schedule import Rule, best_senders
+from wflmc.planning.solvers.allocation import Solution, allocate
+from wflmc.planning.solvers.program import HEADROOM
 
 Array = NDArray[np.float64]
 

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.channel import Link
+from wflmc.dynamics import DYNAMICS
 from wflmc.errors import InputError
-from wflmc.planning.dynamics import DYNAMICS
+from wflmc.planning.exact.proxy import Proxy
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy
-from wflmc.planning.proxy import Proxy
 from wflmc.planning.steps import SCHEDULES
 from wflmc.posterior.response import AnyResponse, Motion
 from wflmc.privacy import Privacy

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc.dynamics import kick, langevin_noise
 from wflmc.errors import InputError, Shown
 from wflmc.keys import digest
-from wflmc.planning.dynamics import kick, langevin_noise
-from wflmc.planning.single_sample import REGIMES
+from wflmc.planning.solvers.single_sample import REGIMES
 from wflmc.posterior.response import Motion
 from wflmc.privacy import Privacy, round_loss
 

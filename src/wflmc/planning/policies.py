@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from wflmc.errors import InputError
-from wflmc.planning import exact, single_sample
-from wflmc.planning.allocation import HEADROOM, allocate
-from wflmc.planning.problem import Allocation, Problem
-from wflmc.planning.reference import solve_by_cvxpy
+from wflmc.planning.bound import Allocation, Problem
+from wflmc.planning.exact import interior_point
+from wflmc.planning.solvers import single_sample
+from wflmc.planning.solvers.allocation import allocate
+from wflmc.planning.solvers.program import HEADROOM
+from wflmc.planning.solvers.reference import solve_by_cvxpy
 from wflmc.posterior.response import AnyResponse
 
 LEAST_NOISE = 1e-9
@@ -59,7 +61,7 @@ def _nearest_law(problem: Problem, response: AnyResponse) -> Allocation:
     with np.errstate(divide="ignore"):
         high = np.maximum(cost / problem.floor, low)
     calm = np.minimum(high, 2 * np.maximum(low, problem.langevin_noise))
-    found = exact.solve(response, cost, low, high, problem.active, problem.budget, calm)
+    found = interior_point.solve(response, cost, low, high, problem.active, problem.budget, calm)
     return Allocation(np.minimum(cost / found.v, problem.power_cap), found.lower_bound)
 
 

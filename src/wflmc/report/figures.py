@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from wflmc.planning.single_sample import REGIMES
+from wflmc.planning.solvers.single_sample import REGIMES
 from wflmc.storage import replacing, write_text
 from wflmc.studies import FIGURES, Row, Setting, regime_map
 

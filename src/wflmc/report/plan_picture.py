@@ -9,7 +9,7 @@ import numpy as np
 
 from wflmc.errors import InputError
 from wflmc.planning import Plan
-from wflmc.planning.single_sample import REGIMES
+from wflmc.planning.solvers.single_sample import REGIMES
 from wflmc.storage import replacing
 
 COLORS = {"lmc-limited": "#F0E442", "power-limited": "#56B4E9", "dp-limited": "#E69F00"}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wflmc.planning.single_sample import DP, LMC, POWER
+from wflmc.planning.solvers.single_sample import DP, LMC, POWER
 from wflmc.report.figures import STYLES
 from wflmc.report.panels import _LOOKS, _PARTITION_LABELS, Layout
 from wflmc.report.parts import LEGEND_BELOW, Html, axis, figure, grid, join, log_axis, paragraph, table, value

@@ -16,7 +16,7 @@ from wflmc.errors import InputError, naming, without_data
 from wflmc.evaluation import choose_burn_in
 from wflmc.keys import host_generator, secret_key
 from wflmc.planning import Plan, Policy, plan
-from wflmc.planning.input_checks import UNSCALED_FEATURES
+from wflmc.planning.advice import UNSCALED_FEATURES
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.inputs import checked
 from wflmc.posterior.softmax import synthetic_labels

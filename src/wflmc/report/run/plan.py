@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wflmc.planning import Plan
-from wflmc.planning.single_sample import REGIMES
+from wflmc.planning.solvers.single_sample import REGIMES
 from wflmc.report.parts import (
     COLORS,
     LEGEND_BELOW,

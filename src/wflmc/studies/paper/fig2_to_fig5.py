@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.planning import POLICIES, Plan, plan
-from wflmc.planning.single_sample import DP, LMC, POWER, regime
+from wflmc.planning.solvers.single_sample import DP, LMC, POWER, regime
 from wflmc.privacy import Privacy
 from wflmc.studies.paper.claim import Claim, boundary, like_the_paper, near
 from wflmc.studies.study import Row

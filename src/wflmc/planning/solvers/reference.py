@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from wflmc.errors import InputError
-from wflmc.planning.program import Array, Program
+from wflmc.planning.solvers.program import Array, Program
 
 
 def solve_by_cvxpy(program: Program) -> Array:

@@ -13,6 +13,8 @@ from wflmc.recursion import backward, first_order
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+HEADROOM = 1e-12
+"""Plans stop this relative distance short of every budget, so that rounding never overspends."""
 _BLOCK = 1 << 21  # (round, device) pairs turned into floats at a time
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.planning.problem import Allocation, Problem
+from wflmc.planning.bound import Allocation, Problem
 
 Array = NDArray[np.float64]
 

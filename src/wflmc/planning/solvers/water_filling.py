@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dgesv
 
-from wflmc.planning.program import Array, Program, Usage
+from wflmc.planning.solvers.program import Array, Program, Usage
 from wflmc.recursion import backward, first_order
 
 _max, _sum_from = np.maximum.reduce, np.add.reduceat

@@ -12,19 +12,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Link
+from wflmc.dynamics import contraction, kinetic_rate, noise_step
 from wflmc.errors import InputError
-from wflmc.planning import causal, single_sample
-from wflmc.planning.advice import advice
-from wflmc.planning.bound import contraction, discretization_error, noise_weight
-from wflmc.planning.distance import Distances
-from wflmc.planning.dynamics import kinetic_rate, noise_step
-from wflmc.planning.input_checks import input_warnings
+from wflmc.planning import causal
+from wflmc.planning.advice import input_warnings, plan_warnings
+from wflmc.planning.bound import Allocation, Problem, discretization_error, noise_weight
+from wflmc.planning.exact.distance import Distances
+from wflmc.planning.exact.proxy import Proxy
 from wflmc.planning.options import KnowsLaw, Options, SumsExactly, Target, check_inputs
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy, policy
-from wflmc.planning.problem import Allocation, Problem
-from wflmc.planning.proxy import Proxy
 from wflmc.planning.schedule import Rule
+from wflmc.planning.solvers import single_sample
 from wflmc.planning.steps import plan_steps
 from wflmc.posterior.response import AnyResponse, Motion, going_on
 from wflmc.posterior.summation import LARGEST_MARGIN
@@ -281,7 +280,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             rounding=rounding,
         )
         about_inputs = input_warnings(posterior, link if scheme.wireless else None, privacy)
-        return dataclasses.replace(made, warnings=(*about_inputs, *advice(posterior, made, problem, options)))
+        return dataclasses.replace(made, warnings=(*about_inputs, *plan_warnings(posterior, made, problem, options)))
 
     return Prepared(problem, allocate, finish)
 

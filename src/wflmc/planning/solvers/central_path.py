@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.linalg.blas import dtbsv
 from scipy.linalg.lapack import dpotrf, dpotrs, dpttrf, dpttrs
 
-from wflmc.planning.program import Array, Program, Usage, price_of_rounds
+from wflmc.planning.solvers.program import Array, Program, Usage, price_of_rounds
 
 _max, _min = np.maximum.reduce, np.minimum.reduce  # the methods' wrappers cost more than the work on short arrays
 

@@ -7,12 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.planning.central_path import CentralPath
-from wflmc.planning.program import Array, Program, Usage, dual, round_bounds, tightest
-from wflmc.planning.water_filling import fill
-
-HEADROOM = 1e-12
-"""Plans stop this relative distance short of every budget, so that rounding never overspends."""
+from wflmc.planning.solvers.central_path import CentralPath
+from wflmc.planning.solvers.program import HEADROOM, Array, Program, Usage, dual, round_bounds, tightest
+from wflmc.planning.solvers.water_filling import fill
 
 
 @dataclass(frozen=True)
