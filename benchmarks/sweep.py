@@ -18,8 +18,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from wflmc.runs.point import Task, measure
 from wflmc.scenario import load_scenario
-from wflmc.scenario.point import Task, measure
 from wflmc.studies.engines import Engine, local, open_engine
 
 SCENARIO = Path(__file__).parents[1] / "examples" / "fading.toml"

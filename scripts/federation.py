@@ -36,8 +36,9 @@ from wflmc.federated.registration import flwr
 from wflmc.federated.server import open_server, read_log, trace_of
 from wflmc.federated.simulation import devices_in, run_in_engine
 from wflmc.planning import Plan
+from wflmc.runs import make_plan
 from wflmc.scenario import load_scenario
-from wflmc.scenario.build import Inputs, build, make_plan
+from wflmc.scenario.build import Inputs, build
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fading.toml"
 SEED = 0

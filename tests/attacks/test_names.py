@@ -17,15 +17,16 @@ import jax
 import numpy as np
 import pytest
 
-from wflmc.cli.run import Request, run_command
 from wflmc.federated.folder import open_device, write_federation
 from wflmc.federated.job import make_job
 from wflmc.federated.server import open_server
 from wflmc.keys import digest
 from wflmc.privacy import Ledger
+from wflmc.runs import read_plan
+from wflmc.runs.execution import Request, run_scenario
 from wflmc.sampling import run_name
 from wflmc.sampling.payment import noise_name
-from wflmc.scenario import build, load_scenario, read_plan
+from wflmc.scenario import build, load_scenario
 
 from ..report.test_report import silent
 
@@ -70,7 +71,8 @@ def setting(tmp_path_factory):
         guesses[label] = build(load_scenario(str(scenario))).posterior
     data.write_bytes(content(TRUE))
     given = dict.fromkeys(Request._fields) | {"scenario": str(scenario), "out": str(out)}
-    run_command(Request(**given), silent, lambda said: None)
+    out.mkdir()
+    run_scenario(Request(**given), out, silent, lambda said: None)
     return home, guesses
 
 

@@ -16,7 +16,7 @@ import pytest
 from wflmc.errors import InputError, OverspendError
 from wflmc.privacy import Ledger, LedgerWarning
 from wflmc.privacy.ledger import Anchor, anchor_path
-from wflmc.report.run.files import read_run
+from wflmc.runs.folder import read_run
 from wflmc.scenario import build, load_scenario
 
 from ..privacy.ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, losses_of, old_ledger, wflmc_spent

@@ -142,7 +142,7 @@ def test_burn_in_auto(call, plan_of, scenario):
 
 
 def test_a_run_that_fails_leaves_the_folder_as_it_was(call, scenario, tmp_path, monkeypatch):
-    from wflmc.cli import run
+    from wflmc.runs import execution
 
     def lost(*_, **__):
         raise wflmc.SamplingError("A chain left the finite numbers in round 3.")
@@ -150,7 +150,7 @@ def test_a_run_that_fails_leaves_the_folder_as_it_was(call, scenario, tmp_path, 
     folder = tmp_path / "run"
     assert call("run", scenario, "--out", folder)[0] == 0
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    monkeypatch.setattr(run, "sample", lost)
+    monkeypatch.setattr(execution, "sample", lost)
     code, _, err = call("run", scenario, "--out", folder, "--set", "link.snr_db=3", "--set", "sampler.seed=1")
     assert code == 1
     assert "left the finite numbers" in err
@@ -164,12 +164,12 @@ def test_a_run_that_fails_leaves_the_folder_as_it_was(call, scenario, tmp_path, 
 
 
 def test_interrupt(call, scenario, tmp_path, monkeypatch):
-    from wflmc.cli import run
+    from wflmc.runs import execution
 
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "sample", stop)
+    monkeypatch.setattr(execution, "sample", stop)
     monkeypatch.setattr(os, "_exit", sys.exit)  # a real interrupt ends the process at once, and with it the tests
     code, _, err = call("run", scenario, "--out", tmp_path / "run")
     assert code == 1

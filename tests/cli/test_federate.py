@@ -21,7 +21,7 @@ from wflmc.federated import simulation
 from wflmc.federated.job import Job
 from wflmc.privacy import Ledger, Privacy
 from wflmc.privacy.ledger import Anchor
-from wflmc.report.run.files import read_run
+from wflmc.runs.folder import read_run
 from wflmc.scenario import build, load_scenario
 
 from ..cli_tools import strict

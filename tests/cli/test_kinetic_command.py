@@ -87,19 +87,19 @@ def samples_in(folder):
 
 def test_run_command_goes_on_as_if_it_had_never_ended(call, file, tmp_path, monkeypatch):
     """At its caps a plan has the same gains whatever the number of rounds: more rounds are those of a longer run."""
-    from wflmc.cli import run
+    from wflmc.runs import execution
 
     caps = ("--set", "policy.power=no-dp")
     assert call("run", file, *caps, "--out", tmp_path / "long", "--set", "sampler.samples=12")[0] == 0
     folder = tmp_path / "short"
     assert call("run", file, *caps, "--out", folder)[0] == 0
-    whole = run.sample
+    whole = execution.sample
 
     def crash(*_, **__):
         raise InputError("stop", "here", "what this test does")
 
     with monkeypatch.context() as patch:  # stopped after its trace was written, before its checkpoint was removed
-        patch.setattr(run.shutil, "rmtree", crash)
+        patch.setattr(execution.shutil, "rmtree", crash)
         assert call("run", "--resume", folder, "--more", "7")[0] == 2
     assert samples_in(folder)[0].shape[1] == 12
     assert (folder / ".checkpoint").exists()
@@ -108,7 +108,7 @@ def test_run_command_goes_on_as_if_it_had_never_ended(call, file, tmp_path, monk
     assert strict(out)["w2_sq"] is not None
     for ours, theirs in zip(samples_in(folder), samples_in(tmp_path / "long"), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert run.sample is whole
+    assert execution.sample is whole
 
 
 def test_a_saved_plan_is_run_as_it_stands(call, file, tmp_path):

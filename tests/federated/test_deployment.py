@@ -40,9 +40,10 @@ from wflmc.federated.messages import Heard
 from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
 from wflmc.federated.server import open_server, read_log, trace_of
 from wflmc.federated.simulation import FIRST, LocalGrid
+from wflmc.runs import make_plan
 from wflmc.sampling.checkpoint import Checkpoint
 from wflmc.scenario import load_scenario
-from wflmc.scenario.build import build, make_plan
+from wflmc.scenario.build import build
 
 from ..conftest import FULL
 from ..federation_tools import ROUNDING

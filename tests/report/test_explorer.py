@@ -17,7 +17,8 @@ from wflmc.planning.bound import discretization_error
 from wflmc.planning.solvers.single_sample import REGIMES, regime
 from wflmc.report import explorer
 from wflmc.report.page import plotly
-from wflmc.scenario import build, load_scenario, make_plan
+from wflmc.runs import make_plan
+from wflmc.scenario import build, load_scenario
 
 from ..cli_tools import STATIC, strict
 from ..conftest import count

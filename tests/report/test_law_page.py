@@ -10,8 +10,8 @@ from scipy.special import softmax
 import wflmc
 from wflmc.report.parts import log_axis, picked
 from wflmc.report.run.chains import autocorrelation
-from wflmc.report.run.files import Draws
 from wflmc.report.run.posterior import _frame, compare, laplace_law
+from wflmc.runs.folder import Draws
 
 
 def test_laplace_law_is_that_of_the_hessian():

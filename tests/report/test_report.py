@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from wflmc.cli.report import report_command
-from wflmc.cli.run import Request, run_command
 from wflmc.errors import InputError
 from wflmc.report import explorer
 from wflmc.report.describe import describe
 from wflmc.report.run.answer import answer_section, ranked
 from wflmc.report.run.distance import distance
-from wflmc.report.run.documents import Federation
-from wflmc.report.run.files import read_run
 from wflmc.report.run.posterior import comparison, resembles
 from wflmc.report.run.verdicts import SEVERITY, clipped, converged, noisy, privacy
 from wflmc.report.run.words import policy_words
+from wflmc.runs.documents import Federation
+from wflmc.runs.execution import Request, run_scenario
+from wflmc.runs.folder import read_run
 
 from ..conftest import FULL
 from .report_tools import Page, check_in_browser, in_browser
@@ -98,7 +98,8 @@ def run_in(folder, text=None, **others):
         scenario = folder.with_suffix(".toml")
         scenario.write_text(text)
         given |= {"scenario": str(scenario), "out": str(folder)}
-    run_command(Request(**given), silent, lambda said: None)
+    folder.mkdir(exist_ok=True)
+    run_scenario(Request(**given), folder, silent, lambda said: None)
     return folder
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from wflmc.errors import InputError
-from wflmc.runs import publish_run
-from wflmc.scenario import build, load_scenario, make_plan, not_covered, plan_document, read_plan, to_json, validate
+from wflmc.runs import make_plan, plan_document, publish_run, read_plan
+from wflmc.scenario import build, load_scenario, not_covered, to_json, validate
 from wflmc.scenario.coverage import FROM_DATA
 
 from ..cli_tools import strict
@@ -162,7 +162,7 @@ def test_statement_as_json(run, tmp_path, call):
 
 def test_a_secret_key_lives_as_long_as_the_run(tmp_path, call, monkeypatch):
     """Its owner alone reads it, the run goes on with it, and nothing else ever has it; added rounds have another."""
-    from wflmc.cli import run as module
+    from wflmc.runs import execution as module
     from wflmc.sampling import runner
 
     monkeypatch.setattr(runner, "BLOCK_WORK", 1)
@@ -202,7 +202,7 @@ def test_a_secret_key_lives_as_long_as_the_run(tmp_path, call, monkeypatch):
 
 
 def test_without_its_key_a_run_does_not_go_on(tmp_path, call, monkeypatch):
-    from wflmc.cli import run as module
+    from wflmc.runs import execution as module
 
     scenario, folder = tmp_path / "s.toml", tmp_path / "o"
     scenario.write_text(SECRET)

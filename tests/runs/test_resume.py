@@ -158,13 +158,13 @@ def test_a_run_killed_and_resumed_spends_what_an_undisturbed_one_does(tmp_path, 
 @pytest.mark.parametrize("extra", [(), ("--ledger", "people.jsonl"), ("--set", "sampler.burn_in=auto")])
 def test_the_same_command_goes_on_with_a_stopped_run(tmp_path, call, monkeypatch, extra):
     """Stopped in the middle of it, then again with another scenario, which begins anew."""
-    from wflmc.cli import run
+    from wflmc.runs import execution
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "BLOCK_WORK", 1)
     scenario, folder = tmp_path / "s.toml", tmp_path / "o"
     scenario.write_text(SCENARIO)
-    whole = run.sample
+    whole = execution.sample
 
     def stopping(*arguments, progress, **keywords):
         def stop(done, work):
@@ -174,7 +174,7 @@ def test_the_same_command_goes_on_with_a_stopped_run(tmp_path, call, monkeypatch
         return whole(*arguments, **keywords, progress=stop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "sample", stopping)
+        patch.setattr(execution, "sample", stopping)
         code, _, err = call("run", scenario, "--out", folder, *extra)
     assert (code, (folder / ".checkpoint").exists()) == (2, True), err
     ledger = tmp_path / "people.jsonl" if "--ledger" in extra else folder / "ledger.jsonl"
@@ -241,7 +241,7 @@ def test_bad_input(tmp_path, call, arguments, says):
 
 
 def test_a_stopped_run_finds_its_ledger_from_anywhere(tmp_path, call, monkeypatch):
-    from wflmc.cli import run
+    from wflmc.runs import execution
 
     scenario, here, there = tmp_path / "s.toml", tmp_path / "here", tmp_path / "there"
     scenario.write_text(SCENARIO)
@@ -253,7 +253,7 @@ def test_a_stopped_run_finds_its_ledger_from_anywhere(tmp_path, call, monkeypatc
         raise InputError("stop", "here", "what this test does")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "sample", stop)
+        patch.setattr(execution, "sample", stop)
         call("run", scenario, "--out", "shared", "--ledger", "people.jsonl")
         call("run", scenario, "--out", "own")
     monkeypatch.chdir(there)

@@ -15,7 +15,7 @@ from pathlib import Path
 cache, limit = Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
 def held(task, progress):
     import time
-    from wflmc.scenario.point import measure
+    from wflmc.runs.point import measure
     row = measure(task, progress)
     while len(list(cache.rglob("*.json"))) >= int(limit.read_text()):
         time.sleep(0.02)

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wflmc.errors import InputError
+from wflmc.runs.point import Task, digests, measure
 from wflmc.scenario import load_scenario
-from wflmc.scenario.point import Task, digests, measure
 from wflmc.studies.cache import key_of
 from wflmc.studies.grids import Grid, parse_grid, points
 

@@ -69,7 +69,8 @@ def audit_command(
     import jax
 
     from wflmc import audit
-    from wflmc.scenario import build, load_scenario, make_plan
+    from wflmc.runs import make_plan
+    from wflmc.scenario import build, load_scenario
 
     began = time.perf_counter()
     if not 0 <= seed < 2**32:

@@ -20,13 +20,15 @@ import numpy as np
 import typer
 
 from wflmc.cli.federation import Request, as_heard, begin, begun
-from wflmc.cli.run import Task, ledger_document, write_run
+from wflmc.cli.run import draw_scores
 from wflmc.cli.shared import AsJson, Overrides, ScenarioPath, cache_compilations, note, print_json, warn
 from wflmc.errors import InputError
 from wflmc.evaluation import evaluate, preload
 from wflmc.progress import ProgressBar, progress_bar
 from wflmc.report import diagnosis_lines
-from wflmc.scenario import Inputs, Scenario, build, diagnosis, load_scenario, summary_document
+from wflmc.runs import diagnose, summary_document
+from wflmc.runs.execution import Task, ledger_document, write_run
+from wflmc.scenario import Inputs, Scenario, build, load_scenario
 from wflmc.scenario.files import plain
 from wflmc.storage import output_folder
 
@@ -139,7 +141,7 @@ def _finish(
     evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
     about = _account(server, request)
     alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own
-    causes = diagnosis(scenario, inputs, as_heard(job), evaluation, changes=alike)
+    causes = diagnose(scenario, inputs, as_heard(job), evaluation, changes=alike)
     warnings = (*plan.warnings, *_notes(server, about))
     summary = summary_document(
         evaluation, warnings, time.perf_counter() - began, causes, document.get("not_covered", [])
@@ -151,7 +153,8 @@ def _finish(
     summary["epsilon_spent"] = about["epsilon_spent"]
     summary["federation"] = about
     shutil.copyfile(server.folder / LOG, folder / LOG)
-    written = write_run(task, trace, evaluation, document, summary)
+    written = write_run(task, trace, document, summary)
+    written += draw_scores(evaluation, scenario, folder)
     untold = ("ε", "gradients clipped")  # of the plan, not of the ledger; and what devices do not tell
     measured = [line for line in str(evaluation).splitlines() if not line.startswith(untold)]
     return summary, "\n".join([*measured, _in_words(about), *diagnosis_lines(causes)]), [*written, folder / LOG]

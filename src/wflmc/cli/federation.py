@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from wflmc.cli.run import spent_before
 from wflmc.errors import InputError
 from wflmc.keys import secret_key
 from wflmc.privacy import ACCOUNTANTS, Ledger
-from wflmc.scenario import Inputs, Scenario, plan_document, to_json, to_toml
+from wflmc.runs import plan_document
+from wflmc.runs.execution import spent_before
+from wflmc.scenario import Inputs, Scenario, to_json, to_toml
 from wflmc.scenario.coverage import PRIVATE
 from wflmc.storage import naming_file, write_text
 

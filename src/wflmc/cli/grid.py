@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from wflmc.data import cache_folder
 from wflmc.errors import InputError
 from wflmc.progress import ProgressBar
+from wflmc.runs.point import Task, columns, digests, measure
 from wflmc.scenario import load_scenario, to_json
 from wflmc.scenario.build import build_privacy
-from wflmc.scenario.point import Task, columns, digests, measure
 from wflmc.storage import output_folder, writable_folder, write_text
 from wflmc.studies.cache import key_of
 from wflmc.studies.engines import Failure, open_engine

@@ -67,10 +67,10 @@ def command(
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
-    from wflmc import report
+    from wflmc import report, runs
     from wflmc import scenario as scenarios
-    from wflmc.cli.run import spent_before
     from wflmc.planning import capacity as capacities
+    from wflmc.runs.execution import spent_before
     from wflmc.scenario.files import plain
 
     began = time.perf_counter()
@@ -91,9 +91,9 @@ def command(
         config, answer = _search(config, unknown, target, metric, solver)
     inputs = scenarios.build(config)
     spent = None if ledger is None else spent_before(ledger, inputs, must_exist=True)
-    made = scenarios.make_plan(config, inputs, solver=solver, ledger=spent)
-    causes = scenarios.diagnosis(config, inputs, made)
-    document = scenarios.plan_document(config, inputs, made, time.perf_counter() - began, compare, causes)
+    made = runs.make_plan(config, inputs, solver=solver, ledger=spent)
+    causes = runs.diagnose(config, inputs, made)
+    document = runs.plan_document(config, inputs, made, time.perf_counter() - began, compare, causes)
     if sizes is not None:
         costs = capacities.document(made, inputs.link, float(inputs.posterior.sizes.mean()), sizes)
         document["capacity"] = plain(costs)
@@ -134,7 +134,7 @@ def _capacity_sizes(wanted: bool, **sizes: float | None) -> dict[str, float] | N
 
 def _search(scenario: Scenario, key: str, target: float, metric: str, solver: str) -> tuple[Scenario, dict[str, Any]]:
     """Return the scenario at the smallest value of `key` that reaches the target, and the answer for the document."""
-    from wflmc.scenario import solve_for
+    from wflmc.runs import solve_for
 
     with progress_bar("plans tried, at most", 330 if key == "sampler.burn_in" else 60) as advance:
         answer = solve_for(scenario, key, target, metric, solver, advance)

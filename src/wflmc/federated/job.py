@@ -20,8 +20,9 @@ from wflmc.federated.messages import UNMASKED, Ask, Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
 from wflmc.privacy import Privacy
+from wflmc.runs.planning import make_plan
 from wflmc.sampling.runner import starts
-from wflmc.scenario.build import Inputs, make_plan
+from wflmc.scenario.build import Inputs
 from wflmc.scenario.schema import Scenario
 
 Array = NDArray[np.float64]

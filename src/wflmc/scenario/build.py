@@ -7,25 +7,22 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.data import load_mnist, mnist_features
 from wflmc.errors import InputError, naming, without_data
-from wflmc.evaluation import choose_burn_in
 from wflmc.keys import host_generator, secret_key
-from wflmc.planning import Plan, Policy, plan
-from wflmc.planning.advice import UNSCALED_FEATURES
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.inputs import checked
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
-from wflmc.scenario.coverage import CONSTANTS, NotCovered, data_warnings, not_covered
+from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
 from wflmc.scenario.expression import evaluate_expression
 from wflmc.scenario.files import DataSet, is_data_path, load_data, load_gains
-from wflmc.scenario.schema import PrivacySection, SamplerSection, Scenario, irrelevant
+from wflmc.scenario.schema import PrivacySection, Scenario, irrelevant
 
 Posterior = GaussianPosterior | SoftmaxPosterior
 Test = tuple[NDArray[np.float64], NDArray[Any]]
@@ -240,77 +237,3 @@ def build_link(scenario: Scenario) -> Link:
         case "file":
             fading = channel.from_array(load_gains(section.gains))
     return Link(fading, section.snr_db, section.noise_power, section.seed, section.csi_error, section.downlink_snr_db)
-
-
-def make_plan(
-    scenario: Scenario,
-    inputs: Inputs,
-    power: Policy | None = None,
-    solver: str = "own",
-    ledger: ArrayLike | None = None,
-    start: int = 0,
-    initial_w2_sq: float | None = None,
-    before: Plan | None = None,
-) -> Plan:
-    """The plan of a scenario, by its own policy or a given one.
-
-    Args:
-        ledger: what devices have spent before, a release that whitening took included.
-        start: rounds of the chain that came before; those of a release come on top.
-        initial_w2_sq: as of `plan`.
-    """
-    policy = scenario.policy
-    scenario = settle_burn_in(scenario, inputs)
-    burn_in = scenario.sampler.burn_in
-    try:
-        made = plan(
-            inputs.posterior,
-            inputs.link,
-            inputs.privacy,
-            step_size=step_sizes(scenario, inputs.posterior),
-            step_schedule=scenario.sampler.step_schedule if power is None else "constant",
-            burn_in=int(burn_in),
-            samples=scenario.sampler.samples,
-            power=power or policy.power,
-            schedule=policy.schedule,
-            senders=policy.senders,
-            csi=policy.csi,
-            objective=policy.objective,
-            bound=policy.bound,
-            init=scenario.sampler.init,
-            initial_w2_sq=initial_w2_sq or scenario.posterior.initial_w2_sq or None,
-            ledger=inputs.spent if ledger is None else ledger,
-            start=start if inputs.release is None else start + len(inputs.release.loss),
-            max_round_noise=np.inf if policy.max_round_noise == "inf" else policy.max_round_noise,
-            solver=solver,
-            before=before,
-            dynamics=scenario.sampler.dynamics,
-            friction=2.0 if inputs.friction is None else inputs.friction,
-        )
-    except InputError as error:
-        raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
-    # Where a promise is made and all constants are public, a plan says nothing about the data.
-    said = [text for text in made.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
-    return dataclasses.replace(made, warnings=(*inputs.warnings, *said, *data_warnings(inputs.not_covered)))
-
-
-def _section_of(error: InputError) -> str:
-    """The section an error of planning belongs to: link for gains, else wherever the key is."""
-    if error.key in ("solver", "ledger"):
-        return "--"
-    if error.key in PrivacySection.model_fields:
-        return "privacy."
-    if error.key in ("gains", "snr_db") or (error.key == "power" and not isinstance(error.given, str)):
-        return "link."
-    return "sampler." if error.key in SamplerSection.model_fields else "policy."
-
-
-def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
-    """The scenario with `burn_in = "auto"` replaced by where a simulated noiseless pilot has forgotten its start."""
-    section = scenario.sampler
-    if section.burn_in != "auto":
-        return scenario
-    with naming("sampler"):
-        key = jax.random.key(0 if section.seed == "secret" else section.seed)  # of the pilot, which protects nobody
-        chosen = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.friction)
-    return scenario.model_copy(update={"sampler": section.model_copy(update={"burn_in": chosen})})

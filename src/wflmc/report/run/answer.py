@@ -5,11 +5,10 @@ from __future__ import annotations
 from wflmc.evaluation.causes import SHOWN
 from wflmc.report.parts import Html, facts, join, missing, number, paragraph, share, text, value
 from wflmc.report.run.distance import distance, worst_exact
-from wflmc.report.run.documents import Federation, PlanFile, SummaryFile
-from wflmc.report.run.files import Run
 from wflmc.report.run.posterior import resembles
 from wflmc.report.run.verdicts import MARKS, SEVERITY, Verdict, clipped, converged, predictions, privacy, whole
-from wflmc.scenario.document import SIMULATED
+from wflmc.runs.documents import SIMULATED, Federation, PlanFile, SummaryFile
+from wflmc.runs.folder import Run
 
 
 def answer_section(run: Run) -> Html:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.report.parts import COLORS, LEGEND_BELOW, Html, axis, figure, grid, join, missing, paragraph, picked, value
-from wflmc.report.run.documents import SummaryFile
-from wflmc.report.run.files import Draws, Run
+from wflmc.runs.documents import SummaryFile
+from wflmc.runs.folder import Draws, Run
 
 FEW = 4
 """Chains and parameters whose traces are drawn."""

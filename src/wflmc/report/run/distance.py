@@ -9,9 +9,9 @@ import numpy as np
 from wflmc.evaluation.wasserstein import floor_w2_sq
 from wflmc.posterior import GaussianPosterior
 from wflmc.report.parts import number, percent, text
-from wflmc.report.run.documents import PlanFile
-from wflmc.report.run.files import Run
 from wflmc.report.run.verdicts import Verdict, clipping_unknown, often_clipped
+from wflmc.runs.documents import PlanFile
+from wflmc.runs.folder import Run
 
 CLOSE, FAR = 0.1, 1.0
 """W2² over the posterior's total variance."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wflmc.report.explorer import MOST_DEVICES, MOST_DIM, MOST_ROUNDS
 from wflmc.report.parts import Html, missing, paragraph
-from wflmc.report.run.files import Run
+from wflmc.runs.folder import Run
 from wflmc.scenario import Scenario
 
 

@@ -9,14 +9,14 @@ from wflmc.report.page import Section, page
 from wflmc.report.parts import Html, join, missing
 from wflmc.report.run.answer import answer_section
 from wflmc.report.run.chains import chains_section
-from wflmc.report.run.files import Run, read_run
 from wflmc.report.run.nearest import left_out, starts_at
 from wflmc.report.run.plan import plan_section
 from wflmc.report.run.posterior import posterior_section
 from wflmc.report.run.privacy import privacy_section
 from wflmc.report.run.scores import scores_section
 from wflmc.report.run.words import scenario_section
-from wflmc.scenario import OWNER_ONLY
+from wflmc.runs.folder import Run, read_run
+from wflmc.scenario.coverage import OWNER_ONLY
 
 
 def run_page(folder: Path) -> str:

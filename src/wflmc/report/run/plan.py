@@ -23,8 +23,8 @@ from wflmc.report.parts import (
     text,
 )
 from wflmc.report.plan_picture import COLORS as LIMIT_COLORS
-from wflmc.report.run.documents import PlanFile
-from wflmc.report.run.files import Run
+from wflmc.runs.documents import PlanFile
+from wflmc.runs.folder import Run
 
 LIMITS = {
     "lmc-limited": "noise that sampling wants anyway (lmc-limited)",

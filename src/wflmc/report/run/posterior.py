@@ -29,8 +29,8 @@ from wflmc.report.parts import (
     value,
 )
 from wflmc.report.run.chains import parameter_name
-from wflmc.report.run.files import Draws, Run
 from wflmc.report.run.verdicts import Verdict, noisy
+from wflmc.runs.folder import Draws, Run
 
 Array = NDArray[np.float64]
 

@@ -22,8 +22,8 @@ from wflmc.report.parts import (
     table,
     value,
 )
-from wflmc.report.run.documents import Federation, PlanFile, Spending
-from wflmc.report.run.files import Run
+from wflmc.runs.documents import Federation, PlanFile, Spending
+from wflmc.runs.folder import Run
 from wflmc.scenario.build import build_privacy
 
 MANY = 40

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from wflmc.report.parts import COLORS, LEGEND_BELOW, Html, axis, figure, grid, join, missing, share, table, value
-from wflmc.report.run.documents import Bins, SummaryFile
-from wflmc.report.run.files import Run
+from wflmc.runs.documents import Bins, SummaryFile
+from wflmc.runs.folder import Run
 
 FEW = 1e-3
 """A bin with a smaller share of the examples says nothing, and is not drawn."""

@@ -9,8 +9,8 @@ import numpy as np
 from wflmc.evaluation.burn_in import RHAT_LIMIT
 from wflmc.evaluation.summary import RHAT_CONCERN
 from wflmc.report.parts import Html, number, percent, share, text
-from wflmc.report.run.documents import ClipRate
-from wflmc.report.run.files import Run
+from wflmc.runs.documents import ClipRate
+from wflmc.runs.folder import Run
 from wflmc.scenario.build import build_privacy
 
 ENOUGH_ESS = 400

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy import HIDDEN
 from wflmc.report.parts import Html, fold, join, missing, number, paragraph, table
-from wflmc.report.run.files import Run
+from wflmc.runs.folder import Run
 from wflmc.scenario import Scenario
 
 PARTITIONS = {

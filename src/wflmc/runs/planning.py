@@ -1,8 +1,8 @@
-"""The JSON of a plan and of a run's summary, and a plan read back from its JSON."""
+"""The plan of a scenario: made, read back from its JSON, or made longer."""
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
 import math
 import os
@@ -11,186 +11,93 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
-from wflmc.evaluation import Calibration, Evaluation, exact_ess, exact_w2_sq, has_law, reliability
-from wflmc.planning import Allocation, Plan, Problem, policy
-from wflmc.privacy import ACCOUNTANTS
-from wflmc.privacy.reference import epsilon_by_dp_accounting
-from wflmc.scenario.build import Inputs, build, make_plan
-from wflmc.scenario.coverage import OWNER_ONLY, NotCovered
+from wflmc.errors import InputError, naming
+from wflmc.evaluation import choose_burn_in
+from wflmc.planning import Allocation, Plan, Policy, Problem, plan, policy
+from wflmc.planning.advice import UNSCALED_FEATURES
+from wflmc.runs.documents import _digests, _public_files
+from wflmc.scenario.build import Inputs, build, step_sizes
+from wflmc.scenario.coverage import NotCovered, data_warnings
 from wflmc.scenario.files import is_data_path, plain
-from wflmc.scenario.schema import Scenario, validate
-from wflmc.version import __version__
+from wflmc.scenario.schema import PrivacySection, SamplerSection, Scenario, validate
 
-SIMULATED = (
-    "wflmc run simulates all devices in one process and protects nobody. Over a real radio the server hears only the "
-    "noisy sum; over a digital link wflmc federate protects against everyone but the server's own process, or locally "
-    "(--noise devices) at K times the loss."
-)
-"""Said of every run that is no federation."""
 PLAN_FILE = "a JSON file as `wflmc plan --json` writes it"
 
 
-def plan_document(
+def make_plan(
     scenario: Scenario,
     inputs: Inputs,
-    plan: Plan,
-    seconds: float,
-    compare: bool = False,
-    causes: list[dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """What `wflmc plan --json` prints, plain data.
+    power: Policy | None = None,
+    solver: str = "own",
+    ledger: ArrayLike | None = None,
+    start: int = 0,
+    initial_w2_sq: float | None = None,
+    before: Plan | None = None,
+) -> Plan:
+    """The plan of a scenario, by its own policy or a given one.
 
     Args:
-        compare: whether dp-accounting is asked for its ε too.
-        causes: the diagnosis, where one was made.
+        ledger: what devices have spent before, a release that whitening took included.
+        start: rounds of the chain that came before; those of a release come on top.
+        initial_w2_sq: as of `plan`.
     """
-    spent = plan.spent if plan.clips else None
-    budget = plan.privacy.budget(plan.devices)
-    document = {
-        "constants": {
-            "mu": plan.mu,
-            "L": plan.L,
-            "step_size": float(plan.step_size[-1]),
-            "gamma": plan.gamma,
-            "dim": plan.dim,
-            "devices": plan.devices,
-            "rounds": plan.rounds,
-            "burn_in": plan.burn_in,
-            "samples": plan.rounds - plan.burn_in,
-            "initial_w2_sq": plan.initial_w2_sq,
-            **({} if plan.friction is None else {"dynamics": plan.dynamics, "friction": plan.friction}),
-        },
-        "step_size": plan.step_size,
-        "regime": plan.regime,
-        "regime_share": plan.regime_share,
-        "gain": plan.gain,
-        "threshold": plan.threshold,
-        "active_devices": plan.active_devices,
-        "bound": plan.bound,
-        "objective": plan.objective,
-        "lower_bound": plan.lower_bound,
-        "gap": plan.gap,
-        "max_round_noise": plan.noise_limit,
-        "classes": getattr(inputs.posterior, "class_names", None),
-        "coordinates": "parameters" if inputs.posterior.coordinates is None else "whitened",
-        "whitening": None if inputs.release is None else inputs.release.summary(budget),
-        "privacy": {
-            "budget": float(budget.min()),
-            "accountant": plan.privacy.accountant,
-            "unit": plan.privacy.unit,
-            "adjacency": plan.privacy.adjacency,
-            "rounding": plan.rounding,
-            "spent_max": None if spent is None else float(spent.max()),
-            "epsilon_spent": plan.epsilon_spent,
-            "epsilon_by": _epsilon_by(plan, compare),
-            "epsilon_each": plan.privacy.epsilons_spent(plan.spent + plan.ledger) if plan.clips else None,
-            "spent": spent,
-            "spent_before": plan.ledger if plan.ledger.any() else None,
-            "budgets": budget,
-        },
-        "exact_w2_sq": exact_w2_sq(inputs.posterior, plan) if has_law(inputs.posterior) else None,
-        "exact_ess_min": float(exact_ess(inputs.posterior, plan).min()) if has_law(inputs.posterior) else None,
-        "diagnosis": causes,
-        "not_covered": [item._asdict() for item in inputs.not_covered],
-        "warnings": list(plan.warnings),
-        "seconds": seconds,
-        "version": __version__,
-        "scenario": _json_scenario(scenario),
-        "files": _digests(_public_files(scenario)),
-    }
-    result: dict[str, Any] = plain(document)
-    return result
+    policy = scenario.policy
+    scenario = settle_burn_in(scenario, inputs)
+    burn_in = scenario.sampler.burn_in
+    try:
+        made = plan(
+            inputs.posterior,
+            inputs.link,
+            inputs.privacy,
+            step_size=step_sizes(scenario, inputs.posterior),
+            step_schedule=scenario.sampler.step_schedule if power is None else "constant",
+            burn_in=int(burn_in),
+            samples=scenario.sampler.samples,
+            power=power or policy.power,
+            schedule=policy.schedule,
+            senders=policy.senders,
+            csi=policy.csi,
+            objective=policy.objective,
+            bound=policy.bound,
+            init=scenario.sampler.init,
+            initial_w2_sq=initial_w2_sq or scenario.posterior.initial_w2_sq or None,
+            ledger=inputs.spent if ledger is None else ledger,
+            start=start if inputs.release is None else start + len(inputs.release.loss),
+            max_round_noise=np.inf if policy.max_round_noise == "inf" else policy.max_round_noise,
+            solver=solver,
+            before=before,
+            dynamics=scenario.sampler.dynamics,
+            friction=2.0 if inputs.friction is None else inputs.friction,
+        )
+    except InputError as error:
+        raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
+    # Where a promise is made and all constants are public, a plan says nothing about the data.
+    said = [text for text in made.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
+    return dataclasses.replace(made, warnings=(*inputs.warnings, *said, *data_warnings(inputs.not_covered)))
 
 
-def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
-    """ε of the worst device by each accountant; None where nothing is promised."""
-    privacy, total = plan.privacy, plan.spent + plan.ledger
-    if not plan.clips or privacy.delta is None:
-        return None
-    found: dict[str, float | None] = {name: privacy.epsilon_spent(total, name) for name in ACCOUNTANTS}
-    if compare:
-        each = privacy.epsilons_spent(total, "exact")
-        assert each is not None
-        worst = int(np.argmax(each))
-        delta = float(np.broadcast_to(privacy.delta, each.shape)[worst])
-        rounds = np.append(plan.loss[:, worst], plan.ledger[worst])
-        found.update(epsilon_by_dp_accounting(rounds[rounds > 0], delta))
-    return found
+def _section_of(error: InputError) -> str:
+    """The section an error of planning belongs to: link for gains, else wherever the key is."""
+    if error.key in ("solver", "ledger"):
+        return "--"
+    if error.key in PrivacySection.model_fields:
+        return "privacy."
+    if error.key in ("gains", "snr_db") or (error.key == "power" and not isinstance(error.given, str)):
+        return "link."
+    return "sampler." if error.key in SamplerSection.model_fields else "policy."
 
 
-def _public_files(scenario: Scenario) -> dict[str, str]:
-    """Files by key that a plan has the hash of: not the data, as that would tell the last label to who knows the rest.
-
-    What a plan takes from the data are its constants, which are compared; and a ledger knows the data of its runs.
-    """
-    return {"link.gains": scenario.link.gains} if scenario.link.fading == "file" else {}
-
-
-def _digests(files: dict[str, str]) -> dict[str, str]:
-    """SHA-256 of files, by key."""
-    return {key: hashlib.sha256(Path(path).read_bytes()).hexdigest() for key, path in files.items()}
-
-
-def _json_scenario(scenario: Scenario) -> dict[str, Any]:
-    """The keys that were set; JSON cannot write infinity, and one key has a default that is not it."""
-    content: dict[str, dict[str, Any]] = scenario.model_dump(exclude_unset=True, exclude_none=True)
-    return {
-        section: {
-            key: "inf" if value == math.inf else value
-            for key, value in values.items()
-            if value != math.inf or key == "max_round_noise"
-        }
-        for section, values in content.items()
-    }
-
-
-def summary_document(
-    evaluation: Evaluation,
-    warnings: tuple[str, ...],
-    seconds: float,
-    causes: list[dict[str, Any]],
-    beyond: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """What `DIR/summary.json` holds, plain data.
-
-    Args:
-        warnings: of the plan, those that every run has last.
-        causes: the diagnosis.
-        beyond: `not_covered` of the plan.
-    """
-    distance, scores = evaluation.w2_sq, evaluation.scores
-    document = {
-        "owner_only": OWNER_ONLY,
-        "w2_sq": None
-        if distance is None
-        else {
-            "worst": distance.worst,
-            "worst_se": distance.worst_se,
-            "floor": distance.floor,
-            "per_round": distance.per_round,
-        },
-        "exact_w2_sq": evaluation.exact_w2_sq,
-        "exact_ess_min": evaluation.exact_ess_min,
-        "rhat_max": evaluation.rhat_max,
-        "ess_min": evaluation.ess_min,
-        "ess_tail_min": evaluation.ess_tail_min,
-        "frozen": list(evaluation.frozen),
-        "clip_rate": evaluation.clip_rate,
-        "example_clip_rate": evaluation.example_clip_rate,
-        **evaluation.mean_scores,
-        "reliability": reliability(scores)._asdict() if isinstance(scores, Calibration) else None,
-        "epsilon_spent": evaluation.epsilon_spent,
-        "adjacency": evaluation.adjacency,
-        "diagnosis": causes,
-        "not_covered": beyond,
-        "warnings": [*evaluation.warnings, *warnings],
-        "seconds": seconds,
-    }
-    result: dict[str, Any] = plain(document)
-    return result
+def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
+    """The scenario with `burn_in = "auto"` replaced by where a simulated noiseless pilot has forgotten its start."""
+    section = scenario.sampler
+    if section.burn_in != "auto":
+        return scenario
+    with naming("sampler"):
+        key = jax.random.key(0 if section.seed == "secret" else section.seed)  # of the pilot, which protects nobody
+        chosen = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.friction)
+    return scenario.model_copy(update={"sampler": section.model_copy(update={"burn_in": chosen})})
 
 
 def read_plan(path: str | Path, key: jax.Array | None = None) -> tuple[Scenario, Inputs, Plan]:

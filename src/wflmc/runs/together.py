@@ -12,7 +12,7 @@ import numpy as np
 
 from wflmc.errors import InputError
 from wflmc.privacy import Ledger
-from wflmc.report.run.documents import PlanFile, SummaryFile
+from wflmc.runs.documents import PlanFile, SummaryFile
 from wflmc.scenario import validate
 
 CLOSE = 1e-6

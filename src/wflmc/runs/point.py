@@ -14,8 +14,9 @@ from wflmc.data import SHA256
 from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, evaluate, exact_ess, exact_w2_sq, has_law
 from wflmc.planning import Plan
+from wflmc.runs.planning import make_plan
 from wflmc.sampling import Trace, default_memory, sample
-from wflmc.scenario.build import Inputs, build, make_plan
+from wflmc.scenario.build import Inputs, build
 from wflmc.scenario.files import is_data_path, plain
 from wflmc.scenario.schema import Scenario
 

@@ -11,12 +11,13 @@ import numpy as np
 from wflmc.evaluation import Evaluation
 from wflmc.evaluation.causes import Cause, Change, Setting, find_causes
 from wflmc.planning import Plan
-from wflmc.scenario.build import Inputs, build_privacy, make_plan
-from wflmc.scenario.inverse import with_value
+from wflmc.runs.inverse import with_value
+from wflmc.runs.planning import make_plan
+from wflmc.scenario.build import Inputs, build_privacy
 from wflmc.scenario.schema import Scenario
 
 
-def diagnosis(
+def diagnose(
     scenario: Scenario, inputs: Inputs, plan: Plan, evaluation: Evaluation | None = None, *, changes: bool = True
 ) -> list[dict[str, Any]]:
     """What keeps samples from the posterior, worst first; empty where they are expected to be good.

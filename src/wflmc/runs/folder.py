@@ -14,9 +14,10 @@ from pydantic import BaseModel, ValidationError
 from wflmc.errors import InputError
 from wflmc.planning import Plan
 from wflmc.privacy import Ledger
-from wflmc.report.run.documents import PlanFile, SummaryFile
-from wflmc.report.run.together import ledger_of_run, one_scenario, summary_of_plan
-from wflmc.scenario import Inputs, Scenario, load_scenario, read_plan, validate
+from wflmc.runs.documents import PlanFile, SummaryFile
+from wflmc.runs.planning import read_plan
+from wflmc.runs.together import ledger_of_run, one_scenario, summary_of_plan
+from wflmc.scenario import Inputs, Scenario, load_scenario, validate
 from wflmc.scenario.build import build_privacy
 
 TRACE_BYTES = 2**28

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from wflmc.errors import InputError
 from wflmc.evaluation import exact_w2_sq, has_law
 from wflmc.planning import Plan
-from wflmc.scenario.build import Inputs, build, build_privacy, make_plan, settle_burn_in
+from wflmc.runs.planning import make_plan, settle_burn_in
+from wflmc.scenario.build import Inputs, build, build_privacy
 from wflmc.scenario.schema import Scenario, irrelevant
 
 METRICS = ("bound", "exact")
