@@ -17,7 +17,7 @@ from ..conftest import FULL, PAPER_DATA, count
 
 CLOSED = ("fig2", "fig3a", "fig3b", "fig4a", "fig4b", "fig5")
 SAMPLED = ("fig6", "fig7") if FULL else ()  # figure 6 comes with all its experiments below
-FEW = str(count(1, 3))
+FEW = str(count(2, 3))
 SCHEMES = {"optimized", "equal", "no-dp", "noiseless-dp", "noiseless"}
 
 

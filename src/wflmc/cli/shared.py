@@ -39,11 +39,13 @@ Cache = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
-def parse_bytes(text: str, option: str = "--memory") -> float:
-    """A size such as 4GiB, 500MB or 1e9 as a number of bytes."""
+def parse_bytes(text: str | None) -> float | None:
+    """Return the bytes of --memory, a size such as 4GiB, 500MB or 1e9; None where it was not given."""
+    if text is None:
+        return None
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?)b?", text.strip().lower())
     if found is None or not float(found[1]) > 0:
-        raise InputError(option, text, "a size above 0 such as 4GiB or 500MB")
+        raise InputError("--memory", text, "a size above 0 such as 4GiB or 500MB")
     return float(found[1]) * (1024.0 if found[3] else 1000.0) ** ("kmgt".index(found[2]) + 1 if found[2] else 0)
 
 

@@ -288,15 +288,15 @@ class RecordSetting:
         }
 
 
-EPSILONS: NDArray[np.float64] = np.arange(1.0, 20.5, 1.0)
-
-
-def record_study(setting: RecordSetting, advance: Callable[[int], None]) -> dict[str, list[Row]]:
+def record_study(setting: RecordSetting) -> Study:
     """`record`: exact W2², worst after burn-in, mean over channels; `record_budget`: Σ 2(αℓ)²/N0 that may be spent."""
     posterior, K = setting.posterior, setting.posterior.devices
     links = [Link(channel.rayleigh(0.01), setting.snr_db, seed=seed) for seed in range(setting.channels)]
-    distances, budgets = [], []
-    for done, epsilon in enumerate(map(float, EPSILONS), 1):
+    names = tuple(setting.promises(1.0))
+
+    def measure(point: Point, progress: Progress) -> Tables:
+        epsilon = float(point.x or 0)
+        tables: Tables = {"record": [], "record_budget": []}
         for name, promise in setting.promises(epsilon).items():
             plans = plan_many(
                 posterior,
@@ -307,9 +307,11 @@ def record_study(setting: RecordSetting, advance: Callable[[int], None]) -> dict
                 samples=setting.samples,
             )
             worst = np.array([exact_w2_sq(posterior, plan)[setting.burn_in :].max() for plan in plans])
-            error = float(worst.std(ddof=1) / np.sqrt(worst.size)) if worst.size > 1 else None
-            distances.append(Row("record", name, epsilon, float(worst.mean()), error))
+            tables["record"].append(_row(name, epsilon, worst)._replace(figure="record"))
             reach = (setting.clip / promise.sensitivity(K)[0]) ** 2
-            budgets.append(Row("record_budget", name, epsilon, float(promise.budget(K)[0] * reach), None))
-        advance(done)
-    return {"record": distances, "record_budget": budgets}
+            tables["record_budget"].append(Row("record_budget", name, epsilon, float(promise.budget(K)[0] * reach)))
+        return tables
+
+    settings = {k: v for k, v in dataclasses.asdict(setting).items() if k != "posterior"}
+    points = tuple(Point(float(epsilon), names) for epsilon in range(1, 21))
+    return Study("record", points, names, {**settings, "data": digest(posterior)}, measure)

@@ -15,7 +15,7 @@ from wflmc.planning import POLICIES, Plan, plan
 from wflmc.planning.solvers.single_sample import DP, LMC, POWER, regime
 from wflmc.privacy import Privacy
 from wflmc.studies.paper.claim import Claim, boundary, like_the_paper, near
-from wflmc.studies.study import Row
+from wflmc.studies.study import Point, Progress, Row, Study, Tables
 
 Array = NDArray[np.float64]
 
@@ -104,6 +104,16 @@ def point(name: str, setting: Setting, x: float) -> list[Row]:
         return _boundaries(setting, x)
     figure = FIGURES[name]
     return [Row(name, scheme, x, figure.plan(setting, scheme, x).objective) for scheme in SCHEMES]
+
+
+def closed_form_study(name: str, setting: Setting) -> Study:
+    """Return a figure as work to do; its points take milliseconds and need not be kept."""
+
+    def measure(at: Point, progress: Progress) -> Tables:
+        return {name: point(name, setting, float(at.x or 0))}
+
+    order = (LMC, POWER, DP) if name == "fig2" else SCHEMES
+    return Study(name, tuple(Point(float(x), order) for x in points(name, setting)), order, {}, measure)
 
 
 def limits(setting: Setting, snr_db: Array, step_size: Array) -> tuple[Array, Array, float]:
