@@ -243,3 +243,16 @@ def test_the_site_has_every_command_and_the_main_functions(site):
     functions = (site / "python.html").read_text(encoding="utf-8")
     for name in ("plan", "sample", "evaluate", "posterior", "Link", "Privacy", "Plan", "Trace", "sampling.kernel"):
         assert re.search(rf">\s*wflmc\.{name}\s*<", functions), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_files_named_in_the_text_exist(page):
+    named = re.findall(r"`((?:src|tests|docs|examples|benchmarks|scripts)/[\w./-]+)`", _prose(page))
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_every_path_of_the_architecture_exists():
+    spans = re.findall(r"`([^`\s]+)`", _prose(DOCS / "architecture.md"))
+    paths = [span for span in spans if re.fullmatch(r"[\w./-]+(/|\.py|\.md|\.toml)", span) and span != "x.toml"]
+    assert len(paths) > 60
+    assert not [path for path in paths if not any((place / path).exists() for place in (ROOT / "src/wflmc", ROOT))]
