@@ -12,7 +12,7 @@ import h5netcdf
 import numpy as np
 import pytest
 
-from wflmc.cli.report import report_command
+from wflmc.cli.report import command
 from wflmc.errors import InputError
 from wflmc.report import explorer
 from wflmc.report.describe import describe
@@ -372,10 +372,11 @@ def test_data_are_never_replaced(copied):
     (folder / "notes.html").write_text("my notes")
     for name in ("summary.json", "ledger.jsonl", "new.json", "notes.html"):
         with pytest.raises(InputError, match="--out"):
-            report_command(str(folder), False, str(folder / name))
+            command(str(folder), False, str(folder / name))
     assert (folder / "notes.html").read_text() == "my notes"
     for _ in range(2):
-        assert report_command(str(folder), False, None).read_text().startswith("<!doctype html>")
+        command(str(folder), False, None)
+        assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
 def test_looking_changes_nothing(copied):

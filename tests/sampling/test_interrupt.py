@@ -27,7 +27,7 @@ def test_an_interrupt_inside_the_hook_of_the_garbage_collector_comes_again():
         threading.Event().wait(PATIENCE)  # until it comes again
 
     before = signal.getsignal(signal.SIGINT)
-    assert app.guarded(command) == app.INTERRUPTED
+    assert app.exit_code(command) == app.INTERRUPTED
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -20,8 +20,9 @@ def held(task, progress):
     while len(list(cache.rglob("*.json"))) >= int(limit.read_text()):
         time.sleep(0.02)
     return row
-from wflmc.cli import grid, main
-grid.measure = held
+from wflmc.cli import main
+from wflmc.runs import point
+point.measure = held
 main()
 """
 

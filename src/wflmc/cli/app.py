@@ -1,18 +1,18 @@
 """`wflmc new | plan | run | publish | audit | reproduce | sweep | federate | report | data | doctor`.
 
-The application: its commands, and from whatever happens in one to an exit code and one sentence. Results go to stdout,
-also as JSON; warnings and progress to stderr.
+The application: its commands, and how whatever happens in one becomes an exit code and one sentence. Results go to
+stdout, also as JSON; warnings and progress go to stderr.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Annotated, Any
 
@@ -24,8 +24,9 @@ from wflmc.cli import (
     audit,
     data,
     doctor,
-    end,
+    exit_at_once,
     federate,
+    interrupt_handler,
     new,
     plan,
     publish,
@@ -34,6 +35,7 @@ from wflmc.cli import (
     run,
     sweep,
 )
+from wflmc.cli.shared import note
 from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
 from wflmc.version import __version__
 
@@ -49,105 +51,81 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Bayesian federated learning over the air: plan it, sample with it, prove its privacy.",
 )
-
 for _module in (new, plan, run, publish, audit, reproduce, sweep, federate, report, data, doctor):
     app.command(_module.__name__.rpartition(".")[2])(_module.command)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"wflmc {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def _options(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
-    ] = False,
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
 ) -> None:
-    del version
+    if version:
+        print(f"wflmc {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 def run_app() -> object:
-    """Run the command that the arguments name; its exit code."""
-    found = typer.main.get_command(app)
-    assert isinstance(found, click.Group)
-    for parameter in (each for one in found.commands.values() for each in one.params):
-        if isinstance(parameter, click.Option):  # else typer's messages name a variable that there is not
-            parameter.show_envvar = parameter.envvar is not None
-    return found.main(standalone_mode=False)
+    """Run the command that the arguments name; return its exit code."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    for parameter in (parameter for command in group.commands.values() for parameter in command.params):
+        if isinstance(parameter, click.Option):
+            parameter.show_envvar = False  # there are none, but typer's messages would name one
+    return group.main(standalone_mode=False)
 
 
-def guarded(command: Callable[[], object]) -> int:
-    """Run a command; its exit code. Faults of our own still end in a traceback, which is what a bug report needs."""
+def exit_code(command: Callable[[], object]) -> int:
+    """Run a command, say in one sentence what went wrong, and return the exit code.
+
+    Errors of our own still end in a traceback, which is what a bug report needs.
+    """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError):  # a captured stream may not know its encoding
+        with suppress(AttributeError, ValueError):  # a captured stream may not know its encoding
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    code, sentence = DONE, ""
     try:
-        with _heard(), _plain_warnings():
-            code = command()
+        with interrupt_handler(_interrupt), warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, warnings.showwarning)
+            returned = command()
         sys.stdout.flush()
-    except InputError as error:
-        return _say(str(error), BAD_INPUT)
-    except click.UsageError as error:
-        return _say(f"{error.format_message()} Try --help.", BAD_INPUT)
-    except (SamplingError, OverspendError, UnfinishedError) as error:
-        return _say(str(error), FAILED)
-    except (KeyboardInterrupt, click.Abort):
+        code = returned if isinstance(returned, int) else DONE
+    except KeyboardInterrupt:
         code = INTERRUPTED
+    except InputError as error:
+        code, sentence = BAD_INPUT, str(error)
+    except click.UsageError as error:
+        code, sentence = BAD_INPUT, f"{error.format_message()} Try --help."
+    except (SamplingError, OverspendError, UnfinishedError) as error:
+        code, sentence = FAILED, str(error)
     except MemoryError:
-        return _say("This needs more memory than there is: use fewer rounds, devices, parameters or chains.", FAILED)
+        code, sentence = FAILED, "Out of memory: use fewer rounds, devices, parameters or chains."
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
-        return FAILED
+        code = FAILED
     except OSError as error:
-        return _say(f"{error.strerror or error}: {error.filename or 'output'}.", FAILED)
+        code, sentence = FAILED, f"{error.strerror or error}: {error.filename or 'output'}."
     if code == INTERRUPTED:
-        return _say("Interrupted; files and points that were finished are kept.", INTERRUPTED)
-    return code if isinstance(code, int) else DONE
+        sentence = "Interrupted; files and points that were finished are kept."
+    if sentence:
+        note(sentence)
+    return code
 
 
-@contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Say what is wrong with a ledger in a sentence, without the line of code that noticed."""
-    usual: Any = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
-        if category.__name__ == "LedgerWarning":
-            _say(str(message), DONE)
-        else:
-            usual(message, category, *where)
-
-    warnings.showwarning = show  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        warnings.showwarning = usual
-
-
-@contextlib.contextmanager
-def _heard() -> Iterator[None]:
-    """Let Ctrl-C through wherever it comes, unless it is ignored; only the main thread hears it."""
-    usual = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, end)
-    if not usual or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _show_warning(usual: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """Show a warning about a ledger as one sentence, and others as usual, with the line of code they come from."""
+    if category.__name__ == "LedgerWarning":
+        note(str(message))
+    else:
+        usual(message, category, *where)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C; where Python would swallow it, in JAX's hook of the garbage collector, once more a moment later.
+    """Raise KeyboardInterrupt on Ctrl-C, but for two places.
 
-    While a command imports what it needs, nothing can be lost, and modules that are interrupted print tracebacks of
-    their own: the process ends at once.
+    JAX's hook of the garbage collector would swallow it: it comes again a moment later. And modules that are
+    interrupted while a command imports them print tracebacks, and nothing can be lost yet: the process ends at once.
     """
     at, inner = frame, ""
     while at is not None:
@@ -155,7 +133,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
             return
         if inner.startswith("<frozen importlib") and at.f_globals.get("__name__", "").startswith("wflmc.cli"):
-            end(number, frame)
+            exit_at_once(number, frame)
         inner, at = at.f_code.co_filename, at.f_back
     raise KeyboardInterrupt
 
@@ -167,8 +145,3 @@ def leave(code: int) -> None:
         sys.stderr.flush()
         os._exit(FAILED)
     sys.exit(code)
-
-
-def _say(sentence: str, code: int) -> int:
-    print(f"wflmc: {sentence}", file=sys.stderr)
-    return code

@@ -1,4 +1,4 @@
-"""`wflmc audit`: attacks on a scenario's plan."""
+"""`wflmc audit`: attacks on a scenario's plan, and what they prove of its ε."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from wflmc.cli.shared import AsJson, Overrides, ScenarioPath, cache_compilations, print_json, show, warn
 from wflmc.errors import InputError
-from wflmc.progress import ProgressBar, progress_bar
+from wflmc.progress import progress_bar
 
 
 def command(
@@ -19,88 +19,72 @@ def command(
         int, typer.Option("--trials", metavar="N", help="Of the main attack, half with each of two data sets.")
     ] = 1_000_000,
     confidence: Annotated[
-        float, typer.Option("--confidence", metavar="C", help="Of the lower bounds, all attacks together.")
+        float, typer.Option("--confidence", metavar="C", help="Of the lower bounds, over all attacks together.")
     ] = 0.99,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Seeds the attacks.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Seed of the attacks.")] = 0,
     device: Annotated[
-        int | None, typer.Option("--device", metavar="K", help="Whom to attack; else the one that loses most.")
+        int | None, typer.Option("--device", metavar="K", help="Device to attack; by default the one that loses most.")
     ] = None,
     delta: Annotated[
-        float | None, typer.Option("--delta", metavar="D", help="δ to state ε at; else that of the scenario.")
+        float | None, typer.Option("--delta", metavar="D", help="δ at which ε is stated; by default the scenario's.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the scenario's plan, and hold what that proves of ε against what the plan claims.
+    """Attack the scenario's plan, and compare the ε that this proves with the ε that the plan claims.
 
-    Exit code 1 if an attack proves more than is claimed, or if a sum in floating point changes by more. Counting alone
-    cannot prove more than about 12 with a million trials, whatever leaks; the other bound takes the trade-off curve to
-    be that of Gaussian noise.
+    Exit code 1 if an attack proves more than the plan claims, or if a floating-point sum changes by more than it may.
+    Counting alone cannot prove more than about 12 with a million trials, whatever leaks; the other bound assumes the
+    trade-off curve of Gaussian noise.
 
     Example: wflmc audit scenario.toml --trials 100000
     """
-    cache_compilations()
-    document, verdict = audit_command(scenario, overrides, trials, confidence, seed, device, delta, progress_bar)
-    warn(document["warnings"])
-    if as_json:
-        print_json(document)
-    else:
-        from wflmc.audit import SCOPE
-        from wflmc.report import audit_table
-
-        show(audit_table(document))
-        print("".join(f"{found['text']}\n" for found in document["sums"]), end="")
-        print(f"{verdict}\n{SCOPE}")
-        print("Counting alone assumes nothing, and cannot prove more than about 12 with a million trials.")
-    if not document["consistent"]:
-        raise typer.Exit(1)
-
-
-def audit_command(
-    path: str,
-    overrides: list[str] | None,
-    trials: int,
-    confidence: float,
-    seed: int,
-    device: int | None,
-    delta: float | None,
-    bar: ProgressBar,
-) -> tuple[dict[str, Any], str]:
-    """The audit's JSON document, and its verdict in one sentence."""
     import jax
 
     from wflmc import audit
+    from wflmc.report import audit_table
     from wflmc.runs import make_plan
     from wflmc.scenario import build, load_scenario
 
     began = time.perf_counter()
+    cache_compilations()
     if not 0 <= seed < 2**32:
         raise InputError("--seed", seed, "between 0 and 2**32 - 1")
-    scenario = load_scenario(path, overrides)
-    inputs = build(scenario)
-    made = make_plan(scenario, inputs)
-    if not made.clips:
-        given = scenario.policy.power
+    config = load_scenario(scenario, overrides)
+    inputs = build(config)
+    plan = make_plan(config, inputs)
+    if not plan.clips:
+        given = config.policy.power
         raise InputError("policy.power", given, f"a scheme that clips: {given} does not, so nothing is promised")
-    with bar("attacking", trials) as advance:
+    options: dict[str, Any] = {"trials": trials, "confidence": confidence, "delta": delta, "device": device}
+    with progress_bar("attacking", trials) as advance:
         try:
-            found = audit.audit(
+            result = audit.audit(
                 jax.random.key(seed),
-                made,
+                plan,
                 inputs.posterior,
-                trials=trials,
-                confidence=confidence,
-                delta=delta,
-                device=device,
+                **options,
                 progress=lambda done, work: advance(trials * done / work),
             )
         except InputError as error:
-            if error.key in ("trials", "confidence", "device", "delta"):
+            if error.key in options:
                 raise InputError(f"--{error.key}", error.given, error.allowed) from None
             raise
-    seconds = time.perf_counter() - began
-    verdict = found.verdict
-    if made.ledger.any():
-        spent = f"{made.epsilon_spent:.4g}" if made.epsilon_spent is not None else "more"
-        with_it = f"with the release that whitened its features the promise is {spent} ({found.adjacency})"
-        verdict += f" That is of its rounds alone; {with_it}."
-    return {**found.as_dict(), "warnings": list(made.warnings), "seconds": seconds}, verdict
+    document = {**result.as_dict(), "warnings": list(plan.warnings), "seconds": time.perf_counter() - began}
+    warn(document["warnings"])
+    if as_json:
+        print_json(document)
+    else:
+        show(audit_table(document))
+        for found in document["sums"]:
+            print(found["text"])
+        print(result.verdict)
+        if plan.ledger.any():
+            spent = "more" if plan.epsilon_spent is None else f"{plan.epsilon_spent:.4g}"
+            promise = f"ε = {spent} ({result.adjacency})"
+            print(
+                f"That is for its rounds alone; with the release that whitened its features the promise is {promise}."
+            )
+        print(audit.SCOPE)
+        print("Counting alone assumes nothing, and cannot prove more than about 12 with a million trials.")
+    if not document["consistent"]:
+        raise typer.Exit(1)

@@ -1,6 +1,6 @@
 """`wflmc doctor`: what is installed, what works, and what to install for the rest.
 
-The core is tried: JAX computes, and a small plan is made. Of other packages only their version is read, and whether
+The core is tried: JAX computes, and a small plan is made. Of other packages only the version is read, and whether
 their module is there, because importing all of them takes seconds.
 """
 
@@ -22,12 +22,11 @@ from wflmc.version import __version__
 
 
 class Feature(NamedTuple):
-    """Something that needs packages beyond the core."""
+    """Something that needs packages beyond the core; `extra` of wflmc brings them, None if they come with wflmc."""
 
     name: str
     packages: tuple[str, ...]
     extra: str | None = None
-    """Of wflmc, that brings the packages; None for those that come with wflmc."""
 
 
 CORE = ("jax", "jaxlib", "numpy", "scipy")
@@ -44,24 +43,27 @@ FEATURES = (
     Feature("data from OpenML", ("scikit-learn",), "openml"),
 )
 MODULES = {"dp-accounting": "dp_accounting", "scikit-learn": "sklearn"}
+"""Modules that are not named like their package."""
 
 
 def command(as_json: AsJson = False) -> None:
     """Say what is installed, what works, and what to install for the rest.
 
-    Exit code 1 if planning or JAX itself does not work; what is optional may be missing.
+    Exit code 1 if planning or JAX itself does not work; optional packages may be missing.
 
     Example: wflmc doctor
     """
     found = examine()
-    print(json.dumps(found, allow_nan=False) if as_json else in_words(found))
+    print(json.dumps(found, allow_nan=False) if as_json else as_text(found))
     if not found["works"]:
         raise typer.Exit(1)
 
 
 def examine() -> dict[str, Any]:
-    """All that there is to say, as plain data."""
-    problems, jax = _try_core()
+    """Return everything that there is to say, as plain data."""
+    jax, problems = _try_jax()
+    if not problems:
+        problems = _try_planning()
     return {
         "works": not problems,
         "problems": problems,
@@ -75,41 +77,37 @@ def examine() -> dict[str, Any]:
     }
 
 
-def _try_core() -> tuple[list[str], dict[str, Any]]:
-    """What does not work of it, and what JAX computes on."""
-    problems: list[str] = []
+def _try_jax() -> tuple[dict[str, Any], list[str]]:
+    """Return what JAX computes on, and what does not work."""
     found: dict[str, Any] = {"backend": None, "devices": [], "note": None}
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a look takes no GPU's memory from others
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # take no GPU memory from other processes
     try:
         import jax
 
         found["backend"] = jax.default_backend()
         found["devices"] = [f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices()]
-        if float(jax.numpy.arange(4.0).sum()) != 6:
-            problems.append("JAX computes wrongly.")
-    except Exception as error:  # drivers and libraries fail in many ways, all of which are to be told
-        problems.append(f"JAX does not compute: {_short(error)}")
-    else:
-        if found["backend"] == "cpu" and shutil.which("nvidia-smi"):
-            found["note"] = "There is a GPU that JAX does not see: pip install 'jax[cuda12]' (or cuda13)."
-        try:
-            _small_plan()
-        except Exception as error:
-            problems.append(f"Planning fails: {_short(error)}")
-    return problems, found
+        total = float(jax.numpy.arange(4.0).sum())
+    except Exception as error:  # drivers and libraries fail in many ways
+        return found, [f"JAX does not compute: {_short(error)}"]
+    if found["backend"] == "cpu" and shutil.which("nvidia-smi"):
+        found["note"] = "There is a GPU that JAX does not see: pip install 'jax[cuda12]' (or cuda13)."
+    return found, [] if total == 6 else ["JAX computes wrongly."]
 
 
-def _small_plan() -> None:
+def _try_planning() -> list[str]:
+    """Make a small plan; return what does not work."""
     import jax
 
-    import wflmc
+    try:
+        import wflmc
 
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
-    link, privacy = wflmc.Link(wflmc.channel.static(1e-4), snr_db=20), wflmc.Privacy(epsilon=8, delta=0.01, clip=30)
-    step_size = 0.4 / (posterior.mu + posterior.L)
-    spent = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in=5, samples=1).epsilon_spent
-    if spent is None or not spent <= 8 * (1 + 1e-9):
-        raise ArithmeticError(f"a plan for ε = 8 spends {spent}")
+        posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
+        link, privacy = wflmc.Link(wflmc.channel.static(1e-4), snr_db=20), wflmc.Privacy(epsilon=8, delta=0.01, clip=30)
+        step_size = 0.4 / (posterior.mu + posterior.L)
+        spent = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in=5, samples=1).epsilon_spent
+    except Exception as error:
+        return [f"Planning fails: {_short(error)}"]
+    return [] if spent is not None and spent <= 8 * (1 + 1e-9) else [f"A plan for ε = 8 spends {spent}."]
 
 
 def _short(error: Exception) -> str:
@@ -117,10 +115,10 @@ def _short(error: Exception) -> str:
 
 
 def _version(package: str) -> str | None:
-    """The installed version; None where the package or its module is missing."""
+    """Return the installed version; None where the package or its module is missing."""
     try:
-        there = util.find_spec(MODULES.get(package, package)) is not None
-        return metadata.version(package) if there else None
+        installed = util.find_spec(MODULES.get(package, package)) is not None
+        return metadata.version(package) if installed else None
     except (metadata.PackageNotFoundError, ValueError):  # find_spec of a module that is switched off
         return None
 
@@ -133,6 +131,7 @@ def _feature(feature: Feature) -> dict[str, Any]:
 
 
 def _mnist() -> dict[str, Any]:
+    """Return where MNIST is, or how to get it."""
     from wflmc.data import VARIABLE, find_mnist
 
     try:
@@ -144,7 +143,7 @@ def _mnist() -> dict[str, Any]:
 
 
 def _cache() -> dict[str, Any]:
-    """Whether the cache can be written, told by the nearest folder that is there: nothing is made."""
+    """Return whether the cache can be written, judged by the nearest folder that exists: none is created."""
     from wflmc.data import cache_folder
 
     try:
@@ -155,17 +154,17 @@ def _cache() -> dict[str, Any]:
     return {"folder": str(folder), "writable": nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)}
 
 
-def in_words(found: dict[str, Any]) -> str:
-    """The same for people."""
+def as_text(found: dict[str, Any]) -> str:
+    """Return the same for people."""
     jax, mnist, cache = found["jax"], found["mnist"], found["cache"]
     rows = [
         ("Python", f"{found['python']['version']}, {found['python']['executable']}"),
         ("wflmc", f"{found['wflmc']['version']}, {found['wflmc']['folder']}"),
-        ("core", _listed(found["core"])),
+        ("core", _versions(found["core"])),
         ("JAX computes on", ", ".join(jax["devices"]) or "no device"),
-        *((feature["name"], _state(feature)) for feature in found["features"]),
+        *((each["name"], _versions(each["packages"], each["install"])) for each in found["features"]),
         ("MNIST", mnist["folder"] if mnist["found"] else f"not in {mnist['folder']}: {mnist['get']}"),
-        ("cache", f"{cache['folder']}{'' if cache['writable'] else ': cannot be written, nothing is kept'}"),
+        ("cache", f"{cache['folder']}{'' if cache['writable'] else ': cannot be written, nothing is cached'}"),
     ]
     rows += [("note", jax["note"])] if jax["note"] else []
     rows += [("broken", problem) for problem in found["problems"]]
@@ -174,10 +173,6 @@ def in_words(found: dict[str, Any]) -> str:
     return "\n".join([*(f"{name:<{width}}  {text}" for name, text in rows), verdict])
 
 
-def _listed(versions: dict[str, str | None]) -> str:
-    return ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
-
-
-def _state(feature: dict[str, Any]) -> str:
-    listed = _listed(feature["packages"])
-    return f"{listed}: {feature['install']}" if feature["install"] else listed
+def _versions(versions: dict[str, str | None], install: str | None = None) -> str:
+    listed = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
+    return f"{listed}: {install}" if install else listed

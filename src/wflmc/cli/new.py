@@ -16,28 +16,20 @@ from wflmc.storage import removed_if_empty, replacing
 TEMPLATES = ("scenario.toml", "model.py")
 
 
-def command(name: Annotated[str, typer.Argument(metavar="NAME", help="Of the folder to make.")]) -> None:
-    """Make a folder with a commented scenario and a Python script to start from.
+def command(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new folder.")]) -> None:
+    """Create a folder with a commented scenario and a Python script to start from.
 
     Example: wflmc new study
     """
-    commands = new_command(name)
-    print("\n".join([f"Written to {name}: scenario.toml, model.py. Next:", *(f"  {line}" for line in commands)]))
-
-
-def new_command(name: str) -> list[str]:
-    """Write the folder; the next two commands."""
-    if not name.strip():
-        raise InputError("NAME", name, "the name of a folder to make")
     folder = Path(name).expanduser()
     with removed_if_empty(folder), ExitStack() as stack:
         try:
             folder.mkdir(parents=True)
         except (FileExistsError, NotADirectoryError):
-            raise InputError("NAME", name, "the name of a folder to make; there is something of that name") from None
+            raise InputError("NAME", name, "the name of a new folder; there is something of that name") from None
         for template in TEMPLATES:
             file = stack.enter_context(replacing(folder / template))
             file.write(resources.files("wflmc.cli").joinpath("templates", template).read_bytes())
             file.flush()
     scenario, model = (shlex.quote(str(folder / template)) for template in TEMPLATES)
-    return [f"wflmc plan {scenario}", f"python {model}"]
+    print(f"Written to {name}: {', '.join(TEMPLATES)}. Next:\n  wflmc plan {scenario}\n  python {model}")

@@ -67,10 +67,11 @@ def command(
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
-    from wflmc import report, runs
-    from wflmc import scenario as scenarios
+    from wflmc import report
     from wflmc.planning import capacity as capacities
+    from wflmc.runs import diagnose, make_plan, plan_document
     from wflmc.runs.execution import spent_before
+    from wflmc.scenario import build, load_scenario
     from wflmc.scenario.files import plain
 
     began = time.perf_counter()
@@ -78,33 +79,28 @@ def command(
         capacity, devices=devices, parameters=parameters, rounds=rounds, bandwidth=bandwidth, power=power,
         efficiency=efficiency, coherence=coherence,
     )  # fmt: skip
-    if unknown is None and target is not None:
+    if target is not None and unknown is None:
         raise InputError("--target", target, "left out without --solve-for KEY")
-    if unknown is not None and ledger is not None:
+    if ledger is not None and unknown is not None:
         raise InputError("--ledger", ledger, "left out with --solve-for")
-    if unknown is not None and target is None:
-        raise InputError("--target", target, "given with --solve-for")
     if plot is not None:
         report.check_picture(plot)
-    config, answer = scenarios.load_scenario(scenario, overrides), None
-    if unknown is not None and target is not None:
+    config, answer = load_scenario(scenario, overrides), None
+    if unknown is not None:
         config, answer = _search(config, unknown, target, metric, solver)
-    inputs = scenarios.build(config)
+    inputs = build(config)
     spent = None if ledger is None else spent_before(ledger, inputs, must_exist=True)
-    made = runs.make_plan(config, inputs, solver=solver, ledger=spent)
-    causes = runs.diagnose(config, inputs, made)
-    document = runs.plan_document(config, inputs, made, time.perf_counter() - began, compare, causes)
-    if sizes is not None:
-        costs = capacities.document(made, inputs.link, float(inputs.posterior.sizes.mean()), sizes)
-        document["capacity"] = plain(costs)
+    plan = make_plan(config, inputs, solver=solver, ledger=spent)
+    causes = diagnose(config, inputs, plan)
+    document = plan_document(config, inputs, plan, time.perf_counter() - began, compare, causes)
+    if capacity:
+        document["capacity"] = plain(
+            capacities.document(plan, inputs.link, float(inputs.posterior.sizes.mean()), sizes)
+        )
     if answer is not None:
-        if metric == "exact" and document["not_covered"]:
-            why = "It was chosen by the exact distance to the posterior (--metric exact)."
-            document["not_covered"].append(scenarios.NotCovered(f"--solve-for {unknown}", why)._asdict())
-        sentence = report.answer_sentence(answer, document["privacy"]["adjacency"])
-        document["solve_for"] = {**answer, "answer": sentence}
+        _add_answer(document, answer)
     if plot is not None:
-        report.draw_plan(made, plot)
+        report.draw_plan(plan, plot)
     if as_json:
         warn(document["warnings"])
         print_json(document)
@@ -116,27 +112,43 @@ def command(
             print(f"Picture: {plot}")
     if answer is not None and not answer["reachable"]:
         if as_json:
-            note(document["solve_for"]["answer"])
+            note(answer["answer"])
         raise typer.Exit(1)
 
 
-def _capacity_sizes(wanted: bool, **sizes: float | None) -> dict[str, float] | None:
-    """Return the options of --capacity that were given, checked; None where no capacity is wanted."""
+def _capacity_sizes(wanted: bool, **sizes: float | None) -> dict[str, float]:
+    """Return the options of --capacity that were given, checked."""
     from wflmc.planning import capacity
 
     given = {name: value for name, value in sizes.items() if value is not None}
-    for name, value in given.items():
-        if not wanted:
-            raise InputError(f"--{name}", value, "left out without --capacity")
+    if given and not wanted:
+        name, value = next(iter(given.items()))
+        raise InputError(f"--{name}", value, "left out without --capacity")
     capacity.check(given, "--")
-    return given if wanted else None
+    return given
 
 
-def _search(scenario: Scenario, key: str, target: float, metric: str, solver: str) -> tuple[Scenario, dict[str, Any]]:
-    """Return the scenario at the smallest value of `key` that reaches the target, and the answer for the document."""
+def _search(
+    scenario: Scenario, key: str, target: float | None, metric: str, solver: str
+) -> tuple[Scenario, dict[str, Any]]:
+    """Return the scenario at the smallest value of `key` that reaches the target, and the answer as plain data."""
     from wflmc.runs import solve_for
 
+    if target is None:
+        raise InputError("--target", target, "given with --solve-for")
     with progress_bar("plans tried, at most", 330 if key == "sampler.burn_in" else 60) as advance:
         answer = solve_for(scenario, key, target, metric, solver, advance)
     document = answer._asdict()
     return document.pop("scenario"), {**document, "reachable": answer.value is not None}
+
+
+def _add_answer(document: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Add the answer of a search to the JSON of its plan, also as a sentence."""
+    from wflmc.report import answer_sentence
+    from wflmc.scenario import NotCovered
+
+    if answer["metric"] == "exact" and document["not_covered"]:
+        why = "It was chosen by the exact distance to the posterior (--metric exact)."
+        document["not_covered"].append(NotCovered(f"--solve-for {answer['key']}", why)._asdict())
+    answer["answer"] = answer_sentence(answer, document["privacy"]["adjacency"])
+    document["solve_for"] = answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,17 +12,15 @@ from wflmc.cli.shared import AsJson, print_json
 from wflmc.errors import InputError
 from wflmc.storage import write_text
 
-if TYPE_CHECKING:
-    from wflmc.report.explorer import Constants
-
 
 def command(
     folder: Annotated[
-        str | None, typer.Argument(metavar="[FOLDER]", help="Of a run or a study, as --out of those commands named it.")
+        str | None,
+        typer.Argument(metavar="[FOLDER]", help="Folder of a run, a study or a sweep, as its --out named it."),
     ] = None,
     explore: Annotated[
         bool,
-        typer.Option("--explore", help="Write the explorer: sliders for a plan, started at the paper's or FOLDER's."),
+        typer.Option("--explore", help="Write the explorer: sliders for a plan, starting at the paper's or FOLDER's."),
     ] = False,
     out: Annotated[
         str | None,
@@ -30,36 +28,34 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file that opens offline: what a run or a study has found, or an explorer of plans.
+    """Write one HTML file that opens offline: the results of a run or a study, or an explorer of plans.
 
     Example: wflmc report --explore --out explorer.html
     """
-    file = report_command(folder, explore, out)
-    if as_json:
-        print_json({"file": str(file)})
-    else:
-        print(f"Written to {file}: open it in a browser.")
-
-
-def report_command(folder: str | None, explore: bool, out: str | None) -> Path:
-    """Write the page; the file."""
     if folder is None and not explore:
         raise InputError("FOLDER", None, "the folder of a run or a study, or --explore without one")
     source = None if folder is None else Path(folder).expanduser()
     if source is not None and not source.is_dir():
         allowed = "a folder that `wflmc run`, `federate`, `reproduce` or `sweep` has written with --out"
         raise InputError("FOLDER", folder, allowed)
-    name = "explorer.html" if explore else "report.html"
-    target = Path(out).expanduser() if out is not None else Path(name) if explore or source is None else source / name
-    if not target.parent.is_dir() or target.is_dir():
-        raise InputError("--out", out, "a file name in a folder that exists")
-    _refuse_other_files(target)
+    if out is not None:
+        target = Path(out).expanduser()
+    elif explore or source is None:
+        target = Path("explorer.html")
+    else:
+        target = source / "report.html"
+    _check_target(target)
     write_text(target, _page(source, explore))
-    return target
+    if as_json:
+        print_json({"file": str(target)})
+    else:
+        print(f"Written to {target}: open it in a browser.")
 
 
-def _refuse_other_files(target: Path) -> None:
-    """A page may take the place of a page, never of data."""
+def _check_target(target: Path) -> None:
+    """Refuse to replace anything but a page."""
+    if not target.parent.is_dir() or target.is_dir():
+        raise InputError("--out", str(target), "a file name in a folder that exists")
     if target.suffix.lower() not in (".html", ".htm"):
         raise InputError("--out", str(target), "a name that ends in .html")
     if not target.exists():
@@ -74,25 +70,19 @@ def _refuse_other_files(target: Path) -> None:
 
 
 def _page(source: Path | None, explore: bool) -> str:
-    if explore:
-        from wflmc.report import explorer
-
-        return explorer.explorer_page(explorer.paper_study() if source is None else _point(source))
+    """Return the page as HTML."""
+    from wflmc.report import explorer
     from wflmc.report.describe import describe
 
-    assert source is not None
-    return describe(source)
-
-
-def _point(run: Path) -> Constants:
-    """Where the plan of a run is."""
-    from wflmc.report.explorer import constants_of
-
-    wanted = "the folder of a run: --explore starts at the point of its plan.json"
+    if source is None:
+        return explorer.explorer_page(explorer.paper_study())
+    if not explore:
+        return describe(source)
     try:
-        document = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+        document = json.loads((source / "plan.json").read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise ValueError
     except (OSError, ValueError):
-        raise InputError("FOLDER", str(run), wanted) from None
-    if not isinstance(document, dict):
-        raise InputError("FOLDER", str(run), wanted)
-    return constants_of(document)
+        allowed = "the folder of a run: --explore starts at the point of its plan.json"
+        raise InputError("FOLDER", str(source), allowed) from None
+    return explorer.explorer_page(explorer.constants_of(document))
