@@ -31,7 +31,7 @@ from wflmc.federated.certificates import write_authority, write_device_key
 from wflmc.federated.deployment import LINK, prepare, supernode_command
 from wflmc.federated.folder import DEVICE, SERVER, write_federation
 from wflmc.federated.job import Job, make_job
-from wflmc.federated.loopback import HOST, Loopback, environment, free_port
+from wflmc.federated.loopback import HOST, Loopback, environment, free_port, kill
 from wflmc.federated.registration import flwr
 from wflmc.federated.server import open_server, read_log, trace_of
 from wflmc.federated.simulation import devices_in, run_in_engine
@@ -119,20 +119,22 @@ def deployment(account: Account, folder: Path, deadline: float, port: int | None
     account.say(f"3 devices, {plan.rounds} rounds, {made.job.chains} chains; a round waits at most {deadline:g} s")
     with Loopback(folder, port=port, say=account.say) as loopback:
         loopback.start_link()
-        loopback.register()
         refuse(account, loopback)
         for k in range(3):
             loopback.start_node(k)
         run = loopback.submit(deadline)
         loopback.wait(run, until=2)
-        loopback.kill_node(KILLED)
+        kill(loopback.nodes.pop(KILLED).tree())
         account.say(f"SuperNode of device {KILLED} killed (SIGKILL) after 2 rounds")
         loopback.wait(run, until=3)
         loopback.start_node(KILLED)
-        loopback.await_node(KILLED)
-        account.say(f"SuperNode of device {KILLED} is let in again, after {loopback.done()} rounds")
+        while not loopback.nodes[KILLED].admitted:
+            loopback.supervise()
+            time.sleep(0.2)
+        account.say(f"SuperNode of device {KILLED} is let in again, after {len(read_log(loopback.server))} rounds")
         loopback.wait(run, until=6)
-        loopback.kill_link()
+        assert loopback.link is not None
+        kill(loopback.link.tree())
         account.say("SuperLink and ServerApp killed (SIGKILL) after 6 rounds")
         loopback.start_link()
         again = loopback.submit(deadline)
@@ -153,13 +155,13 @@ def refuse(account: Account, loopback: Loopback) -> None:
             shutil.copy(loopback.folder / DEVICE.format(0) / name, own / name)
         command = supernode_command(f"{HOST}:{loopback.port}", free_port())
         if what == "a key that is not registered":
-            write_device_key(own / "key", own / "key.pub")
+            write_device_key(own)
         elif what == "no key":
             at = command.index("--auth-supernode-private-key")
             del command[at : at + 2]
         else:
-            write_authority(own / "ca.key", own / "ca.crt")
-        code, said = attempt(command, own, loopback.own / "stranger")
+            write_authority(own)
+        code, said = attempt(command, own, loopback.state / "stranger")
         good = code not in (None, 0) and reason in said
         account.check(good, f"a SuperNode with {what} is refused: exit code {code}, {reason}")
         shutil.rmtree(own)

@@ -26,7 +26,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 from wflmc.federated import lattice
 from wflmc.federated.device import Device
 from wflmc.federated.job import Job
-from wflmc.federated.messages import Ask, Heard
+from wflmc.federated.messages import Reception, Request
 from wflmc.federated.server import open_server, serve
 
 from ..federation_tools import federation
@@ -86,10 +86,10 @@ def received_of_a_round(job: Job, folder: Path) -> Any:
     """y[chain, m]."""
     server = open_server(job, folder)
 
-    def one(asks: list[Ask]) -> Heard:
+    def one(asks: list[Request]) -> Reception:
         if asks[0].round:
             raise KeyboardInterrupt
-        return Heard(np.tile(SIGNAL, (CHAINS, 1)), np.ones(5, bool), {})
+        return Reception(np.tile(SIGNAL, (CHAINS, 1)), np.ones(5, bool), {})
 
     with pytest.raises(KeyboardInterrupt):
         serve(server, one)
@@ -115,7 +115,7 @@ def test_noise_of_a_device_excludes_nobody(tmp_path: Path) -> None:
     changes = {"policy.power": "noiseless-dp", "privacy.epsilon": 300.0, "sampler.chains": 40}
     made = federation(tmp_path, changes, noise="devices")
     job, far = made.job, np.full((40, 5), 1e6, np.float32)
-    ask = Ask(0, 0, far, float(job.plan.gain[0]), 1.0)
+    ask = Request(0, 0, far, float(job.plan.gain[0]), 1.0)
     signal = Device(made.inputs.posterior.device(0), replace(job.terms(0), share=0.0)).answer(ask)
     sent = made.devices()[0].answer(ask)
     assert 0.1 < np.abs(signal).max() / np.sqrt(job.terms(0).share) < 100

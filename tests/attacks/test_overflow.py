@@ -16,7 +16,7 @@ from wflmc import channel
 from wflmc.errors import InputError, SamplingError
 from wflmc.federated.device import Device
 from wflmc.federated.job import make_job
-from wflmc.federated.messages import Ask
+from wflmc.federated.messages import Request
 from wflmc.posterior.summation import as_pair
 
 
@@ -63,7 +63,7 @@ def test_a_device_answers_for_no_theta_that_may_overflow():
     plan = wflmc.plan(posterior, link, privacy, step_size=1e-3, burn_in=1, samples=1)
     job = make_job(jax.random.key(1), posterior, link, plan)
     device = Device(posterior.device(0), job.terms(0))
-    ask = Ask(0, 0, np.full((1, 2), 1e9, np.float32), float(job.gain[0, 0]), float(job.known[0, 0]))
+    ask = Request(0, 0, np.full((1, 2), 1e9, np.float32), float(job.gain[0, 0]), float(job.known[0, 0]))
     assert np.all(np.isfinite(device.answer(ask)))
     for theta in (1e37, -2e9, np.nan):
         with pytest.raises(InputError, match="too large"):

@@ -31,12 +31,12 @@ from flwr.app import Context, RecordDict
 import wflmc
 from wflmc.errors import InputError
 from wflmc.federated import certificates, flower_client, flower_server, registration
-from wflmc.federated.certificates import renew, write_authority, write_secret, write_server_certificate
+from wflmc.federated.certificates import write_authority, write_secret, write_server_certificate
 from wflmc.federated.deployment import prepare
 from wflmc.federated.folder import write_federation
 from wflmc.federated.job import make_job
 from wflmc.federated.loopback import ENDS, HOST, Loopback, environment, free_port
-from wflmc.federated.messages import Heard
+from wflmc.federated.messages import Reception
 from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
 from wflmc.federated.server import open_server, read_log, trace_of
 from wflmc.federated.simulation import FIRST, LocalGrid
@@ -110,7 +110,7 @@ def test_devices_trust_their_server_and_no_other(folder, tmp_path):
         _handshake(served, folder / "device-0" / "ca.crt", host)
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         _handshake(served, folder / "device-0" / "ca.crt", "other.example")
-    write_authority(tmp_path / "ca.key", tmp_path / "ca.crt")
+    write_authority(tmp_path)
     with pytest.raises(ssl.SSLCertVerificationError):
         _handshake(served, tmp_path / "ca.crt", "server.example")
 
@@ -324,13 +324,13 @@ def test_a_server_that_nobody_answers_asks_again_and_gives_up(setting, capsys):
     answers = iter([False, True])
 
     def exchange(asks):
-        return Heard(None, np.array([next(answers)]), {0: "not connected"})
+        return Reception(None, np.array([next(answers)]), {0: "not connected"})
 
     assert flower_server.patient(exchange, wait=60, pause=0)(["ask"]).sent.any()
     assert "asking again; device 0: not connected" in capsys.readouterr().out
 
     def silent(asks):
-        return Heard(None, np.zeros(job.plan.devices, bool), {0: "late"})
+        return Reception(None, np.zeros(job.plan.devices, bool), {0: "late"})
 
     with pytest.raises(DeploymentError, match="No device has answered"):
         flower_server.patient(silent, wait=0, pause=0)(["ask"])
@@ -344,7 +344,7 @@ def test_a_run_config_that_cannot_be_is_refused(folder, config):
 
 def test_a_device_needs_its_folder():
     with pytest.raises(InputError, match="folder of this device"):
-        flower_client.own_device(Context(1, 1, {}, RecordDict(), {}))
+        flower_client.configured_device(Context(1, 1, {}, RecordDict(), {}))
 
 
 def test_registration_registers_what_is_new(folder, monkeypatch):
@@ -382,9 +382,8 @@ def test_a_table_with_a_node_twice_is_refused(folder):
 
 
 def test_server_certificates_need_the_authority_s_key(tmp_path):
-    write_authority(tmp_path / "ca.key", tmp_path / "ca.crt")
-    paths = [tmp_path / name for name in ("ca.key", "ca.crt", "server.key", "server.pem")]
-    write_server_certificate(*paths, ["localhost"])
+    write_authority(tmp_path)
+    write_server_certificate(tmp_path, tmp_path, ["localhost"])
     _handshake(tmp_path, tmp_path / "ca.crt", "localhost")
 
 
@@ -397,7 +396,7 @@ def test_a_renewed_certificate_is_of_the_same_authority(folder, tmp_path, monkey
     assert stat.S_IMODE((new / "server.key").stat().st_mode) == 0o600
     _handshake(new, folder / "device-0" / "ca.crt", "server.example.org")
     with pytest.raises(InputError, match=r"ca\.key"):
-        renew(tmp_path / "nothing", new, ["localhost"])
+        write_server_certificate(tmp_path / "nothing", new, ["localhost"])
 
 
 def test_commands_have_the_deadline_that_is_asked_for(folder):

@@ -24,7 +24,7 @@ from wflmc.federated import lattice
 from wflmc.federated.device import Device
 from wflmc.federated.folder import open_device
 from wflmc.federated.job import Job, make_job
-from wflmc.federated.messages import Ask, Heard, Terms
+from wflmc.federated.messages import Reception, Request, Terms
 from wflmc.federated.server import Server, open_server, read_log, rescale, serve, trace_of
 from wflmc.federated.simulation import devices_in, run_in_process
 from wflmc.sampling.checkpoint import Checkpoint
@@ -89,7 +89,7 @@ def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
 def absent_in(pattern: np.ndarray, devices: list[Device]) -> Any:
     """An exchange in which pattern[round, device] says who sends."""
 
-    def exchange(asks: list[Ask]) -> Heard:
+    def exchange(asks: list[Request]) -> Reception:
         first = asks[0] if asks else None
         shape = (2, 5) if first is None else first.theta.shape
         total, sent, absent = np.zeros(shape, np.float32), np.zeros(pattern.shape[1], bool), {}
@@ -99,7 +99,7 @@ def absent_in(pattern: np.ndarray, devices: list[Device]) -> Any:
                 sent[ask.device] = True
             else:
                 absent[ask.device] = "late"
-        return Heard(total, sent, absent)
+        return Reception(total, sent, absent)
 
     return exchange
 
@@ -219,7 +219,7 @@ def test_noise_of_the_channel_is_as_wide_as_planned_and_paid_for_once(
     plan, totals, server = made.job.plan, [], made.server()
     devices, states = made.devices(), [made.job.start]
 
-    def exchange(asks: list[Ask]) -> Heard:
+    def exchange(asks: list[Request]) -> Reception:
         states.append(np.asarray(asks[0].theta))
         heard = absent_in(np.ones((7, 5), bool), devices)(asks)
         totals.append(heard.total)
@@ -278,11 +278,11 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     made = federation(tmp_path)
     server, refused = made.server(), []
 
-    def exchange(asks: list[Ask]) -> Heard:
+    def exchange(asks: list[Request]) -> Reception:
         with pytest.raises(InputError, match="no other process"):
             serve(made.server(), exchange)
         refused.append(len(asks))
-        return Heard(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
+        return Reception(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
 
     serve(server, exchange)
     assert len(refused) == 7
@@ -364,11 +364,11 @@ def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(tmp_path: 
     federation(tmp_path)
     job, terms = tmp_path / "server" / "job.json", tmp_path / "device-0" / "terms.json"
     job.write_text(json.dumps({**json.loads(job.read_text()), "job.aggregated": True}))
-    with pytest.raises(InputError, match=r"^job .* without secure aggregation, which wflmc no longer has"):
+    with pytest.raises(InputError, match=r"^job .* prepared by this version of wflmc.*aggregated"):
         Job.load(tmp_path / "server")
     earlier = {name: value for name, value in json.loads(terms.read_text()).items() if name not in ("gain", "known")}
     terms.write_text(json.dumps(earlier))
-    with pytest.raises(InputError, match=r"^terms .* the gains of all rounds, which an earlier version did not write"):
+    with pytest.raises(InputError, match=r"^terms .* prepared by this version of wflmc.*gain"):
         Terms.load(terms)
 
 
@@ -404,11 +404,11 @@ def test_devices_know_their_channels_as_badly_as_the_plan_says(tmp_path: Path) -
     assert plan.received is not None
     assert np.abs(plan.received - 1).max() > 0.05
     np.testing.assert_allclose(made.job.known * plan.received, truth, rtol=1e-6)
-    asks: list[Ask] = []
+    asks: list[Request] = []
 
-    def exchange(found: list[Ask]) -> Heard:
+    def exchange(found: list[Request]) -> Reception:
         asks.extend(found)
-        return Heard(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
+        return Reception(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
 
     serve(made.server(), exchange)
     for ask in asks:

@@ -21,9 +21,9 @@ import flwr.app as flwr
 from wflmc.errors import InputError, OverspendError
 from wflmc.federated.device import Device
 from wflmc.federated.flower_client import client_app
-from wflmc.federated.flower_server import Post
+from wflmc.federated.flower_server import Transport
 from wflmc.federated.folder import open_device
-from wflmc.federated.messages import Ask, read_request, request, short
+from wflmc.federated.messages import Request, read_request, short, write_request
 from wflmc.federated.server import Server, read_log, serve, trace_of
 from wflmc.federated.simulation import FIRST, LocalGrid, run_in_process
 from wflmc.privacy import Ledger
@@ -186,7 +186,7 @@ def test_a_bad_reply_counts_as_absent(made: Federation, without: Server, name: s
 def test_a_device_that_fails_is_absent_and_tells_nothing(
     made: Federation, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(ask: Ask) -> Any:
+    def fail(ask: Request) -> Any:
         raise ArithmeticError("a secret of the data: 42")
 
     devices = made.devices()
@@ -217,7 +217,7 @@ def test_a_reply_that_flower_cannot_put_together_is_absent(made: Federation) -> 
             return super().pull_messages(wanted)
 
     server = made.server("spoiled")
-    serve(server, Post(Spoiled(made.app(), 5), made.job, NODES, deadline=0.0, wait=0.0))
+    serve(server, Transport(Spoiled(made.app(), 5), made.job, NODES, deadline=0.0, wait=0.0))
     asked = made.job.plan.weight > 0
     log = read_log(server.folder)
     assert [set(line["absent"]) for line in log] == [{str(BAD)} if row[BAD] else set() for row in asked]
@@ -236,7 +236,7 @@ def test_late_answers_are_not_read(made: Federation) -> None:
             return now
 
     server = made.server("slow")
-    serve(server, Post(Slow(made.app(), 5), made.job, NODES, deadline=0.02, wait=0.0, poll=0.001))
+    serve(server, Transport(Slow(made.app(), 5), made.job, NODES, deadline=0.02, wait=0.0, poll=0.001))
     asked = int((made.job.plan.weight[:, BAD] > 0).sum())
     assert len(held) == asked
     assert sum("late" in line["absent"].get(str(BAD), "") for line in read_log(server.folder)) == asked
@@ -253,7 +253,7 @@ def test_nodes_are_asked_who_they_are_and_impostors_turned_away(made: Federation
 
     who: list[Any] = [*devices, devices[0], Stranger()]
     grid = LocalGrid(app_of(who), 7)
-    post = Post(grid, made.job, deadline=0.0, wait=0.0)
+    post = Transport(grid, made.job, deadline=0.0, wait=0.0)
     assert post.node == {k: FIRST + k for k in range(5)}
     server = made.server("met")
     serve(server, post)
@@ -274,20 +274,20 @@ def test_nobody_waits_for_a_stranger_once_all_are_here(made: Federation) -> None
 
     devices = made.devices()
     grid = Silent(app_of([*devices, devices[0]]), 6)
-    serve(made.server("silent"), Post(grid, made.job, deadline=0.05, wait=0.0, poll=0.01))
+    serve(made.server("silent"), Transport(grid, made.job, deadline=0.05, wait=0.0, poll=0.01))
     assert sorted(hellos) == [*NODES, FIRST + 5]
 
 
 def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
     nodes = {node: k for node, k in NODES.items() if k != BAD}
     server = made.server("unregistered")
-    serve(server, Post(LocalGrid(made.app(), 5), made.job, nodes, deadline=0.0, wait=0.0))
+    serve(server, Transport(LocalGrid(made.app(), 5), made.job, nodes, deadline=0.0, wait=0.0))
     reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {None}
     assert reasons == {"not connected"}
 
 
 @pytest.fixture
-def device(tmp_path: Path, made: Federation) -> tuple[Device, Ask]:
+def device(tmp_path: Path, made: Federation) -> tuple[Device, Request]:
     """A device with a fresh ledger, and a request that it answers."""
     shutil.copytree(made.folder / "device-0", tmp_path / "device-0")
     plan = made.job.plan
@@ -295,12 +295,12 @@ def device(tmp_path: Path, made: Federation) -> tuple[Device, Ask]:
     return open_device(tmp_path / "device-0"), asked(made, at)
 
 
-def asked(made: Federation, at: int) -> Ask:
+def asked(made: Federation, at: int) -> Request:
     """What the plan asks of device 0 in a round."""
-    return Ask(0, at, made.job.start, float(made.job.gain[at, 0]), float(made.job.known[at, 0]))
+    return Request(0, at, made.job.start, float(made.job.gain[at, 0]), float(made.job.known[at, 0]))
 
 
-def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, Ask]) -> None:
+def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, Request]) -> None:
     alone, ask = device
     assert np.linalg.norm(alone.answer(ask), axis=1).max() <= ask.precoder * alone.terms.clip * (1 + 1e-5)
     assert alone.ledger is not None
@@ -328,7 +328,7 @@ def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(tmp_path: Pat
     """Nothing fades on an ideal link: α r/|ĥ| with a small |ĥ| would drown the device's own noise."""
     made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
     alone = open_device(tmp_path / "device-0")
-    ask = Ask(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
+    ask = Request(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
     for known in (1e-8, 0.999, 1e8):
         with pytest.raises(InputError, match=r"known .* itself knows of its channel"):
             alone.answer(ask._replace(known=known))
@@ -338,7 +338,7 @@ def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(tmp_path: Pat
 
 def test_a_request_of_another_run_is_refused(made: Federation) -> None:
     ask = asked(made, 0)
-    content = request(ask, made.job.run, "once")
+    content = write_request(ask, made.job.run, "once")
     assert read_request(content, made.job.run)[1] == "once"
     with pytest.raises(InputError, match="to which this device has agreed"):
         read_request(content, "another")
@@ -350,7 +350,7 @@ def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
     terms = made.job.terms(0)
     one = open_device(tmp_path / "device-0")
     other = Device(made.inputs.posterior.device(1), terms, one.ledger, one.secret)
-    ask = Ask(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
+    ask = Request(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
     # So do another secret and another run, for which the same round asks the same.
     guess = Device(made.inputs.posterior.device(0), terms, None, b"a guess")
     later = Device(made.inputs.posterior.device(0), replace(terms, run="another"), one.ledger, one.secret)
@@ -369,7 +369,7 @@ def test_texts_of_others_are_no_commands_to_a_terminal() -> None:
 
 
 def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing(
-    made: Federation, device: tuple[Device, Ask]
+    made: Federation, device: tuple[Device, Request]
 ) -> None:
     alone, ask = device
     first = alone.answer(ask)
@@ -388,7 +388,7 @@ def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing
     assert book.spent[0] <= book.budget[0] * (1 + 1e-9)
 
 
-def test_a_round_with_the_noise_of_the_channel_is_answered_once(device: tuple[Device, Ask]) -> None:
+def test_a_round_with_the_noise_of_the_channel_is_answered_once(device: tuple[Device, Request]) -> None:
     """A server that was set back to a copy of its folder would hide two questions by the same noise."""
     alone, ask = device
     alone.answer(ask)
@@ -400,7 +400,7 @@ def test_a_round_with_the_noise_of_the_channel_is_answered_once(device: tuple[De
 
 
 def test_processes_that_are_asked_at_the_same_time_answer_one_question(
-    made: Federation, device: tuple[Device, Ask]
+    made: Federation, device: tuple[Device, Request]
 ) -> None:
     """Two runs at the same SuperNode are two processes with one ledger."""
     alone, ask = device
@@ -469,7 +469,7 @@ def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
     total, clean = np.zeros((400, 5)), np.zeros((400, 5))
     for k in range(4):
         own = open_device(tmp_path / f"device-{k}")
-        ask = Ask(k, 0, job.start, float(job.plan.gain[0]), 1.0)
+        ask = Request(k, 0, job.start, float(job.plan.gain[0]), 1.0)
         sent = own.answer(ask)
         np.testing.assert_array_equal(sent, own.answer(ask))
         other = own.answer(ask._replace(gain=ask.gain * 0.999))

@@ -111,15 +111,15 @@ def test_nothing_of_a_federation_shows_data_or_keys(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
     from wflmc.federated.device import Device
     from wflmc.federated.job import make_job
-    from wflmc.federated.messages import Ask, Heard
+    from wflmc.federated.messages import Reception, Request
     from wflmc.federated.server import open_server
 
     job = make_job(KEY, GAUSSIAN, LINK, PLAN)
     assert SEED in job.key
     device = Device(GAUSSIAN.device(1), job.terms(1), secret=b"4242")
-    ask = Ask(0, 0, X, 1.0, 1.0, batch=job.key)
-    for value in (job, open_server(job, tmp_path), device, job.terms(1), ask, Heard(X, LABELS > 0, {})):
-        unmarked(repr(value) + str(value) + str(vars(device).get("_ready")))
+    ask = Request(0, 0, X, 1.0, 1.0, batch=job.key)
+    for value in (job, open_server(job, tmp_path), device, job.terms(1), ask, Reception(X, LABELS > 0, {})):
+        unmarked(repr(value) + str(value) + str(vars(device).get("_posterior")))
 
 
 IDS = np.full(24, 12345678912)

@@ -2,19 +2,15 @@
 
 from wflmc.federated.device import Device
 from wflmc.federated.flower_client import client_app
-from wflmc.federated.flower_server import Post
 from wflmc.federated.folder import open_device, write_federation
 from wflmc.federated.job import Job, federated_plan, make_job
-from wflmc.federated.messages import Ask, Heard, Terms
+from wflmc.federated.messages import Terms
 from wflmc.federated.server import Server, open_server, serve, trace_of
 from wflmc.federated.simulation import devices_in, run_in_engine, run_in_process
 
 __all__ = [
-    "Ask",
     "Device",
-    "Heard",
     "Job",
-    "Post",
     "Server",
     "Terms",
     "client_app",

@@ -9,23 +9,17 @@ writes a new server.key and server.pem into the folder `renewed`, for the names 
 
 from __future__ import annotations
 
-import datetime
+import inspect
 import ipaddress
 import os
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from wflmc.errors import InputError
@@ -33,66 +27,57 @@ from wflmc.errors import InputError
 CURVE = ec.SECP384R1()
 """Flower takes keys of devices on the NIST curves alone."""
 CA_DAYS, SERVER_DAYS = 3650, 365
-EARLIER = datetime.timedelta(minutes=5)
+EARLIER = timedelta(minutes=5)
 """Certificates begin a little before now: clocks differ."""
 
 
-def write_authority(key: Path, certificate: Path, name: str = "wflmc federation") -> None:
-    """A certificate authority of the federation's own.
+def write_authority(folder: Path) -> None:
+    """Write a certificate authority of the federation's own into a folder.
+
+    Its ca.key signs certificates of the server: whoever has it can pretend to be the server. Devices get its ca.crt.
+    """
+    key, name = _write_key(folder / "ca.key"), _name("wflmc federation")
+    extensions = {
+        x509.BasicConstraints(ca=True, path_length=0): True,
+        _usage("key_cert_sign", "crl_sign"): True,
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()): False,
+    }
+    (folder / "ca.crt").write_bytes(_certificate(name, key, name, key, CA_DAYS, extensions))
+
+
+def write_server_certificate(authority: Path, folder: Path, hosts: Sequence[str]) -> None:
+    """Write a new server.key and server.pem into a folder, signed by the authority in another one.
 
     Args:
-        key: where its private key goes; who has it can pretend to be the server.
-        certificate: what devices are given, to know the server by.
+        authority: folder with ca.key and ca.crt.
+        folder: created where it is missing.
+        hosts: names and addresses by which devices reach the server.
     """
-    own, subject = ec.generate_private_key(CURVE), _name(name)
-    public = own.public_key()
-    made = (
-        _begun(subject, subject, public, CA_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .sign(own, hashes.SHA384())
-    )
-    write_secret(key, own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    certificate.write_bytes(made.public_bytes(Encoding.PEM))
-
-
-def write_server_certificate(
-    authority_key: Path, authority: Path, key: Path, certificate: Path, hosts: Sequence[str]
-) -> None:
-    """A certificate of the server, for the names and addresses by which devices reach it."""
-    signer = load_pem_private_key(authority_key.read_bytes(), None)
+    for name in ("ca.key", "ca.crt"):
+        if not (authority / name).exists():
+            raise InputError("ca", str(authority), f"the folder of the authority, with {name}")
+    signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    issuer = x509.load_pem_x509_certificate(authority.read_bytes())
-    own = ec.generate_private_key(CURVE)
-    made = (
-        _begun(_name("superlink"), issuer.subject, own.public_key(), SERVER_DAYS)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .sign(signer, hashes.SHA384())
-    )
-    write_secret(key, own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    certificate.write_bytes(made.public_bytes(Encoding.PEM))
-
-
-def renew(authority: Path, folder: Path, hosts: Sequence[str]) -> None:
-    """A new key and certificate of the server in a folder, by the authority in another one."""
-    key, certificate = authority / "ca.key", authority / "ca.crt"
-    for file in (key, certificate):
-        if not file.exists():
-            raise InputError("ca", str(authority), f"the folder of the authority, with {file.name}")
+    issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes()).subject
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_server_certificate(key, certificate, folder / "server.key", folder / "server.pem", hosts)
+    extensions = {
+        x509.BasicConstraints(ca=False, path_length=None): True,
+        _usage("digital_signature"): True,
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
+        x509.SubjectAlternativeName([_host(host) for host in hosts]): False,
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()): False,
+    }
+    certificate = _certificate(
+        _name("superlink"), _write_key(folder / "server.key"), issuer, signer, SERVER_DAYS, extensions
+    )
+    (folder / "server.pem").write_bytes(certificate)
 
 
-def write_device_key(private: Path, public: Path) -> None:
-    """A key pair by which a device proves who it is, as `ssh-keygen -t ecdsa -b 384` makes them."""
-    own = ec.generate_private_key(CURVE)
-    write_secret(private, own.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    public.write_bytes(own.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+def write_device_key(folder: Path) -> None:
+    """Write key and key.pub, by which a device proves who it is, as `ssh-keygen -t ecdsa -b 384` makes them."""
+    key, openssh = _write_key(folder / "key", serialization.PrivateFormat.OpenSSH), serialization.Encoding.OpenSSH
+    public = key.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH)
+    (folder / "key.pub").write_bytes(public + b"\n")
 
 
 def write_secret(path: Path, content: bytes) -> None:
@@ -102,23 +87,40 @@ def write_secret(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _begun(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - EARLIER)
-        .not_valid_after(now + datetime.timedelta(days=days))
-    )
+def _write_key(
+    path: Path, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
+) -> ec.EllipticCurvePrivateKey:
+    """Draw a new private key and write it."""
+    key = ec.generate_private_key(CURVE)
+    write_secret(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return key
+
+
+def _certificate(
+    subject: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
+    extensions: dict[x509.ExtensionType, bool],
+) -> bytes:
+    """Return a signed certificate; `extensions` says of each whether it is critical."""
+    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(datetime.now(UTC) - EARLIER)
+    builder = builder.not_valid_after(datetime.now(UTC) + timedelta(days=days))
+    for extension, critical in extensions.items():
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _usage(*purposes: str) -> x509.KeyUsage:
+    """Allow a key these purposes alone."""
+    names = inspect.signature(x509.KeyUsage).parameters
+    return x509.KeyUsage(**{name: name in purposes for name in names})
 
 
 def _host(text: str) -> x509.GeneralName:
@@ -128,24 +130,10 @@ def _host(text: str) -> x509.GeneralName:
         return x509.DNSName(text)
 
 
-def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
 if __name__ == "__main__":
     if len(sys.argv) < 4:
         sys.exit("python -m wflmc.federated.certificates FOLDER-OF-THE-AUTHORITY NEW-FOLDER HOST…")
     try:
-        renew(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+        write_server_certificate(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
     except InputError as problem:
         sys.exit(str(problem))

@@ -16,68 +16,59 @@ from flwr.clientapp import ClientApp
 from wflmc.errors import InputError, OverspendError
 from wflmc.federated.device import Device
 from wflmc.federated.folder import open_device
-from wflmc.federated.messages import read_request, reply
+from wflmc.federated.messages import read_request, write_reply
 
 log = logging.getLogger("wflmc.federated")
 
-UNTOLD = "the device could not answer; its own log says why"
-
 
 def client_app(find: Callable[[Context], Device]) -> ClientApp:
-    """The app of the devices.
+    """Return the app of the devices.
 
     Args:
         find: the device of a context, such as by its node_config; called for every message, so it should remember.
     """
-    app, find = ClientApp(), untold(find)
+    app = ClientApp()
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        about = ConfigRecord({"device": find(context).terms.device})
-        return Message(RecordDict({"about": about}), reply_to=message)
+        with _without_details():
+            device = find(context)
+        return Message(RecordDict({"about": ConfigRecord({"device": device.terms.device})}), reply_to=message)
 
     @app.query("gradient")
     def gradient(message: Message, context: Context) -> Message:
-        with told_briefly():
+        with _without_details():
             device = find(context)
-            ask, nonce = read_request(message.content, device.terms.run)
-            return reply(message, device.answer(ask), ask, device.terms.run, nonce)
+        with _without_details(InputError, OverspendError):
+            request, nonce = read_request(message.content, device.terms.run)
+            return write_reply(message, device.answer(request), request, device.terms.run, nonce)
 
     return app
 
 
 @contextmanager
-def told_briefly() -> Iterator[None]:
-    """Flower tells the server the text of whatever a device raises: keep in it nothing that comes from the data."""
+def _without_details(*shown: type[Exception]) -> Iterator[None]:
+    """Keep from the server, which Flower tells the text of whatever a device raises, all that comes from the data.
+
+    Args:
+        shown: errors whose sentence is about the request alone.
+    """
     try:
         yield
-    except (InputError, OverspendError) as error:
-        log.warning("Request refused: %s", error)
-        raise PermissionError(f"refused by the device: {error}") from None
-    except Exception:
+    except Exception as error:
+        if isinstance(error, shown):
+            log.warning("Request refused: %s", error)
+            raise PermissionError(f"refused by the device: {error}") from None
         log.exception("The device could not answer.")
-        raise RuntimeError(UNTOLD) from None
+        raise RuntimeError("the device could not answer; its own log says why") from None
 
 
-def untold(find: Callable[[Context], Device]) -> Callable[[Context], Device]:
-    """The same function, but what it finds wrong, as with the data of a device, is for the device's own log alone."""
-
-    def found(context: Context) -> Device:
-        try:
-            return find(context)
-        except Exception:
-            log.exception("The device could not be opened.")
-            raise RuntimeError(UNTOLD) from None
-
-    return found
-
-
-def own_device(context: Context) -> Device:
-    """The device of this machine."""
+def configured_device(context: Context) -> Device:
+    """Return the device whose folder the SuperNode was given."""
     folder = context.node_config.get("folder")
     if not isinstance(folder, str) or not folder:
         raise InputError("node-config", folder, "folder='PATH' with the folder of this device")
     return open_device(Path(folder))
 
 
-app = client_app(own_device)
+app = client_app(configured_device)

@@ -12,7 +12,6 @@ Each part is all that one machine needs, and the server's has none of the data:
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from dataclasses import replace
 from functools import lru_cache
@@ -23,6 +22,7 @@ import jax
 import numpy as np
 
 from wflmc.errors import InputError
+from wflmc.federated.certificates import write_secret
 from wflmc.federated.device import Device
 from wflmc.federated.job import Job
 from wflmc.federated.messages import Terms
@@ -51,25 +51,24 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
         "prior_on": scenario.posterior.prior_on,
         "classes": list(raw.class_names) if isinstance(raw, SoftmaxPosterior) else None,
     }
-    space = inputs.posterior.coordinates
-    about["whitening"] = None if space is None else np.asarray(space.matrix).tolist()
+    coordinates = inputs.posterior.coordinates
+    about["whitening"] = None if coordinates is None else np.asarray(coordinates.matrix).tolist()
     for k in range(job.plan.devices):
-        own = folder / DEVICE.format(k)
-        own.mkdir(exist_ok=True)
-        terms = job.terms(k)
-        terms.save(own / "terms.json")
-        if (paid := job.plan.ledger[k]) > 0:
-            _ledger(own, terms).charge("before", 0, [[paid]])
-        (own / "model.json").write_text(json.dumps(about), encoding="utf-8")
-        _write_secret(own / "secret", secrets.token_bytes(32))
+        place, terms = folder / DEVICE.format(k), job.terms(k)
+        place.mkdir(exist_ok=True)
+        terms.save(place / "terms.json")
+        if (spent := job.plan.ledger[k]) > 0:
+            _ledger(place, terms).charge("before", 0, [[spent]])
+        (place / "model.json").write_text(json.dumps(about), encoding="utf-8")
+        write_secret(place / "secret", secrets.token_bytes(32))
         if with_data:
             rows = raw.features[k, : raw.sizes[k]]
-            np.savez(own / "data.npz", X=rows[:, :-1] if raw.intercept else rows, y=raw.outcomes[k, : raw.sizes[k]])
+            np.savez(place / "data.npz", X=rows[:, :-1] if raw.intercept else rows, y=raw.outcomes[k, : raw.sizes[k]])
 
 
 @lru_cache(maxsize=1024)
 def open_device(folder: Path) -> Device:
-    """The device of a folder; the same one again in the same process."""
+    """Return the device of a folder; the same one again in the same process."""
     terms = Terms.load(folder / "terms.json")
     try:
         about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
@@ -78,8 +77,8 @@ def open_device(folder: Path) -> Device:
         secret = (folder / "secret").read_bytes()
     except (OSError, ValueError, KeyError) as error:
         raise InputError("device", str(folder), f"the folder of a device, with X and y in data.npz ({error})") from None
-    own_prior = about["prior_std"] * about["devices"] ** 0.5  # this device's share of the prior
-    common = {"X": X, "y": y, "intercept": about["intercept"], "prior_std": own_prior}
+    share_of_prior = about["prior_std"] * about["devices"] ** 0.5
+    common = {"X": X, "y": y, "intercept": about["intercept"], "prior_std": share_of_prior}
     if about["model"] == "gaussian":
         posterior: Any = gaussian_regression(jax.random.key(0), 1, **common)
     else:
@@ -87,16 +86,9 @@ def open_device(folder: Path) -> Device:
     if about["whitening"] is not None:
         posterior = posterior.whitened(np.array(about["whitening"]), about["prior_on"])
         posterior = replace(posterior, subject="")  # else every device would be compiled anew
-    book = _ledger(folder, terms) if np.isfinite(terms.sensitivity) else None
-    return Device(posterior, terms, book, secret)
+    return Device(posterior, terms, _ledger(folder, terms) if np.isfinite(terms.sensitivity) else None, secret)
 
 
 def _ledger(folder: Path, terms: Terms) -> Ledger:
-    """The device's own."""
+    """Open the device's own ledger."""
     return Ledger(terms.promise, 1, enforced=terms.enforced, path=folder / "ledger.jsonl")
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    """Write a file that only its owner reads."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.errors import InputError, without_data
+from wflmc.federated.certificates import write_secret
 from wflmc.federated.lattice import Lattice
-from wflmc.federated.messages import UNMASKED, Ask, Terms
+from wflmc.federated.messages import EARLIER, Request, Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
+from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.runs.planning import make_plan
 from wflmc.sampling.runner import starts
@@ -106,46 +108,39 @@ class Job:
         return Lattice.fitted(float(deviation), change, norm, float(together.max()), plan.dim)
 
     def round_noise(self, at: int, sent: NDArray[np.bool_]) -> float:
-        """Variance of the noise in the sum of those who sent."""
+        """Return the variance of the noise in the sum of those who sent."""
         return float(self.share[at]) * int(sent.sum()) if self.noise == "devices" else float(self.plan.noise_power)
 
-    def seen_noise(self, at: int, sent: NDArray[np.bool_]) -> float:
-        """Variance of the noise that hides a device from whoever reads what the server is given.
-
-        It is that of the sum; but where devices add their noise, each message is hidden by its own share alone.
-        """
-        return float(self.share[at]) if self.noise == "devices" else self.round_noise(at, sent)
-
-    def largest_norm(self, ask: Ask) -> float:
+    def largest_norm(self, request: Request) -> float:
         """Return the most that a clipped, precoded gradient can measure, with the noise that its device adds."""
-        clipped = ask.precoder * float(self.plan.clip[ask.device])
+        clipped = request.precoder * float(self.plan.clip[request.device])
         noise = self.lattice.variance**0.5 if self.noise == "devices" and self.lattice else 0.0
         return (clipped + noise * (np.sqrt(self.plan.dim) + TAIL)) * (1 + SLACK)
 
     def loss(self, at: int, sent: NDArray[np.bool_]) -> Array:
-        """What a round costs every device, by who really sent, [K]."""
-        if not sent.any():
-            return np.zeros(self.plan.devices)
-        factor = self.releases * self.plan.noise_power / self.seen_noise(at, sent)
-        return np.where(sent, self._plan_loss[at] * factor, 0.0)
+        """Return what a round costs every device, by who really sent, [K].
+
+        A device is hidden by the noise of the sum; but where devices add it, each message by its own share alone.
+        """
+        hidden_by = float(self.share[at] if self.noise == "devices" else self.plan.noise_power)
+        return np.where(sent, self._plan_loss[at] * (self.releases * self.plan.noise_power / hidden_by), 0.0)
 
     @cached_property
     def _plan_loss(self) -> Array:
-        """Worked out once, not in every round."""
+        """Computed once, not in every round."""
         return self.plan.loss
 
     def planned_loss(self) -> Array:
-        """The same for all rounds with all who are to send, [S, K]: no round costs more."""
-        sends = self.plan.weight > 0
-        return np.stack([self.loss(at, sends[at]) for at in range(self.plan.rounds)])
+        """Return the loss of all rounds with all who are to send, [S, K]: no round costs more."""
+        return np.stack([self.loss(at, weight > 0) for at, weight in enumerate(self.plan.weight)])
 
     def terms(self, device: int) -> Terms:
-        """What one device is to agree to."""
+        """Return what one device is to agree to."""
         plan, promise, lattice = self.plan, self.plan.privacy, self.lattice if self.noise == "devices" else None
-
-        def own(value: Any) -> float | None:
-            return None if value is None else float(np.broadcast_to(np.asarray(value, float), (plan.devices,))[device])
-
+        epsilon, delta = (
+            None if value is None else float(np.broadcast_to(np.asarray(value, float), (plan.devices,))[device])
+            for value in (promise.epsilon, promise.delta)
+        )
         return Terms(
             run=self.run,
             device=device,
@@ -164,54 +159,43 @@ class Job:
             power=float(self.power[device]),
             enforced=plan.enforced,
             simulated=self.lattice is None,
-            privacy=(own(promise.epsilon), own(promise.delta), promise.accountant, promise.unit, promise.adjacency),
+            privacy=(epsilon, delta, promise.accountant, promise.unit, promise.adjacency),
         )
 
     def save(self, folder: Path) -> None:
-        """Write it into a folder, as numbers and texts."""
-        plan, arrays, texts = self.plan, {}, {}
-        for owner, content in (("plan", plan), ("job", self)):
-            for field in fields(content):
-                value = getattr(content, field.name)
-                name = f"{owner}.{field.name}"
-                if isinstance(value, np.ndarray):
+        """Write it into a folder: arrays into job.npz, all else into job.json."""
+        arrays, texts = {}, {}
+        for owner, content in (("plan", self.plan), ("job", self), ("privacy", self.plan.privacy)):
+            for name, value in ((f"{owner}.{field.name}", getattr(content, field.name)) for field in fields(content)):
+                if owner == "privacy" and not isinstance(value, str | None):
+                    texts[name] = np.asarray(value).tolist()
+                elif isinstance(value, np.ndarray):
                     arrays[name] = value
                 elif not isinstance(value, Plan | Privacy):
                     texts[name] = value
-        for name in ("epsilon", "delta", "clip", "accountant", "unit", "example_clip", "adjacency"):
-            value = getattr(plan.privacy, name)
-            texts[f"privacy.{name}"] = value if value is None or isinstance(value, str) else np.asarray(value).tolist()
-        (folder / "job.npz").touch(0o600)  # it has the key of the noise
-        (folder / "job.npz").chmod(0o600)
+        write_secret(folder / "job.npz", b"")  # it has the key of the noise
         np.savez(folder / "job.npz", allow_pickle=False, **arrays)
         (folder / "job.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Job:
         """Read it again."""
+        parts: dict[str, dict[str, Any]] = {"plan": {}, "job": {}, "privacy": {}}
         try:
             texts = json.loads((folder / "job.json").read_text(encoding="utf-8"))
             with np.load(folder / "job.npz", allow_pickle=False) as saved:
-                found = {**texts, **{name: saved[name] for name in saved.files}}
-            parts: dict[str, dict[str, Any]] = {"plan": {}, "job": {}, "privacy": {}}
-            for name, value in found.items():
-                owner, _, field = name.partition(".")
-                parts[owner][field] = value
-            privacy = Privacy(**parts["privacy"])
-            warnings = tuple(parts["plan"].pop("warnings"))
-            parts["job"].pop("subject", None)  # of earlier versions, a hash of the data
-            masked = parts["job"].pop("aggregated", False)
-            job = cls(plan=Plan(**parts["plan"], warnings=warnings, privacy=privacy), **parts["job"])
+                for name, value in {**texts, **saved}.items():
+                    owner, _, field = name.partition(".")
+                    parts[owner][field] = value
+            parts["plan"]["warnings"] = tuple(parts["plan"]["warnings"])
+            return cls(plan=Plan(**parts["plan"], privacy=Privacy(**parts["privacy"])), **parts["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError("job", str(folder), f"a folder that `wflmc federate` has prepared ({error})") from None
-        if masked:
-            raise InputError("job", str(folder), UNMASKED)
-        return job
+            raise InputError("job", str(folder), f"{EARLIER} ({error})") from None
 
 
 def make_job(
     key: jax.Array,
-    posterior: Any,
+    posterior: Posterior,
     link: Link,
     plan: Plan,
     *,
@@ -220,10 +204,13 @@ def make_job(
     tolerate: int = 0,
     releases: int = 1,
 ) -> Job:
-    """The job of a plan.
+    """Return the job of a plan.
 
     Args:
         key: seeds starts and simulated noise, as of `wflmc.sample`: the same key and plan give the same chains.
+        posterior: of all devices; says where chains start.
+        link: whose channels the devices know.
+        plan: see `federated_plan`.
         chains: how many run at the same time, in the same messages.
         noise: "simulated", that of `wflmc.sample`, which protects nobody from those who know the key; "channel", of
             the emulated channel, added at the server; or "devices", every device adds its share. The latter two come
@@ -231,35 +218,24 @@ def make_job(
         tolerate: with noise by the devices, how many may be absent from a round; all add more noise for it.
         releases: how many chains of the same real devices are given away.
     """
+    ideal, most = not np.any(plan.power_share), int(plan.active_devices.min()) - 1
     if noise not in NOISES:
         raise InputError("noise", noise, f"one of {', '.join(NOISES)}")
-    ideal = not np.any(plan.power_share)
-    if noise == "devices":
-        if not ideal:
-            allowed = "'noiseless-dp' where devices add the noise themselves: on a digital link nothing fades"
-            raise InputError("policy.power", "a policy for a radio link", allowed)
-        if not 0 <= tolerate < int(plan.active_devices.min()):
-            raise InputError("tolerate", tolerate, f"between 0 and {int(plan.active_devices.min()) - 1}")
-    elif tolerate:
-        raise InputError("tolerate", tolerate, "given with noise = 'devices'")
-    rounds, devices = plan.rounds, plan.devices
-    known, power = np.ones((rounds, devices)), np.full(devices, np.inf)
+    if noise == "devices" and not ideal:
+        allowed = "'noiseless-dp' where devices add the noise themselves: on a digital link nothing fades"
+        raise InputError("policy.power", "a policy for a radio link", allowed)
+    if noise == "devices" and not 0 <= tolerate <= most:
+        raise InputError("tolerate", tolerate, f"between 0 and {most}")
+    if noise != "devices" and tolerate:
+        raise InputError("tolerate", tolerate, "0 unless noise is 'devices' (--noise devices)")
+    known, power = np.ones((plan.rounds, plan.devices)), np.full(plan.devices, np.inf)
     if not ideal:
-        known = np.abs(link.gains(plan.start + rounds, devices))[plan.start :].astype(float)
+        known = np.abs(link.gains(plan.start + plan.rounds, plan.devices))[plan.start :].astype(float)
         known = known if plan.received is None else known / plan.received
-        power = link.snr(devices) * plan.dim * plan.noise_power
-    begin = np.asarray(starts(key, posterior, plan, jnp.arange(chains)))
-    job = Job(
-        plan=plan,
-        start=begin,
-        key=np.asarray(jax.random.key_data(key)),
-        known=known,
-        power=np.array(power),
-        noise=noise,
-        tolerate=tolerate,
-        releases=releases,
-        batch=getattr(posterior, "batch", None) is not None,
-    )
+        power = np.array(link.snr(plan.devices) * plan.dim * plan.noise_power)
+    begin, words = starts(key, posterior, plan, jnp.arange(chains)), jax.random.key_data(key)
+    batch = posterior.batch is not None
+    job = Job(plan, np.asarray(begin), np.asarray(words), known, power, noise, tolerate, releases, batch)
     _ = job.lattice  # where there is none that will do, it is refused here
     return job
 
@@ -271,28 +247,23 @@ def federated_plan(
     noise: str = "simulated",
     tolerate: int = 0,
     releases: int = 1,
-    ledger: NDArray[np.float64] | None = None,
+    ledger: Array | None = None,
 ) -> Plan:
-    """The scenario's plan, from budgets that are left when every round costs as much as it does here.
+    """Return the scenario's plan, from budgets that are left when every round costs as much as it does here.
 
     A round of a plan costs 2 (α r ℓ)²/N0 for one chain whose sum alone is seen. Chains that are all given away cost
     that each; where devices add the noise, the server sees messages one by one, each hidden by its share alone, and a
     round costs as many times more as there are shares in N0.
 
     Args:
+        scenario, inputs: what is planned.
+        noise, tolerate, releases: as of `make_job`, which checks them.
         ledger: what devices have spent before, [K].
     """
     devices = inputs.posterior.devices
-    if noise == "devices" and scenario.policy.power != "noiseless-dp":
-        allowed = "'noiseless-dp' where devices add the noise: --set policy.power=noiseless-dp"
-        raise InputError("policy.power", scenario.policy.power, allowed)
-    if noise == "devices" and not 0 <= tolerate < devices:
-        raise InputError("--tolerate", tolerate, f"between 0 and {devices - 1}")
-    factor = releases * (devices - tolerate if noise == "devices" else 1)
-    spent = inputs.spent if ledger is None else ledger
-    budget = inputs.privacy.budget(devices)
+    factor = releases * (max(devices - tolerate, 1) if noise == "devices" else 1)
+    spent, budget = inputs.spent if ledger is None else ledger, inputs.privacy.budget(devices)
     # All but a part of the budget counts as spent, and what the plan makes of that part is multiplied again.
     left = np.where(np.isfinite(budget), np.maximum(budget - spent, 0.0), 0.0)
-    kept_back = left * (1 - 1 / factor)
-    made = make_plan(scenario, inputs, ledger=spent + kept_back)
-    return made if factor == 1 else replace(made, ledger=spent)
+    plan = make_plan(scenario, inputs, ledger=spent + left * (1 - 1 / factor))
+    return plan if factor == 1 else replace(plan, ledger=spent)

@@ -1,4 +1,4 @@
-"""What goes over the wire, in Flower's records, and what is refused of what comes back."""
+"""What a device agrees to, what it is asked in a round, and both in Flower's records; other replies are refused."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from wflmc.errors import InputError, without_data
 from wflmc.federated.lattice import Lattice
 from wflmc.privacy import Privacy
 
-TUPLES = ("gain", "known", "privacy")
-UNMASKED = (
-    "that of a federation without secure aggregation, which wflmc no longer has: begin a new one in another folder, "
-    "and name this one's ledger by --ledger"
-)
-UNSCHEDULED = (
-    "with the gains of all rounds, which an earlier version did not write: begin a new federation in another folder, "
-    "and name this one's ledger by --ledger"
+HEADER = 4096
+"""Bytes that an array of NumPy's may take beside its numbers."""
+EARLIER = (
+    "prepared by this version of wflmc: begin a new federation in another folder, and name this one's ledger by "
+    "--ledger"
 )
 
 
@@ -59,7 +56,7 @@ class Terms:
     enforced: bool
     """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
     simulated: bool
-    """Whether the noise is that of a simulation, which protects nobody: answers are then repeated, but not kept."""
+    """Whether the noise is that of a simulation, which protects nobody: answers are then repeated, but not stored."""
     privacy: tuple[float | None, float | None, str, str, str]
     """ε, δ, accountant, unit and adjacency of the promise to this device."""
 
@@ -82,8 +79,8 @@ class Terms:
     def promise(self) -> Privacy:
         """The promise to this device."""
         epsilon, delta, accountant, unit, adjacency = self.privacy
-        own = min(self.example_clip, 1e300) if unit == "record" else None
-        return Privacy(epsilon, delta, min(self.clip, 1e300), accountant, unit, own, adjacency)
+        example_clip = min(self.example_clip, 1e300) if unit == "record" else None
+        return Privacy(epsilon, delta, min(self.clip, 1e300), accountant, unit, example_clip, adjacency)
 
     def save(self, path: Path) -> None:
         """Write them as JSON."""
@@ -93,24 +90,20 @@ class Terms:
     def load(cls, path: Path) -> Terms:
         """Read them again."""
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            earlier = "privacy" in found and "gain" not in found
-            terms = None if earlier else cls(**found | {name: tuple(found[name]) for name in TUPLES})
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**content | {name: tuple(content[name]) for name in ("gain", "known", "privacy")})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError("terms", str(path), f"a file that `wflmc federate` has prepared ({error})") from None
-        if terms is None:
-            raise InputError("terms", str(path), UNSCHEDULED)
-        return terms
+            raise InputError("terms", str(path), f"{EARLIER} ({error})") from None
 
 
 @without_data
-class Ask(NamedTuple):
+class Request(NamedTuple):
     """What a device is asked in a round."""
 
     device: int
     round: int
     theta: NDArray[Any]
-    """What the device hears of where the chains are, [chain, m]."""
+    """Where the chains are, as the device receives it, [chain, m]."""
     gain: float
     """α r_k, the amplitude at which its gradient is to arrive."""
     known: float
@@ -127,8 +120,8 @@ class Ask(NamedTuple):
 
 
 @without_data
-class Heard(NamedTuple):
-    """What the server has heard in a round."""
+class Reception(NamedTuple):
+    """What the server has received in a round."""
 
     total: NDArray[Any]
     """Σ_k h_k x_k of those who sent, [chain, m]."""
@@ -138,84 +131,77 @@ class Heard(NamedTuple):
     """Why others who were asked did not send."""
 
 
-HEADER = 4096
-"""Bytes that an array of NumPy's may take beside its numbers."""
-
-
 class RejectedError(Exception):
     """A reply that is not one; its device counts as absent."""
 
 
-def request(ask: Ask, run: str, nonce: str) -> RecordDict:
-    """What a device is sent."""
-    content = about(ask, run, nonce)
-    content["gain"], content["known"] = ask.gain, ask.known
-    if ask.batch is not None:
-        content["batch"] = [int(word) for word in ask.batch.ravel()]
-    return RecordDict({"theta": ArrayRecord([np.ascontiguousarray(ask.theta)]), "ask": content})
+def write_request(request: Request, run: str, nonce: str) -> RecordDict:
+    """Return what is sent to a device."""
+    content = _subject(request, run, nonce)
+    content["gain"], content["known"] = request.gain, request.known
+    if request.batch is not None:
+        content["batch"] = [int(word) for word in request.batch.ravel()]
+    return RecordDict({"theta": ArrayRecord([np.ascontiguousarray(request.theta)]), "ask": content})
 
 
-def read_request(content: RecordDict, run: str) -> tuple[Ask, str]:
-    """What a device is asked, and the nonce to answer with; a request of another run is refused."""
+def read_request(content: RecordDict, run: str) -> tuple[Request, str]:
+    """Return what a device is asked, and the nonce to answer with; a request of another run is refused."""
     try:
         asked, (theta,) = content.config_records["ask"], content.array_records["theta"].to_numpy_ndarrays()
-        found: dict[str, Any] = {name: asked[name] for name in ("run", "round", "device", "nonce", "gain", "known")}
-        words = asked.get("batch")
+        words: Any = asked.get("batch")
         batch = None if words is None else np.array(words, np.uint32).reshape(len(theta), -1)
-        ask = Ask(int(found["device"]), int(found["round"]), theta, float(found["gain"]), float(found["known"]))
+        device, number, gain, known = (asked[name] for name in ("device", "round", "gain", "known"))
+        request = Request(int(device), int(number), theta, float(gain), float(known), batch=batch)
+        given, nonce = asked["run"], str(asked["nonce"])
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         raise InputError("request", "something else", "a request of a wflmc server") from None
-    if found["run"] != run:
-        raise InputError("request", f"run {found['run']}", f"run {run}, to which this device has agreed")
-    return ask._replace(batch=batch), str(found["nonce"])
+    if given != run:
+        raise InputError("request", f"run {given}", f"run {run}, to which this device has agreed")
+    return request, nonce
 
 
-def reply(message: Message, signal: NDArray[np.float32], ask: Ask, run: str, nonce: str) -> Message:
-    """What a device answers."""
-    return Message(RecordDict({"signal": ArrayRecord([signal]), "about": about(ask, run, nonce)}), reply_to=message)
+def write_reply(message: Message, signal: NDArray[np.float32], request: Request, run: str, nonce: str) -> Message:
+    """Return what a device answers to a message."""
+    content = {"signal": ArrayRecord([signal]), "about": _subject(request, run, nonce)}
+    return Message(RecordDict(content), reply_to=message)
 
 
-def about(ask: Ask, run: str, nonce: str) -> ConfigRecord:
-    """What a device says that its reply is about."""
-    return ConfigRecord({"run": run, "round": ask.round, "device": ask.device, "nonce": nonce})
+def _subject(request: Request, run: str, nonce: str) -> ConfigRecord:
+    """Return what says which request a message is about."""
+    return ConfigRecord({"run": run, "round": request.round, "device": request.device, "nonce": nonce})
 
 
-def refuse_other(found: object, ask: Ask, run: str, nonce: str) -> None:
-    """RejectedError for a reply that is not about what was asked."""
-    if not isinstance(found, ConfigRecord):
-        raise RejectedError("malformed: does not say what it is about")
-    other = [name for name, value in about(ask, run, nonce).items() if found.get(name) != value]
-    if other:
-        raise RejectedError(f"replayed or meant for others: {other[0]} is not the one that was asked")
-
-
-def read_reply(message: Message, ask: Ask, run: str, nonce: str, limit: float) -> NDArray[np.float32]:
-    """Return x_k[chain, m] of a reply; RejectedError for whatever is not exactly what was asked for.
+def read_reply(message: Message, request: Request, run: str, nonce: str, limit: float) -> NDArray[np.float32]:
+    """Return x_k[chain, m] of a reply.
 
     Args:
-        limit: the largest norm that a device's signal can have.
+        message: as it was received.
+        request, run, nonce: what it must be about.
+        limit: the largest norm that the device's signal can have.
+
+    Raises:
+        RejectedError: it is not exactly what was asked for.
     """
     if message.has_error():
         raise RejectedError(f"error {message.error.code}: {short(message.error.reason)}")
     content = message.content
     if set(content) != {"signal", "about"}:
         raise RejectedError(f"malformed: records {short(sorted(map(str, content)))}")
-    record = content["signal"]
-    if not isinstance(record, ArrayRecord) or len(record) != 1:
+    record, about, shape = content["signal"], content["about"], request.theta.shape
+    if not isinstance(about, ConfigRecord) or not isinstance(record, ArrayRecord) or len(record) != 1:
         raise RejectedError("malformed: not one array and one text record")
-    refuse_other(content["about"], ask, run, nonce)
+    other = [name for name, value in _subject(request, run, nonce).items() if about.get(name) != value]
+    if other:
+        raise RejectedError(f"replayed or meant for others: {other[0]} is not the one that was asked")
     (array,) = record.values()
-    shape = ask.theta.shape
     if len(array.data) > 4 * shape[0] * shape[1] + HEADER:
         raise RejectedError(f"oversized: {len(array.data)} bytes for {4 * shape[0] * shape[1]}")
     try:
         signal = array.numpy()
     except Exception as error:  # bytes from elsewhere fail in whatever way they like
         raise RejectedError(f"malformed: no array ({type(error).__name__})") from None
-    if not isinstance(signal, np.ndarray):  # NumPy reads archives, too
-        raise RejectedError("malformed: no array")
-    if signal.shape != shape or signal.dtype != np.float32:
-        raise RejectedError(f"malformed: {signal.dtype} of shape {signal.shape}, not float32 of {shape}")
+    if not isinstance(signal, np.ndarray) or signal.shape != shape or signal.dtype != np.float32:
+        raise RejectedError(f"malformed: not float32 of shape {shape}")  # NumPy reads archives, too
     if not np.all(np.isfinite(signal)):
         raise RejectedError("not finite")
     norm = float(np.linalg.norm(signal.astype(float), axis=1).max())
@@ -225,6 +211,6 @@ def read_reply(message: Message, ask: Ask, run: str, nonce: str, limit: float) -
 
 
 def short(text: object) -> str:
-    """The beginning of a text that came from elsewhere, in one line that no terminal takes for a command."""
+    """Return the beginning of a text that came from elsewhere, in one line that no terminal takes for a command."""
     line = " ".join(str(text).split())[:200]
     return "".join(letter if letter.isprintable() else "?" for letter in line)

@@ -37,34 +37,38 @@ class Node(NamedTuple):
     key: str
 
 
-def register(server: Path, link: str, env: Mapping[str, str], say: Callable[[str], None] | None = None) -> list[Node]:
-    """Register the keys in a server's folder and write its table.
+def register(server: Path, link: str, env: Mapping[str, str], say: Callable[[str], None] = print) -> list[Node]:
+    """Register the keys in a server's folder with the SuperLink, and write the table of nodes.
 
     Args:
+        server: the server's folder, with keys/device-0.pub, keys/device-1.pub, ….
         link: the SuperLink's name in Flower's configuration.
-        env: of Flower's commands.
+        env: environment of Flower's commands.
+        say: called with a sentence for every key that is new.
+
+    Returns:
+        One node for each device, in the order of the devices.
     """
-    path = server / TABLE
-    listed = flwr(["supernode", "list", link], env)["nodes"]
-    there = {int(row["node-id"]) for row in listed}
-    known = {row.device: row for row in read_nodes(server) if row.node in there} if path.exists() else {}
-    for device, file in _keys(server):
-        key, old = _plain(file), known.get(device)
-        if old is not None and old.key == key:
-            continue
-        if old is not None:
-            flwr(["supernode", "unregister", str(old.node), link], env)
-        found = flwr(["supernode", "register", str(file), link, "--name", file.stem], env)
-        known[device] = Node(int(found["node-id"]), device, key)
-        _write(path, known)
-        if say is not None:
-            say(f"{file.stem} is node {known[device].node}")
-    _write(path, known)
-    return [known[device] for device in sorted(known)]
+    path, files = server / TABLE, list((server / KEYS).glob("device-*.pub"))
+    if not files:
+        raise InputError("keys", str(server / KEYS), "a folder with device-0.pub, device-1.pub, …")
+    registered = {int(row["node-id"]) for row in flwr(["supernode", "list", link], env)["nodes"]}
+    nodes = {row.device: row for row in read_nodes(server) if row.node in registered} if path.exists() else {}
+    for device, file in sorted((int(file.stem.removeprefix("device-")), file) for file in files):
+        key = " ".join(file.read_text(encoding="utf-8").split()[:2])  # without ssh-keygen's comment
+        old = nodes.get(device)
+        if old is None or old.key != key:
+            if old is not None:
+                flwr(["supernode", "unregister", str(old.node), link], env)
+            answer = flwr(["supernode", "register", str(file), link, "--name", file.stem], env)
+            nodes[device] = Node(int(answer["node-id"]), device, key)
+            say(f"{file.stem} is node {nodes[device].node}")
+        write_text(path, json.dumps([nodes[k]._asdict() for k in sorted(nodes)], indent=1))
+    return [nodes[k] for k in sorted(nodes)]
 
 
 def read_nodes(server: Path) -> list[Node]:
-    """The table in a server's folder."""
+    """Return the table in a server's folder."""
     path = server / TABLE
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
@@ -77,40 +81,24 @@ def read_nodes(server: Path) -> list[Node]:
 
 
 def flwr(words: list[str], env: Mapping[str, str], folder: Path | None = None) -> dict[str, Any]:
-    """What a command of Flower's prints as JSON; DeploymentError where it fails."""
+    """Return what a command of Flower's prints as JSON; DeploymentError where it fails."""
     command = ["flwr", *words, "--format", "json"]
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
+    _, brace, rest = done.stdout.partition("{")
     try:
-        found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        answer: dict[str, Any] = json.loads(brace + rest)
     except ValueError:
-        found = {}
-    if done.returncode != 0 or not found.get("success"):
-        said = found.get("error-message") or (done.stderr or done.stdout).strip()[-500:]
-        raise DeploymentError(f"`flwr {' '.join(words[:2])}` failed: {said}")
-    return found
-
-
-def _keys(server: Path) -> list[tuple[int, Path]]:
-    """(device, file of its public key)."""
-    files = list((server / KEYS).glob("device-*.pub"))
-    if not files:
-        raise InputError("keys", str(server / KEYS), "a folder with device-0.pub, device-1.pub, …")
-    return sorted((int(file.stem.removeprefix("device-")), file) for file in files)
-
-
-def _plain(file: Path) -> str:
-    """The kind and the numbers of a key, without what ssh-keygen writes behind them."""
-    return " ".join(file.read_text(encoding="utf-8").split()[:2])
-
-
-def _write(path: Path, known: Mapping[int, Node]) -> None:
-    write_text(path, json.dumps([known[device]._asdict() for device in sorted(known)], indent=1))
+        answer = {}
+    if done.returncode != 0 or not answer.get("success"):
+        reason = answer.get("error-message") or (done.stderr or done.stdout).strip()[-500:]
+        raise DeploymentError(f"`flwr {' '.join(words[:2])}` failed: {reason}")
+    return answer
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("python -m wflmc.federated.registration FOLDER-OF-THE-SERVER NAME-OF-THE-SUPERLINK")
     try:
-        register(Path(sys.argv[1]), sys.argv[2], os.environ, print)
+        register(Path(sys.argv[1]), sys.argv[2], os.environ)
     except (InputError, DeploymentError) as problem:
         sys.exit(str(problem))

@@ -1,4 +1,9 @@
-"""Many devices on one machine: in this process, or in Flower's simulation engine, by the same two apps."""
+"""Many devices on one machine: in this process, or in Flower's simulation engine, by the same two apps.
+
+`LocalGrid` is a Flower grid in one process: every message is handed to the client app at once, by Flower's own objects.
+Neither ray nor a SuperLink is needed, and rounds take milliseconds: for tests, for first steps, and for machines
+without room for Flower's simulation engine. What a client app does to the records of a message stays its own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from wflmc.errors import InputError
 from wflmc.federated.flower_client import client_app
-from wflmc.federated.flower_server import Post
+from wflmc.federated.flower_server import Transport
 from wflmc.federated.folder import DEVICE, open_device
 from wflmc.federated.server import Server, serve
 
@@ -31,12 +36,15 @@ RAISED = 2
 
 Fault = Callable[[Message, int], Message | None]
 """From a reply and the device that gave it to what arrives of it; None: nothing ever does."""
+Progress = Callable[[int, int], None]
 
 
 class LocalGrid(Grid):
     """K nodes in this process, device k at node 1000 + k.
 
     Args:
+        app: of all devices; a context's node_config says which one is meant, by its partition-id.
+        devices: K.
         fault: what becomes of replies on their way, for tests.
     """
 
@@ -46,104 +54,88 @@ class LocalGrid(Grid):
         self._app, self._fault = app, fault
         self._replies: dict[str, Message] = {}
         self._context = {
-            FIRST + k: Context(
-                run_id=1,
-                node_id=FIRST + k,
-                node_config={"partition-id": k, "num-partitions": devices},
-                state=RecordDict(),
-                run_config={},
-            )
+            FIRST + k: Context(1, FIRST + k, {"partition-id": k, "num-partitions": devices}, RecordDict(), {})
             for k in range(devices)
         }
 
     def set_run(self, run: Any) -> None:
-        """Runs are not told apart here."""
+        """Do nothing: there is one run."""
 
     @property
     def run(self) -> Any:
         """The run that this grid serves."""
         return None
 
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """A message to a node."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+    def create_message(self, *args: Any, **how: Any) -> Message:
+        """Refuse: the transport makes its messages itself."""
+        raise NotImplementedError
 
     def get_node_ids(self) -> list[int]:
-        """All nodes."""
+        """Return all nodes."""
         return list(self._context)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Hand over messages; their ids."""
+        """Hand over messages; return their ids."""
         return [self._deliver(message) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to messages with these ids, each of them once."""
+        """Return the replies to messages with these ids, each of them once."""
         return [self._replies.pop(ident) for ident in message_ids if ident in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """All at once."""
+        """Hand over messages and return the replies; nothing takes time."""
         del timeout
         return self.pull_messages(self.push_messages(messages))
 
     def _deliver(self, message: Message) -> str:
-        ident = uuid.uuid4().hex
-        _address(message, ident)
-        context = self._context[message.metadata.dst_node_id]
-        sent = _over_the_wire(message, ident)
+        ident, node = uuid.uuid4().hex, message.metadata.dst_node_id
+        sent = _transferred(message, ident)
         try:
-            answer: Message | None = self._app(sent, context)
+            answer: Message | None = self._app(sent, self._context[node])
         except Exception as error:  # as Flower does: the server gets an error in place of a reply
             answer = Message(Error(RAISED, f"{type(error)}:<'{error}'>"), reply_to=sent)
         assert answer is not None
         _address(answer, uuid.uuid4().hex)
         if self._fault is not None:
-            answer = self._fault(answer, message.metadata.dst_node_id - FIRST)
+            answer = self._fault(answer, node - FIRST)
         if answer is not None:
-            self._replies[ident] = answer if answer.has_error() else _over_the_wire(answer, answer.metadata.message_id)
+            self._replies[ident] = answer if answer.has_error() else _transferred(answer, answer.metadata.message_id)
         return ident
 
 
 def _address(message: Message, ident: str) -> None:
-    """What Flower's link writes on a message."""
-    message.metadata.__dict__["_message_id"] = ident
-    message.metadata.__dict__["_run_id"] = 1
+    """Write on a message what Flower's link writes on it."""
+    message.metadata.__dict__.update(_message_id=ident, _run_id=1)
 
 
-def _over_the_wire(message: Message, ident: str) -> Message:
-    """The message as bytes and back, as the other end would read it."""
+def _transferred(message: Message, ident: str) -> Message:
+    """Return the message as the other end reads it: as bytes and back."""
+    _address(message, ident)
     objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
-    other: Any = inflate_object_from_contents(message.object_id, objects)
-    _address(other, ident)
-    found: Message = other
-    return found
-
-
-Progress = Callable[[int, int], None]
+    received: Any = inflate_object_from_contents(message.object_id, objects)
+    _address(received, ident)
+    return received
 
 
 def devices_in(folder: Path) -> ClientApp:
-    """The app of devices whose folders lie side by side, each found by its number."""
-
-    def find(context: Context) -> Any:
-        return open_device(folder / DEVICE.format(context.node_config["partition-id"]))
-
-    return client_app(find)
+    """Return the app of devices whose folders lie side by side, each named by its number."""
+    return client_app(lambda context: open_device(folder / DEVICE.format(context.node_config["partition-id"])))
 
 
 def run_in_process(
-    server: Server, app: ClientApp, *, progress: Progress | None = None, fault: Fault | None = None, wait: float = 10.0
+    server: Server, app: ClientApp, *, progress: Progress | None = None, fault: Fault | None = None
 ) -> None:
-    """All devices one after the other in this process; answers come at once, so what has not come will not.
+    """Run all devices one after the other in this process; answers come at once, so what has not come will not.
 
     Args:
-        wait: seconds to wait for devices that do not say who they are.
+        server: as `open_server` gives it.
+        app: of the devices, such as `devices_in(folder)`.
+        progress: called with (rounds done, rounds in all).
+        fault: what becomes of replies on their way, for tests.
     """
-    devices = server.job.plan.devices
-    grid = LocalGrid(app, devices, fault)
+    grid = LocalGrid(app, server.job.plan.devices, fault)
     nodes = {node: k for k, node in enumerate(grid.get_node_ids())}
-    serve(server, Post(grid, server.job, nodes, deadline=0.0, wait=wait), progress)
+    serve(server, Transport(grid, server.job, nodes, deadline=0.0), progress)
 
 
 def run_in_engine(
@@ -154,11 +146,16 @@ def run_in_engine(
     processes: int | None = None,
     deadline: float = 600.0,
 ) -> None:
-    """All devices in Flower's simulation engine, which shares them out among processes (ray)."""
+    """Run all devices in Flower's simulation engine, which shares them out among processes (ray).
+
+    Args:
+        server, app, progress: as of `run_in_process`.
+        processes: how many, one for each core by default.
+        deadline: seconds that a round waits for its devices.
+    """
     if importlib.util.find_spec("ray") is None:
         allowed = "'process' where ray is missing: pip install 'wflmc[flower]' brings it"
         raise InputError("runtime", "simulation", allowed)
-    cores = processes or os.cpu_count() or 1
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # one accelerator is not for all these processes
@@ -170,8 +167,9 @@ def run_in_engine(
     @center.main()
     def main(grid: Grid, context: Context) -> None:
         del context
-        serve(server, Post(grid, server.job, deadline=deadline, wait=deadline), progress)
+        serve(server, Transport(grid, server.job, deadline=deadline, wait=deadline), progress)
 
+    cores = processes or os.cpu_count() or 1
     backend: dict[str, Any] = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         "init_args": {"num_cpus": cores, "logging_level": "ERROR", "log_to_driver": False},

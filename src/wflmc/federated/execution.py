@@ -1,0 +1,365 @@
+"""A federation in a run folder: begun once and for all, run, resumed and finished.
+
+The folder `federation` in the run's own holds what the server and every device hold, and how far they have got; the
+files of a finished run stand beside it, as those of `wflmc run` do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from wflmc.errors import InputError
+from wflmc.evaluation import Evaluation, evaluate, preload
+from wflmc.federated import simulation
+from wflmc.federated.deployment import prepare
+from wflmc.federated.folder import SERVER, write_federation
+from wflmc.federated.job import NOISES, Job, federated_plan, make_job
+from wflmc.federated.loopback import run_on_loopback
+from wflmc.federated.server import LEDGER, LOG, Server, open_server, read_log, trace_of
+from wflmc.keys import secret_key
+from wflmc.planning import Plan
+from wflmc.privacy import ACCOUNTANTS, Ledger
+from wflmc.progress import ProgressBar
+from wflmc.runs import diagnose, plan_document, summary_document
+from wflmc.runs.execution import Task, ledger_document, spent_before, write_run
+from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml
+from wflmc.scenario.coverage import PRIVATE
+from wflmc.scenario.files import plain
+from wflmc.storage import naming_file, write_text
+
+RUNTIMES = ("simulation", "process", "deployment")
+STAND_IN = "data that stand in for the devices' own"
+UNFINISHED = "unfinished"
+"""In a federation that has not been written whole."""
+ADDRESS = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
+OTHER = {
+    "asked": "scenario",
+    "real": "kind of devices (real or simulated)",
+    "chains": "number of chains",
+    "own_data": "source of data",
+}
+"""What two federations differ in, in words."""
+
+
+class Options(NamedTuple):
+    """What the command was asked for."""
+
+    scenario: str
+    overrides: list[str] | None
+    runtime: str
+    given_noise: str | None
+    tolerate: int
+    chains: int | None
+    deadline: float
+    ledger: str | None
+    prepare: bool
+    own_data: bool
+    address: str | None
+
+    @property
+    def noise(self) -> str:
+        """Who adds the noise: simulated where this machine has all the data anyway."""
+        return self.given_noise or ("channel" if self.prepare else "simulated")
+
+    def check(self) -> None:
+        """Refuse options that are wrong, or do not go together."""
+        folder = None if self.ledger is None else Path(self.ledger).parent
+        address = self.address is None or re.fullmatch(ADDRESS, self.address)
+        protects = not self.prepare or self.noise != "simulated"
+        for good, option, given, allowed in (
+            (self.runtime in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
+            (self.noise in NOISES, "--noise", self.noise, f"one of {', '.join(NOISES)}"),
+            (protects, "--noise", self.noise, "channel or devices with --prepare: simulated noise protects nobody"),
+            (self.chains is None or self.chains >= 1, "--chains", self.chains, "at least 1"),
+            (0 < self.deadline < np.inf, "--deadline", self.deadline, "a number of seconds above 0"),
+            (folder is None or folder.is_dir(), "--ledger", self.ledger, "a file in a folder that is there"),
+            (self.address is None or self.prepare, "--address", self.address, "given with --prepare"),
+            (address, "--address", self.address, "host and port, such as 10.0.0.7:8000"),
+            (not self.own_data or self.prepare, "--own-data", True, "given with --prepare"),
+        ):
+            if not good:
+                raise InputError(option, given, allowed)
+
+    def identity(self, scenario: Scenario) -> dict[str, Any]:
+        """Return what makes two federations the same, as about.json has it."""
+        return {
+            "asked": to_toml(scenario),
+            "real": self.prepare,
+            "noise": self.noise,
+            "tolerate": self.tolerate,
+            "chains": self.chains or (1 if self.prepare else scenario.sampler.chains),
+            "own_data": self.own_data,
+            "address": self.address,
+            "ledger": None if self.ledger is None else str(Path(self.ledger).resolve()),
+        }
+
+
+class Result(NamedTuple):
+    """What a federation has found, and the files that were written; no evaluation where it was only prepared."""
+
+    scenario: Scenario
+    summary: dict[str, Any]
+    evaluation: Evaluation | None
+    files: list[Path]
+
+
+def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callable[[str], None]) -> Result:
+    """Run what is asked for, from its plan to its files, or go on with it.
+
+    Args:
+        options: of the command, checked.
+        folder: of the run, which no other process writes to.
+        bar: shows progress.
+        say: called with sentences for whoever waits.
+    """
+    began = time.perf_counter()
+    scenario = load_scenario(options.scenario, options.overrides)
+    inputs, place = build(scenario), folder / "federation"
+    job, document = _resumed(folder, scenario, options) or _begin(folder, scenario, inputs, options)
+    server = open_server(job, place / SERVER)
+    done, rounds = server.checkpoint.load().rounds, job.plan.rounds
+    if 0 < done < rounds:
+        say(f"Going on with the federation in {place} after {done} rounds.")
+    if options.prepare and done < rounds:
+        summary = {"folder": str(place), "rounds": done, "warnings": list(job.plan.warnings)}
+        return Result(scenario, summary, None, [])
+    if done < rounds:
+        try:
+            with bar("rounds", rounds) as advance:
+                _run(server, place, options, lambda now, _: advance(now), say)
+        except KeyboardInterrupt:
+            say("The same command goes on with this federation.")
+            raise
+        server = open_server(job, place / SERVER)  # which another process may have charged
+    return _finish(folder, scenario, inputs, server, document, options, began)
+
+
+def _run(
+    server: Server, place: Path, options: Options, progress: simulation.Progress, say: Callable[[str], None]
+) -> None:
+    """Run all rounds that are left."""
+    devices, deadline = simulation.devices_in(place), options.deadline
+    if options.runtime == "process":
+        simulation.run_in_process(server, devices, progress=progress)
+    elif options.runtime == "simulation":
+        simulation.run_in_engine(server, devices, progress=progress, deadline=deadline)
+    else:
+        prepare(place, server.job.plan.devices)
+        run_on_loopback(place, deadline=deadline, say=say, progress=progress)
+
+
+def _resumed(folder: Path, scenario: Scenario, options: Options) -> tuple[Job, dict[str, Any]] | None:
+    """Return job and plan.json of the federation in the folder; any other is refused, for its ledgers' sake."""
+    place = folder / "federation"
+    if not (place / "about.json").exists() or (place / UNFINISHED).exists():
+        return None
+    try:
+        about, document = (json.loads((place / name).read_text("utf-8")) for name in ("about.json", "plan.json"))
+    except (OSError, ValueError):
+        raise InputError("--out", str(place / "about.json"), "as wflmc wrote it") from None
+    for name, value in options.identity(scenario).items():
+        if about.get(name) != value:
+            what = OTHER.get(name, name)
+            allowed = f"another folder: it holds a federation with another {what}, whose ledgers are to be kept"
+            raise InputError("--out", str(folder), allowed)
+    return Job.load(place / SERVER), document
+
+
+def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Options) -> tuple[Job, dict[str, Any]]:
+    """Plan a federation and write its folders; return its job and plan.json."""
+    began, about, place = time.perf_counter(), options.identity(scenario), folder / "federation"
+    _check_folder(folder, about)
+    if options.noise != "simulated":  # it cannot be drawn again; and data that stand in for others' are nobody's
+        beyond = () if options.own_data else (item for item in inputs.not_covered if item.name != "sampler.seed")
+        inputs = inputs._replace(not_covered=tuple(beyond))
+    job = _job(scenario, inputs, options, about["chains"])
+    document = plan_document(_settled(scenario, job), inputs, received_plan(job), time.perf_counter() - began)
+    document["noise"] = options.noise
+    if job.plan.clips:
+        document["privacy"] |= _costs(job)
+    if (place / UNFINISHED).exists():
+        shutil.rmtree(place)
+    place.mkdir()
+    write_text(place / UNFINISHED, "")
+    with naming_file(place):
+        write_federation(place, scenario, inputs, job, with_data=not options.own_data)
+        if options.prepare:
+            where = {} if options.address is None else {"address": options.address}
+            prepare(place, job.plan.devices, deadline=options.deadline, **where)
+            path = place / SERVER / "ledger.jsonl"  # of its own, which names nobody: the server may not try data
+        else:
+            write_text(place / SERVER / LEDGER, about["ledger"] or "../../ledger.jsonl")
+            path = Path(about["ledger"] or folder / "ledger.jsonl")
+        if job.plan.clips:
+            _open_ledger(job.plan, inputs, path, options.prepare)
+    write_text(place / "plan.json", to_json(document))
+    write_text(place / "about.json", to_json(about))
+    (place / UNFINISHED).unlink()
+    return job, document
+
+
+def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> Job:
+    """Plan the rounds; real devices get a key that nobody knows, as anybody may know the scenario's seed."""
+    seed = scenario.sampler.seed
+    if seed == "secret" and not options.prepare:
+        allowed = "a number: it seeds where chains start. Noise by --noise channel or devices is secret without it"
+        raise InputError("sampler.seed", "secret", allowed)
+    how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate}
+    how["releases"] = chains if options.prepare else 1
+    spent = None if options.ledger is None else spent_before(options.ledger, inputs)
+    plan = federated_plan(scenario, inputs, **how, ledger=spent)
+    if options.own_data:
+        plan = replace(plan, warnings=tuple(warning.replace(PRIVATE, STAND_IN) for warning in plan.warnings))
+    key = secret_key() if options.prepare else jax.random.key(int(seed))
+    return make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
+
+
+def _check_folder(folder: Path, about: dict[str, Any]) -> None:
+    """Leave alone what others have written, and ledgers above all."""
+    place, ledger = folder / "federation", folder / "ledger.jsonl"
+    if (place / UNFINISHED).exists():  # of a command that was stopped, with its ledger
+        return
+    if place.exists():
+        raise InputError("--out", str(place), "a folder in which nothing else is called federation")
+    if ledger.exists() and not about["real"] and about["ledger"] != str(ledger.resolve()):
+        allowed = f"a folder without the ledger of another run; --ledger {ledger} spends from that one"
+        raise InputError("--out", str(folder), allowed)
+
+
+def _open_ledger(plan: Plan, inputs: Inputs, path: Path, real: bool) -> None:
+    """Begin or open the ledger of a federation, with what was spent before its first round."""
+    subject = "" if real else inputs.posterior.digest
+    ledger = Ledger(plan.privacy, plan.devices, subject=subject, enforced=plan.enforced, path=path)
+    if real and plan.ledger.any():
+        ledger.charge("before", 0, plan.ledger[None])
+    elif not real and inputs.release is not None:
+        ledger.charge(inputs.release.name, 0, inputs.release.loss, inputs.release.noise)
+
+
+def received_plan(job: Job) -> Plan:
+    """Return the plan with all the noise that the sums have when nobody is absent.
+
+    Where devices tolerate absences they add more than the plan's N0 together. What of it the server does not leave out
+    of its own noise counts here as the server's.
+    """
+    plan = job.plan
+    if not job.tolerate:
+        return plan
+    noise = np.array([job.round_noise(at, plan.weight[at] > 0) for at in range(plan.rounds)])
+    variance = noise * (plan.kick * plan.scale / plan.gain) ** 2
+    return replace(plan, server_noise=plan.server_noise + np.maximum(0.0, variance - plan.noise_variance))
+
+
+def _costs(job: Job) -> dict[str, Any]:
+    """Return `privacy` of plan.json, for what this transport and all chains that are given away cost."""
+    promise, spent = job.plan.privacy, job.planned_loss().sum(0)
+    costs: dict[str, Any] = {"spent": spent, "spent_max": spent.max()}
+    total = spent + job.plan.ledger
+    each = promise.epsilons_spent(total)
+    if each is not None:
+        costs |= {"epsilon_spent": each.max(), "epsilon_each": each}
+        costs["epsilon_by"] = {name: promise.epsilon_spent(total, name) for name in ACCOUNTANTS}
+    return dict(plain(costs))
+
+
+def _settled(scenario: Scenario, job: Job, **more: Any) -> Scenario:
+    """Return the scenario with what planning has chosen."""
+    sampler = scenario.sampler.model_copy(update={"burn_in": job.plan.burn_in, **more})
+    return scenario.model_copy(update={"sampler": sampler})
+
+
+def _finish(
+    folder: Path,
+    scenario: Scenario,
+    inputs: Inputs,
+    server: Server,
+    document: dict[str, Any],
+    options: Options,
+    began: float,
+) -> Result:
+    """Evaluate the samples and write the files of a run."""
+    preload()
+    job, ledger = server.job, server.ledger
+    plan, known = received_plan(job), not options.own_data
+    trace = replace(trace_of(server, inputs.posterior), plans=(plan,))
+    evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
+    about = _account(server, "deployment" if options.prepare else options.runtime)
+    alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own
+    causes = diagnose(scenario, inputs, plan, evaluation, changes=alike)
+    warnings, beyond = (*plan.warnings, *_notes(job, about["absences"])), document.get("not_covered", [])
+    summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes, beyond)
+    path = None if ledger is None else ledger.path
+    task = Task(_settled(scenario, job, chains=job.chains), inputs, job.plan, folder, path, 0, None, "")
+    summary["ledger"] = None if ledger is None else ledger_document(ledger, task)
+    summary["epsilon_spent"], summary["federation"] = about["epsilon_spent"], about
+    shutil.copyfile(server.folder / LOG, folder / LOG)
+    files = [*write_run(task, trace, document, summary), folder / LOG]
+    return Result(scenario, summary, evaluation, files)
+
+
+def _account(server: Server, runtime: str) -> dict[str, Any]:
+    """Return `federation` of summary.json: who sent, and what that cost by the ledger."""
+    job, rows = server.job, read_log(server.folder)
+    each = None if server.ledger is None else job.plan.privacy.epsilons_spent(server.ledger.spent)
+    return {
+        "runtime": runtime,
+        "noise": job.noise,
+        "tolerate": job.tolerate,
+        "releases": job.releases,
+        "asked": [row["asked"] for row in rows],
+        "sent": [row["sent"] for row in rows],
+        "absences": sum(len(row["absent"]) for row in rows),
+        "empty_rounds": sum(row["sent"] == 0 for row in rows),
+        "epsilon_spent": None if each is None else plain(float(each.max())),
+        "adjacency": job.plan.privacy.adjacency,
+    }
+
+
+def _notes(job: Job, absences: int) -> list[str]:
+    """Return what the numbers rest on, in sentences."""
+    by_devices, excess = job.noise == "devices", float(np.max(job.plan.active_devices / job.quorum))
+    notes = (
+        (
+            not by_devices,
+            "The radio channel is emulated: the server's process reads every device's message before it adds the "
+            "channel's noise, and epsilon holds for what it keeps and shows, not against that process. "
+            "--noise devices does not rely on it.",
+        ),
+        (
+            not by_devices and job.lattice is None,
+            "The noise is simulated: it is that of `wflmc run`, by sampler.seed, and protects nobody from whoever "
+            "knows the seed. --noise channel draws it from the operating system's entropy, on a lattice.",
+        ),
+        (
+            by_devices,
+            "Devices add the noise themselves, and the server reads every message: each is hidden by its own share of "
+            f"the noise alone, {int(job.quorum.max())} times the loss of the sum, which plan and ledger count.",
+        ),
+        (
+            by_devices and absences,
+            "Messages that came late or were rejected have left their devices all the same: they are not in this "
+            "ledger, but in those of the devices.",
+        ),
+        (
+            job.tolerate,
+            f"For {job.tolerate} absences every device adds 1/{int(job.quorum.min())} of the noise: with all there, "
+            f"sums have up to {excess:.3g} times the noise that they need. The exact law counts that; the bound and "
+            "the plan's own warnings are for as many absent.",
+        ),
+        (
+            absences,
+            f"{absences} times a device was asked and did not send: bound and exact law are those of the plan, in "
+            "which all do; ledger and chains are of what happened.",
+        ),
+    )
+    return [text for applies, text in notes if applies]
