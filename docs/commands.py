@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the page of commands is written from the commands themselves."""
+"""Generate the page of commands from the commands themselves, as a hook of mkdocs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import typer
 
 from wflmc.cli.app import app
 
-PLACE = "<!-- every command -->"
+PLACEHOLDER = "<!-- every command -->"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the help of every command where a page asks for it."""
-    return markdown.replace(PLACE, every_command()) if PLACE in markdown else markdown
+    """Insert the help of every command where a page has the placeholder."""
+    return markdown.replace(PLACEHOLDER, every_command()) if PLACEHOLDER in markdown else markdown
 
 
 def every_command() -> str:
-    """The help of all commands, as Markdown."""
+    """Return the help of all commands as Markdown."""
     group: Any = typer.main.get_command(app)
     return "\n\n".join(_one(name, command) for name, command in group.commands.items())
 

@@ -1,4 +1,4 @@
-"""The gallery: what each policy does on one common scenario, one picture each, and the table of what it is worth."""
+"""Draw what each policy does on one common scenario, and print the table of results."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def setting() -> tuple[Any, Any]:
-    """The posterior and the link of examples/fading.toml at 12 dB."""
+    """Return the posterior and the link of examples/fading.toml at 12 dB."""
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
     return posterior, wflmc.Link(wflmc.channel.rayleigh(power=0.01), snr_db=12)
 
 
-def made_by(name: str) -> Any:
-    """The plan of a policy in the common setting."""
+def plan_of(name: str) -> Any:
+    """Return the plan of a policy in the common setting."""
     posterior, link = setting()
     keywords = dict(POLICIES[name])
     privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30, accountant=keywords.pop("accountant", "exact"))
@@ -44,11 +44,11 @@ def made_by(name: str) -> Any:
 
 
 def table(names: Iterable[str]) -> str:
-    """What each is worth, as rows of Markdown: bound, exact W2², ESS, ε, all for the worst case."""
+    """Return rows of Markdown with bound, exact W2², ESS and ε of each policy, all for the worst case."""
     posterior, _ = setting()
     rows = []
     for name in names:
-        made = made_by(name)
+        made = plan_of(name)
         law = wflmc.exact_w2_sq(posterior, made)[made.burn_in :].max()
         ess = wflmc.evaluation.exact_ess(posterior, made).min()
         bound = np.max(made.bound[made.burn_in :])
@@ -59,14 +59,14 @@ def table(names: Iterable[str]) -> str:
 
 
 def draw_policies() -> None:
-    """Gain, excess noise, privacy spent and senders over the rounds, the paper's optimum in grey behind each."""
-    reference = made_by("optimized")
+    """Draw gain, excess noise, privacy loss and active devices over the rounds, with the default policy in grey."""
+    reference = plan_of("optimized")
     for name in POLICIES:
         figure = new_figure(10.5, 2.3)
         panels = figure.subplots(1, 4)
         if name != "optimized":
             _curves(panels, reference, GREY, 1.0)
-        _curves(panels, made_by(name), BLUE, 1.5)
+        _curves(panels, plan_of(name), BLUE, 1.5)
         for axes in panels:
             axes.axvline(50.5, color="black", linewidth=0.8)
             axes.grid(alpha=0.3)
@@ -87,12 +87,12 @@ def _curves(panels: Any, made: Any, color: str, width: float) -> None:
     excess.set_yscale("symlog", linthresh=0.1)
     excess.set_ylim(-0.02, 2e3)
     excess.set_title("excess noise, in units of 2η", fontsize=9)
-    spent.set_title("privacy loss spent, most of a device", fontsize=9)
+    spent.set_title("largest privacy loss of a device", fontsize=9)
     if made.clips:
         spent.plot(rounds, np.cumsum(made.loss, axis=0).max(-1), **look)
         spent.axhline(float(made.privacy.budget(made.devices)[0]), color="black", linestyle=":", linewidth=1)
     else:
-        spent.text(0.3, 0.6, "no promise", transform=spent.transAxes, ha="center", fontsize=9, color=color)
+        spent.text(0.3, 0.6, "no privacy", transform=spent.transAxes, ha="center", fontsize=9, color=color)
     senders.plot(rounds, made.active_devices, **look)
     senders.set_ylim(0, 32)
-    senders.set_title("devices sending, of 30", fontsize=9)
+    senders.set_title("active devices, of 30", fontsize=9)

@@ -1,4 +1,4 @@
-"""The idea in pictures: one channel for all, its noise against the gain, and chains at three gains."""
+"""Draw the idea: one channel for all devices, its noise against the gain, and chains at three gains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import wflmc
 
 
 def draw_channel() -> None:
-    """Devices that send at once, the sum in noise, and the two things that this noise is good for."""
+    """Draw devices that transmit at once, the noisy sum, and the two purposes of the noise."""
     figure = new_figure(9.5, 4.3)
     axes = figure.subplots()
     axes.set(xlim=(0, 19), ylim=(0, 8.6))
@@ -26,7 +26,7 @@ def draw_channel() -> None:
     axes.text(7.6, 4.5, "+", ha="center", va="center", fontsize=22, bbox={"boxstyle": "circle", "fc": "white"})
     axes.text(7.6, 7.6, "channel noise $z$", ha="center", fontsize=11, color=RED)
     _arrow(axes, (7.6, 7.3), (7.6, 5.35), RED)
-    _box(axes, 12.2, 4.5, 4.8, 1.6, "server hears\n$y = \\alpha\\,\\Sigma_k\\, g_k + z$", BLACK)
+    _box(axes, 12.2, 4.5, 4.8, 1.6, "server receives\n$y = \\alpha\\,\\Sigma_k\\, g_k + z$", BLACK)
     _arrow(axes, (8.4, 4.5), (9.7, 4.5), BLACK)
     _box(
         axes,
@@ -43,7 +43,7 @@ def draw_channel() -> None:
         1.8,
         5.2,
         1.9,
-        "it hides what any device\nhas sent: $(\\varepsilon, \\delta)$\ndifferential privacy",
+        "it protects what each device\nhas sent: $(\\varepsilon, \\delta)$\ndifferential privacy",
         ORANGE,
     )
     _arrow(axes, (13.6, 5.4), (14.6, 6.2), GREEN)
@@ -68,7 +68,7 @@ def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float], colo
 
 
 def draw_gain() -> None:
-    """Noise of the update and privacy loss of a round against the gain."""
+    """Draw the noise of the update and the privacy loss of a round against the gain."""
     figure = new_figure(7.6, 3.8)
     axes = figure.subplots()
     gain = np.geomspace(0.3, 3, 200)
@@ -79,7 +79,7 @@ def draw_gain() -> None:
     axes.fill_between(gain, np.minimum(channel, 1), 1, color=GREEN, alpha=0.2)
     axes.plot(gain, 0.45 * gain**2, color=ORANGE, linewidth=2, linestyle="-.", label="privacy loss of the round, ∝ α²")
     axes.axvline(1, color=GREY, linewidth=1)
-    axes.text(0.36, 1.25, "excess: samples\ntoo far apart", color=RED, fontsize=10)
+    axes.text(0.36, 1.25, "excess: samples\nspread too widely", color=RED, fontsize=10)
     axes.text(1.62, 0.6, "the server adds this:\nit protects nobody", color=GREEN, fontsize=10)
     axes.text(1.02, 0.105, "Langevin cap", color=BLACK, fontsize=10)
     axes.set(xscale="log", yscale="log", xlabel="gain α over the gain at the Langevin cap", ylabel="relative size")
@@ -92,7 +92,7 @@ def draw_gain() -> None:
 
 
 def draw_loudness() -> None:
-    """Chains on a two-dimensional posterior at three gains, with what each costs in privacy."""
+    """Draw chains on a two-dimensional posterior at three gains, with the privacy cost of each."""
     posterior = wflmc.gaussian_regression(jax.random.key(3), devices=30, dim=2)
     step, privacy = 0.4 / (posterior.mu + posterior.L), wflmc.Privacy(epsilon=1, delta=0.01, clip=30)
     ideal = wflmc.Link(wflmc.channel.static(), snr_db=100)
@@ -101,9 +101,9 @@ def draw_loudness() -> None:
     figure = new_figure(9.5, 3.5)
     panels = figure.subplots(1, 3, sharex=True, sharey=True)
     words = (
-        "quiet: far more noise than needed",
-        "at the Langevin cap: just right",
-        "louder: the server makes up for it",
+        "low gain: far more noise than needed",
+        "at the Langevin cap: the right noise",
+        "high gain: the server adds noise",
     )
     for axes, factor, text in zip(panels, (0.25, 1.0, 4.0), words, strict=True):
         gain = factor * at_cap.gain
@@ -111,13 +111,13 @@ def draw_loudness() -> None:
         trace = wflmc.sample(jax.random.key(1), posterior, made, chains=40)
         distance = wflmc.exact_w2_sq(posterior, made)[60:].max()
         _cloud(axes, posterior.exact, trace.theta.reshape(-1, 2))
-        axes.set_title(f"{text}\nα = {factor:g} × cap, W2² = {distance:.1g}, ε = {made.epsilon_spent:.0f}", fontsize=9)
+        axes.set_title(f"{text}\nα = {factor:g} × cap, W2² = {distance:.1g}, ε = {made.epsilon_spent:.0f} (replace)", fontsize=9)
     panels[0].set_ylabel("θ₂")
     save(figure, "idea_loudness")
 
 
 def _cloud(axes: Any, exact: Any, theta: Any) -> None:
-    """Samples, and the ellipses that hold half and 99 % of the posterior."""
+    """Draw samples, and the ellipses that contain half and 99 % of the posterior."""
     axes.plot(theta[:, 0], theta[:, 1], ".", color=BLUE, markersize=2.5, alpha=0.5, label="samples")
     turn = np.linspace(0, 2 * np.pi, 200)
     root = np.linalg.cholesky(exact.covariance)

@@ -1,4 +1,4 @@
-"""What the documentation's pictures have in common: where they go, their colours, how they are saved."""
+"""Share the folder, the colours and the saving of the documentation's pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, YELLOW = "#0072B2", "#E69F00", "#009E73", "#D5
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A figure of this size in inches."""
+    """Return a figure of this size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

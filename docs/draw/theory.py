@@ -1,4 +1,4 @@
-"""Regimes, the three distances and step sizes, as pictures."""
+"""Draw regimes, the three distances, and step sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HATCHES = {"lmc-limited": "", "power-limited": "//", "dp-limited": "\\\\"}
 
 
 def _single_sample(posterior: Any, snr_db: float, epsilon: float) -> Any:
-    """The setting of examples/static.toml."""
+    """Return the setting of examples/static.toml."""
     link = wflmc.Link(wflmc.channel.static(power=1e-4), snr_db=snr_db)
     privacy = wflmc.Privacy(epsilon=epsilon, delta=0.01, clip=30)
     keywords = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 1}
@@ -23,7 +23,7 @@ def _single_sample(posterior: Any, snr_db: float, epsilon: float) -> Any:
 
 
 def _limits(posterior: Any, levels: Any, epsilons: Any) -> Any:
-    """Theorem 1's three limits on the loss of a round, [limit, ε, SNR]: the smallest decides."""
+    """Return the three limits of Theorem 1 on the loss of a round, [limit, ε, SNR]: the smallest binds."""
     langevin = 30**2 * 0.4 / (posterior.mu + posterior.L)
     power = 2 * posterior.dim * 10 ** (levels / 10) * 1e-4
     budget = np.array([wflmc.Privacy(epsilon, 0.01, 30).budget(1)[0] for epsilon in epsilons]) / 51
@@ -31,7 +31,7 @@ def _limits(posterior: Any, levels: Any, epsilons: Any) -> Any:
 
 
 def draw_regimes() -> None:
-    """Which limit decides at which SNR and ε, and how the loss is spread over the rounds in each regime."""
+    """Draw which limit binds at which SNR and ε, and the loss over the rounds in each regime."""
     from matplotlib.patches import Patch
 
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
@@ -43,7 +43,7 @@ def draw_regimes() -> None:
     for index, name in enumerate(names):
         look = {"colors": [COLORS[name]], "hatches": [HATCHES[name]], "alpha": 0.6}
         plane.contourf(levels, epsilons, deciding == index, [0.5, 1.5], **look)
-    plane.set(xlabel="SNR (dB)", ylabel="ε (δ = 0.01)", title="which limit decides")
+    plane.set(xlabel="SNR (dB)", ylabel="ε (δ = 0.01, replace)", title="which limit binds")
     handles = [Patch(facecolor=COLORS[n], hatch=HATCHES[n], edgecolor="grey", alpha=0.6, label=n) for n in names]
     plane.legend(handles=handles, fontsize=9, loc="lower right")
     points = (("A", 30.0, 18.0, GREEN, "-"), ("B", 10.0, 12.0, BLUE, "--"), ("C", 30.0, 8.0, RED, "-."))
@@ -54,14 +54,14 @@ def draw_regimes() -> None:
         profile.plot(
             range(1, made.rounds + 1), made.loss.max(-1), color=color, linestyle=style, linewidth=2, label=label
         )
-    profile.set(xlabel="round", ylabel="privacy loss of the round", yscale="log", title="how the loss is spread")
+    profile.set(xlabel="round", ylabel="privacy loss of the round", yscale="log", title="loss over the rounds")
     profile.grid(alpha=0.3)
     profile.legend(fontsize=9)
     save(figure, "regimes")
 
 
 def draw_distances() -> None:
-    """Bound, exact law and chains over the rounds: where nothing goes wrong, and where clipping bites."""
+    """Draw bound, exact law and chains over the rounds, with little and with much clipping."""
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
     link = wflmc.Link(wflmc.channel.rayleigh(power=0.01), snr_db=30)
     privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30)
@@ -85,16 +85,16 @@ def _three(axes: Any, posterior: Any, made: Any, trace: Any) -> None:
     chains = wflmc.evaluation.estimate_w2_sq(theta, posterior.exact)
     floor, _ = wflmc.evaluation.floor_w2_sq(posterior.exact, float(made.step_size[-1]), chains=100, draws=1)
     axes.plot(rounds, made.bound, color=ORANGE, linestyle="--", linewidth=2, label="bound")
-    axes.plot(rounds, wflmc.exact_w2_sq(posterior, made), color=BLACK, linewidth=2, label="exact law, if unclipped")
-    axes.plot(rounds, chains.per_round, color=BLUE, linewidth=1.2, label="100 chains, as they ran")
-    axes.axhline(floor, color=GREY, linestyle=":", label="what 100 perfect chains would show")
+    axes.plot(rounds, wflmc.exact_w2_sq(posterior, made), color=BLACK, linewidth=2, label="exact law (no clipping)")
+    axes.plot(rounds, chains.per_round, color=BLUE, linewidth=1.2, label="100 chains")
+    axes.axhline(floor, color=GREY, linestyle=":", label="100 perfect chains")
     axes.axvline(made.burn_in + 0.5, color=GREY, linewidth=1)
     axes.set(yscale="log", xlabel="round")
     axes.grid(alpha=0.3)
 
 
 def draw_step_sizes() -> None:
-    """Bound, exact W2² and effective sample size against the step size."""
+    """Draw bound, exact W2² and effective sample size against the step size."""
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
     link = wflmc.Link(wflmc.channel.rayleigh(power=0.01), snr_db=20)
     privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30)
@@ -112,7 +112,7 @@ def draw_step_sizes() -> None:
     figure = new_figure(9.5, 3.5)
     distance, size = figure.subplots(1, 2)
     distance.plot(factors, [plan.objective for plan in made], color=ORANGE, linestyle="--", linewidth=2, label="bound")
-    distance.plot(factors, law, color=BLACK, linewidth=2, label="exact law, if unclipped")
+    distance.plot(factors, law, color=BLACK, linewidth=2, label="exact law (no clipping)")
     distance.plot(factors[::3], chains, "o", color=BLUE, label="100 chains")
     distance.set(yscale="log", ylabel="worst W2² after burn-in")
     size.plot(factors, ess, color=PURPLE, linewidth=2)
