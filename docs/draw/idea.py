@@ -111,7 +111,8 @@ def draw_loudness() -> None:
         trace = wflmc.sample(jax.random.key(1), posterior, made, chains=40)
         distance = wflmc.exact_w2_sq(posterior, made)[60:].max()
         _cloud(axes, posterior.exact, trace.theta.reshape(-1, 2))
-        axes.set_title(f"{text}\nα = {factor:g} × cap, W2² = {distance:.1g}, ε = {made.epsilon_spent:.0f} (replace)", fontsize=9)
+        numbers = f"α = {factor:g} × cap, W2² = {distance:.1g}, ε = {made.epsilon_spent:.0f} (replace)"
+        axes.set_title(f"{text}\n{numbers}", fontsize=9)
     panels[0].set_ylabel("θ₂")
     save(figure, "idea_loudness")
 

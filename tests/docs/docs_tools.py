@@ -1,4 +1,4 @@
-"""The pages of the documentation, the code blocks in them, and how each kind of block is tried."""
+"""Find the code blocks of the documentation's pages, run each kind of block, and compare shown with printed output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ONLY_FULL = {
     "for seed in range(20)": "forty plans, ten seconds",
     "wflmc run examples/fading.toml --set link.snr_db=30": "two runs of 100 chains, to be read off a table",
 }
-"""What is in lines that only WFLMC_FULL=1 runs, and why. A page may say it before a block: <!-- full: why -->."""
+"""Parts of lines that only WFLMC_FULL=1 runs, with the reason. Or a page puts <!-- full: why --> before a block."""
 NEVER = {
     "wflmc reproduce": "minutes to an hour; `make reproduce` and tests/cli/test_reproduce.py do it",
     "wflmc data": "asks the network",
@@ -47,9 +47,9 @@ NEVER = {
 """Commands that are only parsed."""
 
 TOLERANCE = 0.001
-"""How far numbers may be from those shown, relative: enough for float64 on any machine."""
+"""Largest relative difference from shown numbers: enough for float64 on any machine."""
 STANDARD_ERRORS = 3
-"""How many of them a number shown with its standard error, 0.12 ± 0.03, may be away."""
+"""Largest difference from a number shown with its standard error, 0.12 ± 0.03, in standard errors."""
 
 COMMENT = re.compile(r"<!-- (full|sampled): (.+) -->")
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+) *(?P<language>[\w-]*)(?P<rest>.*)$")
@@ -63,27 +63,27 @@ LANGUAGES = {
 
 @dataclass
 class Block:
-    """A code block: where it begins, what it is, and what is in it."""
+    """A code block: its page and line, its language and its text."""
 
     page: str
     line: int
     language: str
     text: str
     title: str = ""
-    said: dict[str, str] = field(default_factory=dict)
-    """What comments before the block say: why only the full tests run it (full), and what is random (sampled)."""
+    comments: dict[str, str] = field(default_factory=dict)
+    """HTML comments before the block: why only the full tests run it (full), and which lines are random (sampled)."""
 
     @property
     def kind(self) -> str:
-        """python, shell, toml, json, output, text; or unknown, which is an error."""
+        """Return python, shell, toml, json, output or text; or unknown, which is an error."""
         if self.language:
             return LANGUAGES.get(self.language, "unknown")
         first = self.text.strip().splitlines()[0]
         return "shell" if COMMAND.match(first) else "toml" if re.match(r"\[\w+\]", first) else "unknown"
 
     def tolerance(self, line: str) -> float:
-        """How far numbers of a line may be from those shown, relative: 5 % by <!-- sampled: R-hat max 5 % -->."""
-        for words, percent in re.findall(r"([^,]*?) *([\d.]+) %", self.said.get("sampled", "")):
+        """Return the relative tolerance of a line's numbers: 5 % by <!-- sampled: R-hat max 5 % -->."""
+        for words, percent in re.findall(r"([^,]*?) *([\d.]+) %", self.comments.get("sampled", "")):
             if line.startswith(words.strip()):
                 return float(percent) / 100
         return TOLERANCE
@@ -93,9 +93,9 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """All code blocks of a page, fenced and indented, in order."""
+    """Return all code blocks of a page, fenced and indented, in order."""
     lines, found, at, above = page.read_text(encoding="utf-8").splitlines(), [], 0, ""
-    said: dict[str, str] = {}
+    comments: dict[str, str] = {}
     while at < len(lines):
         begin, fence = at, FENCE.match(lines[at])
         if fence:
@@ -103,14 +103,15 @@ def blocks_of(page: Path) -> list[Block]:
             at = next(i for i in range(begin + 1, len(lines)) if lines[i].rstrip() == close)
             title = re.search(r'title="([^"]+)"', fence["rest"])
             text = textwrap.dedent("\n".join(lines[begin + 1 : at]))
-            found.append(Block(page.name, begin + 1, fence["language"], text, title[1] if title else "", said))
+            found.append(Block(page.name, begin + 1, fence["language"], text, title[1] if title else "", comments))
         elif lines[at].startswith("    ") and (at == 0 or not lines[at - 1].strip()) and not _in_list(above):
             while at + 1 < len(lines) and (lines[at + 1].startswith("    ") or not lines[at + 1].strip()):
                 at += 1
-            found.append(Block(page.name, begin + 1, "", textwrap.dedent("\n".join(lines[begin : at + 1])), "", said))
+            text = textwrap.dedent("\n".join(lines[begin : at + 1]))
+            found.append(Block(page.name, begin + 1, "", text, "", comments))
         elif lines[at].strip():
             comment = COMMENT.fullmatch(lines[at].strip())
-            said = {**said, comment[1]: comment[2]} if comment else {}
+            comments = {**comments, comment[1]: comment[2]} if comment else {}
             above = above if lines[at].startswith(" ") else lines[at]
         at += 1
     return found
@@ -122,21 +123,21 @@ def _in_list(above: str) -> bool:
 
 @dataclass
 class Reader:
-    """Someone who follows one page from top to bottom in an empty folder with the examples in it."""
+    """Follow one page from top to bottom in an empty folder that contains the examples."""
 
     call: Callable[..., tuple[int, str, str]]
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     printed: str | None = None
-    """What the last command or Python block printed; None where it was not run."""
+    """Output of the last command or Python block; None if it was not run."""
 
     def follow(self, block: Block) -> None:
-        """Do what a block says, or compare it with what was printed."""
+        """Run a block, or compare it with what was printed."""
         if block.title:
             Path(block.title).write_text(block.text, encoding="utf-8")
         getattr(self, block.kind)(block)
 
     def unknown(self, block: Block) -> None:
-        raise AssertionError(f"{block}: no rule covers this block; say what it is, such as ```text for a formula")
+        raise AssertionError(f"{block}: the kind of this block is unknown; label it, such as ```text for a formula")
 
     def text(self, block: Block) -> None:
         hidden = [line for line in block.text.splitlines() if COMMAND.match(line)]
@@ -210,11 +211,11 @@ class Reader:
             self._print(stream.getvalue())
 
     def _print(self, text: str) -> None:
-        """A block has printed what all its commands have; what was not run is not known."""
+        """Append to what the block has printed; None if one of its commands was not run."""
         self.printed = None if self.printed is None else self.printed + text
 
     def _wflmc(self, block: Block, line: str, arguments: list[str]) -> None:
-        """Parse it in any case; run it unless a table says why not."""
+        """Parse the command in any case; run it unless a table says why not."""
         if arguments[0] in COMMANDS:
             COMMANDS[arguments[0]].make_context(arguments[0], list(arguments[1:]))
         if any(words in line for words in NEVER) or _waits(block, line):
@@ -229,11 +230,11 @@ class Reader:
 
 
 def _waits(block: Block, text: str) -> bool:
-    return not FULL and bool(block.said.get("full") or any(words in text for words in ONLY_FULL))
+    return not FULL and bool(block.comments.get("full") or any(words in text for words in ONLY_FULL))
 
 
 def compare(block: Block, shown: list[str], printed: str) -> None:
-    """Every shown line must have been printed: the same words, and numbers that the shown ones stand for."""
+    """Assert that every shown line was printed: the same words, and numbers within the tolerance."""
     now = _words(printed)
     for line in shown:
         wanted = _words(line).removesuffix("...").removesuffix("…").strip()
@@ -252,21 +253,21 @@ def compare(block: Block, shown: list[str], printed: str) -> None:
 
 
 def _words(text: str) -> str:
-    """A text without box drawing and with single spaces."""
+    """Return a text without box drawing and with single spaces."""
     return " ".join(re.sub("[\u2500-\u257f]", " ", text).split())
 
 
 def _value(number: str) -> tuple[float, float]:
-    """The value of a number as it is written, and the unit of its last digit."""
+    """Return the value of a number as written, and the unit of its last digit."""
     digits, _, exponent = number.replace("−", "-").partition("e")
     return float(number.replace("−", "-")), 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
 
 
 def _allowed(line: str, tolerance: float) -> list[tuple[float, float]]:
-    """The least and the largest that each number of a shown line stands for.
+    """Return the smallest and the largest allowed value of each number of a shown line.
 
-    That is the tolerance and half a unit of the last digit shown to both sides; standard errors where one is shown;
-    and for a number after "within" all up to it.
+    Allowed are the tolerance and half a unit of the last digit to both sides; standard errors if one is shown;
+    and for a number after "within" everything up to it.
     """
     numbers = list(NUMBER.finditer(line))
     found = []
@@ -283,8 +284,8 @@ def _allowed(line: str, tolerance: float) -> list[tuple[float, float]]:
 
 
 @contextlib.contextmanager
-def reading_room(folder: Path) -> Any:
-    """An empty folder with the examples in it, which is where one is while inside."""
+def in_empty_folder(folder: Path) -> Any:
+    """Work in an empty folder that contains the examples."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     before, path = Path.cwd(), list(sys.path)
     os.chdir(folder)

@@ -1,4 +1,4 @@
-"""The documentation: every block runs, every link and key exists, the site builds and asks nothing of the network."""
+"""Test the documentation: every block runs, every link, key and path exists, and the site builds and works offline."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ import pytest
 import wflmc
 from wflmc.scenario import Scenario
 
-from .docs_tools import COMMANDS, PAGES, ROOT, TOLERANCE, Block, Reader, blocks_of, compare, reading_room
+from .docs_tools import COMMANDS, PAGES, ROOT, TOLERANCE, Block, Reader, blocks_of, compare, in_empty_folder
 
 DOCS = ROOT / "docs"
 NAMES = [page.name for page in PAGES]
 
 
 def _with_advice(page: Path) -> bool:
-    """Whether a page shows what a diagnosis suggests."""
+    """Return whether a page shows a diagnosis."""
     return re.search(r"^ *diagnosis +1\.|wflmc\.advise", page.read_text(encoding="utf-8"), re.M) is not None
 
 
 @pytest.mark.parametrize(
     "page", [pytest.param(page, id=page.name, marks=[pytest.mark.advice] * _with_advice(page)) for page in PAGES]
 )
-def test_every_block_does_what_it_says(page, call, tmp_path):
+def test_every_block_runs_and_prints_what_is_shown(page, call, tmp_path):
     reader = Reader(call)
-    with reading_room(tmp_path):
+    with in_empty_folder(tmp_path):
         for block in blocks_of(page):
             reader.follow(block)
 
 
 def _prose(page: Path) -> str:
-    """A page without its code blocks."""
+    """Return a page without its code blocks."""
     return re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as Python-Markdown makes them."""
+    """Return the anchors of a page's headings, as Python-Markdown makes them."""
     headings = re.findall(r"^#+ (.+)$", _prose(page), re.M)
     plain = [
         re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower() for heading in headings
@@ -50,7 +50,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_links_lead_somewhere(page):
+def test_links_exist(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
         if re.match(r"https?://|mailto:", target):
             continue
@@ -115,7 +115,7 @@ def test_every_key_of_a_scenario_is_documented_with_its_default():
                 assert _is_default(given, fields[key].default), f"{section}.{key}: {given}"
 
 
-def test_the_gallery_shows_what_policies_are_worth_now(monkeypatch):
+def test_the_table_of_the_gallery_is_current(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     from docs.draw.gallery import POLICIES, table
 
@@ -140,12 +140,12 @@ R-hat max  1.18
 """
 
 
-def test_comments_hold_for_the_block_that_follows(tmp_path):
+def test_comments_apply_to_the_next_block_only(tmp_path):
     (tmp_path / "page.md").write_text(PAGE)
     marked, plain = blocks_of(tmp_path / "page.md")
-    assert marked.said == {"full": "long", "sampled": "R-hat max 5 %, ESS min 25 %"}
+    assert marked.comments == {"full": "long", "sampled": "R-hat max 5 %, ESS min 25 %"}
     assert [marked.tolerance(line) for line in ("R-hat max 1.18", "ESS min 400", "loss 7")] == [0.05, 0.25, 0.001]
-    assert plain.said == {}
+    assert plain.comments == {}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_comments_hold_for_the_block_that_follows(tmp_path):
     ],
 )
 def test_right_output_passes(shown, printed):
-    compare(Block("here", 1, "output", "", said={"sampled": "R-hat max 5 %, ESS min 25 %"}), [shown], printed)
+    compare(Block("here", 1, "output", "", comments={"sampled": "R-hat max 5 %, ESS min 25 %"}), [shown], printed)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_right_output_passes(shown, printed):
 )
 def test_wrong_output_fails(shown, printed):
     with pytest.raises(AssertionError):
-        compare(Block("here", 1, "output", "", said={"sampled": "R-hat max 5 %, ESS min 25 %"}), [shown], printed)
+        compare(Block("here", 1, "output", "", comments={"sampled": "R-hat max 5 %, ESS min 25 %"}), [shown], printed)
 
 
 def test_sampled_numbers_are_shown_with_their_error_or_a_tolerance():
@@ -197,7 +197,7 @@ def test_sampled_numbers_are_shown_with_their_error_or_a_tolerance():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The built site."""
+    """Return the folder of the built site."""
     for name in ("mkdocs", "material", "mkdocstrings"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: pip install 'wflmc[docs]'")
@@ -209,7 +209,7 @@ def site(tmp_path_factory) -> Path:
 
 
 class _Requests(html.parser.HTMLParser):
-    """What a browser would load for a page."""
+    """Collect what a browser would load for a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class _Requests(html.parser.HTMLParser):
             self.found.append(given.get("src") or "")
 
 
-def test_the_site_asks_nothing_of_the_network(site):
+def test_the_site_makes_no_network_requests(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > len(PAGES) - 2
     for page in pages:
