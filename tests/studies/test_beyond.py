@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import channel, report, studies
+from wflmc import channel, report
 from wflmc.data import Features
 from wflmc.evaluation import exact_ess
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.studies.beyond import ABLATION, RECIPES
+from wflmc.studies.beyond import ABLATION, RECIPES, beyond_ablation, beyond_gaussian, beyond_mnist
+from wflmc.studies.paper.fig6_fig7 import MultiSample
+from wflmc.studies.paper.fig8 import Mnist
 from wflmc.studies.study import Point
 
 from ..cli_tools import is_picture
@@ -29,11 +31,11 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "whitened.toml"
 def tables():
     """A point of every kind, on little data."""
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=6, examples=240)
-    linear = studies.beyond_gaussian(studies.BeyondGaussian(posterior, channels=2, chains=50, burn_in=12, samples=9))
+    linear = beyond_gaussian(MultiSample(posterior, experiments=2, rounds=21), chains=50)
     key = jax.random.key(1)
     features = Features(*synthetic_labels(key, 300, 5), *synthetic_labels(key, 100, 5, stream="test"))
-    setting = studies.BeyondMnist(features, experiments=2, devices=6)
-    images, without = studies.beyond_mnist(setting), studies.beyond_ablation(setting)
+    setting = Mnist(features, experiments=2, devices=6)
+    images, without = beyond_mnist(setting), beyond_ablation(setting)
     found: dict = {}
     for study, xs, schemes in (
         (linear, (30.0,), [linear.order]),
@@ -54,7 +56,7 @@ def test_every_scheme_is_measured(tables):
         assert all(row.y is None or np.isfinite(row.y) for row in rows)
     spent = {(row.scheme, row.x): row.y for row in tables["beyond_epsilon"]}
     for name in SOME_RECIPES:
-        assert spent[name, 20.0] <= RECIPES[name].epsilon * (1 + 1e-9)
+        assert spent[name, 20.0] <= RECIPES[name]["epsilon"] * (1 + 1e-9)
 
 
 def test_the_exact_objective_is_the_best_of_its_promise(tables):

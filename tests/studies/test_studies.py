@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import studies
 from wflmc.data import Features
 from wflmc.errors import InputError
 from wflmc.evaluation import estimate_w2_sq, floor_w2_sq
 from wflmc.posterior import Gaussian
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.studies import study as study_module
 from wflmc.studies.paper import fig8
-from wflmc.studies.paper.fig6_fig7 import SCHEMES, MultiSample, measure_w2
+from wflmc.studies.paper.fig6_fig7 import SCHEMES, MultiSample, measure_w2, multi_sample_study
+from wflmc.studies.reproduction import Reproduction
 from wflmc.studies.study import Point, Row, run_study
 
 from ..sampling.compile_tools import count_compilations
@@ -92,7 +91,7 @@ def test_the_floor_is_what_perfect_samples_give():
 def test_a_study_needs_two_experiments():
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
     with pytest.raises(InputError, match="at least 2"):
-        studies.multi_sample_study("fig6", MultiSample(posterior, experiments=1))
+        multi_sample_study("fig6", MultiSample(posterior, experiments=1))
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +104,12 @@ def labelled():
 
 def small(features, **changes):
     given = {"experiments": 3, "devices": 6, "burn_in": 20, "samples": 5, "clip": 30.0, "gain_power": 1.0, **changes}
-    return studies.Mnist(features, **given)
+    return fig8.Mnist(features, **given)
 
 
 def test_figure_8(labelled, monkeypatch):
     compiled = count_compilations(monkeypatch)
-    tables = run(studies.mnist_study(small(labelled)), None)
+    tables = run(fig8.mnist_study(small(labelled)), None)
     assert len(compiled) == 2  # the points with an SNR, and the one without
     paired = tables.pop("fig8_paired")
     assert set(tables) == {"fig8", "fig8_accuracy", "fig8_nll", "fig8_brier"}
@@ -124,14 +123,14 @@ def test_figure_8(labelled, monkeypatch):
         assert all(np.isfinite(row.y) and row.y_se >= 0 for row in rows)
         ideal = {(row.y, row.y_se) for row in rows if row.scheme == "noiseless"}
         assert len(ideal) == 1
-    again = run(studies.mnist_study(small(labelled)), None)
+    again = run(fig8.mnist_study(small(labelled)), None)
     assert again == {**tables, "fig8_paired": paired}
 
 
 def test_a_scheme_alone_scores_as_in_the_figure(labelled):
     """One chain planned, sampled and scored by hand is the figure with one experiment."""
     setting = small(labelled, experiments=1)
-    rows = run(studies.mnist_study(setting), None)["fig8_accuracy"]
+    rows = run(fig8.mnist_study(setting), None)["fig8_accuracy"]
     posterior = setting.posterior()
     plan = wflmc.plan(
         posterior, wflmc.Link(wflmc.channel.rayleigh(1.0), snr_db=20), wflmc.Privacy(50, 0.1, 30, "paper"),
@@ -147,16 +146,16 @@ def test_a_scheme_alone_scores_as_in_the_figure(labelled):
 def test_a_point_may_stop_early(labelled, monkeypatch):
     monkeypatch.setattr(fig8, "BATCH", 4)
     calls = []
-    real = fig8._experiments
+    real = fig8.experiments
 
     def counted(setting, posterior, schemes, snr_db, numbers, progress):
         calls.append(list(numbers))
         return real(setting, posterior, schemes, snr_db, numbers, progress)
 
-    monkeypatch.setattr(fig8, "_experiments", counted)
+    monkeypatch.setattr(fig8, "experiments", counted)
 
     def rows(**changes):
-        study = studies.mnist_study(small(labelled, experiments=12, **changes))
+        study = fig8.mnist_study(small(labelled, experiments=12, **changes))
         return study.measure(Point(20.0, ("optimized",)), lambda _: None)["fig8"]
 
     loose = rows(stop_se=0.9)
@@ -172,7 +171,7 @@ def test_a_point_may_stop_early(labelled, monkeypatch):
 
 
 def test_unlike_devices(labelled):
-    tables = run(studies.heterogeneity_study(small(labelled, experiments=2)), None)
+    tables = run(fig8.heterogeneity_study(small(labelled, experiments=2)), None)
     assert set(tables) == {f"heterogeneity{suffix}" for suffix in ("", "_accuracy", "_nll", "_brier", "_clip_rate")}
     rate = {(row.scheme, row.x): row.y for row in tables["heterogeneity_clip_rate"]}
     assert rate["blocks", 3000.0] == 0
@@ -187,6 +186,10 @@ def rows_of(figure, curves, xs):
     ]
 
 
+def claims_of(tables):
+    return Reproduction(None, "", None).claims(tables)
+
+
 def test_measured_claims_can_fail():
     xs = (10, 20, 25, 30)
     good = {
@@ -196,12 +199,12 @@ def test_measured_claims_can_fail():
     bad = {**good, "optimized": [3, 2.5, 2.5, 2.5], "no-dp": [2, 1, 1, 1]}
     for curves, holds in ((good, [True] * 3), (bad, [False] * 3)):
         tables = {name: rows_of("fig6", curves, xs) for name in ("fig6", "fig6_exact")}
-        assert [claim.holds for claim in studies.measured_claims(tables)] == holds
+        assert [claim.holds for claim in claims_of(tables)] == holds
     falling = {"optimized": [9, 4, 2, 1], "equal": [9, 5, 4, 3]}
     rising = {"optimized": [9, 4, 2, 4], "equal": [9, 5, 4, 3]}
     for curves, holds in ((falling, [True, True]), (rising, [False, False])):
         tables = {name: rows_of("fig7", curves, (10, 40, 50, 60)) for name in ("fig7", "fig7_exact")}
-        assert [claim.holds for claim in studies.measured_claims(tables)] == holds
+        assert [claim.holds for claim in claims_of(tables)] == holds
     scores = {
         "optimized": [0.06, 0.05, 0.05, 0.05], "equal": [0.06] * 4, "no-dp": [0.06, 0.04, 0.04, 0.04],
         "noiseless-dp": [0.05] * 4, "noiseless": [0.04] * 4, "sbfl": [0.7, 0.5, 0.3, 0.2],
@@ -212,8 +215,8 @@ def test_measured_claims_can_fail():
     unfair = {"equal - optimized": [0.01, 0.01, -0.03, 0.01], "optimized - no-dp": [-0.03, 0.02, 0.02, 0.02]}
     for curves, pairs, holds in ((scores, fair, [True] * 3), (wrong, unfair, [False] * 3)):
         tables = {"fig8": rows_of("fig8", curves, xs), "fig8_paired": rows_of("fig8", pairs, xs)}
-        assert [claim.holds for claim in studies.measured_claims(tables)] == holds
-    assert studies.measured_claims({}) == []
+        assert [claim.holds for claim in claims_of(tables)] == holds
+    assert claims_of({}) == []
 
 
 def test_settings_are_those_of_the_paper():
@@ -221,7 +224,7 @@ def test_settings_are_those_of_the_paper():
     six = MultiSample(None)
     assert (six.experiments, six.gain_power, six.epsilon, six.delta, six.clip) == (100, 0.01, 15, 0.01, 30)
     assert (six.rounds, six.step_factor) == (100, 0.4)
-    eight = studies.Mnist(None)
+    eight = fig8.Mnist(None)
     assert (eight.experiments, eight.devices, eight.gain_power, eight.epsilon, eight.delta) == (50, 30, 1e-4, 50, 0.1)
     assert (eight.clip, eight.burn_in, eight.samples, eight.step_factor, eight.partition) == (300, 550, 50, 2, "blocks")
 
@@ -262,9 +265,9 @@ def test_every_scheme_has_the_same_noise(point, labelled, monkeypatch):
     monkeypatch.setattr(MultiSample, "plans", lambda self, _, snr, burn_in: plans(self, "equal", snr, burn_in))
     rows = measure_w2("fig6", setting, 10.0, 10.0, 50, lambda _: None)["fig6"]
     assert len({row.y for row in rows}) == 1
-    of_mnist = studies.Mnist.plans
-    monkeypatch.setattr(studies.Mnist, "plans", lambda self, p, _, links: of_mnist(self, p, "equal", links))
-    study = studies.mnist_study(small(labelled))
+    of_mnist = fig8.Mnist.plans
+    monkeypatch.setattr(fig8.Mnist, "plans", lambda self, p, _, links: of_mnist(self, p, "equal", links))
+    study = fig8.mnist_study(small(labelled))
     tables = study.measure(Point(10.0, ("optimized", "equal", "no-dp")), lambda _: None)
     assert len({row.y for row in tables["fig8_nll"]}) == 1
 
@@ -281,7 +284,7 @@ def test_the_first_kept_round_counts(point):
 
 def test_means_and_standard_errors():
     values = np.array([1.0, 2.0, 4.0, 5.0])
-    tables = fig8._tables("fig8", {"equal": {"ece": values, "nll": values + 1}}, 20.0)
+    tables = fig8.tables_of("fig8", {"equal": {"ece": values, "nll": values + 1}}, 20.0, ("ece", "nll"))
     assert tables["fig8"] == [Row("fig8", "equal", 20.0, 3.0, pytest.approx(np.std(values, ddof=1) / 2))]
     assert tables["fig8_nll"][0].y == 4
     both = {"equal": {"ece": values}, "optimized": {"ece": values - np.array([0.1, 0.2, 0.1, 0.2])}}
@@ -292,11 +295,11 @@ def test_means_and_standard_errors():
 
 def test_every_part_of_a_point_is_in_its_name(labelled):
     other = labelled._replace(X=labelled.X + 1e-9)
-    identities = [studies.mnist_study(small(f)).identity for f in (labelled, other)]
+    identities = [fig8.mnist_study(small(f)).identity for f in (labelled, other)]
     assert identities[0] != identities[1]
-    study = studies.mnist_study(small(labelled))
+    study = fig8.mnist_study(small(labelled))
     same_x = [Point(1.0, ("a",)), Point(1.0, ("b",)), Point(1.0, ("a", "b")), Point(2.0, ("a",))]
-    assert len({study_module._key(study, point) for point in same_x}) == 4
+    assert len({study.key(point) for point in same_x}) == 4
 
 
 def test_the_floor_knows_how_draws_are_correlated():

@@ -1,7 +1,8 @@
-"""Tasks on the workers of a Dask cluster: here, or wherever a scheduler answers."""
+"""The Dask engine: tasks on workers of this machine, or of any scheduler that answers."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -18,7 +19,8 @@ from typing import Any
 import jax
 
 from wflmc.errors import InputError
-from wflmc.studies.engines import Failure, Progress, StudyError, Work, order
+from wflmc.studies.cache import Warn
+from wflmc.studies.engines import Engine, Failure, Progress, StudyError, Work, order
 
 cloudpickle: Any
 dask: Any
@@ -30,127 +32,140 @@ except ImportError:
 
 SETTINGS = {
     "distributed.nanny.pre-spawn-environ": {},  # as many BLAS threads as here: their number may show in the last bit
-    "distributed.scheduler.worker-saturation": 1.0,  # no task waits on a worker, to be blamed for the death of it
+    "distributed.scheduler.worker-saturation": 1.0,  # no task waits on a worker, to be blamed for its death
     "distributed.admin.large-graph-warning-threshold": "1GB",  # data of a study travel with its tasks
     "distributed.comm.timeouts.connect": "30s",
 }
 WAIT = 60.0
-"""Seconds for a scheduler to write its file, when both are started together."""
-KEPT = "Finished points are kept: the same command goes on."
-
-
-class Cluster:
-    """A cluster that is started, or asked, when there is the first task to compute."""
-
-    def __init__(self, address: str | None, workers: int | None, say: Callable[[str], None]) -> None:
-        self._address, self._workers, self._say = address, workers, say
-        self._stack = ExitStack()
-        self._found: Any = None
-
-    def compute(self, work: Work, tasks: Sequence[Any], progress: Progress) -> Iterator[tuple[int, Any]]:
-        """An engine: points are tasks of Dask, and come back as values.
-
-        Dask computes a task again whose worker, or whose result, is lost. One that loses its worker time and again
-        is a failure. A worker that cannot be used ends the work: it would fail every point that it gets hold of.
-        """
-        del progress  # the parts of points are not told
-        if not tasks:
-            return
-        client = self._client()
-        call, batch = _sent_by_value(work), uuid.uuid4().hex[:12]
-        keys = {f"wflmc-{batch}-{index}": index for index in range(len(tasks))}
-        # Pickled here and not by Dask: a scheduler needs neither this package nor JAX.
-        sent = [cloudpickle.dumps(task) for task in tasks]
-        futures = client.map(call, sent, key=list(keys), pure=False)
-        try:
-            for future in distributed.as_completed(futures):
-                yield keys[future.key], _result(future)
-                future.release()
-        except distributed.CancelledError:
-            raise StudyError(f"The scheduler is gone, or has dropped the work. {KEPT}") from None
-        finally:
-            client.cancel([future for future in futures if not future.done()])
-
-    def close(self) -> None:
-        """Leave a scheduler elsewhere; end what was started here."""
-        self._stack.close()
-
-    def _client(self) -> Any:
-        if self._found is None:
-            self._stack.enter_context(dask.config.set(SETTINGS))
-            self._stack.enter_context(distributed.utils.silence_logging_cmgr(logging.CRITICAL))  # we say it ourselves
-            self._found = self._stack.enter_context(self._here() if self._address is None else self._elsewhere())
-        return self._found
-
-    def _here(self) -> Any:
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="wflmc-dask-"))
-        with _deaf():
-            cluster = distributed.LocalCluster(
-                n_workers=self._workers or (dask.system.CPU_COUNT if jax.default_backend() == "cpu" else 1),
-                threads_per_worker=1,
-                processes=True,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",  # any free port; 8787 may be another cluster's
-                scheduler_kwargs={"dashboard": False},
-                worker_dashboard_address=None,
-                local_directory=folder,
-                memory_limit=0,  # the sampler keeps its own, and results are small
-                silence_logs=logging.CRITICAL,
-                env=_compilations(),
-            )
-            self._stack.enter_context(cluster)
-        return distributed.Client(cluster)
-
-    def _elsewhere(self) -> Any:
-        address = str(self._address)
-        where = {"address": address}
-        if address.endswith(".json"):
-            where = {"scheduler_file": os.path.expanduser(address)}
-            self._wait_for(where["scheduler_file"])
-        try:
-            client = distributed.Client(**where)
-        except (OSError, ValueError) as error:
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError("--engine", f"dask:{address}", f"where a Dask scheduler answers ({why})") from None
-        if not client.scheduler_info(n_workers=1)["workers"]:
-            self._say(f"The scheduler at {address} has no workers yet; waiting for them.")
-        return client
-
-    def _wait_for(self, file: str) -> None:
-        if not os.path.exists(file):
-            self._say(f"{file} is not there yet; waiting up to {WAIT:.0f} s for a scheduler to write it.")
-        ends = time.monotonic() + WAIT
-        while not os.path.exists(file):
-            if time.monotonic() > ends:
-                raise InputError("--engine", f"dask:{file}", "the file that a Dask scheduler has written")
-            time.sleep(0.1)
+"""Seconds for a scheduler to write its file, when both are started at the same time."""
+RESUME = "Finished points are kept: the same command goes on."
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Ctrl-C waits until this is done: a cluster that is half started cannot be ended.
+def open_cluster(address: str | None, workers: int | None, warn: Warn) -> Iterator[Engine]:
+    """Yield the engine of a cluster that is started, or connected to, at the first task.
 
-    It reaches every process of a terminal, but none that is started here, nor those that a thread of here will start:
-    the command alone answers it, and then ends the workers.
+    Args:
+        address: of a scheduler, or the JSON file that it writes; None starts workers on this machine.
+        workers: number of workers on this machine.
+        warn: called while a scheduler or its workers are waited for.
+    """
+    with ExitStack() as stack:
+
+        @functools.cache
+        def client() -> Any:
+            stack.enter_context(dask.config.set(SETTINGS))
+            stack.enter_context(distributed.utils.silence_logging_cmgr(logging.CRITICAL))  # we report it ourselves
+            return stack.enter_context(_start(stack, workers) if address is None else _connect(address, warn))
+
+        def compute(work: Work, tasks: Sequence[Any], progress: Progress) -> Iterator[tuple[int, Any]]:
+            del progress  # workers do not report parts of points
+            if tasks:
+                yield from _compute(client(), work, tasks)
+
+        yield compute
+
+
+def _compute(client: Any, work: Work, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """Compute points as tasks of Dask, whose results come back as values.
+
+    Dask repeats a task whose worker, or whose result, is lost. One that loses its worker time and again is a failure.
+    A worker that cannot be used ends the work: it would fail every point that it is given.
+    """
+    batch = uuid.uuid4().hex[:12]
+    indices = {f"wflmc-{batch}-{index}": index for index in range(len(tasks))}
+    # Pickled here and not by Dask: a scheduler needs neither this package nor JAX.
+    pickled = [cloudpickle.dumps(task) for task in tasks]
+    futures = client.map(_pickled_by_value(work), pickled, key=list(indices), pure=False)
+    try:
+        for future in distributed.as_completed(futures):
+            yield indices[future.key], _result(future)
+            future.release()
+    except distributed.CancelledError:
+        raise StudyError(f"The scheduler is gone, or has dropped the work. {RESUME}") from None
+    finally:
+        client.cancel([future for future in futures if not future.done()])
+
+
+def _start(stack: ExitStack, workers: int | None) -> Any:
+    """Return a client of workers on this machine, which end with the stack."""
+    config: Any = jax.config
+    environment = {}
+    if config.jax_compilation_cache_dir is not None:  # workers share compiled code with this process
+        environment = {
+            "JAX_COMPILATION_CACHE_DIR": config.jax_compilation_cache_dir,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(config.jax_persistent_cache_min_compile_time_secs),
+        }
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wflmc-dask-"))
+    with _interrupts_deferred():
+        cluster = distributed.LocalCluster(
+            n_workers=workers or (dask.system.CPU_COUNT if jax.default_backend() == "cpu" else 1),
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",  # any free port; 8787 may be another cluster's
+            scheduler_kwargs={"dashboard": False},
+            worker_dashboard_address=None,
+            local_directory=folder,
+            memory_limit=0,  # the sampler has its own limit, and results are small
+            silence_logs=logging.CRITICAL,
+            env=environment,
+        )
+        stack.enter_context(cluster)
+    return distributed.Client(cluster)
+
+
+def _connect(address: str, warn: Warn) -> Any:
+    """Return a client of the scheduler at an address, or of the one that writes a JSON file."""
+    where = {"address": address}
+    if address.endswith(".json"):
+        where = {"scheduler_file": os.path.expanduser(address)}
+        _wait_for(where["scheduler_file"], warn)
+    try:
+        client = distributed.Client(**where)
+    except (OSError, ValueError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError("--engine", f"dask:{address}", f"where a Dask scheduler answers ({why})") from None
+    if not client.scheduler_info(n_workers=1)["workers"]:
+        warn(f"The scheduler at {address} has no workers yet; waiting for them.")
+    return client
+
+
+def _wait_for(file: str, warn: Warn) -> None:
+    if not os.path.exists(file):
+        warn(f"{file} is not there yet; waiting up to {WAIT:.0f} s for a scheduler to write it.")
+    deadline = time.monotonic() + WAIT
+    while not os.path.exists(file):
+        if time.monotonic() > deadline:
+            raise InputError("--engine", f"dask:{file}", "the file that a Dask scheduler has written")
+        time.sleep(0.1)
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Defer Ctrl-C until the block is done: a cluster that is half started cannot be ended.
+
+    Ctrl-C reaches every process of a terminal, except those started in this block and by threads started in it: the
+    command alone answers it, and then ends the workers.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    heard: list[int] = []
-    resource_tracker.ensure_running()  # the thread that starts it would hear again
-    answer = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    pending: list[int] = []
+    resource_tracker.ensure_running()  # a thread that starts it would unblock the signal
+    handler = signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, answer)
-        if heard:
+        signal.signal(signal.SIGINT, handler)
+        if pending:
             signal.raise_signal(signal.SIGINT)
 
 
-def _sent_by_value(work: Work) -> Callable[[bytes], Any]:
-    """A function that a scheduler can hold without importing anything of ours: it is no module's."""
+def _pickled_by_value(work: Work) -> Callable[[bytes], Any]:
+    """Return a function that a scheduler can hold without importing this package: it belongs to no module."""
     payload = order(cloudpickle.dumps(work))
 
     def call(task: bytes) -> Any:
@@ -167,22 +182,11 @@ def _sent_by_value(work: Work) -> Callable[[bytes], Any]:
 
 
 def _result(future: Any) -> Any:
-    """What came of a task."""
+    """Return the result of a task, or its failure."""
     if future.status != "error":
         return future.result()
     error = future.exception()
     if isinstance(error, distributed.KilledWorker):
         times = error.allowed_failures + 1
         return Failure(f"Its worker died {times} times (memory, perhaps). The same command tries it again.")
-    raise StudyError(f"{str(error).rstrip('.')}. {KEPT}")
-
-
-def _compilations() -> dict[str, str]:
-    """Where workers on this machine find compiled code: with this process."""
-    config: Any = jax.config
-    if config.jax_compilation_cache_dir is None:
-        return {}
-    return {
-        "JAX_COMPILATION_CACHE_DIR": config.jax_compilation_cache_dir,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(config.jax_persistent_cache_min_compile_time_secs),
-    }
+    raise StudyError(f"{str(error).rstrip('.')}. {RESUME}")

@@ -1,7 +1,7 @@
-"""Who computes the points: this process, one after the other, or the workers of a Dask cluster.
+"""Engines compute the points of a study: in this process, one after the other, or on the workers of a Dask cluster.
 
-An engine is a function from work and tasks to results as they come. A task that fails comes as a `Failure`, and the
-others go on. Work gives plain data, and the same wherever it is done.
+An engine is a function from work and tasks to results in the order of completion. A task that fails gives a `Failure`,
+and the others go on. Work returns plain data, the same wherever it is done.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
-from wflmc.studies.cache import JAX_SETTINGS, software
+from wflmc.studies.cache import JAX_SETTINGS, Warn, software
 
 Progress = Callable[[float], None]
 """Called with how much of the work is done."""
 Work = Callable[[Any, Progress], Any]
-"""From a task, and a function to be told how much of it is done, to plain data."""
+"""From a task, and a function that takes the share of it that is done, to plain data."""
 
 
 class Failure(NamedTuple):
-    """A task that came to nothing: why, in a sentence, and where in the code if nobody expected it."""
+    """A task without a result: why, in a sentence, and where in the code if the error was not expected."""
 
     reason: str
     traceback: str | None = None
 
 
 class StudyError(UnfinishedError):
-    """Points of a study failed, or those who compute them are gone; the sentence says what to do."""
+    """Points of a study failed, or the workers are gone; the sentence says what to do."""
 
 
 class Engine(Protocol):
     """Computes tasks."""
 
     def __call__(self, work: Work, tasks: Sequence[Any], progress: Progress, /) -> Iterator[tuple[int, Any]]:
-        """Numbers of tasks with their results, or failures, in the order in which they are done."""
+        """Yield indices of tasks with their results, or failures, in the order of completion."""
 
 
 def local(work: Work, tasks: Sequence[Any], progress: Progress) -> Iterator[tuple[int, Any]]:
-    """All tasks in this process, in order."""
+    """Compute all tasks in this process, in order."""
     for index, task in enumerate(tasks):
         yield index, attempt(work, task, part_of(progress, index, 1))
 
 
 def part_of(progress: Progress, start: float, size: float) -> Progress:
-    """Progress of a part of the work that begins at `start` and is `size` of the whole."""
+    """Return the progress of a part of the work that begins at `start` and is `size` of the whole."""
     return lambda share: progress(start + size * share)
 
 
 def attempt(work: Work, task: Any, progress: Progress) -> Any:
-    """The result of a task, or the failure that came instead."""
+    """Return the result of a task, or its failure."""
     try:
         return work(task, progress)
     except (InputError, SamplingError, OverspendError) as error:
@@ -65,56 +65,55 @@ def attempt(work: Work, task: Any, progress: Progress) -> Any:
 
 
 @contextmanager
-def open_engine(name: str, workers: int | None, say: Callable[[str], None]) -> Iterator[Engine]:
-    """The engine of a name: `local`, `dask` (workers on this machine) or `dask:ADDRESS` (of a scheduler).
+def open_engine(name: str, workers: int | None, warn: Warn) -> Iterator[Engine]:
+    """Yield the engine of a name: `local`, `dask` (workers on this machine) or `dask:ADDRESS` (of a scheduler).
 
-    A cluster is started, or asked, when there is the first task to compute, and left at the end.
+    A cluster is started, or connected to, at the first task, and left at the end.
 
     Args:
-        workers: how many on this machine; all cores by default, and one where JAX computes on an accelerator.
-        say: told when workers are waited for.
+        workers: number of workers on this machine; by default one per core, and one where JAX uses an accelerator.
+        warn: called while a scheduler or its workers are waited for.
     """
-    kind, _, address = name.partition(":")
-    if kind not in ("local", "dask") or (kind == "local" and name != "local") or name == "dask:":
+    kind, colon, address = name.partition(":")
+    if name != "local" and not (kind == "dask" and bool(colon) == bool(address)):
         raise InputError("--engine", name, "local, dask, or dask:ADDRESS with the address of a Dask scheduler")
     if workers is not None and (workers < 1 or name != "dask"):
         raise InputError("--workers", workers, "at least 1, and left out but with --engine dask")
-    if kind == "local":
+    if name == "local":
         yield local
         return
-    from wflmc.studies.cluster import Cluster  # distributed is optional
+    from wflmc.studies.cluster import open_cluster  # distributed is optional
 
-    cluster = Cluster(address or None, workers, say)
-    try:
-        yield cluster.compute
-    finally:
-        cluster.close()
+    with open_cluster(address or None, workers, warn) as engine:
+        yield engine
 
 
 def order(work: bytes) -> dict[str, Any]:
-    """What a worker is sent once for all tasks: work, pickled, and how it must be done for results to be the same.
+    """Return what a worker is sent once for all tasks: work, pickled, and the settings that decide its results.
 
-    Plain data, which a worker can read whatever its version is.
+    It is plain data, which a worker can read whatever its version is.
     """
     settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
     return {"work": work, "settings": settings, "software": software()}
 
 
 def perform(order: dict[str, Any], task: bytes) -> Any:
-    """Compute a task, pickled, on a worker; a `StudyError` where results would not be the same."""
+    """Compute a pickled task on a worker.
+
+    Raises:
+        StudyError: the worker's software or settings would give other results.
+    """
     config: Any = jax.config
     for name, value in order["settings"].items():
         if getattr(config, name) != value:
             config.update(name, value)
             software.cache_clear()
-    own, wanted = software(), order["software"]
-    unlike = [name for name in {**wanted, **own} if own.get(name) != wanted.get(name)]
-    if unlike:
-        said = ", ".join(f"{name} {_short(own.get(name))} instead of {_short(wanted.get(name))}" for name in unlike)
-        raise StudyError(f"it is not set up as this machine, and would give other numbers: {said}")
+    here, wanted = software(), order["software"]
+    differences = [
+        f"{name} {(here.get(name) or 'none')[:12]} instead of {(wanted.get(name) or 'none')[:12]}"
+        for name in {**wanted, **here}
+        if here.get(name) != wanted.get(name)
+    ]
+    if differences:
+        raise StudyError(f"it is not set up as this machine, and would give other numbers: {', '.join(differences)}")
     return attempt(pickle.loads(order["work"]), pickle.loads(task), lambda _: None)
-
-
-def _short(text: str | None) -> str:
-    """The beginning of a long digest; none at all where there is no such thing."""
-    return text[:12] if text else "none"

@@ -1,4 +1,4 @@
-"""Grids of values, and the points they span."""
+"""Grids of values, as `wflmc sweep --grid` takes them, and the points that they span."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import NamedTuple
 from wflmc.errors import InputError
 
 FORMS = "of the form KEY=a:b:step or KEY=v1,v2,..., such as link.snr_db=0:40:2"
-MOST = 1_000_000
-"""Points of a sweep."""
+MAX_POINTS = 1_000_000
 OPENING, CLOSING, QUOTES = "([{", ")]}", "\"'"
 
 
@@ -25,16 +24,15 @@ class Grid(NamedTuple):
 
 
 def parse_grid(text: str) -> Grid:
-    """A grid from `KEY=a:b:step`, both ends included, or from `KEY=v1,v2,...`.
+    """Return the grid of `KEY=a:b:step`, both ends included, or of `KEY=v1,v2,...`.
 
     >>> parse_grid("link.snr_db=0:1:0.5")
     Grid(key='link.snr_db', values=('0.0', '0.5', '1.0'))
     >>> parse_grid("link.power=[0.01,0.02],0.01").values
     ('[0.01,0.02]', '0.01')
     """
-    key, equals, given = text.partition("=")
-    key = key.strip()
-    if not (equals and key and given.strip()):
+    key, _, given = text.partition("=")
+    if not (key.strip() and given.strip()):
         raise InputError("--grid", text, FORMS)
     items = _split(given)
     if "" in items:
@@ -42,39 +40,39 @@ def parse_grid(text: str) -> Grid:
     ranges = [item for item in items if ":" in item and _number(item.partition(":")[0]) is not None]
     if ranges and len(items) > 1:
         raise InputError("--grid", text, "either one range or a list of values: " + FORMS)
-    values = _range(text, ranges[0]) if ranges else tuple(items)
+    values = _range(text, ranges[0]) if ranges else items
     if len({_meaning(value) for value in values}) < len(values):
         raise InputError("--grid", text, "of values that differ")
-    return Grid(key, values)
+    return Grid(key.strip(), tuple(values))
 
 
 def unquoted(value: str) -> str:
-    """A value without the quotation marks around it."""
+    """Return a value without the quotation marks around it."""
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in QUOTES else value
 
 
 def points(grids: Sequence[Grid]) -> list[tuple[str, ...]]:
-    """One value per grid for every point, the first grid's slowest."""
+    """Return one value per grid for every point; the first grid varies most slowly."""
     keys = [grid.key for grid in grids]
-    twice = [key for key in keys if keys.count(key) > 1]
-    if twice:
-        raise InputError("--grid", twice[0], "of keys that differ")
+    repeated = [key for key in keys if keys.count(key) > 1]
+    if repeated:
+        raise InputError("--grid", repeated[0], "of keys that differ")
     count = math.prod(len(grid.values) for grid in grids)
-    if count > MOST:
-        raise InputError("--grid", f"{count:,} points", f"at most {MOST:,}")
+    if count > MAX_POINTS:
+        raise InputError("--grid", f"{count:,} points", f"at most {MAX_POINTS:,}")
     return list(itertools.product(*(grid.values for grid in grids)))
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are in no bracket and no quotation."""
+    """Split a text at the commas outside brackets and quotation marks."""
     items, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
             quote = "" if letter == quote else quote
         elif letter in QUOTES:
             quote = letter
-        elif letter in OPENING + CLOSING:
-            depth += 1 if letter in OPENING else -1
+        else:
+            depth += (letter in OPENING) - (letter in CLOSING)
         if letter == "," and not depth and not quote:
             items.append("")
         else:
@@ -83,13 +81,13 @@ def _split(text: str) -> list[str]:
 
 
 def _meaning(value: str) -> Fraction | str:
-    """The same for texts of the same value."""
+    """Return the same for texts of the same value."""
     number = _number(value)
     return unquoted("".join(value.split())) if number is None else number
 
 
 def _number(text: str) -> Fraction | None:
-    """A decimal number, exactly; one beyond those of floats is none."""
+    """Return a decimal number exactly; None for other texts and for numbers beyond the range of floats."""
     try:
         number = Decimal(text.strip())
     except InvalidOperation:
@@ -97,28 +95,21 @@ def _number(text: str) -> Fraction | None:
     return Fraction(number) if number.is_finite() and abs(number.adjusted()) < 308 else None
 
 
-def _range(text: str, item: str) -> tuple[str, ...]:
-    """a, a + step, ..., b: counted in exact arithmetic, so that no rounding adds or loses an end."""
-    parts = item.split(":")
+def _range(text: str, item: str) -> list[str]:
+    """Return a, a + step, ..., b, in exact arithmetic, so that rounding neither adds nor loses an end."""
+    parts = [part.strip() for part in item.split(":")]
     numbers = [number for part in parts if (number := _number(part)) is not None]
     if len(parts) != 3 or len(numbers) != 3:
         raise InputError("--grid", text, "a range a:b:step of three numbers, such as link.snr_db=0:40:2")
     first, last, step = numbers
     if step == 0 or (last - first) * step < 0:
-        raise InputError("--grid", text, f"a range whose step leads from {parts[0].strip()} to {parts[1].strip()}")
+        raise InputError("--grid", text, f"a range whose step leads from {parts[0]} to {parts[1]}")
     steps = (last - first) / step
-    if steps >= MOST:
-        raise InputError("--grid", text, f"a range of at most {MOST:,} values")
+    if steps >= MAX_POINTS:
+        raise InputError("--grid", text, f"a range of at most {MAX_POINTS:,} values")
     if steps.denominator != 1:
-        end = _text(first + math.floor(steps) * step, False)
-        raise InputError("--grid", text, f"a range that ends at {parts[1].strip()}; this one would end at {end}")
-    whole = all(_is_whole(part) for part in parts)
-    return tuple(_text(first + index * step, whole) for index in range(int(steps) + 1))
-
-
-def _is_whole(text: str) -> bool:
-    return text.strip().lstrip("+-").isdigit()
-
-
-def _text(value: Fraction, whole: bool) -> str:
-    return str(int(value)) if whole else repr(float(value))
+        end = float(first + math.floor(steps) * step)
+        raise InputError("--grid", text, f"a range that ends at {parts[1]}; this one would end at {end}")
+    values = [first + index * step for index in range(int(steps) + 1)]
+    whole = all(part.lstrip("+-").isdigit() for part in parts)
+    return [str(int(value)) if whole else repr(float(value)) for value in values]

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wflmc.data import Features
 from wflmc.posterior import GaussianPosterior
-from wflmc.studies.beyond import (
-    BeyondGaussian,
-    BeyondMnist,
-    RecordSetting,
-    beyond_ablation,
-    beyond_gaussian,
-    beyond_mnist,
-    record_study,
-)
-from wflmc.studies.paper import measured_claims
-from wflmc.studies.paper.claim import Claim
-from wflmc.studies.paper.fig2_to_fig5 import NAMES, Setting, claims, closed_form_study
-from wflmc.studies.paper.fig6_fig7 import MultiSample, multi_sample_study
-from wflmc.studies.paper.fig8 import Mnist, heterogeneity_study, mnist_study
+from wflmc.studies.beyond import RECORD_SNR, beyond_ablation, beyond_gaussian, beyond_mnist, record_study
+from wflmc.studies.paper import fig2_to_fig5, fig6_fig7, fig8
+from wflmc.studies.paper.common import Claim, on_data
+from wflmc.studies.paper.fig2_to_fig5 import NAMES, Setting
 from wflmc.studies.study import Study, Tables
 
 PAPER_FIGURES = (*NAMES, "fig6", "fig7", "fig8")
@@ -52,32 +42,32 @@ class Reproduction:
     def studies(self, figure: str) -> tuple[list[Study], str]:
         """Return the studies whose tables the figure shows, and the line under its title."""
         if figure in NAMES:
-            return [closed_form_study(figure, Setting(self.gaussian))], self.source
+            return [fig2_to_fig5.closed_form_study(figure, Setting(self.gaussian))], self.source
         count = self.experiments or EXPERIMENTS[figure]
+        chains = fig6_fig7.MultiSample(self.gaussian, experiments=count, memory=self.memory)
         if figure in ("fig6", "fig7"):
-            chains = MultiSample(self.gaussian, experiments=count, memory=self.memory)
             promise = f"ε = {chains.epsilon:g}, δ = {chains.delta:g} (replace)"
             about = f"{self.source}; {promise}, S = {chains.rounds}, {count} experiments"
-            return [multi_sample_study(figure, chains)], about
+            return [fig6_fig7.multi_sample_study(figure, chains)], about
         if figure == "record":
-            record = RecordSetting(self.gaussian, channels=count)
-            return [record_study(record)], f"{self.source}; {record.snr_db:g} dB, S = 100, {count} channels"
+            return [record_study(chains)], f"{self.source}; {RECORD_SNR:g} dB, S = 100, {count} channels"
         assert self.features is not None
+        images = fig8.Mnist(self.features, experiments=count, stop_se=self.stop_se, memory=self.memory)
         if figure == "beyond":
-            linear = BeyondGaussian(self.gaussian, channels=min(count, 5))
-            images = BeyondMnist(self.features, experiments=count, memory=self.memory)
+            few = replace(chains, experiments=min(count, 5))
             about = f"left: {self.source}, ε = 15, δ = 0.01 (replace); middle and right: MNIST, {count} experiment"
-            work = [beyond_gaussian(linear), beyond_mnist(images), beyond_ablation(images)]
-            return work, about + "s" * (count > 1)
-        mnist = Mnist(self.features, experiments=count, stop_se=self.stop_se, memory=self.memory)
-        make = mnist_study if figure == "fig8" else heterogeneity_study
-        about = f"12,000 images on 30 devices; ε = {mnist.epsilon:g}, δ = {mnist.delta:g} (replace), 550 + 50 rounds"
-        return [make(mnist)], f"{about}, {'up to ' * (self.stop_se is not None)}{count} experiments"
+            parts = [beyond_gaussian(few), beyond_mnist(images), beyond_ablation(images)]
+            return parts, about + "s" * (count > 1)
+        study_of = fig8.mnist_study if figure == "fig8" else fig8.heterogeneity_study
+        about = f"12,000 images on 30 devices; ε = {images.epsilon:g}, δ = {images.delta:g} (replace), 550 + 50 rounds"
+        return [study_of(images)], f"{about}, {'up to ' * (self.stop_se is not None)}{count} experiments"
 
     def claims(self, tables: Tables) -> list[Claim]:
         """Return the paper's stated outcomes of the figures whose tables there are, with our numbers."""
-        found = claims(Setting(self.gaussian)) if set(NAMES) & set(tables) else []
-        found += measured_claims(tables, self.gaussian)
+        found = fig6_fig7.claims(tables)
+        if set(NAMES) & set(tables):
+            found = [*fig2_to_fig5.claims(Setting(self.gaussian)), *found]
+        found = [*on_data(self.gaussian, found), *fig8.claims(tables)]
         if self.experiments is None:
             return found
         doubt = f"; only {self.experiments} experiments, which may not decide it"

@@ -1,6 +1,6 @@
-"""Running a study: its points one after the other or on many machines, each kept as soon as it is done.
+"""A study: grid points, what is measured at each of them, and running them with a cache.
 
-An interrupted study goes on where it stopped, and one that was done is read back.
+An interrupted study continues where it stopped, and a finished one is read back.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wflmc.studies.cache import Say, digest, key_of, load, save
-from wflmc.studies.engines import Engine, Failure, Progress, StudyError, Work, local, part_of
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Point", "Progress", "Study", "Tables", "digest", "part_of", "run_study", "run_tasks"]
+from wflmc.studies.cache import Warn, key_of, load, save
+from wflmc.studies.engines import Engine, Failure, Progress, StudyError, Work, local, part_of
 
 
 class Row(NamedTuple):
@@ -26,7 +27,15 @@ class Row(NamedTuple):
 
 
 Tables = dict[str, list[Row]]
-"""Rows by the name of the table they belong to."""
+"""Rows by the name of their table."""
+
+
+def mean_row(figure: str, scheme: str, x: float, values: NDArray[np.float64]) -> Row:
+    """Return the mean of values[n] over n experiments, None where it is not finite, with its standard error."""
+    mean = float(values.mean())
+    if not np.isfinite(mean):
+        return Row(figure, scheme, x, None)
+    return Row(figure, scheme, x, mean, float(values.std(ddof=1) / values.size**0.5) if values.size > 1 else None)
 
 
 class Point(NamedTuple):
@@ -37,7 +46,7 @@ class Point(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A figure as work to do."""
+    """A figure as a list of points."""
 
     name: str
     points: tuple[Point, ...]
@@ -47,34 +56,40 @@ class Study(NamedTuple):
     """All settings and data that decide the results, as plain values."""
     measure: Callable[[Point, Progress], Tables]
 
+    def key(self, point: Point) -> str:
+        """Return the name that the result of a point is cached under."""
+        return key_of({"study": self.name, "point": point, "identity": self.identity})
 
-def run_study(study: Study, folder: Path | None, progress: Progress, say: Say, engine: Engine = local) -> Tables:
-    """All tables of a study, in order of x and scheme.
 
-    A point that fails does not stop the others, which are kept; then it is an error.
+def run_study(study: Study, folder: Path | None, progress: Progress, warn: Warn, engine: Engine = local) -> Tables:
+    """Compute all tables of a study, in order of x and scheme.
 
     Args:
-        progress: called with the number of points done, and parts of them.
-        folder: where results of points are kept; None keeps none.
-        say: told of kept results that turn out to be damaged.
-        engine: who computes.
+        folder: cache of the results of points; None keeps none.
+        progress: called with the number of points done, fractions included.
+        warn: called with failures, and with cached results that turn out to be damaged.
+        engine: computes the points.
+
+    Raises:
+        StudyError: points failed; the others have been computed and are cached.
     """
-    measure = study.measure  # without the study: what is sent away should be small
+    measure = study.measure  # without the study: what is sent to workers should be small
 
     def work(point: Point, share: Progress) -> dict[str, list[list[Any]]]:
         return {name: [list(row) for row in rows] for name, rows in measure(point, share).items()}
 
-    keys = [_key(study, point) for point in study.points]
-    found, failed = {}, []
-    for index, result, _ in run_tasks(work, study.points, keys, folder, progress, say, engine):
+    keys = [study.key(point) for point in study.points]
+    results, failures = {}, 0
+    for index, result, _ in run_tasks(work, study.points, keys, folder, progress, warn, engine):
         if isinstance(result, Failure):
-            failed.append(f"{study.name} at {study.points[index]}: {result.reason}")
-            say(f"{failed[-1]}\n{result.traceback}" if result.traceback else failed[-1])
+            failures += 1
+            trace = f"\n{result.traceback}" if result.traceback else ""
+            warn(f"{study.name} at {study.points[index]}: {result.reason}{trace}")
         else:
-            found[index] = {name: [Row(*row) for row in rows] for name, rows in result.items()}
-    if failed:
-        raise StudyError(f"{len(failed)} of {len(keys)} points of {study.name} failed; the others are kept.")
-    return _assemble(study, [(point, found[index]) for index, point in enumerate(study.points)])
+            results[index] = result
+    if failures:
+        raise StudyError(f"{failures} of {len(keys)} points of {study.name} failed; the others are kept.")
+    return _assemble(study, [results[index] for index in range(len(keys))])
 
 
 def run_tasks(
@@ -83,43 +98,41 @@ def run_tasks(
     keys: Sequence[str],
     folder: Path | None,
     progress: Progress,
-    say: Say,
+    warn: Warn,
     engine: Engine,
 ) -> Iterator[tuple[int, Any, bool]]:
-    """The results of all tasks as they come: number, plain data or a `Failure`, and whether it had been kept.
+    """Yield results in the order of completion: index of the task, plain data or a `Failure`, whether it was cached.
 
     Args:
         work: from a task to plain data, the same wherever it is computed.
-        keys: the names that results are kept under, one for each task.
+        keys: names that results are cached under, one for each task.
+        folder, progress, warn, engine: those of `run_study`.
     """
-    kept = {}
+    cached = {}
     for index, key in enumerate(keys):
-        if folder is not None and (found := load(folder, key, say)) is not None:
-            kept[index] = found
-    done = len(kept)
+        if folder is not None and (result := load(folder, key, warn)) is not None:
+            cached[index] = result
+    done = len(cached)
     progress(done)
-    for index, result in kept.items():
+    for index, result in cached.items():
         yield index, result, True
-    rest = [index for index in range(len(tasks)) if index not in kept]
+    rest = [index for index in range(len(tasks)) if index not in cached]
     for place, result in engine(work, [tasks[index] for index in rest], part_of(progress, done, 1)):
         index, done = rest[place], done + 1
         if folder is not None and not isinstance(result, Failure):
-            save(folder, keys[index], result, say)
+            save(folder, keys[index], result, warn)
         progress(done)
         yield index, result, False
 
 
-def _assemble(study: Study, found: list[tuple[Point, Tables]]) -> Tables:
-    """One list of rows per table; what holds at every x is repeated at every x."""
-    xs = [point.x for point, _ in found if point.x is not None]
-    result: Tables = {}
-    for point, tables in found:
-        for name, rows in tables.items():
-            at = [row._replace(x=x) for x in xs for row in rows] if point.x is None else rows
-            result.setdefault(name, []).extend(at)
+def _assemble(study: Study, results: list[dict[str, list[list[Any]]]]) -> Tables:
+    """Return one list of rows per table; a result that holds at every x is repeated at every x."""
+    xs = [point.x for point in study.points if point.x is not None]
+    tables: Tables = {}
+    for point, result in zip(study.points, results, strict=True):
+        for name, plain in result.items():
+            rows = [Row(*row) for row in plain]
+            repeated = [row._replace(x=x) for x in xs for row in rows] if point.x is None else rows
+            tables.setdefault(name, []).extend(repeated)
     rank = {scheme: index for index, scheme in enumerate(study.order)}
-    return {name: sorted(rows, key=lambda row: (row.x, rank.get(row.scheme, 0))) for name, rows in result.items()}
-
-
-def _key(study: Study, point: Point) -> str:
-    return key_of({"study": study.name, "point": point, "identity": study.identity})
+    return {name: sorted(rows, key=lambda row: (row.x, rank.get(row.scheme, 0))) for name, rows in tables.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +12,14 @@ from wflmc import channel
 from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.evaluation import estimate_w2_sq, exact_w2_sq, floor_w2_sq
-from wflmc.planning import POLICIES, Plan, plan_many
+from wflmc.planning import Plan
 from wflmc.privacy import Privacy
 from wflmc.sampling import sample
-from wflmc.studies.paper.claim import Claim, Curves
-from wflmc.studies.study import Point, Progress, Row, Study, Tables, digest
+from wflmc.studies.cache import identity_of
+from wflmc.studies.engines import Progress
+from wflmc.studies.paper.common import SCHEMES, SNR_GRID, Claim, Curves, Measured, measured, plans_of
+from wflmc.studies.study import Point, Row, Study, Tables
 
-SCHEMES = tuple(POLICIES)
-SNR_GRID = tuple(float(x) for x in range(5, 45, 5))
 BURN_IN_GRID = tuple(float(x) for x in range(10, 100, 10))
 
 
@@ -45,26 +44,20 @@ class MultiSample:
         """η = 0.4/(μ + L)."""
         return float(self.step_factor / (self.posterior.mu + self.posterior.L))
 
-    def plans(self, scheme: str, snr_db: float, burn_in: int) -> list[Plan]:
-        """One plan per experiment, each on a channel of its own."""
-        # On an ideal link no channel is seen, and all experiments have the same plan.
-        drawn = self.experiments if POLICIES[scheme].wireless else 1
+    def links(self, snr_db: float) -> list[Link]:
+        """Return one link per experiment, each with a channel of its own."""
         fading = channel.rayleigh(self.gain_power)
-        made = plan_many(
-            self.posterior,
-            [Link(fading, snr_db, seed=self.seed + experiment) for experiment in range(drawn)],
-            Privacy(self.epsilon, self.delta, self.clip, "paper"),
-            step_size=self.step_size,
-            burn_in=burn_in,
-            samples=self.rounds - burn_in,
-            power=scheme,
-            bound="paper",
-        )
-        return made if drawn == self.experiments else made * self.experiments
+        return [Link(fading, snr_db, seed=self.seed + experiment) for experiment in range(self.experiments)]
+
+    def plans(self, scheme: str, snr_db: float, burn_in: int) -> list[Plan]:
+        """Return one plan per experiment, by the paper's bound and accountant."""
+        privacy = Privacy(self.epsilon, self.delta, self.clip, "paper")
+        given = {"step_size": self.step_size, "burn_in": burn_in, "samples": self.rounds - burn_in, "bound": "paper"}
+        return plans_of(scheme, self.posterior, self.links(snr_db), privacy, **given)
 
 
 def multi_sample_study(name: str, setting: MultiSample) -> Study:
-    """Figure 6 (against SNR, S_b = 50) or figure 7 (against S_b, 30 dB)."""
+    """Return figure 6 (against SNR, S_b = 50) or figure 7 (against S_b, 30 dB)."""
     if setting.experiments < 2:
         raise InputError("--experiments", setting.experiments, "at least 2: distances are estimated over chains")
 
@@ -74,13 +67,11 @@ def multi_sample_study(name: str, setting: MultiSample) -> Study:
         return measure_w2(name, setting, x, snr_db, burn_in, progress)
 
     grid = SNR_GRID if name == "fig6" else BURN_IN_GRID
-    settings = {k: v for k, v in dataclasses.asdict(setting).items() if k != "posterior"}
-    identity = {**settings, "data": digest(setting.posterior)}
-    return Study(name, tuple(Point(x, SCHEMES) for x in grid), SCHEMES, identity, measure)
+    return Study(name, tuple(Point(x, SCHEMES) for x in grid), SCHEMES, identity_of(setting, "posterior"), measure)
 
 
 def measure_w2(name: str, setting: MultiSample, x: float, snr_db: float, burn_in: int, progress: Progress) -> Tables:
-    """Worst W2² after burn-in of every scheme at one x: from chains, by the exact law, and the estimator's floor.
+    """Measure the worst W2² after burn-in of every scheme: from chains, by the exact law, and the estimator's floor.
 
     All schemes and experiments are one call of the sampler, with the same channels and noise for all schemes.
     """
@@ -88,9 +79,10 @@ def measure_w2(name: str, setting: MultiSample, x: float, snr_db: float, burn_in
     for index, scheme in enumerate(SCHEMES):
         plans[scheme] = setting.plans(scheme, snr_db, burn_in)
         progress(0.5 * (index + 1) / len(SCHEMES))
+    posterior = setting.posterior
     trace = sample(
         jax.random.key(setting.seed),
-        setting.posterior,
+        posterior,
         [plan for scheme in SCHEMES for plan in plans[scheme]],
         numbers=list(range(setting.experiments)) * len(SCHEMES),
         memory=setting.memory,
@@ -99,79 +91,69 @@ def measure_w2(name: str, setting: MultiSample, x: float, snr_db: float, burn_in
     )
     exact, estimated = [], []
     for scheme, theta in zip(SCHEMES, np.split(trace.theta, len(SCHEMES)), strict=True):
-        distance = estimate_w2_sq(theta, setting.posterior.exact)
+        distance = estimate_w2_sq(theta, posterior.exact)
         estimated.append(Row(name, scheme, x, distance.worst, distance.worst_se))
-        law = exact_w2_sq(setting.posterior, plans[scheme])
-        exact.append(Row(name, scheme, x, float(law[burn_in:].max())))
-    floor, floor_se = floor_w2_sq(
-        setting.posterior.exact, setting.step_size, setting.experiments, setting.rounds - burn_in
-    )
-    return {name: estimated, f"{name}_exact": exact, f"{name}_floor": [Row(name, "floor", x, floor, floor_se)]}
+        exact.append(Row(name, scheme, x, float(exact_w2_sq(posterior, plans[scheme])[burn_in:].max())))
+    floor = floor_w2_sq(posterior.exact, setting.step_size, setting.experiments, setting.rounds - burn_in)
+    return {name: estimated, f"{name}_exact": exact, f"{name}_floor": [Row(name, "floor", x, *floor)]}
 
 
-def claims_fig6(tables: Tables) -> list[Claim]:
-    curves, exact = Curves(tables["fig6"]), Curves(tables["fig6_exact"])
-    high = curves.x >= 20.0
-    gain, true_gain = (c.ratio("equal", "optimized", high) for c in (curves, exact))
-    above_ideal, true_above = (c.ratio("optimized", "noiseless-dp", c.x >= 25) for c in (curves, exact))
-    free, true_free = (float(c.y["no-dp"][c.x == 20.0][0] / c.y["noiseless"][0]) for c in (curves, exact))
+def _mean_gain(curves: Curves) -> float:
+    return float(np.exp(np.mean(np.log(curves.ratio("equal", "optimized", 20)))))
+
+
+def _above_ideal(curves: Curves) -> float:
+    return float(np.exp(np.mean(np.log(curves.ratio("optimized", "noiseless-dp", 25)))))
+
+
+def _above_noiseless(curves: Curves) -> float:
+    return float(curves.ratio("no-dp", "noiseless", 20)[0])
+
+
+def _largest_rise(curves: Curves) -> float:
+    """Return the largest rise from one S_b to the next, in combined standard errors (relative where there are none)."""
+    rises = []
+    for name, y in curves.y.items():
+        error = np.hypot(curves.error[name][1:], curves.error[name][:-1])
+        rises.append(np.max((y[1:] - y[:-1]) / np.where(error > 0, error, y[:-1])))
+    return float(np.max(rises))
+
+
+def _least_gain(curves: Curves) -> float:
+    return float(np.min(curves.ratio("equal", "optimized", 40)))
+
+
+FIG6: tuple[Measured, ...] = (
+    (
+        "equal over optimized from 20 dB on: mean ratio", 2.4, _mean_gain, (1.8, 3.2),
+        "the ratio of the exact laws is {:.2f}; the estimator's floor hides part of it",
+    ),
+    (
+        "optimized reaches noiseless-DP: mean ratio from 25 dB on", 1.0, _above_ideal, (0.0, 1.1),
+        "{:.2f} by the exact laws",
+    ),
+    (
+        "without DP, noiseless LMC is reached by 20 dB: ratio", 1.0, _above_noiseless, (0.0, 1.25),
+        "only because of the estimator's floor: {:.2f} by the exact laws",
+    ),
+)  # fmt: skip
+FIG7: tuple[Measured, ...] = (
+    (
+        "all schemes fall with S_b: largest rise in standard errors", "≤ 0", _largest_rise, (-np.inf, 1.0),
+        "largest relative rise of the exact laws {:.1%}",
+    ),
+    (
+        "equal over optimized from S_b = 40 on: smallest ratio", "> 1", _least_gain, (1.0, np.inf),
+        "{:.2f} by the exact laws",
+    ),
+)  # fmt: skip
+
+
+def claims(tables: Tables) -> list[Claim]:
+    """Return the outcomes stated of those of figures 6 and 7 that are among the tables."""
     return [
-        Claim(
-            "fig6",
-            "equal over optimized from 20 dB on: mean ratio",
-            2.4,
-            gain,
-            1.8 < gain < 3.2,
-            note=f"the ratio of the exact laws is {true_gain:.2f}; the estimator's floor hides part of it",
-        ),
-        Claim(
-            "fig6",
-            "optimized reaches noiseless-DP: mean ratio from 25 dB on",
-            1.0,
-            above_ideal,
-            above_ideal < 1.1,
-            note=f"{true_above:.2f} by the exact laws",
-        ),
-        Claim(
-            "fig6",
-            "without DP, noiseless LMC is reached by 20 dB: ratio",
-            1.0,
-            free,
-            free < 1.25,
-            note=f"only because of the estimator's floor: {true_free:.2f} by the exact laws",
-        ),
-    ]
-
-
-def claims_fig7(tables: Tables) -> list[Claim]:
-    curves, exact = Curves(tables["fig7"]), Curves(tables["fig7_exact"])
-
-    def fall(found: Curves) -> float:
-        """The largest rise from one S_b to the next, in combined standard errors (relative where there are none)."""
-        rises = []
-        for name, y in found.y.items():
-            error = np.hypot(found.error[name][1:], found.error[name][:-1])
-            rises.append(np.max((y[1:] - y[:-1]) / np.where(error > 0, error, y[:-1])))
-        return float(np.max(rises))
-
-    later = curves.x >= 40
-    least = float(np.min(curves.y["equal"][later] / curves.y["optimized"][later]))
-    true_least = float(np.min(exact.y["equal"][later] / exact.y["optimized"][later]))
-    return [
-        Claim(
-            "fig7",
-            "all schemes fall with S_b: largest rise in standard errors",
-            "≤ 0",
-            fall(curves),
-            fall(curves) < 1,
-            note=f"largest relative rise of the exact laws {fall(exact):.1%}",
-        ),
-        Claim(
-            "fig7",
-            "equal over optimized from S_b = 40 on: smallest ratio",
-            "> 1",
-            least,
-            least > 1,
-            note=f"{true_least:.2f} by the exact laws",
-        ),
+        claim
+        for name, rows in (("fig6", FIG6), ("fig7", FIG7))
+        if name in tables
+        for claim in measured(name, tables, rows)
     ]

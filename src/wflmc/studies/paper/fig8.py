@@ -16,18 +16,19 @@ from wflmc.baselines import sbfl
 from wflmc.channel import Link
 from wflmc.data import Features
 from wflmc.errors import InputError
-from wflmc.evaluation import Calibration, predictive_scores
-from wflmc.planning import POLICIES, Plan, plan_many
+from wflmc.evaluation import predictive_scores
+from wflmc.planning import POLICIES, Plan
 from wflmc.posterior import SoftmaxPosterior, softmax_regression
 from wflmc.privacy import Privacy
 from wflmc.sampling import sample
-from wflmc.studies.paper.claim import Claim, Curves
-from wflmc.studies.study import Point, Progress, Row, Study, Tables, digest, part_of
+from wflmc.studies.cache import identity_of
+from wflmc.studies.engines import Progress, part_of
+from wflmc.studies.paper.common import SCHEMES, SNR_GRID, Claim, Curves, plans_of
+from wflmc.studies.study import Point, Row, Study, Tables, mean_row
 
 IDEAL = tuple(name for name, policy in POLICIES.items() if not policy.wireless)
 """Schemes on an ideal link: the same at every SNR."""
-ORDER = (*POLICIES, "sbfl")
-SNR_GRID = tuple(float(x) for x in range(5, 45, 5))
+ORDER = (*SCHEMES, "sbfl")
 SCORES = ("ece", "accuracy", "nll", "brier")
 PARTITIONS = ("blocks", "dirichlet:1", "dirichlet:0.1", "by-label")
 """From devices alike to devices that hold one class each."""
@@ -35,9 +36,10 @@ CLIPS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
 PAIRS = (("equal", "optimized"), ("optimized", "no-dp"))
 """Schemes whose calibration errors are also compared experiment by experiment."""
 BATCH = 10
-"""Experiments between two looks at the standard error, where a study may stop early."""
+"""Experiments between two checks of the standard error, where a study may stop early."""
 
 Values = dict[str, NDArray[np.float64]]
+"""Scores by name, one of each for every experiment."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,20 @@ class Mnist:
     experiments: int = 50
     devices: int = 30
     gain_power: float = 1e-4
-    epsilon: float = 50.0
-    delta: float = 0.1
+    epsilon: float | None = 50.0
+    delta: float | None = 0.1
     clip: float = 300.0
+    example_clip: float | None = None
+    accountant: str = "paper"
+    bound: str = "paper"
     burn_in: int = 550
     samples: int = 50
     partition: str = "blocks"
+    intercept: bool = False
+    whiten: str = "none"
+    """Whitened coordinates: none, public, or private, which are paid for from the privacy budget."""
     step_factor: float = 2.0
+    init: str = "prior"
     seed: int = 0
     stop_se: float | None = None
     """Stop a point when the standard error of every scheme's calibration error is this share of it."""
@@ -66,178 +75,186 @@ class Mnist:
             raise InputError("--experiments", self.experiments, "at least 1")
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """All that decides the results, as plain values."""
-        settings = {k: v for k, v in dataclasses.asdict(self).items() if k != "features"}
-        return {**settings, "data": digest(self.features)}
+    def privacy(self) -> Privacy:
+        """Return the promise to the devices."""
+        unit = "device" if self.example_clip is None else "record"
+        accountant = "exact" if self.epsilon is None else self.accountant
+        return Privacy(self.epsilon, self.delta, self.clip, accountant, unit, self.example_clip)
 
     def posterior(self) -> SoftmaxPosterior:
-        """The training data over the devices."""
-        X, y = self.features.X, self.features.y
-        return softmax_regression(jax.random.key(self.seed), self.devices, X=X, y=y, partition=self.partition)
+        """Return the posterior of the training data over the devices, whitened where the coordinates are public."""
+        X, y, key = self.features.X, self.features.y, jax.random.key(self.seed)
+        plain = softmax_regression(key, self.devices, X=X, y=y, partition=self.partition, intercept=self.intercept)
+        return plain.whitened() if self.whiten == "public" else plain
 
-    def plans(self, posterior: SoftmaxPosterior, scheme: str, links: Sequence[Link]) -> list[Plan]:
-        """One plan for each link, by the paper's bound and accountant, for the average over the kept rounds."""
-        wireless = POLICIES[scheme].wireless  # on an ideal link all experiments have the same plan
-        made = plan_many(
+    def links(self, snr_db: float, numbers: Sequence[int]) -> list[Link]:
+        """Return the channels of some experiments."""
+        fading = channel.rayleigh(self.gain_power)
+        return [Link(fading, snr_db, seed=self.seed + number) for number in numbers]
+
+    def plans(self, posterior: SoftmaxPosterior, scheme: str, links: Sequence[Link], **options: Any) -> list[Plan]:
+        """Return one plan for each link, for the average over the kept rounds."""
+        return plans_of(
+            scheme,
             posterior,
-            links if wireless else links[:1],
-            Privacy(self.epsilon, self.delta, self.clip, "paper"),
+            links,
+            self.privacy,
             step_size=self.step_factor / (posterior.mu + posterior.L),
             burn_in=self.burn_in,
             samples=self.samples,
-            power=scheme,
             objective="average",
-            bound="paper",
+            bound=self.bound,
+            init=self.init,
             initial_w2_sq=0.0,  # adds the same to every plan's objective
+            **options,
         )
-        return made if wireless else made * len(links)
-
-    def score(self, posterior: SoftmaxPosterior, theta: NDArray[Any]) -> Calibration:
-        """Test scores of theta[chain, draw, m], one per chain."""
-        return predictive_scores(posterior, theta, self.features.X_test, self.features.y_test)
 
 
 def mnist_study(setting: Mnist) -> Study:
-    """Figure 8: calibration error, accuracy, log-likelihood and Brier score on the test set against SNR."""
+    """Return figure 8: calibration error, accuracy, log-likelihood and Brier score on the test set against SNR."""
     posterior = setting.posterior()
     wireless = tuple(scheme for scheme in ORDER if scheme not in IDEAL)
 
     def measure(point: Point, progress: Progress) -> Tables:
-        # The ideal schemes never look at the SNR; any will do.
-        values = _batches(setting, posterior, point.schemes, 0.0 if point.x is None else point.x, progress)
-        x = 0.0 if point.x is None else point.x
-        scores = {scheme: {name: own[name] for name in SCORES} for scheme, own in values.items()}
-        tables = _tables("fig8", scores, x)
+        x = point.x or 0.0  # schemes without an x do not depend on the SNR
+        values = _batches(setting, posterior, point.schemes, x, progress)
+        tables = tables_of("fig8", values, x, SCORES)
         if set(PAIRS[0]) <= set(values):
             tables["fig8_paired"] = [_paired(values, *pair, x) for pair in PAIRS]
         return tables
 
     points = (Point(None, IDEAL), *(Point(x, wireless) for x in SNR_GRID))
-    return Study("fig8", points, ORDER, setting.identity, measure)
+    return Study("fig8", points, ORDER, identity_of(setting, "features"), measure)
 
 
 def heterogeneity_study(setting: Mnist, snr_db: float = 30.0) -> Study:
-    """Test scores of the optimised scheme against the clipping threshold, for devices alike and unlike."""
+    """Return test scores of the optimised scheme against the clipping threshold, for devices alike and unlike."""
 
     def measure(point: Point, progress: Progress) -> Tables:
         (partition,), clip = point.schemes, float(point.x or 0)
-        own = dataclasses.replace(setting, partition=partition, clip=clip)
-        values = _batches(own, own.posterior(), ("optimized",), snr_db, progress)
-        return _tables("heterogeneity", {partition: values["optimized"]}, clip)
+        other = dataclasses.replace(setting, partition=partition, clip=clip)
+        values = _batches(other, other.posterior(), ("optimized",), snr_db, progress)
+        return tables_of("heterogeneity", {partition: values["optimized"]}, clip, (*SCORES, "clip_rate"))
 
     points = tuple(Point(clip, (partition,)) for partition in PARTITIONS for clip in CLIPS)
-    return Study("heterogeneity", points, PARTITIONS, {**setting.identity, "snr_db": snr_db}, measure)
+    identity = {**identity_of(setting, "features"), "snr_db": snr_db}
+    return Study("heterogeneity", points, PARTITIONS, identity, measure)
 
 
 def _batches(
     setting: Mnist, posterior: SoftmaxPosterior, schemes: Sequence[str], snr_db: float, progress: Progress
 ) -> dict[str, Values]:
-    """Scores of every scheme in every experiment; all in one call, or batch by batch until they are known well."""
-    size = setting.experiments if setting.stop_se is None else BATCH
-    found: dict[str, list[Values]] = {scheme: [] for scheme in schemes}
-    for first in range(0, setting.experiments, size):
-        numbers = range(first, min(first + size, setting.experiments))
-        part_done = part_of(progress, first / setting.experiments, len(numbers) / setting.experiments)
-        part = _experiments(setting, posterior, schemes, snr_db, numbers, part_done)
-        for scheme, values in part.items():
-            found[scheme].append(values)
-        joined = {s: {k: np.concatenate([v[k] for v in parts]) for k in parts[0]} for s, parts in found.items()}
-        if setting.stop_se is not None and all(_known(v["ece"], setting.stop_se) for v in joined.values()):
+    """Return scores of every scheme in every experiment; all at once, or by batches until the error is small enough."""
+    count, share = setting.experiments, setting.stop_se
+    size = count if share is None else BATCH
+    batches: list[dict[str, Values]] = []
+    for first in range(0, count, size):
+        numbers = range(first, min(first + size, count))
+        batch_progress = part_of(progress, first / count, len(numbers) / count)
+        batches.append(experiments(setting, posterior, schemes, snr_db, numbers, batch_progress))
+        joined = {
+            scheme: {name: np.concatenate([batch[scheme][name] for batch in batches]) for name in batches[0][scheme]}
+            for scheme in schemes
+        }
+        if share is not None and all(_settled(values["ece"], share) for values in joined.values()):
             break
     return joined
 
 
-def _known(values: NDArray[np.float64], share: float) -> bool:
+def _settled(values: NDArray[np.float64], share: float) -> bool:
     return bool(values.size > 1 and values.std(ddof=1) / values.size**0.5 <= share * values.mean())
 
 
-def _experiments(
+def experiments(
     setting: Mnist,
     posterior: SoftmaxPosterior,
     schemes: Sequence[str],
     snr_db: float,
     numbers: Sequence[int],
     progress: Progress,
+    **options: Any,
 ) -> dict[str, Values]:
-    """Scores of some experiments: the same channels, starts and noise for all schemes."""
-    fading, key = channel.rayleigh(setting.gain_power), jax.random.key(setting.seed)
-    links = [Link(fading, snr_db, seed=setting.seed + number) for number in numbers]
-    langevin = [scheme for scheme in schemes if scheme in POLICIES]
+    """Return scores of some experiments: the same channels, starts and noise for all schemes.
+
+    Args:
+        setting, posterior: of the experiments.
+        schemes: names of policies, and `sbfl`.
+        snr_db: of the links.
+        numbers: of the experiments, which decide their channels and noise.
+        progress: called with the share that is done.
+        options: further ones of the plans.
+    """
+    key, links = jax.random.key(setting.seed), setting.links(snr_db, numbers)
+    plans = {name: setting.plans(posterior, name, links, **options) for name in schemes if name in POLICIES}
     trace = sample(
         key,
         posterior,
-        [plan for scheme in langevin for plan in setting.plans(posterior, scheme, links)],
-        numbers=list(numbers) * len(langevin),
+        [plan for each in plans.values() for plan in each],
+        numbers=list(numbers) * len(plans),
         memory=setting.memory,
         progress=lambda done, rounds: progress(0.9 * done / rounds),
     )
-    thetas = dict(zip(langevin, np.split(trace.theta, len(langevin)), strict=True))
-    rates = dict(zip(langevin, np.split(trace.clip_rate.mean(1), len(langevin)), strict=True))
+    thetas = dict(zip(plans, np.split(trace.theta, len(plans)), strict=True))
+    rates = dict(zip(plans, np.split(trace.clip_rate.mean(1), len(plans)), strict=True))
     if "sbfl" in schemes:
         rounds = setting.burn_in + setting.samples
         thetas["sbfl"] = sbfl(key, posterior, links, rounds=rounds, numbers=numbers)[:, None]
     result = {}
     for scheme, theta in thetas.items():
-        scores = setting.score(posterior, theta)
+        scores = predictive_scores(posterior, theta, setting.features.X_test, setting.features.y_test)
         result[scheme] = {name: getattr(scores, name) for name in SCORES}
-        if scheme in rates:
+        if scheme in plans:
             result[scheme]["clip_rate"] = rates[scheme].astype(float)
+            result[scheme]["epsilon"] = np.array([plan.epsilon_spent for plan in plans[scheme]], dtype=float)
     return result
 
 
 def _paired(values: dict[str, Values], above: str, below: str, x: float) -> Row:
-    """The mean difference of two schemes' calibration errors, which share channels and noise."""
-    found = values[above]["ece"] - values[below]["ece"]
-    error = float(found.std(ddof=1) / found.size**0.5) if found.size > 1 else None
-    return Row("fig8", f"{above} - {below}", x, float(found.mean()), error)
+    """Return the mean difference of two schemes' calibration errors, which share channels and noise."""
+    return mean_row("fig8", f"{above} - {below}", x, values[above]["ece"] - values[below]["ece"])
 
 
-def _tables(name: str, values: dict[str, Values], x: float) -> Tables:
-    """Means and standard errors over experiments; the table of the study's own name holds the calibration error."""
-    tables: Tables = {}
-    for scheme, scores in values.items():
-        for score, found in scores.items():
-            table = name if score == "ece" else f"{name}_{score}"
-            error = float(found.std(ddof=1) / found.size**0.5) if found.size > 1 else None
-            tables.setdefault(table, []).append(Row(name, scheme, x, float(found.mean()), error))
-    return tables
+def tables_of(name: str, values: dict[str, Values], x: float, scores: Sequence[str]) -> Tables:
+    """Return means of some scores over experiments; the table that has the study's name holds the calibration error."""
+    figure = name.partition("_")[0]
+    return {
+        name if score == "ece" else f"{name}_{score}": [
+            mean_row(figure, scheme, x, each[score]) for scheme, each in values.items()
+        ]
+        for score in scores
+    }
 
 
-def claims_fig8(tables: Tables) -> list[Claim]:
-    ece = Curves(tables["fig8"])
-    langevin = [name for name in ece.y if name != "sbfl"]
-    worst = np.max([ece.y[name] for name in langevin], axis=0)
-    paired = Curves(tables["fig8_paired"])
-    over, error = paired.y["optimized - no-dp"], paired.error["optimized - no-dp"]
-    high = ece.x >= 20.0
+def claims(tables: Tables) -> list[Claim]:
+    """Return the outcomes stated of figure 8, where it is among the tables."""
+    if "fig8" not in tables:
+        return []
+    ece, paired = Curves(tables["fig8"]), Curves(tables["fig8_paired"])
+    sbfl_ece = ece.y["sbfl"]
+    worst = np.max([y for name, y in ece.y.items() if name != "sbfl"], axis=0)
+    margin, error = paired.y["optimized - no-dp"], paired.error["optimized - no-dp"]
+    high = ece.x >= 20
     gain, gain_error = paired.y["equal - optimized"][high], paired.error["equal - optimized"][high]
-    # Too little to see or to be sure of; with many experiments paired errors are smaller than what can be seen.
-    same = np.abs(over) < np.maximum(0.01 * ece.y["optimized"], 2 * error)
-    level = ", ".join(f"{x:g}" for x in ece.x[same])
+    # Too small to see or to be significant; with many experiments paired errors are smaller than what can be seen.
+    same = np.abs(margin) < np.maximum(0.01 * ece.y["optimized"], 2 * error)
+    level = ", ".join(f"{x:g}" for x in ece.x[same]) or "no"
+    rows: list[tuple[str, str, float, Any, str]] = [
+        (
+            "SBFL is worse calibrated than every WFLMC scheme: smallest ratio of ECE", "> 1",
+            float(np.min(sbfl_ece / worst)), np.all(sbfl_ece > worst),
+            "SBFL starts where the chains start; 20 iterations",
+        ),
+        (
+            "without DP, ECE is the lowest: smallest margin of optimized over it", "≥ 0",
+            float(np.min(margin)), np.all((margin >= 0) | same),
+            f"within 1 % or two errors at {level} dB; paired errors up to {error.max():.1g}",
+        ),
+        (
+            "optimized is no worse than equal from 20 dB on: mean difference of ECE", "≥ 0",
+            float(np.mean(gain)), np.all(gain >= -2 * gain_error),
+            f"paired standard error {gain_error.max():.1g} at each SNR",
+        ),
+    ]  # fmt: skip
     return [
-        Claim(
-            "fig8",
-            "SBFL is worse calibrated than every WFLMC scheme: smallest ratio of ECE",
-            "> 1",
-            float(np.min(ece.y["sbfl"] / worst)),
-            bool(np.all(ece.y["sbfl"] > worst)),
-            note="SBFL starts where the chains start; 20 iterations",
-        ),
-        Claim(
-            "fig8",
-            "without DP, ECE is the lowest: smallest margin of optimized over it",
-            "≥ 0",
-            float(np.min(over)),
-            bool(np.all((over >= 0) | same)),
-            note=f"within 1 % or two errors at {level or 'no'} dB; paired errors up to {error.max():.1g}",
-        ),
-        Claim(
-            "fig8",
-            "optimized is no worse than equal from 20 dB on: mean difference of ECE",
-            "≥ 0",
-            float(np.mean(gain)),
-            bool(np.all(gain >= -2 * gain_error)),
-            note=f"paired standard error {gain_error.max():.1g} at each SNR",
-        ),
+        Claim("fig8", statement, paper, ours, bool(holds), note=note) for statement, paper, ours, holds, note in rows
     ]
