@@ -1,11 +1,10 @@
 """What people see: figures, tables, and plans in words."""
 
-from wflmc.report.ablation import ablation
-from wflmc.report.figures import draw_figure, write_csv
-from wflmc.report.panels import draw_panels, draw_reliability
-from wflmc.report.plan_picture import check_picture, draw_plan
-from wflmc.report.record_picture import draw_record
+from wflmc.report.plan_figure import check_picture, draw_plan
+from wflmc.report.study_figures import draw_closed_form, draw_reliability, draw_study
+from wflmc.report.tables import write_csv
 from wflmc.report.text import (
+    ablation,
     answer_sentence,
     audit_table,
     capacity_tables,
@@ -22,11 +21,10 @@ __all__ = [
     "check_picture",
     "claims_table",
     "diagnosis_lines",
-    "draw_figure",
-    "draw_panels",
+    "draw_closed_form",
     "draw_plan",
-    "draw_record",
     "draw_reliability",
+    "draw_study",
     "plan_table",
     "write_csv",
 ]

@@ -1,30 +1,36 @@
-"""Figures of studies as drawings one can zoom, with the axes, labels and colours of the printed ones."""
+"""Figures of the studies, for pictures and pages: which table is shown in which panel, and how schemes look."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from wflmc.evaluation import Reliability
 from wflmc.planning.solvers.single_sample import DP, LMC, POWER
-from wflmc.report.figures import STYLES
-from wflmc.report.panels import _LOOKS, _PARTITION_LABELS, Layout
-from wflmc.report.parts import LEGEND_BELOW, Html, axis, figure, grid, join, log_axis, paragraph, table, value
-from wflmc.report.plan_picture import COLORS
-from wflmc.report.record_picture import LINES
-from wflmc.studies import FIGURES, Row
+from wflmc.report.figure import LOOKS, ORANGE, RED, SKY, YELLOW, Axis, Band, Bars, Figure, Line, Note, Panel
+from wflmc.report.matplotlib_pictures import draw_picture
+from wflmc.studies import FIGURES, Row, Setting
 
-SYMBOLS = {
-    "o": "circle-open",
-    "s": "square-open",
-    "^": "triangle-up-open",
-    "D": "diamond-open",
-    "x": "x-thin-open",
-    "v": "triangle-down-open",
-    "P": "cross-open",
-    "*": "star-open",
+LIMIT_COLORS = {LMC: YELLOW, POWER: SKY, DP: ORANGE}
+LIMIT_HATCHES = {LMC: "", POWER: "//", DP: "\\\\"}
+PLACES = ("optimized", "equal", "no-dp", "noiseless-dp", "noiseless", "sbfl")
+NAMES = {
+    "optimized": "WFLMC, optimized power",
+    "equal": "WFLMC, equal power",
+    "no-dp": "WFLMC without DP constraint",
+    "noiseless-dp": "noiseless LMC with DP",
+    "noiseless": "noiseless LMC",
+    "sbfl": "SBFL (point estimate)",
+    "device, exact": "a device is hidden, exact accountant",
+    "device, paper": "a device is hidden, the paper's accountant",
+    "record, exact": "one example is hidden, clipped to 9",
+    "blocks": "alike (40 of each class)",
+    "dirichlet:1": "Dirichlet, A = 1",
+    "dirichlet:0.1": "Dirichlet, A = 0.1",
+    "by-label": "one class each",
 }
-DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 SCORES = {
     "accuracy": "accuracy",
     "brier": "Brier score",
@@ -37,183 +43,204 @@ SCORES = {
     "chains": "W2² of clipped chains",
     "ablation": "ECE (20 disjoint bins)",
 }
-BARS = " Bars are two standard errors."
 
 
-def _dash(style: Any) -> str:
-    """Plotly's name of a line style of matplotlib, or its lengths in pixels."""
-    return DASHES[style] if isinstance(style, str) else ",".join(f"{3 * length}px" for length in style[1])
+class Shown(NamedTuple):
+    """A table as a panel."""
+
+    table: str
+    title: str
+    y_label: str
+    log: bool = False
 
 
-def _look(scheme: str, rank: int, styles: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Colour, marker and dashes of a curve, as in the printed figures."""
-    style = styles.get(scheme) or {**_LOOKS[rank % len(_LOOKS)], "label": _PARTITION_LABELS.get(scheme, scheme)}
-    return {
-        "name": style["label"],
-        "mode": "lines+markers",
-        "line": {"color": style["color"], "dash": _dash(style["linestyle"]), "width": max(1.2, 3 - 0.4 * rank)},
-        "marker": {"symbol": SYMBOLS[style["marker"]], "size": 7, "color": style["color"]},
-    }
+class Layout(NamedTuple):
+    """The panels of a study and what they share."""
+
+    title: str
+    x_label: str
+    panels: tuple[Shown, ...]
+    log_x: bool = False
+    own_legends: bool = False
+    """Whether panels have curves of their own."""
 
 
-def _curves(rows: Sequence[Row], styles: Mapping[str, dict[str, Any]] = STYLES) -> list[dict[str, Any]]:
-    """One curve per scheme with bars of two standard errors."""
-    traces = []
-    for rank, scheme in enumerate(dict.fromkeys(row.scheme for row in rows)):
-        own = [row for row in rows if row.scheme == scheme and row.y is not None]
-        trace: dict[str, Any] = {"x": [r.x for r in own], "y": [r.y for r in own], **_look(scheme, rank, styles)}
-        if any(row.y_se for row in own):
-            # A bar that reaches zero would have no end on a logarithmic scale.
-            down = [
-                min(2 * (r.y_se or 0.0), 0.7 * (r.y or 0.0)) if (r.y or 0.0) > 0 else 2 * (r.y_se or 0) for r in own
-            ]
-            up = [2 * (row.y_se or 0.0) for row in own]
-            trace["error_y"] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1}
-        if len(own) > 25:
-            trace["mode"] = "lines"
-        traces.append(trace)
-    return traces
-
-
-def _heights(traces: Sequence[dict[str, Any]]) -> list[float]:
-    """Everything that an axis must reach: curves and the ends of their bars."""
-    return [end for trace in traces for y, up in zip(trace["y"], _tops(trace), strict=True) for end in (y, y + up)]
-
-
-def _tops(trace: dict[str, Any]) -> list[float]:
-    return list(trace.get("error_y", {}).get("array") or [0.0] * len(trace["y"]))
-
-
-def _layout(x: dict[str, Any], y: dict[str, Any], curves: int = 5) -> dict[str, Any]:
-    """Axes, and a legend below with room for so many curves."""
-    room = 22 * curves
-    return {
-        "height": 370 + room,
-        "margin": {"l": 70, "r": 15, "t": 30, "b": 60 + room},
-        "xaxis": x,
-        "yaxis": y,
-        "legend": {**LEGEND_BELOW, "orientation": "v", "y": -0.21, "font": {"size": 12}},
-    }
-
-
-def curves_figure(name: str, rows: Sequence[Row]) -> Html:
-    """Figures 3 to 5: the bound of every scheme."""
-    study = FIGURES[name]
-    traces = _curves(rows)
-    layout = _layout(axis(study.x_label), log_axis("bound on W2²", [row.y for row in rows]), curves=len(traces))
-    return figure(name, traces, layout, f"{study.title}; the bound is the one printed in the paper.")
-
-
-def regimes_figure(rows: Sequence[Row]) -> Html:
-    """Figure 2: which limit rules, over SNR and step size."""
-    edges = {
-        name: {row.x: row.y for row in rows if row.scheme == name and row.y is not None} for name in (LMC, POWER, DP)
-    }
-    meet = _meeting(edges[POWER], edges[DP])
-    if meet is not None:
-        edges = {name: dict(sorted([*edge.items(), meet])) for name, edge in edges.items()}
-    top = 1.3 * max(edges[LMC].values(), default=1.0)
-    below = {"x": list(edges[LMC]), "y": list(edges[LMC].values())}
-    traces: list[dict[str, Any]] = [{**below, "name": LMC, "fill": "tozeroy", **_area(LMC)}]
-    for name in (POWER, DP):
-        if edges[name]:
-            x, y = list(edges[name]), list(edges[name].values())
-            traces.append(
-                {"x": [*x, *reversed(x)], "y": [*y, *[top] * len(x)], "name": name, "fill": "toself", **_area(name)}
-            )
-    layout = _layout(axis("SNR = P/(m N0) (dB)"), axis("step size η", range=[0, top]), curves=3)
-    return figure(
-        "fig2",
-        traces,
-        layout,
-        "Below the edge noise is free: sampling wants it anyway. Above it power or privacy rules.",
+def _distances(name: str) -> tuple[Shown, ...]:
+    return (
+        Shown(name, "estimated from chains", "worst W2² after burn-in", log=True),
+        Shown(f"{name}_exact", "exact law (no clipping, no Monte Carlo)", "worst W2² after burn-in", log=True),
     )
 
 
-def _meeting(power: Mapping[float, float], privacy: Mapping[float, float]) -> tuple[float, float] | None:
-    """SNR and step size, between two rows, where power gives way to privacy.
+LAYOUTS = {
+    **{
+        name: Layout(study.title, study.x_label, (Shown(name, "", "bound on W2² (as printed in the paper)", log=True),))
+        for name, study in FIGURES.items()
+    },
+    "fig6": Layout("W2² to the posterior against SNR", "SNR (dB)", _distances("fig6")),
+    "fig7": Layout("W2² to the posterior against burn-in, 30 dB", "rounds of burn-in S_b", _distances("fig7")),
+    "fig8": Layout(
+        "MNIST test set against SNR",
+        "SNR (dB)",
+        (
+            Shown("fig8", "expected calibration error", "ECE (20 disjoint bins)", log=True),
+            Shown("fig8_accuracy", "accuracy", "accuracy"),
+            Shown("fig8_nll", "negative log-likelihood", "NLL (nats)", log=True),
+        ),
+    ),
+    "beyond": Layout(
+        "Past the paper: its schemes and ours",
+        "SNR (dB)",
+        (
+            Shown("beyond_w2", "figure 6's setting", "W2², worst after burn-in (exact law)", log=True),
+            Shown("beyond", "figure 8's setting", "ECE (20 disjoint bins)", log=True),
+            Shown("beyond_accuracy", "figure 8's setting", "accuracy"),
+        ),
+        own_legends=True,
+    ),
+    "heterogeneity": Layout(
+        "Unlike devices and clipping, MNIST, 30 dB, optimized power",
+        "clipping threshold ℓ",
+        (
+            Shown("heterogeneity_accuracy", "accuracy", "accuracy"),
+            Shown("heterogeneity", "expected calibration error", "ECE (20 disjoint bins)"),
+            Shown("heterogeneity_clip_rate", "gradients clipped after burn-in", "share of gradients"),
+        ),
+        log_x=True,
+    ),
+    "record": Layout(
+        "What hiding one example instead of a device buys",
+        "ε (δ = 0.01, replace)",
+        (
+            Shown("record_budget", "privacy budget", "budget for Σ 2(αℓ)²/N0", log=True),
+            Shown("record", "distance to the posterior", "exact W2², worst after burn-in", log=True),
+        ),
+    ),
+}
 
-    The edge of power is proportional to the SNR, that of privacy does not depend on it.
-    """
-    if not power or not privacy:
-        return None
-    last, first = max(power), min(privacy)
-    return min(max(last + 10 * math.log10(privacy[first] / power[last]), last), first), privacy[first]
+
+def draw_study(name: str, tables: Mapping[str, Sequence[Row]], about: str, path: Path) -> list[Path]:
+    """Draw the picture of a study with all its tables; return the files (.png and .svg)."""
+    figure = study_figure(name, tables, about)
+    return draw_picture(figure, path.with_suffix(".png"), path.with_suffix(".svg"))
 
 
-def _area(name: str) -> dict[str, Any]:
-    red, green, blue = (int(COLORS[name][i : i + 2], 16) for i in (1, 3, 5))
-    return {
-        "mode": "lines",
-        "line": {"color": COLORS[name], "width": 2},
-        "fillcolor": f"rgba({red},{green},{blue},0.45)",
+def draw_closed_form(name: str, setting: Setting, rows: Sequence[Row], source: str, path: Path) -> list[Path]:
+    """Draw the picture of one of figures 2 to 5; return the files (.png and .svg)."""
+    epsilon = "" if name == "fig5" else f"ε = {setting.epsilon:g}, "
+    about = f"{source}; {epsilon}δ = {setting.delta:g} (replace), {setting.burn_in} + 1 rounds"
+    if name != "fig2":
+        return draw_study(name, {name: rows}, about, path)
+    return draw_picture(regimes(rows, about, setting), path.with_suffix(".png"), path.with_suffix(".svg"))
+
+
+def study_figure(name: str, tables: Mapping[str, Sequence[Row]], about: str = "") -> Figure:
+    """Return the figure of a study, with those of its panels whose tables are there."""
+    layout = LAYOUTS[name]
+    ticks = sorted({row.x for shown in layout.panels for row in tables.get(shown.table, ())})
+    panels = []
+    for table, title, label, log in layout.panels:
+        if table in tables:
+            floor = tables.get(f"{table}_floor", ())
+            panels.append(Panel([*curves(tables[table]), *_floor(floor)], Axis(label, log), title, table))
+    return Figure(
+        panels,
+        Axis(layout.x_label, layout.log_x, ticks=ticks if layout.log_x else None),
+        f"{layout.title}\n{about}",
+        same_y=name in ("fig6", "fig7"),
+        shared_legend=len(panels) > 1 and not layout.own_legends,
+    )
+
+
+def curves(rows: Sequence[Row]) -> list[Line]:
+    """Return one curve per scheme; later ones are thinner, as curves coincide in places."""
+    lines = []
+    for rank, scheme in enumerate(dict.fromkeys(row.scheme for row in rows)):
+        place = PLACES.index(scheme) if scheme in PLACES else rank % len(LOOKS)
+        chosen = [row for row in rows if row.scheme == scheme and row.y is not None]
+        color, marker, dash = LOOKS[place]
+        lines.append(
+            Line(
+                [row.x for row in chosen],
+                [row.y for row in chosen],
+                NAMES.get(scheme, scheme),
+                color,
+                dash,
+                marker,
+                width=max(0.9, 3.2 - 0.45 * rank),
+                error=[row.y_se or 0.0 for row in chosen] if any(row.y_se for row in chosen) else None,
+            )
+        )
+    return lines
+
+
+def _floor(rows: Sequence[Row]) -> list[Line]:
+    """Return what the estimator gives for perfect samples: nothing below it can be told apart."""
+    x, y = [row.x for row in rows], [row.y for row in rows]
+    return [Line(x, y, "floor of the estimator (perfect samples)", "#555555", ":", width=2)] if rows else []
+
+
+def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None) -> Figure:
+    """Return figure 2: which limit binds, over SNR and step size."""
+    edges = {
+        name: {row.x: row.y for row in rows if row.scheme == name and row.y is not None} for name in (LMC, POWER, DP)
     }
-
-
-def panel_figures(layout: Layout, tables: Mapping[str, list[Row]]) -> tuple[list[Html], set[str]]:
-    """The panels of a measured figure that are there, and the tables they show."""
-    drawn, used = [], set()
-    label = next((panel.y_label for panel in layout.panels if panel.y_label), "")
-    for panel in layout.panels:
-        if panel.table not in tables:
-            continue
-        used.add(panel.table)
-        traces = _curves(tables[panel.table])
-        floor = tables.get(f"{panel.table}_floor")
-        if floor is not None:
-            used.add(f"{panel.table}_floor")
-            line = {"color": "#555555", "dash": "dot", "width": 2}
-            points = {"x": [row.x for row in floor], "y": [row.y for row in floor]}
-            traces.append({**points, "name": "floor of the estimator (perfect samples)", "mode": "lines", "line": line})
-        ticks: dict[str, Any] = {"type": "log", "tickvals": sorted({row.x for row in tables[panel.table]})}
-        x = axis(layout.x_label, **(ticks if layout.log_x else {}))
-        said = panel.y_label or label
-        y = log_axis(said, _heights(traces)) if panel.log_y else axis(said)
-        bars = BARS if any(row.y_se for row in tables[panel.table]) else ""
-        said = f"{panel.title[:1].upper()}{panel.title[1:]}.{bars}"
-        drawn.append(figure(panel.table, traces, _layout(x, y, len(traces)), said))
-    return drawn, used
-
-
-def record_figures(tables: Mapping[str, list[Row]]) -> tuple[list[Html], set[str]]:
-    """What is promised against what it buys."""
-    drawn = []
-    labels = {"record_budget": "budget for Σ 2(αℓ)²/N0", "record": "exact W2², worst after burn-in"}
-    for name, label in labels.items():
-        if name in tables:
-            traces = _curves(tables[name], LINES)
-            layout = _layout(axis("ε (δ = 0.01, replace)"), log_axis(label, _heights(traces)), len(traces))
-            drawn.append(figure(name, traces, layout, "One curve for each of what is hidden, and by which accountant."))
-    return drawn, set(labels)
-
-
-def rest_figures(tables: Mapping[str, list[Row]], x_label: str) -> list[Html]:
-    """Curves of the tables that no printed figure shows."""
-    drawn = []
-    for name, rows in tables.items():
-        traces = _curves(rows)
-        layout = _layout(axis(x_label), axis(score_of(name)), len(traces))
-        drawn.append(figure(name, traces, layout, f"{name}.csv.{BARS}"))
-    return drawn
+    power, privacy = edges[POWER], edges[DP]
+    if power and privacy:
+        # Where they meet, between two rows: the edge of power is proportional to the SNR, that of privacy is constant.
+        last, first = max(power), min(privacy)
+        meet = min(max(last + 10 * math.log10(privacy[first] / power[last]), last), first)
+        edges = {name: dict(sorted([*edge.items(), (meet, privacy[first])])) for name, edge in edges.items()}
+    top = 1.3 * max(edges[LMC].values(), default=1.0) if setting is None else setting.step(0.5)
+    items: list[Line | Band | Bars] = []
+    notes = []
+    for name, edge in edges.items():
+        x, y = list(edge), list(edge.values())
+        below, above = ([0.0] * len(x), y) if name == LMC else (y, [top] * len(x))
+        if x:
+            items.append(Band(x, below, above, name, LIMIT_COLORS[name], 0.45, hatch=LIMIT_HATCHES[name]))
+            middle = len(x) // 2
+            notes.append(Note(x[middle], 0.5 * (below[middle] + above[middle]), name))
+    for factor, name in () if setting is None else ((0.4, "fig. 3a"), (0.13, "fig. 3b")):
+        height = setting.step(factor) if setting is not None else 0.0
+        items.append(Line([min(edges[LMC]), max(edges[LMC])], [height] * 2, f"step size of {name}", dash=":", width=1))
+        notes.append(Note(max(edges[LMC]) - 2, height, name))
+    return Figure(
+        [Panel(items, Axis("step size η", range=(0.0, top)), key="fig2", notes=notes)],
+        Axis("SNR = P/(m N0) (dB)", range=(min(edges[LMC]), max(edges[LMC]))),
+        f"Regimes of Theorem 1\n{about}",
+        "Below the edge, the channel noise is no more than Langevin sampling needs. Above it, transmit power or privacy "
+        "limits the gain.",
+        legend=False,
+    )
 
 
 def score_of(table: str) -> str:
-    """What a table measures, by its name."""
+    """Return what a table measures, by its name."""
     return SCORES.get(table.split("_", 1)[-1].removeprefix("ablation_"), table)
 
 
-def one_x_table(tables: Mapping[str, list[Row]], x_label: str) -> Html:
-    """Tables of one x only, side by side: a row for each scheme, a column for each table."""
-    schemes = dict.fromkeys(row.scheme for rows in tables.values() for row in rows)
-    found = {(name, row.scheme): row for name, rows in tables.items() for row in rows}
-    at = next(row.x for rows in tables.values() for row in rows)
-    rows = [(scheme, *(_measured(name, found.get((name, scheme))) for name in tables)) for scheme in schemes]
-    head = (f"at {x_label} = {at:g}", *(score_of(name) for name in tables))
-    return join([grid([table(rows, head)], "numbers"), paragraph("Means with their standard errors.")])
+def draw_reliability(bins: Reliability, about: str, path: Path) -> list[Path]:
+    """Draw the reliability diagram of a run; return the files (.png and .svg)."""
+    figure = reliability_figure(bins.confidence, bins.observed, bins.share, about)
+    return draw_picture(figure, path.with_suffix(".png"), path.with_suffix(".svg"))
 
 
-def _measured(name: str, row: Row | None) -> object:
-    if row is None or row.y is None:
-        return "–"
-    error = f" ± {row.y_se:.1g}" if row.y_se and row.y_se > 1e-6 * abs(row.y) else ""
-    return join([value(f"{name}.{row.scheme}", row.y, 3), error])
+def reliability_figure(confidence: Any, observed: Any, share: Any, about: str = "") -> Figure:
+    """Return confidence against accuracy, bin by bin, over all chains; bins of few examples are left out."""
+    count, full = len(share), [index for index, part in enumerate(share) if part > 1e-3]
+    seen = Line([confidence[i] for i in full], [observed[i] for i in full], "predictions", RED, marker="o")
+    ideal = Line([0, 1], [0, 1], "perfect calibration", "#8a93a0")
+    centres = [(index + 0.5) / count for index in range(count)]
+    return Figure(
+        [
+            Panel([ideal, seen], Axis("accuracy", range=(0, 1.02)), height=2),
+            Panel([Bars(centres, share, "share of examples", width=1 / count)], Axis("share", zero=True), height=0.7),
+        ],
+        Axis("confidence", range=(0, 1)),
+        f"Reliability on the test set\n{about}",
+        "Of predictions made with a confidence of 80 %, 80 % should be right: on the diagonal. Below it the model is "
+        "overconfident, above it underconfident. Bars show how many predictions have that confidence.",
+        stacked=True,
+        width=5.2,
+    )

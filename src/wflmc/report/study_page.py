@@ -1,34 +1,24 @@
-"""The page of a study: the paper's statements beside ours, and every figure as a drawing one can zoom."""
+"""The page of a study: the paper's statements beside ours, and every figure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from wflmc.errors import InputError
-from wflmc.report.page import Section, page
-from wflmc.report.panels import LAYOUTS
-from wflmc.report.parts import Html, facts, grid, join, missing, paragraph, table, text, value
-from wflmc.report.study_figures import (
-    curves_figure,
-    one_x_table,
-    panel_figures,
-    record_figures,
-    regimes_figure,
-    rest_figures,
-)
+from wflmc.report.figure import Axis, Figure, Panel
+from wflmc.report.blocks import Html, Section, boxes, grid, join, missing, page, paragraph, table, text, value
+from wflmc.report.plotly_figures import draw
+from wflmc.report.study_figures import LAYOUTS, curves, regimes, score_of, study_figure
 from wflmc.report.tables import read_rows
-from wflmc.report.text import verdict
-from wflmc.studies import FIGURES, NAMES, Claim, Row
+from wflmc.report.text import CONTRADICTS, verdict
+from wflmc.studies import Row
 
-EXTRA = ("record",)
-KNOWN = (*NAMES, *LAYOUTS, *EXTRA)
-TITLES = {"fig2": "Regimes of Theorem 1", "record": "What hiding one example instead of a device buys"}
-MARKS = {"holds": "✓ holds", "differs": "✗ differs", "the paper contradicts itself": "! the paper contradicts itself"}
+KNOWN = ("fig2", *LAYOUTS)
+MARKS = {"holds": "✓", "differs": "✗", CONTRADICTS: "!"}
 
 Tables = Mapping[str, list[Row]]
 
@@ -43,12 +33,6 @@ class ClaimLine(BaseModel):
     holds: bool
     contradiction: bool = False
     note: str = ""
-    data: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """holds, differs, or the paper contradicts itself."""
-        return verdict(Claim(self.figure, self.statement, self.paper, self.ours, self.holds, self.contradiction))
 
 
 class ClaimsFile(BaseModel):
@@ -59,119 +43,112 @@ class ClaimsFile(BaseModel):
 
 
 def is_study(folder: Path) -> bool:
-    """Whether a folder has the claims or the tables of a study."""
+    """Return whether a folder has the claims or the tables of a study."""
     return (folder / "claims.json").exists() or any(_figure_of(path.stem) for path in folder.glob("*.csv"))
 
 
-def study_page(folder: Path) -> str:
-    """The whole page of the study in a folder."""
-    claims = _claims(folder / "claims.json")
+def render_study(folder: Path) -> str:
+    """Return the page of the study in a folder."""
+    claims = _read_claims(folder / "claims.json")
     tables = {path.stem: read_rows(path) for path in sorted(folder.glob("*.csv")) if _figure_of(path.stem)}
     names = [name for name in KNOWN if any(_figure_of(table) == name for table in tables)]
-    sections = [Section("claims", "The paper's statements", _statements(claims, names))]
-    sections += [Section(name, _title(name), _drawn(name, tables)) for name in names]
+    listed = ", ".join(names) or "no figure"
+    sections = [Section("claims", "The paper's statements", _statements(claims, listed))]
+    for name in names:
+        title = name.replace("fig", "Figure ", 1) if name.startswith("fig") else name.capitalize()
+        shown = {table: rows for table, rows in tables.items() if _figure_of(table) == name}
+        sections.append(Section(name, title, _figures(name, shown)))
     sections.append(Section("again", "Make it again", _command(folder, claims, names)))
-    lead = f"What wflmc reproduce has left in this folder: {_list(names)}. Figures can be zoomed, and legends clicked."
+    lead = f"Results of wflmc reproduce in this folder: {listed}. Figures can be zoomed, and legends clicked."
     return page(f"Study {folder.resolve().name}", lead, sections)
 
 
-def _list(names: list[str]) -> str:
-    return ", ".join(names) or "no figure"
-
-
 def _figure_of(table: str) -> str | None:
-    """The figure that a table belongs to: the longest name that it begins with."""
-    found = [name for name in KNOWN if table == name or table.startswith(f"{name}_")]
-    return max(found, key=len) if found else None
+    """Return the figure that a table belongs to: the longest name that it begins with."""
+    return max((name for name in KNOWN if f"{table}_".startswith(f"{name}_")), key=len, default=None)
 
 
-def _claims(path: Path) -> ClaimsFile | None:
-    if not path.exists():
-        return None
+def _read_claims(path: Path) -> ClaimsFile | None:
     try:
-        return ClaimsFile.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return ClaimsFile.model_validate_json(path.read_bytes()) if path.exists() else None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InputError("report", str(path), f"as wflmc wrote it ({where}: {first['msg']})") from None
-    except (OSError, ValueError, RecursionError):
-        raise InputError("report", str(path), "as wflmc wrote it (it is not JSON)") from None
 
 
-def _title(name: str) -> str:
-    return name.replace("fig", "Figure ", 1) if name.startswith("fig") else name.capitalize()
-
-
-def _statements(claims: ClaimsFile | None, names: list[str]) -> Html:
+def _statements(claims: ClaimsFile | None, listed: str) -> Html:
     if claims is None:
         return missing("claims.json is missing: the study is not finished, or was stopped before its end.")
     if not claims.claims:
-        extra = _list(names)
-        return missing(
-            "The paper states nothing that {extra} could be held against: it goes past the paper.", extra=extra
-        )
-    counts = {name: sum(claim.verdict == name for claim in claims.claims) for name in MARKS}
-    boxes: list[tuple[str, object, object]] = [
-        ("statements of the paper", str(len(claims.claims)), f"tried on {claims.data or 'unknown data'}"),
-        ("hold", str(counts["holds"]), "within the tolerance of each"),
-        ("differ", str(counts["differs"]), "here; the reason is beside each"),
-        ("contradict the paper itself", str(counts["the paper contradicts itself"]), "its own theorem or numbers"),
+        return missing("The paper makes no statement about {listed}: this goes past the paper.", listed=listed)
+    verdicts = [verdict(claim.holds, claim.contradiction) for claim in claims.claims]
+    counts = [
+        ("statements of the paper", str(len(verdicts)), f"tested on {claims.data or 'unknown data'}"),
+        ("hold", str(verdicts.count("holds")), "within the tolerance of each"),
+        ("differ", str(verdicts.count("differs")), "here; the reason is beside each"),
+        ("contradict the paper itself", str(verdicts.count(CONTRADICTS)), "its own theorem or numbers"),
     ]
-    rows = [
-        (
-            claim.figure,
-            claim.statement,
-            _cell(f"claims.{index}.paper", claim.paper),
-            _cell(f"claims.{index}.ours", claim.ours),
-            MARKS[claim.verdict],
-            claim.note,
+    rows = []
+    for index, (claim, name) in enumerate(zip(claims.claims, verdicts, strict=True)):
+        paper, ours = (
+            given if isinstance(given, str) else value(f"claims.{index}.{key}", given, 4)
+            for key, given in (("paper", claim.paper), ("ours", claim.ours))
         )
-        for index, claim in enumerate(claims.claims)
-    ]
-    return join([facts(boxes), grid([table(rows, ("figure", "statement", "paper", "ours", "verdict", "why"))], "wide")])
+        rows.append((claim.figure, claim.statement, paper, ours, f"{MARKS[name]} {name}", claim.note))
+    head = ("figure", "statement", "paper", "ours", "verdict", "why")
+    return join([boxes(counts), grid([table(rows, head)], "wide")])
 
 
-def _cell(key: str, found: float | str | None) -> object:
-    return found if isinstance(found, str) else value(key, found, 4)
-
-
-def _drawn(name: str, tables: Tables) -> Html:
-    own = {table: rows for table, rows in tables.items() if _figure_of(table) == name}
-    drawn: list[Html] = []
+def _figures(name: str, tables: Tables) -> Html:
+    """Return the figure of a study panel by panel, then the tables that it does not show."""
     if name == "fig2":
-        drawn, used = [regimes_figure(own[name])] if name in own else [], {name}
-    elif name in FIGURES:
-        drawn, used = [curves_figure(name, own[name])] if name in own else [], {name}
-    elif name == "record":
-        drawn, used = record_figures(own)
-    else:
-        drawn, used = panel_figures(LAYOUTS[name], own)
-    x_label = LAYOUTS[name].x_label if name in LAYOUTS else "x"
-    rest = {table: rows for table, rows in own.items() if table not in used and rows}
-    single = {table: rows for table, rows in rest.items() if len({row.x for row in rows}) == 1}
-    about = FIGURES[name].title if name in FIGURES else LAYOUTS[name].title if name in LAYOUTS else TITLES[name]
-    parts: list[Any] = [paragraph("{about}.", about=about), grid(drawn) if len(drawn) > 1 else join(drawn)]
+        return join([paragraph("Regimes of Theorem 1."), draw(name, regimes(tables[name]))])
+    figure = study_figure(name, tables)
+    layout, drawn = LAYOUTS[name], {panel.key for panel in figure.panels}
+    parts = []
+    for panel in figure.panels:
+        errors = " Bars are two standard errors." if any(row.y_se for row in tables[panel.key]) else ""
+        said = f"{panel.title[:1].upper()}{panel.title[1:]}." if panel.title else f"{layout.title}."
+        parts.append(draw(panel.key, replace(figure, panels=[replace(panel, title="")], caption=said + errors)))
+    shown: list[object] = [paragraph("{about}.", about=layout.title), grid(parts) if len(parts) > 1 else join(parts)]
+    rest = {t: rows for t, rows in tables.items() if rows and t not in drawn and t.removesuffix("_floor") not in drawn}
     if rest:
-        parts.append(text("<h3>Measured besides</h3>"))
-        parts += [one_x_table(single, x_label)] if single else []
-        parts.append(grid(rest_figures({table: rest[table] for table in rest if table not in single}, x_label)))
-    return join(parts)
+        single = {table: rows for table, rows in rest.items() if len({row.x for row in rows}) == 1}
+        shown += [Html("<h3>Further measurements</h3>"), _one_x(single, layout.x_label) if single else ""]
+        shown.append(grid(_rest(t, rows, layout.x_label) for t, rows in rest.items() if t not in single))
+    return join(shown)
+
+
+def _rest(name: str, rows: list[Row], x_label: str) -> Html:
+    panel = Panel(curves(rows), Axis(score_of(name)))
+    return draw(name, Figure([panel], Axis(x_label), caption=f"{name}.csv. Bars are two standard errors."))
+
+
+def _one_x(tables: Tables, x_label: str) -> Html:
+    """Return tables of one x side by side: a row for each scheme, a column for each table."""
+    cells = {(name, row.scheme): row for name, rows in tables.items() for row in rows}
+    schemes = dict.fromkeys(scheme for _, scheme in cells)
+    x = next(iter(cells.values())).x
+    rows = [(scheme, *(_measured(name, cells.get((name, scheme))) for name in tables)) for scheme in schemes]
+    head = (f"at {x_label} = {x:g}", *map(score_of, tables))
+    return join([grid([table(rows, head)], "numbers"), paragraph("Means with their standard errors.")])
+
+
+def _measured(name: str, row: Row | None) -> object:
+    if row is None or row.y is None:
+        return "–"
+    error = f" ± {row.y_se:.1g}" if row.y_se and row.y_se > 1e-6 * abs(row.y) else ""
+    return join([value(f"{name}.{row.scheme}", row.y), error])
 
 
 def _command(folder: Path, claims: ClaimsFile | None, names: list[str]) -> Html:
-    data = "" if claims is None else claims.data
-    given = " --data FILE" if data and "synthetic" not in data and data != "MNIST" else ""
-    command = text(
-        "<pre>wflmc reproduce {names}{given} --out {folder}</pre>", names=" ".join(names), given=given, folder=folder
-    )
-    said = "FILE is the data set named above. " if given else ""
-    return join(
-        [
-            command,
-            paragraph(
-                "{said}<code>--experiments N</code> sets how often measured figures are repeated; what is already "
-                "measured is not measured again.",
-                said=said,
-            ),
-        ]
+    own_data = claims is not None and claims.data and "synthetic" not in claims.data and claims.data != "MNIST"
+    return text(
+        "<pre>wflmc reproduce {names}{data} --out {folder}</pre><p>{where}<code>--experiments N</code> sets how often "
+        "measured figures are repeated; finished measurements are reused.</p>",
+        names=" ".join(names),
+        data=" --data FILE" if own_data else "",
+        folder=folder,
+        where="FILE is the data set named above. " if own_data else "",
     )

@@ -1,15 +1,17 @@
-"""The page of a sweep: one number of every point over its grid, with a choice of the number."""
+"""The page of a sweep: one number of every grid point, chosen from a menu, as a curve or a map over the grid."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wflmc.errors import InputError
-from wflmc.report.page import Section, page
-from wflmc.report.parts import Html, axis, figure, fold, join, log_axis, missing, paragraph, table
+from wflmc.report.figure import Axis
+from wflmc.report.blocks import Html, Section, fold, join, missing, page, paragraph, plot, table
+from wflmc.report.plotly_figures import UNWANTED, axis_layout
 from wflmc.report.tables import as_number, read_columns
 from wflmc.scenario import Scenario
 
@@ -23,39 +25,40 @@ OPENS_ON = ("nll", "accuracy")
 Columns = dict[str, list[str]]
 
 
-def sweep_page(folder: Path) -> str:
-    """The whole page of the sweep in a folder."""
+def render_sweep(folder: Path) -> str:
+    """Return the page of the sweep in a folder."""
     path = folder / "sweep.csv"
     columns = read_columns(path)
     keys = [name for name in columns if name.partition(".")[0] in Scenario.model_fields]
     if not keys or not columns[keys[0]]:
         raise InputError("report", str(path), "a table of points whose first columns are keys such as link.snr_db")
     points = len(columns[keys[0]])
-    lead = f"What wflmc sweep has left in this folder: {points:,} points over {', '.join(keys)}."
+    lead = f"Results of wflmc sweep in this folder: {points:,} grid points over {', '.join(keys)}."
     if adjacencies := sorted(set(columns.get("adjacency", []))):
-        lead += f" ε is that of neighbours by {' or '.join(adjacencies)}."
-    drawn = _drawn(columns, keys)
-    every = Section("points", "All points", _table(columns, points))
-    return page(f"Sweep {folder.resolve().name}", lead, [Section("grid", "Over the grid", drawn), every])
+        lead += f" The adjacency of ε is {' or '.join(adjacencies)}."
+    every = table(list(zip(*columns.values(), strict=True))[:MOST_ROWS], list(columns))
+    if points > 12:
+        every = fold(f"{'' if points <= MOST_ROWS else f'The first {MOST_ROWS} of '}{points:,} points", every)
+    sections = [Section("grid", "Over the grid", _figure(columns, keys)), Section("points", "All points", every)]
+    return page(f"Sweep {folder.resolve().name}", lead, sections)
 
 
-def _drawn(columns: Columns, keys: list[str]) -> Html:
-    errors = {f"{name}_se" for name in columns}
-    chosen = [
-        name
-        for name, cells in columns.items()
-        if name not in keys and name not in errors and any(as_number(cell) is not None for cell in cells)
-    ]
+def _figure(columns: Columns, keys: list[str]) -> Html:
+    hidden = {*keys, *(f"{name}_se" for name in columns)}
+    numbers = {name: [as_number(cell) for cell in cells] for name, cells in columns.items()}
+    chosen = [name for name in columns if name not in hidden and any(cell is not None for cell in numbers[name])]
     chosen.sort(key=lambda name: OPENS_ON.index(name) if name in OPENS_ON else len(OPENS_ON))
     if not chosen:
         return missing("No column has a number to draw.")
     if len(columns[keys[0]]) > MOST_DRAWN:
         return missing("More than {n} points are not drawn; sweep.csv has them all.", n=f"{MOST_DRAWN:,}")
-    said = paragraph(
-        "The menu above the figure chooses what is shown; a scale is logarithmic where numbers span decades."
-    )
-    drawn = _lines(columns, keys[0], chosen) if len(keys) == 1 else _map(columns, keys, chosen)
-    return join([said, drawn])
+    # Values of a key are numbers, or names as they stand.
+    places = {key: numbers[key] if None not in numbers[key] else list(columns[key]) for key in keys}
+    draw = _curve if len(keys) == 1 else _map
+    traces, layout, caption = draw(numbers, places, chosen)
+    common = {"height": 480, "margin": {"l": 70, "r": 20, "t": 60, "b": 55}, "modebar": {"remove": UNWANTED}}
+    note = "The menu above the figure chooses what is shown; a scale is logarithmic where numbers span decades."
+    return join([paragraph(note), plot("figure-sweep", traces, {**common, **layout}, caption)])
 
 
 def _menu(buttons: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -63,116 +66,90 @@ def _menu(buttons: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"buttons": buttons, **place, "bgcolor": "#f4f6f9", "bordercolor": "#d8dce2"}]
 
 
-def _grid(cells: list[str]) -> tuple[list[float | str], bool]:
-    """The values of a key, and whether they are numbers, or names as they stand."""
-    numbers = [found for cell in cells if (found := as_number(cell)) is not None]
-    return (list(numbers), True) if len(numbers) == len(cells) else (list(cells), False)
+def _spans_decades(values: Sequence[Any]) -> bool:
+    present = [value for value in values if value is not None]
+    return bool(present) and min(present) > 0 and max(present) >= DECADES * min(present)
 
 
-def _spans_decades(values: Iterable[float | None]) -> bool:
-    found = [value for value in values if value is not None]
-    return bool(found) and min(found) > 0 and max(found) >= DECADES * min(found)
+def _axis(label: str, values: Sequence[Any]) -> dict[str, Any]:
+    if any(isinstance(value, str) for value in values):
+        return axis_layout(Axis(label, kind="category"))
+    return {**axis_layout(Axis(label, log=_spans_decades(values))), "autorange": True}
 
 
-def _axis(title: str, values: Sequence[float | None]) -> dict[str, Any]:
-    """For numbers: by decades where they span some. All that differs between the two kinds is said in both."""
-    if _spans_decades(values):
-        return log_axis(title, values, autorange=True)
-    return axis(title, type="linear", autorange=True, tickmode="auto")
+def _curve(numbers: dict[str, Any], places: dict[str, Any], chosen: list[str]) -> tuple[list[Any], dict[str, Any], str]:
+    """Return a curve over one key, with a menu of columns."""
+    ((key, x),) = places.items()
+    order = sorted(range(len(x)), key=lambda i: i if isinstance(x[i], str) else x[i])
+
+    def shown(name: str) -> dict[str, Any]:
+        errors = numbers.get(f"{name}_se")
+        bars: dict[str, Any] = {"visible": False}
+        if errors is not None:
+            bars = {"type": "data", "visible": True, "array": [2 * (errors[i] or 0.0) for i in order]}
+        return {"y": [numbers[name][i] for i in order], "error_y": bars}
+
+    buttons = []
+    for name in chosen:
+        change = {part: [value] for part, value in shown(name).items()}
+        args = [change, {"yaxis": _axis(name, numbers[name])}]
+        buttons.append({"label": name, "method": "update", "args": args})
+    traces = [{"x": [x[i] for i in order], "mode": "lines+markers", **shown(chosen[0])}]
+    layout = {"xaxis": _axis(key, x), "yaxis": _axis(chosen[0], numbers[chosen[0]]), "updatemenus": _menu(buttons)}
+    return traces, layout, f"Over {key}; bars are two standard errors where there are any."
 
 
-def _lines(columns: Columns, key: str, chosen: list[str]) -> Html:
-    x, numeric = _grid(columns[key])
-    order = sorted(range(len(x)), key=lambda i: x[i]) if numeric else list(range(len(x)))
+def _map(numbers: dict[str, Any], places: dict[str, Any], chosen: list[str]) -> tuple[list[Any], dict[str, Any], str]:
+    """Return a map over the first two keys, all cells of one size; a slider has the values of other keys."""
+    (first, x), (second, y), *others = places.items()
+    slices = list(zip(*(values for _, values in others), strict=True)) or [()] * len(x)
+    across, up, parts = _in_order(x), _in_order(y), list(dict.fromkeys(slices))
 
-    def curve(name: str) -> dict[str, Any]:
-        return {"y": [as_number(columns[name][i]) for i in order], "error_y": _error(columns, name, order)}
-
-    def button(name: str) -> dict[str, Any]:
-        found = curve(name)
-        shown = {part: [value] for part, value in found.items()}
-        return {"label": name, "method": "update", "args": [shown, {"yaxis": _axis(name, found["y"])}]}
-
-    first = {"x": [x[i] for i in order], "mode": "lines+markers", **curve(chosen[0])}
-    along = _axis(key, [as_number(cell) for cell in columns[key]]) if numeric else axis(key, type="category")
-    layout = _layout(along, _axis(chosen[0], first["y"]), [button(name) for name in chosen])
-    return figure("sweep", [first], layout, f"Over {key}; bars are two standard errors where there are any.")
-
-
-def _error(columns: Columns, name: str, order: list[int]) -> dict[str, Any]:
-    cells = columns.get(f"{name}_se")
-    if cells is None:
-        return {"visible": False}
-    return {"type": "data", "visible": True, "array": [2 * (as_number(cells[i]) or 0.0) for i in order]}
-
-
-def _map(columns: Columns, keys: list[str], chosen: list[str]) -> Html:
-    """A map over the first two keys, all cells of one size; a slider has the values of other keys."""
-    x, y = (_grid(columns[key])[0] for key in keys[:2])
-    across, up = (_in_order(columns[key]) for key in keys[:2])
-    others = list(zip(*(columns[key] for key in keys[2:]), strict=True)) or [()] * len(x)
-    slices = list(dict.fromkeys(others))
-
-    def cells(name: str) -> list[list[list[float | None]]]:
-        found = {(o, a, b): as_number(cell) for o, a, b, cell in zip(others, x, y, columns[name], strict=True)}
-        return [[[found.get((part, a, b)) for a in across] for b in up] for part in slices]
+    def cells(name: str) -> Any:
+        at = dict(zip(zip(slices, y, x, strict=True), numbers[name], strict=True))
+        return [[[at.get((part, b, a)) for a in across] for b in up] for part in parts]
 
     shown = [_colours(name, cells(name)) for name in chosen]
     look = {"type": "heatmap", "x": across, "y": up, "colorscale": "Viridis", "xgap": 1, "ygap": 1}
     traces = [
-        {**look, **{part: values[i] for part, values in shown[0].items()}, "visible": i == 0}
-        for i in range(len(slices))
+        {**look, **{part: values[i] for part, values in shown[0].items()}, "visible": i == 0} for i in range(len(parts))
     ]
-    buttons = [{"label": n, "method": "restyle", "args": [parts]} for n, parts in zip(chosen, shown, strict=True)]
-    layout = _layout(axis(keys[0], type="category"), axis(keys[1], type="category"), buttons)
-    if len(slices) > 1:
-        layout |= _slider([", ".join(f"{k}={v}" for k, v in zip(keys[2:], part, strict=True)) for part in slices])
-    return figure("sweep", traces, layout, f"Over {keys[0]} and {keys[1]}; a gap is a point without this number.")
+    buttons = [{"label": n, "method": "restyle", "args": [change]} for n, change in zip(chosen, shown, strict=True)]
+    axes = (axis_layout(Axis(key, kind="category")) for key in (first, second))
+    layout: dict[str, Any] = {**dict(zip(("xaxis", "yaxis"), axes, strict=True)), "updatemenus": _menu(buttons)}
+    if len(parts) > 1:
+        steps = []
+        for index, part in enumerate(parts):
+            label = ", ".join(
+                f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+                for (key, _), value in zip(others, part, strict=True)
+            )
+            visible = {"visible": [index == other for other in range(len(parts))]}
+            steps.append({"label": label, "method": "restyle", "args": [visible]})
+        layout |= {"sliders": [{"steps": steps, "pad": {"t": 60}, "currentvalue": {"prefix": ""}}], "height": 580}
+    return traces, layout, f"Over {first} and {second}; a gap is a point without this number."
 
 
-def _in_order(cells: list[str]) -> list[Any]:
-    """The values of a key once each: numbers by size, names as they come."""
-    values, numeric = _grid(cells)
-    return sorted(set(values), key=float) if numeric else list(dict.fromkeys(values))
+def _in_order(values: list[Any]) -> list[Any]:
+    """Return the values of a key once each: numbers by size, names as they come."""
+    once = list(dict.fromkeys(values))
+    return once if any(isinstance(value, str) for value in once) else sorted(once)
 
 
-def _colours(name: str, slices: list[list[list[float | None]]]) -> dict[str, list[Any]]:
-    """What Plotly needs of every map, whose colours mean the same in all of them."""
-    flat = [value for cells in slices for row in cells for value in row if value is not None]
-    ends = (min(flat), max(flat)) if flat else (0.0, 1.0)
+def _colours(name: str, slices: Any) -> dict[str, list[Any]]:
+    """Return what Plotly needs of every map, whose colours mean the same in all of them."""
+    z = np.array(slices, dtype=float)
+    flat = z[np.isfinite(z)]
     bar: dict[str, Any] = {"title": {"text": name, "side": "right"}, "exponentformat": "power"}
-    z: list[Any] = slices
-    if _spans_decades(flat):
-        z = [[[None if v is None else math.log10(v) for v in row] for row in cells] for cells in slices]
-        low, high = map(math.log10, ends)
-        digits = (1, 2, 5) if high - low < 3 else (1,)
-        ticks = [float(f"{d}e{p}") for p in range(math.floor(low), math.ceil(high) + 1) for d in digits]
-        ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
-        bar |= {"tickvals": [math.log10(tick) for tick in ticks], "ticktext": [f"{tick:g}" for tick in ticks]}
-        ends = (low, high)
-    said = f"%{{x}}, %{{y}}: %{{customdata:.6g}}<extra>{name}</extra>"
-    common = {"zmin": ends[0], "zmax": ends[1], "colorbar": bar, "hovertemplate": said}
-    return {"z": z, "customdata": slices, **{part: [value] * len(slices) for part, value in common.items()}}
-
-
-def _slider(labels: list[str]) -> dict[str, Any]:
-    """One map at a time; the menu changes them all."""
-    steps = [
-        {"label": label, "method": "restyle", "args": [{"visible": [i == at for i in range(len(labels))]}]}
-        for at, label in enumerate(labels)
-    ]
-    return {"sliders": [{"steps": steps, "pad": {"t": 60}, "currentvalue": {"prefix": ""}}], "height": 580}
-
-
-def _layout(x: dict[str, Any], y: dict[str, Any], buttons: list[dict[str, Any]]) -> dict[str, Any]:
-    margin = {"l": 70, "r": 20, "t": 60, "b": 55}
-    return {"height": 480, "margin": margin, "xaxis": x, "yaxis": y, "updatemenus": _menu(buttons)}
-
-
-def _table(columns: Columns, points: int) -> Html:
-    rows = list(zip(*columns.values(), strict=True))[:MOST_ROWS]
-    shown = table(rows, list(columns))
-    if points <= 12:
-        return shown
-    more = "" if points <= MOST_ROWS else f"The first {MOST_ROWS} of "
-    return fold(f"{more}{points:,} points", shown)
+    if _spans_decades(flat.tolist()):
+        z, flat = np.log10(z), np.log10(flat)
+        digits = (1, 2, 5) if np.ptp(flat) < 3 else (1,)
+        powers = range(int(np.floor(flat.min())), int(np.ceil(flat.max())) + 1)
+        ticks = [
+            tick for p in powers for d in digits if flat.min() <= np.log10(tick := float(f"{d}e{p}")) <= flat.max()
+        ]
+        bar |= {"tickvals": np.log10(ticks), "ticktext": [f"{tick:g}" for tick in ticks]}
+    low, high = (flat.min(), flat.max()) if flat.size else (0.0, 1.0)
+    hover = f"%{{x}}, %{{y}}: %{{customdata:.6g}}<extra>{name}</extra>"
+    common = {"zmin": low, "zmax": high, "colorbar": bar, "hovertemplate": hover}
+    return {"z": list(z), "customdata": slices, **{part: [value] * len(slices) for part, value in common.items()}}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from wflmc.errors import InputError
+from wflmc.storage import write_text
 from wflmc.studies import Row
 
 
@@ -45,3 +48,12 @@ def read_rows(path: Path) -> list[Row]:
             raise InputError("report", str(path), "a table whose x, y and y_se are numbers, or empty")
         rows.append(Row(figure, scheme, at, as_number(y), as_number(y_se)))
     return rows
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Write the tidy table of a figure."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    writer.writerows([["" if value is None else value for value in row] for row in rows])
+    write_text(path, text.getvalue())

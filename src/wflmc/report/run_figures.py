@@ -1,0 +1,182 @@
+"""Figures of a run: distance over the rounds, chains, marginals, and the privacy spent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.evaluation.comparison import Comparison, autocorrelation
+from wflmc.posterior import SoftmaxPosterior
+from wflmc.privacy import ACCOUNTANTS, epsilon_spent
+from wflmc.report.figure import BLUE, COLORS, GREEN, RED, Axis, Bars, Figure, Line, Panel
+from wflmc.report.blocks import number, percent
+from wflmc.report.plotly_figures import thin
+from wflmc.runs.documents import PlanFile, Spending
+from wflmc.runs.folder import Draws, Run
+from wflmc.scenario.build import build_privacy
+
+FEW = 4
+"""Chains and parameters whose traces are drawn."""
+LAGS = 60
+MANY = 40
+"""Devices that are drawn: of more, those that spend most."""
+BINS = 40
+FAR_OUT = 6.0
+"""Quartile ranges beyond the quartiles from which on samples are not drawn."""
+UNLIKE = 0.1
+"""Heights of bars over that of the law that cannot be drawn to one scale."""
+
+
+def parameter_name(run: Run, index: int) -> str:
+    """Return θ[i], and for classifiers whose weight it is."""
+    posterior = None if run.rebuilt is None else run.rebuilt.inputs.posterior
+    if not isinstance(posterior, SoftmaxPosterior):
+        return f"θ[{index}]"
+    label, feature = divmod(index, posterior.features.shape[-1])
+    last = posterior.intercept and feature == posterior.features.shape[-1] - 1
+    return f"θ[{index}] (class {posterior.class_names[label]}, {'intercept' if last else f'feature {feature}'})"
+
+
+def distance_figure(run: Run, plan: PlanFile) -> Figure | None:
+    """Return bound, exact law and estimate of W2² over the rounds; None where none of them is known."""
+    c, lines = plan.constants, []
+    rounds = list(range(1, c.rounds + 1))
+    if plan.bound is not None:
+        lines.append(Line(rounds, plan.bound, "bound", RED, width=2))
+    if plan.exact_w2_sq is not None:
+        lines.append(Line(rounds, plan.exact_w2_sq, "exact law, no clipping", BLUE, width=2))
+    alone = plan.bound is not None and len(lines) == 1
+    caption = "Squared distance of the samples' law to the posterior, round by round."
+    if alone:
+        caption = "A bound on the squared distance of the samples' law to the posterior, valid while nothing is clipped."
+    if run.summary is not None and run.summary.w2_sq is not None:
+        estimate = run.summary.w2_sq.per_round
+        lines.append(Line(rounds[c.burn_in :], estimate, "estimated from the chains", GREEN, dash="", marker="o"))
+        caption += " The estimate from chains cannot fall below a floor that their number sets; the exact law can."
+    if plan.coordinates == "whitened" and plan.bound is not None:
+        caption += " The bound is in whitened coordinates."
+    panel = Panel(lines, Axis("bound on W2²" if alone else "W2² to the posterior", log=True))
+    burn_in = c.burn_in + 0.5 if c.burn_in else None
+    return Figure([panel], Axis("round", range=(0.5, c.rounds + 0.5)), caption=caption, vertical=burn_in) if lines else None
+
+
+def slowest(theta: NDArray[np.float64]) -> list[int]:
+    """Return the parameters whose successive draws resemble each other most: those to look at first."""
+    return sorted(np.argsort(-autocorrelation(theta, 1)[1], kind="stable")[:FEW].tolist())
+
+
+def traces_figure(run: Run, draws: Draws) -> Figure:
+    """Return a few parameters of the first chains over the rounds."""
+    chains, kept, dim = draws.theta.shape
+    theta, burn_in = draws.theta[:FEW], 0
+    if draws.early is not None and run.plan is not None:
+        theta, burn_in = np.concatenate([draws.early[:FEW], theta], axis=1), run.plan.constants.burn_in
+    x = [*range(1, burn_in + 1, draws.every), *range(burn_in + 1, burn_in + 1 + kept * draws.every, draws.every)]
+    panels = []
+    for index in slowest(draws.theta):
+        lines = [Line(x, np.round(chain[:, index], 6), color=COLORS[i], width=1) for i, chain in enumerate(theta)]
+        panels.append(Panel(lines, title=parameter_name(run, index)))
+    caption = f"{len(theta)} of {chains:,} chain{'s' * (chains > 1)}, a colour each. Good chains cover the same ground."
+    if dim > FEW:
+        caption += " The parameters shown mix most slowly."
+    if burn_in:
+        caption += " Burn-in is left of the vertical line."
+    axis = Axis("round" if burn_in else "kept draw")
+    vertical = burn_in + 0.5 if burn_in else None
+    return Figure(panels, axis, caption=caption, stacked=True, legend=False, vertical=vertical)
+
+
+def autocorrelation_figure(run: Run, draws: Draws) -> Figure:
+    """Return the autocorrelation of the parameters that mix most slowly."""
+    lags = min(LAGS, draws.theta.shape[1] - 2)
+    x = [lag * draws.every for lag in range(lags + 1)]
+    shown = slowest(draws.theta)
+    values = autocorrelation(draws.theta[:, :, shown], lags)
+    lines = [Line(x, values[:, i], parameter_name(run, k), COLORS[i]) for i, k in enumerate(shown)]
+    zero = Line([0, x[-1]], [0, 0], width=1)
+    caption = "Correlation of draws so many rounds apart. The sooner it falls to 0, the more each draw tells."
+    y = Axis("autocorrelation", range=(min(-0.3, 1.1 * float(values.min())), 1.05))
+    return Figure([Panel([*lines, zero], y)], Axis("rounds apart"), caption=caption)
+
+
+def marginal_figure(run: Run, draws: Draws, compared: Comparison, index: int) -> Figure:
+    """Return the histogram of one parameter beside its law."""
+    values = draws.theta[:, :, index].ravel()
+    low, high = histogram_range(values)
+    inside = values[(values >= low) & (values <= high)]
+    height, edges = np.histogram(inside, bins=min(BINS, max(8, int(values.size**0.5))), density=True)
+    captions = [parameter_name(run, index)]
+    if inside.size < values.size:
+        captions.append(f"{percent(1 - inside.size / values.size)} of samples lie outside")
+    lines = []
+    if compared.law is not None:
+        mean, deviation, z = float(compared.law.mean[index]), float(compared.expected[index]), compared.z[index]
+        reach = min(max(4 * deviation, float(np.abs(inside - mean).max())), 6 * deviation)
+        x = np.linspace(mean - reach, mean + reach, 121)
+        density = np.exp(-0.5 * ((x - mean) / deviation) ** 2) / (deviation * np.sqrt(2 * np.pi))
+        if not UNLIKE <= height.max() / density.max() <= 1 / UNLIKE:
+            height = height * density.max() / height.max()  # else one of the two would be a line on the ground
+            captions.append("bars and line have scales of their own")
+        lines.append(Line(x, density, "posterior", RED, width=2))
+        if np.isfinite(z):
+            captions[0] += f": z = {z:+.1f}".replace("-", "−")
+    centres, width = 0.5 * (edges[1:] + edges[:-1]), float(edges[1] - edges[0])
+    bars = Bars(np.round(centres, 7), np.round(height, 6), "samples", "#8cbfdd", width)
+    return Figure([Panel([bars, *lines])], caption="; ".join(captions), small=True)
+
+
+def histogram_range(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return where bars are drawn: without far outliers, which would make a single bar of the others."""
+    first, third = np.percentile(values, [25, 75])
+    reach = FAR_OUT * (third - first) or np.inf
+    return max(float(values.min()), float(first - reach)), min(float(values.max()), float(third + reach))
+
+
+def spent_figure(spending: Spending) -> Figure:
+    """Return the privacy loss of every device beside its budget."""
+    total, shares, each = spending.total or [], spending.shares, spending.epsilon_each
+    devices = list(range(len(total)))
+    caption = "Every device. Bars show its privacy loss, dashes its budget."
+    if len(total) > MANY:
+        devices = np.argsort(-np.asarray(shares or total), kind="stable")[:MANY].tolist()
+        caption = caption.replace("Every device.", f"The {MANY} of {len(total):,} devices that spend most.")
+    hover = []
+    for k in devices:
+        part = "" if shares is None else f", {percent(shares[k])} of its budget"
+        epsilon = "" if each is None else f", ε = {number(each[k], 4)} ({spending.adjacency})"
+        hover.append(f"device {k}: loss {total[k]:.4g}{part}{epsilon}")
+    names = [str(k) for k in devices]
+    items: list[Any] = [Bars(names, [total[k] for k in devices], "spent", hover=hover)]
+    if shares is not None:
+        items.append(Line(names, [spending.budgets[k] for k in devices], "budget", dash="", marker="_", width=2))
+    if spending.spent_before is not None:
+        caption += " Losses of earlier runs are included."
+    return Figure([Panel(items, Axis("privacy loss", zero=True))], Axis("device", kind="category"), caption=caption)
+
+
+def epsilon_figure(run: Run) -> Figure | None:
+    """Return ε of the device nearest to its budget after every round; None where there is no δ to state it at."""
+    if run.scenario is None or run.scenario.privacy.delta is None:
+        return None
+    if run.ledger is not None and run.ledger.entries:
+        losses, source = np.stack(list(run.ledger.entries.values())), "as recorded in the ledger"
+    elif run.rebuilt is not None:
+        losses, source = run.rebuilt.plan.loss.copy(), "as planned"
+        losses[0] += run.rebuilt.plan.ledger
+    else:
+        return None
+    privacy, spent = build_privacy(run.scenario), np.cumsum(losses, axis=0)
+    rounds, devices = spent.shape
+    worst = int(np.argmax(spent[-1] / privacy.budget(devices)))
+    epsilon, delta = (float(np.broadcast_to(np.asarray(v, float), devices)[worst]) for v in (privacy.epsilon, privacy.delta))
+    drawn = thin(rounds, 300)
+    lines = [
+        Line(np.add(drawn, 1), epsilon_spent(spent[drawn, worst], delta, name), f"{name} accountant", color, width=2)
+        for name, color in zip(ACCOUNTANTS, COLORS, strict=False)
+    ]
+    lines.append(Line([1, rounds], [epsilon] * 2, "promised", dash="--"))
+    caption = f"ε of device {worst}, the one nearest to its budget, after every round, {source}."
+    y = Axis(f"ε so far ({privacy.adjacency})", zero=True)
+    return Figure([Panel(lines, y)], Axis("round"), caption=caption)
