@@ -104,20 +104,16 @@ def test_solve_for_the_average(plan_of, scenario):
 
 def test_the_picture_shows_the_plan(posterior):
     """What is drawn is what was planned: noise above and below 2η, and the loss as it adds up."""
-    from matplotlib.figure import Figure
-
-    from wflmc.report import plan_picture
+    from wflmc.report.plan_figure import figure_of_plan
 
     link = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=20)
     plan = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=1e-4, burn_in=10, samples=10)
-    rounds = np.arange(1, 21)
-    noise, privacy = Figure().subplots(2, 1)
-    plan_picture._noise(noise, plan, rounds)
-    plan_picture._privacy(privacy, plan, rounds)
-    np.testing.assert_allclose(noise.lines[0].get_ydata(), plan.noise_variance)
-    useful = noise.collections[1].get_paths()[0].vertices[:, 1]
-    assert useful.max() == pytest.approx(2e-4)
-    np.testing.assert_allclose(privacy.lines[0].get_ydata(), np.cumsum(plan.loss, axis=0)[:, np.argmax(plan.spent)])
+    panels = figure_of_plan(plan, plan.devices, plan.burn_in, plan).panels
+    items = {item.name: item for panel in panels for item in panel.items}
+    np.testing.assert_allclose(items["noise"].y, plan.noise_variance)
+    np.testing.assert_allclose(items["noise that Langevin sampling needs"].high, 2e-4)
+    most = int(np.argmax(plan.spent))
+    np.testing.assert_allclose(items[f"device {most}, which spends most"].y, np.cumsum(plan.loss, axis=0)[:, most])
 
 
 def objective(path, overrides):

@@ -98,8 +98,8 @@ def test_it_is_shown_beside_the_distance(call, plan_of, scenario, tmp_path):
     document = plan_of(scenario, *extra)
     assert 0 < document["exact_ess_min"] < 20
     _, text, _ = call("plan", scenario, *extra)
-    assert "W2² if unclipped" in text
-    assert "ESS if unclipped" in text
+    assert "W2² (no clipping)" in text
+    assert "ESS (no clipping)" in text
     softmax = ("--set", "posterior.model=softmax", "--set", "sampler.step_size=1/(mu+L)")
     assert plan_of(scenario, *extra, *softmax)["exact_ess_min"] is None
 

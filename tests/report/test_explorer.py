@@ -16,7 +16,7 @@ from wflmc.dynamics import contraction
 from wflmc.planning.bound import discretization_error
 from wflmc.planning.solvers.single_sample import REGIMES, regime
 from wflmc.report import explorer
-from wflmc.report.page import plotly
+from wflmc.report.blocks import plotly
 from wflmc.runs import make_plan
 from wflmc.scenario import build, load_scenario
 

@@ -8,10 +8,9 @@ import pytest
 from scipy.special import softmax
 
 import wflmc
-from wflmc.report.parts import log_axis, picked
-from wflmc.report.run.chains import autocorrelation
-from wflmc.report.run.posterior import _frame, compare, laplace_law
-from wflmc.runs.folder import Draws
+from wflmc.evaluation.comparison import autocorrelation, compare, laplace_law
+from wflmc.report.plotly_figures import thin
+from wflmc.report.run_figures import histogram_range
 
 
 def test_laplace_law_is_that_of_the_hessian():
@@ -34,32 +33,19 @@ def test_perfect_samples_have_small_z():
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=60, dim=8)
     generator = np.random.default_rng(0)
     theta = generator.multivariate_normal(posterior.exact.mean, posterior.exact.covariance, size=(40, 25))
-    found = compare(Draws(theta, 1), posterior.exact)
+    found = compare(theta, posterior.exact)
     assert np.abs(found.z).max() < 4.5  # of eight draws from a t law of 39 degrees of freedom
     np.testing.assert_allclose(found.deviation / found.expected, 1, atol=5 / np.sqrt(2 * 1000))
-    shifted = compare(Draws(theta + 0.1 * found.expected, 1), posterior.exact)
+    shifted = compare(theta + 0.1 * found.expected, posterior.exact)
     assert np.mean(shifted.z - found.z) == pytest.approx(0.1 * np.sqrt(1000), rel=0.3)
 
 
-def test_far_outliers_leave_the_frame():
+def test_far_outliers_leave_thehistogram_range():
     generator = np.random.default_rng(0)
-    low, high = _frame(np.append(generator.standard_normal(1000), [1e6, -1e5]))
+    low, high = histogram_range(np.append(generator.standard_normal(1000), [1e6, -1e5]))
     assert -12 < low < -5
     assert 5 < high < 12
-    assert _frame(np.arange(10.0)) == (0.0, 9.0)
-
-
-@pytest.mark.parametrize("span", [0.0, 0.01, 0.3, 0.7, 1.2, 1.7, 2.5, 9.0, 40.0])
-def test_log_axes_have_labels(span):
-    for low in np.linspace(-5, 5, 41):
-        found = log_axis("", [10**low, 10 ** (low + span)])
-        start, end = found["range"]
-        if found["tickmode"] == "array":
-            at = [tick for tick in np.log10(found["tickvals"]) if start <= tick <= end]
-            assert len(set(found["ticktext"])) == len(found["tickvals"])
-        else:
-            at = np.arange(np.ceil(start / found["dtick"]), np.floor(end / found["dtick"]) + 1)
-        assert 2 <= len(at) <= 8
+    assert histogram_range(np.arange(10.0)) == (0.0, 9.0)
 
 
 def test_autocorrelation_of_a_known_chain():
@@ -72,7 +58,7 @@ def test_autocorrelation_of_a_known_chain():
 
 
 def test_long_curves_are_thinned():
-    assert picked(10) == list(range(10))
-    at = picked(10**6)
+    assert thin(10) == list(range(10))
+    at = thin(10**6)
     assert (at[0], at[-1]) == (0, 10**6 - 1)
     assert len(at) <= 1500

@@ -11,8 +11,9 @@ from wflmc import studies
 from wflmc.errors import InputError
 from wflmc.planning.solvers.single_sample import DP, LMC, POWER
 from wflmc.report import write_csv
-from wflmc.report.describe import describe
-from wflmc.report.study_figures import regimes_figure
+from wflmc.report.pages import render_folder
+from wflmc.report.plotly_figures import draw
+from wflmc.report.study_figures import regimes
 from wflmc.studies import Claim, Row
 
 from .report_tools import Page, check_in_browser
@@ -43,7 +44,7 @@ def study(tmp_path, posterior):
 
 
 def test_a_study(study):
-    page = Page(describe(study))
+    page = Page(render_folder(study))
     assert page.values["claims.0.ours"] == 16.61948977
     assert page.values["claims.2.ours"] is None
     for verdict in ("✓ holds", "! the paper contradicts itself", "✗ differs", "<b>why</b>"):
@@ -61,7 +62,7 @@ def test_a_study(study):
 
 def test_a_study_that_is_not_finished(study):
     (study / "claims.json").unlink()
-    assert "claims.json is missing" in Page(describe(study)).text
+    assert "claims.json is missing" in Page(render_folder(study)).text
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_a_study_that_is_not_finished(study):
 def test_a_damaged_table_is_named(study, file, text):
     (study / file).write_text(text)
     with pytest.raises(InputError, match=file):
-        describe(study)
+        render_folder(study)
 
 
 ONE_KEY = "link.snr_db,w2_sq,w2_sq_se,rhat_max\n20,0.01,0.001,1.1\n10,0.02,0.002,\n"
@@ -88,17 +89,17 @@ THREE_KEYS = "link.snr_db,link.power,privacy.epsilon,ece\n1,2,3,0.001\n1,2,4,1\n
 
 def test_a_sweep(tmp_path):
     (tmp_path / "sweep.csv").write_text(ONE_KEY)
-    (trace,), layout = Page(describe(tmp_path)).drawings["sweep"]
+    (trace,), layout = Page(render_folder(tmp_path)).drawings["sweep"]
     assert (trace["x"], trace["y"], trace["error_y"]["array"]) == ([10, 20], [0.02, 0.01], [0.004, 0.002])
     (menu,) = layout["updatemenus"]
     assert [button["label"] for button in menu["buttons"]] == ["w2_sq", "rhat_max"]
     assert menu["buttons"][1]["args"][0]["y"] == [[None, 1.1]]
     (tmp_path / "sweep.csv").write_text(TWO_KEYS)
-    (trace,), _ = Page(describe(tmp_path)).drawings["sweep"]
+    (trace,), _ = Page(render_folder(tmp_path)).drawings["sweep"]
     assert (trace["x"], trace["y"]) == ([10, 20], ["equal", "optimized"])
     assert trace["z"] == [[0.1, 0.3], [0.2, None]]
     (tmp_path / "sweep.csv").write_text(THREE_KEYS)
-    traces, layout = Page(describe(tmp_path)).drawings["sweep"]
+    traces, layout = Page(render_folder(tmp_path)).drawings["sweep"]
     assert [trace["visible"] for trace in traces] == [True, False]
     assert [trace["customdata"] for trace in traces] == [[[0.001]], [[1.0]]]
     assert [trace["z"] for trace in traces] == [[[-3.0]], [[0.0]]]  # numbers span decades
@@ -107,19 +108,19 @@ def test_a_sweep(tmp_path):
     assert [step["label"] for step in slider["steps"]] == ["privacy.epsilon=3", "privacy.epsilon=4"]
     assert slider["steps"][1]["args"][0] == {"visible": [False, True]}
     (tmp_path / "sweep.csv").write_text("privacy.delta,w2_sq,ece\n1e-9,1e-5,0.1\n1e-5,1,0.2\n")
-    _, layout = Page(describe(tmp_path)).drawings["sweep"]
+    _, layout = Page(render_folder(tmp_path)).drawings["sweep"]
     assert (layout["xaxis"]["type"], layout["yaxis"]["type"]) == ("log", "log")
     assert layout["updatemenus"][0]["buttons"][1]["args"][1]["yaxis"]["type"] == "linear"
     (tmp_path / "sweep.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="keys such as"):
-        describe(tmp_path)
+        render_folder(tmp_path)
 
 
 def test_the_sweep_of_a_classifier_opens_on_how_well_it_predicts(tmp_path):
     (tmp_path / "sweep.csv").write_text(
         "link.snr_db,objective,accuracy,ece,nll\n10,1e9,0.8,0.1,0.5\n20,1e8,0.9,0.1,0.4\n"
     )
-    (trace,), layout = Page(describe(tmp_path)).drawings["sweep"]
+    (trace,), layout = Page(render_folder(tmp_path)).drawings["sweep"]
     assert trace["y"] == [0.5, 0.4]
     labels = [button["label"] for button in layout["updatemenus"][0]["buttons"]]
     assert labels == ["nll", "accuracy", "objective", "ece"]
@@ -127,16 +128,17 @@ def test_the_sweep_of_a_classifier_opens_on_how_well_it_predicts(tmp_path):
 
 def test_a_folder_of_something_else(tmp_path):
     with pytest.raises(InputError, match="wflmc run"):
-        describe(tmp_path)
+        render_folder(tmp_path)
     with pytest.raises(InputError, match="wflmc run"):
-        describe(tmp_path / "nothing")
+        render_folder(tmp_path / "nothing")
 
 
 def test_regimes_leave_no_gap():
     """The edge of power rises with the SNR until it meets that of privacy, between two rows."""
     rows = [Row("fig2", LMC, x, y) for x, y in ((0.0, 1.0), (10.0, 10.0), (20.0, 20.0))]
     rows += [Row("fig2", POWER, 0.0, 1.0), Row("fig2", POWER, 10.0, 10.0), Row("fig2", DP, 20.0, 20.0)]
-    (below, power, privacy), _ = Page(regimes_figure(rows)).drawings["fig2"]
+    page = Page(draw("fig2", regimes(rows)))
+    below, power, privacy = (page.curve("fig2", name) for name in (LMC, POWER, DP))
     meet = 10 + 10 * math.log10(2)
     assert max(power["x"]) == pytest.approx(meet)
     assert min(privacy["x"]) == pytest.approx(meet)
@@ -144,4 +146,4 @@ def test_regimes_leave_no_gap():
 
 
 def test_in_a_browser(study, tmp_path):
-    check_in_browser(describe(study), tmp_path)
+    check_in_browser(render_folder(study), tmp_path)

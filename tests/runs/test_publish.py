@@ -297,7 +297,7 @@ def test_the_list_is_the_same_wherever_it_is_shown(run, made, call):
     assert call("report", run)[0] == 0
     page = Page((run / "report.html").read_text(encoding="utf-8"))
     assert all(item["text"] in page.text for item in plan["not_covered"])
-    assert page.text.index("This folder is for the owner of the data") < page.text.index("What wflmc run has left")
+    assert page.text.index("This folder is for the owner of the data") < page.text.index("Results of wflmc run")
 
 
 def test_what_a_plan_has_settled_stays_on_its_list(tmp_path, plan_of):

@@ -65,7 +65,7 @@ def test_the_exact_objective_is_the_best_of_its_promise(tables):
 
 
 def test_pictures_and_tables_of_it(tables, tmp_path):
-    files = report.draw_panels("beyond", tables, "a test", tmp_path / "beyond.png")
+    files = report.draw_study("beyond", tables, "a test", tmp_path / "beyond.png")
     assert all(map(is_picture, files))
     text = report.ablation(tables)
     assert text.count("\n| ") == 2 + 8 + len(SOME_LEFT_OUT)

@@ -72,12 +72,12 @@ def _check_target(target: Path) -> None:
 def _page(source: Path | None, explore: bool) -> str:
     """Return the page as HTML."""
     from wflmc.report import explorer
-    from wflmc.report.describe import describe
+    from wflmc.report.pages import render_folder
 
     if source is None:
         return explorer.explorer_page(explorer.paper_study())
     if not explore:
-        return describe(source)
+        return render_folder(source)
     try:
         document = json.loads((source / "plan.json").read_text(encoding="utf-8"))
         if not isinstance(document, dict):

@@ -83,9 +83,9 @@ def law_of(posterior: Any) -> Gaussian | None:
 
 
 def laplace_law(posterior: SoftmaxPosterior) -> Gaussian:
-    """Return the Gaussian at the mode of a softmax posterior with the inverse of the full Hessian, of the parameters."""
+    """Return the Gaussian of the parameters at a softmax posterior's mode, with the inverse of the full Hessian."""
     mode, space, classes = posterior.laplace[0], posterior.coordinates, posterior.classes
-    rows = posterior.held(posterior.features)
+    rows = posterior.real_rows(posterior.features)
     features = rows.shape[1]
     p = softmax(rows @ mode.reshape(classes, -1).T, axis=1)
     prior = np.eye(features) / posterior.prior_std**2 if space is None else np.asarray(space.precision)

@@ -92,6 +92,9 @@ class Axis(NamedTuple):
     """Whether the scale has to begin at zero."""
 
 
+NO_LABEL = Axis()
+
+
 class Note(NamedTuple):
     """Words at a point of a panel."""
 
@@ -114,7 +117,7 @@ class Panel:
     """One set of axes."""
 
     items: Sequence[Line | Band | Bars]
-    y: Axis = Axis()
+    y: Axis = NO_LABEL
     title: str = ""
     key: str = ""
     """Names the panel on a page."""
@@ -133,7 +136,7 @@ class Figure:
     """Panels with one x axis: side by side, or stacked."""
 
     panels: Sequence[Panel]
-    x: Axis = Axis()
+    x: Axis = NO_LABEL
     title: str = ""
     caption: str = ""
     """Below the figure on a page."""

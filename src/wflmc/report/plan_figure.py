@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,17 +15,9 @@ from wflmc.planning.solvers.single_sample import REGIMES
 from wflmc.report.figure import BLUE, GREEN, PURPLE, RED, Axis, Band, Bars, Figure, Line, Panel, Shade
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.study_figures import LIMIT_COLORS, LIMIT_HATCHES
+from wflmc.runs.documents import PlanFile
 
 SUFFIXES = (".png", ".svg", ".pdf")
-
-
-class Rounds(Protocol):
-    """What is known of every round, [S], with the plan's data or without."""
-
-    gain: Any
-    threshold: Any
-    active_devices: Any
-    step_size: Any
 
 
 def check_picture(path: str) -> None:
@@ -41,7 +34,7 @@ def draw_plan(plan: Plan, path: str | Path) -> Path:
     return draw_picture(figure_of_plan(plan, plan.devices, plan.burn_in, plan), Path(path))[0]
 
 
-def figure_of_plan(rounds: Rounds, devices: int, burn_in: int, plan: Plan | None) -> Figure:
+def figure_of_plan(rounds: Plan | PlanFile, devices: int, burn_in: int, plan: Plan | None) -> Figure:
     """Return stacked panels over the rounds; those that need the data again only with the plan itself."""
     x = np.arange(1, len(rounds.gain) + 1)
 
@@ -121,7 +114,7 @@ def _shades(plan: Plan) -> list[Shade]:
     edges = [0, *(np.flatnonzero(np.diff(plan.limit)) + 1).tolist(), plan.rounds]
     shades = []
     for name, share in plan.regime_share.items():
-        here = [(a + 0.5, b + 0.5) for a, b in zip(edges, edges[1:], strict=False) if REGIMES[plan.limit[a]] == name]
+        here = [(a + 0.5, b + 0.5) for a, b in pairwise(edges) if REGIMES[plan.limit[a]] == name]
         if share:
             label = f"round is {name} ({share:.0%})"
             shades.append(Shade(label, LIMIT_COLORS[name], LIMIT_HATCHES[name], here))

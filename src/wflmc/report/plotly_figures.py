@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from wflmc.report.figure import INK, Axis, Band, Bars, Figure, Line
 from wflmc.report.blocks import Html, plot
+from wflmc.report.figure import INK, Axis, Band, Bars, Figure, Line
 
 MOST_POINTS = 1500
 """Of one curve: more are neither seen nor worth their bytes."""
@@ -46,11 +46,16 @@ def draw(name: str, figure: Figure) -> Html:
         y = f"y{index + 1}" if index else "y"
         bottom = max(0.0, top - panel.height * scale / inner)
         end = top - GAP / inner if count > 1 else top
-        layout[y.replace("y", "yaxis")] = {**axis_layout(panel.y), "domain": [bottom, end]}
-        if figure.small:
-            layout["yaxis"]["showticklabels"] = False
+        layout[y.replace("y", "yaxis")] = {
+            **axis_layout(panel.y),
+            "domain": [bottom, end],
+            "nticks": 3 if panel.y.log and count > 1 else 5,
+            "showticklabels": not figure.small,
+        }
         for item in panel.items:
-            traces += [{"yaxis": y, "showlegend": panel.needs_legend, **trace} for trace in _traces(item)]
+            traces += [
+                {"yaxis": y, "showlegend": panel.needs_legend and bool(item.name), **trace} for trace in _traces(item)
+            ]
         if count > 1:
             place = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": end, "yanchor": "bottom"}
             layout["annotations"].append({**place, "text": panel.title, "showarrow": False})
@@ -72,7 +77,6 @@ def axis_layout(axis: Axis) -> dict[str, Any]:
         "zeroline": False,
         "exponentformat": "power",
         "separatethousands": True,
-        "nticks": 3 if axis.log else 5,
         "rangemode": "tozero" if axis.zero else "normal",
     }
     if axis.ticks is not None:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from wflmc.evaluation.comparison import Comparison, autocorrelation
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy import ACCOUNTANTS, epsilon_spent
-from wflmc.report.figure import BLUE, COLORS, GREEN, RED, Axis, Bars, Figure, Line, Panel
 from wflmc.report.blocks import number, percent
+from wflmc.report.figure import BLUE, COLORS, GREEN, RED, Axis, Bars, Figure, Line, Panel
 from wflmc.report.plotly_figures import thin
 from wflmc.runs.documents import PlanFile, Spending
 from wflmc.runs.folder import Draws, Run
@@ -50,7 +50,7 @@ def distance_figure(run: Run, plan: PlanFile) -> Figure | None:
     alone = plan.bound is not None and len(lines) == 1
     caption = "Squared distance of the samples' law to the posterior, round by round."
     if alone:
-        caption = "A bound on the squared distance of the samples' law to the posterior, valid while nothing is clipped."
+        caption = "A bound on the squared distance of the samples' law to the posterior, without clipping."
     if run.summary is not None and run.summary.w2_sq is not None:
         estimate = run.summary.w2_sq.per_round
         lines.append(Line(rounds[c.burn_in :], estimate, "estimated from the chains", GREEN, dash="", marker="o"))
@@ -58,8 +58,9 @@ def distance_figure(run: Run, plan: PlanFile) -> Figure | None:
     if plan.coordinates == "whitened" and plan.bound is not None:
         caption += " The bound is in whitened coordinates."
     panel = Panel(lines, Axis("bound on W2²" if alone else "W2² to the posterior", log=True))
+    x = Axis("round", range=(0.5, c.rounds + 0.5))
     burn_in = c.burn_in + 0.5 if c.burn_in else None
-    return Figure([panel], Axis("round", range=(0.5, c.rounds + 0.5)), caption=caption, vertical=burn_in) if lines else None
+    return Figure([panel], x, caption=caption, vertical=burn_in) if lines else None
 
 
 def slowest(theta: NDArray[np.float64]) -> list[int]:
@@ -170,13 +171,16 @@ def epsilon_figure(run: Run) -> Figure | None:
     privacy, spent = build_privacy(run.scenario), np.cumsum(losses, axis=0)
     rounds, devices = spent.shape
     worst = int(np.argmax(spent[-1] / privacy.budget(devices)))
-    epsilon, delta = (float(np.broadcast_to(np.asarray(v, float), devices)[worst]) for v in (privacy.epsilon, privacy.delta))
+    promised, delta = (
+        float(np.broadcast_to(np.asarray(given, dtype=float), devices)[worst])
+        for given in (privacy.epsilon, privacy.delta)
+    )
     drawn = thin(rounds, 300)
     lines = [
         Line(np.add(drawn, 1), epsilon_spent(spent[drawn, worst], delta, name), f"{name} accountant", color, width=2)
         for name, color in zip(ACCOUNTANTS, COLORS, strict=False)
     ]
-    lines.append(Line([1, rounds], [epsilon] * 2, "promised", dash="--"))
+    lines.append(Line([1, rounds], [promised] * 2, "promised", dash="--"))
     caption = f"ε of device {worst}, the one nearest to its budget, after every round, {source}."
     y = Axis(f"ε so far ({privacy.adjacency})", zero=True)
     return Figure([Panel(lines, y)], Axis("round"), caption=caption)

@@ -94,7 +94,9 @@ def answer_section(run: Run) -> Html:
     """Return sentences, boxes, verdicts, the diagnosis and warnings."""
     warnings = run.summary.warnings if run.summary is not None else run.plan.warnings if run.plan is not None else []
     warnings = [warning for warning in warnings if not warning.startswith(SIMULATED.partition(".")[0])]
-    listed = [Html(f'<li class="{v.mark}"><b class="mark">{MARKS[v.mark]}</b>{v.reason}</li>') for v in all_verdicts(run)]
+    listed = [
+        Html(f'<li class="{v.mark}"><b class="mark">{MARKS[v.mark]}</b>{v.reason}</li>') for v in all_verdicts(run)
+    ]
     parts = [_state(run), boxes(_boxes(run))]
     parts.append(Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{join(listed)}</ul>'))
     causes = None if run.summary is None else run.summary.diagnosis
@@ -154,7 +156,8 @@ def _state(run: Run) -> Html:
 
 def _boxes(run: Run) -> list[tuple[str, object, object]]:
     """Return the numbers to look at first: what it is, the number, and a word on it."""
-    plan, summary, contents = run.plan, run.summary, []
+    plan, summary = run.plan, run.summary
+    contents: list[tuple[str, object, object]] = []
     if summary is not None and summary.w2_sq is not None:
         w2_sq = summary.w2_sq
         floor = "" if w2_sq.floor is None else "; as many perfect chains show {floor}"
@@ -200,7 +203,11 @@ def _privacy_box(plan: PlanFile, summary: SummaryFile | None) -> tuple[str, obje
         why = "nothing is clipped" if plan.privacy.spent is None else "nothing is promised"
         return label, "–", f"{why}: no ε can be stated"
     promised = np.unique(plan.scenario.get("privacy", {}).get("epsilon") or np.nan)
-    of = number(float(promised[0])) if promised.size == 1 and np.isfinite(promised[0]) else "what each device is promised"
+    of = (
+        number(float(promised[0]))
+        if promised.size == 1 and np.isfinite(promised[0])
+        else "what each device is promised"
+    )
     note = f"of {of} ({plan.privacy.adjacency}), for the worst device, per chain"
     return label, value(f"{file}.epsilon_spent", spent, 4), note
 
@@ -212,7 +219,7 @@ def _scenario(run: Run) -> Html:
     rows = table(scenario_rows(run.scenario, run))
     if run.scenario_text is None:
         return join([rows, missing("scenario.toml is missing; this is what plan.json says.")])
-    again = "<p>Saved as <code>scenario.toml</code>, <code>wflmc run scenario.toml --out DIR</code> repeats the run.</p>"
+    again = "<p>Saved as <code>scenario.toml</code>, <code>wflmc run scenario.toml --out DIR</code> repeats it.</p>"
     if run.scenario.sampler.seed == "secret":
         again = "<p>The noise of this run was secret: another run of this scenario differs, and costs again.</p>"
     file = text(again + "<pre>{toml}</pre>", toml=run.scenario_text)
@@ -249,7 +256,7 @@ def _chains(run: Run, draws: Draws) -> Html:
         if summary.rhat_max is None:
             between = "R-hat compares chains with each other, and there is one. "
         words = paragraph(
-            between + "The effective sample size is {bulk} for the mean of the worst parameter, and {tail} for its tails.",
+            between + "The worst parameter has an effective sample size of {bulk}, and of {tail} in its tails.",
             rhat=value("summary.rhat_max", summary.rhat_max, 4),
             bulk=value("summary.ess_min", summary.ess_min, shown=whole(summary.ess_min)),
             tail=value("summary.ess_tail_min", summary.ess_tail_min, shown=whole(summary.ess_tail_min)),
@@ -304,13 +311,17 @@ def _law_words(run: Run, compared: Comparison) -> Html:
 def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) -> Html:
     """Return means and standard deviations beside the law, with diagnostics of the parameters listed first."""
     rows: list[list[object]] = []
-    expected = compared.mean - compared.shift
     for rank, index in enumerate(order[: LISTED + FOLDED]):
         error, z = compared.error[index], compared.z[index]
         row: list[object] = [
             parameter_name(run, index),
             "–" if compared.law is None else value(f"law.mean.{index}", float(compared.law.mean[index]), 4),
-            join([value(f"mean.{index}", float(compared.mean[index]), 4), f" ± {error:.1g}" if np.isfinite(error) else ""]),
+            join(
+                [
+                    value(f"mean.{index}", float(compared.mean[index]), 4),
+                    f" ± {error:.1g}" if np.isfinite(error) else "",
+                ]
+            ),
             f"{z:+.1f}" if np.isfinite(z) else "–",
             "–" if compared.law is None else value(f"law.sd.{index}", float(compared.expected[index])),
             value(f"sd.{index}", float(compared.deviation[index])),
@@ -320,7 +331,10 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
             row += [number(each.rhat_max, 4), whole(each.ess_min)]
         rows.append(row)
     head = ("parameter", "posterior mean", "samples' mean", "z", "posterior s.d.", "samples' s.d.", "R-hat", "ESS")
-    parts: list[object] = [Html("<h3>Means and standard deviations</h3>"), grid([table(rows[:LISTED], head)], "numbers")]
+    parts: list[object] = [
+        Html("<h3>Means and standard deviations</h3>"),
+        grid([table(rows[:LISTED], head)], "numbers"),
+    ]
     if rows[LISTED:]:
         title = f"The next {len(rows) - LISTED} of {len(order):,} parameters, largest |z| first"
         parts.append(fold(title, grid([table(rows[LISTED:], head[:-2])], "numbers")))
@@ -351,15 +365,19 @@ def _privacy(run: Run, plan: PlanFile) -> Html:
         return missing("This scheme does not clip gradients: no finite ε would be true, and no ledger is kept.")
     note = paragraph(
         "What is hidden: {hidden} (adjacency: {adjacency}). Each round in which a device transmits costs it a privacy "
-        "loss, and losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, "
-        "and publishing several of them from the same real devices would add their losses up.",
+        "loss, and losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for "
+        "evaluation, and publishing several of them from the same real devices would add their losses up.",
         hidden=HIDDEN[spending.unit, spending.adjacency],
         adjacency=spending.adjacency,
     )
     accountants = missing("Nothing is promised, so there is no δ to state an ε at; losses are shown as they are.")
     if spending.epsilon_by is not None:
         delta = None if run.scenario is None else run.scenario.privacy.delta
-        head = f"ε at δ = {number(delta)} ({spending.adjacency})" if isinstance(delta, float) else f"ε ({spending.adjacency})"
+        head = (
+            f"ε at δ = {number(delta)} ({spending.adjacency})"
+            if isinstance(delta, float)
+            else f"ε ({spending.adjacency})"
+        )
         rows = [
             (name, value(f"plan.privacy.epsilon_by.{name}", epsilon, 5), ACCOUNTANTS.get(name, "by dp-accounting"))
             for name, epsilon in spending.epsilon_by.items()
@@ -412,8 +430,6 @@ def _explorer(run: Run, plan: PlanFile) -> tuple[list[Section], list[str]]:
     changes = [] if run.scenario is None else explorer_changes(run.scenario, plan)
     words = paragraph("Theorem 1 with sliders, started at this very run.")
     if changes:
-        sentence = (
-            "Not this run, but the setting of Theorem 1 nearest to it, so its numbers differ from those above: {changes}."
-        )
+        sentence = "Not this run, but the nearest setting of Theorem 1, so numbers differ from those above: {changes}."
         words = missing(sentence, changes="; ".join(changes))
     return [section._replace(html=join([words, Html(section.html)]))], explorer.scripts(start)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from wflmc.posterior.base import Predicts
+from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy import HIDDEN
-from wflmc.report.explorer import MOST_DEVICES, MOST_DIM, MOST_ROUNDS
 from wflmc.report.blocks import number
+from wflmc.report.explorer import MOST_DEVICES, MOST_DIM, MOST_ROUNDS
 from wflmc.runs.documents import PlanFile
 from wflmc.runs.folder import Run
 from wflmc.scenario import Scenario
@@ -87,7 +87,7 @@ def model_words(scenario: Scenario, run: Run) -> str:
     """Return what is sampled."""
     section, words = scenario.posterior, MODELS[scenario.posterior.model]
     posterior = None if run.rebuilt is None else run.rebuilt.inputs.posterior
-    if isinstance(posterior, Predicts):
+    if isinstance(posterior, SoftmaxPosterior):
         names = [str(name) for name in posterior.class_names]
         words += f" into {len(names)} classes ({', '.join(names[:10])}{', …' * (len(names) > 10)})"
     words += ", with an intercept" * section.intercept
@@ -113,7 +113,9 @@ def channel_words(scenario: Scenario) -> str:
     if link.correlation and link.fading in ("rayleigh", "rician"):
         words += f" Successive rounds are correlated by {number(link.correlation)}."
     if link.csi_error:
-        words += f" Devices know their channels up to an error of {number(link.csi_error)}; the worst case is accounted."
+        words += (
+            f" Devices know their channels up to an error of {number(link.csi_error)}; the worst case is accounted."
+        )
     if link.downlink_snr_db < float("inf"):
         words += f" The server's broadcast has an SNR of {number(link.downlink_snr_db)} dB."
     return words + " Active devices transmit at once, and the server receives the sum of their gradients in noise."
@@ -142,8 +144,8 @@ def sampler_words(scenario: Scenario, plan: PlanFile | None) -> str:
     kind = "Langevin dynamics" if sampler.dynamics == "overdamped" else "Kinetic (underdamped) Langevin dynamics"
     start = "a draw from the prior" if sampler.init == "prior" else "zero"
     words = (
-        f"{kind}: {sampler.chains:,} chain{'s' * (sampler.chains > 1)} from {start}, {sampler.burn_in} rounds of burn-in "
-        f"and {sampler.samples:,} kept."
+        f"{kind}: {sampler.chains:,} chain{'s' * (sampler.chains > 1)} from {start}, {sampler.burn_in} rounds of "
+        f"burn-in and {sampler.samples:,} kept."
     )
     if plan is None:
         return words

@@ -209,8 +209,8 @@ def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None
         [Panel(items, Axis("step size η", range=(0.0, top)), key="fig2", notes=notes)],
         Axis("SNR = P/(m N0) (dB)", range=(min(edges[LMC]), max(edges[LMC]))),
         f"Regimes of Theorem 1\n{about}",
-        "Below the edge, the channel noise is no more than Langevin sampling needs. Above it, transmit power or privacy "
-        "limits the gain.",
+        "Below the edge, the channel noise is no more than Langevin sampling needs. Above it, transmit power or "
+        "privacy limits the gain.",
         legend=False,
     )
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from wflmc.errors import InputError
-from wflmc.report.figure import Axis, Figure, Panel
 from wflmc.report.blocks import Html, Section, boxes, grid, join, missing, page, paragraph, table, text, value
+from wflmc.report.figure import Axis, Figure, Panel
 from wflmc.report.plotly_figures import draw
 from wflmc.report.study_figures import LAYOUTS, curves, regimes, score_of, study_figure
 from wflmc.report.tables import read_rows

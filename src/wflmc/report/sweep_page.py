@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from wflmc.errors import InputError
-from wflmc.report.figure import Axis
 from wflmc.report.blocks import Html, Section, fold, join, missing, page, paragraph, plot, table
+from wflmc.report.figure import Axis
 from wflmc.report.plotly_figures import UNWANTED, axis_layout
 from wflmc.report.tables import as_number, read_columns
 from wflmc.scenario import Scenario

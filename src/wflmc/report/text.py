@@ -152,7 +152,7 @@ def audit_table(document: dict[str, Any]) -> Table:
 
 
 def capacity_tables(document: dict[str, Any]) -> list[Table]:
-    """Return the costs of a capacity document, and its necessary conditions, with what helps where one does not hold."""
+    """Return the costs of a capacity document, and its necessary conditions, with what helps where one fails."""
     size = document["size"]
     words = ", ".join(f"{size[name]:,} {name}" for name in ("devices", "parameters", "rounds"))
     costs = Table(words, "one round", "all rounds", box=None)
@@ -200,8 +200,8 @@ def ablation(tables: Mapping[str, Sequence[Row]]) -> str:
     lines = [
         "# What each ingredient buys",
         "",
-        f"Figure 6's setting at {ABLATION_SNR:g} dB: W2², worst after burn-in, by the exact law (mean over channels) and",
-        "from chains with clipping on the first channel, and the exact effective sample size of one chain.",
+        f"Figure 6's setting at {ABLATION_SNR:g} dB: W2², worst after burn-in, by the exact law (mean over channels)",
+        "and from chains with clipping on the first channel, and the exact effective sample size of one chain.",
         "",
         "| scheme | W2² by the law | W2² of clipped chains | ESS |",
         "|---|---|---|---|",

@@ -62,8 +62,8 @@ def converged(run: Run) -> Verdict:
     few = run.draws is not None and run.draws.theta.shape[1] < 4
     frozen = [] if summary is None else summary.frozen
     numbers = (
-        " The largest R-hat is {rhat} (1 is ideal, {limit} the usual limit, above {concern} is a concern), and the worst "
-        "parameter has {ess} effective samples (at least {enough} are usual)."
+        " The largest R-hat is {rhat} (1 is ideal, {limit} the usual limit, above {concern} is a concern), and the "
+        "worst parameter has {ess} effective samples (at least {enough} are usual)."
     )
     return decide(
         "Do the chains agree with each other?",
@@ -92,7 +92,7 @@ def worst_exact(plan: PlanFile | None) -> float | None:
 
 
 def distance(run: Run) -> Verdict:
-    """Judge W2²: by the exact law where hardly anything is clipped, else from chains, less the floor of the estimate."""
+    """Judge W2²: by the exact law where hardly anything is clipped, else from chains, less their floor."""
     question, plan, measured = "How far from the true posterior?", run.plan, _measured(run)
     posterior = None if run.rebuilt is None else run.rebuilt.inputs.posterior
     variance = float(np.trace(posterior.exact.covariance)) if isinstance(posterior, HasLaw) else None
@@ -104,7 +104,11 @@ def distance(run: Run) -> Verdict:
         return decide(
             question,
             (softmax, "unknown", "Not known: this model's posterior has no closed form."),
-            (often_clipped(run), "unknown", "Not known: one chain cannot measure it, and the exact law ignores clipping."),
+            (
+                often_clipped(run),
+                "unknown",
+                "Not known: one chain cannot measure it, and the exact law ignores clipping.",
+            ),
             (True, "unknown", "Not known: no distance was measured."),
         )
     start = plan.constants.initial_w2_sq if plan.coordinates != "whitened" else None
@@ -257,8 +261,8 @@ def privacy(run: Run) -> Verdict | None:
     nothing = run.scenario is not None and run.scenario.privacy.epsilon is None
     over = [] if nothing or spending.spent is None else _overspent(run, run.plan)
     sentence = (
-        "device {worst}, which spends the largest part of its budget, spends {part} of it{over}. ε ({adjacency}) is that "
-        "of one chain; publishing several chains of the same real devices would add up."
+        "device {worst}, which spends the largest part of its budget, spends {part} of it{over}. ε ({adjacency}) is "
+        "that of one chain; publishing several chains of the same real devices would add up."
     )
     return decide(
         "Was the promise kept?",
@@ -286,7 +290,10 @@ def _overspent(run: Run, plan: PlanFile) -> list[str]:
     how = plan.privacy.adjacency
     cases = [
         (max(plan.privacy.shares or [0.0]) > 1 + ROUNDING, "that is more than all of it"),
-        *((True, f"ε ({how}) of device {k} is {number(spent[k], 4)}, promised was {number(promised[k])}") for k in above[:1]),
+        *(
+            (True, f"ε ({how}) of device {k} is {number(spent[k], 4)}, promised was {number(promised[k])}")
+            for k in above[:1]
+        ),
         (stated > promised.max() * (1 + ROUNDING), f"summary.json has ε = {number(stated, 4)} ({how})"),
         (part > 1 + ROUNDING, f"by the ledger a device has spent {percent(part)} of its budget"),
     ]
