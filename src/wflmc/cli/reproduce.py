@@ -200,10 +200,8 @@ def _write_figure(folder: Path, figure: str, tables: Tables, about: str, work: R
         report.write_csv(folder / f"{table}.csv", rows)
     picture = folder / f"{figure}.png"
     if figure in NAMES:
-        return report.draw_figure(figure, Setting(work.gaussian), tables[figure], about, picture)
-    if figure == "record":
-        return report.draw_record(tables, about, picture)
-    written = report.draw_panels(figure, tables, about, picture)
+        return report.draw_closed_form(figure, Setting(work.gaussian), tables[figure], about, picture)
+    written = report.draw_study(figure, tables, about, picture)
     if figure == "beyond":
         write_text(folder / "ablation.md", report.ablation(tables))
         written = [*written, folder / "ablation.md"]
