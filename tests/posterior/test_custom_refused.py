@@ -73,7 +73,7 @@ def deeper(theta):
 def test_an_error_in_a_function_of_ones_own_keeps_its_traceback(prior):
     functions = (gaussian_likelihood, deeper) if prior else (failing, gaussian_prior)
     with pytest.raises(
-        wflmc.InputError, match=r"fails in line \d+ of test_own_model_refused.py: LookupError"
+        wflmc.InputError, match=r"fails in line \d+ of test_custom_refused.py: LookupError"
     ) as caught:
         wflmc.posterior(*functions, (np.ones((4, 2)), np.ones(4)), initial=np.zeros(2), devices=2)
     assert isinstance(caught.value.__cause__, LookupError)
@@ -103,7 +103,7 @@ def test_wrong_models_are_refused_in_words():
     refused(r"no arrays", data=())
     refused(r"first axis", data=(np.ones(4), 1.0))
     refused(r"real numbers", data=(np.ones((4, 2)), np.array(list("abcd"))))
-    refused(r"fails in line \d+ of test_own_model_refused.py: TypeError.*\(2,\), \(\)", lambda t, e: -t @ jnp.ones(3))
+    refused(r"fails in line \d+ of test_custom_refused.py: TypeError.*\(2,\), \(\)", lambda t, e: -t @ jnp.ones(3))
     refused(r"KeyError", lambda t, e: t["weights"], initial={"weight": 0.0})
     refused(r"jnp.where in place", branching)
     refused(r"jax.numpy in place of numpy", lambda t, e: np.asarray(t)[0])

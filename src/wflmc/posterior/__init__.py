@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from wflmc.posterior import own
+from wflmc.posterior.base import HasLaw, Posterior, Predicts
 from wflmc.posterior.coordinates import Coordinates, coordinates, whitening
 from wflmc.posterior.gaussian import GaussianPosterior, gaussian_regression
 from wflmc.posterior.law import Gaussian, pool, w2_squared
@@ -20,8 +21,11 @@ __all__ = [
     "Coordinates",
     "Gaussian",
     "GaussianPosterior",
+    "HasLaw",
     "Motion",
     "OwnPosterior",
+    "Posterior",
+    "Predicts",
     "SoftmaxPosterior",
     "coordinates",
     "gaussian_regression",
