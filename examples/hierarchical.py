@@ -45,7 +45,7 @@ def log_prior(parameters):  # all N(0, 1); offsets are how many spreads a hospit
 def make_posterior(data):
     start = {"mean": 0.0, "log_spread": 0.0, "slope": 0.0, "offset": np.zeros(HOSPITALS)}
     # The cost is not convex in log_spread: mu and L are values to tune steps by, and no bound holds.
-    return wflmc.posterior(
+    return wflmc.posterior_from(
         log_likelihood, log_prior, data, initial=start, devices=data["hospital"], mu=1.0, L=2.0 * HOSPITALS * RECORDS
     )
 

@@ -44,7 +44,7 @@ def make_posterior(train):
     # The prior alone makes the cost 1-strongly convex; p(1 − p) ≤ 1/4 bounds the curvature of every record.
     rows = np.column_stack([train[0], np.ones(len(train[0]))])
     smoothness = 1 + np.linalg.norm(rows, 2) ** 2 / 4
-    return wflmc.posterior(
+    return wflmc.posterior_from(
         log_likelihood, log_prior, train, initial=start, devices=DEVICES, mu=1.0, L=float(smoothness)
     )
 

@@ -49,7 +49,7 @@ def make_posterior(train):
         "level": np.zeros(10),
     }
     # The cost of a network is not convex: mu and L are values to tune steps by, and no bound holds.
-    return wflmc.posterior(log_likelihood, log_prior, train, initial=start, devices=DEVICES, mu=1.0, L=500.0)
+    return wflmc.posterior_from(log_likelihood, log_prior, train, initial=start, devices=DEVICES, mu=1.0, L=500.0)
 
 
 def reference(posterior, train, warmup=100, draws=100):

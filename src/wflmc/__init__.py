@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wflmc.errors import InputError, SamplingError
     from wflmc.evaluation import advise, evaluate, exact_w2_sq
     from wflmc.planning import Plan, plan, plan_many
-    from wflmc.posterior import gaussian_regression, softmax_regression
+    from wflmc.posterior import gaussian_regression, posterior_from, softmax_regression
     from wflmc.preconditioning import release_whitening
     from wflmc.privacy import Privacy
     from wflmc.sampling import Trace, sample
@@ -47,6 +47,7 @@ __all__ = [
     "plan_many",
     "planning",
     "posterior",
+    "posterior_from",
     "privacy",
     "release_whitening",
     "sample",
@@ -59,7 +60,7 @@ _HOMES = {
     "errors": ("InputError", "SamplingError"),
     "evaluation": ("advise", "evaluate", "exact_w2_sq"),
     "planning": ("Plan", "plan", "plan_many"),
-    "posterior": ("gaussian_regression", "softmax_regression"),
+    "posterior": ("gaussian_regression", "posterior_from", "softmax_regression"),
     "preconditioning": ("release_whitening",),
     "privacy": ("Privacy",),
     "sampling": ("Trace", "sample"),

@@ -30,7 +30,7 @@ def _prior(theta):
 
 def own(records):
     data = np.asarray(records, np.float32)
-    return wflmc.posterior(_likelihood, _prior, data, initial=jnp.zeros(1), devices=1, mu=1.0, L=10.0)
+    return wflmc.posterior_from(_likelihood, _prior, data, initial=jnp.zeros(1), devices=1, mu=1.0, L=10.0)
 
 
 @pytest.mark.parametrize("unit", ["device", "record"])

@@ -39,7 +39,7 @@ def _prior(theta):
 
 def own_terms(terms, devices=1):
     """A model of one's own whose gradients are these terms, in the first of two parameters."""
-    return wflmc.posterior(
+    return wflmc.posterior_from(
         _likelihood,
         _prior,
         np.asarray(terms, np.float32),

@@ -96,7 +96,7 @@ def _prior(theta):
 def own(terms, devices, batch=None):
     data = np.asarray(terms, np.float32)
     given = {"initial": jnp.zeros(2), "devices": devices, "partition": "blocks", "mu": 1.0, "L": 1.0, "batch": batch}
-    return wflmc.posterior(_likelihood, _prior, data, **given)
+    return wflmc.posterior_from(_likelihood, _prior, data, **given)
 
 
 def batches(terms, devices):

@@ -138,7 +138,7 @@ def test_clip_after_scaling(few, plan, mutate):
 
 def test_clip_skipped_on_one_device(plan, mutate):
     assert np.argmax(plan.spent) != 4
-    mutate(blocks.clipping, "norm <= clip", "(norm <= clip) | (jnp.arange(norm.shape[-1]) == 4)")
+    mutate(blocks.clip_factor, "norm <= clip", "(norm <= clip) | (jnp.arange(norm.shape[-1]) == 4)")
     report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning", "devices"])
     assert names(report) == {"every device"}
     assert [test.device for test in report.flagged] == [4]
@@ -196,14 +196,14 @@ def test_example_clip_skipped_by_the_kernel(few, record_plan, mutate):
 
 
 def test_device_clip_skipped_by_the_gaussian_model(few, plan, mutate):
-    again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=3), "known_as": (gaussian, "clipped_sum")}
-    mutate(gaussian_sums._all_chains, "clipping(w, limit, norm)", "w", **again)
+    again = {"wrap": lambda mutant: blocks.batch_chains(mutant, own=3), "known_as": (gaussian, "clipped_sum")}
+    mutate(gaussian_sums._all_chains, "clip_factor(w, limit, norm)", "w", **again)
     report = audit.audit(KEY, plan, few, trials=TRIALS, attacks=["turning", "model"])
     assert names(report) == {"gaussian model"}
 
 
 def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, mutate):
-    again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=4), "known_as": (gaussian, "by_examples")}
+    again = {"wrap": lambda mutant: blocks.batch_chains(mutant, own=4), "known_as": (gaussian, "by_examples")}
     mutate(gaussian_sums._chains_by_examples, "jnp.clip(residual, -most, most)", "residual", **again)
     assert not audit.audit_model(KEY, record_plan, few, trials=20_000).consistent
 
@@ -216,10 +216,10 @@ def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, mutate):
             ("by_rows", "jnp.sqrt(jnp.maximum(square, 0.0) + rounding)") if examples == 6 else ("by_devices", "norm")
         )
         used_in = sys.modules["wflmc.posterior.softmax"]
-        again = {"wrap": lambda mutant: blocks.many_chains(mutant, own=3), "known_as": (used_in, name)}
-        mutate(getattr(softmax, f"_chains_{name}"), f"clipping(w.T, limit.T, {norm})", "w.T", **again)
+        again = {"wrap": lambda mutant: blocks.batch_chains(mutant, own=3), "known_as": (used_in, name)}
+        mutate(getattr(softmax, f"_chains_{name}"), f"clip_factor(w.T, limit.T, {norm})", "w.T", **again)
     else:
-        mutate(softmax._limited, "residual * clipping(jnp.ones(()), most, length)[:, None]", "residual")
+        mutate(softmax._limited, "residual * clip_factor(jnp.ones(()), most, length)[:, None]", "residual")
     assert not audit.audit_model(KEY, plan, posterior, trials=8000).consistent
 
 
@@ -245,7 +245,7 @@ def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
 def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, mutate):
     plan = planned(few)
     mutate(
-        gaussian_sums._all_chains, "jnp.sqrt(squares(gradient))", "jnp.max(jnp.abs(gradient), axis=-1)",
-        wrap=lambda mutant: blocks.many_chains(mutant, own=3), known_as=(gaussian, "clipped_sum"),
+        gaussian_sums._all_chains, "jnp.sqrt(sum_squares(gradient))", "jnp.max(jnp.abs(gradient), axis=-1)",
+        wrap=lambda mutant: blocks.batch_chains(mutant, own=3), known_as=(gaussian, "clipped_sum"),
     )  # fmt: skip
     assert not audit.audit_model(KEY, plan, few, trials=TRIALS).consistent

@@ -78,7 +78,7 @@ def test_keys_in_the_text_exist():
     python = {
         "posterior": [
             wflmc.posterior.GaussianPosterior,
-            wflmc.posterior.OwnPosterior,
+            wflmc.posterior.CustomPosterior,
             wflmc.posterior.SoftmaxPosterior,
         ],
         "link": [wflmc.Link],

@@ -72,7 +72,7 @@ def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
     def log_likelihood(w: Any, example: Any) -> Any:
         return -0.5 * (example["y"] - example["x"] @ w) ** 2
 
-    posterior = wflmc.posterior(
+    posterior = wflmc.posterior_from(
         log_likelihood, lambda w: -0.5 * jnp.sum(w**2), {"x": X, "y": y}, devices=3, initial=np.zeros(3), batch=5,
         mu=1.0, L=100.0,
     )  # fmt: skip

@@ -33,7 +33,7 @@ KEY = jax.random.key(SEED)
 LINK, PROMISE = wflmc.Link(channel.static(1.0), snr_db=40), wflmc.Privacy(8, 0.01, 30)
 GAUSSIAN = wflmc.gaussian_regression(KEY, devices=4, X=X, y=Y)
 SOFTMAX = wflmc.softmax_regression(KEY, devices=4, X=X, y=LABELS)
-OWN = wflmc.posterior(
+OWN = wflmc.posterior_from(
     lambda t, e: -((e[1] - t @ e[0]) ** 2), lambda t: -t @ t, (X, Y), initial=np.zeros(2), devices=4, mu=1.0, L=1e12
 )
 PLAN = wflmc.plan(GAUSSIAN, LINK, PROMISE, step_size=0.1 / GAUSSIAN.L, burn_in=2, samples=5)
@@ -84,7 +84,7 @@ def test_no_value_shows_data(name):
 
 def test_what_they_show():
     assert repr(GAUSSIAN).startswith("GaussianPosterior(4 devices, 24 examples, 2 parameters, mu=")
-    assert repr(OWN.device(0)) == "OwnPosterior(1 device, 6 examples, 2 parameters, mu=1, L=1e+12)"
+    assert repr(OWN.device(0)) == "CustomPosterior(1 device, 6 examples, 2 parameters, mu=1, L=1e+12)"
     assert repr(LINK) == "Link(fading=static, power=1, snr_db=40, seed=0)"
     each = wflmc.Privacy([1, 2.5], 0.01, np.float32(30), unit="record", example_clip=np.int64(3))
     shown = "Privacy(epsilon=1…2.5, delta=0.01, clip=30, accountant=exact, unit=record, example_clip=3, "
@@ -153,10 +153,10 @@ CALLS = {
     "epsilon": lambda: wflmc.Privacy(-X, 0.01, 30),
     "SNR": lambda: wflmc.Link(channel.static(1.0), snr_db=X),
     "fading": lambda: wflmc.Link(X),
-    "owners": lambda: wflmc.posterior(near, small, Y, initial=1.0, devices=IDS, mu=1.0, L=2.0),
-    "whole numbers": lambda: wflmc.posterior(near, small, IDS, initial=1.0, devices=2),
-    "lists": lambda: wflmc.posterior(near, small, (X, Y.tolist()), initial=1.0, devices=2),
-    "batch": lambda: wflmc.posterior(near, small, Y, initial=1.0, devices=2, batch=Y),
+    "owners": lambda: wflmc.posterior_from(near, small, Y, initial=1.0, devices=IDS, mu=1.0, L=2.0),
+    "whole numbers": lambda: wflmc.posterior_from(near, small, IDS, initial=1.0, devices=2),
+    "lists": lambda: wflmc.posterior_from(near, small, (X, Y.tolist()), initial=1.0, devices=2),
+    "batch": lambda: wflmc.posterior_from(near, small, Y, initial=1.0, devices=2, batch=Y),
     "audit": lambda: wflmc.audit.audit_pair(KEY, PLAN, GAUSSIAN, GAUSSIAN, device=0, delta=X),
 }  # fmt: skip
 

@@ -33,6 +33,6 @@ def rows_of(posterior, target):
 def as_own(known, **keywords):
     """A Gaussian posterior, written as a log-likelihood."""
     data = rows_of(known, known.target)
-    return wflmc.posterior(
+    return wflmc.posterior_from(
         gaussian_likelihood, gaussian_prior, data, initial=jnp.zeros(known.dim), devices=owners_of(known), **keywords
     )

@@ -32,7 +32,7 @@ def softmax_prior(parameters):
 
 def softmax_as_own(known, **keywords):
     u, label = rows_of(known, known.labels)
-    return wflmc.posterior(
+    return wflmc.posterior_from(
         softmax_likelihood,
         softmax_prior,
         {"u": u, "label": label},
@@ -82,7 +82,7 @@ def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
     for by_example in (False, True):
         each = (None, jnp.full(7, 0.8)) if by_example else ()  # no key, and the clip of an example
         whole = clipped_sum(own, *arguments, *each)
-        monkeypatch.setattr("wflmc.posterior.own_posterior.EXAMPLES", 3 * own._bytes(by_example))
+        monkeypatch.setattr("wflmc.posterior.custom.posterior.EXAMPLE_BYTES", 3 * own._bytes(by_example))
         few = own.on_accelerator(1, 1e9, by_example)
         assert few.example_block == 3
         assert jax.tree.leaves(few.data)[0].shape[1] % 3 == 0
@@ -175,7 +175,7 @@ def test_logistic_regression_against_quadrature():
         return -0.5 * (parameters["slope"] ** 2 + parameters["other"] ** 2)
 
     start = {"slope": 0.0, "other": 0.0}
-    own = wflmc.posterior(log_likelihood, log_prior, (X, y), initial=start, devices=4, mu=1.0)
+    own = wflmc.posterior_from(log_likelihood, log_prior, (X, y), initial=start, devices=4, mu=1.0)
     grid = np.stack(np.meshgrid(*[np.linspace(-3, 5, 201)] * 2), -1) - [0.0, 3.0]  # slope, other
     logits = grid @ X.T
     log_density = (y * logits - np.logaddexp(0, logits)).sum(-1) - 0.5 * (grid**2).sum(-1)
@@ -199,7 +199,7 @@ def test_logistic_regression_against_quadrature():
 
 def test_starts():
     start = {"a": np.full((2,), 3.0), "b": np.float32(-1.0)}
-    own = wflmc.posterior(
+    own = wflmc.posterior_from(
         lambda p, d: -0.5 * (d - p["b"]) ** 2 - 0.5 * jnp.sum(p["a"] ** 2),
         lambda p: -0.5 * p["b"] ** 2,
         np.arange(6.0),
@@ -221,7 +221,7 @@ def test_starts():
 def test_padding_is_never_looked_at():
     """log of a count has no value at zero: padding must not be zeros."""
     counts = np.arange(1.0, 8.0)
-    own = wflmc.posterior(
+    own = wflmc.posterior_from(
         lambda p, d: -0.5 * (jnp.log(d) - p) ** 2,
         lambda p: -0.5 * p**2,
         counts,
@@ -278,7 +278,7 @@ def test_the_audit_holds(unit, batch):
     def side(sign):
         X, y = np.zeros((6, 2)), np.zeros(6)
         X[-1], y[-1] = [1.0, 0.0], sign * 1e5
-        return wflmc.posterior(
+        return wflmc.posterior_from(
             gaussian_likelihood,
             lambda t: -1e-6 * t @ t,
             (X, y),
@@ -300,7 +300,7 @@ def test_the_audit_holds(unit, batch):
 
 def test_compiled_code_is_shared_by_equal_models():
     def make(scale):
-        return wflmc.posterior(
+        return wflmc.posterior_from(
             lambda p, d: -scale * (d - p) ** 2, lambda p: -0.5 * p**2, np.arange(4.0), initial=0.0, devices=2
         )
 
@@ -319,7 +319,7 @@ def test_runs_have_names_that_last():
         "import jax, jax.numpy as jnp, numpy as np, wflmc\n"
         "from wflmc.sampling.payment import run_name\n"
         "table = jnp.arange(3.0) * {}\n"
-        "p = wflmc.posterior(lambda t, d: -0.5 * (d - t @ table) ** 2, lambda t: -0.5 * t @ t, np.arange(4.0),"
+        "p = wflmc.posterior_from(lambda t, d: -0.5 * (d - t @ table) ** 2, lambda t: -0.5 * t @ t, np.arange(4.0),"
         " initial=np.zeros(3), devices=2, mu=1.0, L=9.0)\n"
         "plan = wflmc.plan(p, wflmc.Link(wflmc.channel.static()), wflmc.Privacy(), step_size=1e-3, burn_in=0,"
         " samples=2, initial_w2_sq=1.0)\n"
@@ -340,7 +340,7 @@ def test_what_is_around_a_model_may_change_later():
     data, made = np.linspace(0.0, 2.0, 20, dtype=np.float32), []
     for scale in (1.0, 2.0, 3.0):
         made.append(
-            wflmc.posterior(
+            wflmc.posterior_from(
                 lambda p, e: -0.5 * (scale * e - p["m"]) ** 2,  # noqa: B023
                 lambda p: -0.5 * p["m"] ** 2,
                 data,

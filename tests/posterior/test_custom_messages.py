@@ -20,7 +20,7 @@ LARGE = Y.astype(int) * 3_000_000_000
 
 
 def make(likelihood=gaussian_likelihood, prior=gaussian_prior, data=(X, Y), **keywords):
-    return wflmc.posterior(likelihood, prior, data, **{"initial": np.zeros(2), "devices": 4, **keywords})
+    return wflmc.posterior_from(likelihood, prior, data, **{"initial": np.zeros(2), "devices": 4, **keywords})
 
 
 def walled(theta, example):
@@ -49,8 +49,8 @@ REFUSED = {
     "int64 that would wrap": (r"data\[1\] has whole numbers that int32.*to 2147483647.*floats", {"data": (X, LARGE)}),
     "no value away from the start": (r"initial leads to no mode: the search met nan", {"likelihood": walled}),
     "wrong sign": (r"initial leads to no mode.*sign wrong", {"likelihood": lambda t, e: (e[1] - t @ e[0]) ** 2}),
-    "mu above an estimated L": (r"mu = 1000.0.*at most L, which is estimated", {"mu": 1e3}),
-    "L below an estimated mu": (r"L = 0.01.*at least mu, which is estimated", {"L": 0.01}),
+    "mu above an estimated L": (r"mu = 1000.0.*at most L = .*L is an estimate", {"mu": 1e3}),
+    "L below an estimated mu": (r"at most L = 0.01 \(mu is an estimate", {"L": 0.01}),
     "many keys": (r"key is an array of type key<\w+> and shape \(3,\)", {"key": jax.random.split(KEY, 3)}),
     "a key of floats": (r"key is an array of type float32", {"key": jnp.arange(3.0)}),
     "no spread": (r"initial_std = None", {"initial_std": None}),
@@ -61,7 +61,7 @@ REFUSED = {
     "ids": (r"4 different numbers.*np.unique\(ids", {"devices": np.arange(40) % 4 + 10**12}),
     "floats": (r"devices is an array of type float64.*np.unique", {"devices": np.arange(40) % 4 + 0.5}),
     "negative": (r"has negative numbers", {"devices": np.arange(40) % 4 - 1}),
-    "too few": (r"devices is an array of length 39", {"devices": np.arange(39) % 4}),
+    "too few": (r"devices is an array of shape \(39,\)", {"devices": np.arange(39) % 4}),
     "truth for a number": (r"devices = True was given", {"devices": True}),
     "batch": (r"batch = True", {"batch": True}),
     "mu": (r"mu = True", {"mu": True}),
@@ -88,7 +88,7 @@ def test_refused(what):
 
 def test_a_forgotten_prior():
     with pytest.raises(wflmc.InputError, match=r"log_prior is missing.*log_likelihood, log_prior, data"):
-        wflmc.posterior(gaussian_likelihood, (X, Y), initial=np.zeros(2), devices=4)
+        wflmc.posterior_from(gaussian_likelihood, (X, Y), initial=np.zeros(2), devices=4)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_made_right():
 def test_a_mu_that_is_l():
     """Here mu is L, and float32 must not refuse what is known."""
     known = float(X[:, 0] @ X[:, 0]) + 1
-    made = wflmc.posterior(
+    made = wflmc.posterior_from(
         lambda t, e: -0.5 * (t * e) ** 2, lambda t: -0.5 * t**2, X[:, 0], initial=1.0, devices=4, mu=known
     )
     assert made.mu <= made.L == pytest.approx(known, rel=1e-5)

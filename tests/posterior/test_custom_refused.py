@@ -1,7 +1,6 @@
 """Models of one's own that cannot work, refused in words."""
 
 import dataclasses
-import inspect
 import sys
 import traceback
 from typing import Any
@@ -22,7 +21,7 @@ def refused(match, likelihood=gaussian_likelihood, prior=gaussian_prior, data=No
     given = {"initial": np.zeros(2), "devices": 2, **keywords}
     data = (np.ones((4, 2)), np.ones(4)) if data is None else data
     with pytest.raises(wflmc.InputError, match=match):
-        wflmc.posterior(likelihood, prior, data, **given)
+        wflmc.posterior_from(likelihood, prior, data, **given)
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +56,7 @@ def test_parameters_of_a_module_are_taken():
         return gaussian_prior(module.weight)
 
     data = GAUSSIAN.features[:, 0], GAUSSIAN.target[:, 0]
-    made = wflmc.posterior(likelihood, prior, data, initial=Module(np.zeros(5), None), devices=2, mu=1.0, L=1e3)
+    made = wflmc.posterior_from(likelihood, prior, data, initial=Module(np.zeros(5), None), devices=2, mu=1.0, L=1e3)
     assert isinstance(made.unflatten(np.ones(5)), Module)
 
 
@@ -72,10 +71,8 @@ def deeper(theta):
 @pytest.mark.parametrize("prior", [False, True])
 def test_an_error_in_a_function_of_ones_own_keeps_its_traceback(prior):
     functions = (gaussian_likelihood, deeper) if prior else (failing, gaussian_prior)
-    with pytest.raises(
-        wflmc.InputError, match=r"fails in line \d+ of test_custom_refused.py: LookupError"
-    ) as caught:
-        wflmc.posterior(*functions, (np.ones((4, 2)), np.ones(4)), initial=np.zeros(2), devices=2)
+    with pytest.raises(wflmc.InputError, match=r"fails in line \d+ of test_custom_refused.py: LookupError") as caught:
+        wflmc.posterior_from(*functions, (np.ones((4, 2)), np.ones(4)), initial=np.zeros(2), devices=2)
     assert isinstance(caught.value.__cause__, LookupError)
     shown = "".join(traceback.format_exception(caught.value))
     assert shown.index("in deeper") < shown.index("LookupError: no such thing for (2,)") < shown.index("InputError")
@@ -149,8 +146,11 @@ def test_wrong_calls_of_a_posterior_are_refused_in_words():
 
 def test_the_package_may_be_called():
     assert wflmc.posterior.Gaussian is sys.modules["wflmc.posterior"].Gaussian
-    assert list(inspect.signature(wflmc.posterior).parameters)[:3] == ["log_likelihood", "log_prior", "data"]
-    assert "log_likelihood" in type(wflmc.posterior).__call__.__doc__
+    with pytest.warns(DeprecationWarning, match="posterior_from"):
+        posterior = wflmc.posterior(
+            gaussian_likelihood, gaussian_prior, (np.eye(2), np.ones(2)), initial=np.zeros(2), devices=2
+        )
+    assert isinstance(posterior, wflmc.posterior.CustomPosterior)
 
 
 def printing(p, e):
@@ -166,4 +166,4 @@ def calling(p, e):
 def test_callbacks_are_refused(log_likelihood):
     """What they compute is not in the trace, by which compiled code and ledgers know a model."""
     with pytest.raises(wflmc.InputError, match="calls back to Python"):
-        wflmc.posterior(log_likelihood, lambda p: 0, np.ones(8), initial=jnp.zeros(1), devices=2, mu=1.0, L=10.0)
+        wflmc.posterior_from(log_likelihood, lambda p: 0, np.ones(8), initial=jnp.zeros(1), devices=2, mu=1.0, L=10.0)

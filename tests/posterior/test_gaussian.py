@@ -14,7 +14,7 @@ import wflmc
 from wflmc.keys import host_generator, named
 from wflmc.posterior import Gaussian, pool, w2_squared
 from wflmc.posterior.law import LinearChain
-from wflmc.posterior.partition import partition
+from wflmc.posterior.partition import assign
 
 RULES = ["iid", "blocks", "by-label", "dirichlet:0.1", "dirichlet:5"]
 
@@ -149,7 +149,7 @@ def test_every_example_has_one_device_and_every_device_an_example(rule, devices,
     generator = np.random.default_rng(seed)
     size = devices + extra - 1
     labels = generator.integers(0, 10, size).astype(float) if classes else generator.standard_normal(size)
-    owner = partition(rule, labels, devices, generator)
+    owner = assign(rule, labels, devices, generator)
     sizes = np.bincount(owner, minlength=devices)
     assert owner.shape == labels.shape
     assert sizes.size == devices
@@ -161,14 +161,14 @@ def test_every_example_has_one_device_and_every_device_an_example(rule, devices,
 def test_what_each_partition_means():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10.0), 100))
     generator = np.random.default_rng(1)
-    assert np.array_equal(partition("blocks", labels, 4, generator), np.repeat(np.arange(4), 250))
-    by_label = partition("by-label", labels, 10, generator)
+    assert np.array_equal(assign("blocks", labels, 4, generator), np.repeat(np.arange(4), 250))
+    by_label = assign("by-label", labels, 10, generator)
     assert all(np.unique(labels[by_label == k]).size == 1 for k in range(10))
-    iid = partition("iid", labels, 10, generator)
+    iid = assign("iid", labels, 10, generator)
     assert all(np.unique(labels[iid == k]).size == 10 for k in range(10))
 
     def classes_per_device(rule):
-        owner = partition(rule, labels, 10, generator)
+        owner = assign(rule, labels, 10, generator)
         shares = np.stack(
             [np.bincount(labels[owner == k].astype(int), minlength=10) / np.sum(owner == k) for k in range(10)]
         )
@@ -180,7 +180,7 @@ def test_what_each_partition_means():
 @pytest.mark.parametrize("rule", ["sorted", "dirichlet", "dirichlet:0", "dirichlet:-1", "dirichlet:x", "dirichlet:inf"])
 def test_unknown_partitions(rule):
     with pytest.raises(wflmc.InputError, match="iid, blocks, by-label or dirichlet:A"):
-        partition(rule, np.zeros(5), 2, np.random.default_rng(0))
+        assign(rule, np.zeros(5), 2, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,15 @@ from wflmc import channel
 from wflmc.posterior import summation
 from wflmc.posterior.summation import (
     Sum,
-    begin,
-    over,
-    over_devices,
-    over_records,
+    add_devices,
+    clip_pairs,
+    lattice_sum,
     plus,
-    projected,
-    squares,
+    sum_records,
+    sum_squares,
     times,
     two_sum,
+    zero_total,
 )
 
 FLOATS = st.floats(-1e6, 1e6, width=32).filter(lambda x: x == 0 or abs(x) > 1e-20)
@@ -90,7 +90,7 @@ def test_xla_keeps_pairs_in_the_loops_they_are_used_in():
 def test_sums_over_devices_are_the_same_in_any_order(count):
     terms = mixed((count, 5)) * 7
     order = np.random.default_rng(1).permutation(count)
-    made = jax.jit(lambda x: over(x, 0, jnp.float32(7.0)))
+    made = jax.jit(lambda x: lattice_sum(x, 0, jnp.float32(7.0)))
     one, other = made(terms), made(terms[order])
     np.testing.assert_array_equal(one.high, other.high)
     np.testing.assert_array_equal(one.low, other.low)
@@ -106,7 +106,7 @@ def test_sums_over_devices_are_the_same_in_any_order(count):
 
 def test_where_nothing_is_clipped_sums_are_plain():
     terms = mixed((100, 3))
-    made = over(terms, 0, jnp.float32(np.inf))
+    made = lattice_sum(terms, 0, jnp.float32(np.inf))
     np.testing.assert_allclose(whole(made), terms.astype(float).sum(0), atol=1e-4)
 
 
@@ -114,7 +114,7 @@ def test_where_nothing_is_clipped_sums_are_plain():
 def test_sums_over_records(count):
     """In one block, in a few, and in a loop over blocks."""
     weights, rows = mixed((2, count)), mixed((count, 3), 1)
-    made = over_records(lambda w, u: w @ u, jnp.zeros((2, 3)), (jnp.asarray(weights), 1), (jnp.asarray(rows), 0))
+    made = sum_records(lambda w, u: w @ u, jnp.zeros((2, 3)), (jnp.asarray(weights), 1), (jnp.asarray(rows), 0))
     exact = weights.astype(float) @ rows.astype(float)
     allowed = min(count, summation.ROWS) * summation.UNIT * np.abs(weights).astype(float) @ np.abs(rows)
     assert np.all(np.abs(whole(made) - exact) <= allowed + 1e-12)
@@ -122,10 +122,10 @@ def test_sums_over_records(count):
 
 def test_sums_over_many_devices():
     terms = mixed((3, 1000, 2))
-    made = over_devices(begin(jnp.zeros((3, 2)), 1000), jnp.asarray(terms), 1, jnp.float32(1.0))
+    made = add_devices(zero_total(jnp.zeros((3, 2)), 1000), jnp.asarray(terms), 1, jnp.float32(1.0))
     exact = terms.astype(float).sum(1)
     assert np.all(np.abs(whole(made) - exact) <= summation.FEW * summation.UNIT * np.abs(terms).sum(1) + 1e-6)
-    few = over_devices(begin(jnp.zeros((3, 2)), 30), jnp.asarray(terms[:, :30]), 1, jnp.float32(1.0))
+    few = add_devices(zero_total(jnp.zeros((3, 2)), 30), jnp.asarray(terms[:, :30]), 1, jnp.float32(1.0))
     np.testing.assert_array_equal(few, jnp.asarray(terms[:, :30]).sum(1))
 
 
@@ -133,9 +133,9 @@ def test_sums_over_many_devices():
 def test_norms_round_as_little_as_is_said(count):
     values = mixed((4, count, 3))
     exact = (values.astype(float) ** 2).sum(1)
-    error = np.abs(np.asarray(jax.jit(lambda x: squares(x, 1))(values), float) / exact - 1)
-    assert np.max(error) <= (summation.stages(count) + 1) * summation.UNIT
-    assert summation.stages(10**6) < 150
+    error = np.abs(np.asarray(jax.jit(lambda x: sum_squares(x, 1))(values), float) / exact - 1)
+    assert np.max(error) <= (summation.additions(count) + 1) * summation.UNIT
+    assert summation.additions(10**6) < 150
 
 
 @pytest.mark.parametrize("clip", [0.5, 1e3, np.inf])
@@ -148,13 +148,15 @@ def test_projection_in_pairs(clip):
     high[3] = 0
     low = (high * rng.uniform(-1, 1, high.shape) * 2.0**-25).astype(np.float32)
     weight = rng.uniform(0.1, 1, 6).astype(np.float32)
-    made, norm = jax.jit(projected, static_argnums=3)(Sum(high, low), weight, np.full(6, clip, np.float32), (-1,))
+    made, norm = jax.jit(clip_pairs, static_argnums=3)(Sum(high, low), weight, np.full(6, clip, np.float32), (-1,))
     exact = high.astype(float) + low
     size = np.linalg.norm(exact, axis=1)
     factor = np.minimum(1, np.divide(clip, size, out=np.full(6, np.inf), where=size > 0))
     sent = (weight.astype(float) * factor)[:, None] * exact
     np.testing.assert_allclose(norm, size, rtol=1e-6)
-    assert np.all(np.abs(whole(made) - sent) <= summation.PROJECTED * np.linalg.norm(sent, axis=1)[:, None] + 1e-30)
+    assert np.all(
+        np.abs(whole(made) - sent) <= summation.CLIP_PAIRS_ERROR * np.linalg.norm(sent, axis=1)[:, None] + 1e-30
+    )
 
 
 def test_a_plan_says_how_much_less_it_clips():

@@ -89,7 +89,7 @@ def test_sensitivities_by_hand():
 def test_a_mini_batch_draws_an_empty_record_like_any_other():
     """N_k and so the scale N_k/batch stay: an empty record changes the sum by c when it is drawn, else not at all."""
     rows = np.stack([np.linspace(1, 2, 8), np.ones(8)], axis=1).astype(np.float32)  # a value, and whether it is there
-    one = wflmc.posterior(
+    one = wflmc.posterior_from(
         lambda theta, d: -theta[0] * d[0] * d[1], lambda theta: -0.5 * theta @ theta, rows,
         initial=jnp.zeros(1), devices=1, batch=2, mu=1.0, L=1.0,
     )  # fmt: skip

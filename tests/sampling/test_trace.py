@@ -18,7 +18,7 @@ from scipy import stats
 import wflmc
 from wflmc import channel
 from wflmc.errors import InputError
-from wflmc.posterior import own_prediction
+from wflmc.posterior.custom import model
 from wflmc.sampling import groups
 
 KEY = jax.random.key(0)
@@ -213,7 +213,7 @@ def counts():
         return -0.5 * (parameters["level"] ** 2 + parameters["slope"] @ parameters["slope"])
 
     initial = {"level": 1.0, "slope": jnp.zeros(2)}
-    return wflmc.posterior(log_likelihood, log_prior, data, initial=initial, devices=owner), data, owner
+    return wflmc.posterior_from(log_likelihood, log_prior, data, initial=initial, devices=owner), data, owner
 
 
 def draw_events(key, parameters, example):
@@ -285,7 +285,9 @@ def test_own_outcomes_are_called_as_in_the_data(counts, labelled):
         return -0.5 * (example[1] - parameters @ example[0]) ** 2
 
     _, X, y = labelled
-    pair = wflmc.posterior(log_likelihood, lambda p: -0.5 * p @ p, (X, y), initial=np.zeros(2), devices=2, mu=1, L=90)
+    pair = wflmc.posterior_from(
+        log_likelihood, lambda p: -0.5 * p @ p, (X, y), initial=np.zeros(2), devices=2, mu=1, L=90
+    )
     samples = replace(trace, theta=trace.theta[..., :2])
     found = samples.to_arviz(pair, predictive=lambda key, p, e: p @ e[0], log_likelihood=True)
     for group in (found.observed_data, found.posterior_predictive, found.log_likelihood):
@@ -313,7 +315,7 @@ def test_log_likelihoods_of_a_model_of_ones_own(counts, monkeypatch):
     rate = trace.theta[..., :1].astype(float) + trace.theta[..., 1:] @ data["dose"].T
     for at_a_time in (4, 100):  # draws; and four examples of the 31
         monkeypatch.setattr(groups, "CHUNK_BYTES", at_a_time * 8 * 31)
-        monkeypatch.setattr(own_prediction, "WORKING_BYTES", 1000)
+        monkeypatch.setattr(model, "WORKING_BYTES", 1000)
         found = trace.to_arviz(posterior, log_likelihood=True, progress=lambda *so_far: done.append(so_far))
         values = found.log_likelihood["log_likelihood"]
         assert values.dims == ("chain", "draw", "observation")

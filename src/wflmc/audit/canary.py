@@ -22,7 +22,7 @@ def _limited(example: jax.Array, length: jax.Array, example_clip: jax.Array | No
     """Examples [K, ...] of norms [K], clipped one by one where the plan says so."""
     if example_clip is None:
         return example
-    factor = blocks.clipping(jnp.ones(()), example_clip, length)
+    factor = blocks.clip_factor(jnp.ones(()), example_clip, length)
     return example * factor.reshape(factor.shape + (1,) * (example.ndim - factor.ndim))
 
 
@@ -46,7 +46,7 @@ class Canary(NamedTuple):
         del theta, key
         gradient = self.base + _limited(self.example, jnp.linalg.norm(self.example, axis=1), example_clip)
         norm = jnp.linalg.norm(gradient, axis=1)
-        return blocks.clipping(weight, clip, norm) @ gradient, norm
+        return blocks.clip_factor(weight, clip, norm) @ gradient, norm
 
 
 class Flock(NamedTuple):
@@ -69,7 +69,7 @@ class Flock(NamedTuple):
         del theta, key
         gradient = self.base + _limited(self.example, jnp.abs(self.example), example_clip)
         norm = jnp.abs(gradient)
-        return blocks.clipping(weight, clip, norm) * gradient, norm
+        return blocks.clip_factor(weight, clip, norm) * gradient, norm
 
 
 class Weathercock(NamedTuple):

@@ -121,7 +121,7 @@ class Options:
 def check_inputs(posterior: object, link: object, privacy: object) -> None:
     """Refuse arguments that are in the wrong place."""
     if not hasattr(posterior, "mu") or not hasattr(posterior, "initial_w2_sq"):
-        raise InputError("posterior", type(posterior).__name__, "a posterior, such as that of wflmc.posterior(…)")
+        raise InputError("posterior", type(posterior).__name__, "a posterior, such as that of wflmc.posterior_from(…)")
     if not isinstance(link, Link):
         raise InputError("link", type(link).__name__, "a wflmc.Link")
     if not isinstance(privacy, Privacy):

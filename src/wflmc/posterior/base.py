@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from wflmc.posterior.response import AnyResponse, Motion, Quadratic
 
 Array = NDArray[np.float64]
+ClippedSum = tuple[Total, jax.Array]
+"""A sum over devices, and the norm of each device's gradient before clipping, [K]."""
 
 
 class Posterior(Protocol):
@@ -78,7 +80,7 @@ class Posterior(Protocol):
         clip: jax.Array,
         key: jax.Array | None = None,
         example_clip: jax.Array | None = None,
-    ) -> tuple[Total, jax.Array]:
+    ) -> ClippedSum:
         """Return Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖) before it is rounded to float32, and the norms ‖g_k‖, [K].
 
         Args:
@@ -98,7 +100,7 @@ class Posterior(Protocol):
         key: jax.Array | None = None,
         example_clip: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return `unrounded_sum` rounded to float32, [m], and the norms ‖g_k‖ before clipping, [K]."""
+        """Return `unrounded_sum` rounded to float32, [m], and the norms ‖g_k‖ before clip_factor, [K]."""
         total, norm = self.unrounded_sum(theta, weight, clip, key, example_clip)
         return total.rounded if isinstance(total, Sum) else total, norm
 
@@ -212,3 +214,9 @@ def check_posterior(posterior: object) -> None:
     """Refuse what does not derive from `Posterior`."""
     if Posterior not in type(posterior).__mro__:
         raise InputError("posterior", type(posterior).__name__, "a posterior, such as that of wflmc.posterior_from(…)")
+
+
+def check_device(index: int, devices: int) -> None:
+    """Refuse a device number that is not between 0 and K − 1."""
+    if not 0 <= index < devices:
+        raise InputError("device", index, f"between 0 and {devices - 1}")

@@ -10,20 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.posterior.summation import DEVICES, FEW, Sum, alone, part_size, plus, squares
+from wflmc.posterior.summation import DEVICES, FEW, Sum, as_pair, part_size, plus, sum_squares
 
 CPU_BLOCK = 2**22
 """Bytes of gradients at a time on a CPU: what stays near its cache. Where θ is larger, as much as θ: each block reads
 all of it."""
 
 
-def filled_up(values: NDArray[Any], block: int) -> Any:
+def pad_to_blocks(values: NDArray[Any], block: int) -> Any:
     """values[K, ...] on the device, with zeros for the devices that fill up the last block."""
     missing = -len(values) % (block * grouped(len(values), block))
     return jnp.asarray(np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)]))
 
 
-def in_blocks(values: Any, block: int) -> jax.Array:
+def split_blocks(values: Any, block: int) -> jax.Array:
     """values[K', ...] as [K'/block, block, ...]."""
     return jnp.asarray(values).reshape(-1, block, *values.shape[1:])
 
@@ -43,7 +43,7 @@ def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit:
     return -(-size // part) * part
 
 
-def over_blocks(
+def scan_blocks(
     add: Callable[..., tuple[Any, jax.Array]], blocks: Any, start: Any, *limits: jax.Array, by_device: bool = False
 ) -> tuple[Any, jax.Array]:
     """A sum over devices, one block after the other.
@@ -76,14 +76,14 @@ def over_blocks(
 
     def together(total: Sum, part: Any) -> tuple[Sum, jax.Array]:
         some, norms = jax.lax.scan(body, jnp.zeros_like(total.high), part)
-        return plus(total, alone(some)), norms
+        return plus(total, as_pair(some)), norms
 
     groups = jax.tree.map(lambda values: values.reshape(-1, group, *values.shape[1:]), parts)
     total, norms = jax.lax.scan(together, start, groups)
     return total, jnp.moveaxis(norms, 2, 0).reshape(norms.shape[2], -1)[:, :devices]
 
 
-def clipping(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Array:
+def clip_factor(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Array:
     """weight · min(1, clip/norm); a device may have no gradient at all, and 0/0 is no reason to clip.
 
     A norm that is not a number is no reason to send unclipped: it spreads, and the sampler stops.
@@ -92,13 +92,13 @@ def clipping(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Array:
 
 
 def row_norms(rows: jax.Array) -> jax.Array:
-    """‖u‖ of rows[..., d], whose squares may be too large or too small for float32."""
+    """‖u‖ of rows[..., d], whose sum_squares may be too large or too small for float32."""
     largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
     scaled = rows / jnp.where(largest > 0, largest, 1.0)
-    return largest[..., 0] * jnp.sqrt(squares(scaled))
+    return largest[..., 0] * jnp.sqrt(sum_squares(scaled))
 
 
-def many_chains(function: Callable[..., Any], own: int) -> Callable[..., Any]:
+def batch_chains(function: Callable[..., Any], own: int) -> Callable[..., Any]:
     """A function of one chain whose `vmap` over chains is one call of `function` for all of them.
 
     Args:
@@ -106,17 +106,17 @@ def many_chains(function: Callable[..., Any], own: int) -> Callable[..., Any]:
             the first of them have length 1 there where they are the same for all chains.
     """
 
-    def alone(*arguments: Any) -> Any:
+    def one_chain(*arguments: Any) -> Any:
         chains = [value[None] for value in arguments[-own:]]
         return jax.tree.map(lambda value: value[0], function(*arguments[:-own], *chains))
 
-    single = jax.custom_batching.custom_vmap(alone)
+    single = jax.custom_batching.custom_vmap(one_chain)
 
     @single.def_vmap
     def _(axis_size: int, batched: list[Any], *arguments: Any) -> tuple[Any, Any]:
         if any(jax.tree.leaves(batched[:-own])):  # as many data sets as chains: nothing to share
             axes = jax.tree.map(lambda flag: 0 if flag else None, list(batched))
-            result = jax.vmap(alone, axes)(*arguments)
+            result = jax.vmap(one_chain, axes)(*arguments)
             return result, jax.tree.map(lambda _: True, result)
         chains = [value if flag else value[None] for value, flag in zip(arguments[-own:], batched[-own:], strict=True)]
         chains[0] = jnp.broadcast_to(chains[0], (axis_size, *chains[0].shape[1:]))

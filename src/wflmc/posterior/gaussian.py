@@ -12,16 +12,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
-from wflmc.posterior.blocks import block_size, filled_up, in_blocks
+from wflmc.posterior.blocks import block_size, pad_to_blocks, split_blocks
 from wflmc.posterior.coordinates import Coordinates, Moving
 from wflmc.posterior.gaussian_sums import by_examples, clipped_sum
 from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
 from wflmc.posterior.kinetic import kinetic_round, with_velocity
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
-from wflmc.posterior.partition import by_device, padded
-from wflmc.posterior.partition import partition as split
+from wflmc.posterior.partition import assign, by_device, padded
 from wflmc.posterior.response import Motion, Quadratic, Response
-from wflmc.posterior.summation import UNIT, Rounding, Total, margin, stages
+from wflmc.posterior.summation import UNIT, Rounding, Total, additions, margin
 
 Array = NDArray[np.float64]
 
@@ -132,14 +131,14 @@ class GaussianPosterior(Moving):
         del key
         block = self.block or self.devices
         if example_clip is None:
-            data = in_blocks(self.hessian, block), in_blocks(self.linear, block)
+            data = split_blocks(self.hessian, block), split_blocks(self.linear, block)
             return clipped_sum(data, theta, weight, clip)
-        rows = in_blocks(self.features, block), in_blocks(self.target, block)
+        rows = split_blocks(self.features, block), split_blocks(self.target, block)
         return by_examples(rows, self._share, theta, weight, clip, example_clip)
 
     def margin(self, clip: Array, example_clip: Array) -> float:
         """How much less clips are to be, see `summation.margin`."""
-        norm = (stages(self.dim) / 2 + 8) * UNIT
+        norm = (additions(self.dim) / 2 + 8) * UNIT
         return margin(Rounding(norm, norm), self.dim, self.sizes, clip, example_clip)
 
     @property
@@ -167,10 +166,10 @@ class GaussianPosterior(Moving):
         rows = slice(None if by_example else 0)
         return replace(
             self,
-            hessian=filled_up(self.hessian.astype(np.float32), block),
-            linear=filled_up(self.linear.astype(np.float32), block),
-            features=filled_up(self.features[:, rows].astype(np.float32), block),
-            target=filled_up(self.target[:, rows].astype(np.float32), block),
+            hessian=pad_to_blocks(self.hessian.astype(np.float32), block),
+            linear=pad_to_blocks(self.linear.astype(np.float32), block),
+            features=pad_to_blocks(self.features[:, rows].astype(np.float32), block),
+            target=pad_to_blocks(self.target[:, rows].astype(np.float32), block),
             block=block,
         )
 
@@ -336,7 +335,7 @@ def gaussian_regression(
     features, target = _synthetic(key, examples, dim) if X is None or y is None else checked(X, y)
     if intercept:
         features = with_intercept(features)
-    owner = split(partition, target, devices, host_generator(named(key, "data"), "partition"))
+    owner = assign(partition, target, devices, host_generator(named(key, "data"), "partition"))
     parts, sizes = by_device(owner, devices, features, target)
     u, v = padded(parts, sizes)
     return replace(_from_rows(u, v, sizes, prior_std), intercept=intercept)

@@ -7,27 +7,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wflmc.posterior.blocks import clipping, many_chains, over_blocks, row_norms
+from wflmc.posterior.blocks import batch_chains, clip_factor, row_norms, scan_blocks
 from wflmc.posterior.summation import (
     PAIRS,
     Sum,
     Total,
-    alone,
-    begin,
-    largest_sent,
-    over,
-    over_devices,
-    over_pairs,
-    over_records,
+    add_devices,
+    as_pair,
+    clip_pairs,
+    lattice_sum,
+    lattice_sum_pairs,
     plus,
-    projected,
-    squares,
+    signal_bound,
+    sum_records,
+    sum_squares,
+    zero_total,
 )
 
 
 def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> tuple[Total, jax.Array]:
     """theta[chain, m] or [chain, K, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
-    heard, bound = _own(theta), largest_sent(weight, clip)
+    heard, bound = _own(theta), signal_bound(weight, clip)
 
     def add(total: Total, data: Any, w: jax.Array, limit: jax.Array, *own: jax.Array) -> tuple[Total, jax.Array]:
         hessian, linear = data
@@ -36,10 +36,10 @@ def _all_chains(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Arra
         else:
             flat = hessian.reshape(-1, theta.shape[1])  # symmetric, so that rows are columns
             gradient = jnp.matmul(theta, flat.T, precision="highest").reshape(-1, *linear.shape) - linear
-        norm = jnp.sqrt(squares(gradient))
-        return over_devices(total, clipping(w, limit, norm)[..., None] * gradient, 1, bound), norm
+        norm = jnp.sqrt(sum_squares(gradient))
+        return add_devices(total, clip_factor(w, limit, norm)[..., None] * gradient, 1, bound), norm
 
-    return over_blocks(add, blocks, begin(_zero(theta), weight.shape[1]), weight, clip, *heard, by_device=True)
+    return scan_blocks(add, blocks, zero_total(_zero(theta), weight.shape[1]), weight, clip, *heard, by_device=True)
 
 
 def _own(theta: jax.Array) -> list[jax.Array]:
@@ -55,7 +55,7 @@ def _chains_by_examples(
     blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
 ) -> tuple[Sum, jax.Array]:
     """The same with every example clipped first, from the examples themselves."""
-    heard, bound = _own(theta), largest_sent(weight, clip)
+    heard, bound = _own(theta), signal_bound(weight, clip)
 
     def add(
         total: Sum, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *own: jax.Array
@@ -71,19 +71,19 @@ def _chains_by_examples(
         kept = jnp.clip(residual, -most, most)
         prior = jnp.matmul(own[0] if own else theta[:, None], share, precision="highest")
         like = jnp.zeros((kept.shape[0], *u.shape[::2]), theta.dtype)
-        gradient = plus(over_records(_weighted, like, (kept, 2), (u, 1)), alone(prior + like))
+        gradient = plus(sum_records(_weighted, like, (kept, 2), (u, 1)), as_pair(prior + like))
         if u.shape[1] > PAIRS:
-            sent, norm = projected(gradient, jnp.broadcast_to(w, like.shape[:2]), limit, (-1,))
-            return plus(total, over_pairs(sent, 1, bound)), norm
-        norm = jnp.sqrt(squares(gradient.rounded))
-        return plus(total, over(clipping(w, limit, norm)[..., None] * gradient.rounded, 1, bound)), norm
+            sent, norm = clip_pairs(gradient, jnp.broadcast_to(w, like.shape[:2]), limit, (-1,))
+            return plus(total, lattice_sum_pairs(sent, 1, bound)), norm
+        norm = jnp.sqrt(sum_squares(gradient.rounded))
+        return plus(total, lattice_sum(clip_factor(w, limit, norm)[..., None] * gradient.rounded, 1, bound)), norm
 
-    return over_blocks(add, blocks, alone(_zero(theta)), weight, clip, example_clip, *heard)
+    return scan_blocks(add, blocks, as_pair(_zero(theta)), weight, clip, example_clip, *heard)
 
 
 def _weighted(kept: jax.Array, u: jax.Array) -> jax.Array:
     return jnp.einsum("ckn,knm->ckm", kept, u, precision="highest")
 
 
-clipped_sum = many_chains(_all_chains, own=3)
-by_examples = many_chains(_chains_by_examples, own=4)
+clipped_sum = batch_chains(_all_chains, own=3)
+by_examples = batch_chains(_chains_by_examples, own=4)

@@ -12,8 +12,8 @@ from wflmc.errors import InputError
 PARTITIONS = "iid, blocks, by-label or dirichlet:A with A above 0"
 
 
-def partition(rule: str, labels: NDArray[np.float64], devices: int, generator: np.random.Generator) -> NDArray[np.intp]:
-    """Device index of every example, [N]; every device gets at least one.
+def assign(rule: str, labels: NDArray[np.float64], devices: int, generator: np.random.Generator) -> NDArray[np.intp]:
+    """Return the device of every example, [N]; every device gets at least one.
 
     Args:
         rule: `iid` (shuffled), `blocks` (file order), `by-label` (sorted by label), each in nearly equal

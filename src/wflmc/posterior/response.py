@@ -105,7 +105,7 @@ def diagonal_response(
     """A chain on a Gaussian posterior to whose Hessian all devices contribute alike.
 
     Args:
-        precision: eigenvalues of the Hessian, [m]; mean_sq: squares of the posterior mean along them, [m].
+        precision: eigenvalues of the Hessian, [m]; mean_sq: sum_squares of the posterior mean along them, [m].
         start: variance of θ[0] along each, [m] or one number; its mean is zero.
     """
     if motion.friction is not None:

@@ -16,7 +16,7 @@ from scipy.special import log_softmax, logsumexp
 
 from wflmc.errors import InputError
 from wflmc.keys import digest, host_generator, named
-from wflmc.posterior.blocks import block_size, filled_up, in_blocks
+from wflmc.posterior.blocks import block_size, pad_to_blocks, split_blocks
 from wflmc.posterior.coordinates import Coordinates, Moving
 from wflmc.posterior.inputs import (
     check_counts,
@@ -28,8 +28,7 @@ from wflmc.posterior.inputs import (
 )
 from wflmc.posterior.labels import Names, as_classes, class_names
 from wflmc.posterior.law import Gaussian, w2_squared
-from wflmc.posterior.partition import by_device, padded
-from wflmc.posterior.partition import partition as split
+from wflmc.posterior.partition import assign, by_device, padded
 from wflmc.posterior.response import DiagonalResponse, Motion, Quadratic, diagonal_response
 from wflmc.posterior.softmax_laplace import laplace
 from wflmc.posterior.softmax_sums import (
@@ -44,7 +43,7 @@ from wflmc.posterior.softmax_sums import (
     rounding_of,
     softmax,
 )
-from wflmc.posterior.summation import UNIT, Rounding, Total, margin, stages
+from wflmc.posterior.summation import UNIT, Rounding, Total, additions, margin
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -136,7 +135,7 @@ class SoftmaxPosterior(Moving):
         memory does not grow with the number of devices.
         """
         del key
-        blocks = in_blocks(self.features, self.block), in_blocks(self.labels, self.block)
+        blocks = split_blocks(self.features, self.block), split_blocks(self.labels, self.block)
         few = self.features.shape[1] <= FEW_ROWS and theta.ndim == 1
         ways = (by_rows, by_rows_clipped) if few else (by_devices, by_devices_clipped)
         if example_clip is None:
@@ -146,7 +145,7 @@ class SoftmaxPosterior(Moving):
     def margin(self, clip: Array, example_clip: Array) -> float:
         """How much less clips are to be, see `summation.margin`."""
         features = self.features.shape[-1]
-        norm = ((stages(features) + self.classes) / 2 + 8) * UNIT
+        norm = ((additions(features) + self.classes) / 2 + 8) * UNIT
         made = Rounding(norm, norm)
         if self.features.shape[1] <= FEW_ROWS:
             by_products = norm + 208 * rounding_of(features, self.classes)
@@ -185,8 +184,8 @@ class SoftmaxPosterior(Moving):
             block = block_size(self.devices, self.working_bytes(chains), theta, limit)
         return replace(
             self,
-            features=filled_up(self.features.astype(np.float32), block),
-            labels=filled_up(self.labels, block),
+            features=pad_to_blocks(self.features.astype(np.float32), block),
+            labels=pad_to_blocks(self.labels, block),
             block=block,
         )
 
@@ -408,7 +407,7 @@ def softmax_regression(
         labels = as_classes(y, names)
     if intercept:
         features = with_intercept(features)
-    owner = split(partition, labels.astype(float), devices, host_generator(named(key, "data"), "partition"))
+    owner = assign(partition, labels.astype(float), devices, host_generator(named(key, "data"), "partition"))
     parts, sizes = by_device(owner, devices, features, labels)
     held, classed = padded(parts, sizes)
     return replace(_assemble(held, classed, sizes, prior_std, names), intercept=intercept)

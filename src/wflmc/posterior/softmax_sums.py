@@ -7,26 +7,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wflmc.posterior.blocks import clipping, many_chains, over_blocks, row_norms
+from wflmc.posterior.blocks import batch_chains, clip_factor, row_norms, scan_blocks
 from wflmc.posterior.summation import (
     CANCELLING,
     PAIRS,
     UNIT,
     Sum,
     Total,
-    alone,
-    begin,
-    largest_sent,
-    over,
-    over_devices,
-    over_pairs,
-    over_records,
+    add_devices,
+    as_pair,
+    barrier,
+    clip_pairs,
+    lattice_sum,
+    lattice_sum_pairs,
     part_size,
     plus,
-    projected,
-    squares,
-    stage,
+    signal_bound,
+    sum_records,
+    sum_squares,
     times,
+    zero_total,
 )
 
 ROWS_TOGETHER = 128
@@ -71,7 +71,7 @@ def _limited(residual: jax.Array, u: jax.Array, limit: jax.Array, rows: int) -> 
     """residual[n, C, chain] with every example's gradient, ‖r‖ ‖u‖ long, clipped to limit[chain, block]."""
     most = jnp.repeat(limit.T, rows, axis=0)
     length = jnp.sqrt(jnp.sum(residual**2, axis=1)) * row_norms(u)[:, None]
-    return residual * clipping(jnp.ones(()), most, length)[:, None]
+    return residual * clip_factor(jnp.ones(()), most, length)[:, None]
 
 
 def gradients_of(
@@ -101,11 +101,11 @@ def gradients_of(
         apart, shape = residual.reshape(block, rows, -1), (block, *columns.shape[-3:])
         if example_clip is not None:
             like = jnp.zeros((block, dim, apart.shape[-1]), apart.dtype)
-            records = over_records(_weighted, like, (features, 1), (apart, 1))
+            records = sum_records(_weighted, like, (features, 1), (apart, 1))
             prior = jnp.broadcast_to(pull(share, columns), shape)
-            return plus(Sum(records.high.reshape(shape), records.low.reshape(shape)), alone(prior))
+            return plus(Sum(records.high.reshape(shape), records.low.reshape(shape)), as_pair(prior))
         likelihood = _weighted(features, apart).reshape(shape)
-    return alone(likelihood + pull(share, columns))
+    return as_pair(likelihood + pull(share, columns))
 
 
 def _weighted(features: jax.Array, residual: jax.Array) -> jax.Array:
@@ -120,8 +120,8 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
     dim, heard = blocks[0].shape[-1], [theta] if theta.ndim == 3 else []
     columns = None if heard else columns_of(theta, dim)
     zero, by_record = jnp.zeros((dim, theta.shape[-1] // dim, theta.shape[0]), theta.dtype), len(limits) > 2
-    start = alone(zero) if by_record else begin(zero, limits[0].shape[1])
-    bound = largest_sent(*limits[:2])
+    start = as_pair(zero) if by_record else zero_total(zero, limits[0].shape[1])
+    bound = signal_bound(*limits[:2])
 
     def add(total: Any, data: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> tuple[Total, jax.Array]:
         at = columns_of(others[-1], dim) if columns is None else columns
@@ -129,15 +129,17 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
         gradients = gradients_of(data, share, at, example)
         if example is not None and data[1].shape[1] > PAIRS:
             weight = jnp.broadcast_to(w.T, gradients.high.shape[::3])
-            sent, norm = projected(gradients, weight, limit.T, (1, 2))
-            return plus(total, over_pairs(sent, 0, bound)), norm.T
+            sent, norm = clip_pairs(gradients, weight, limit.T, (1, 2))
+            return plus(total, lattice_sum_pairs(sent, 0, bound)), norm.T
         gradient = gradients.rounded if by_record else gradients.high
-        norm = jnp.sqrt(jnp.sum(stage(squares(gradient, 1)), axis=1))
-        factor = clipping(w.T, limit.T, norm)
+        norm = jnp.sqrt(jnp.sum(barrier(sum_squares(gradient, 1)), axis=1))
+        factor = clip_factor(w.T, limit.T, norm)
         clipped = factor[:, None, None] * gradient
-        return plus(total, over(clipped, 0, bound)) if by_record else over_devices(total, clipped, 0, bound), norm.T
+        if by_record:
+            return plus(total, lattice_sum(clipped, 0, bound)), norm.T
+        return add_devices(total, clipped, 0, bound), norm.T
 
-    total, norms = over_blocks(add, blocks, start, *limits, *heard, by_device=not by_record)
+    total, norms = scan_blocks(add, blocks, start, *limits, *heard, by_device=not by_record)
     return jax.tree.map(_rows, total), norms
 
 
@@ -153,7 +155,7 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
     columns = columns_of(theta, dim)
     pulled = pull(share, columns)
     length = jnp.sum(pulled**2, axis=(0, 1))
-    most_sent = largest_sent(*limits[:2])
+    most_sent = signal_bound(*limits[:2])
     bound = CANCELLING * ROWS_TOGETHER * most_sent
     # What is sent of a prior's share is public too: a factor is small where the share is large.
     most_factor = jnp.minimum(jnp.max(limits[0]), 16 * most_sent / jnp.sqrt(length))
@@ -182,13 +184,13 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
         # Rows are added to those of other devices in float32, and must not be much larger than what is sent of them.
         alike = limit if example is None else jnp.where(example >= limit, limit, jnp.inf)
         most = jnp.where(sizes > CANCELLING * alike.T, jnp.maximum(most, sizes / CANCELLING), most)
-        factor = clipping(w.T, limit.T, most)
+        factor = clip_factor(w.T, limit.T, most)
         clipped = (factor[:, None, None] * apart).reshape(residual.shape)
-        fresh = plus(total, _added(u, clipped, rows, bound)), plus(prior, over(factor, 0, most_factor))
+        fresh = plus(total, _added(u, clipped, rows, bound)), plus(prior, lattice_sum(factor, 0, most_factor))
         return fresh, norm.T
 
-    start = alone(jnp.zeros_like(columns)), alone(jnp.zeros(theta.shape[0], theta.dtype))
-    (total, prior), norms = over_blocks(add, blocks, start, *limits)
+    start = as_pair(jnp.zeros_like(columns)), as_pair(jnp.zeros(theta.shape[0], theta.dtype))
+    (total, prior), norms = scan_blocks(add, blocks, start, *limits)
     shared = times(pulled, Sum(*(jnp.broadcast_to(part, pulled.shape) for part in prior)))
     whole = plus(total, shared)
     return Sum(_rows(whole.high), _rows(whole.low)), norms
@@ -198,11 +200,11 @@ def _added(u: jax.Array, clipped: jax.Array, rows: int, bound: jax.Array) -> Sum
     """uᵀ clipped, u[n, d] and clipped[n, C, chain], where float32 adds whole devices of no more than so many rows."""
     size = part_size(len(u) // rows, ROWS_TOGETHER // rows) * rows
     if len(u) <= size:
-        return alone(product(u.T, clipped))
+        return as_pair(product(u.T, clipped))
     missing = -len(u) % size
     left = jnp.pad(u, ((0, missing), (0, 0))).reshape(-1, size, u.shape[1])
     right = jnp.pad(clipped, ((0, missing), (0, 0), (0, 0))).reshape(-1, size, clipped.shape[1] * clipped.shape[2])
-    total = over(_weighted(left, right), 0, bound)
+    total = lattice_sum(_weighted(left, right), 0, bound)
     shape = u.shape[1], *clipped.shape[1:]
     return Sum(total.high.reshape(shape), total.low.reshape(shape))
 
@@ -212,7 +214,7 @@ def rounding_of(dim: int, classes: int) -> float:
     return (dim + classes + 48) * UNIT
 
 
-by_devices = many_chains(_chains_by_devices, own=3)
-by_rows = many_chains(_chains_by_rows, own=3)
-by_devices_clipped = many_chains(_chains_by_devices, own=4)
-by_rows_clipped = many_chains(_chains_by_rows, own=4)
+by_devices = batch_chains(_chains_by_devices, own=3)
+by_rows = batch_chains(_chains_by_rows, own=3)
+by_devices_clipped = batch_chains(_chains_by_devices, own=4)
+by_rows_clipped = batch_chains(_chains_by_rows, own=4)

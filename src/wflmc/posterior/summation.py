@@ -31,8 +31,8 @@ PAIRS = 1024
 """Records of a device above which all that it does is done in pairs."""
 CANCELLING = 4.0
 """How far the rows of a device of few rows may cancel; it is clipped as if they did not cancel further."""
-PROJECTED = 2.0**-40
-"""Relative error of `projected`."""
+CLIP_PAIRS_ERROR = 2.0**-40
+"""Relative error of `clip_pairs`."""
 LARGEST_MARGIN = 0.05
 """What a plan does not go beyond."""
 
@@ -54,20 +54,27 @@ class Sum(NamedTuple):
         return self.high + self.low
 
 
-def alone(value: jax.Array) -> Sum:
-    """A float32 as a pair."""
-    return Sum(value, jnp.zeros_like(value))
+Total = Sum | jax.Array
+"""A sum over devices: a pair, or a float32 where there are few devices that are hidden as a whole."""
+
+
+def as_pair(value: Total) -> Sum:
+    """Return a float32 as a pair."""
+    return value if isinstance(value, Sum) else Sum(value, jnp.zeros_like(value))
 
 
 def _rounded(value: jax.Array) -> jax.Array:
-    """The value itself, once and for all: compilers may compute a product anew, unrounded, wherever it is added to
-    something (fused multiply-add), and the errors of sums would no longer be those of the same sums. They cannot do so
-    behind a maximum; nothing is ever as small as this one."""
+    """Return the value itself, once and for all.
+
+    Compilers may compute a product anew, unrounded, wherever it is added to something (fused multiply-add), and the
+    errors of sums would no longer be those of the same sums. They cannot do so behind a maximum; nothing is ever as
+    small as this one.
+    """
     return jnp.maximum(value, -3.3e38)
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> Sum:
-    """a + b without any error (Knuth)."""
+    """Return a + b without any error (Knuth)."""
     a, b = _rounded(a), _rounded(b)
     high = a + b
     part = high - a
@@ -75,37 +82,39 @@ def two_sum(a: jax.Array, b: jax.Array) -> Sum:
 
 
 def plus(total: Sum, more: Sum) -> Sum:
-    """The sum of two pairs, with an error below 2⁻⁴⁶ of the larger."""
+    """Return the sum of two pairs, with an error below 2⁻⁴⁶ of the larger."""
     high, low = two_sum(total.high, more.high)
     return two_sum(high, low + (total.low + more.low))
 
 
 def times(factor: jax.Array, value: Sum) -> Sum:
-    """The product of a float32 and a pair, with a relative error below 2⁻⁴⁵."""
+    """Return the product of a float32 and a pair, with a relative error below 2⁻⁴⁵."""
     factor = jnp.asarray(factor, value.high.dtype)
     if value.high.dtype != jnp.float32:
         return Sum(factor * value.high, factor * value.low)
     a, b = _halves(_rounded(factor)), _halves(_rounded(value.high))
     cross = two_sum(a.high * b.low, a.low * b.high)
     rest = cross.low + (a.low * b.low + factor * value.low)
-    return plus(alone(a.high * b.high), two_sum(cross.high, rest))
+    return plus(as_pair(a.high * b.high), two_sum(cross.high, rest))
 
 
 def _halves(value: jax.Array) -> Sum:
-    """The first 12 bits of a float32, and the other 12: float32 holds products of halves. Bits are masked, not rounded:
-    no compiler can take that for superfluous."""
+    """Return the first 12 bits of a float32, and the other 12: float32 holds products of halves.
+
+    Bits are masked, not rounded: no compiler can take that for superfluous.
+    """
     bits = jax.lax.bitcast_convert_type(value, jnp.int32) & jnp.int32(-4096)
     high = jax.lax.bitcast_convert_type(bits, jnp.float32)
     return Sum(high, value - high)
 
 
-def largest_sent(weight: jax.Array, clip: jax.Array) -> jax.Array:
-    """What no device's weighted, clipped gradient exceeds: public, whatever the data."""
+def signal_bound(weight: jax.Array, clip: jax.Array) -> jax.Array:
+    """Return what no device's weighted, clipped gradient exceeds: public, whatever the data."""
     return jnp.max(jnp.where(weight > 0, weight * clip, 0.0))
 
 
-def over(terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
-    """Σ terms along an axis, the same in any order.
+def lattice_sum(terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
+    """Return Σ terms along an axis, the same in any order.
 
     A term is rounded to a lattice so fine that this changes it by n² 2⁻⁴⁶ of the bound at most, and so coarse that both
     parts of every partial sum are float32 numbers.
@@ -115,9 +124,9 @@ def over(terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
     """
     count = terms.shape[axis]
     if count == 1:
-        return alone(jnp.squeeze(terms, axis))
+        return as_pair(jnp.squeeze(terms, axis))
     if terms.dtype != jnp.float32:
-        return alone(terms.sum(axis))
+        return as_pair(terms.sum(axis))
     most = jnp.asarray(bound, jnp.float32) * count
     finite = jnp.isfinite(most) & (most > 0)
     exponent = (jax.lax.bitcast_convert_type(most, jnp.int32) >> 23) - 126  # most < 2^exponent
@@ -127,19 +136,19 @@ def over(terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
 
 
 def _on_lattice(values: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Values rounded to multiples of 2^exponent, or of 2⁻¹²⁶ if that is more."""
+    """Return values rounded to multiples of 2^exponent, or of 2⁻¹²⁶ if that is more."""
     exponent = jnp.maximum(exponent, -126)
     up, down = (jax.lax.bitcast_convert_type((power + 127) << 23, jnp.float32) for power in (-exponent, exponent))
     return jnp.round(values * up) * down
 
 
-def over_pairs(terms: Sum, axis: int, bound: jax.Array) -> Sum:
-    """`over` of pairs."""
-    return plus(over(terms.high, axis, bound), over(terms.low, axis, bound * 2.0**-22))
+def lattice_sum_pairs(terms: Sum, axis: int, bound: jax.Array) -> Sum:
+    """Return the `lattice_sum` of pairs."""
+    return plus(lattice_sum(terms.high, axis, bound), lattice_sum(terms.low, axis, bound * 2.0**-22))
 
 
-def projected(gradient: Sum, weight: jax.Array, clip: jax.Array, axes: tuple[int, ...]) -> tuple[Sum, jax.Array]:
-    """weight · g · min(1, clip/‖g‖) with a relative error of 2⁻⁴⁰, and the norms.
+def clip_pairs(gradient: Sum, weight: jax.Array, clip: jax.Array, axes: tuple[int, ...]) -> tuple[Sum, jax.Array]:
+    """Return weight · g · min(1, clip/‖g‖) with a relative error of 2⁻⁴⁰, and the norms.
 
     Where the records of a device are clipped one by one to far less than the device, the rounding of its norm alone
     would be more than a record adds.
@@ -152,22 +161,22 @@ def projected(gradient: Sum, weight: jax.Array, clip: jax.Array, axes: tuple[int
     norm = jnp.sqrt(square.high)
     limit = jnp.where(jnp.isfinite(clip), clip, 1.0).astype(norm.dtype)
     first = limit / norm
-    wanted = times(limit, alone(limit))
+    wanted = times(limit, as_pair(limit))
     missing = plus(wanted, times(-first, times(first, square))).rounded / wanted.high
     ratio = two_sum(first, first * missing / 2)
     shorter = (norm > 0.99 * clip) & ((ratio.high < 1) | ((ratio.high == 1) & (ratio.low < 0)))
     factor = times(weight, Sum(jnp.where(shorter, ratio.high, 1.0), jnp.where(shorter, ratio.low, 0.0)))
     each = Sum(*(jnp.expand_dims(part, axes) for part in factor))
     sent = times(jnp.broadcast_to(each.high, gradient.high.shape), gradient)
-    return plus(sent, alone(each.low * gradient.high)), norm
+    return plus(sent, as_pair(each.low * gradient.high)), norm
 
 
 def _squared(value: Sum) -> Sum:
-    return plus(times(value.high, value), alone(value.high * value.low))
+    return plus(times(value.high, value), as_pair(value.high * value.low))
 
 
 def _plus_along(terms: Sum, axes: tuple[int, ...]) -> Sum:
-    """Σ of pairs along axes, by halves."""
+    """Return Σ of pairs along axes, by halves."""
     for axis in sorted((axis % terms.high.ndim for axis in axes), reverse=True):
         high, low = (jnp.moveaxis(part, axis, 0) for part in terms)
         while len(high) > 1:
@@ -179,33 +188,24 @@ def _plus_along(terms: Sum, axes: tuple[int, ...]) -> Sum:
     return terms
 
 
-Total = Sum | jax.Array
-"""A sum over devices: a pair, or where a few of them are hidden as a whole a float32."""
-
-
-def as_pair(total: Total) -> Sum:
-    """A sum as a pair."""
-    return total if isinstance(total, Sum) else alone(total)
-
-
-def begin(like: jax.Array, devices: int) -> Total:
-    """Zero, for a sum over so many devices of which any one may change as a whole."""
+def zero_total(like: jax.Array, devices: int) -> Total:
+    """Return zero, for a sum over so many devices of which any one may change as a whole."""
     zero = jnp.zeros_like(like)
-    return zero if devices <= FEW else alone(zero)
+    return zero if devices <= FEW else as_pair(zero)
 
 
-def over_devices(total: Total, terms: jax.Array, axis: int, bound: jax.Array) -> Total:
-    """Add what devices send, where a whole device may change: float32 adds a few, `over` adds the blocks of them."""
+def add_devices(total: Total, terms: jax.Array, axis: int, bound: jax.Array) -> Total:
+    """Add what devices send, where a whole device may change: float32 adds a few, `lattice_sum` their sums."""
     if not isinstance(total, Sum):
         return total + terms.sum(axis)
     if terms.shape[axis] <= FEW:
-        return plus(total, alone(terms.sum(axis)))
+        return plus(total, as_pair(terms.sum(axis)))
     axis = axis % terms.ndim
-    return plus(total, over(_split(terms, axis, FEW).sum(axis + 1), axis, bound * FEW))
+    return plus(total, lattice_sum(_split(terms, axis, FEW).sum(axis + 1), axis, bound * FEW))
 
 
-def over_records(add: Callable[..., jax.Array], like: jax.Array, *records: tuple[jax.Array, int]) -> Sum:
-    """Σ over records, of which float32 adds `ROWS` at a time.
+def sum_records(add: Callable[..., jax.Array], like: jax.Array, *records: tuple[jax.Array, int]) -> Sum:
+    """Return Σ over records, of which float32 adds `ROWS` at a time.
 
     Args:
         add: the sum of a block, from a block of every one of `records`.
@@ -214,22 +214,22 @@ def over_records(add: Callable[..., jax.Array], like: jax.Array, *records: tuple
     """
     count = records[0][0].shape[records[0][1]]
     if count <= ROWS:
-        return alone(add(*(values for values, _ in records)))
+        return as_pair(add(*(values for values, _ in records)))
     if count <= 4 * ROWS:  # too few blocks for a loop
         parts = [range(count)[at : at + ROWS] for at in range(0, count, ROWS)]
         cut = [add(*(jax.lax.slice_in_dim(v, at[0], at[-1] + 1, axis=axis) for v, axis in records)) for at in parts]
-        return functools.reduce(plus, map(alone, cut))
+        return functools.reduce(plus, map(as_pair, cut))
 
     blocks = tuple(jnp.moveaxis(_split(values, axis, ROWS), axis, 0) for values, axis in records)
 
     def step(total: Sum, block: tuple[jax.Array, ...]) -> tuple[Sum, None]:
-        return plus(total, alone(add(*block))), None
+        return plus(total, as_pair(add(*block))), None
 
-    return jax.lax.scan(step, alone(jnp.zeros_like(like)), blocks)[0]
+    return jax.lax.scan(step, as_pair(jnp.zeros_like(like)), blocks)[0]
 
 
 def _split(values: jax.Array, axis: int, size: int) -> jax.Array:
-    """An axis in equal blocks of at most a size, filled up with zeros where need be, [..., block, size, ...]."""
+    """Return an axis in equal blocks of at most a size, filled up with zeros where need be, [..., block, size, ...]."""
     axis = axis % values.ndim
     size = part_size(values.shape[axis], size)
     missing = -values.shape[axis] % size
@@ -239,30 +239,30 @@ def _split(values: jax.Array, axis: int, size: int) -> jax.Array:
 
 
 def part_size(count: int, most: int) -> int:
-    """The length of equal parts, at most so long; one that divides the whole, if not much shorter, saves a copy."""
+    """Return the length of equal parts, at most `most`; one that divides the whole saves a copy."""
     fair = -(-count // -(-count // most))
     return next((size for size in range(most, fair // 2, -1) if count % size == 0), fair)
 
 
-def squares(values: jax.Array, axis: int = -1) -> jax.Array:
-    """Σ x² along an axis; a long one in stages, so that rounding grows with the logarithm of its length."""
+def sum_squares(values: jax.Array, axis: int = -1) -> jax.Array:
+    """Return Σ x² along an axis; a long one in stages, so that rounding grows with the logarithm of its length."""
     terms, axis = values**2, axis % values.ndim
     while terms.shape[axis] > STAGE:
-        terms = stage(_split(terms, axis, STAGE).sum(axis + 1))
+        terms = barrier(_split(terms, axis, STAGE).sum(axis + 1))
     return terms.sum(axis)
 
 
-def stage(partial: jax.Array) -> jax.Array:
-    """Sums that are to be added again: XLA would make one long sum of both stages."""
+def barrier(partial: jax.Array) -> jax.Array:
+    """Return sums that are to be added again: XLA would make one long sum of both stages."""
     return jax.lax.optimization_barrier(partial)  # type: ignore[no-untyped-call]
 
 
-def stages(count: int) -> int:
-    """The most additions that a term of `squares` goes through."""
+def additions(count: int) -> int:
+    """Return the most additions that a term of `sum_squares` goes through."""
     if count <= STAGE:
         return count
     size = part_size(count, STAGE)
-    return size + stages(-(-count // size))
+    return size + additions(-(-count // size))
 
 
 class Rounding(NamedTuple):
@@ -279,7 +279,7 @@ class Rounding(NamedTuple):
 def margin(
     made: Rounding, dim: int, sizes: Any, clip: np.ndarray[Any, Any], example_clip: np.ndarray[Any, Any]
 ) -> float:
-    """e, such that clips that act at c/(1 + e) and ℓ/(1 + e) make a sensitivity of at most 2 min(c, ℓ) in float32.
+    """Return e, such that clips at c/(1 + e) and ℓ/(1 + e) make a sensitivity of at most 2 min(c, ℓ) in float32.
 
     Args:
         clip, example_clip: ℓ[K] and c[K]; infinite where there is none.
@@ -288,7 +288,7 @@ def margin(
     if not finite.any():
         return 0.0
     sensitivity = np.where(finite, np.minimum(clip, example_clip), np.inf)
-    norm = np.where(by_record & (np.asarray(sizes) > PAIRS), PROJECTED, made.norm)
+    norm = np.where(by_record & (np.asarray(sizes) > PAIRS), CLIP_PAIRS_ERROR, made.norm)
     # What others send is rounded together with a device whose clips may be smaller.
     least, others = np.min(sensitivity), np.max(clip[finite])
     pairs = min(devices, DEVICES) ** 2 * dim**0.5 * 2.0**-45 + devices**2 * 2.0**-44

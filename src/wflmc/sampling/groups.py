@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from wflmc.errors import Found, InputError
 from wflmc.keys import host_generator
-from wflmc.posterior.own_checks import checked_arrays, shape_of
-from wflmc.posterior.own_prediction import per_example
+from wflmc.posterior.custom.checks import checked_arrays, shape_of
+from wflmc.posterior.custom.model import per_example
 from wflmc.progress import progress_bar
 from wflmc.storage import replacing, reserve
 from wflmc.version import __version__

@@ -197,7 +197,7 @@ def step(key: jax.Array, posterior: Any, theta: jax.Array, now: Rounds) -> tuple
 def check_posterior(posterior: object) -> None:
     """Refuse what has no gradients."""
     if not hasattr(posterior, "clipped_sum"):
-        raise InputError("posterior", type(posterior).__name__, "a posterior, such as that of wflmc.posterior(…)")
+        raise InputError("posterior", type(posterior).__name__, "a posterior, such as that of wflmc.posterior_from(…)")
 
 
 def check_belongs(plan: object, posterior: Any) -> None:

@@ -14,13 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import Found, InputError, Shown
 from wflmc.keys import digest
-from wflmc.posterior import own_curvature
-from wflmc.posterior.base import Posterior
-from wflmc.posterior.blocks import block_size, clipping, in_blocks, over_blocks, row_norms
+from wflmc.posterior.base import ClippedSum, Posterior, check_device
+from wflmc.posterior.blocks import block_size, clip_factor, row_norms, scan_blocks, split_blocks
+from wflmc.posterior.curvature import eigenvalues, find_mode
+from wflmc.posterior.custom.checks import accelerator_dtype
+from wflmc.posterior.custom.model import TracedModel, costs_and_norms, per_example, predictive_mean
 from wflmc.posterior.inputs import check_init
-from wflmc.posterior.own_checks import on_accelerator
-from wflmc.posterior.own_model import Model, look
-from wflmc.posterior.own_prediction import per_example, predictive
 from wflmc.posterior.response import Quadratic
 from wflmc.posterior.summation import (
     PAIRS,
@@ -28,29 +27,28 @@ from wflmc.posterior.summation import (
     UNIT,
     Rounding,
     Sum,
-    Total,
-    alone,
-    begin,
-    largest_sent,
+    add_devices,
+    additions,
+    as_pair,
+    clip_pairs,
+    lattice_sum,
+    lattice_sum_pairs,
     margin,
-    over,
-    over_devices,
-    over_pairs,
     plus,
-    projected,
-    stages,
+    signal_bound,
     two_sum,
+    zero_total,
 )
 
 Array = NDArray[np.float64]
 
-EXAMPLES = 2**20
+EXAMPLE_BYTES = 2**20
 """Bytes of a device's examples at a time, for one chain."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OwnPosterior(Shown, Posterior):
-    """p(θ|D) of a model of one's own, made by `wflmc.posterior`; θ is all parameters one after the other.
+class CustomPosterior(Shown, Posterior):
+    """p(θ|D) of a model made by `wflmc.posterior_from`; θ is all parameters one after the other.
 
     The gradient of device k is that of −Σ_n log p(d_n|θ) − (1/K) log p(θ). Devices of unlike size are filled up with
     copies of their own examples, which are left out of every sum.
@@ -63,35 +61,25 @@ class OwnPosterior(Shown, Posterior):
     start: Array
     """Where chains begin, [m]."""
     initial_std: float
-    """How far around that, in every parameter."""
+    """Standard deviation of the starts around that, in every parameter."""
     mu: float
     L: float
-    model: Model
-    sharing: int
+    model: TracedModel
+    prior_devices: int
     """How many devices share the prior."""
     batch: int | None = None
-    """Examples that a device draws for a round; None: all."""
     estimated: tuple[str, ...] = ()
     """Which of mu and L were not given: eigenvalues of the Hessian at the start and at a mode, no more than that."""
     block: int = 1
-    """Devices whose gradients are worked out at a time."""
     example_block: int = 0
-    """Examples of each that are worked on at a time; 0: all."""
     first: int = 0
     """The number of the first device, by which mini-batches are drawn."""
 
     start_is_estimate = True
-    """`initial_w2_sq` is a Laplace estimate: the posterior has no closed form."""
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            "devices": self.devices,
-            "examples": int(np.sum(self.sizes)),
-            "parameters": self.dim,
-            "batch": self.batch,
-            "mu": self.mu,
-            "L": self.L,
-        }
+        facts = {"devices": self.devices, "examples": int(np.sum(self.sizes)), "parameters": self.dim}
+        return {**facts, "batch": self.batch, "mu": self.mu, "L": self.L}
 
     @property
     def dim(self) -> int:
@@ -105,25 +93,29 @@ class OwnPosterior(Shown, Posterior):
 
     @property
     def digest(self) -> str:
-        """A short name for the data and who holds them."""
+        """A hash of the data and of which device holds them."""
         leaves, structure = jax.tree.flatten(self.data)
         return digest(repr(structure).encode(), *leaves, self.sizes)
 
+    @property
+    def _longest(self) -> int:
+        """Examples of the largest device, n."""
+        return int(jax.tree.leaves(self.data)[0].shape[1])
+
     def unflatten(self, theta: Any) -> Any:
-        """θ[..., m], such as `trace.theta`, as the parameters; every leaf has the same leading axes."""
+        """Return θ[..., m], such as `trace.theta`, as the parameters; every leaf has the same leading axes."""
         return self.model.unflatten(self._checked(theta))
 
     def _checked(self, theta: Any, axes: str = "...") -> Any:
         """Refuse what is not θ[axes, m]."""
         shape = np.shape(theta)
         if not shape or shape[-1] != self.dim or (axes != "..." and len(shape) != 2 + axes.count(",")):
-            raise InputError(
-                "theta", Found(f"has the shape {shape}"), f"theta[{axes}, m] with m = {self.dim} parameters"
-            )
+            wanted = f"theta[{axes}, m] with m = {self.dim} parameters"
+            raise InputError("theta", Found(f"has the shape {shape}"), wanted)
         return theta
 
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
-        """Where one chain starts, [m]: around `initial` ("prior"; a log-prior cannot be drawn from), or at zero."""
+        """Draw a start, [m]: around `initial` ("prior"; a log-prior cannot be drawn from), or at zero."""
         check_init(init)
         draw = jax.random.normal(key, (self.dim,))
         return 0.0 * draw if init == "zero" else jnp.asarray(self.start, draw.dtype) + self.initial_std * draw
@@ -135,61 +127,64 @@ class OwnPosterior(Shown, Posterior):
         clip: jax.Array,
         key: jax.Array | None = None,
         example_clip: jax.Array | None = None,
-    ) -> tuple[Total, jax.Array]:
-        """`clipped_sum` before it is rounded.
+    ) -> ClippedSum:
+        """Return `clipped_sum` before it is rounded.
 
         Args:
+            theta: θ[m], or what each device received of it, [K, m].
+            weight: [K], 0 for a device that does not transmit.
+            clip: ℓ[K], may be infinite.
             key: draws the mini-batches of this round, N_k/batch times whose sum stands for all; without one there are
                 none, and gradients are of all examples.
             example_clip: what an example adds to the device's sum is clipped to it. Of a mini-batch that is N_k/batch
                 times its gradient: c bounds the change of a record either way.
         """
-        heard = [theta[None]] if theta.ndim == 2 else []
+        received = [theta[None]] if theta.ndim == 2 else []
         examples = [] if example_clip is None else [example_clip[None]]
-        axes = (0 if heard else None, 0, 0 if examples else None, None)
+        axes = (0 if received else None, 0, 0 if examples else None, None)
 
-        bound, zero = largest_sent(weight, clip), jnp.zeros(self.dim, theta.dtype)
-        start = alone(zero) if examples else begin(zero, self.devices)
+        bound, zero = signal_bound(weight, clip), jnp.zeros(self.dim, theta.dtype)
+        start = as_pair(zero) if examples else zero_total(zero, self.devices)
 
         def add(total: Any, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
-            at = others[-1][0] if heard else theta
+            at = others[-1][0] if received else theta
             most = others[0][0] if examples else None
             gradient, lost = jax.vmap(self._gradient, axes)(at, held, most, key)
-            if most is not None and jax.tree.leaves(self.data)[0].shape[1] > PAIRS:
-                sent, norm = projected(gradient, w[0], limit[0], (-1,))
-                return plus(total, over_pairs(sent, 0, bound)), jnp.where(lost, jnp.nan, norm)[None]
+            if most is not None and self._longest > PAIRS:
+                sent, norm = clip_pairs(gradient, w[0], limit[0], (-1,))
+                return plus(total, lattice_sum_pairs(sent, 0, bound)), jnp.where(lost, jnp.nan, norm)[None]
             sums = gradient.high if most is None else gradient.rounded
             size = row_norms(sums)
             norm = jnp.where(lost, jnp.nan, size)  # a chain of a simulation then stops
             gone = jnp.isnan(size)[:, None]
-            clipped = jnp.where(gone, 0.0, clipping(w[0], limit[0], size)[:, None] * sums)
+            clipped = jnp.where(gone, 0.0, clip_factor(w[0], limit[0], size)[:, None] * sums)
             if most is None:
-                return over_devices(total, clipped, 0, bound), norm[None]
-            return plus(total, over(clipped, 0, bound)), norm[None]
+                return add_devices(total, clipped, 0, bound), norm[None]
+            return plus(total, lattice_sum(clipped, 0, bound)), norm[None]
 
-        blocks = jax.tree.map(lambda values: in_blocks(values, self.block), self._held)
-        limits = [jnp.asarray(weight)[None], jnp.asarray(clip)[None], *examples, *heard]
-        total, norm = over_blocks(add, blocks, start, *limits)
+        blocks = jax.tree.map(lambda values: split_blocks(values, self.block), self._held)
+        limits = [jnp.asarray(weight)[None], jnp.asarray(clip)[None], *examples, *received]
+        total, norm = scan_blocks(add, blocks, start, *limits)
         return total, norm[0]
 
     @property
     def _held(self) -> tuple[Any, jax.Array, jax.Array]:
         """Each device's examples, how many of them there really are, and its number: all [K', ...]."""
-        filled = jax.tree.leaves(self.data)[0].shape[0]
+        padded = jax.tree.leaves(self.data)[0].shape[0]
         sizes = jnp.asarray(self.sizes)
-        return self.data, jnp.pad(sizes, (0, filled - self.devices), mode="edge"), self.first + jnp.arange(filled)
+        return self.data, jnp.pad(sizes, (0, padded - self.devices), mode="edge"), self.first + jnp.arange(padded)
 
     def _gradient(self, theta: jax.Array, device: Any, limit: Any = None, key: Any = None) -> tuple[Sum, jax.Array]:
-        """One device's gradient, its share of the prior's included, [m], and whether an example was left out of it that
-        has no finite one; `device` is one of `_held`."""
+        """Return one device's gradient with its share of the prior's, [m], and whether an example was left out of it
+        that has no finite one; `device` is one of `_held`."""
         held, size, number = device
         count = jax.tree.leaves(held)[0].shape[0]
         real, scale, rows = jnp.arange(count) < size, jnp.ones(()), self.example_block or count
         if self.batch is not None and key is not None and self.batch < count:
             # Without replacement: an example that came twice would count twice.
             # One draw for each example, so that a device alone, which is not filled up, draws the same.
-            own = jax.random.fold_in(key, number)
-            lots = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(own, n)))(jnp.arange(count))
+            device_key = jax.random.fold_in(key, number)
+            lots = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(device_key, n)))(jnp.arange(count))
             chosen = jax.lax.top_k(jnp.where(real, lots, -1.0), self.batch)[1]
             held, real = jax.tree.map(lambda values: jnp.asarray(values)[chosen], held), real[chosen]
             scale, rows = jnp.maximum(size / self.batch, 1.0), self.batch
@@ -197,48 +192,48 @@ class OwnPosterior(Shown, Posterior):
         def part(examples: Any, real: jax.Array) -> tuple[jax.Array, jax.Array]:
             if limit is None:
 
-                def together(at: jax.Array) -> jax.Array:
+                def cost(at: jax.Array) -> jax.Array:
                     return jnp.sum(jnp.where(real, jax.vmap(self.model.cost, (None, 0))(at, examples), 0.0))
 
-                return scale * jax.grad(together)(theta), jnp.zeros((), bool)
+                return scale * jax.grad(cost)(theta), jnp.zeros((), bool)
             each = scale * jax.vmap(jax.grad(self.model.cost), (None, 0))(theta, examples)
             norm = row_norms(each)
             # A record without a finite gradient adds nothing: whether there is one must not show.
             lost = ~jnp.isfinite(norm)
-            kept = clipping(jnp.where(real & ~lost, 1.0, 0.0), limit, jnp.where(lost, 0.0, norm))
+            kept = clip_factor(jnp.where(real & ~lost, 1.0, 0.0), limit, jnp.where(lost, 0.0, norm))
             sums = jnp.matmul(kept, jnp.where(lost[:, None], 0.0, each), precision="highest")
             return sums, jnp.any(lost & real)
 
-        prior = jax.grad(self.model.prior_cost)(theta) / self.sharing
+        prior = jax.grad(self.model.prior_cost)(theta) / self.prior_devices
         if limit is not None:
             rows = min(rows, ROWS)  # more would be more sensitive, see `summation`
         count = real.shape[0]
         if rows >= count:
             sums, lost = part(held, real)
             return two_sum(sums, prior), lost
-        filled = -count % rows  # of a mini-batch; devices' examples come in whole blocks
-        held = jax.tree.map(lambda values: jnp.pad(values, [(0, filled), *[(0, 0)] * (values.ndim - 1)], "edge"), held)
-        pieces = jax.tree.map(lambda values: in_blocks(values, rows), (held, jnp.pad(real, (0, filled))))
+        missing = -count % rows  # of a mini-batch; devices' examples come in whole blocks
+        held = jax.tree.map(lambda values: jnp.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)], "edge"), held)
+        pieces = jax.tree.map(lambda values: split_blocks(values, rows), (held, jnp.pad(real, (0, missing))))
 
         def step(carry: tuple[Sum, jax.Array], piece: Any) -> tuple[tuple[Sum, jax.Array], None]:
             sums, lost = part(*piece)
-            return (plus(carry[0], alone(sums)), carry[1] | lost), None
+            return (plus(carry[0], as_pair(sums)), carry[1] | lost), None
 
-        start = alone(jnp.zeros_like(prior)), jnp.zeros((), bool)
+        start = as_pair(jnp.zeros_like(prior)), jnp.zeros((), bool)
         (total, lost), _ = jax.lax.scan(step, start, pieces)
-        return plus(total, alone(prior)), lost
+        return plus(total, as_pair(prior)), lost
 
     def margin(self, clip: Array, example_clip: Array) -> float:
-        """How much less clips are to be, see `summation.margin`."""
-        norm = (stages(self.dim) / 2 + 8) * UNIT
+        """Return how much less clips are to be, see `summation.margin`."""
+        norm = (additions(self.dim) / 2 + 8) * UNIT
         return margin(Rounding(norm, norm), self.dim, self.sizes, clip, example_clip)
 
     def _at_a_time(self, by_example: bool) -> int:
         """Examples of a device to work on at a time, in equal parts."""
-        count = int(jax.tree.leaves(self.data)[0].shape[1])
+        count = self._longest
         if self.batch is not None and self.batch < count:
             return count  # only a mini-batch of them is
-        most = int(np.clip(EXAMPLES // self._bytes(by_example), 1, min(count, ROWS) if by_example else count))
+        most = int(np.clip(EXAMPLE_BYTES // self._bytes(by_example), 1, min(count, ROWS) if by_example else count))
         return -(-count // -(-count // most))
 
     def _bytes(self, by_example: bool) -> int:
@@ -246,45 +241,46 @@ class OwnPosterior(Shown, Posterior):
         return 16 * self.model.numbers + (8 * self.dim if by_example else 0)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
-        """Memory that one device at a time needs for its part of a round."""
+        """Return the memory that one device at a time needs for its part of a round, in bytes."""
         at_a_time = min(self._at_a_time(by_example), self.batch or 2**62)
         return float(chains) * (at_a_time * self._bytes(by_example) + 16 * self.dim)
 
     def work(self, by_example: bool = False) -> float:
-        """Operations of one chain in one round, roughly."""
-        del by_example
-        count = min(int(jax.tree.leaves(self.data)[0].shape[1]), self.batch or 2**62)
+        """Return the number of operations of one chain in one round, roughly."""
+        count = min(self._longest, self.batch or 2**62)
         return float(self.devices * (count * (6 * self.dim + 10 * self.model.numbers) + 50 * self.dim))
 
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> OwnPosterior:
-        """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
+    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> CustomPosterior:
+        """Return the same posterior in float32 on the accelerator, in blocks of devices that keep to a limit of bytes.
+
+        See `Posterior.on_accelerator`.
+        """
         block = block_size(self.devices, self.working_bytes(chains, by_example), 4.0 * chains * self.dim, limit)
         rows = self._at_a_time(by_example)
 
-        def filled(values: NDArray[Any]) -> jax.Array:
+        def padded(values: NDArray[Any]) -> jax.Array:
             missing = (0, -values.shape[0] % block), (0, -values.shape[1] % rows)
-            padded = np.pad(values, [*missing, *[(0, 0)] * (values.ndim - 2)], mode="edge")
-            return jnp.asarray(padded.astype(on_accelerator(values.dtype)))
+            whole = np.pad(values, [*missing, *[(0, 0)] * (values.ndim - 2)], mode="edge")
+            return jnp.asarray(whole.astype(accelerator_dtype(values.dtype)))
 
-        return replace(self, data=jax.tree.map(filled, self.data), block=block, example_block=rows)
+        return replace(self, data=jax.tree.map(padded, self.data), block=block, example_block=rows)
 
     def example_norms(self, theta: ArrayLike) -> Array:
-        """The norm of what every example adds to its device's gradient at theta[..., m], [..., N], device by device."""
+        """Return the norm of what every example adds to its device's gradient at theta[..., m], [..., N]."""
         given = np.asarray(self._checked(theta), dtype=np.float32)
-        examples = self.observed[0]
-        norms = [look(self.model, examples, at, self._at_a_time(True))[1] for at in given.reshape(-1, self.dim)]
+        examples, at_a_time = self.observed[0], self._at_a_time(True)
+        norms = [costs_and_norms(self.model, examples, at, at_a_time)[1] for at in given.reshape(-1, self.dim)]
         scale = np.ones(self.devices) if self.batch is None else np.maximum(self.sizes / self.batch, 1.0)
         return np.stack(norms).reshape(*given.shape[:-1], -1).astype(float) * np.repeat(scale, self.sizes)
 
     def gradients(self, theta: jax.Array) -> jax.Array:
-        """Every device's own gradient, unclipped and of all examples, [K, m]: for protocols that do not superpose."""
+        """Return every device's own gradient, unclipped and of all examples, [K, m]."""
         held = jax.tree.map(jnp.asarray, self._held)
         return jax.lax.map(lambda one: self._gradient(theta, one)[0].rounded, held)[: self.devices]
 
-    def device(self, index: int) -> OwnPosterior:
-        """One device's part alone, with its own share of the prior; mu and L are still those of all together."""
-        if not 0 <= index < self.devices:
-            raise InputError("device", index, f"between 0 and {self.devices - 1}")
+    def device(self, index: int) -> CustomPosterior:
+        """Return one device's part, with its own share of the prior; mu and L are still those of all devices."""
+        check_device(index, self.devices)
         at, rows = slice(index, index + 1), slice(self.sizes[index])
         held = jax.tree.map(lambda values: values[at, rows], self.data)
         return replace(self, data=held, sizes=self.sizes[at], block=1, example_block=0, first=self.first + index)
@@ -292,42 +288,58 @@ class OwnPosterior(Shown, Posterior):
     @property
     def observed(self) -> tuple[Any, NDArray[np.intp]]:
         """The data, device after device, a pytree of arrays [N, ...], and which device holds each example, [N]."""
-        real = np.arange(jax.tree.leaves(self.data)[0].shape[1]) < self.sizes[:, None]
+        real = np.arange(self._longest) < self.sizes[:, None]
         return jax.tree.map(lambda values: values[real], self.data), np.repeat(np.arange(self.devices), self.sizes)
 
     def predictive(self, function: Callable[[Any, Any], Any], theta: ArrayLike, inputs: Any) -> Any:
-        """Mean of function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
-        return predictive(self.model, function, jnp.asarray(self._checked(theta, "chain, draw")), inputs)
+        """Average function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
+        return predictive_mean(self.model, function, jnp.asarray(self._checked(theta, "chain, draw")), inputs)
 
     def log_likelihood(self, theta: ArrayLike) -> Array:
-        """log p(example|θ) of every example, in the order of `observed`: theta[draw, m] -> [draw, N]."""
+        """Return log p(example|θ) of every example, in the order of `observed`: theta[draw, m] -> [draw, N]."""
         draws = jnp.asarray(self._checked(theta, "draw"), jnp.float32)
         return -np.asarray(per_example(self.model.cost, draws, self.observed[0]), dtype=float)
 
     @cached_property
     def laplace(self) -> tuple[Array, Array]:
         """A mode[m], and eigenvalues of the Hessian there: all, or of a large model the smallest and the largest."""
-        return own_curvature.laplace(self)
+
+        def cost(theta: Array) -> tuple[float, Array]:
+            value, gradient = _total_cost(self, jnp.asarray(theta, jnp.float32))
+            return float(value), np.asarray(gradient, dtype=float)
+
+        mode, trouble = find_mode(cost, self._hessian_product, self.start)
+        if trouble:
+            wanted = "parameters from which −log p(θ|D) falls to a least value (is a sign wrong? is it nan nearby?)"
+            instead = "start elsewhere, or give mu, L and a plan's initial_w2_sq"
+            raise InputError("initial", Found(f"leads to no mode: {trouble}"), f"{wanted}: {instead}")
+        return mode, self.eigenvalues(mode)
 
     def eigenvalues(self, theta: Array) -> Array:
-        """Of the Hessian of the whole cost at θ[m], as of `laplace`."""
-        return own_curvature.eigenvalues_at(self, theta)
+        """Return those of the Hessian of the whole cost at θ[m], as of `laplace`."""
+        return eigenvalues(lambda vector: self._hessian_product(theta, vector), self.dim)
+
+    def _hessian_product(self, theta: Array, vector: Array) -> Array:
+        """Return the Hessian of the whole cost at θ[m] times a vector[m], by float32."""
+        at, along = (jnp.asarray(values, jnp.float32) for values in (theta, vector))
+        return np.asarray(_hessian_product(self, at, along), dtype=float)
+
+    def _initial(self, init: str) -> tuple[Array, float]:
+        """Mean[m] and standard deviation of the start."""
+        check_init(init)
+        return (self.start, self.initial_std) if init == "prior" else (0.0 * self.start, 0.0)
 
     def quadratic(self, init: str = "prior") -> Quadratic:
-        """The cost around its mode; of a large model as if each end of the spectrum were half of its directions."""
-        check_init(init)
-        mode, values = self.laplace
-        centre, std = (self.start, self.initial_std) if init == "prior" else (0.0 * self.start, 0.0)
+        """Return the cost around its mode; of a large model as if half of its directions were at each end."""
+        (centre, std), (mode, values) = self._initial(init), self.laplace
         precision = np.sort(np.resize(np.maximum(values, self.mu), self.dim))
         # Which direction is which is not known, only how curved they are.
         pull = np.asarray(self.gradients(jnp.asarray(mode, jnp.float32)), dtype=float)
         return Quadratic(precision, centre - mode, np.full(self.dim, std**2), pull, mode)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
-        """W2² between the law of θ[0] and the Laplace estimate of the posterior, from above where m is large."""
-        check_init(init)
-        centre, std = (self.start, self.initial_std) if init == "prior" else (0.0 * self.start, 0.0)
-        mode, values = self.laplace
+        """Return W2² between the start and the Laplace estimate of the posterior, from above where m is large."""
+        (centre, std), (mode, values) = self._initial(init), self.laplace
         if not np.all(values > 0):
             wanted = "given to plan, as the cost is not convex at the mode that was found"
             raise InputError("initial_w2_sq", Found("cannot be estimated"), wanted)
@@ -337,7 +349,26 @@ class OwnPosterior(Shown, Posterior):
 
 
 jax.tree_util.register_dataclass(
-    OwnPosterior,
+    CustomPosterior,
     data_fields=["data", "sizes", "start", "initial_std", "mu", "L", "first"],
-    meta_fields=["model", "sharing", "batch", "estimated", "block", "example_block"],
+    meta_fields=["model", "prior_devices", "batch", "estimated", "block", "example_block"],
 )
+
+
+@jax.jit
+def _total_cost(posterior: CustomPosterior, theta: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the cost and its gradient over all examples of all devices, one device at a time."""
+
+    def body(total: Any, one: Any) -> tuple[Any, None]:
+        held, size, _ = one
+        real = jnp.arange(jax.tree.leaves(held)[0].shape[0]) < size
+        costs = jax.vmap(posterior.model.cost, (None, 0))(theta, held)
+        gradient = posterior._gradient(theta, one)[0].rounded
+        return (total[0] + jnp.sum(jnp.where(real, costs, 0.0)), total[1] + gradient), None
+
+    return jax.lax.scan(body, (posterior.model.prior_cost(theta), jnp.zeros_like(theta)), posterior._held)[0]
+
+
+@jax.jit
+def _hessian_product(posterior: CustomPosterior, theta: jax.Array, vector: jax.Array) -> jax.Array:
+    return jax.jvp(lambda at: _total_cost(posterior, at)[1], (theta,), (vector,))[1]

@@ -1,0 +1,6 @@
+"""Any JAX model as a posterior, made by `wflmc.posterior_from`."""
+
+from wflmc.posterior.custom.build import posterior_from
+from wflmc.posterior.custom.posterior import CustomPosterior
+
+__all__ = ["CustomPosterior", "posterior_from"]
