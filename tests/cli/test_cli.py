@@ -246,7 +246,7 @@ def test_lost_chains_are_warned_of(call, scenario):
 def test_help_is_no_error(call, arguments):
     code, out, err = call(*arguments)
     assert (code, err) == (0, "")
-    assert ("Decide who sends" if arguments[:1] == ["plan"] else "federate") in out
+    assert ("Plan which devices transmit" if arguments[:1] == ["plan"] else "federate") in out
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,17 @@ def command(
     scenario: ScenarioPath,
     overrides: Overrides = None,
     trials: Annotated[
-        int, typer.Option("--trials", metavar="N", help="Of the main attack, half with each of two data sets.")
+        int, typer.Option(metavar="N", help="Trials of the main attack, half with each of two data sets.")
     ] = 1_000_000,
     confidence: Annotated[
-        float, typer.Option("--confidence", metavar="C", help="Of the lower bounds, over all attacks together.")
+        float, typer.Option(metavar="C", help="Confidence of the lower bounds, over all attacks together.")
     ] = 0.99,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Seed of the attacks.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="S", help="Seed of the attacks.")] = 0,
     device: Annotated[
-        int | None, typer.Option("--device", metavar="K", help="Device to attack; by default the one that loses most.")
+        int | None, typer.Option(metavar="K", help="Device to attack; by default the one that loses most.")
     ] = None,
     delta: Annotated[
-        float | None, typer.Option("--delta", metavar="D", help="δ at which ε is stated; by default the scenario's.")
+        float | None, typer.Option(metavar="D", help="δ at which ε is stated; the scenario's by default.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

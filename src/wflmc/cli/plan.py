@@ -24,9 +24,9 @@ def command(
     overrides: Overrides = None,
     as_json: AsJson = False,
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw the plan into this file (.png, .svg, .pdf).")
+        str | None, typer.Option(metavar="FILE", help="Draw the plan into this file (.png, .svg, .pdf).")
     ] = None,
-    solver: Annotated[str, typer.Option("--solver", help="own, or cvxpy as an independent reference.")] = "own",
+    solver: Annotated[str, typer.Option(help="own, or cvxpy as an independent reference.")] = "own",
     unknown: Annotated[
         str | None,
         typer.Option(
@@ -35,35 +35,29 @@ def command(
             help="Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target.",
         ),
     ] = None,
-    target: Annotated[float | None, typer.Option("--target", help="W2² to reach after burn-in.")] = None,
-    metric: Annotated[
-        str, typer.Option("--metric", help="What must reach the target: bound, or exact (the true W2²).")
-    ] = "bound",
+    target: Annotated[float | None, typer.Option(help="W2² to reach after burn-in.")] = None,
+    metric: Annotated[str, typer.Option(help="What must reach the target: bound, or exact (the true W2²).")] = "bound",
     ledger: Annotated[
-        str | None, typer.Option("--ledger", metavar="FILE", help="Plan with what this ledger of a run leaves.")
+        str | None, typer.Option(metavar="FILE", help="Plan with the budget that this ledger of a run leaves.")
     ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare/--no-compare", help="Show ε by dp-accounting too (two seconds of imports).")
-    ] = True,
+    compare: Annotated[bool, typer.Option(help="Show ε by dp-accounting too (two seconds of imports).")] = True,
     capacity: Annotated[
-        bool, typer.Option("--capacity", help="Show what it costs: airtime, energy, operations, bytes.")
+        bool, typer.Option("--capacity", help="Show the costs: airtime, energy, operations, bytes.")
     ] = False,
-    devices: Annotated[float | None, _capacity("K", "this many devices, such as 1e6.")] = None,
-    parameters: Annotated[float | None, _capacity("M", "this many parameters.")] = None,
-    rounds: Annotated[float | None, _capacity("S", "this many rounds; the same share of them is kept.")] = None,
+    devices: Annotated[float | None, _capacity("K", "number of devices, such as 1e6.")] = None,
+    parameters: Annotated[float | None, _capacity("M", "number of parameters.")] = None,
+    rounds: Annotated[float | None, _capacity("S", "number of rounds, of which the same share is kept.")] = None,
     bandwidth: Annotated[float | None, _capacity("HZ", "of the channel; 20e6 by default.")] = None,
     power: Annotated[float | None, _capacity("WATT", "radiated at the power limit; 0.2 by default.")] = None,
     efficiency: Annotated[float | None, _capacity("BIT/S/HZ", "of digital links; 1 by default.")] = None,
-    coherence: Annotated[
-        float | None, _capacity("SECONDS", "for which channels stay constant; 0.01 by default.")
-    ] = None,
+    coherence: Annotated[float | None, _capacity("SECONDS", "of constant channels; 0.01 by default.")] = None,
 ) -> None:
-    """Decide who sends and how strongly, and what that is worth.
+    """Plan which devices transmit in every round and with which power, and bound the distance to the posterior.
 
-    Exit code 1 if nothing reaches the target of --solve-for.
+    Exit code 1 if no value of the --solve-for key reaches the target.
 
-    With --capacity also what it costs, for the scenario's own size or for --devices, --parameters and --rounds, of
-    which nothing is built.
+    --capacity adds the costs of the plan, for the scenario's own size or for that of --devices, --parameters and
+    --rounds, of which nothing is built.
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """

@@ -1,4 +1,4 @@
-"""`wflmc publish`: of a run, what epsilon covers and nothing else."""
+"""`wflmc publish`: the part of a run that ε covers, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,31 +11,27 @@ from wflmc.cli.shared import AsJson, print_json
 
 
 def command(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Folder of a finished run, as --out of `wflmc run` named it.")
-    ],
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="New NetCDF file (.nc).")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run (--out of `wflmc run`).")],
+    out: Annotated[str, typer.Option(metavar="FILE", help="New NetCDF file (.nc).")],
     what: Annotated[
-        str,
-        typer.Option("--what", metavar="KIND", help="draws; predictions (for --features); moments (mean, covariance)."),
+        str, typer.Option(metavar="KIND", help="draws; predictions (for --features); moments (mean, covariance).")
     ] = "draws",
     features: Annotated[
-        str | None,
-        typer.Option("--features", metavar="FILE", help="Public rows to predict: .npy, or .npz with an array X."),
+        str | None, typer.Option(metavar="FILE", help="Public rows to predict: .npy, or .npz with an array X.")
     ] = None,
     chains: Annotated[
-        int, typer.Option("--chains", metavar="N", help="1: more chains of the same devices cost N times the loss.")
+        int, typer.Option(metavar="N", help="Only 1: more chains of the same devices cost N times the privacy loss.")
     ] = 1,
     accept: Annotated[
         bool,
-        typer.Option("--accept-not-covered", help="Publish what rests on things that ε does not cover, and list them."),
+        typer.Option("--accept-not-covered", help="Publish what depends on inputs that ε does not cover; list them."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write what ε covers of a run, its first chain, with a statement of what is promised to whom.
+    """Write the part of a run that ε covers, its first chain, with a statement of what is promised to whom.
 
-    A run folder is for its owner. The file has no key, seed, clip rates, exact law, constants of the data, paths or
-    digests. Runs that are to be published have sampler.seed = "secret".
+    A run folder is for its owner. The published file has no key, seed, clip rates, exact law, constants of the data,
+    paths or digests. A run that is to be published needs sampler.seed = "secret".
 
     Example: wflmc publish results --out draws.nc
     """

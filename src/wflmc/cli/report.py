@@ -24,7 +24,7 @@ def command(
     ] = False,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE.html", help="FOLDER/report.html by default; explorer.html with --explore."),
+        typer.Option(metavar="FILE.html", help="FOLDER/report.html by default; explorer.html with --explore."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

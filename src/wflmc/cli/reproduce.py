@@ -19,12 +19,13 @@ from wflmc.cli.shared import (
     cache_compilations,
     note,
     parse_bytes,
+    points_folder,
     print_json,
     show,
 )
 from wflmc.errors import InputError
 from wflmc.progress import progress_bar
-from wflmc.storage import output_folder, writable_folder, write_text
+from wflmc.storage import output_folder, write_text
 
 if TYPE_CHECKING:
     from wflmc.data import Features
@@ -39,11 +40,10 @@ def command(
             help="fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond."
         ),
     ] = None,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for tables and pictures.")] = "out/reproduce",
+    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for tables and pictures.")] = "out/reproduce",
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data",
             metavar="PATH",
             help=".npz or .csv with X and y for figures 2 to 7 (else synthetic); a folder of MNIST's idx files for "
             "fig8 (else WFLMC_DATA, else fetched). May repeat.",
@@ -51,16 +51,11 @@ def command(
     ] = None,
     experiments: Annotated[
         int | None,
-        typer.Option(
-            "--experiments",
-            metavar="N",
-            help="Instead of 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity and record.",
-        ),
+        typer.Option(metavar="N", help="By default 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity, record."),
     ] = None,
     stop_se: Annotated[
         float | None,
         typer.Option(
-            "--stop-se",
             metavar="SHARE",
             help="Stop a point of fig8 or heterogeneity as soon as the standard error of every scheme's calibration "
             "error is below this share of it.",
@@ -72,31 +67,30 @@ def command(
     workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the paper's figures again and check what it states about them.
+    """Reproduce the paper's figures, and check what it states about them.
 
-    Finished points are kept: a run that was stopped goes on where it was.
+    Finished points are cached: a command that was stopped continues where it stopped.
 
     Example: wflmc reproduce fig6 fig7 --experiments 20 --out results
     """
     from wflmc import report, studies
-    from wflmc.data import cache_folder
     from wflmc.scenario import to_json
 
     cache_compilations()
     with output_folder(out) as folder:
         wanted = _wanted(figures or ["all"])
         work = _reproduction(wanted, data or [], experiments, stop_se, memory)
-        kept = writable_folder(cache, "--cache") if cache else cache_folder() / "studies"
+        finished = points_folder(cache)
         pictures: list[Path] = []
         tables: studies.Tables = {}
-        with studies.open_engine(engine, workers, note) as computing:
+        with studies.open_engine(engine, workers, note) as compute:
             for figure in wanted:
                 parts, about = work.studies(figure)
                 found: studies.Tables = {}
                 for study in parts:
                     with progress_bar(study.name, len(study.points)) as advance:
-                        place = None if figure in studies.NAMES else kept
-                        found |= studies.run_study(study, place, advance, note, computing)
+                        place = None if figure in studies.NAMES else finished
+                        found |= studies.run_study(study, place, advance, note, compute)
                 pictures += _write_figure(folder, figure, found, about, work)
                 tables |= found
         claims = work.claims(tables)

@@ -12,30 +12,26 @@ from typing import Annotated, Any
 import typer
 
 from wflmc.errors import InputError
+from wflmc.storage import writable_folder
 
 ScenarioPath = Annotated[str, typer.Argument(help="Scenario file (TOML); docs/scenario.md lists its keys.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; may repeat.")
 ]
 Memory = Annotated[
-    str | None,
-    typer.Option("--memory", metavar="SIZE", help="Limit for chains and gradients, such as 4GiB; 2GiB by default."),
+    str | None, typer.Option(metavar="SIZE", help="Limit for chains and gradients, such as 4GiB; 2GiB by default.")
 ]
 EngineName = Annotated[
     str,
     typer.Option(
-        "--engine",
         metavar="ENGINE",
-        help="Who computes: local, dask (workers on this machine), or dask:ADDRESS (of a Dask scheduler).",
+        help="Where points are computed: local, dask (workers on this machine), or dask:ADDRESS (a Dask scheduler).",
     ),
 ]
 Workers = Annotated[
-    int | None, typer.Option("--workers", metavar="N", help="With --engine dask: how many; else one per core.")
+    int | None, typer.Option(metavar="N", help="With --engine dask: number of workers; one per core by default.")
 ]
-Cache = Annotated[
-    str | None,
-    typer.Option("--cache", metavar="DIR", help="Keep finished points here, not in the user's cache."),
-]
+Cache = Annotated[str | None, typer.Option(metavar="DIR", help="Folder for finished points; the user's by default.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
@@ -49,6 +45,13 @@ def parse_bytes(text: str | None) -> float | None:
     return float(found[1]) * (1024.0 if found[3] else 1000.0) ** ("kmgt".index(found[2]) + 1 if found[2] else 0)
 
 
+def points_folder(option: str | None) -> Path:
+    """Return the folder for finished points: that of --cache, or the user's."""
+    from wflmc.data import cache_folder
+
+    return writable_folder(option, "--cache") if option else cache_folder() / "studies"
+
+
 def show(renderable: object) -> None:
     """Print for people, on stdout, wide enough not to fold when piped."""
     from rich.console import Console
@@ -57,31 +60,33 @@ def show(renderable: object) -> None:
 
 
 def print_json(document: object) -> None:
+    """Print the result as one JSON object, on stdout."""
     from wflmc.scenario import to_json
 
     print(to_json(document))
 
 
 def note(text: str) -> None:
+    """Print a sentence on stderr."""
     print(f"wflmc: {text}", file=sys.stderr)
 
 
 def warn(warnings: list[str]) -> None:
+    """Print warnings on stderr, a line each."""
     for warning in warnings:
         print(f"wflmc: warning: {warning}", file=sys.stderr)
 
 
 def cache_compilations() -> None:
-    """Keep compiled loops in the user's cache folder, unless the user has said where JAX should keep them.
-
-    Where there is no such folder to write to, nothing is kept.
-    """
+    """Let JAX keep compiled loops in the user's cache folder, if it can be written and no other folder is set."""
     import jax
+
+    from wflmc.data import cache_folder
 
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wflmc" / "jax"
+        folder = cache_folder() / "jax"
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):
         return

@@ -22,11 +22,12 @@ from wflmc.cli.shared import (
     cache_compilations,
     note,
     parse_bytes,
+    points_folder,
     print_json,
 )
 from wflmc.errors import InputError
 from wflmc.progress import progress_bar
-from wflmc.storage import output_folder, writable_folder, write_text
+from wflmc.storage import output_folder, write_text
 
 if TYPE_CHECKING:
     from wflmc.runs.point import Task
@@ -50,7 +51,7 @@ def command(
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Plan every point and run no chains.")] = False,
     engine: EngineName = "local",
     workers: Workers = None,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for sweep.csv.")] = "out/sweep",
+    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for sweep.csv.")] = "out/sweep",
     cache: Cache = None,
     memory: Memory = None,
     as_json: AsJson = False,
@@ -62,7 +63,6 @@ def command(
 
     Example: wflmc sweep scenario.toml --grid link.snr_db=0:40:5 --grid privacy.epsilon=5,10,15 --out results
     """
-    from wflmc.data import cache_folder
     from wflmc.runs import point
     from wflmc.studies import open_engine
     from wflmc.studies.cache import key_of
@@ -79,11 +79,11 @@ def command(
     rows: dict[int, dict[str, Any]] = {}
     failures: dict[int, Failure] = {}
     cached = 0
-    with open_engine(engine, workers, note) as computing, output_folder(out) as folder:
-        kept = writable_folder(cache, "--cache") if cache else cache_folder() / "studies"
+    with open_engine(engine, workers, note) as compute, output_folder(out) as folder:
+        finished = points_folder(cache)
         keys = [key_of({"sweep": task.identity}) for task in tasks]
         with progress_bar("points", len(tasks)) as advance:
-            for index, result, was_cached in run_tasks(point.measure, tasks, keys, kept, advance, note, computing):
+            for index, result, was_cached in run_tasks(point.measure, tasks, keys, finished, advance, note, compute):
                 if isinstance(result, Failure):
                     failures[index] = result
                 else:
