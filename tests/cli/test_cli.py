@@ -272,6 +272,14 @@ def test_help_and_version(call):
         assert part in out
 
 
+def test_help_imports_nothing_large():
+    script = (
+        "import sys; from wflmc.cli import app; print({'jax', 'scipy', 'pydantic', 'matplotlib'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n"
+
+
 def test_a_real_process_prints_json_alone_when_piped(scenario, tmp_path):
     """Nothing but JSON on stdout, warnings alone on stderr, and compilations cached where the user's cache is.
 
