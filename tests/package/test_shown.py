@@ -14,7 +14,7 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.audit.target import aim
+from wflmc.audit.target import attack_target
 from wflmc.data import Features, Images
 from wflmc.errors import InputError, Shown, fields_in_words, in_words
 from wflmc.scenario import build, validate
@@ -57,7 +57,7 @@ VALUES = {
     "evaluation": wflmc.evaluate(TRACE, GAUSSIAN),
     "chain": GAUSSIAN.chain(PLAN.motion),
     "response": GAUSSIAN.response(PLAN.motion, 2),
-    "target": aim(PLAN, None, None, None),
+    "target": attack_target(PLAN, None, None, None),
     "data set": DataSet(X, Y),
     "features": Features(X, LABELS, X, LABELS),
     "images": Images(X, LABELS, X, LABELS),

@@ -5,21 +5,23 @@ They clip by the code that all models clip by, and go through the sampler's own 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wflmc.errors import InputError
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, blocks, gaussian_regression, softmax_regression
+from wflmc.posterior.base import Posterior
 from wflmc.posterior.softmax import FEW_ROWS
 
-Clipped = tuple[jax.Array, jax.Array]
+Sums = tuple[jax.Array, jax.Array]
+"""What the kernel asks of a posterior: Σ_k weight_k clip(g_k), and the norms ‖g_k‖ before the clip, [K]."""
 
 
 def _limited(example: jax.Array, length: jax.Array, example_clip: jax.Array | None) -> jax.Array:
-    """Examples [K, ...] of norms [K], clipped one by one where the plan says so."""
+    """Return examples [K, ...] of norms [K], clipped one by one where the plan says so."""
     if example_clip is None:
         return example
     factor = blocks.clip_factor(jnp.ones(()), example_clip, length)
@@ -34,15 +36,8 @@ class Canary(NamedTuple):
     base: Any
     """[K, m]."""
 
-    def clipped_sum(
-        self,
-        theta: jax.Array,
-        weight: jax.Array,
-        clip: jax.Array,
-        key: jax.Array | None = None,
-        example_clip: jax.Array | None = None,
-    ) -> Clipped:
-        """Σ_k weight_k clip(base_k + clip(example_k)), and the norms before the device's clip."""
+    def clipped_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
+        """Return Σ_k weight_k clip(base_k + clip(example_k)), and the norms before the device's clip."""
         del theta, key
         gradient = self.base + _limited(self.example, jnp.linalg.norm(self.example, axis=1), example_clip)
         norm = jnp.linalg.norm(gradient, axis=1)
@@ -57,15 +52,8 @@ class Flock(NamedTuple):
     base: Any
     """What the server knows, [K]."""
 
-    def clipped_sum(
-        self,
-        theta: jax.Array,
-        weight: jax.Array,
-        clip: jax.Array,
-        key: jax.Array | None = None,
-        example_clip: jax.Array | None = None,
-    ) -> Clipped:
-        """As of `Canary`."""
+    def clipped_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
+        """Return the sum and the norms, as `Canary` does."""
         del theta, key
         gradient = self.base + _limited(self.example, jnp.abs(self.example), example_clip)
         norm = jnp.abs(gradient)
@@ -96,34 +84,27 @@ class Weathercock(NamedTuple):
         return 2
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
-        """Memory that one device at a time needs for its part of a round."""
+        """Return the memory that one device at a time needs for its part of a round, in bytes."""
         del by_example
         return 64.0 * chains * self.devices
 
     def work(self, by_example: bool = False) -> float:
-        """Operations of one chain in one round, roughly."""
+        """Return the number of operations of one chain in one round, roughly."""
         del by_example
         return 100.0 * self.devices
 
     def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Weathercock:
-        """The same, in float32 on the accelerator."""
+        """Return the same, in float32 on the accelerator."""
         del chains, limit, by_example
         return Weathercock(*(jnp.asarray(value, jnp.float32) for value in self))
 
     def draw_initial(self, key: jax.Array, init: str = "zero") -> jax.Array:
-        """θ[0] = 0."""
+        """Return θ[0] = 0."""
         del key, init
         return jnp.zeros(2)
 
-    def clipped_sum(
-        self,
-        theta: jax.Array,
-        weight: jax.Array,
-        clip: jax.Array,
-        key: jax.Array | None = None,
-        example_clip: jax.Array | None = None,
-    ) -> Clipped:
-        """As of `Canary`."""
+    def clipped_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
+        """Return the sum and the norms, as `Canary` does."""
         total, norm = Flock(self.example, self.base).clipped_sum(theta, weight, clip, key, example_clip)
         return jnp.stack([direction(theta, self.turn) * total.sum(), jnp.zeros(())]), norm
 
@@ -133,40 +114,35 @@ def direction(theta: Any, turn: Any) -> Any:
     return 1 - 2 * (theta[..., 1] / turn // 1 % 2)
 
 
-def canary_pair(posterior: Any, device: int, size: float, away: float = -1.0, others: float = 0.0) -> tuple[Any, Any]:
-    """Two posteriors of the same kind, as small as can be, with as many devices and gradients ±size on one of them.
+def canary_pair(
+    posterior: GaussianPosterior | SoftmaxPosterior, device: int, size: float, away: float = -1.0, others: float = 0.0
+) -> tuple[Posterior, Posterior]:
+    """Return two posteriors of one kind, as small as can be, with as many devices and gradients ±size on one of them.
 
     All other rows are zeros. Models that work on few rows in another way than on many are given as few, or as many.
 
     Args:
+        posterior: Gaussian or softmax; says which kind, how many devices, and whether rows are few.
+        device: whose canary it is.
+        size: norm of its gradient.
         away: 0 where the second has an empty row in place of −size.
         others: norm of what another row of the device adds in both, against the canary.
     """
-    devices = posterior.devices
+    devices, gaussian = posterior.devices, isinstance(posterior, GaussianPosterior)
     rows = FEW_ROWS + 1 if posterior.features.shape[1] > FEW_ROWS else 2
     at = device * rows + rows - 1  # the last of the device's rows, and in no coordinate's direction
-    X, y = np.zeros((devices * rows, 3)), np.zeros(devices * rows, int)
-    common: dict[str, Any] = {"partition": "blocks", "prior_std": 1e3}
-    if isinstance(posterior, GaussianPosterior):
-        # The gradient is (θu − v)u.
-        make: Any = gaussian_regression
+    X, y = np.zeros((2, devices * rows, 3)), np.zeros((2, devices * rows), float if gaussian else int)
+    if gaussian:  # the gradient is (θu − v)u
         sizes = [float(others > 0), 1.0]
-        one, other = y.astype(float), y.astype(float)
-        one[at - 1 : at + 1], other[at - 1 : at + 1] = (others, -size), (others, -away * size)
-    else:
-        # At θ = 0 the gradient is ±(u, −u)/2, by the label.
-        make, sizes, common["classes"] = softmax_regression, [2**0.5 * others, 2**0.5 * size], 2
-        one, other = (np.arange(y.size) == at).astype(int), y
-    X[at - 1 : at + 1] = np.outer(sizes, np.full(3, 3**-0.5))
-    Z = X.copy()
-    Z[at] *= away != 0
-    key = jax.random.key(0)
-    return make(key, devices, X=X, y=one, **common), make(key, devices, X=Z, y=other, **common)
-
-
-def check_kind(posterior: Any) -> None:
-    """Refuse models for which no canary is known."""
-    if not isinstance(posterior, GaussianPosterior | SoftmaxPosterior):
-        raise InputError(
-            "posterior", type(posterior).__name__, "a Gaussian or a softmax posterior; for others use audit_pair"
-        )
+        y[:, at - 1 : at + 1] = [(others, -size), (others, -away * size)]
+    else:  # at θ = 0 the gradient is ±(u, −u)/2, by the label
+        sizes = [2**0.5 * others, 2**0.5 * size]
+        y[0, at] = 1
+    X[:, at - 1 : at + 1] = np.outer(sizes, np.full(3, 3**-0.5))
+    X[1, at] *= away != 0
+    make: Any = gaussian_regression if gaussian else partial(softmax_regression, classes=2)
+    one, other = (
+        make(jax.random.key(0), devices, X=features, y=target, partition="blocks", prior_std=1e3)
+        for features, target in zip(X, y, strict=True)
+    )
+    return one, other

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from wflmc.audit.attack import Question
 from wflmc.audit.summation import Summation
 from wflmc.privacy import epsilon_spent
 
@@ -26,13 +27,13 @@ class Errors(NamedTuple):
     """Of each of the two."""
 
     def upper(self, risk: float) -> tuple[float, float]:
-        """Upper bounds on both rates that hold together but for a probability of `risk`, half of it for each."""
+        """Return upper bounds on both rates that hold together but for a probability of `risk`, half of it for each."""
         low, high = rate_upper([self.false_positives, self.false_negatives], self.trials, risk / 2).tolist()
         return low, high
 
 
 def rate_upper(errors: ArrayLike, trials: int, risk: float) -> Array:
-    """Clopper and Pearson's upper bound on a rate: too low with a probability of at most `risk`.
+    """Return Clopper and Pearson's upper bound on a rate: too low with a probability of at most `risk`.
 
     >>> round(float(rate_upper(0, 100, 0.05)), 4)  # the "rule of three"
     0.0295
@@ -42,12 +43,12 @@ def rate_upper(errors: ArrayLike, trials: int, risk: float) -> Array:
 
 
 def mu_lower(false_positive: float, false_negative: float) -> float:
-    """The least μ of any Gaussian trade-off curve that allows a test with these error rates; 0 if all do."""
+    """Return the least μ of any Gaussian trade-off curve that allows a test with these error rates; 0 if all do."""
     return max(0.0, -float(special.ndtri(false_positive)) - float(special.ndtri(false_negative)))
 
 
 def epsilon_by_counting(false_positive: float, false_negative: float, delta: float) -> float:
-    """The least ε for which an (ε, δ)-private mechanism allows a test with these error rates, whatever its law.
+    """Return the least ε for which an (ε, δ)-private mechanism allows a test with these error rates, whatever its law.
 
     >>> round(epsilon_by_counting(1e-5, 1e-5, 0.01), 2)
     11.5
@@ -57,12 +58,12 @@ def epsilon_by_counting(false_positive: float, false_negative: float, delta: flo
 
 
 def largest_mu(trials: int, risk: float) -> float:
-    """The largest μ that a test can prove, by making no error in `trials` of each kind."""
+    """Return the largest μ that a test can prove, by making no error in `trials` of each kind."""
     return mu_lower(*Errors(0, 0, trials).upper(risk))
 
 
 def counting_threshold(mu: float, trials: int, delta: float, risk: float) -> float:
-    """Where to cut a statistic N(±μ/2, 1) so that counting alone is expected to prove most.
+    """Return where to cut a statistic N(±μ/2, 1) so that counting alone is expected to prove most.
 
     The errors that μ leads one to expect decide, not those that are seen.
     """
@@ -110,29 +111,15 @@ class Finding:
         """How far above the claim the proof reaches; mostly negative."""
         return self.mu_lower - self.mu_claimed
 
-
-def finding(
-    name: str, device: int, rounds: int, mu: float, balanced: Errors, tail: Errors, delta: float, risk: float
-) -> Finding:
-    """A finding from the errors at the balanced threshold and at the one for counting, half of the risk for each."""
-    upper = balanced.upper(risk / 2)
-    lower = mu_lower(*upper)
-    claimed, proven = epsilon_spent([mu**2 / 2, lower**2 / 2], delta).tolist()
-    return Finding(
-        name=name,
-        device=device,
-        rounds=rounds,
-        trials=2 * balanced.trials,
-        false_positives=balanced.false_positives,
-        false_negatives=balanced.false_negatives,
-        fpr_upper=upper[0],
-        fnr_upper=upper[1],
-        mu_claimed=mu,
-        mu_lower=lower,
-        epsilon_claimed=claimed,
-        epsilon_gaussian=proven,
-        epsilon_counting=epsilon_by_counting(*tail.upper(risk / 2), delta),
-    )
+    @classmethod
+    def of(cls, test: Question, balanced: Errors, tail: Errors, delta: float, risk: float) -> Finding:
+        """Return what errors prove at the balanced threshold and at the one for counting, half of the risk for each."""
+        upper = balanced.upper(risk / 2)
+        lower = mu_lower(*upper)
+        claimed, proven = epsilon_spent([test.mu**2 / 2, lower**2 / 2], delta).tolist()
+        errors = 2 * balanced.trials, balanced.false_positives, balanced.false_negatives
+        counted = epsilon_by_counting(*tail.upper(risk / 2), delta)
+        return cls(test.name, test.device, test.rounds, *errors, *upper, test.mu, lower, claimed, proven, counted)
 
 
 @dataclass(frozen=True)
@@ -200,22 +187,12 @@ class AuditReport:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as `wflmc audit --json` prints it."""
+        """Return plain data, as `wflmc audit --json` prints it."""
+        claimed = {name: getattr(self, name) for name in ("epsilon", "delta", "loss", "device", "unit", "adjacency")}
+        proven = ("epsilon_lower", "epsilon_lower_counting", "ratio", "consistent", "confidence")
         return {
-            "claimed": {
-                "epsilon": self.epsilon,
-                "delta": self.delta,
-                "loss": self.loss,
-                "device": self.device,
-                "unit": self.unit,
-                "adjacency": self.adjacency,
-                "accountant": "exact",
-            },
-            "epsilon_lower": self.epsilon_lower,
-            "epsilon_lower_counting": self.epsilon_lower_counting,
-            "ratio": self.ratio,
-            "consistent": self.consistent,
-            "confidence": self.confidence,
+            "claimed": {**claimed, "accountant": "exact"},
+            **{name: getattr(self, name) for name in proven},
             "trials": max((test.trials for test in self.tests), default=0),
             "tests": [{**asdict(test), "flagged": test.flagged} for test in self.tests],
             "sums": [{**asdict(found), "flagged": found.flagged, "text": str(found)} for found in self.sums],

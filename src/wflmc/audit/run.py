@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from functools import partial
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.audit import attack as by
-from wflmc.audit.attack import Attack, Statistics
-from wflmc.audit.canary import canary_pair, check_kind
-from wflmc.audit.report import AuditReport, Errors, Finding, counting_threshold, finding, largest_mu
+from wflmc.audit import attack as kinds
+from wflmc.audit.attack import MAIN_SHARE, PARTS, Attack
+from wflmc.audit.report import AuditReport, Errors, Finding, counting_threshold, largest_mu
 from wflmc.audit.summation import Summation, attack_sums
-from wflmc.audit.target import RAW, Target, aim
+from wflmc.audit.target import Target, attack_target
 from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import Plan
+from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
+from wflmc.posterior.base import Posterior
 from wflmc.privacy import epsilon_spent
 
 Progress = Callable[[int, int], None]
 
-MAIN_SHARE = 14.0
-"""Share of the main test in the probability to be wrong, where each other attack's tests have 1."""
 ATTACKS = ("constant", "turning", "runs", "record", "devices", "model", "summation")
 WORK = 2 * 10**8
 """Device-rounds that the smaller attacks may take; they make do with fewer trials where there are many devices."""
@@ -32,7 +31,7 @@ WORK = 2 * 10**8
 def audit(
     key: jax.Array,
     plan: Plan,
-    posterior: Any = None,
+    posterior: Posterior | None = None,
     *,
     trials: int = 1_000_000,
     confidence: float = 0.99,
@@ -42,17 +41,18 @@ def audit(
     attacks: Collection[str] = ATTACKS,
     progress: Progress | None = None,
 ) -> AuditReport:
-    """Attack a plan as a server would that knows all but one device's data, and say what that proves.
+    """Attack a plan as a server would that knows all but one device's data, and report what that proves.
 
     The canary's gradient is far above the clip, + in half of the trials and its neighbour's in the other half: −, or
     nothing where the promise is about devices or examples that are not there. Transcripts come from the sampler's own
-    kernel. The main test listens to all rounds and has most of the probability to be wrong. Others
-    let the canary's sign vary, take differences of rounds, listen while the device is said to be silent, try every
-    device, and go through whole runs of `wflmc.sample`. One needs no noise: it looks for neighbours whose sums in
-    floating point part by more than they may, see `wflmc.audit.summation`.
+    kernel. The main test uses all rounds and has most of the probability to be wrong. Others let the canary's sign
+    vary, take differences of rounds, look at rounds in which the device is said to be silent, try every device, and go
+    through whole runs of `wflmc.sample`. One needs no noise: it searches for neighbours whose sums in floating point
+    part by more than they may, see `wflmc.audit.summation`.
 
     Args:
         key: seeds signs and noise.
+        plan: what is attacked.
         posterior: attack a model of this kind as well, see `audit_model`.
         trials: of the main test; others take a tenth to a quarter of them.
         confidence: of both lower bounds together, all tests together.
@@ -61,35 +61,37 @@ def audit(
         csi_error: audit the plan as if devices knew their channels no better than this, whatever it was made for.
         attacks: which of `ATTACKS`; all that the plan leaves room for by default.
         progress: called with (done, total).
+
+    Returns:
+        What every attack proves, and a verdict.
     """
-    risk = _check(trials, confidence)
+    risk = _risk(trials, confidence)
     if not attacks or set(attacks) - set(ATTACKS):
         raise InputError("attacks", tuple(attacks), f"some of {', '.join(ATTACKS)}")
-    target = aim(plan, delta, device, csi_error)
-    if posterior is not None:
-        _check_model(posterior, plan)
+    target = attack_target(plan, delta, device, csi_error)
     half, k = trials // 2, target.device
-    several, some = -(-half // by.PARTS), _whole_runs(plan, half)
-    each = int(np.clip(WORK / (plan.rounds * plan.devices), 500, min(10_000, max(half // 10, 500))))
-    made: dict[str, Callable[[], Attack]] = {
-        "constant": lambda: by.constant(target, half, _limit(half, risk), MAIN_SHARE),
-        "turning": lambda: by.turning(key, target, several, _limit(several, risk)),
-        "runs": lambda: by.by_sampler(target, some, _limit(some, risk)),
-        "record": lambda: by.full_device(target, several, _limit(several, risk)),
-        "devices": lambda: by.every_device(target, each, _limit(each, risk / plan.devices)),
-        "model": lambda: _model_attack(target, posterior, some, risk),
+    part, runs, each = -(-half // PARTS), _affordable(plan, half // 5, 50_000), _affordable(plan, half // 10, 10_000)
+    made: dict[str, tuple[Callable[[Target, int, float], Attack], int, float]] = {
+        "constant": (kinds.constant, half, risk),
+        "turning": (partial(kinds.turning, key), part, risk),
+        "runs": (kinds.by_sampler, runs, risk),
+        "devices": (kinds.every_device, each, risk / plan.devices),
     }
-    has_model = posterior is not None and bool(target.signal[:, k].any())
-    pointless = {"record": not np.isfinite(plan.example_clip[k] + plan.clip[k]), "model": not has_model}
-    listed = [make() for name, make in made.items() if name in attacks and not pointless.get(name)]
-    sums = attack_sums(target, posterior) if has_model and "summation" in attacks else ()
-    return _carry_out(key, target, listed, risk, progress, sums)
+    sums: tuple[Summation, ...] = ()
+    if np.isfinite(plan.example_clip[k] + plan.clip[k]):
+        made["record"] = kinds.full_device, part, risk
+    model = None if posterior is None else _known_model(posterior, plan)
+    if model is not None and target.signal[:, k].any():
+        made["model"] = partial(kinds.by_model, model), runs, risk
+        sums = attack_sums(target, model) if "summation" in attacks else ()
+    chosen = [made[name] for name in ATTACKS if name in attacks and name in made]
+    return _report(key, target, [make(target, n, _mu_limit(n, r)) for make, n, r in chosen], risk, progress, sums)
 
 
 def audit_model(
     key: jax.Array,
     plan: Plan,
-    posterior: Any,
+    posterior: Posterior,
     *,
     trials: int = 100_000,
     confidence: float = 0.99,
@@ -102,42 +104,44 @@ def audit_model(
 
     Args:
         posterior: says which kind of model, and how many devices; its data are not used.
+        key, plan, trials, confidence, delta, device, csi_error, progress: as of `audit`.
     """
-    risk = _check(trials, confidence)
-    target = aim(plan, delta, device, csi_error)
-    _check_model(posterior, plan)
-    return _carry_out(key, target, [_model_attack(target, posterior, trials // 2, risk)], risk, progress)
+    risk, half = _risk(trials, confidence), trials // 2
+    target = attack_target(plan, delta, device, csi_error)
+    model = _known_model(posterior, plan)
+    return _report(key, target, [kinds.by_model(model, target, half, _mu_limit(half, risk))], risk, progress)
 
 
 def audit_pair(
     key: jax.Array,
     plan: Plan,
-    plus: Any,
-    minus: Any,
+    plus: Posterior,
+    minus: Posterior,
     *,
     device: int,
     trials: int = 100_000,
     confidence: float = 0.99,
     delta: ArrayLike | None = None,
-    csi_error: float | None = None,
     reach: float = 1e-6,
     progress: Progress | None = None,
 ) -> AuditReport:
-    """The same for two posteriors of one's own that differ in what `device` holds: for models we do not know.
+    """Attack two posteriors of one's own that differ in what `device` holds: for models that wflmc does not know.
 
     Args:
+        plus, minus: the neighbours.
         reach: how far θ may go from 0; gradients should hardly change over this.
+        key, plan, device, trials, confidence, delta, progress: as of `audit`.
     """
-    risk = _check(trials, confidence)
-    target = aim(plan, delta, device, csi_error)
+    risk, half = _risk(trials, confidence), trials // 2
+    target = attack_target(plan, delta, device, None)
     for side in (plus, minus):
         _check_devices(side, plan)
-    half = trials // 2
-    attack = by.by_model(target, plus, minus, reach, half, _limit(half, risk), "pair of data sets")
-    return _carry_out(key, target, [attack], risk, progress)
+    attack = kinds.by_pair(target, (plus, minus), reach, half, _mu_limit(half, risk), "pair of data sets")
+    return _report(key, target, [attack], risk, progress)
 
 
-def _check(trials: int, confidence: float) -> float:
+def _risk(trials: int, confidence: float) -> float:
+    """Check what was asked for; return the probability to be wrong."""
     if trials < 1000:
         raise InputError("trials", trials, "at least 1000")
     if not 0.5 <= confidence < 1:
@@ -145,97 +149,74 @@ def _check(trials: int, confidence: float) -> float:
     return 1 - confidence
 
 
-def _check_devices(posterior: Any, plan: Plan) -> None:
+def _check_devices(posterior: Posterior, plan: Plan) -> None:
     if posterior.devices != plan.devices:
         raise InputError("posterior", f"{posterior.devices} devices", f"one of the plan's {plan.devices} devices")
 
 
-def _check_model(posterior: Any, plan: Plan) -> None:
-    check_kind(posterior)
+def _known_model(posterior: Posterior, plan: Plan) -> GaussianPosterior | SoftmaxPosterior:
+    """Return the posterior, unless it is one for which no canary is known."""
+    if not isinstance(posterior, GaussianPosterior | SoftmaxPosterior):
+        allowed = "a Gaussian or a softmax posterior; for others use audit_pair"
+        raise InputError("posterior", type(posterior).__name__, allowed)
     _check_devices(posterior, plan)
+    return posterior
 
 
-def _whole_runs(plan: Plan, half: int) -> int:
-    """Trials for whole runs, which cost more."""
-    return int(np.clip(WORK / (plan.rounds * plan.devices), 500, min(50_000, max(half // 5, 500))))
+def _affordable(plan: Plan, wanted: int, most: int) -> int:
+    """Return how many trials an attack with expensive ones has, at least 500."""
+    return int(np.clip(WORK / (plan.rounds * plan.devices), 500, min(most, max(wanted, 500))))
 
 
-def _limit(trials: int, risk: float) -> float:
-    """μ that a test of so many trials should have to deal with: one that leaves room to prove more."""
+def _mu_limit(trials: int, risk: float) -> float:
+    """Return the μ that a test of so many trials should have to deal with: one that leaves room to prove more."""
     return 0.6 * largest_mu(trials, risk / (2 * MAIN_SHARE))
 
 
-def _model_attack(target: Target, posterior: Any, trials: int, risk: float) -> Attack:
-    plan = target.plan
-    size = RAW * float(np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).max())
-    plus, minus = canary_pair(posterior, target.device, size, target.away, float(target.others[target.device]))
-    name = type(posterior).__name__.removesuffix("Posterior").lower() + " model"
-    # Even an unclipped canary must not go far enough to be learned.
-    return by.by_model(target, plus, minus, 0.1 / (RAW * size), trials, _limit(trials, risk), name)
-
-
-def _carry_out(
+def _report(
     key: jax.Array,
     target: Target,
-    listed: Sequence[Attack],
+    attacks: Sequence[Attack],
     risk: float,
     progress: Progress | None,
     sums: tuple[Summation, ...] = (),
 ) -> AuditReport:
     """Run all attacks, share the probability to be wrong among their tests, and report."""
-    shares = sum(test.share for attack in listed for test in attack.tests)
-    works = [attack.trials for attack in listed]
-    found: list[Finding] = []
-    for number, attack in enumerate(listed):
-
-        def advance(done: int, before: int = sum(works[:number])) -> None:
-            if progress is not None:
-                progress(before + done, sum(works))
-
+    shares = sum(test.share for attack in attacks for test in attack.tests)
+    done, work, findings = 0, sum(attack.trials for attack in attacks), []
+    for number, attack in enumerate(attacks):
+        attack_key, deltas = (
+            jax.random.fold_in(named(key, "attack"), number),
+            [float(target.delta[test.device]) for test in attack.tests],
+        )
         risks = [risk * test.share / shares for test in attack.tests]
-        tails = [
-            counting_threshold(test.reach, attack.trials, float(target.delta[test.device]), own)
-            for test, own in zip(attack.tests, risks, strict=True)
+        cuts = np.zeros((2, 1, len(risks)))  # the balanced threshold, and the one for counting
+        cuts[1, 0] = [
+            counting_threshold(test.reach, attack.trials, delta, own)
+            for test, delta, own in zip(attack.tests, deltas, risks, strict=True)
         ]
-        balanced, tail = _count(jax.random.fold_in(named(key, "attack"), number), attack, np.array(tails), advance)
-        results = [
-            finding(test.name, test.device, test.rounds, test.mu, *errors, float(target.delta[test.device]), own)
-            for test, errors, own in zip(attack.tests, zip(balanced, tail, strict=True), risks, strict=True)
-        ]
-        found += _worth_telling(results)
-    total, delta = float(target.loss[:, target.device].sum()), float(target.delta[target.device])
+        wrong = np.zeros((2, 2, len(risks)), dtype=int)
+        for first in range(0, attack.trials, attack.chunk):
+            plus, minus = attack.run(attack_key, first, attack.chunk)
+            # Whatever cannot be compared counts as an error.
+            wrong += np.stack([(~(minus <= cuts)).sum(1), (~(plus > cuts)).sum(1)], axis=1)
+            done += attack.chunk
+            if progress is not None:
+                progress(done, work)
+        results = []
+        for at, (test, delta, own) in enumerate(zip(attack.tests, deltas, risks, strict=True)):
+            balanced, tail = (Errors(int(errors[0, at]), int(errors[1, at]), attack.trials) for errors in wrong)
+            results.append(Finding.of(test, balanced, tail, delta, own))
+        findings += _notable(results)
+    loss, delta = float(target.loss[:, target.device].sum()), float(target.delta[target.device])
+    epsilon, privacy = float(epsilon_spent(loss, delta)), target.plan.privacy
     return AuditReport(
-        device=target.device,
-        epsilon=float(epsilon_spent(total, delta)),
-        delta=delta,
-        loss=total,
-        unit=target.plan.privacy.unit,
-        adjacency=target.plan.privacy.adjacency,
-        confidence=1 - risk,
-        tests=tuple(found),
-        sums=sums,
+        target.device, epsilon, delta, loss, privacy.unit, privacy.adjacency, 1 - risk, tuple(findings), sums
     )
 
 
-def _worth_telling(results: list[Finding]) -> list[Finding]:
-    """Of an attack on every device those that prove too much, else the one that comes nearest."""
+def _notable(results: list[Finding]) -> list[Finding]:
+    """Return, of an attack on every device, those that prove too much, else the one that comes nearest."""
     if len({result.device for result in results}) == 1:
         return results
     return [result for result in results if result.flagged] or [max(results, key=lambda result: result.excess)]
-
-
-def _count(
-    key: jax.Array, attack: Attack, tails: Statistics, advance: Callable[[int], None]
-) -> tuple[list[Errors], list[Errors]]:
-    """Errors of every test at threshold 0, and at the one for counting."""
-    cuts = np.stack([np.zeros_like(tails), tails])[:, None]
-    wrong = np.zeros((2, 2, len(attack.tests)), dtype=int)
-    for first in range(0, attack.trials, attack.chunk):
-        plus, minus = attack.run(key, first, attack.chunk)
-        # Whatever cannot be compared counts as an error.
-        wrong += np.stack([(~(minus <= cuts)).sum(1), (~(plus > cuts)).sum(1)], axis=1)
-        advance(first + attack.chunk)
-    balanced, tail = (
-        [Errors(int(positive), int(negative), attack.trials) for positive, negative in counted.T] for counted in wrong
-    )
-    return balanced, tail

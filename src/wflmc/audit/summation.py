@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from wflmc.audit.attack import transmitted
 from wflmc.audit.target import Target
-from wflmc.posterior import GaussianPosterior, gaussian_regression, softmax_regression
+from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.sampling.kernel import Rounds
 
 Array = NDArray[np.float64]
@@ -61,10 +61,11 @@ class Summation:
 
 
 def neighbours(count: int, size: float, away: float = -1.0, lanes: int = 1) -> tuple[Array, Array]:
-    """Terms of two neighbouring sums, [count], none above `size` in magnitude; they differ in the first one.
+    """Return terms of two neighbouring sums, [count], none above `size` in magnitude; they differ in the first one.
 
     Args:
         count: at least 16 for every lane.
+        size: the largest magnitude of a term.
         away: the first term of the second sum, over that of the first: −1, or 0 where neighbours are empty.
         lanes: how often every term but the first is repeated, for sums that are kept side by side.
     """
@@ -86,14 +87,14 @@ def neighbours(count: int, size: float, away: float = -1.0, lanes: int = 1) -> t
 
 
 def linear_terms(terms: Array, devices: int = 1) -> Any:
-    """A linear model of one feature whose gradients at θ = 0 are these terms, spread over devices in their order."""
+    """Return a linear model of one feature whose gradients at θ = 0 are these terms, over devices in their order."""
     return gaussian_regression(
         jax.random.key(0), devices, X=np.full((terms.size, 1), FEATURE), y=-terms / FEATURE, partition="blocks"
     )
 
 
 def softmax_terms(terms: Array, devices: int = 1) -> Any:
-    """The same of a softmax model of two classes: a term is in the gradient of both, with opposite signs."""
+    """Return the same of a softmax model of two classes: a term is in the gradient of both, with opposite signs."""
     size, label = 2 * np.abs(terms)[:, None], (terms > 0).astype(int)
     return softmax_regression(jax.random.key(0), devices, classes=2, X=size, y=label, partition="blocks")
 
@@ -106,7 +107,7 @@ def change(
     chains: int = 1,
     rounding: float = 0.0,
 ) -> float:
-    """How far apart what arrives of two posteriors is, without noise, where all devices send at θ = 0.
+    """Return how far apart what arrives of two posteriors is, without noise, where all devices send at θ = 0.
 
     Args:
         chains: how many are worked out together, on which the order of a sum may depend.
@@ -123,18 +124,16 @@ def change(
     return float(np.linalg.norm(sent[0] - sent[1], axis=1).max())
 
 
-def pairs(count: int, size: float, away: float) -> Iterator[tuple[Array, Array]]:
-    """Neighbours of all lengths up to count, each a quarter of the one before, filled up with zeros."""
+def pairs(count: int, size: float, away: float) -> Iterator[list[Array]]:
+    """Yield neighbours of all lengths up to count, each a quarter of the one before, filled up with zeros."""
     length = count
     while length >= SHORTEST:
-        for lanes in LANES:
-            if length >= SHORTEST * lanes:
-                found = neighbours(length, size, away, lanes)
-                yield np.pad(found[0], (0, count - length)), np.pad(found[1], (0, count - length))
+        for lanes in (lanes for lanes in LANES if length >= SHORTEST * lanes):
+            yield [np.pad(side, (0, count - length)) for side in neighbours(length, size, away, lanes)]
         length //= 4
 
 
-def attack_sums(target: Target, posterior: Any) -> tuple[Summation, ...]:
+def attack_sums(target: Target, posterior: GaussianPosterior | SoftmaxPosterior) -> tuple[Summation, ...]:
     """Search for neighbours whose sums part by more than the plan claims: records of a device, and devices.
 
     Args:
@@ -151,7 +150,7 @@ def attack_sums(target: Target, posterior: Any) -> tuple[Summation, ...]:
         sums["sum over records"] = (min(int(posterior.sizes.max()), MOST_RECORDS), clips[1], False)
     found = []
     for name, (count, size, alone) in sums.items():
-        changes = []
+        changes: list[float] = []
         for terms in pairs(count, size / norm, target.away):
             pair = [make(side, count if alone else 1) for side in terms]
             changes += [change(pair, *clips, gain, chains, plan.rounding) for chains in CHAINS]

@@ -57,7 +57,7 @@ class Target(NamedTuple):
         return self.signal if silent else np.zeros_like(self.signal)
 
 
-def aim(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: float | None) -> Target:
+def attack_target(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: float | None) -> Target:
     """Check what was asked for, and take the plan at its worst: all devices as strong as they may arrive."""
     if not plan.clips:
         raise InputError("plan", "a scheme that does not clip", "one that clips: without it nothing is promised")
@@ -69,8 +69,8 @@ def aim(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: floa
     if deltas.ndim > 1 or deltas.size not in (1, devices):
         raise InputError("delta", chance, f"one number, or one for each of the {devices} devices")
     loss = plan.loss
-    each = epsilon_spent(loss.sum(0), np.broadcast_to(deltas.reshape(-1), (devices,)))
-    worst = int(np.argmax(each)) if device is None else device
+    deltas = np.broadcast_to(deltas.reshape(-1), (devices,))
+    worst = int(np.argmax(epsilon_spent(loss.sum(0), deltas))) if device is None else device
     if not 0 <= worst < devices:
         raise InputError("device", device, f"between 0 and {devices - 1}")
     if csi_error is not None and not 0 <= csi_error < 1:
@@ -88,7 +88,7 @@ def aim(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: floa
         plan=dataclasses.replace(plan, received=received, downlink_noise=0.0),
         device=worst,
         loss=loss,
-        delta=np.broadcast_to(deltas.reshape(-1), (devices,)),
+        delta=deltas,
         signal=plan.gain[:, None] * amplitude * half,
         raw=float(min(RAW * largest * max(1.0, 1 / plan.gain.min()), 1e15)),
         others=half if empty else np.zeros(devices),
@@ -138,11 +138,6 @@ def pairs(mask: Mask, first: int = 0) -> tuple[NDArray[np.intp], NDArray[np.intp
     at = np.flatnonzero(mask)[first:]
     count = at.size // 2
     return at[0 : 2 * count : 2], at[1 : 2 * count : 2]
-
-
-def matched(signal: Array, mask: Mask) -> Array:
-    """Weights of the likelihood-ratio test between +signal and −signal[..., S] in independent noise."""
-    return signal * mask
 
 
 def differences(signal: Array, mask: Mask, first: int = 0) -> Array:

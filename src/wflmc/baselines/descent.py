@@ -37,14 +37,16 @@ def gradient_descent(
     init: str = "prior",
     ledger: ArrayLike | None = None,
 ) -> Plan:
-    """Descent on −log p(θ|D), as a plan that `wflmc.sample` runs, many replicas at once.
+    """Return descent on −log p(θ|D), as a plan that `wflmc.sample` runs, many replicas at once.
 
     The prior is its weight decay. With `trace = wflmc.sample(key, posterior, plan, chains=…)` the estimates are the
     last iterates, `trace.theta[:, -1]`, or averages of the last rounds, `trace.theta.mean(1)`, which are less noisy.
 
     Args:
+        posterior, link, privacy: as of `wflmc.plan`.
         step_size: η, above 0 and below 2/L: a number, or one for each round.
-        rounds: S; average: how many of the last ones are kept.
+        rounds: S.
+        average: how many of the last ones are kept.
         schedule: all, or threshold: those that sampling would have send, which for small steps are too few here.
         init: prior or zero, where it starts.
         ledger: what devices have spent before, [K].
@@ -65,11 +67,11 @@ def gradient_descent(
         initial_w2_sq=0.0,
         ledger=ledger,
     )
-    made = plan(posterior, link, privacy, **vars(options))
-    at_power = made.power_share >= 1 - 1e-9
+    planned = plan(posterior, link, privacy, **vars(options))
+    at_power = planned.power_share >= 1 - 1e-9
     # Bound, objective and most warnings of a plan are about sampling: here nothing is sampled.
     return replace(
-        made,
+        planned,
         server_noise=np.zeros(rounds),
         limit=np.where(at_power, REGIMES.index(POWER), REGIMES.index(DP)),
         regime=None,
@@ -81,7 +83,7 @@ def gradient_descent(
 
 
 def loudest(problem: Problem) -> Allocation:
-    """As strong as transmit power and each sender's budget, in equal parts over its rounds, allow."""
+    """Send as strongly as transmit power and each sender's budget, in equal parts over its rounds, allow."""
     turns = np.maximum(problem.active.sum(0), 1)
     share = np.where(problem.active, problem.budget * (1 - HEADROOM) / turns, np.inf).min(-1)
     return Allocation(np.minimum(problem.power_cap, share))

@@ -50,6 +50,32 @@ OTHER = {
 }
 """What two federations differ in, in words."""
 
+EMULATED = (
+    "The radio channel is emulated: the server's process reads every device's message before it adds the channel's "
+    "noise, and epsilon holds for what it keeps and shows, not against that process. --noise devices does not rely on "
+    "it."
+)
+NO_PROTECTION = (
+    "The noise is simulated: it is that of `wflmc run`, by sampler.seed, and protects nobody from whoever knows the "
+    "seed. --noise channel draws it from the operating system's entropy, on a lattice."
+)
+ONE_BY_ONE = (
+    "Devices add the noise themselves, and the server reads every message: each is hidden by its own share of the "
+    "noise alone, {} times the loss of the sum, which plan and ledger count."
+)
+LEFT = (
+    "Messages that came late or were rejected have left their devices all the same: they are not in this ledger, but "
+    "in those of the devices."
+)
+SPARE = (
+    "For {} absences every device adds 1/{} of the noise: with all there, sums have up to {:.3g} times the noise that "
+    "they need. The exact law counts that; the bound and the plan's own warnings are for as many absent."
+)
+ABSENT = (
+    "{} times a device was asked and did not send: bound and exact law are those of the plan, in which all do; ledger "
+    "and chains are of what happened."
+)
+
 
 class Options(NamedTuple):
     """What the command was asked for."""
@@ -327,39 +353,11 @@ def _account(server: Server, runtime: str) -> dict[str, Any]:
 
 def _notes(job: Job, absences: int) -> list[str]:
     """Return what the numbers rest on, in sentences."""
-    by_devices, excess = job.noise == "devices", float(np.max(job.plan.active_devices / job.quorum))
-    notes = (
-        (
-            not by_devices,
-            "The radio channel is emulated: the server's process reads every device's message before it adds the "
-            "channel's noise, and epsilon holds for what it keeps and shows, not against that process. "
-            "--noise devices does not rely on it.",
-        ),
-        (
-            not by_devices and job.lattice is None,
-            "The noise is simulated: it is that of `wflmc run`, by sampler.seed, and protects nobody from whoever "
-            "knows the seed. --noise channel draws it from the operating system's entropy, on a lattice.",
-        ),
-        (
-            by_devices,
-            "Devices add the noise themselves, and the server reads every message: each is hidden by its own share of "
-            f"the noise alone, {int(job.quorum.max())} times the loss of the sum, which plan and ledger count.",
-        ),
-        (
-            by_devices and absences,
-            "Messages that came late or were rejected have left their devices all the same: they are not in this "
-            "ledger, but in those of the devices.",
-        ),
-        (
-            job.tolerate,
-            f"For {job.tolerate} absences every device adds 1/{int(job.quorum.min())} of the noise: with all there, "
-            f"sums have up to {excess:.3g} times the noise that they need. The exact law counts that; the bound and "
-            "the plan's own warnings are for as many absent.",
-        ),
-        (
-            absences,
-            f"{absences} times a device was asked and did not send: bound and exact law are those of the plan, in "
-            "which all do; ledger and chains are of what happened.",
-        ),
-    )
-    return [text for applies, text in notes if applies]
+    if job.noise == "devices":
+        notes = [ONE_BY_ONE.format(int(job.quorum.max())), *([LEFT] if absences else [])]
+    else:
+        notes = [EMULATED, *([NO_PROTECTION] if job.lattice is None else [])]
+    if job.tolerate:
+        excess = float(np.max(job.plan.active_devices / job.quorum))
+        notes.append(SPARE.format(job.tolerate, int(job.quorum.min()), excess))
+    return [*notes, *([ABSENT.format(absences)] if absences else [])]

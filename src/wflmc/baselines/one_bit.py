@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.keys import check_key, named
+from wflmc.posterior.base import Posterior
 
 
 def sbfl(
     key: jax.Array,
-    posterior: Any,
+    posterior: Posterior,
     links: Sequence[Link],
     *,
     rounds: int,
@@ -34,15 +35,18 @@ def sbfl(
     init: str = "prior",
     numbers: Sequence[int] | None = None,
 ) -> NDArray[np.float32]:
-    """θ after ⌊rounds/K⌋ iterations on each of several links, [link, m].
+    """Return θ after ⌊rounds/K⌋ iterations on each of several links, [link, m].
 
     Args:
         key: seeds starts and noise; starts are those that `sample` gives to chains of the same numbers.
+        posterior: whose mode is sought.
+        links: one for each experiment.
         rounds: S, channel blocks in all; device k has every K-th one, beginning with its own.
         step_size: on the sum over devices of the gradients divided by N_k, which weighs devices equally whatever
             their sizes; by default 1/(1 + L/N), as in the paper's experiments, which is larger than plain descent
             on that sum could bear.
         momentum: share of the last step that is taken again.
+        init: prior or zero, where it starts.
         numbers: which experiments these are, 0, 1, … by default.
     """
     check_key(key)
@@ -57,25 +61,15 @@ def sbfl(
         raise InputError("step_size", step, "finite and above 0")
     slot = np.arange(iterations)[:, None] * devices + np.arange(devices)
     gains = [np.abs(link.gains(iterations * devices, devices))[slot, np.arange(devices)] for link in links]
+    snr = np.stack([link.snr(devices) for link in links])
     number = jnp.arange(len(links)) if numbers is None else jnp.asarray(numbers)
-    final = _descend(
-        key,
-        posterior,
-        np.stack(gains),
-        np.stack([link.snr(posterior.devices) for link in links]),
-        number,
-        sizes,
-        step,
-        momentum,
-        init,
-    )
-    return np.asarray(final)
+    return np.asarray(_descend(key, posterior, np.stack(gains), snr, number, sizes, step, momentum, init))
 
 
 @partial(jax.jit, static_argnames=("init",))
 def _descend(
     key: jax.Array,
-    posterior: Any,
+    posterior: Posterior,
     gains: jax.Array,
     snr: jax.Array,
     number: jax.Array,
@@ -84,7 +78,7 @@ def _descend(
     momentum: jax.Array,
     init: str,
 ) -> jax.Array:
-    """All experiments at once: gains[experiment, iteration, device], snr[experiment, device]."""
+    """Run all experiments at once: gains[experiment, iteration, device], snr[experiment, device]."""
 
     def experiment(gain: jax.Array, snr: jax.Array, number: jax.Array) -> jax.Array:
         theta = posterior.draw_initial(jax.random.fold_in(named(key, "init"), number), init)
@@ -105,8 +99,8 @@ def _descend(
 
 
 def estimate(gradient: jax.Array, gain: jax.Array, snr: jax.Array, noise: jax.Array) -> jax.Array:
-    """What the server takes each device's gradient for: gradient[K, m], gain[K], standard normal noise[K, m]."""
+    """Return what the server takes each device's gradient for: gradient[K, m], gain[K], standard normal noise[K, m]."""
     mean = gradient.mean(-1, keepdims=True)
     spread = gradient.std(-1, keepdims=True)
-    heard = gain[:, None] * jnp.sign(gradient - mean) + noise / jnp.sqrt(snr)
-    return mean + np.sqrt(2 / np.pi) * spread * jnp.tanh(gain[:, None] * heard * snr)
+    received = gain[:, None] * jnp.sign(gradient - mean) + noise / jnp.sqrt(snr)
+    return mean + np.sqrt(2 / np.pi) * spread * jnp.tanh(gain[:, None] * received * snr)

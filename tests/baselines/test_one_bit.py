@@ -10,7 +10,7 @@ import pytest
 import wflmc
 from wflmc import channel
 from wflmc.baselines import sbfl
-from wflmc.baselines.sbfl import estimate
+from wflmc.baselines.one_bit import estimate
 from wflmc.errors import InputError
 from wflmc.keys import named
 
