@@ -1,7 +1,7 @@
 """The server's side of a federation: θ, the plan and the ledger, round by round, stopped and resumed.
 
-In a round the server asks those whom the plan lets send, hears the sum of those who did, writes down what it cost them,
-adds the noise of the channel and updates. A device that does not answer in time, or not properly, is one that did not
+In a round the server asks those whom the plan lets send, receives the sum of those who did, charges them for it, adds
+the noise of the channel and updates. A device that does not answer in time, or not properly, is one that did not
 transmit: it is not in the sum, it pays nothing, and the others weigh more (K/K_a with the K_a that there were).
 """
 
@@ -111,6 +111,8 @@ def serve(
             _log(server, at, scheduled, reception, time.perf_counter() - began, say)
             position, none = np.asarray(state), np.zeros(0)
             server.checkpoint.save(Progress(0, at + 1, position, none, none, position[:, plan.dim :]))
+            with (server.folder / "progress.npz").open("r+b") as file:  # on the disk before the next round is paid for
+                os.fsync(file.fileno())
             if progress is not None:
                 progress(at + 1, plan.rounds)
 
@@ -206,13 +208,13 @@ def rescale(job: Job, at: int, sent: NDArray[np.bool_]) -> tuple[float, Any]:
 
 @jax.jit
 def _broadcast(keys: jax.Array, state: jax.Array, now: Rounds) -> jax.Array:
-    """What devices hear of where chains are, [chain, m], or [chain, K, m] where each hears something else."""
+    """Return what devices receive of the chains' positions, [chain, m], or [chain, K, m] with noisy downlinks."""
     return jax.vmap(lambda key, place: heard(named(key, "downlink"), ahead(place, now), now))(keys, state)
 
 
 @partial(jax.jit, static_argnames=("simulated",))
 def _move(keys: jax.Array, state: jax.Array, signal: jax.Array, scale: jax.Array, now: Rounds, simulated: bool) -> Any:
-    """The next state of all chains, and whether all are finite; simulated noise is added where no other was."""
+    """Return the next state of all chains, and whether all are finite; simulated noise is added where no other was."""
 
     def one(key: jax.Array, state: jax.Array, signal: jax.Array) -> jax.Array:
         received = receive(named(key, "noise"), signal, now) if simulated else signal

@@ -138,19 +138,11 @@ def run_in_process(
     serve(server, Transport(grid, server.job, nodes, deadline=0.0), progress)
 
 
-def run_in_engine(
-    server: Server,
-    app: ClientApp,
-    *,
-    progress: Progress | None = None,
-    processes: int | None = None,
-    deadline: float = 600.0,
-) -> None:
+def run_in_engine(server: Server, app: ClientApp, *, progress: Progress | None = None, deadline: float = 600.0) -> None:
     """Run all devices in Flower's simulation engine, which shares them out among processes (ray).
 
     Args:
         server, app, progress: as of `run_in_process`.
-        processes: how many, one for each core by default.
         deadline: seconds that a round waits for its devices.
     """
     if importlib.util.find_spec("ray") is None:
@@ -169,10 +161,9 @@ def run_in_engine(
         del context
         serve(server, Transport(grid, server.job, deadline=deadline, wait=deadline), progress)
 
-    cores = processes or os.cpu_count() or 1
     backend: dict[str, Any] = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        "init_args": {"num_cpus": cores, "logging_level": "ERROR", "log_to_driver": False},
+        "init_args": {"num_cpus": os.cpu_count() or 1, "logging_level": "ERROR", "log_to_driver": False},
     }
     with warnings.catch_warnings():
         # Ray starts its processes by fork and exec, which leaves JAX's threads alone.
