@@ -12,7 +12,7 @@ from wflmc import channel
 from wflmc.dynamics import contraction
 from wflmc.planning.schedule import participation_error, threshold_schedule
 
-from ..cli.scenarios import Target, make
+from .scenarios import Target, make
 
 
 def written_out_bound(plan, target, which):

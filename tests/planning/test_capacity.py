@@ -13,7 +13,7 @@ from wflmc import channel
 from wflmc.errors import InputError
 from wflmc.planning.capacity import Radio, Size, Traits, capacity, traits_of
 
-from ..cli.scenarios import Target, make
+from .scenarios import Target, make
 
 HUGE = Size(10**6, 10**8, 10**4, 5000, examples=10)
 

@@ -13,9 +13,9 @@ import wflmc
 from wflmc import channel
 from wflmc.errors import InputError
 
-from ..cli.scenarios import Target, check_limits, fading_cases, make
 from ..conftest import FULL, count
 from ..privacy.ledger_tools import SCENARIO
+from .scenarios import Target, check_limits, fading_cases, make
 
 PROMISE = wflmc.Privacy(15, 0.01, 30)
 

@@ -15,7 +15,7 @@ from wflmc import channel
 from wflmc.planning import POLICIES
 from wflmc.planning.solvers.single_sample import REGIMES
 
-from ..cli.scenarios import Target, check_limits, fading_cases, make, static_cases
+from .scenarios import Target, check_limits, fading_cases, make, static_cases
 
 
 @given(fading_cases(), st.sampled_from(["equal", "no-dp", "noiseless"]))

@@ -20,10 +20,10 @@ from wflmc.planning.solvers.program import Program, Usage, round_bounds
 from wflmc.planning.solvers.water_filling import fill
 from wflmc.planning.steps import REST, clipped_law
 
-from ..cli.scenarios import Target, check_limits, fading_cases, make
 from ..cli_tools import strict
 from ..conftest import count
 from .problems import check, kept_value, random_program, written_out_dual
+from .scenarios import Target, check_limits, fading_cases, make
 from .test_allocation import reference
 
 seeds = st.integers(0, 2**32 - 1)

@@ -10,8 +10,8 @@ from hypothesis import given
 from wflmc.planning import POLICIES
 from wflmc.planning.solvers import single_sample
 
-from ..cli.scenarios import Target, check_limits, make, static_cases
 from ..conftest import count
+from .scenarios import Target, check_limits, make, static_cases
 
 
 def solve_with_cvxpy(problem):

@@ -17,8 +17,8 @@ from wflmc.errors import InputError
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning.schedule import best_senders, by_standing, sampling_variance
 
-from ..cli.scenarios import Target, check_limits
 from ..conftest import count
+from .scenarios import Target, check_limits
 
 LOSSES = 0.01 * 10 ** -np.linspace(0, 3, 30)
 """Path losses that span 30 dB."""
