@@ -241,7 +241,7 @@ def test_the_site_has_every_command_and_the_main_functions(site):
         assert f">wflmc {name}<" in commands
         assert all(p.opts[-1] in commands for p in command.params if p.param_type_name == "option")
     functions = (site / "python.html").read_text(encoding="utf-8")
-    for name in ("plan", "sample", "evaluate", "posterior", "Link", "Privacy", "Plan", "Trace", "sampling.kernel"):
+    for name in ("plan", "sample", "evaluate", "posterior_from", "Link", "Privacy", "Plan", "Trace", "sampling.kernel"):
         assert re.search(rf">\s*wflmc\.{name}\s*<", functions), name
 
 
