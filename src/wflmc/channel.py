@@ -93,9 +93,9 @@ def _amplitude(power: ArrayLike, devices: int) -> NDArray[np.float64]:
     """√E|h|² per device, from one mean power or one per device (path loss)."""
     values = np.asarray(power, dtype=float)
     if values.ndim > 1 or values.size not in (1, devices):
-        raise InputError("power", values.tolist(), f"one number, or one for each of the {devices} devices")
+        raise InputError("link.power", values.tolist(), f"one number, or one for each of the {devices} devices")
     if not np.all((values > 0) & np.isfinite(values)):
-        raise InputError("power", values.tolist(), "finite and above 0")
+        raise InputError("link.power", values.tolist(), "finite and above 0")
     return np.broadcast_to(np.sqrt(values).reshape(-1), (devices,))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from html import escape
 from numbers import Number
 from pathlib import PurePath
@@ -145,18 +145,3 @@ class OverspendError(RuntimeError):
     def __reduce__(self) -> tuple[type[OverspendError], tuple[int, int, float, float]]:
         """Errors cross process borders by their parts."""
         return type(self), (self.round, self.device, self.loss, self.budget)
-
-
-@contextmanager
-def naming(section: str) -> Iterator[None]:
-    """Prefix the key of any InputError raised inside with a scenario section.
-
-    >>> with naming("link"):
-    ...     raise InputError("snr_db", "x", "a number")
-    Traceback (most recent call last):
-    wflmc.errors.InputError: link.snr_db = 'x' was given, but it must be a number.
-    """
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{section}.{error.key}", error.given, error.allowed) from None

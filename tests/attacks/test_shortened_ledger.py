@@ -205,6 +205,7 @@ def test_a_run_that_was_finished_before_opens_and_verifies(finished, call, tmp_p
     summary["ledger"]["chain"] = old_ledger(path, build(load_scenario(str(scenario))).posterior.digest, 10, rows)
     (folder / "summary.json").write_text(json.dumps(summary))
     anchor_path(path).unlink()
+    (folder / "digests.json").unlink()
     before = sorted(file.name for file in folder.iterdir()), path.read_bytes()
     run = read_run(folder)
     assert (len(run.ledger.entries), run.not_rebuilt) == (100, "")

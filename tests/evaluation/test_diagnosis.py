@@ -19,9 +19,9 @@ from wflmc.posterior import Gaussian, GaussianPosterior, w2_squared
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.report import diagnosis_lines
 from wflmc.runs import diagnose, make_plan
-from wflmc.runs.diagnosis import with_values
 from wflmc.scenario import build, validate
 from wflmc.scenario.coverage import data_warnings
+from wflmc.scenario.schema import with_values
 
 from ..conftest import FULL
 from ..posterior.custom_tools import as_own

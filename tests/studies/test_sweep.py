@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wflmc.errors import InputError
-from wflmc.runs.point import Task, digests, measure
+from wflmc.runs.point import Task, measure
 from wflmc.scenario import load_scenario
+from wflmc.scenario.files import file_digests
 from wflmc.studies.cache import key_of
 from wflmc.studies.grids import Grid, parse_grid, points
 
@@ -270,11 +271,11 @@ def test_results_belong_to_the_content_of_files(sweep, tmp_path):
     os.rename(tmp_path / "d.npz", tmp_path / "moved.npz")
     assert sweep("--set", "posterior.data=moved.npz", *once)[1]["cached"] == 2
     there = load_scenario(scenario_with(tmp_path, "moved.npz"))
-    task = Task(there, digests(there), True, None)
+    task = Task(there, file_digests(there), True, None)
     write("moved.npz")
     assert sweep("--set", "posterior.data=moved.npz", *once)[1]["cached"] == 0
     # A worker that has another file does not compute with it.
-    with pytest.raises(InputError, match="the same file for all who compute"):
+    with pytest.raises(InputError, match="the same file for all workers"):
         measure(task, lambda _: None)
 
 

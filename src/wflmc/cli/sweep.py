@@ -106,9 +106,10 @@ def _tasks(
     path: str, overrides: list[str], where: Sequence[Values], plan_only: bool, memory: float | None
 ) -> list[Task]:
     """Return the scenario of every point, validated before anything is computed."""
-    from wflmc.runs.point import Task, digests
+    from wflmc.runs.point import Task
     from wflmc.scenario import load_scenario
     from wflmc.scenario.build import build_privacy
+    from wflmc.scenario.files import file_digests
 
     for text in overrides:
         if text.partition("=")[0].strip() in where[0]:
@@ -124,7 +125,7 @@ def _tasks(
                 raise InputError("sampler.seed", "secret", "a number in a sweep, whose points can be repeated")
             names = (scenario.posterior.data, scenario.link.fading, scenario.link.gains)
             if names not in known:  # large files are read once
-                known[names] = digests(scenario)
+                known[names] = file_digests(scenario)
         except InputError as error:
             if error.key in values:
                 raise InputError(f"--grid {error.key}", error.given, error.allowed) from None

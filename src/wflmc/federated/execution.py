@@ -31,7 +31,8 @@ from wflmc.planning import Plan
 from wflmc.privacy import ACCOUNTANTS, Ledger
 from wflmc.progress import ProgressBar
 from wflmc.runs import diagnose, plan_document, summary_document
-from wflmc.runs.execution import Task, ledger_document, spent_before, write_run
+from wflmc.runs.execution import spent_before
+from wflmc.runs.folder import ledger_document, write_run
 from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml
 from wflmc.scenario.coverage import PRIVATE
 from wflmc.scenario.files import plain
@@ -323,14 +324,13 @@ def _finish(
     alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own
     causes = diagnose(scenario, inputs, plan, evaluation, changes=alike)
     warnings, beyond = (*plan.warnings, *_notes(job, about["absences"])), document.get("not_covered", [])
-    summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes, beyond)
-    path = None if ledger is None else ledger.path
-    task = Task(_settled(scenario, job, chains=job.chains), inputs, job.plan, folder, path, 0, None, "")
-    summary["ledger"] = None if ledger is None else ledger_document(ledger, task)
+    part = None if ledger is None else ledger_document(ledger, folder)
+    summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes, beyond, part)
     summary["epsilon_spent"], summary["federation"] = about["epsilon_spent"], about
     shutil.copyfile(server.folder / LOG, folder / LOG)
-    files = [*write_run(task, trace, document, summary), folder / LOG]
-    return Result(scenario, summary, evaluation, files)
+    path, settled = None if ledger is None else ledger.path, _settled(scenario, job, chains=job.chains)
+    files = write_run(folder, settled, trace, document, summary, path)
+    return Result(scenario, summary, evaluation, [*files, folder / LOG])
 
 
 def _account(server: Server, runtime: str) -> dict[str, Any]:

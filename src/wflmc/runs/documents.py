@@ -1,33 +1,46 @@
-"""plan.json and summary.json: what is written to them, and what is read from them."""
+"""plan.json and summary.json: one model of each, for those who write them and those who read them."""
 
 from __future__ import annotations
 
-import hashlib
+import json
 import math
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from wflmc.evaluation import Calibration, Evaluation, exact_ess, exact_w2_sq, has_law, reliability
+from wflmc.errors import InputError
+from wflmc.evaluation import Calibration, Evaluation, exact_ess, exact_w2_sq, reliability
 from wflmc.planning import Plan
+from wflmc.posterior.base import HasLaw, Posterior
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.privacy.reference import epsilon_by_dp_accounting
 from wflmc.scenario import Inputs, Scenario
 from wflmc.scenario.coverage import OWNER_ONLY
-from wflmc.scenario.files import plain
+from wflmc.scenario.files import file_digests, plain
 from wflmc.version import __version__
 
 SIMULATED = (
-    "wflmc run simulates all devices in one process and protects nobody. Over a real radio the server hears only the "
-    "noisy sum; over a digital link wflmc federate protects against everyone but the server's own process, or locally "
-    "(--noise devices) at K times the loss."
+    "wflmc run simulates all devices in one process and protects nobody. Over a real radio the server receives only "
+    "the noisy sum; over a digital link wflmc federate protects against everyone but the server's own process, or "
+    "locally (--noise devices) at K times the loss."
 )
 """Said of every run that is no federation."""
+PUBLIC_FILES = ("link.gains",)
+"""Keys of files that plan.json has the hash of: not the data, as that would tell the last label to who knows the rest.
+
+What a plan takes from the data are its constants, which are compared; and a ledger knows the data of its runs.
+"""
 
 
-class Constants(BaseModel):
+class Document(BaseModel):
+    """Part of a JSON file; keys that other commands or versions add are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Constants(Document):
     """`constants` of plan.json."""
 
     mu: float
@@ -40,22 +53,25 @@ class Constants(BaseModel):
     burn_in: int
     samples: int
     initial_w2_sq: float | None
+    dynamics: str = "overdamped"
     friction: float | None = None
 
 
-class Spending(BaseModel):
+class Spending(Document):
     """`privacy` of plan.json."""
 
+    budget: float | None
     accountant: str
     unit: str
     adjacency: str = "replace"
     """Plans of earlier versions do not say it, and have no other."""
+    rounding: float | None = None
     spent_max: float | None
     epsilon_spent: float | None
     epsilon_by: dict[str, float | None] | None
     epsilon_each: list[float | None] | None
     spent: list[float] | None
-    spent_before: list[float] | None
+    spent_before: list[float] | None = None
     budgets: list[float | None]
 
     @property
@@ -67,14 +83,14 @@ class Spending(BaseModel):
 
     @property
     def shares(self) -> list[float] | None:
-        """Of its budget that every device spends; None where nothing is promised or nothing is clipped."""
+        """Share of its budget that every device spends; None where nothing is promised or nothing is clipped."""
         total = self.total
         if total is None or None in self.budgets:
             return None
         return [spent / (budget or 1.0) for spent, budget in zip(total, self.budgets, strict=True)]
 
 
-class Uncovered(BaseModel):
+class Uncovered(Document):
     """One item of `not_covered`."""
 
     name: str
@@ -82,8 +98,8 @@ class Uncovered(BaseModel):
     published: bool
 
 
-class PlanFile(BaseModel):
-    """plan.json, as far as a page needs it."""
+class PlanFile(Document):
+    """plan.json, in the order of its keys."""
 
     constants: Constants
     step_size: list[float]
@@ -94,30 +110,43 @@ class PlanFile(BaseModel):
     active_devices: list[int]
     bound: list[float | None] | None
     objective: float | None
+    lower_bound: float | None = None
     gap: float | None
+    max_round_noise: float | None = None
+    classes: list[Any] | None = None
     coordinates: str
     whitening: dict[str, Any] | None
     privacy: Spending
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
+    diagnosis: list[dict[str, Any]] | None = None
     not_covered: list[Uncovered] = []
     warnings: list[str]
+    seconds: float
     version: str
     scenario: dict[str, Any]
+    files: dict[str, str]
+    """SHA-256 of the files that the plan was made with, by key."""
+    noise: str = "simulated"
+    """Who adds it, where devices were a federation's."""
 
     @model_validator(mode="after")
-    def _lengths(self) -> Self:
-        """One number for every round and for every device."""
-        rounds = (self.step_size, self.gain, self.threshold, self.active_devices, self.bound, self.exact_w2_sq)
-        devices = (self.privacy.spent, self.privacy.spent_before, self.privacy.budgets, self.privacy.epsilon_each)
-        if any(each is not None and len(each) != self.constants.rounds for each in rounds):
-            raise ValueError(f"not {self.constants.rounds} numbers, one for each round")
-        if any(each is not None and len(each) != self.constants.devices for each in devices):
-            raise ValueError(f"not {self.constants.devices} numbers, one for each device")
+    def _check_lengths(self) -> Self:
+        """Refuse lists without one number for every round, or for every device."""
+        rounds = ("step_size", "gain", "threshold", "active_devices", "bound", "exact_w2_sq")
+        devices = ("spent", "spent_before", "budgets", "epsilon_each")
+        for document, names, size in (
+            (self, rounds, self.constants.rounds),
+            (self.privacy, devices, self.constants.devices),
+        ):
+            for name in names:
+                values = getattr(document, name)
+                if values is not None and len(values) != size:
+                    raise ValueError(f"{name} has {len(values)} numbers, not {size}")
         return self
 
 
-class Distance(BaseModel):
+class Distance(Document):
     """`w2_sq` of summary.json."""
 
     worst: float | None
@@ -126,14 +155,14 @@ class Distance(BaseModel):
     per_round: list[float | None]
 
 
-class ClipRate(BaseModel):
+class ClipRate(Document):
     """`clip_rate` of summary.json."""
 
     burn_in: float | None
     samples: float | None
 
 
-class Bins(BaseModel):
+class Bins(Document):
     """`reliability` of summary.json."""
 
     confidence: list[float | None]
@@ -141,13 +170,13 @@ class Bins(BaseModel):
     share: list[float]
 
     @model_validator(mode="after")
-    def _lengths(self) -> Self:
+    def _check_lengths(self) -> Self:
         if not len(self.confidence) == len(self.observed) == len(self.share):
-            raise ValueError("bins of unlike number")
+            raise ValueError("the lists have different lengths")
         return self
 
 
-class LedgerPart(BaseModel):
+class LedgerPart(Document):
     """`ledger` of summary.json."""
 
     file: str
@@ -157,14 +186,14 @@ class LedgerPart(BaseModel):
     share_of_budget: float | None
 
 
-class Cause(BaseModel):
+class Cause(Document):
     """One item of a diagnosis."""
 
     cause: str
     text: str
 
 
-class Federation(BaseModel):
+class Federation(Document):
     """How the rounds went, where devices were a federation's."""
 
     noise: str
@@ -176,9 +205,10 @@ class Federation(BaseModel):
     absences: int
 
 
-class SummaryFile(BaseModel):
-    """summary.json, as far as a page needs it."""
+class SummaryFile(Document):
+    """summary.json, in the order of its keys."""
 
+    owner_only: str = OWNER_ONLY
     w2_sq: Distance | None
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
@@ -195,11 +225,50 @@ class SummaryFile(BaseModel):
     rmse: float | None = None
     reliability: Bins | None
     epsilon_spent: float | None
+    adjacency: str = "replace"
     diagnosis: list[Cause] | None = None
+    not_covered: list[Uncovered] = []
     warnings: list[str]
     seconds: float
     ledger: LedgerPart | None
     federation: Federation | None = None
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_document(path: Path, model: type[Model], key: str) -> Model:
+    """Return plan.json or summary.json.
+
+    Args:
+        key: the argument that names the file, for the error.
+    """
+    try:
+        return model.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(key, str(path), f"as wflmc wrote it ({f'{where}: ' * bool(where)}{first['msg']})") from None
+    except OSError as error:
+        raise InputError(key, str(path), f"a readable file ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise InputError(key, str(path), "as wflmc wrote it (it is not JSON)") from None
+
+
+class ExactLaw(NamedTuple):
+    """What is known of a plan's chains while nothing is clipped; None for models whose law is not known."""
+
+    w2_sq: list[float] | None
+    """W2² to the posterior, [S]."""
+    ess_min: float | None
+    """Effective sample size of one chain, the smallest of all parameters."""
+
+
+def exact_law(posterior: Posterior, plan: Plan) -> ExactLaw:
+    """Return the exact law of a plan's chains, as far as it is known."""
+    if not isinstance(posterior, HasLaw):
+        return ExactLaw(None, None)
+    return ExactLaw(exact_w2_sq(posterior, plan).tolist(), float(exact_ess(posterior, plan).min()))
 
 
 def plan_document(
@@ -210,14 +279,14 @@ def plan_document(
     compare: bool = False,
     causes: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """What `wflmc plan --json` prints, plain data.
+    """Return the content of plan.json, which `wflmc plan --json` prints: plain data.
 
     Args:
         compare: whether dp-accounting is asked for its ε too.
         causes: the diagnosis, where one was made.
     """
     spent = plan.spent if plan.clips else None
-    budget = plan.privacy.budget(plan.devices)
+    budget, law = plan.privacy.budget(plan.devices), exact_law(inputs.posterior, plan)
     document = {
         "constants": {
             "mu": plan.mu,
@@ -260,22 +329,21 @@ def plan_document(
             "spent_before": plan.ledger if plan.ledger.any() else None,
             "budgets": budget,
         },
-        "exact_w2_sq": exact_w2_sq(inputs.posterior, plan) if has_law(inputs.posterior) else None,
-        "exact_ess_min": float(exact_ess(inputs.posterior, plan).min()) if has_law(inputs.posterior) else None,
+        "exact_w2_sq": law.w2_sq,
+        "exact_ess_min": law.ess_min,
         "diagnosis": causes,
         "not_covered": [item._asdict() for item in inputs.not_covered],
         "warnings": list(plan.warnings),
         "seconds": seconds,
         "version": __version__,
         "scenario": _json_scenario(scenario),
-        "files": _digests(_public_files(scenario)),
+        "files": file_digests(scenario, PUBLIC_FILES),
     }
-    result: dict[str, Any] = plain(document)
-    return result
+    return PlanFile.model_validate(plain(document)).model_dump(exclude_unset=True)
 
 
 def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
-    """ε of the worst device by each accountant; None where nothing is promised."""
+    """Return ε of the worst device by each accountant; None where nothing is promised."""
     privacy, total = plan.privacy, plan.spent + plan.ledger
     if not plan.clips or privacy.delta is None:
         return None
@@ -290,21 +358,8 @@ def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
     return found
 
 
-def _public_files(scenario: Scenario) -> dict[str, str]:
-    """Files by key that a plan has the hash of: not the data, as that would tell the last label to who knows the rest.
-
-    What a plan takes from the data are its constants, which are compared; and a ledger knows the data of its runs.
-    """
-    return {"link.gains": scenario.link.gains} if scenario.link.fading == "file" else {}
-
-
-def _digests(files: dict[str, str]) -> dict[str, str]:
-    """SHA-256 of files, by key."""
-    return {key: hashlib.sha256(Path(path).read_bytes()).hexdigest() for key, path in files.items()}
-
-
 def _json_scenario(scenario: Scenario) -> dict[str, Any]:
-    """The keys that were set; JSON cannot write infinity, and one key has a default that is not it."""
+    """Return the keys that were set; JSON cannot write infinity, and one key has a default that is not it."""
     content: dict[str, dict[str, Any]] = scenario.model_dump(exclude_unset=True, exclude_none=True)
     return {
         section: {
@@ -322,41 +377,31 @@ def summary_document(
     seconds: float,
     causes: list[dict[str, Any]],
     beyond: list[dict[str, Any]],
+    ledger: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What `DIR/summary.json` holds, plain data.
+    """Return the content of summary.json, plain data.
 
     Args:
         warnings: of the plan, those that every run has last.
         causes: the diagnosis.
         beyond: `not_covered` of the plan.
+        ledger: as `ledger_document` gives it.
     """
     distance, scores = evaluation.w2_sq, evaluation.scores
+    same = (
+        "exact_w2_sq", "exact_ess_min", "rhat_max", "ess_min", "ess_tail_min", "frozen", "clip_rate",
+        "example_clip_rate", "epsilon_spent", "adjacency",
+    )  # fmt: skip
     document = {
-        "owner_only": OWNER_ONLY,
-        "w2_sq": None
-        if distance is None
-        else {
-            "worst": distance.worst,
-            "worst_se": distance.worst_se,
-            "floor": distance.floor,
-            "per_round": distance.per_round,
-        },
-        "exact_w2_sq": evaluation.exact_w2_sq,
-        "exact_ess_min": evaluation.exact_ess_min,
-        "rhat_max": evaluation.rhat_max,
-        "ess_min": evaluation.ess_min,
-        "ess_tail_min": evaluation.ess_tail_min,
-        "frozen": list(evaluation.frozen),
-        "clip_rate": evaluation.clip_rate,
-        "example_clip_rate": evaluation.example_clip_rate,
+        **{name: getattr(evaluation, name) for name in same},
         **evaluation.mean_scores,
+        "owner_only": OWNER_ONLY,
+        "w2_sq": None if distance is None else {name: getattr(distance, name) for name in Distance.model_fields},
         "reliability": reliability(scores)._asdict() if isinstance(scores, Calibration) else None,
-        "epsilon_spent": evaluation.epsilon_spent,
-        "adjacency": evaluation.adjacency,
         "diagnosis": causes,
         "not_covered": beyond,
         "warnings": [*evaluation.warnings, *warnings],
         "seconds": seconds,
+        "ledger": ledger,
     }
-    result: dict[str, Any] = plain(document)
-    return result
+    return SummaryFile.model_validate(plain(document)).model_dump(exclude_unset=True)

@@ -1,27 +1,84 @@
-"""What the folder of a run holds, checked: each part is there, or None, and a damaged file is refused by name."""
+"""A run folder: written whole, and read again part by part; a file that is damaged or another run's is refused by name.
+
+Beside the files of the run, `digests.json` has the SHA-256 of each. It is for the owner of the data, as all of the
+folder is.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
 from wflmc.errors import InputError
 from wflmc.planning import Plan
 from wflmc.privacy import Ledger
-from wflmc.runs.documents import PlanFile, SummaryFile
+from wflmc.runs.documents import PlanFile, SummaryFile, read_document
 from wflmc.runs.planning import read_plan
-from wflmc.runs.together import ledger_of_run, one_scenario, summary_of_plan
-from wflmc.scenario import Inputs, Scenario, load_scenario, validate
+from wflmc.sampling import Trace
+from wflmc.scenario import Inputs, Scenario, load_scenario, to_json, to_toml, validate
 from wflmc.scenario.build import build_privacy
+from wflmc.scenario.coverage import OWNER_ONLY
+from wflmc.storage import replacing
 
+DIGESTS = "digests.json"
 TRACE_BYTES = 2**28
-"""Of samples that are looked at; of longer traces every so many-th."""
+"""Of samples that are read; of longer traces every so many-th."""
+
+
+def write_run(
+    folder: Path,
+    scenario: Scenario,
+    trace: Trace,
+    document: dict[str, Any],
+    summary: dict[str, Any],
+    ledger: Path | None,
+) -> list[Path]:
+    """Write the files of a run: all of them have their room on the disk before the first takes its place.
+
+    Args:
+        document: the content of plan.json.
+        summary: the content of summary.json.
+        ledger: that was charged; where it is in the folder it is one of the files that are returned.
+    """
+    texts = {"scenario.toml": to_toml(scenario), "plan.json": to_json(document), "summary.json": to_json(summary)}
+    attributes: dict[str, Any] = {"privacy": OWNER_ONLY, "scenario": texts["scenario.toml"]}
+    if scenario.sampler.seed == "secret":
+        trace = replace(trace, key=None)
+    else:
+        attributes["seed"] = scenario.sampler.seed
+    with ExitStack() as stack:
+        digests = stack.enter_context(replacing(folder / DIGESTS))
+        for name, text in texts.items():
+            file = stack.enter_context(replacing(folder / name))
+            file.write(text.encode())
+            file.flush()
+        trace.save(folder / "trace.nc", attributes)
+        hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+        digests.write(to_json({"trace.nc": _sha256(folder / "trace.nc"), **hashes}).encode())
+    files = [folder / name for name in ("trace.nc", *texts)]
+    inside = ledger is not None and ledger.resolve().parent == folder.resolve()
+    return [*files, ledger] if inside and ledger is not None else files
+
+
+def ledger_document(ledger: Ledger, folder: Path | None) -> dict[str, Any]:
+    """Return `ledger` of summary.json: its file, relative to the run folder if it is inside, and what it counts."""
+    assert ledger.path is not None
+    path, home = ledger.path.resolve(), None if folder is None else folder.resolve()
+    share = ledger.spent / ledger.budget
+    return {
+        "file": str(path.relative_to(home) if home is not None and path.is_relative_to(home) else path),
+        "rounds": len(ledger.entries),
+        "chain": ledger.chain,
+        "spent": ledger.spent.tolist(),
+        "share_of_budget": float(share.max()) if np.isfinite(ledger.budget).any() else None,
+    }
 
 
 class Draws(NamedTuple):
@@ -35,8 +92,6 @@ class Draws(NamedTuple):
     """Draws and m, as they are in the file."""
     early: NDArray[np.float64] | None = None
     """[chain, round, m] of burn-in, where it was kept."""
-    scenario: str | None = None
-    """The scenario that the trace says it is of, as TOML."""
 
 
 class Rebuilt(NamedTuple):
@@ -48,7 +103,7 @@ class Rebuilt(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A folder of `wflmc run --out`."""
+    """A run folder; a part is None where its file is missing."""
 
     folder: Path
     stopped: bool
@@ -82,73 +137,59 @@ class Run:
         return np.maximum(plan.noise_variance, sent * share * (plan.kick * scale / plan.gain) ** 2)
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
 def read_run(folder: Path) -> Run:
-    """Everything in the folder of a run, finished or stopped."""
+    """Return everything in the folder of a run, finished or stopped.
+
+    Raises:
+        InputError: a file is damaged, or of another run.
+    """
     stopped = (folder / ".checkpoint" / "plan.json").exists()
     unfinished = stopped and not (folder / "summary.json").exists()
-    place = folder / ".checkpoint" if unfinished else folder
-    plan, summary = _json(place / "plan.json", PlanFile), _json(folder / "summary.json", SummaryFile)
-    scenario, told = _scenario(folder, plan)
-    named = folder / (summary.ledger.file if summary is not None and summary.ledger is not None else "ledger.jsonl")
-    draws = None if unfinished else _draws(folder / "trace.nc", plan)
-    one_scenario(folder, plan, told, None if draws is None else draws.scenario, stopped)
-    if plan is not None and draws is not None and draws.shape != (plan.constants.samples, plan.constants.dim):
-        raise damaged(folder / "trace.nc", "its samples are not those of plan.json")
-    summary_of_plan(folder / "summary.json", plan, summary, stopped)
-    ledger = _ledger(named, scenario)
-    ledger_of_run(folder, plan, summary, ledger, stopped)
-    rebuilt, why = _rebuild(place / "plan.json", ledger) if plan is not None else (None, "plan.json is missing")
-    return Run(
-        folder,
-        stopped,
-        plan,
-        summary,
-        scenario,
-        told,
-        draws,
-        ledger,
-        rebuilt,
-        why,
-    )
+    _check_digests(folder, stopped)
+    path = (folder / ".checkpoint" if unfinished else folder) / "plan.json"
+    plan = read_document(path, PlanFile, "report") if path.exists() else None
+    path_of_summary = folder / "summary.json"
+    summary = read_document(path_of_summary, SummaryFile, "report") if path_of_summary.exists() else None
+    scenario, text = _read_scenario(folder, plan)
+    draws = None if unfinished else _read_draws(folder / "trace.nc", plan)
+    ledger = _read_ledger(folder, summary, scenario)
+    rebuilt, why = (None, "plan.json is missing") if plan is None else _rebuild(path, ledger)
+    return Run(folder, stopped, plan, summary, scenario, text, draws, ledger, rebuilt, why)
 
 
-def damaged(path: Path, why: str) -> InputError:
-    """The error for a file that cannot be read as what it is."""
+def _damaged(path: Path, why: str) -> InputError:
     return InputError("report", str(path), f"as wflmc wrote it ({why})")
 
 
-def _json(path: Path, model: type[Model]) -> Model | None:
-    if not path.exists():
-        return None
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_digests(folder: Path, stopped: bool) -> None:
+    """Refuse a file that is not as the run wrote it; earlier versions have left no digests."""
+    if not (folder / DIGESTS).exists():
+        return
     try:
-        return model.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise damaged(path, f"{where + ': ' if where else ''}{first['msg']}") from None
-    except OSError as error:
-        raise damaged(path, str(error.strerror)) from None
-    except (ValueError, RecursionError):
-        raise damaged(path, "it is not JSON") from None
+        digests = dict(json.loads((folder / DIGESTS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        raise _damaged(folder / DIGESTS, "it is not JSON") from None
+    for name, digest in digests.items():
+        path = folder / name
+        if path.exists() and _sha256(path) != digest:
+            hint = f"; `wflmc run --resume {folder}` may mend it" * stopped
+            raise InputError("report", str(path), f"of the run that wrote {DIGESTS}: its hash is another one{hint}")
 
 
-def _scenario(folder: Path, plan: PlanFile | None) -> tuple[Scenario | None, str | None]:
-    """The resolved scenario and its text; from the plan where the file is missing."""
+def _read_scenario(folder: Path, plan: PlanFile | None) -> tuple[Scenario | None, str | None]:
+    """Return the resolved scenario and its text; from the plan where the file is missing."""
     path = folder / "scenario.toml"
     if path.exists():
         try:
             return load_scenario(path), path.read_text(encoding="utf-8")
         except InputError as error:
-            raise damaged(path, str(error)) from None
-    if plan is None:
-        return None, None
-    try:
-        return validate(plan.scenario), None
-    except InputError as error:
-        raise damaged(folder / "plan.json", str(error)) from None
+            raise _damaged(path, str(error)) from None
+    return None if plan is None else validate(plan.scenario, f"{folder / 'plan.json'}: "), None
 
 
 def _rebuild(path: Path, ledger: Ledger | None) -> tuple[Rebuilt | None, str]:
@@ -161,7 +202,7 @@ def _rebuild(path: Path, ledger: Ledger | None) -> tuple[Rebuilt | None, str]:
     return Rebuilt(inputs, plan), ""
 
 
-def _draws(path: Path, plan: PlanFile | None) -> Draws | None:
+def _read_draws(path: Path, plan: PlanFile | None) -> Draws | None:
     import h5netcdf
 
     if not path.exists():
@@ -172,32 +213,33 @@ def _draws(path: Path, plan: PlanFile | None) -> Draws | None:
             chains, draws, dim = theta.shape
             draws = draws if plan is None else min(draws, plan.constants.samples)  # a crash may have left more
             every = max(1, -(-(4 * chains * draws * dim) // TRACE_BYTES))
-            found = np.asarray(theta[:, : draws : min(every, draws)], dtype=float)
-            early = _early(file, every)
-            told = file["posterior"].attrs.get("scenario")
+            kept = np.asarray(theta[:, : draws : min(every, draws)], dtype=float)
+            early = None
+            if "warmup_posterior" in file and file["warmup_posterior"]["theta"].shape[1]:
+                early = np.asarray(file["warmup_posterior"]["theta"][:, ::every], dtype=float)
     except (OSError, KeyError, ValueError, TypeError) as error:
-        raise damaged(path, str(error).strip("'\"")) from None
-    if not np.all(np.isfinite(found)):
-        raise damaged(path, "a sample is not a finite number")
-    return Draws(found, min(every, draws), (draws, dim), early, None if told is None else str(told))
+        raise _damaged(path, str(error).strip("'\"")) from None
+    if not np.all(np.isfinite(kept)):
+        raise _damaged(path, "a sample is not a finite number")
+    if plan is not None and (draws, dim) != (plan.constants.samples, plan.constants.dim):
+        raise _damaged(path, "its samples are not those of plan.json")
+    return Draws(kept, min(every, draws), (draws, dim), early)
 
 
-def _early(file: Any, every: int) -> NDArray[np.float64] | None:
-    """Samples of burn-in, as many of them as of the others."""
-    if "warmup_posterior" not in file or not file["warmup_posterior"]["theta"].shape[1]:
-        return None
-    return np.asarray(file["warmup_posterior"]["theta"][:, ::every], dtype=float)
-
-
-def _ledger(path: Path, scenario: Scenario | None) -> Ledger | None:
-    """The ledger, every line of it verified."""
+def _read_ledger(folder: Path, summary: SummaryFile | None, scenario: Scenario | None) -> Ledger | None:
+    """Return the ledger, every line of it verified; the run has to be in it."""
+    part = None if summary is None else summary.ledger
+    path = folder / ("ledger.jsonl" if part is None else part.file)
     if not path.is_file() or scenario is None:
         return None
     try:
         with path.open(encoding="utf-8") as file:
             devices = json.loads(file.readline())["devices"]
-        return Ledger(build_privacy(scenario), devices, path=path, read_only=True)
+        ledger = Ledger(build_privacy(scenario), devices, path=path, read_only=True)
     except InputError as error:
-        raise damaged(path, error.allowed) from None
+        raise _damaged(path, error.allowed) from None
     except (OSError, ValueError, KeyError, TypeError):
-        raise damaged(path, "its first line is not that of a ledger") from None
+        raise _damaged(path, "its first line is not that of a ledger") from None
+    if part is not None and part.chain not in ledger.chains:
+        raise _damaged(path, "rounds are missing that summary.json counts, or it is another run's ledger")
+    return ledger

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,18 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, naming
+from wflmc.errors import InputError
 from wflmc.evaluation import choose_burn_in
 from wflmc.planning import Allocation, Plan, Policy, Problem, plan, policy
 from wflmc.planning.advice import UNSCALED_FEATURES
-from wflmc.runs.documents import _digests, _public_files
+from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
 from wflmc.scenario.build import Inputs, build, step_sizes
 from wflmc.scenario.coverage import NotCovered, data_warnings
-from wflmc.scenario.files import is_data_path, plain
-from wflmc.scenario.schema import PrivacySection, SamplerSection, Scenario, validate
+from wflmc.scenario.files import file_digests, plain
+from wflmc.scenario.schema import Scenario, scenario_keys, validate, with_values
 
-PLAN_FILE = "a JSON file as `wflmc plan --json` writes it"
+SAME = 1 + 1e-9
+"""Ratio of numbers that count as equal: other processors round otherwise."""
 
 
 def make_plan(
@@ -36,24 +35,24 @@ def make_plan(
     initial_w2_sq: float | None = None,
     before: Plan | None = None,
 ) -> Plan:
-    """The plan of a scenario, by its own policy or a given one.
+    """Return the plan of a scenario, by its own policy or a given one.
 
     Args:
-        ledger: what devices have spent before, a release that whitening took included.
+        ledger: what devices have spent before, [K], a release that whitening took included.
         start: rounds of the chain that came before; those of a release come on top.
         initial_w2_sq: as of `plan`.
+        before: the plan of those rounds.
     """
     policy = scenario.policy
     scenario = settle_burn_in(scenario, inputs)
-    burn_in = scenario.sampler.burn_in
-    try:
-        made = plan(
+    with scenario_keys():
+        result = plan(
             inputs.posterior,
             inputs.link,
             inputs.privacy,
             step_size=step_sizes(scenario, inputs.posterior),
             step_schedule=scenario.sampler.step_schedule if power is None else "constant",
-            burn_in=int(burn_in),
+            burn_in=int(scenario.sampler.burn_in),
             samples=scenario.sampler.samples,
             power=power or policy.power,
             schedule=policy.schedule,
@@ -71,166 +70,129 @@ def make_plan(
             dynamics=scenario.sampler.dynamics,
             friction=2.0 if inputs.friction is None else inputs.friction,
         )
-    except InputError as error:
-        raise InputError(f"{_section_of(error)}{error.key}", error.given, error.allowed) from None
     # Where a promise is made and all constants are public, a plan says nothing about the data.
-    said = [text for text in made.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
-    return dataclasses.replace(made, warnings=(*inputs.warnings, *said, *data_warnings(inputs.not_covered)))
-
-
-def _section_of(error: InputError) -> str:
-    """The section an error of planning belongs to: link for gains, else wherever the key is."""
-    if error.key in ("solver", "ledger"):
-        return "--"
-    if error.key in PrivacySection.model_fields:
-        return "privacy."
-    if error.key in ("gains", "snr_db") or (error.key == "power" and not isinstance(error.given, str)):
-        return "link."
-    return "sampler." if error.key in SamplerSection.model_fields else "policy."
+    warnings = [text for text in result.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
+    return dataclasses.replace(result, warnings=(*inputs.warnings, *warnings, *data_warnings(inputs.not_covered)))
 
 
 def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
-    """The scenario with `burn_in = "auto"` replaced by where a simulated noiseless pilot has forgotten its start."""
+    """Replace burn_in = "auto" by the number of rounds that a noiseless pilot takes to forget its start."""
     section = scenario.sampler
     if section.burn_in != "auto":
         return scenario
-    with naming("sampler"):
+    with scenario_keys():
         key = jax.random.key(0 if section.seed == "secret" else section.seed)  # of the pilot, which protects nobody
-        chosen = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.friction)
-    return scenario.model_copy(update={"sampler": section.model_copy(update={"burn_in": chosen})})
+        burn_in = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.friction)
+    return with_values(scenario, {"sampler.burn_in": burn_in})
 
 
-def read_plan(path: str | Path, key: jax.Array | None = None) -> tuple[Scenario, Inputs, Plan]:
-    """A plan as `wflmc plan --json` wrote it, its gains taken as they stand.
+def read_plan(path: str | Path, key: jax.Array | None = None, option: str = "--plan") -> tuple[Scenario, Inputs, Plan]:
+    """Return a plan as `wflmc plan --json` wrote it, its gains taken as they are, with its scenario and inputs.
 
     The scenario inside gives data, channels and schedule again; gains that do not belong to that schedule, or
     that break the power limit or the privacy budget, are refused.
 
     Args:
         key: as of `build`.
+        option: that names the file, for errors.
     """
-    document = _plan_file(path)
-    try:
-        scenario = validate(document["scenario"])
-        gain = np.asarray(document["gain"], dtype=float)
-        constants, active = document["constants"], list(document["active_devices"])
-        steps = np.asarray(document.get("step_size", constants["step_size"]), dtype=float)
-        settled = {"burn_in": int(constants["burn_in"]), "step_schedule": "constant", "step_size": _settled(steps)}
-        if "friction" in constants:
-            settled["friction"] = float(constants["friction"])
-        names = ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")
-        expected = {name: float(constants[name]) for name in names}
-        budget, digests = document["privacy"]["budget"], document["files"]
-        before = document["privacy"].get("spent_before")
-        noted = [NotCovered(**item) for item in document.get("not_covered", [])]
-    except InputError as error:
-        raise InputError(f"--plan: {error.key}", error.given, error.allowed) from None
-    except (ValueError, TypeError, KeyError, OverflowError):
-        raise InputError("--plan", str(path), PLAN_FILE) from None
-    scenario = validate(_merged(scenario, settled))
-    files = _public_files(scenario)
-    if "posterior.data" in digests and is_data_path(scenario.posterior.data):  # of earlier versions
-        files["posterior.data"] = scenario.posterior.data
-    changed = [key for key, digest in _digests(files).items() if digests.get(key) != digest]
-    if changed:
-        raise InputError(
-            f"--plan: {changed[0]}", str(path), "the file that the plan was made with; it has changed since"
-        )
+    document = read_document(Path(path).expanduser(), PlanFile, option)
+    scenario = _settled_scenario(document, option)
+    for name, digest in file_digests(scenario, {*PUBLIC_FILES, *document.files}).items():
+        if document.files.get(name) != digest:
+            allowed = "the file that the plan was made with; it has changed since"
+            raise InputError(f"{option}: {name}", str(path), allowed)
     if key is None and scenario.sampler.seed == "secret" and scenario.posterior.preconditioner == "private-whiten":
-        allowed = (
-            "a number with private-whiten: a secret is deleted with the run's end, and the release cannot be repeated"
-        )
-        raise InputError("--plan: sampler.seed", "secret", allowed)
+        allowed = "a number with private-whiten: a secret key is deleted when its run ends, and the release with it"
+        raise InputError(f"{option}: sampler.seed", "secret", allowed)
     inputs = build(scenario, key)
-    known = {item.name for item in inputs.not_covered}  # what is settled in the plan's scenario shows no more in it
-    inputs = inputs._replace(not_covered=(*inputs.not_covered, *(item for item in noted if item.name not in known)))
+    known = {item.name for item in inputs.not_covered}  # the scenario no longer shows what was settled in the plan
+    settled = (NotCovered(item.name, item.text, item.published) for item in document.not_covered)
+    inputs = inputs._replace(not_covered=(*inputs.not_covered, *(item for item in settled if item.name not in known)))
 
-    def as_given(problem: Problem) -> Allocation:
-        if gain.shape != (problem.rounds,) or not np.all((gain > 0) & np.isfinite(gain)):
-            raise InputError("gain", document["gain"], f"{problem.rounds} finite numbers above 0")
-        if active != problem.active.sum(-1).tolist():
-            raise InputError("active_devices", active, "the schedule that the plan's own scenario gives")
-        a = gain**2 / inputs.link.noise_power
-        if np.any(a > problem.power_cap * (1 + 1e-9)):
-            first = int(np.argmax(a > problem.power_cap * (1 + 1e-9)))
-            raise InputError("gain", float(gain[first]), f"within the power limit of round {first + 1}")
-        over = a @ problem.active / problem.budget
-        if np.any(over > 1 + 1e-9):
-            worst = int(np.argmax(over))
-            raise InputError(
-                "gain",
-                str(path),
-                f"within every privacy budget; device {worst} would spend {over[worst]:.4g} times its own",
-            )
-        return Allocation(a)
+    def given_power(problem: Problem) -> Allocation:
+        return _given_power(document, problem, inputs.link.noise_power, option)
 
-    scheme = policy(scenario.policy.power)._replace(allocate=as_given)
-    try:
-        paid = inputs.spent if before is None else np.maximum(before, inputs.spent)
-        made = make_plan(scenario, inputs, scheme, ledger=paid)
-    except InputError as error:
-        raise InputError(f"--plan: {error.key.removeprefix('policy.')}", error.given, error.allowed) from None
-    now = {name: float(getattr(made, name)) for name in names}
-    # Not exactly: other processors round otherwise.
-    unlike = [name for name in names if not math.isclose(now[name], expected[name], rel_tol=1e-9)]
-    if unlike:
-        raise InputError(
-            f"--plan: constants.{unlike[0]}", expected[unlike[0]], f"{now[unlike[0]]!r}, as its scenario gives"
-        )
-    limit = plain(float(made.privacy.budget(made.devices).min()))
-    if (limit is None) != (budget is None) or (limit is not None and not math.isclose(limit, budget, rel_tol=1e-9)):
-        raise InputError("--plan: privacy.budget", budget, f"{limit!r}, as its scenario gives")
-    return scenario, inputs, made
+    spent = document.privacy.spent_before
+    paid = inputs.spent if spent is None else np.maximum(spent, inputs.spent)
+    result = make_plan(scenario, inputs, policy(scenario.policy.power)._replace(allocate=given_power), ledger=paid)
+    budget = plain(float(result.privacy.budget(result.devices).min()))
+    now = {f"constants.{name}": getattr(result, name) for name in _COMPARED} | {"privacy.budget": budget}
+    then = {f"constants.{name}": getattr(document.constants, name) for name in _COMPARED}
+    then["privacy.budget"] = document.privacy.budget
+    for name, value in now.items():
+        given = then[name]
+        if value != given and (value is None or given is None or not math.isclose(value, given, rel_tol=SAME - 1)):
+            raise InputError(f"{option}: {name}", given, f"{value!r}, as its scenario gives")
+    return scenario, inputs, result
+
+
+_COMPARED = ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")
+"""Constants that a plan which is read again must share with its file."""
+
+
+def _settled_scenario(document: PlanFile, option: str) -> Scenario:
+    """Return the scenario of a plan, with everything in it that planning decided."""
+    settled: dict[str, Any] = {
+        "burn_in": document.constants.burn_in,
+        "step_schedule": "constant",
+        "step_size": _one_or_each(np.asarray(document.step_size)),
+    }
+    if document.constants.friction is not None:
+        settled["friction"] = document.constants.friction
+    sampler = {**document.scenario.get("sampler", {}), **settled}
+    return validate({**document.scenario, "sampler": sampler}, f"{option}: ")
+
+
+def _given_power(document: PlanFile, problem: Problem, noise_power: float, option: str) -> Allocation:
+    """Return the power of a plan's file, checked against the limits of its scenario."""
+    gain = np.asarray(document.gain)
+    if not np.all((gain > 0) & np.isfinite(gain)) or gain.shape != (problem.rounds,):
+        raise InputError(f"{option}: gain", document.gain, f"{problem.rounds} finite numbers above 0")
+    if document.active_devices != problem.active.sum(-1).tolist():
+        allowed = "the schedule that the plan's own scenario gives"
+        raise InputError(f"{option}: active_devices", document.active_devices, allowed)
+    a = gain**2 / noise_power
+    over = a > problem.power_cap * SAME
+    if np.any(over):
+        first = int(np.argmax(over))
+        raise InputError(f"{option}: gain", float(gain[first]), f"within the power limit of round {first + 1}")
+    share = a @ problem.active / problem.budget
+    if np.any(share > SAME):
+        worst = int(np.argmax(share))
+        allowed = f"within every privacy budget; device {worst} would spend {share[worst]:.4g} times its own"
+        raise InputError(f"{option}: gain", document.gain, allowed)
+    return Allocation(a)
 
 
 def extend_plan(
     scenario: Scenario, inputs: Inputs, plan: Plan, more: int, spent: NDArray[np.float64]
 ) -> tuple[Scenario, Plan]:
-    """The scenario and plan with `more` rounds after the last, made from what is left of every budget.
+    """Return the scenario and plan with `more` rounds after the last, made from what is left of every budget.
 
     Args:
         spent: by every device, [K], the plan's own rounds included.
     """
-    own = plan.spent if plan.clips else np.zeros(plan.devices)
-    before = np.maximum(plan.ledger, spent - own)
+    by_plan = plan.spent if plan.clips else np.zeros(plan.devices)
+    before = np.maximum(plan.ledger, spent - by_plan)
     steps = np.append(plan.step_size, np.full(more, plan.step_size[-1]))
-    settled = {"samples": scenario.sampler.samples + more, "step_schedule": "constant", "step_size": _settled(steps)}
-    longer = scenario.model_copy(update={"sampler": scenario.sampler.model_copy(update=settled)})
-    only = longer.sampler.model_copy(update={"burn_in": 0, "samples": more, "step_size": float(steps[-1])})
-    rest = make_plan(
-        scenario.model_copy(update={"sampler": only}),
+    constant = {"sampler.step_schedule": "constant"}
+    samples = scenario.sampler.samples + more
+    longer = with_values(scenario, constant | {"sampler.samples": samples, "sampler.step_size": _one_or_each(steps)})
+    only = {"sampler.burn_in": 0, "sampler.samples": more, "sampler.step_size": float(steps[-1])}
+    added = make_plan(
+        with_values(scenario, constant | only),
         inputs,
-        ledger=before + own,
+        ledger=before + by_plan,
         start=plan.rounds,
         initial_w2_sq=None if plan.bound is None else float(plan.bound[-1]),
         before=plan,
     )
-
-    def as_made(_: Problem) -> Allocation:
-        return Allocation(np.concatenate([plan.gain, rest.gain]) ** 2 / inputs.link.noise_power)
-
-    scheme = policy(scenario.policy.power)._replace(allocate=as_made)
+    a = np.concatenate([plan.gain, added.gain]) ** 2 / inputs.link.noise_power
+    scheme = policy(scenario.policy.power)._replace(allocate=lambda problem: Allocation(a))
     return longer, make_plan(longer, inputs, scheme, ledger=before)
 
 
-def _settled(steps: NDArray[np.float64]) -> float | list[float]:
-    """Step sizes as the scenario has them: a number where all are the same, else one for every round."""
+def _one_or_each(steps: NDArray[np.float64]) -> float | list[float]:
+    """Return step sizes as a scenario has them: a number where all are the same, else one for every round."""
     return float(steps.flat[0]) if np.unique(steps).size == 1 else [float(step) for step in steps]
-
-
-def _plan_file(path: str | Path) -> dict[str, Any]:
-    try:
-        document = json.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError("--plan", str(path), f"a readable file ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise InputError("--plan", str(path), PLAN_FILE) from None
-    if not isinstance(document, dict) or not isinstance(document.get("scenario"), dict):
-        raise InputError("--plan", str(path), PLAN_FILE)
-    return document
-
-
-def _merged(scenario: Scenario, sampler: dict[str, Any]) -> dict[str, Any]:
-    """The scenario as plain data, with some keys of its sampler settled."""
-    content: dict[str, Any] = scenario.model_dump(exclude_unset=True, exclude_none=True)
-    return {**content, "sampler": {**content.get("sampler", {}), **sampler}}

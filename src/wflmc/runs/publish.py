@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from wflmc.errors import InputError
-from wflmc.posterior.inputs import checked, with_intercept
+from wflmc.posterior.inputs import with_intercept
+from wflmc.runs.documents import PlanFile, Uncovered, read_document
 from wflmc.sampling.groups import write_groups
 from wflmc.scenario import NotCovered, Scenario, not_covered, validate
 from wflmc.scenario.build import build_privacy
@@ -53,6 +55,33 @@ def publish_run(
     Raises:
         InputError: there is no promise that the file would keep, or no such file can be written.
     """
+    _check_arguments(what, features, out)
+    plan, scenario, uncovered = _finished(run)
+    _check_promise(run, plan, scenario, chains)
+    if uncovered and not accept_not_covered:
+        names = ", ".join(item.name for item in uncovered)
+        allowed = (
+            f"a run whose published file rests on nothing that epsilon does not cover; this one rests on {names}. "
+            "not_covered in its plan.json says what to declare or to change; --accept-not-covered publishes it as it "
+            "is, with this list in its statement"
+        )
+        raise InputError("RUN", str(run), allowed)
+    groups = _groups(what, _first_chain(run, plan), plan, scenario, features)
+    statement = _statement(what, plan, scenario, uncovered)
+    about = {name: value if isinstance(value, str | float) else json.dumps(value) for name, value in statement.items()}
+    about |= {"inference_library": "wflmc", "inference_library_version": __version__}
+    if plan.classes is not None:
+        about |= {"classes": json.dumps(plan.classes), "theta": "class after class, the intercept, if any, last"}
+    write_groups(out, {name: group.assign_attrs(about) for name, group in groups.items()})
+    return statement
+
+
+def statement_lines(statement: dict[str, Any]) -> list[str]:
+    """Return the statement in sentences."""
+    return [statement["promise"], statement["assumes"], *(f"Not covered: {text}" for text in statement["not_covered"])]
+
+
+def _check_arguments(what: str, features: Path | None, out: Path) -> None:
     if what not in KINDS:
         raise InputError("--what", what, f"one of {', '.join(KINDS)}")
     if what == "predictions" and features is None:
@@ -65,83 +94,52 @@ def publish_run(
         raise InputError("--out", str(out), "a new file: it exists already")
     if out.suffix != ".nc" or not out.parent.is_dir():
         raise InputError("--out", str(out), "a file that ends in .nc, in a folder that exists")
-    plan, scenario, beyond = _finished(run)
-    _check_promise(run, plan, scenario, chains)
-    if beyond and not accept_not_covered:
-        names = ", ".join(item.name for item in beyond)
-        allowed = (
-            f"a run whose published file rests on nothing that epsilon does not cover; this one rests on {names}. "
-            "not_covered in its plan.json says what to declare or to change; --accept-not-covered publishes it as it "
-            "is, with this list in its statement"
-        )
-        raise InputError("RUN", str(run), allowed)
-    theta = _first_chain(run, plan)
-    made = _made(what, theta, plan, scenario, features)
-    statement = _statement(what, plan, scenario, beyond)
-    about = {name: value if isinstance(value, str | float) else json.dumps(value) for name, value in statement.items()}
-    about |= {"inference_library": "wflmc", "inference_library_version": __version__}
-    if plan["classes"] is not None:
-        about |= {"classes": json.dumps(plan["classes"]), "theta": "class after class, the intercept, if any, last"}
-    write_groups(out, {name: group.assign_attrs(about) for name, group in made.items()})
-    return statement
 
 
-def statement_lines(statement: dict[str, Any]) -> list[str]:
-    """Return the statement in sentences."""
-    return [statement["promise"], statement["assumes"], *(f"Not covered: {text}" for text in statement["not_covered"])]
-
-
-def _finished(run: Path) -> tuple[dict[str, Any], Scenario, list[NotCovered]]:
+def _finished(run: Path) -> tuple[PlanFile, Scenario, list[Uncovered | NotCovered]]:
     """Return plan.json of a finished run, its scenario, and what ε does not cover of what would be published."""
     if not all((run / name).is_file() for name in ("plan.json", "summary.json", "trace.nc")):
         raise InputError("RUN", str(run), "the folder of a finished run, with plan.json, summary.json and trace.nc")
     if (run / ".checkpoint" / "about.json").exists():
         raise InputError("RUN", str(run), f"a finished run; `wflmc run --resume {run}` finishes this one")
-    try:
-        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-        scenario = validate(plan["scenario"])
-        listed = plan["not_covered"] if "not_covered" in plan else [each._asdict() for each in not_covered(scenario)]
-        beyond = [NotCovered(**item) for item in listed]
-        plan["privacy"], plan["constants"]["samples"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError("RUN", str(run / "plan.json"), "as wflmc wrote it") from None
-    return plan, scenario, [item for item in beyond if item.published]
+    plan = read_document(run / "plan.json", PlanFile, "RUN")
+    scenario = validate(plan.scenario, f"{run / 'plan.json'}: ")
+    listed = plan.not_covered if "not_covered" in plan.model_fields_set else not_covered(scenario)
+    return plan, scenario, [item for item in listed if item.published]
 
 
-def _check_promise(run: Path, plan: dict[str, Any], scenario: Scenario, chains: int) -> None:
+def _check_promise(run: Path, plan: PlanFile, scenario: Scenario, chains: int) -> None:
     """Refuse a run of which no finite ε is true, or not the promised one."""
-    account, promise = plan["privacy"], build_privacy(scenario)
-    if account["spent"] is None or scenario.policy.power in ("no-dp", "noiseless"):
-        allowed = (
-            "a run that clips and keeps to its budget; policy.power = {!r} does not, and no finite epsilon is promised"
-        )
-        raise InputError("RUN", str(run), allowed.format(scenario.policy.power))
+    promise, power = build_privacy(scenario), scenario.policy.power
+    if plan.privacy.spent is None or power in ("no-dp", "noiseless"):
+        allowed = f"a run that clips and keeps to its budget; policy.power = {power!r} does not: no epsilon is promised"
+        raise InputError("RUN", str(run), allowed)
     if promise.epsilon is None:
         raise InputError("RUN", str(run), "a run with privacy.epsilon and privacy.delta: this one promises nothing")
-    spent = np.asarray(account["spent"], dtype=float)
-    before = np.zeros(spent.size) if account["spent_before"] is None else np.asarray(account["spent_before"], float)
-    if np.any(spent + before > promise.budget(spent.size) * (1 + ROUNDING)):
+    spent, total = np.asarray(plan.privacy.spent), np.asarray(plan.privacy.total)
+    if np.any(total > promise.budget(spent.size) * (1 + ROUNDING)):
         raise InputError("RUN", str(run), "a run within its budget; this one has spent more")
-    if chains != 1:
-        one, all_of_them = (promise.epsilon_spent(count * spent + before) for count in (1, max(chains, 1)))
-        cost = f"{chains} times the loss, ε = {all_of_them:.4g} instead of {one:.4g}"
-        allowed = f"1: {chains} chains of the same devices cost {cost}"
-        raise InputError("--chains", chains, allowed if chains > 1 else "1")
+    if chains < 1:
+        raise InputError("--chains", chains, "1")
+    if chains > 1:
+        one, several = promise.epsilon_spent(total), promise.epsilon_spent(total + (chains - 1) * spent)
+        cost = f"{chains} times the loss, ε = {several:.4g} instead of {one:.4g}"
+        raise InputError("--chains", chains, f"1: {chains} chains of the same devices cost {cost}")
 
 
-def _first_chain(run: Path, plan: dict[str, Any]) -> NDArray[np.float32]:
+def _first_chain(run: Path, plan: PlanFile) -> NDArray[np.float32]:
     """Return theta[draw, m] of the first chain."""
     import h5netcdf
 
     try:
         with h5netcdf.File(run / "trace.nc") as file:
-            return np.asarray(file["posterior"]["theta"][0, : plan["constants"]["samples"]], np.float32)
+            return np.asarray(file["posterior"]["theta"][0, : plan.constants.samples], np.float32)
     except (OSError, KeyError, ValueError, IndexError):
         raise InputError("RUN", str(run / "trace.nc"), "as wflmc wrote it") from None
 
 
-def _made(
-    what: str, theta: NDArray[np.float32], plan: dict[str, Any], scenario: Scenario, features: Path | None
+def _groups(
+    what: str, theta: NDArray[np.float32], plan: PlanFile, scenario: Scenario, features: Path | None
 ) -> dict[str, Any]:
     """Return data sets by group; only a function of theta[draw, m] and of what is public."""
     import xarray as xr
@@ -157,51 +155,47 @@ def _made(
         moments = {"mean": (both[:1], theta.mean(0, dtype=float)), "covariance": (both, np.atleast_2d(np.cov(theta.T)))}
         return {"moments": xr.Dataset(moments, dict.fromkeys(both, parameter))}
     assert features is not None
-    rows = _rows(features, scenario.posterior.intercept, theta.shape[1] // len(plan["classes"] or [0]))
+    classes = len(plan.classes or [0])
+    rows = _rows(features, scenario.posterior.intercept, theta.shape[1] // classes)
     coords = {"observation": np.arange(len(rows))}
-    if plan["classes"] is None:
+    if plan.classes is None:
         each = rows @ theta.T.astype(float)
-        values = {
-            "mean": ("observation", each.mean(1)),
-            "variance": ("observation", 1 + each.var(1)),  # of the noise, and of what the draws disagree in
-        }
+        # The variance is that of the noise, and of what the draws disagree in.
+        values = {"mean": ("observation", each.mean(1)), "variance": ("observation", 1 + each.var(1))}
         return {"predictions": xr.Dataset(values, coords)}
-    classes = len(plan["classes"])
     mean = sum(softmax(rows @ one.reshape(classes, -1).T.astype(float), axis=1) for one in theta) / len(theta)
-    made = xr.Dataset({"probability": (("observation", "class"), mean)}, {**coords, "class": np.arange(classes)})
-    return {"predictions": made}
+    coords["class"] = np.arange(classes)
+    return {"predictions": xr.Dataset({"probability": (("observation", "class"), mean)}, coords)}
 
 
 def _rows(path: Path, intercept: bool, size: int) -> NDArray[np.float64]:
-    """Return the rows of a file, a column of ones added where the model has an intercept."""
+    """Return the rows of a file, [n, d], a column of ones added where the model has an intercept."""
     try:
-        found = np.load(path, allow_pickle=False)
-        given = found if isinstance(found, np.ndarray) else found["X"]
+        content = np.load(path, allow_pickle=False)
+        given = content if isinstance(content, np.ndarray) else content["X"]
     except Exception:  # what is no such file can fail in a dozen ways
         raise InputError("--features", str(path), "an .npy file, or an .npz file with an array X") from None
-    try:
-        rows, _ = checked(given, np.zeros(len(given)))
-    except (InputError, TypeError):
-        rows = np.zeros((0, 0))
-    if rows.shape[1] + intercept != size:
-        raise InputError(
-            "--features", str(path), f"finite rows of {size - intercept} numbers, as the model has features"
-        )
+    numbers = given.ndim == 2 and given.size and given.dtype.kind in "fiub" and np.isfinite(given).all()
+    if not numbers or given.shape[1] + intercept != size:
+        allowed = f"finite rows of {size - intercept} numbers, as the model has features"
+        raise InputError("--features", str(path), allowed)
+    rows = given.astype(float)
     return with_intercept(rows) if intercept else rows
 
 
-def _statement(what: str, plan: dict[str, Any], scenario: Scenario, beyond: list[NotCovered]) -> dict[str, Any]:
+def _statement(
+    what: str, plan: PlanFile, scenario: Scenario, uncovered: Sequence[Uncovered | NotCovered]
+) -> dict[str, Any]:
     """Return what is promised to whom, by which accountant, unit and adjacency."""
-    section, adjacency = scenario.privacy, plan["privacy"].get("adjacency", "replace")
+    section, adjacency = scenario.privacy, plan.privacy.adjacency
     largest = f"({np.max(section.epsilon or 0):g}, {np.max(section.delta or 0):g})"
-    lattice = plan.get("noise", "simulated") != "simulated"
-    guessed = any(item.name == "sampler.seed" for item in beyond)
-    but = "Epsilon does not hold for what is listed as not covered. " if beyond else ""
-    but += "As the seed of the noise can be guessed, it holds for nobody who tries. " if guessed else ""
+    but = "Epsilon does not hold for what is listed as not covered. " if uncovered else ""
+    if any(item.name == "sampler.seed" for item in uncovered):
+        but += "As the seed of the noise can be guessed, it holds for nobody who tries. "
     noise = (
-        "Noise was drawn exactly, on a lattice, from the operating system's entropy."
-        if lattice
-        else "Noise was drawn in float32: attacks on its low-order bits are not excluded."
+        "Noise was drawn in float32: attacks on its low-order bits are not excluded."
+        if plan.noise == "simulated"
+        else "Noise was drawn exactly, on a lattice, from the operating system's entropy."
     )
     return {
         "what": what,
@@ -214,8 +208,8 @@ def _statement(what: str, plan: dict[str, Any], scenario: Scenario, beyond: list
             f"{but}Every device is promised (ε, δ) = {largest} differential privacy against whoever sees this file and "
             f"nothing else of its run, by the {section.accountant} accountant. Neighbouring data sets differ in "
             f"{HIDDEN[section.unit, adjacency]} (unit = {section.unit}, adjacency = {adjacency}). The file is made of "
-            "one chain; one more chain of the same devices, published or heard, adds its loss."
+            "one chain; one more chain of the same devices, published or observed, adds its loss."
         ),
-        "assumes": (f"The numbers of devices and of their examples, the channels and the schedule are public. {noise}"),
-        "not_covered": [item.text for item in beyond],
+        "assumes": f"The numbers of devices and of their examples, the channels and the schedule are public. {noise}",
+        "not_covered": [item.text for item in uncovered],
     }

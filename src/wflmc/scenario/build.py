@@ -1,4 +1,4 @@
-"""From a scenario to the three inputs and the plan."""
+"""From a scenario to the three inputs of planning: posterior, link and privacy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.data import load_mnist, mnist_features
-from wflmc.errors import InputError, naming, without_data
+from wflmc.errors import InputError, without_data
 from wflmc.keys import host_generator, secret_key
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.inputs import checked
@@ -22,7 +22,7 @@ from wflmc.privacy import Privacy
 from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
 from wflmc.scenario.expression import evaluate_expression
 from wflmc.scenario.files import DataSet, is_data_path, load_data, load_gains
-from wflmc.scenario.schema import PrivacySection, Scenario, irrelevant
+from wflmc.scenario.schema import Scenario, irrelevant, scenario_keys
 
 Posterior = GaussianPosterior | SoftmaxPosterior
 Test = tuple[NDArray[np.float64], NDArray[Any]]
@@ -58,36 +58,35 @@ class Inputs(NamedTuple):
 
 
 def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
-    """The three inputs of a scenario, the step size of its last round, and its friction.
+    """Return the three inputs of a scenario, the step size of its last round, and its friction.
 
     Args:
         key: the noise of a release that whitens, where the scenario's seed is secret; drawn by default.
     """
-    warnings = [f"{key} has no effect: {why}." for key, why in irrelevant(scenario).items() if scenario.given(key)]
-    with naming("posterior"):
-        posterior, test = build_posterior(scenario)
-    with naming("link"):
-        link = build_link(scenario)
-    privacy = build_privacy(scenario)
-    posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
-    with naming("posterior"):
-        posterior, notes = _public_constants(scenario, posterior)
-    last, friction = float(np.ravel(step_sizes(scenario, posterior))[-1]), None
+    warnings = [f"{name} has no effect: {why}." for name, why in irrelevant(scenario).items() if scenario.given(name)]
+    link, privacy = build_link(scenario), build_privacy(scenario)
+    posterior, test = build_posterior(scenario)
+    with scenario_keys():
+        posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
+    warnings += _constant_warnings(scenario, posterior)
+    posterior = dataclasses.replace(
+        posterior, mu=scenario.posterior.mu or posterior.mu, L=scenario.posterior.L or posterior.L
+    )
+    step_size, friction = float(np.ravel(step_sizes(scenario, posterior))[-1]), None
     if scenario.sampler.dynamics == "kinetic":
         text, names = scenario.sampler.friction, {"mu": posterior.mu, "L": posterior.L}
         friction = float(evaluate_expression("sampler.friction", text, names)) if isinstance(text, str) else text
     if release is not None and release.hidden > 0.5:
-        notes.append(
+        warnings.append(
             f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
             "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
         )
-    notes = [*warnings, *notes]
-    beyond = not_covered(scenario, scored=test is not None)
-    return Inputs(posterior, link, privacy, last, tuple(notes), test, release, friction, beyond)
+    uncovered = not_covered(scenario, scored=test is not None)
+    return Inputs(posterior, link, privacy, step_size, tuple(warnings), test, release, friction, uncovered)
 
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> float | NDArray[np.float64]:
-    """η of a scenario: a number, or an array where it changes with the round."""
+    """Return η of a scenario: a number, or an array [S] where it changes with the round."""
     section = scenario.sampler
     if isinstance(section.step_size, list) and section.burn_in == "auto":
         raise InputError("sampler.burn_in", "auto", "a number with a sampler.step_size for every round")
@@ -101,139 +100,129 @@ def step_sizes(scenario: Scenario, posterior: Posterior) -> float | NDArray[np.f
 
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
-    """The model with its data spread over the devices, and the test set where there is one."""
+    """Return the model with its data spread over the devices, and the test set where there is one."""
     section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
-    found = _data(scenario, key)
-    common: dict[str, Any] = {
-        "examples": section.examples,
-        "dim": section.dim,
-        "X": None if found is None else found.X,
-        "y": None if found is None else found.y,
-        "intercept": section.intercept,
-        "partition": section.partition,
-        "prior_std": section.prior_std,
-    }
-    columns = () if found is None else found.columns
-    if section.model == "gaussian":
-        posterior: Posterior = gaussian_regression(key, section.devices, **common)
-    else:
-        # The ten digits are no secret; of other data the labels are, unless they are declared.
-        classes = 10 if section.data == "mnist" and section.classes is None else section.classes
-        posterior = softmax_regression(key, section.devices, classes=classes, **common)
-        if found is None:
-            u, v = synthetic_labels(key, section.examples, section.dim, posterior.classes, stream="test")
-            found = DataSet(np.empty(0), np.empty(0), u, np.asarray(posterior.class_names)[v])
-    return dataclasses.replace(posterior, columns=columns), _test_set(posterior, found)
+    with scenario_keys():
+        data = _load(scenario, key)
+        common: dict[str, Any] = {
+            "examples": section.examples,
+            "dim": section.dim,
+            "X": None if data is None else data.X,
+            "y": None if data is None else data.y,
+            "intercept": section.intercept,
+            "partition": section.partition,
+            "prior_std": section.prior_std,
+        }
+        if section.model == "gaussian":
+            posterior: Posterior = gaussian_regression(key, section.devices, **common)
+        else:
+            # The ten digits are no secret; of other data the labels are, unless they are declared.
+            classes = 10 if section.data == "mnist" and section.classes is None else section.classes
+            posterior = softmax_regression(key, section.devices, classes=classes, **common)
+        test = _test_set(scenario, posterior, data)
+    return dataclasses.replace(posterior, columns=() if data is None else data.columns), test
 
 
-def _test_set(posterior: Posterior, found: DataSet | None) -> Test | None:
-    """The test set of a data file, checked against the model."""
-    if found is None or found.X_test is None or found.y_test is None:
+def _load(scenario: Scenario, key: jax.Array) -> DataSet | None:
+    """Return the scenario's data set; None where the model makes its own."""
+    section = scenario.posterior
+    if section.data == "synthetic":
+        return None
+    if section.data == "mnist":
+        return DataSet(*mnist_features(load_mnist(), host_generator(key, "data"), section.examples, section.dim))
+    if not is_data_path(section.data):
+        raise InputError("data", section.data, "'synthetic', 'mnist' or the path of an .npz or .csv file")
+    data = load_data(section.data, text_labels=section.model == "softmax")
+    sizes = {"examples": len(data.y), "dim": data.X.shape[1] if data.X.ndim == 2 else 0}
+    for name, value in sizes.items():
+        if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
+            raise InputError(name, getattr(section, name), f"{value}, as in the data file, or left out")
+    return data
+
+
+def _test_set(scenario: Scenario, posterior: Posterior, data: DataSet | None) -> Test | None:
+    """Return features and targets to test predictions on, checked against the model; None where there are none."""
+    if data is None:
+        if not isinstance(posterior, SoftmaxPosterior):
+            return None
+        section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
+        u, v = synthetic_labels(key, section.examples, section.dim, posterior.classes, stream="test")
+        return u, np.asarray(posterior.class_names)[v]
+    if data.X_test is None or data.y_test is None:
         return None
     try:
-        target = posterior.classes_of(found.y_test) if isinstance(posterior, SoftmaxPosterior) else found.y_test
-        features, _ = checked(found.X_test, target)
+        target = posterior.classes_of(data.y_test) if isinstance(posterior, SoftmaxPosterior) else data.y_test
+        features, _ = checked(data.X_test, target)
     except InputError as error:
         raise InputError(error.key, f"a test set (X_test, y_test) with {error.given}", error.allowed) from None
     if features.shape[1] + posterior.intercept != posterior.features.shape[-1]:
         raise InputError("data", f"X_test of {features.shape[1]} features", "of as many features as X")
-    return features, found.y_test
+    return features, data.y_test
 
 
 def _preconditioned(
     scenario: Scenario, posterior: Posterior, link: Link, privacy: Privacy, key: jax.Array | None
 ) -> tuple[Posterior, Release | None]:
-    """The posterior in the coordinates that the scenario asks for, and what they have cost."""
+    """Return the posterior in the coordinates that the scenario asks for, and what they have cost."""
     section = scenario.posterior
-    match section.preconditioner:
-        case "none":
-            return posterior, None
-        case "whiten":
-            with naming("posterior"):
-                return posterior.whitened(prior_on=section.prior_on), None
-    secret, clip = scenario.sampler.seed == "secret", section.whiten_clip or None
-    key = jax.random.key(section.seed) if not secret else secret_key() if key is None else key
-    try:
-        release = release_whitening(
-            key,
-            posterior,
-            link,
-            privacy,
-            clip=clip,
-            share=section.whiten_share,
-            rounds=section.whiten_rounds,
-            prior_on=section.prior_on,
-        )
-    except InputError as error:
-        where = (
-            "link."
-            if error.key in ("gains", "power", "snr_db")
-            else "privacy."
-            if error.key in PrivacySection.model_fields
-            else "posterior."
-        )
-        raise InputError(f"{where}{error.key}", error.given, error.allowed) from None
-    with naming("posterior"):
-        return posterior.whitened(release.matrix, section.prior_on), release
+    if section.preconditioner == "none":
+        return posterior, None
+    if section.preconditioner == "whiten":
+        return posterior.whitened(prior_on=section.prior_on), None
+    if scenario.sampler.seed != "secret":
+        key = jax.random.key(section.seed)
+    release = release_whitening(
+        secret_key() if key is None else key,
+        posterior,
+        link,
+        privacy,
+        clip=section.whiten_clip or None,
+        share=section.whiten_share,
+        rounds=section.whiten_rounds,
+        prior_on=section.prior_on,
+    )
+    return posterior.whitened(release.matrix, section.prior_on), release
 
 
-def _data(scenario: Scenario, key: jax.Array) -> DataSet | None:
-    """The scenario's data set; None where the model makes its own."""
-    section = scenario.posterior
-    if section.data == "synthetic":
-        return None
-    if section.data == "mnist":
-        images = load_mnist()
-        return DataSet(*mnist_features(images, host_generator(key, "data"), section.examples, section.dim))
-    if not is_data_path(section.data):
-        raise InputError("data", section.data, "'synthetic', 'mnist' or the path of an .npz or .csv file")
-    found = load_data(section.data, text_labels=section.model == "softmax")
-    sizes = {"examples": len(found.y), "dim": found.X.shape[1] if found.X.ndim == 2 else 0}
-    for name, value in sizes.items():
-        if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
-            raise InputError(name, getattr(section, name), f"{value}, as in the data file, or left out")
-    return found
-
-
-def _public_constants(scenario: Scenario, posterior: Posterior) -> tuple[Posterior, list[str]]:
-    """μ and L as given in the scenario in place of the computed ones; 0 stands for "computed"."""
-    section = scenario.posterior
+def _constant_warnings(scenario: Scenario, posterior: Posterior) -> list[str]:
+    """Return what is odd about μ and L as the scenario gives them (0 stands for "computed"), and about the classes."""
+    section, warnings = scenario.posterior, []
     mu, L = section.mu or posterior.mu, section.L or posterior.L
     if mu > L:
-        names = ("mu", "at most L", section.L) if section.mu else ("L", "at least mu", section.mu)
-        given, other = names[0], names[1] + (f" = {names[2]:g}" if names[2] else ", as computed here")
-        raise InputError(given, section.mu or section.L, other)
-    notes = []
+        key, limit, other = ("mu", "at most L", section.L) if section.mu else ("L", "at least mu", section.mu)
+        allowed = limit + (f" = {other:g}" if other else ", as computed here")
+        raise InputError(f"posterior.{key}", section.mu or section.L, allowed)
     if isinstance(posterior, SoftmaxPosterior):
         empty = posterior.classes - np.unique(posterior.real_rows(posterior.labels)).size
         if empty:
-            notes.append(f"{empty} of {posterior.classes} classes have no example.")
+            warnings.append(f"{empty} of {posterior.classes} classes have no example.")
     if mu > posterior.mu * (1 + 1e-12):
-        notes.append(f"posterior.mu = {mu:g} is too large for these data: the bound may fail.")
+        warnings.append(f"posterior.mu = {mu:g} is too large for these data: the bound may fail.")
     if L < posterior.L * (1 - 1e-12):
-        notes.append(f"posterior.L = {L:g} is too small for these data: the bound may fail.")
-    return dataclasses.replace(posterior, mu=mu, L=L), notes
+        warnings.append(f"posterior.L = {L:g} is too small for these data: the bound may fail.")
+    return warnings
 
 
 def build_privacy(scenario: Scenario) -> Privacy:
-    """The promise of a scenario."""
+    """Return the promise of a scenario."""
     section = scenario.privacy
-    with naming("privacy"):
-        example_clip = section.example_clip if section.unit == "record" else None
-        given = section.epsilon, section.delta, section.clip, section.accountant, section.unit
-        return Privacy(*given, example_clip, section.adjacency)
+    example_clip = section.example_clip if section.unit == "record" else None
+    with scenario_keys():
+        return Privacy(**section.model_dump() | {"example_clip": example_clip})
 
 
 def build_link(scenario: Scenario) -> Link:
-    """The channel of a scenario."""
+    """Return the channel of a scenario."""
     section = scenario.link
-    match section.fading:
-        case "static":
-            fading = channel.static(section.power)
-        case "rayleigh":
-            fading = channel.rayleigh(section.power, section.correlation)
-        case "rician":
-            fading = channel.rician(section.power, section.rician_k, section.correlation)
-        case "file":
-            fading = channel.from_array(load_gains(section.gains))
-    return Link(fading, section.snr_db, section.noise_power, section.seed, section.csi_error, section.downlink_snr_db)
+    with scenario_keys():
+        match section.fading:
+            case "static":
+                fading = channel.static(section.power)
+            case "rayleigh":
+                fading = channel.rayleigh(section.power, section.correlation)
+            case "rician":
+                fading = channel.rician(section.power, section.rician_k, section.correlation)
+            case "file":
+                fading = channel.from_array(load_gains(section.gains))
+        how = section.snr_db, section.noise_power, section.seed, section.csi_error, section.downlink_snr_db
+        return Link(fading, *how)

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import os
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc.data import SHA256
 from wflmc.errors import InputError, without_data
-from wflmc.scenario.schema import Scenario, irrelevant, validate
+from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
 
 DATA_SUFFIXES = (".npz", ".csv")
 
 
 def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scenario:
-    """A validated scenario from a TOML file, with `section.key=value` overrides; paths become absolute."""
-    file = Path(os.path.expanduser(path))
+    """Return a validated scenario from a TOML file, with `section.key=value` overrides; paths become absolute."""
+    file = Path(path).expanduser()
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("scenario", str(path), f"a readable TOML file ({_reason(error)})") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError("scenario", str(path), f"valid TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("scenario", str(path), f"a readable TOML file ({_reason(error)})") from None
     for text in overrides or []:
         _override(content, text)
-    return resolve_paths(validate(content), file.resolve().parent)
+    scenario, folder = validate(content), file.resolve().parent
+    paths = {}
+    if is_data_path(scenario.posterior.data):
+        paths["posterior.data"] = scenario.posterior.data
+    if scenario.link.gains:
+        paths["link.gains"] = scenario.link.gains
+    return with_values(scenario, {key: str(folder / os.path.expanduser(given)) for key, given in paths.items()})
 
 
 def _reason(error: Exception) -> str:
@@ -40,10 +49,8 @@ def _reason(error: Exception) -> str:
 def _override(content: dict[str, Any], text: str) -> None:
     key, equals, value = text.partition("=")
     section, dot, name = key.strip().partition(".")
-    if not (equals and dot and section and name):
-        raise InputError("--set", text, "of the form section.key=value")
-    if "\n" in value:
-        raise InputError("--set", text, "one key and one value")
+    if not (equals and dot and section and name) or "\n" in value:
+        raise InputError("--set", text, "one key and one value, of the form section.key=value")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -54,21 +61,30 @@ def _override(content: dict[str, Any], text: str) -> None:
     table[name] = parsed
 
 
-def resolve_paths(scenario: Scenario, folder: Path) -> Scenario:
-    """The same scenario with its paths made absolute, relative to the scenario file's folder."""
-    data, gains = scenario.posterior.data, scenario.link.gains
-    if is_data_path(data):
-        section = scenario.posterior.model_copy(update={"data": str(folder / os.path.expanduser(data))})
-        scenario = scenario.model_copy(update={"posterior": section})
-    if gains:
-        link = scenario.link.model_copy(update={"gains": str(folder / os.path.expanduser(gains))})
-        scenario = scenario.model_copy(update={"link": link})
-    return scenario
-
-
 def is_data_path(data: str) -> bool:
-    """Whether `posterior.data` names a file."""
+    """Return whether `posterior.data` names a file."""
     return data.lower().endswith(DATA_SUFFIXES)
+
+
+def file_digests(scenario: Scenario, keys: Collection[str] = ("posterior.data", "link.gains")) -> dict[str, str]:
+    """Return the SHA-256 of the files that some keys of a scenario name, by key.
+
+    That of private data is a test for guesses: it must not be published.
+    """
+    data, files, digests = scenario.posterior.data, {}, {}
+    if scenario.link.fading == "file" and scenario.link.gains:
+        files["link.gains"] = scenario.link.gains
+    if is_data_path(data):
+        files["posterior.data"] = data
+    for key, path in files.items():
+        if key in keys:
+            try:
+                digests[key] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            except OSError as error:
+                raise InputError(key, path, f"a file that can be read ({error.strerror})") from None
+    if data == "mnist" and "posterior.data" in keys:  # which is verified whenever it is read
+        digests["posterior.data"] = "".join(SHA256.values())
+    return digests
 
 
 @without_data
@@ -84,7 +100,7 @@ class DataSet(NamedTuple):
 
 
 def load_data(path: str | Path, text_labels: bool = False) -> DataSet:
-    """A data set from .npz (arrays X and y, and X_test and y_test if there are) or .csv.
+    """Return a data set from .npz (arrays X and y, and X_test and y_test if there are) or .csv.
 
     A CSV with a header has one column named y; without a header the last column is y.
 
@@ -98,54 +114,61 @@ def load_data(path: str | Path, text_labels: bool = False) -> DataSet:
 
 
 def _load_npz(path: str | Path) -> DataSet:
-    wanted = "an .npz file with numeric arrays X and y"
     try:
-        with np.load(path, allow_pickle=False) as content:
-            found = DataSet(content["X"], content["y"], content.get("X_test"), content.get("y_test"))
+        with np.load(path, allow_pickle=False) as arrays:
+            result = DataSet(arrays["X"], arrays["y"], arrays.get("X_test"), arrays.get("y_test"))
     except OSError:
         raise
     except Exception:  # a corrupt archive can fail in a dozen ways, all of which mean the same to its owner
-        raise InputError("data", str(path), wanted) from None
-    if (found.X_test is None) != (found.y_test is None):
+        raise InputError("data", str(path), "an .npz file with numeric arrays X and y") from None
+    if (result.X_test is None) != (result.y_test is None):
         raise InputError("data", str(path), "an .npz file with both of X_test and y_test, or neither")
-    return found
+    return result
 
 
 def _load_csv(path: str | Path, text_labels: bool) -> DataSet:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(map(str.strip, row))]
+            lines = {number: [cell.strip() for cell in row] for number, row in enumerate(csv.reader(file), 1)}
     except (ValueError, csv.Error):
         raise InputError("data", str(path), "a CSV file in UTF-8 with commas between its columns") from None
-    names = [name.strip() for name in lines[0][1]] if lines else []
+    rows = {number: row for number, row in lines.items() if any(row)}
+    names = next(iter(rows.values()), [])
     # Where labels may be text, a first row of numbers that ends with a text is an example; y would be a name.
-    header = "y" in names or not all(_is_number(name) for name in (names[:-1] if text_labels else names))
+    header = "y" in names or not all(map(_is_number, names[:-1] if text_labels else names))
+    if header:
+        rows.pop(next(iter(rows)))
+    _check_csv(path, names, rows, header)
+    target = names.index("y") if header else len(names) - 1
+    features = [column for column in range(len(names)) if column != target]
+    y: NDArray[Any] = np.array([row[target] for row in rows.values()])
+    if not text_labels or "" in y or any(map(_is_number, y)):
+        y = _numbers(path, rows, [target], "whose y are all numbers or all text" if text_labels else "of numbers")[:, 0]
+    columns = tuple(names[column] for column in features) if header else ()
+    return DataSet(_numbers(path, rows, features, "of numbers"), y, columns=columns)
+
+
+def _check_csv(path: str | Path, names: list[str], rows: dict[int, list[str]], header: bool) -> None:
+    """Refuse a table that is empty, ragged or without one column y."""
     if header and "" in names:
         raise InputError("data", str(path), "a CSV whose columns all have a name (an index column must go)")
     if header and names.count("y") != 1:
         raise InputError("data", str(path), "a CSV of numbers, or one whose header names exactly one column y")
-    rows = lines[1:] if header else lines
     if not rows or len(names) < 2:
         raise InputError("data", str(path), "a CSV with at least one row, one feature column and y")
-    for number, row in rows:
+    for number, row in rows.items():
         if len(row) != len(names):
             raise InputError("data", str(path), f"a CSV of {len(names)} columns; line {number} has {len(row)}")
-    at = names.index("y") if header else len(names) - 1
-    labels = [row[at].strip() for _, row in rows]
-    named = text_labels and "" not in labels and not any(map(_is_number, labels))
-    features = [column for column in range(len(names)) if column != at]
-    table = np.array([_csv_numbers(path, line, {column: row[column] for column in features}) for line, row in rows])
-    wanted = "whose y are all numbers or all text" if text_labels else "of numbers"
-    y = np.array(labels if named else [_csv_numbers(path, line, {at: row[at]}, wanted)[0] for line, row in rows])
-    return DataSet(table, y, columns=tuple(names[:at] + names[at + 1 :]) if header else ())
 
 
-def _csv_numbers(path: str | Path, line: int, cells: dict[int, str], wanted: str = "of numbers") -> list[float]:
-    """Return the numbers in the cells of a line, by column; an error names the place, never what stands there."""
-    bad = [column for column, text in cells.items() if not _is_number(text)]
-    if bad:
-        raise InputError("data", str(path), f"a CSV {wanted}; line {line} has none in column {bad[0] + 1}")
-    return [float(text) for text in cells.values()]
+def _numbers(path: str | Path, rows: dict[int, list[str]], columns: list[int], wanted: str) -> NDArray[np.float64]:
+    """Return the numbers in some columns, [N, columns]; an error names the place, never what stands there."""
+    try:
+        return np.array([[float(row[column]) for column in columns] for row in rows.values()])
+    except ValueError:
+        line, column = next((n, c) for n, row in rows.items() for c in columns if not _is_number(row[c]))
+        allowed = f"a CSV {wanted}; line {line} has none in column {column + 1}"
+        raise InputError("data", str(path), allowed) from None
 
 
 def _is_number(text: str) -> bool:
@@ -157,7 +180,7 @@ def _is_number(text: str) -> bool:
 
 
 def load_gains(path: str) -> NDArray[Any]:
-    """Channel gains [rounds, devices] from an .npy file."""
+    """Return channel gains [rounds, devices] from an .npy file."""
     if not path:
         raise InputError("gains", path, "the name of an .npy file when link.fading = 'file'")
     try:
@@ -170,7 +193,7 @@ def load_gains(path: str) -> NDArray[Any]:
 
 
 def to_toml(scenario: Scenario) -> str:
-    """The scenario as resolved: every key with its value, but for those left alone that have no effect."""
+    """Return the scenario as resolved: every key with its value, but for those left alone that have no effect."""
     idle = set(irrelevant(scenario))
     if is_data_path(scenario.posterior.data):
         idle |= {"posterior.examples", "posterior.dim"}
@@ -193,20 +216,18 @@ def _toml_value(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Data that JSON can hold: arrays become lists, and what is not finite becomes null."""
+    """Return data that JSON can hold: arrays become lists, and what is not finite becomes null."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return plain(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
 def to_json(value: Any) -> str:
-    """One JSON object, never with NaN or Infinity in it."""
+    """Return one JSON object, never with NaN or Infinity in it."""
     return json.dumps(plain(value), allow_nan=False)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from wflmc.errors import InputError
 
@@ -24,7 +27,7 @@ class _Section(BaseModel):
 
 
 class PosteriorSection(_Section):
-    """What is sampled, from which data, and who holds them."""
+    """What is sampled, from which data, and which device holds them."""
 
     model: Literal["gaussian", "softmax"] = "gaussian"
     devices: Count = 30
@@ -89,7 +92,7 @@ class SamplerSection(_Section):
 
 
 class PolicySection(_Section):
-    """Who sends, and how strongly."""
+    """Who transmits, and with what power."""
 
     power: Literal["optimized", "equal", "no-dp", "noiseless-dp", "noiseless"] = "optimized"
     schedule: Literal["threshold", "all", "unbiased"] = "threshold"
@@ -110,153 +113,162 @@ class Scenario(_Section):
     policy: PolicySection = PolicySection()
 
     def given(self, key: str) -> bool:
-        """Whether a key such as `link.power` was set rather than left at its default."""
+        """Return whether a key such as `link.power` was set rather than left at its default."""
         section, _, name = key.partition(".")
         return section in self.model_fields_set and name in getattr(self, section).model_fields_set
 
 
+SECTIONS = {name: type(field.default) for name, field in Scenario.model_fields.items()}
+KEYS = {name: f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields}
+KEYS |= {name: f"--{name}" for name in ("solver", "ledger")}
+"""Scenario keys, or options, by the argument that they become; of `power` and `seed` those of policy and sampler."""
 KINETIC_STEP = "1/L**0.5"
 """Half of where kinetic steps become unstable."""
+PAPER_IMAGES = {"posterior.examples": 12_000, "posterior.dim": 30}
+"""The paper's images of MNIST, and principal directions that they are projected on."""
 
 
-def validate(content: dict[str, Any]) -> Scenario:
-    """A scenario from plain data, or an InputError that names the first wrong key."""
+@contextmanager
+def scenario_keys() -> Iterator[None]:
+    """Let errors about an argument of the library name the scenario's key, which has the same name in a section.
+
+    >>> with scenario_keys():
+    ...     raise InputError("snr_db", "x", "a number")
+    Traceback (most recent call last):
+    wflmc.errors.InputError: link.snr_db = 'x' was given, but it must be a number.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise InputError(KEYS.get(error.key, error.key), error.given, error.allowed) from None
+
+
+def validate(content: dict[str, Any], place: str = "") -> Scenario:
+    """Return the scenario in plain data; keys that are left out may depend on others.
+
+    Args:
+        place: begins the key of errors, where the data are part of a file.
+
+    Raises:
+        InputError: names the first wrong key.
+    """
     try:
         scenario = Scenario.model_validate(content)
     except ValidationError as error:
-        raise _explain(error) from None
-    return _with_kinetic_defaults(_with_mnist_defaults(scenario))
+        raise _explain(error, place) from None
+    defaults: dict[str, Any] = {}
+    if scenario.sampler.dynamics == "kinetic":
+        defaults["sampler.step_size"] = KINETIC_STEP
+    if scenario.posterior.data == "mnist":
+        if scenario.posterior.model != "softmax":
+            raise InputError(f"{place}posterior.data", "mnist", "used with posterior.model = 'softmax'")
+        defaults |= PAPER_IMAGES
+    return with_values(scenario, {key: value for key, value in defaults.items() if not scenario.given(key)})
 
 
-def _with_kinetic_defaults(scenario: Scenario) -> Scenario:
-    """Another step size for kinetic dynamics, unless the scenario says otherwise."""
-    if scenario.sampler.dynamics == "overdamped" or scenario.given("sampler.step_size"):
-        return scenario
-    return scenario.model_copy(update={"sampler": scenario.sampler.model_copy(update={"step_size": KINETIC_STEP})})
-
-
-def _with_mnist_defaults(scenario: Scenario) -> Scenario:
-    """The paper's 12,000 images on 30 principal directions, unless the scenario says otherwise."""
-    if scenario.posterior.data != "mnist":
-        return scenario
-    if scenario.posterior.model != "softmax":
-        raise InputError("posterior.data", "mnist", "used with posterior.model = 'softmax'")
-    paper = {"examples": 12_000, "dim": 30}
-    left_out = {name: value for name, value in paper.items() if not scenario.given(f"posterior.{name}")}
-    return scenario.model_copy(update={"posterior": scenario.posterior.model_copy(update=left_out)})
+def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    """Return the scenario with other values of some keys, such as `link.snr_db`."""
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        changed = getattr(scenario, section).model_copy(update={name: value})
+        scenario = scenario.model_copy(update={section: changed})
+    return scenario
 
 
 def irrelevant(scenario: Scenario) -> dict[str, str]:
-    """The keys that other keys make meaningless, each with the reason."""
-    fading, policy, data = scenario.link.fading, scenario.policy.power, scenario.posterior.data
-    sampler = scenario.sampler
-    ideal = policy in ("noiseless", "noiseless-dp")
-    released = scenario.posterior.preconditioner == "private-whiten"  # over the link, whatever comes after
-    kinetic = scenario.sampler.dynamics == "kinetic"
-    no_fading = fading in ("file", "static")
-    drawn = scenario.link.csi_error > 0 or scenario.policy.schedule == "unbiased"
+    """Return the keys that other keys make meaningless, each with the reason."""
+    posterior, link, privacy, sampler, policy = (getattr(scenario, section) for section in SECTIONS)
+    ideal = policy.power in ("noiseless", "noiseless-dp")
+    released = posterior.preconditioner == "private-whiten"  # over the link, whatever comes after
+    kinetic = sampler.dynamics == "kinetic"
+    no_fading = link.fading in ("file", "static")
+    random_link = link.csi_error > 0 or policy.schedule == "unbiased"
+    nothing_drawn = posterior.data not in ("synthetic", "mnist") and posterior.partition in ("blocks", "by-label")
+    fading, power = f"link.fading = {link.fading!r}", f"policy.power = {policy.power!r}"
+    without_limit = policy.power not in ("optimized", "noiseless-dp") or (kinetic and policy.power != "optimized")
+    preconditioner = f"posterior.preconditioner = {posterior.preconditioner!r}"
     rules = [
-        ("link.rician_k", fading != "rician", f"link.fading = {fading!r}"),
-        ("link.gains", fading != "file", f"link.fading = {fading!r}"),
-        ("link.power", fading == "file", "link.fading = 'file'"),
-        ("link.correlation", no_fading, f"link.fading = {fading!r}"),
-        ("link.seed", no_fading and (ideal or not drawn), f"link.fading = {fading!r} draws nothing"),
-        ("link.snr_db", ideal and not released, f"policy.power = {policy!r} has an ideal link"),
-        ("link.csi_error", ideal and not released, f"policy.power = {policy!r} has an ideal link"),
-        ("link.downlink_snr_db", ideal, f"policy.power = {policy!r} has an ideal link"),
-        (
-            "posterior.seed",
-            data not in ("synthetic", "mnist") and scenario.posterior.partition in ("blocks", "by-label"),
-            "nothing is drawn",
-        ),
-        *(
-            (
-                f"posterior.{key}",
-                scenario.posterior.preconditioner != "private-whiten",
-                f"posterior.preconditioner = {scenario.posterior.preconditioner!r}",
-            )
-            for key in ("whiten_clip", "whiten_share", "whiten_rounds")
-        ),
-        ("posterior.prior_on", scenario.posterior.preconditioner == "none", "posterior.preconditioner = 'none'"),
-        ("posterior.classes", scenario.posterior.model != "softmax", f"posterior.model = {scenario.posterior.model!r}"),
-        ("privacy.example_clip", scenario.privacy.unit == "device", "privacy.unit = 'device'"),
-        ("privacy.accountant", scenario.privacy.epsilon is None, "there is no privacy.epsilon"),
+        ("link.rician_k", link.fading != "rician", fading),
+        ("link.gains", link.fading != "file", fading),
+        ("link.power", link.fading == "file", fading),
+        ("link.correlation", no_fading, fading),
+        ("link.seed", no_fading and (ideal or not random_link), f"{fading} draws nothing"),
+        ("link.snr_db", ideal and not released, f"{power} has an ideal link"),
+        ("link.csi_error", ideal and not released, f"{power} has an ideal link"),
+        ("link.downlink_snr_db", ideal, f"{power} has an ideal link"),
+        ("posterior.seed", nothing_drawn, "nothing is drawn"),
+        ("posterior.whiten_clip", not released, preconditioner),
+        ("posterior.whiten_share", not released, preconditioner),
+        ("posterior.whiten_rounds", not released, preconditioner),
+        ("posterior.prior_on", posterior.preconditioner == "none", preconditioner),
+        ("posterior.classes", posterior.model != "softmax", f"posterior.model = {posterior.model!r}"),
+        ("privacy.example_clip", privacy.unit == "device", "privacy.unit = 'device'"),
+        ("privacy.accountant", privacy.epsilon is None, "there is no privacy.epsilon"),
         ("sampler.friction", not kinetic, "sampler.dynamics = 'overdamped'"),
         ("sampler.step_schedule", sampler.burn_in == 0 and sampler.step_schedule == "planned", "there is no burn-in"),
-        ("sampler.max_burn_in", scenario.sampler.burn_in != "auto", "sampler.burn_in is a number"),
-        (
-            "policy.max_round_noise",
-            policy not in ("optimized", "noiseless-dp") or (kinetic and policy != "optimized"),
-            f"policy.power = {policy!r}" + (" with sampler.dynamics = 'kinetic'" if kinetic else ""),
-        ),
-        (
-            "policy.bound",
-            kinetic and (ideal or scenario.policy.schedule == "all"),
-            "sampler.dynamics = 'kinetic' has no bound",
-        ),
-        ("policy.schedule", ideal, f"policy.power = {policy!r} always has all devices"),
-        ("policy.senders", scenario.policy.schedule != "unbiased", f"policy.schedule = {scenario.policy.schedule!r}"),
-        ("policy.csi", policy not in ("optimized", "equal"), f"policy.power = {policy!r} looks at no other round"),
+        ("sampler.max_burn_in", sampler.burn_in != "auto", "sampler.burn_in is a number"),
+        ("policy.max_round_noise", without_limit, power + " with sampler.dynamics = 'kinetic'" * kinetic),
+        ("policy.bound", kinetic and (ideal or policy.schedule == "all"), "sampler.dynamics = 'kinetic' has no bound"),
+        ("policy.schedule", ideal, f"{power} always has all devices"),
+        ("policy.senders", policy.schedule != "unbiased", f"policy.schedule = {policy.schedule!r}"),
+        ("policy.csi", policy.power not in ("optimized", "equal"), f"{power} looks at no other round"),
     ]
     return {key: why for key, holds, why in rules if holds}
 
 
-def _explain(error: ValidationError) -> InputError:
-    """The first problem as key, what was given, and what is allowed."""
+def _explain(error: ValidationError, place: str) -> InputError:
+    """Return the first problem as key, what was given, and what is allowed."""
     problems = error.errors()
     first = problems[0]
     key = ".".join(str(part) for part in first["loc"][:2])
-    kind = first["type"]
-    if kind == "extra_forbidden":
-        return InputError(key, first["input"], f"a known {_nearest(key)}")
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return InputError(key, first["input"], f"a section: write [{key}] and its keys below it")
+    if first["type"] == "extra_forbidden":
+        return InputError(place + key, first["input"], f"a known {_nearest(key)}")
+    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return InputError(place + key, first["input"], f"a section: write [{key}] and its keys below it")
     # Of the branches of a union, the one whose type fits tells more than those whose type does not.
     same_key = [problem for problem in problems if problem["loc"][:2] == first["loc"][:2]]
     fitting = [problem for problem in same_key if not problem["type"].endswith(("_type", "literal_error"))] or same_key
     given = fitting[0]["input"]
-    limits = all(problem["type"].startswith(("greater", "less")) for problem in fitting)
-    if given != given and limits:  # nan is on neither side of one
-        return InputError(key, given, "a number")
-    allowed = " or ".join(dict.fromkeys(_allowed(p["type"], p.get("ctx", {}), p["msg"]) for p in fitting))
-    return InputError(key, given, allowed)
+    beyond_limits = all(problem["type"].startswith(("greater", "less")) for problem in fitting)
+    if given != given and beyond_limits:  # nan is on neither side of one
+        return InputError(place + key, given, "a number")
+    return InputError(place + key, given, " or ".join(dict.fromkeys(map(_allowed, fitting))))
 
 
-def _allowed(kind: str, context: dict[str, Any], message: str) -> str:
-    phrases = {
-        "greater_than": "above {gt}",
-        "greater_than_equal": "at least {ge}",
-        "less_than": "below {lt}",
-        "less_than_equal": "at most {le}",
-        "literal_error": "{expected}",
-        "finite_number": "a finite number",
-        "float_type": "a number",
-        "int_type": "a whole number",
-        "int_from_float": "a whole number",
-        "bool_type": "true or false",
-        "string_type": "a text",
-        "list_type": "a list of numbers",
-        "too_short": "a list that is not empty",
-    }
-    if kind == "greater_than_equal" and 0 < context["ge"] < 1e-8:
+_PHRASES = {
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "list_type": "a list of numbers",
+    "too_short": "a list that is not empty",
+}
+
+
+def _allowed(problem: ErrorDetails) -> str:
+    kind, limits = problem["type"], problem.get("ctx", {})
+    if kind == "greater_than_equal" and 0 < limits["ge"] < 1e-8:
         return "above 0"
-    if kind in phrases:
-        return phrases[kind].format(**context)
-    return message[:1].lower() + message[1:]
+    message = problem["msg"]
+    return _PHRASES[kind].format(**limits) if kind in _PHRASES else message[:1].lower() + message[1:]
 
 
 def _nearest(key: str) -> str:
+    """Return what to write instead of an unknown section or key."""
     section, _, name = key.partition(".")
-    sections = Scenario.model_fields
-    names = [f"{s}.{field}" for s, info in sections.items() for field in info.default.__class__.model_fields]
+    names = [f"{section}.{field}" for section, model in SECTIONS.items() for field in model.model_fields]
+    elsewhere = [full for full in names if full.endswith("." + (name or section))]
     if not name:
-        near = difflib.get_close_matches(section, list(sections), n=1)
-        inside = [full for full in names if full.endswith("." + section)]
-        guess = f"[{near[0]}]" if near else inside[0] if inside else ""
-        return f"section; did you mean {guess}?" if guess else f"section ({', '.join(sections)})"
-    own = [full for full in names if full.startswith(section + ".")]
-    near = difflib.get_close_matches(key, own, n=1, cutoff=0.7) or difflib.get_close_matches(key, names, n=1)
-    elsewhere = [full for full in names if full.endswith("." + name)]
-    if elsewhere:
-        near = elsewhere[:1]
-    return f"key; did you mean {near[0]}?" if near else f"key ({', '.join(own)})"
+        near = [f"[{found}]" for found in difflib.get_close_matches(section, list(SECTIONS), n=1)] or elsewhere
+        return f"section; did you mean {near[0]}?" if near else f"section ({', '.join(SECTIONS)})"
+    siblings = [full for full in names if full.startswith(section + ".")]
+    near = elsewhere or difflib.get_close_matches(key, siblings, n=1, cutoff=0.7)
+    near = near or difflib.get_close_matches(key, names, n=1)
+    return f"key; did you mean {near[0]}?" if near else f"key ({', '.join(siblings)})"
