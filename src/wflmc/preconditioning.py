@@ -1,9 +1,9 @@
 """Whitening that is paid for: means and second moments of the features, released once over the same channel.
 
 Before the first round of a chain the devices send sums over their data at full power, all at once: first of their
-features, then, about the mean that the server has heard, of their squared lengths and of their products. The server
-hears each sum under channel noise: a Gaussian mechanism, whose loss is taken from the same budget as that of the
-gradients. Nothing has to be inverted: a device that is heard more weakly than another counts for less in the average,
+features, then, about the mean that the server has received, of their squared lengths and of their products. The server
+receives each sum under channel noise: a Gaussian mechanism, whose loss is taken from the same budget as that of the
+gradients. Nothing has to be inverted: a device that arrives more weakly than another counts for less in the average,
 and a preconditioner does not mind (nor does it change what is sampled). Only the phase of a channel is made up for.
 """
 
@@ -19,7 +19,7 @@ from wflmc.channel import Link
 from wflmc.errors import InputError, without_data
 from wflmc.keys import check_key, digest
 from wflmc.posterior import whitening
-from wflmc.posterior.coordinates import prior_ridge
+from wflmc.posterior.regression import Regression
 from wflmc.privacy import Privacy
 
 Array = NDArray[np.float64]
@@ -54,13 +54,13 @@ class Release(NamedTuple):
         return np.asarray(self.loss.sum(0))
 
     def summary(self, budget: Array) -> dict[str, Any]:
-        """What to tell of it, as plain data."""
+        """Return what to tell of it, as plain data."""
         share = float((self.spent / budget).max()) if np.isfinite(budget).all() else None
         return {"rounds": len(self.loss), "spent": self.spent, "share_of_budget": share, "hidden": self.hidden}
 
 
 @without_data
-class _Heard(NamedTuple):
+class _Received(NamedTuple):
     """The average of what devices sent, the standard deviation of its noise, and the losses [rounds, K]."""
 
     average: Array
@@ -70,7 +70,7 @@ class _Heard(NamedTuple):
 
 def release_whitening(
     key: jax.Array,
-    posterior: Any,
+    posterior: Regression,
     link: Link,
     privacy: Privacy,
     *,
@@ -79,7 +79,7 @@ def release_whitening(
     rounds: int = 16,
     prior_on: str = "parameters",
 ) -> Release:
-    """W that whitens the features, by the mean and covariance that the server can hear.
+    """Release W that whitens the features, by the mean and covariance that the server receives.
 
     Args:
         key: seeds the channel noise.
@@ -108,16 +108,18 @@ def release_whitening(
     air = _Air(key, link, privacy, posterior.sizes, rounds, np.array([radius, share, posterior.intercept]))
 
     mean, wide = np.zeros(size), FIRST * radius
-    heard = []
+    received = []
     # One row of length b or less, replaced or left empty, moves Σu by 2b or b, Σ‖u‖² by b² either way, and Σuuᵀ by
     # √(‖u‖⁴ + ‖v‖⁴ − 2(uᵀv)²) ≤ √2 b² or ‖u‖² ≤ b².
     empty = privacy.adjacency == "add-remove"
     if posterior.intercept:
         sums = _within(rows, wide, real).sum(1)
-        heard.append(_hear(air, slice(0, first), sums, uses, wide, wide if empty else 2 * wide, MEAN_PART * share))
-        mean = heard[0].average
+        received.append(
+            _receive(air, slice(0, first), sums, uses, wide, wide if empty else 2 * wide, MEAN_PART * share)
+        )
+        mean = received[0].average
     lengths = (_within(rows - mean, wide, real) ** 2).sum((1, 2))[:, None]
-    heard.append(_hear(air, slice(first, first + 1), lengths, uses, wide**2, wide**2, SIZE_PART * share))
+    received.append(_receive(air, slice(first, first + 1), lengths, uses, wide**2, wide**2, SIZE_PART * share))
     away = _within(rows - mean, radius, real)
     products = _packed(np.einsum("kni,knj->kij", away, away))
     # A device's products are at most N_k b² long, and N_k b²/√d where all directions are alike. Longer ones are
@@ -125,12 +127,12 @@ def release_whitening(
     left = share * (1 - SIZE_PART - MEAN_PART * posterior.intercept)
     reach = radius**2 / size**0.5
     moved = radius**2 if empty else 2**0.5 * radius**2
-    heard.append(_hear(air, slice(first + 1, rounds), products, uses, reach, moved, left))
-    shape, trace = _unpacked(heard[-1].average, size), heard[-2].average[0]
-    scale = trace / np.trace(shape) if np.trace(shape) > 0 and trace > heard[-2].noise else 1.0
-    level = scale * (2 * size) ** 0.5 * heard[-1].noise  # the edge of the spectrum of noise alone
-    matrix = whitening(mean, scale * shape, posterior.intercept, level, prior_ridge(posterior, prior_on))
-    loss = np.concatenate([each.loss for each in heard])
+    received.append(_receive(air, slice(first + 1, rounds), products, uses, reach, moved, left))
+    shape, trace = _unpacked(received[-1].average, size), received[-2].average[0]
+    scale = trace / np.trace(shape) if np.trace(shape) > 0 and trace > received[-2].noise else 1.0
+    level = scale * (2 * size) ** 0.5 * received[-1].noise  # the edge of the spectrum of noise alone
+    matrix = whitening(mean, scale * shape, posterior.intercept, level, posterior.prior_ridge(prior_on))
+    loss = np.concatenate([each.loss for each in received])
     sent = digest(posterior.digest.encode(), air.noise.encode(), loss)
     hidden = float(np.mean(np.linalg.eigvalsh(scale * shape) < level))
     return Release(matrix, loss, f"whiten-{sent}", f"whiten-{air.noise}", level, hidden)
@@ -155,8 +157,8 @@ class _Air:
         self.generator = np.random.default_rng(int(seed, 16))
 
 
-def _hear(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivity: float, share: float) -> _Heard:
-    """Devices' sums[K, n] as the server hears them, averaged over all examples.
+def _receive(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivity: float, share: float) -> _Received:
+    """Return devices' sums[K, n] as the server receives them, averaged over all examples.
 
     Args:
         at: the rounds that it takes, with `uses` channel uses each, in which the n numbers are repeated.
@@ -180,26 +182,26 @@ def _hear(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivit
     fraction = np.minimum(1.0, allowed / loss)
     strength, loss = strength * np.sqrt(fraction), loss * fraction
     noise = air.generator.standard_normal((strength.shape[0], sums.shape[1]))
-    received = (strength * air.off[at]) @ sent + noise
+    signal = (strength * air.off[at]) @ sent + noise
     weight = strength.sum(1)
     total = float(weight @ (strength @ air.sizes))
-    return _Heard(weight @ received / total, float(np.linalg.norm(weight)) / total, loss)
+    return _Received(weight @ signal / total, float(np.linalg.norm(weight)) / total, loss)
 
 
 def _within(rows: Array, radius: float, real: NDArray[np.bool_]) -> Array:
-    """rows[K, n, d] no longer than the radius, and zero where there is no example."""
+    """Return rows[K, n, d] no longer than the radius, and zero where there is no example."""
     length = np.linalg.norm(rows, axis=-1, keepdims=True)
     return rows * (np.minimum(1.0, radius / np.maximum(length, 1e-300)) * real[..., None])
 
 
 def _packed(matrices: Array) -> Array:
-    """Symmetric matrices[..., d, d] as vectors of the same length (Frobenius norm)."""
+    """Return symmetric matrices[..., d, d] as vectors of the same length (Frobenius norm)."""
     i, j = np.triu_indices(matrices.shape[-1])
     return matrices[..., i, j] * np.where(i == j, 1.0, 2**0.5)
 
 
 def _unpacked(vector: Array, size: int) -> Array:
-    """The symmetric matrix of a packed vector."""
+    """Return the symmetric matrix of a packed vector."""
     i, j = np.triu_indices(size)
     matrix = np.zeros((size, size))
     matrix[i, j] = matrix[j, i] = vector * np.where(i == j, 1.0, 2**-0.5)

@@ -22,7 +22,6 @@ from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, names, planned, so
 kernel = sys.modules["wflmc.sampling.kernel"]
 runner = sys.modules["wflmc.sampling.runner"]
 gaussian = sys.modules["wflmc.posterior.gaussian"]
-gaussian_sums = sys.modules["wflmc.posterior.gaussian_sums"]
 softmax = sys.modules["wflmc.posterior.softmax_sums"]
 blocks = sys.modules["wflmc.posterior.blocks"]
 
@@ -196,15 +195,21 @@ def test_example_clip_skipped_by_the_kernel(few, record_plan, mutate):
 
 
 def test_device_clip_skipped_by_the_gaussian_model(few, plan, mutate):
-    again = {"wrap": lambda mutant: blocks.batch_chains(mutant, own=3), "known_as": (gaussian, "clipped_sum")}
-    mutate(gaussian_sums._all_chains, "clip_factor(w, limit, norm)", "w", **again)
+    again = {
+        "wrap": lambda mutant: blocks.batch_chains(mutant, 3),
+        "known_as": (gaussian, "clipped_sum"),
+    }
+    mutate(gaussian._clipped_sum, "clip_factor(w, limit, norm)", "w", **again)
     report = audit.audit(KEY, plan, few, trials=TRIALS, attacks=["turning", "model"])
     assert names(report) == {"gaussian model"}
 
 
 def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, mutate):
-    again = {"wrap": lambda mutant: blocks.batch_chains(mutant, own=4), "known_as": (gaussian, "by_examples")}
-    mutate(gaussian_sums._chains_by_examples, "jnp.clip(residual, -most, most)", "residual", **again)
+    again = {
+        "wrap": lambda mutant: blocks.batch_chains(mutant, 4),
+        "known_as": (gaussian, "by_examples"),
+    }
+    mutate(gaussian._clipped_sum_by_examples, "jnp.clip(residual, -most, most)", "residual", **again)
     assert not audit.audit_model(KEY, record_plan, few, trials=20_000).consistent
 
 
@@ -216,7 +221,7 @@ def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, mutate):
             ("by_rows", "jnp.sqrt(jnp.maximum(square, 0.0) + rounding)") if examples == 6 else ("by_devices", "norm")
         )
         used_in = sys.modules["wflmc.posterior.softmax"]
-        again = {"wrap": lambda mutant: blocks.batch_chains(mutant, own=3), "known_as": (used_in, name)}
+        again = {"wrap": lambda mutant: blocks.batch_chains(mutant, 3), "known_as": (used_in, name)}
         mutate(getattr(softmax, f"_chains_{name}"), f"clip_factor(w.T, limit.T, {norm})", "w.T", **again)
     else:
         mutate(softmax._limited, "residual * clip_factor(jnp.ones(()), most, length)[:, None]", "residual")
@@ -245,7 +250,7 @@ def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
 def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, mutate):
     plan = planned(few)
     mutate(
-        gaussian_sums._all_chains, "jnp.sqrt(sum_squares(gradient))", "jnp.max(jnp.abs(gradient), axis=-1)",
-        wrap=lambda mutant: blocks.batch_chains(mutant, own=3), known_as=(gaussian, "clipped_sum"),
+        gaussian._clipped_sum, "jnp.sqrt(summation.sum_squares(gradient))", "jnp.max(jnp.abs(gradient), axis=-1)",
+        wrap=lambda mutant: blocks.batch_chains(mutant, 3), known_as=(gaussian, "clipped_sum"),
     )  # fmt: skip
     assert not audit.audit_model(KEY, plan, few, trials=TRIALS).consistent

@@ -96,7 +96,7 @@ def test_every_device_has_weight_one_on_average(fading):
 def test_standing_is_uniform_and_independent(correlation, rician_k):
     fading = channel.rician([1.0, 1e-3], rician_k, correlation)
     h = fading.draw(np.random.default_rng(1), 3000, 2)
-    u = fading.law.standing(h)
+    u = fading.law.quality(h)
     assert stats.kstest(u.ravel(), "uniform").pvalue > 1e-3
     for a, b in ((u[1:, 0], u[:-1, 0]), (u[:, 0], u[:, 1])):
         assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(a.size)
@@ -107,13 +107,13 @@ def test_standing_by_scipy():
     law, h = channel.rayleigh(2.0, 0.8).law, np.array([[1.0 + 1j], [0.3 - 0.5j]])
     spread = np.sqrt(2.0 * (1 - 0.8**2) / 2)
     expected = stats.rice.cdf(abs(h[1, 0]) / spread, abs(0.8 * h[0, 0]) / spread)
-    assert law.standing(h)[1, 0] == pytest.approx(expected, rel=1e-9)
-    assert law.standing(h)[0, 0] == pytest.approx(1 - np.exp(-(abs(h[0, 0]) ** 2) / 2.0), rel=1e-12)
+    assert law.quality(h)[1, 0] == pytest.approx(expected, rel=1e-9)
+    assert law.quality(h)[0, 0] == pytest.approx(1 - np.exp(-(abs(h[0, 0]) ** 2) / 2.0), rel=1e-12)
 
 
 def test_forecast_has_the_moments_of_the_law():
     law, present = channel.rician([1.0, 4.0], 3.0, 0.7).law, np.array([0.5 + 1j, -1.0])
-    paths = law.ahead(present, channel.complex_normal(np.random.default_rng(0), 20_000, 3, 2))
+    paths = law.draw_after(present, channel.complex_normal(np.random.default_rng(0), 20_000, 3, 2))
     amplitude = np.array([1.0, 2.0])
     for j in (1, 2, 3):
         path = amplitude * np.sqrt(0.75)

@@ -11,7 +11,6 @@ import wflmc
 from wflmc import InputError, channel
 from wflmc.posterior import softmax as softmax_module
 from wflmc.posterior import whitening
-from wflmc.posterior.coordinates import moments_of
 
 from .whitening_tools import KEY, correlated, gaussian
 
@@ -61,7 +60,8 @@ def test_gaussian_posterior_is_the_same_whatever_the_coordinates(intercept):
 
 def test_a_prior_on_whitened_coordinates_is_another_prior():
     own, std = gaussian(intercept=True), 0.2
-    W = whitening(*moments_of(own.features, own.sizes, True), True)
+    rows = own.covariates
+    W = whitening(rows.mean(0), np.cov(rows.T, bias=True), True)
     u = own.features[np.arange(own.features.shape[1]) < own.sizes[:, None]]
     v = own.target[np.arange(own.target.shape[1]) < own.sizes[:, None]]
     prior = std**2 * W.T @ W  # of θ = Wᵀφ

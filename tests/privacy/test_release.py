@@ -83,7 +83,7 @@ def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
         heard, noise = [], []
         for given_sums in (sums, other):
             air = preconditioning._Air(KEY, link, privacy, sizes, 3, np.zeros(1))
-            heard.append(preconditioning._hear(air, slice(0, 3), given_sums, uses, reach, 1.0, 0.5))
+            heard.append(preconditioning._receive(air, slice(0, 3), given_sums, uses, reach, 1.0, 0.5))
             noise.append(heard[-1].noise)
         # The average over rounds is the sufficient statistic of the mean: its distance in standard deviations is μ.
         distance = np.linalg.norm(heard[1].average - heard[0].average) / noise[0]
@@ -100,7 +100,7 @@ def test_noise_of_the_average_is_what_it_says():
     draws = []
     for seed in range(400):
         air = preconditioning._Air(jax.random.key(seed), link, PROMISE["record"], sizes, 5, np.zeros(1))
-        draws.append(preconditioning._hear(air, slice(1, 4), np.zeros((3, 10)), 10, 2.0, 1.0, 0.5))
+        draws.append(preconditioning._receive(air, slice(1, 4), np.zeros((3, 10)), 10, 2.0, 1.0, 0.5))
     spread = np.std([draw.average for draw in draws])
     assert spread / draws[0].noise == pytest.approx(1, abs=4 / np.sqrt(2 * 4000))
 
@@ -208,7 +208,7 @@ def test_a_round_of_a_release_knows_only_the_rounds_before():
 def test_the_audit_says_that_it_leaves_the_release_out(scenario, call):
     code, out, _ = call("audit", scenario, "--trials", "2000")
     assert code == 0
-    assert "with the release that whitened its features the promise is 2" in " ".join(out.split())
+    assert "with the release that whitened its features the promise is ε = 2" in " ".join(out.split())
 
 
 def test_warnings_compare_like_with_like():

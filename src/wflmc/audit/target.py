@@ -12,7 +12,7 @@ from wflmc.dynamics import noise_step
 from wflmc.errors import InputError
 from wflmc.planning import Plan
 from wflmc.privacy import epsilon_spent
-from wflmc.privacy.accountants import probability
+from wflmc.privacy.accountants import positive
 from wflmc.sampling.kernel import Rounds, rounds_of
 
 Array = NDArray[np.float64]
@@ -65,7 +65,7 @@ def attack_target(plan: Plan, delta: ArrayLike | None, device: int | None, csi_e
     chance = plan.privacy.delta if delta is None else delta
     if chance is None:
         raise InputError("delta", None, "given: this plan has no privacy constraint, and ε is stated at a δ")
-    deltas = probability("delta", chance)
+    deltas = positive("delta", chance, 1)
     if deltas.ndim > 1 or deltas.size not in (1, devices):
         raise InputError("delta", chance, f"one number, or one for each of the {devices} devices")
     loss = plan.loss

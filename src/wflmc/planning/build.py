@@ -191,7 +191,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
     if rule.name == "unbiased":
         chosen = causal.choose_senders(options.senders, link, usual)
         rule, usual = (dataclasses.replace(each, senders=chosen) for each in (rule, usual))
-        how_good, lots = link.standing(known)
+        how_good, lots = link.quality(known)
         standing = (how_good[now], lots[now])
     who = rule(gains, standing)
     power_cap = rule.power_cap(gains, who.active) if scheme.wireless else np.full(rounds, np.inf)

@@ -38,11 +38,11 @@ def simulated(law: GaussMarkov, rule: Rule) -> tuple[Gains, tuple[Array, Array] 
     """Independent rounds h[n, K] of a law, for `unbiased` with standing and lots; the same ones for every link."""
     generator = host_generator(jax.random.key(0), "forecast")
     before, noise = complex_normal(generator, 2, SIMULATED, rule.clip.size)
-    first = law.first(before)
-    pair = np.stack([first, law.ahead(first, noise[:, None])[:, 0]], axis=-2)
+    first = law.draw_first(before)
+    pair = np.stack([first, law.draw_after(first, noise[:, None])[:, 0]], axis=-2)
     if rule.name != "unbiased":
         return pair[:, 1], None
-    return pair[:, 1], (law.standing(pair)[:, 1], generator.random(noise.shape))
+    return pair[:, 1], (law.quality(pair)[:, 1], generator.random(noise.shape))
 
 
 def choose_senders(given: int, link: Link, rule: Rule) -> int:
@@ -111,7 +111,7 @@ class Forecast:
             return self.typical.repeated(rounds)
         noise = self.noise[:, :rounds]
         paths, near, devices = noise.shape
-        drawn = self.of(self.law.ahead(self.known[s], noise).reshape(-1, devices))
+        drawn = self.of(self.law.draw_after(self.known[s], noise).reshape(-1, devices))
         soon = Outlook(*(x.reshape(paths, near, *x.shape[1:]).mean(0) for x in drawn))
         soon = soon._replace(active=(soon.active * paths + self.typical.active) / (paths + 1))
         return soon.then(self.typical.repeated(rounds - near))

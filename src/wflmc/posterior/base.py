@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
-from wflmc.posterior.summation import Sum, Total
+from wflmc.posterior.summation import UNIT, Rounding, Sum, Total, additions, margin
 
 if TYPE_CHECKING:
     from wflmc.posterior.coordinates import Coordinates
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from wflmc.posterior.response import AnyResponse, Motion, Quadratic
 
 Array = NDArray[np.float64]
+Maybe = jax.Array | None
 ClippedSum = tuple[Total, jax.Array]
 """A sum over devices, and the norm of each device's gradient before clipping, [K]."""
 
@@ -53,33 +54,24 @@ class Posterior(Protocol):
     @property
     def dim(self) -> int:
         """m, the number of parameters."""
-        ...
 
     @property
     def devices(self) -> int:
         """K."""
-        ...
+        return int(self.sizes.shape[0])
 
     @property
     def digest(self) -> str:
         """A hash of the data and of which device holds them."""
-        ...
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the law of the start and the posterior."""
-        ...
 
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """Draw the start of one chain, [m]."""
-        ...
 
     def unrounded_sum(
-        self,
-        theta: jax.Array,
-        weight: jax.Array,
-        clip: jax.Array,
-        key: jax.Array | None = None,
-        example_clip: jax.Array | None = None,
+        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
     ) -> ClippedSum:
         """Return Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖) before it is rounded to float32, and the norms ‖g_k‖, [K].
 
@@ -90,15 +82,9 @@ class Posterior(Protocol):
             key: draws the mini-batches of models that have some.
             example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
         """
-        ...
 
     def clipped_sum(
-        self,
-        theta: jax.Array,
-        weight: jax.Array,
-        clip: jax.Array,
-        key: jax.Array | None = None,
-        example_clip: jax.Array | None = None,
+        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
     ) -> tuple[jax.Array, jax.Array]:
         """Return `unrounded_sum` rounded to float32, [m], and the norms ‖g_k‖ before clip_factor, [K]."""
         total, norm = self.unrounded_sum(theta, weight, clip, key, example_clip)
@@ -106,11 +92,9 @@ class Posterior(Protocol):
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Return every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
-        ...
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return the norm of every example's gradient at theta[..., m], [..., N]."""
-        ...
 
     def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
         """Return the same posterior in float32 on the accelerator, in blocks of devices that keep to a memory limit.
@@ -120,19 +104,15 @@ class Posterior(Protocol):
             limit: bytes.
             by_example: whether examples are to be clipped one by one.
         """
-        ...
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""
-        ...
 
     def work(self, by_example: bool = False) -> float:
         """Return the number of operations of one chain in one round, roughly."""
-        ...
 
     def device(self, index: int) -> Self:
         """Return one device's part: its data and its share of the prior."""
-        ...
 
     @property
     def prior_power(self) -> float:
@@ -154,7 +134,8 @@ class Posterior(Protocol):
 
     def margin(self, clip: Array, example_clip: Array) -> float:
         """Return e, by which float32 sums may raise the sensitivity; see `wflmc.posterior.summation.margin`."""
-        return 0.0
+        norm = (additions(self.dim) / 2 + 8) * UNIT
+        return margin(Rounding(norm, norm), self.dim, self.sizes, clip, example_clip)
 
     def downlink_error(self, weight: ArrayLike) -> Array:
         """Bound E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit downlink noise e_k, weight[..., K] -> [...]."""
@@ -182,16 +163,13 @@ class HasLaw(Protocol):
     @property
     def exact(self) -> Gaussian:
         """The posterior of the parameters θ."""
-        ...
 
     @property
     def exact_in_coordinates(self) -> Gaussian:
         """The posterior of the coordinates φ."""
-        ...
 
     def chain(self, motion: Motion) -> LinearChain:
         """Return a chain that is never clipped, as a linear one."""
-        ...
 
 
 @runtime_checkable
@@ -203,11 +181,9 @@ class Predicts(Protocol):
 
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:
         """Return p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C]."""
-        ...
 
     def classes_of(self, labels: ArrayLike) -> NDArray[np.intp]:
         """Return the class, 0 to C − 1, of every label."""
-        ...
 
 
 def check_posterior(posterior: object) -> None:

@@ -74,12 +74,12 @@ def scan_blocks(
         total, norms = jax.lax.scan(body, start, parts)
         return total, norms.swapaxes(0, 1).reshape(norms.shape[1], -1)[:, :devices]
 
-    def together(total: Sum, part: Any) -> tuple[Sum, jax.Array]:
+    def add_group(total: Sum, part: Any) -> tuple[Sum, jax.Array]:
         some, norms = jax.lax.scan(body, jnp.zeros_like(total.high), part)
         return plus(total, as_pair(some)), norms
 
     groups = jax.tree.map(lambda values: values.reshape(-1, group, *values.shape[1:]), parts)
-    total, norms = jax.lax.scan(together, start, groups)
+    total, norms = jax.lax.scan(add_group, start, groups)
     return total, jnp.moveaxis(norms, 2, 0).reshape(norms.shape[2], -1)[:, :devices]
 
 
@@ -98,29 +98,32 @@ def row_norms(rows: jax.Array) -> jax.Array:
     return largest[..., 0] * jnp.sqrt(sum_squares(scaled))
 
 
-def batch_chains(function: Callable[..., Any], own: int) -> Callable[..., Any]:
+def batch_chains(function: Callable[..., Any], chain_arguments: int) -> Callable[..., Any]:
     """A function of one chain whose `vmap` over chains is one call of `function` for all of them.
 
     Args:
-        function: takes data and then `own` arguments with a leading chain axis, and returns values with one; all but
-            the first of them have length 1 there where they are the same for all chains.
+        function: takes data and then arguments with a leading chain axis, and returns values with one; all but the
+            first of them have length 1 there where they are the same for all chains.
+        chain_arguments: how many.
     """
 
+    last = slice(-chain_arguments, None)
+
     def one_chain(*arguments: Any) -> Any:
-        chains = [value[None] for value in arguments[-own:]]
-        return jax.tree.map(lambda value: value[0], function(*arguments[:-own], *chains))
+        chains = [value[None] for value in arguments[last]]
+        return jax.tree.map(lambda value: value[0], function(*arguments[:-chain_arguments], *chains))
 
     single = jax.custom_batching.custom_vmap(one_chain)
 
     @single.def_vmap
     def _(axis_size: int, batched: list[Any], *arguments: Any) -> tuple[Any, Any]:
-        if any(jax.tree.leaves(batched[:-own])):  # as many data sets as chains: nothing to share
+        if any(jax.tree.leaves(batched[:-chain_arguments])):  # as many data sets as chains: nothing to share
             axes = jax.tree.map(lambda flag: 0 if flag else None, list(batched))
             result = jax.vmap(one_chain, axes)(*arguments)
             return result, jax.tree.map(lambda _: True, result)
-        chains = [value if flag else value[None] for value, flag in zip(arguments[-own:], batched[-own:], strict=True)]
+        chains = [value if flag else value[None] for value, flag in zip(arguments[last], batched[last], strict=True)]
         chains[0] = jnp.broadcast_to(chains[0], (axis_size, *chains[0].shape[1:]))
-        result = function(*arguments[:-own], *chains)
+        result = function(*arguments[:-chain_arguments], *chains)
         return result, jax.tree.map(lambda _: True, result)
 
     return single

@@ -11,24 +11,34 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
-from wflmc.keys import digest, host_generator, named
-from wflmc.posterior.blocks import block_size, pad_to_blocks, split_blocks
-from wflmc.posterior.coordinates import Coordinates, Moving
-from wflmc.posterior.gaussian_sums import by_examples, clipped_sum
-from wflmc.posterior.inputs import check_counts, check_init, check_prior, checked, draw_start, with_intercept
+from wflmc.keys import host_generator
+from wflmc.posterior import summation
+from wflmc.posterior.base import ClippedSum, Maybe
+from wflmc.posterior.blocks import (
+    batch_chains,
+    block_size,
+    clip_factor,
+    pad_to_blocks,
+    row_norms,
+    scan_blocks,
+    split_blocks,
+)
+from wflmc.posterior.coordinates import Coordinates
+from wflmc.posterior.inputs import check_counts, check_init, checked
 from wflmc.posterior.kinetic import kinetic_round, with_velocity
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
-from wflmc.posterior.partition import assign, by_device, padded
+from wflmc.posterior.partition import spread_over_devices
+from wflmc.posterior.regression import Regression, check_regression
 from wflmc.posterior.response import Motion, Quadratic, Response
-from wflmc.posterior.summation import UNIT, Rounding, Total, additions, margin
+from wflmc.posterior.summation import Sum, Total, as_pair, plus
 
 Array = NDArray[np.float64]
 
 PAPER_PARAMETERS = (0.071, -0.518, 0.9342, 0.7198, 0.4676)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class GaussianPosterior(Moving):
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class GaussianPosterior(Regression):
     """p(θ|D) for v = θᵀu + N(0, 1) and prior N(0, prior_std² I), held as each device's sufficient statistics.
 
     The gradient of device k is H_k θ − b_k with H_k = Σ u uᵀ + I/(K prior_std²) and b_k = Σ v u, so a round
@@ -36,33 +46,15 @@ class GaussianPosterior(Moving):
     the gradient of one is (θᵀu − v) u, and clipping it to c limits its residual to c/‖u‖.
     """
 
+    target: Array
+    """v[K, n]."""
     hessian: Array
     """H[K, m, m], each device's share of the prior included."""
     linear: Array
     """b[K, m]."""
-    sizes: NDArray[np.intp]
-    """N_k, [K]."""
-    prior_std: float
     mean: Array
     covariance: Array
-    mu: float
-    """Smallest eigenvalue of the Hessian (strong convexity)."""
-    L: float
-    """Largest eigenvalue of the Hessian (smoothness)."""
-    features: Array
-    """u[K, n, m]; devices of unlike size are filled up with rows of zeros, which add nothing."""
-    target: Array
-    """v[K, n]."""
     block: int = 0
-    """Devices whose gradients are worked out at a time; 0: all of them."""
-    intercept: bool = False
-    """Whether the last feature is a constant that the model has added itself."""
-    coordinates: Coordinates | None = None
-    """Where chains move, if not among the parameters themselves; all that is above is then said of them."""
-    subject: str = ""
-    """The name of the data, where features are no longer what they were."""
-    columns: tuple[str, ...] = ()
-    """The names of the features, where there are some."""
 
     @property
     def dim(self) -> int:
@@ -70,9 +62,18 @@ class GaussianPosterior(Moving):
         return int(self.linear.shape[-1])
 
     @property
-    def devices(self) -> int:
-        """K."""
-        return int(self.sizes.shape[0])
+    def outcomes(self) -> Array:
+        """The targets."""
+        return self.target
+
+    @property
+    def _data(self) -> tuple[Array, Array]:
+        return self.features, self.target
+
+    def _with_data(
+        self, features: Array, outcomes: Any, sizes: NDArray[np.intp], prior_std: float, space: Coordinates | None
+    ) -> GaussianPosterior:
+        return replace(_assemble(features, outcomes, sizes, prior_std, space), intercept=self.intercept)
 
     @property
     def exact(self) -> Gaussian:
@@ -85,140 +86,91 @@ class GaussianPosterior(Moving):
         return Gaussian(self.mean, self.covariance)
 
     def initial(self, init: str = "prior") -> Gaussian:
-        """The law of θ[0]: the prior, or a point mass at zero."""
+        """Return the law of θ[0]: the prior, or a point mass at zero."""
         return self._of_parameters(self._initial(init))
 
     def _initial(self, init: str) -> Gaussian:
-        """The same in the chain's coordinates."""
+        """Return the same in the chain's coordinates."""
         check_init(init)
         spread = self.prior_std * np.eye(self.dim) if self.coordinates is None else self.coordinates.spread
         return Gaussian(np.zeros(self.dim), spread @ spread.T if init == "prior" else 0.0 * spread)
 
     def _of_parameters(self, law: Gaussian) -> Gaussian:
-        """The law of the parameters from that of the chain's coordinates."""
+        """Return the law of the parameters from that of the chain's coordinates."""
         if self.coordinates is None:
             return law
         W = self.coordinates.matrix
         return Gaussian(law.mean @ W, W.T @ law.covariance @ W)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
-        """W2² between the start and the posterior, in the coordinates that chains move in."""
+        """Return W2² between the start and the posterior, in the coordinates that chains move in."""
         return float(w2_squared(self._initial(init), self.exact_in_coordinates))
 
-    def _moved(self, space: Coordinates) -> GaussianPosterior:
-        """The same posterior in other coordinates."""
-        moved = _from_rows(self.features @ space.matrix.T, self.target, self.sizes, self.prior_std, space)
-        return replace(moved, intercept=self.intercept, subject=self.digest)
-
-    @property
-    def digest(self) -> str:
-        """A short name for the data and who holds them."""
-        return self.subject or digest(self.features, self.target, self.sizes)
-
-    def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
-        """Where one chain starts, [m]."""
-        return draw_start(key, init, self.dim, self.prior_std, self.coordinates)
-
     def unrounded_sum(
-        self,
-        theta: jax.Array,
-        weight: jax.Array,
-        clip: jax.Array,
-        key: jax.Array | None = None,
-        example_clip: jax.Array | None = None,
-    ) -> tuple[Total, jax.Array]:
-        """`clipped_sum` before it is rounded."""
-        del key
+        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
+    ) -> ClippedSum:
+        """Return `clipped_sum` before it is rounded."""
         block = self.block or self.devices
         if example_clip is None:
             data = split_blocks(self.hessian, block), split_blocks(self.linear, block)
             return clipped_sum(data, theta, weight, clip)
         rows = split_blocks(self.features, block), split_blocks(self.target, block)
-        return by_examples(rows, self._share, theta, weight, clip, example_clip)
-
-    def margin(self, clip: Array, example_clip: Array) -> float:
-        """How much less clips are to be, see `summation.margin`."""
-        norm = (additions(self.dim) / 2 + 8) * UNIT
-        return margin(Rounding(norm, norm), self.dim, self.sizes, clip, example_clip)
-
-    @property
-    def _share(self) -> Any:
-        """Each device's share of the prior's curvature."""
-        if self.coordinates is None:
-            return np.eye(self.dim) / (self.devices * self.prior_std**2)
-        return self.coordinates.precision / self.devices
+        share = np.eye(self.dim) / (self.devices * self.prior_std**2)
+        if self.coordinates is not None:
+            share = self.coordinates.precision / self.devices
+        return by_examples(rows, share, theta, weight, clip, example_clip)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
-        """Memory that one device at a time needs for its part of a round."""
+        """Return the memory that one device at a time needs for its part of a round, in bytes."""
         return 8.0 * chains * (self.dim + (self.features.shape[1] if by_example else 0))
 
     def work(self, by_example: bool = False) -> float:
-        """Operations of one chain in one round, roughly."""
+        """Return the number of operations of one chain in one round, roughly."""
         return float(self.devices * self.dim * (50 + (self.features.shape[1] if by_example else self.dim)))
 
     def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> GaussianPosterior:
-        """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes.
+        """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`.
 
-        Args:
-            by_example: whether examples are to be clipped one by one; only then they are taken along.
+        Examples are taken along only where they are to be clipped one by one.
         """
         block = block_size(self.devices, self.working_bytes(chains, by_example), 4.0 * chains * self.dim, limit)
         rows = slice(None if by_example else 0)
-        return replace(
-            self,
-            hessian=pad_to_blocks(self.hessian.astype(np.float32), block),
-            linear=pad_to_blocks(self.linear.astype(np.float32), block),
-            features=pad_to_blocks(self.features[:, rows].astype(np.float32), block),
-            target=pad_to_blocks(self.target[:, rows].astype(np.float32), block),
-            block=block,
-        )
+        arrays = {
+            "hessian": self.hessian,
+            "linear": self.linear,
+            "features": self.features[:, rows],
+            "target": self.target[:, rows],
+        }
+        padded = {name: pad_to_blocks(values.astype(np.float32), block) for name, values in arrays.items()}
+        return replace(self, **padded, block=block)
 
     def example_norms(self, theta: ArrayLike) -> Array:
-        """‖gradient‖ of every example at theta[..., m], [..., N]."""
+        """Return ‖gradient‖ of every example at theta[..., m], [..., N]."""
         u, v = self.real_rows(self.features), self.real_rows(self.target)
         return np.abs(self.coordinates_of(np.asarray(theta)) @ u.T - v) * np.linalg.norm(u, axis=1)
 
-    @property
-    def outcomes(self) -> Array:
-        """The targets."""
-        return self.target
-
     def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> Array:
-        """Targets for rows[n, m], [draw, n]."""
         mean = theta @ rows.T
         return mean + generator.standard_normal(mean.shape)
 
     def _log_likelihood(self, theta: Array, rows: Array, outcomes: Array) -> Array:
-        """Of targets[n], [draw, n]."""
         return -0.5 * ((outcomes - theta @ rows.T) ** 2 + np.log(2 * np.pi))
 
     def gradients(self, theta: jax.Array) -> jax.Array:
-        """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
+        """Return every device's own gradient, unclipped, [K, m]."""
         return (jnp.asarray(self.hessian) @ theta - self.linear)[: self.devices]
 
-    def device(self, index: int) -> GaussianPosterior:
-        """One device's part alone: its `clipped_sum` gives that device's clipped gradient."""
-        if not 0 <= index < self.devices:
-            raise InputError("device", index, f"between 0 and {self.devices - 1}")
-        at = slice(index, index + 1)
-        rows = slice(self.sizes[index])
-        # Its share of the prior is all of its own.
-        std = self.prior_std * self.devices**0.5
-        space = None if self.coordinates is None else self.coordinates.shared(self.devices)
-        alone = _from_rows(self.features[at, rows], self.target[at, rows], self.sizes[at], std, space)
-        return replace(alone, intercept=self.intercept)
-
     def expansion(self, step_size: float, weight: ArrayLike) -> float:
-        """The largest factor by which one round can stretch an error of θ, over the rounds of weight[S, K].
+        """Return the largest factor by which one round can stretch an error of θ, over the rounds of weight[S, K].
 
-        η < 2/L keeps it below 1 while everyone sends. Reweighting a few unlike devices may not.
+        η < 2/L keeps it below 1 while all devices transmit. Reweighting a few unlike devices may not.
         """
         partial = np.unique(np.asarray(weight, dtype=float), axis=0)
         steps = np.eye(self.dim) - step_size * np.tensordot(partial, self.hessian, 1)
         return float(np.abs(np.linalg.eigvalsh(steps)).max())
 
     def downlink_error(self, weight: ArrayLike) -> Array:
-        """E‖Σ_k w_k H_k e_k‖² for unit noise e_k in what every device hears of θ, weight[..., K] -> [...]."""
+        """Return E‖Σ_k w_k H_k e_k‖² for unit downlink noise e_k at every device, weight[..., K] -> [...]."""
         return np.asarray(np.asarray(weight, dtype=float) ** 2 @ (self.hessian**2).sum((-1, -2)))
 
     def chain(self, motion: Motion) -> LinearChain:
@@ -254,7 +206,7 @@ class GaussianPosterior(Moving):
         return self.chain(motion).response(burn_in, self.exact)
 
     def quadratic(self, init: str = "prior") -> Quadratic:
-        """The cost around its mode, which for this model is all of it."""
+        """Return the cost around its mode, which for this model is all of it."""
         values, vectors = np.linalg.eigh(self.hessian.sum(0))
         spread = np.einsum("ij,ik,kj->j", vectors, self._initial(init).covariance, vectors)
         pull = (self.hessian @ self.mean - self.linear) @ vectors
@@ -271,7 +223,7 @@ jax.tree_util.register_dataclass(
 )
 
 
-def _from_rows(
+def _assemble(
     features: Array, target: Array, sizes: NDArray[np.intp], prior_std: float, space: Coordinates | None = None
 ) -> GaussianPosterior:
     devices, _, dim = features.shape
@@ -285,21 +237,83 @@ def _from_rows(
     values, vectors = np.linalg.eigh(total)
     if not values[0] > 0:
         raise InputError("data", f"features with a Hessian eigenvalue of {values[0]:.3g}", "scaled to moderate size")
-    covariance = (vectors / values) @ vectors.T
-    mean = np.linalg.solve(total, linear.sum(0))
     return GaussianPosterior(
-        hessian=hessian,
-        linear=linear,
-        sizes=sizes,
-        prior_std=prior_std,
-        mean=mean,
-        covariance=covariance,
-        mu=float(values[0]),
-        L=float(values[-1]),
         features=features,
         target=target,
+        sizes=sizes,
+        prior_std=prior_std,
+        hessian=hessian,
+        linear=linear,
+        mean=np.linalg.solve(total, linear.sum(0)),
+        covariance=(vectors / values) @ vectors.T,
+        mu=float(values[0]),
+        L=float(values[-1]),
         coordinates=space,
     )
+
+
+def _clipped_sum(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> ClippedSum:
+    """theta[chain, m] or [chain, K, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
+    bound = summation.signal_bound(weight, clip)
+
+    def add(total: Total, data: Any, w: jax.Array, limit: jax.Array, *received: jax.Array) -> ClippedSum:
+        hessian, linear = data
+        if received:
+            gradient = jnp.einsum("ckm,kmn->ckn", received[0], hessian, precision="highest") - linear
+        else:
+            flat = hessian.reshape(-1, theta.shape[1])  # symmetric, so that rows are columns
+            gradient = jnp.matmul(theta, flat.T, precision="highest").reshape(-1, *linear.shape) - linear
+        norm = jnp.sqrt(summation.sum_squares(gradient))
+        return summation.add_devices(total, clip_factor(w, limit, norm)[..., None] * gradient, 1, bound), norm
+
+    start = summation.zero_total(_zero(theta), weight.shape[1])
+    return scan_blocks(add, blocks, start, weight, clip, *_by_device(theta), by_device=True)
+
+
+def _by_device(theta: jax.Array) -> list[jax.Array]:
+    """Return what each device received, where that differs: an argument that goes block by block."""
+    return [theta] if theta.ndim == 3 else []
+
+
+def _zero(theta: jax.Array) -> jax.Array:
+    return jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype)
+
+
+def _clipped_sum_by_examples(
+    blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
+) -> ClippedSum:
+    """The same with every example clipped first, from the examples themselves; `share` of the prior's curvature."""
+    bound = summation.signal_bound(weight, clip)
+
+    def add(total: Sum, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *received: jax.Array) -> Any:
+        u, v = data
+        if received:
+            residual = jnp.einsum("ckm,knm->ckn", received[0], u, precision="highest") - v
+        else:
+            rows = u.reshape(-1, theta.shape[1])
+            residual = jnp.matmul(theta, rows.T, precision="highest").reshape(-1, *v.shape) - v
+        size = row_norms(u)
+        most = jnp.where(size > 0, example[..., None] / size, jnp.inf)
+        kept = jnp.clip(residual, -most, most)
+        prior = jnp.matmul(received[0] if received else theta[:, None], share, precision="highest")
+        like = jnp.zeros((kept.shape[0], *u.shape[::2]), theta.dtype)
+        gradient = plus(summation.sum_records(_weighted, like, (kept, 2), (u, 1)), as_pair(prior + like))
+        if u.shape[1] > summation.PAIRS:
+            sent, norm = summation.clip_pairs(gradient, jnp.broadcast_to(w, like.shape[:2]), limit, (-1,))
+            return plus(total, summation.lattice_sum_pairs(sent, 1, bound)), norm
+        norm = jnp.sqrt(summation.sum_squares(gradient.rounded))
+        clipped = clip_factor(w, limit, norm)[..., None] * gradient.rounded
+        return plus(total, summation.lattice_sum(clipped, 1, bound)), norm
+
+    return scan_blocks(add, blocks, as_pair(_zero(theta)), weight, clip, example_clip, *_by_device(theta))
+
+
+def _weighted(kept: jax.Array, u: jax.Array) -> jax.Array:
+    return jnp.einsum("ckn,knm->ckm", kept, u, precision="highest")
+
+
+clipped_sum = batch_chains(_clipped_sum, chain_arguments=3)
+by_examples = batch_chains(_clipped_sum_by_examples, chain_arguments=4)
 
 
 def gaussian_regression(
@@ -314,7 +328,7 @@ def gaussian_regression(
     partition: str = "iid",
     prior_std: float = 1.0,
 ) -> GaussianPosterior:
-    """Posterior of a linear regression whose examples are spread over devices.
+    """Return the posterior of a linear regression whose examples are spread over devices.
 
     Without X and y the data are synthetic by the paper's recipe: u ~ N(0, I), v = tᵀu + N(0, 1), with the
     paper's t for dim = 5 and a draw from N(0, I) otherwise.
@@ -328,17 +342,10 @@ def gaussian_regression(
         partition: iid, blocks, by-label or dirichlet:A, see `wflmc.posterior.partition`.
         prior_std: s of the prior N(0, s² I).
     """
-    check_prior(prior_std)
-    check_counts(devices=devices)
-    if (X is None) != (y is None):
-        raise InputError("X" if X is None else "y", None, "given together with the other of X and y")
+    check_regression(devices, prior_std, X, y)
     features, target = _synthetic(key, examples, dim) if X is None or y is None else checked(X, y)
-    if intercept:
-        features = with_intercept(features)
-    owner = assign(partition, target, devices, host_generator(named(key, "data"), "partition"))
-    parts, sizes = by_device(owner, devices, features, target)
-    u, v = padded(parts, sizes)
-    return replace(_from_rows(u, v, sizes, prior_std), intercept=intercept)
+    u, v, sizes = spread_over_devices(key, features, target, devices, intercept, partition)
+    return replace(_assemble(u, v, sizes, prior_std), intercept=intercept)
 
 
 def _synthetic(key: jax.Array, examples: int, dim: int) -> tuple[Array, Array]:

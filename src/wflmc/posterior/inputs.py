@@ -1,34 +1,27 @@
-"""What all models ask of their data, prior and start."""
+"""Checks of what all models are given: data, labels, prior and start."""
 
 from __future__ import annotations
 
-import jax
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
-from wflmc.posterior.coordinates import Coordinates
 
 Array = NDArray[np.float64]
 
 INITS = ("prior", "zero")
+Names = tuple[int, ...] | tuple[str, ...]
+MOST = 1000
+"""Classes that are taken from data; more are targets of a regression, or a mistake."""
 
 
 def check_init(init: str) -> None:
     """Refuse a start that is not known."""
     if init not in INITS:
         raise InputError("init", init, f"one of {', '.join(INITS)}")
-
-
-def draw_start(key: jax.Array, init: str, dim: int, prior_std: float, space: Coordinates | None = None) -> jax.Array:
-    """Where a chain starts, [m]: at a draw from the prior, or at zero."""
-    check_init(init)
-    draw = jax.random.normal(key, (dim,))
-    if init == "zero":
-        return 0.0 * draw
-    if space is None:
-        return prior_std * draw
-    return (draw.reshape(-1, len(space.spread)) @ space.spread.T).ravel()
 
 
 def check_prior(prior_std: float) -> None:
@@ -45,22 +38,69 @@ def check_counts(**counts: int) -> None:
 
 
 def checked(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-    """X[N, features] and y[N] as finite floats."""
+    """Return X[N, features] and y[N] as finite floats."""
     raw = np.asarray(X), np.asarray(y)
     if any(array.dtype.kind not in "fiub" for array in raw):
         raise InputError("data", f"X of type {raw[0].dtype} and y of type {raw[1].dtype}", "real numbers")
     features, target = raw[0].astype(float), raw[1].astype(float)
     if features.ndim != 2 or target.ndim != 1 or features.shape[0] != target.shape[0] or not features.size:
-        raise InputError(
-            "data",
-            f"X of shape {features.shape} and y of shape {target.shape}",
-            "X[N, features] and y[N], not empty",
-        )
+        given = f"X of shape {features.shape} and y of shape {target.shape}"
+        raise InputError("data", given, "X[N, features] and y[N], not empty")
     if not (np.all(np.isfinite(features)) and np.all(np.isfinite(target))):
         raise InputError("data", "values that are nan or infinite", "finite everywhere")
     return features, target
 
 
 def with_intercept(features: Array) -> Array:
-    """The features and a column of ones."""
+    """Return the features and a column of ones."""
     return np.column_stack([features, np.ones(features.shape[0])])
+
+
+def class_names(y: ArrayLike, classes: int | Sequence[int] | Sequence[str] | None) -> Names:
+    """Return the label of every class: 0 to C − 1 for a number C, names as given, else the sorted labels that y has."""
+    if isinstance(classes, int | np.integer):
+        names: list[Any] = list(range(classes))
+    elif classes is not None:
+        names = _values(classes).tolist()
+    else:
+        names = np.unique(_values(y)).tolist()
+        if not 2 <= len(names) <= MOST:
+            given = "labels y of one class only" if len(names) < 2 else f"labels y of {len(names)} different values"
+            raise InputError("data", given, f"labelled by whole numbers or text, of 2 to {MOST} classes")
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise InputError("classes", classes, "at least 2, or the names of at least two classes, each given once")
+    return tuple(names)
+
+
+def as_classes(y: ArrayLike, names: Names) -> NDArray[np.intp]:
+    """Return the class of every label, 0 to C − 1, refused where there is none of that name."""
+    values, known = _values(y), np.asarray(names)
+    same_kind = (values.dtype.kind == "U") == (known.dtype.kind == "U")
+    order = np.argsort(known, kind="stable")
+    place = order[np.searchsorted(known, values, sorter=order).clip(0, len(known) - 1)] if same_kind else None
+    unknown = np.zeros(1, int) if place is None else np.flatnonzero(known[place] != values)
+    if place is None or unknown.size:
+        raise InputError("data", f"an unknown label y[{unknown[0]}]", f"labelled by {_listed(names)}")
+    return np.asarray(place, dtype=np.intp)
+
+
+def _values(y: Any) -> NDArray[Any]:
+    """Return labels as an array of whole numbers or of text."""
+    values = np.asarray(y)
+    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values.flat):  # as tables hold text
+        values = values.astype(str)
+    if values.dtype.kind not in "fiubU":
+        raise InputError("data", f"labels y of type {values.dtype}", "labelled by whole numbers or text")
+    if values.dtype.kind == "U":
+        return values
+    bad = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)) | (np.abs(values) >= 2.0**63))
+    if bad.size:
+        raise InputError("data", f"an invalid label y[{bad[0]}]", "labelled by whole numbers or text")
+    return values.astype(np.int64)
+
+
+def _listed(names: Names) -> str:
+    if names == tuple(range(len(names))):
+        return f"whole numbers from 0 to {len(names) - 1}"
+    shown = [str(name) for name in names]
+    return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", shown[-1]])

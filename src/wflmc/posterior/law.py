@@ -21,7 +21,7 @@ class Gaussian(NamedTuple):
 
 
 def w2_squared(first: Gaussian, second: Gaussian) -> Array:
-    """W2² between Gaussians: ‖m1−m2‖² + tr(C1 + C2 − 2(C2^½ C1 C2^½)^½).
+    """Return W2² between Gaussians: ‖m1−m2‖² + tr(C1 + C2 − 2(C2^½ C1 C2^½)^½).
 
     Broadcasts over the front; infinite where the first law has overflowed.
     """
@@ -56,18 +56,24 @@ class LinearChain(NamedTuple):
     """D[..., S, n, n], the covariance of noise that is not the plan's; None where there is none."""
 
     def states(self, noise_variance: ArrayLike) -> Gaussian:
-        """The law of x[1..S] for σ²[..., S]."""
+        """Return the law of x[1..S] for σ²[..., S]."""
         variance = np.asarray(noise_variance, dtype=float)[..., None, None]
         spread = variance * (self.enters @ np.swapaxes(self.enters, -1, -2))
         if self.other is not None:
             spread = spread + self.other
-        # Doubling does log2(S) times the arithmetic in log2(S) large calls: faster only while matrices are small.
-        follow = _by_doubling if self.matrix.shape[-1] <= 12 else _round_by_round
+        mean, covariance = self.start
+        means, covariances = [], []
         with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
-            return follow(self.start, self.matrix, self.offset, spread)
+            for s in range(self.matrix.shape[-3]):
+                a = self.matrix[..., s, :, :]
+                mean = np.einsum("...ij,...j->...i", a, mean) + self.offset[..., s, :]
+                covariance = a @ covariance @ np.swapaxes(a, -1, -2) + spread[..., s, :, :]
+                means.append(mean)
+                covariances.append(covariance)
+        return Gaussian(np.stack(means, axis=-2), np.stack(covariances, axis=-3))
 
     def law(self, noise_variance: ArrayLike) -> Gaussian:
-        """The law of θ[1..S] for σ²[..., S]: mean[..., S, m], covariance[..., S, m, m]."""
+        """Return the law of θ[1..S] for σ²[..., S]: mean[..., S, m], covariance[..., S, m, m]."""
         return self._read(self.states(noise_variance))
 
     def _read(self, states: Gaussian) -> Gaussian:
@@ -75,20 +81,20 @@ class LinearChain(NamedTuple):
             return Gaussian(states.mean @ self.readout.T, self.readout @ states.covariance @ self.readout.T)
 
     def variance_of_mean(self, noise_variance: ArrayLike, burn_in: int) -> Array:
-        """The variance of the mean of θ over the rounds after burn-in, [m], for one chain and σ²[S]."""
+        """Return the variance of the mean of θ over the rounds after burn-in, [m], for one chain and σ²[S]."""
         kept, R = slice(burn_in, None), self.readout
         covariance = self.states(noise_variance).covariance[kept]
         # P[t] = Cov(x[t], the sum of the kept θ up to t) = A[t] P[t−1] + C[t] Rᵀ
-        together, total = np.zeros((R.shape[1], R.shape[0])), np.zeros(R.shape[0])
+        joint, total = np.zeros((R.shape[1], R.shape[0])), np.zeros(R.shape[0])
         with np.errstate(over="ignore", invalid="ignore"):
             for a, c in zip(self.matrix[kept], covariance, strict=True):
-                own = c @ R.T
-                together = a @ together + own
-                total += np.diagonal(R @ (2 * together - own))
+                covered = c @ R.T
+                joint = a @ joint + covered
+                total += np.diagonal(R @ (2 * joint - covered))
         return total / len(covariance) ** 2
 
     def response(self, burn_in: int, target: Gaussian) -> Response:
-        """How θ after burn-in answers to the noise of every round, for one chain (no leading axes)."""
+        """Return how θ after burn-in answers to the noise of every round, for one chain (no leading axes)."""
         rounds = self.matrix.shape[0]
         still = self._read(self.states(np.zeros(rounds)))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -98,36 +104,8 @@ class LinearChain(NamedTuple):
         return Response(still.covariance[burn_in:], effect, shift, target.covariance)
 
 
-def _by_doubling(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:
-    """Compose neighbouring maps, then maps of neighbours, and so on: composition is associative."""
-    matrix, offset = matrix.copy(), offset.copy()
-    shift = 1
-    while shift < matrix.shape[-3]:
-        late, early = np.s_[..., shift:, :, :], np.s_[..., :-shift, :, :]
-        a = matrix[late]
-        new_offset = offset[..., shift:, :] + np.einsum("...ij,...j->...i", a, offset[..., :-shift, :])
-        new_spread = spread[late] + a @ spread[early] @ np.swapaxes(a, -1, -2)
-        matrix[late] = a @ matrix[early]
-        offset[..., shift:, :] = new_offset
-        spread[late] = new_spread
-        shift *= 2
-    mean = np.einsum("...ij,...j->...i", matrix, start.mean) + offset
-    return Gaussian(mean, matrix @ start.covariance @ np.swapaxes(matrix, -1, -2) + spread)
-
-
-def _round_by_round(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:
-    mean, covariance = start
-    means, covariances = np.empty_like(offset), np.empty_like(matrix)
-    for s in range(matrix.shape[-3]):
-        a = matrix[..., s, :, :]
-        mean = np.einsum("...ij,...j->...i", a, mean) + offset[..., s, :]
-        covariance = a @ covariance @ np.swapaxes(a, -1, -2) + spread[..., s, :, :]
-        means[..., s, :], covariances[..., s, :, :] = mean, covariance
-    return Gaussian(means, covariances)
-
-
 def pool(laws: Gaussian) -> Gaussian:
-    """The first two moments of an equal mixture over the leading axis: E[m], E[C] + Cov(m)."""
+    """Return the first two moments of an equal mixture over the leading axis: E[m], E[C] + Cov(m)."""
     mean = laws.mean.mean(0)
     away = laws.mean - mean
     return Gaussian(mean, laws.covariance.mean(0) + np.einsum("p...i,p...j->...ij", away, away) / away.shape[0])

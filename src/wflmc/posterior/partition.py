@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
+from wflmc.keys import host_generator, named
+from wflmc.posterior.inputs import with_intercept
 
 PARTITIONS = "iid, blocks, by-label or dirichlet:A with A above 0"
 
@@ -40,26 +43,23 @@ def assign(rule: str, labels: NDArray[np.float64], devices: int, generator: np.r
     return _dirichlet(_concentration(rule), labels, devices, generator)
 
 
-def by_device(
-    owner: NDArray[np.intp], devices: int, *arrays: NDArray[Any]
-) -> tuple[list[tuple[NDArray[Any], ...]], NDArray[np.intp]]:
-    """The rows of each array that belong to each device, in their order, and how many they are, [K]."""
-    order = np.argsort(owner, kind="stable")
-    sizes = np.bincount(owner, minlength=devices)
-    edges = np.cumsum(sizes)[:-1]
-    return list(zip(*(np.split(array[order], edges) for array in arrays), strict=True)), sizes
+def spread_over_devices(
+    key: jax.Array, features: NDArray[np.float64], outcomes: NDArray[Any], devices: int, intercept: bool, rule: str
+) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[np.intp]]:
+    """Return features[K, n, d] and outcomes[K, n] of every device in their order, and the devices' sizes [K].
 
+    Devices of unlike size are filled up with zeros. An intercept adds a column of ones to the real rows.
+    """
+    owner = assign(rule, outcomes.astype(float), devices, host_generator(named(key, "data"), "partition"))
+    order, sizes = np.argsort(owner, kind="stable"), np.bincount(owner, minlength=devices)
+    real = np.arange(sizes.max()) < sizes[:, None]
 
-def padded(parts: list[tuple[NDArray[Any], ...]], sizes: NDArray[np.intp]) -> tuple[NDArray[Any], ...]:
-    """The parts of `by_device` as arrays [K, n, ...], shorter ones filled up with zeros."""
-
-    def together(arrays: tuple[NDArray[Any], ...]) -> NDArray[Any]:
-        held = np.zeros((len(arrays), sizes.max(), *arrays[0].shape[1:]), arrays[0].dtype)
-        for row, values in zip(held, arrays, strict=True):
-            row[: len(values)] = values
+    def by_device(values: NDArray[Any]) -> NDArray[Any]:
+        held = np.zeros((*real.shape, *values.shape[1:]), values.dtype)
+        held[real] = values[order]
         return held
 
-    return tuple(together(arrays) for arrays in zip(*parts, strict=True))
+    return by_device(with_intercept(features) if intercept else features), by_device(outcomes), sizes
 
 
 def _concentration(rule: str) -> float:

@@ -11,26 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import helmert
+from scipy.linalg import helmert, solve_triangular
 from scipy.special import log_softmax, logsumexp
 
 from wflmc.errors import InputError
-from wflmc.keys import digest, host_generator, named
+from wflmc.keys import host_generator
+from wflmc.posterior.base import ClippedSum, Maybe
 from wflmc.posterior.blocks import block_size, pad_to_blocks, split_blocks
-from wflmc.posterior.coordinates import Coordinates, Moving
-from wflmc.posterior.inputs import (
-    check_counts,
-    check_init,
-    check_prior,
-    checked,
-    draw_start,
-    with_intercept,
-)
-from wflmc.posterior.labels import Names, as_classes, class_names
+from wflmc.posterior.coordinates import Coordinates
+from wflmc.posterior.inputs import Names, as_classes, check_counts, check_init, checked, class_names
 from wflmc.posterior.law import Gaussian, w2_squared
-from wflmc.posterior.partition import assign, by_device, padded
+from wflmc.posterior.partition import spread_over_devices
+from wflmc.posterior.regression import Regression, check_regression
 from wflmc.posterior.response import DiagonalResponse, Motion, Quadratic, diagonal_response
-from wflmc.posterior.softmax_laplace import laplace
 from wflmc.posterior.softmax_sums import (
     ROWS_TOGETHER,
     by_devices,
@@ -43,7 +36,7 @@ from wflmc.posterior.softmax_sums import (
     rounding_of,
     softmax,
 )
-from wflmc.posterior.summation import UNIT, Rounding, Total, additions, margin
+from wflmc.posterior.summation import UNIT, Rounding, additions, margin
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -52,48 +45,21 @@ FEW_ROWS = 8
 """Devices with no more examples than this are taken by their rows."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SoftmaxPosterior(Moving):
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SoftmaxPosterior(Regression):
     """p(θ|D) for p(v = c|u) ∝ exp(θ_cᵀu) and prior N(0, prior_std² I); θ is the C vectors θ_c one after the other.
 
-    Features, μ, L and gradients are those of the coordinates that chains move in; `whitened` gives others.
-
-    The gradient of device k in θ_c is Σ_n p(c|u_n) u_n − Σ_{n: v_n = c} u_n + θ_c/(K prior_std²). Devices of
-    unlike size are padded with rows of zeros, which add nothing to it.
+    The gradient of device k in θ_c is Σ_n p(c|u_n) u_n − Σ_{n: v_n = c} u_n + θ_c/(K prior_std²). μ is the smallest
+    curvature of the prior, L the largest eigenvalue of Σ u uᵀ/2 and the prior's curvature (Böhning's bound).
     """
 
-    features: Array
-    """u[K, n, d]."""
-    labels: Labels
+    labels: NDArray[np.intp]
     """Class of each row, [K, n]."""
-    sizes: Labels
-    """N_k, [K]."""
-    prior_std: float
-    mu: float
-    """The smallest curvature of the prior, 1/prior_std² (strong convexity)."""
-    L: float
-    """λ_max of Σ u uᵀ/2 and the prior's curvature, Böhning's bound (smoothness)."""
     class_names: Names = (0, 1)
     """The label of every class in the data, C of them; all else here counts classes from 0."""
-    intercept: bool = False
-    """Whether the last feature is a constant that the model has added itself."""
-    block: int = 1
-    """Devices whose gradients are worked out at a time."""
-    coordinates: Coordinates | None = None
-    """Where chains move, if not among the parameters themselves."""
-    subject: str = ""
-    """The name of the data, where features are no longer what they were."""
-    columns: tuple[str, ...] = ()
-    """The names of the features, where there are some."""
 
     curvature = 0.5  # Böhning's bound
     start_is_estimate = True
-    """`initial_w2_sq` is a Laplace estimate: the posterior has no closed form."""
-
-    @property
-    def classes(self) -> int:
-        """C."""
-        return len(self.class_names)
 
     @property
     def dim(self) -> int:
@@ -101,49 +67,50 @@ class SoftmaxPosterior(Moving):
         return int(self.classes * self.features.shape[-1])
 
     @property
-    def devices(self) -> int:
-        """K."""
-        return int(self.sizes.shape[0])
+    def outcomes(self) -> NDArray[Any]:
+        """The labels as in the data."""
+        return np.asarray(self.class_names)[self.labels]
 
     @property
-    def digest(self) -> str:
-        """A short name for the data and who holds them."""
-        return self.subject or digest(self.features, self.labels, self.sizes)
+    def _data(self) -> tuple[Array, Labels]:
+        return self.features, self.labels
 
-    def _moved(self, space: Coordinates) -> SoftmaxPosterior:
-        """The same posterior in other coordinates."""
-        moved = _assemble(
-            self.features @ space.matrix.T, self.labels, self.sizes, self.prior_std, self.class_names, space
-        )
-        return replace(moved, intercept=self.intercept, subject=self.digest)
-
-    def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
-        """Where one chain starts, [m]."""
-        return draw_start(key, init, self.dim, self.prior_std, self.coordinates)
+    def _with_data(
+        self, features: Array, outcomes: Any, sizes: Labels, prior_std: float, space: Coordinates | None
+    ) -> SoftmaxPosterior:
+        made = _assemble(features, outcomes, sizes, prior_std, self.class_names, space)
+        return replace(made, intercept=self.intercept)
 
     def unrounded_sum(
-        self,
-        theta: jax.Array,
-        weight: jax.Array,
-        clip: jax.Array,
-        key: jax.Array | None = None,
-        example_clip: jax.Array | None = None,
-    ) -> tuple[Total, jax.Array]:
-        """`clipped_sum` before it is rounded.
+        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
+    ) -> ClippedSum:
+        """Return `clipped_sum` before it is rounded.
 
         Under `vmap` all chains go through one matrix product after the other, a block of devices at a time: working
         memory does not grow with the number of devices.
         """
-        del key
         blocks = split_blocks(self.features, self.block), split_blocks(self.labels, self.block)
         few = self.features.shape[1] <= FEW_ROWS and theta.ndim == 1
-        ways = (by_rows, by_rows_clipped) if few else (by_devices, by_devices_clipped)
         if example_clip is None:
-            return ways[0](blocks, self._share, theta, weight, clip)
-        return ways[1](blocks, self._share, theta, weight, clip, example_clip)
+            return (by_rows if few else by_devices)(blocks, self._share, theta, weight, clip)
+        return (by_rows_clipped if few else by_devices_clipped)(blocks, self._share, theta, weight, clip, example_clip)
+
+    @property
+    def _share(self) -> Any:
+        """Each device's share of the prior's curvature: a number, or a matrix [d, d]."""
+        if self.coordinates is None:
+            return 1 / (self.devices * self.prior_std**2)
+        return self.coordinates.precision / self.devices
+
+    @property
+    def _precision(self) -> Array:
+        """The prior's curvature for one class, [d, d]."""
+        if self.coordinates is None:
+            return np.eye(self.features.shape[-1]) / self.prior_std**2
+        return np.asarray(self.coordinates.precision)
 
     def margin(self, clip: Array, example_clip: Array) -> float:
-        """How much less clips are to be, see `summation.margin`."""
+        """Return how much less clips are to be, see `summation.margin`."""
         features = self.features.shape[-1]
         norm = ((additions(features) + self.classes) / 2 + 8) * UNIT
         made = Rounding(norm, norm)
@@ -152,29 +119,16 @@ class SoftmaxPosterior(Moving):
             made = Rounding(norm + 18 * UNIT, by_products, ROWS_TOGETHER)
         return margin(made, self.dim, self.sizes, clip, example_clip)
 
-    @property
-    def _share(self) -> Any:
-        """Each device's share of the prior's curvature."""
-        return (
-            1 / (self.devices * self.prior_std**2)
-            if self.coordinates is None
-            else self.coordinates.precision / self.devices
-        )
-
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
-        """Memory that one device at a time needs for its part of a round."""
-        del by_example  # rows are there in any case
-        rows, _ = self.features.shape[1:]
-        return 8.0 * chains * (rows * self.classes + self.dim)
+        """Return the memory that one device at a time needs for its part of a round, in bytes."""
+        return 8.0 * chains * (self.features.shape[1] * self.classes + self.dim)
 
     def work(self, by_example: bool = False) -> float:
-        """Operations of one chain in one round, roughly."""
-        del by_example
+        """Return the number of operations of one chain in one round, roughly."""
         return float(self.devices * self.dim * (50 + self.features.shape[1]))
 
     def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> SoftmaxPosterior:
-        """The same posterior, in float32 on the accelerator, in blocks of devices that keep to a limit of bytes."""
-        del by_example
+        """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`."""
         rows, theta = self.features.shape[1], 4.0 * chains * self.dim
         if rows <= FEW_ROWS:
             block = block_size(self.devices, 128.0 * chains * rows * self.classes, theta, limit)  # several copies
@@ -182,17 +136,12 @@ class SoftmaxPosterior(Moving):
             block = 1  # matrix products in batches are slow there
         else:
             block = block_size(self.devices, self.working_bytes(chains), theta, limit)
-        return replace(
-            self,
-            features=pad_to_blocks(self.features.astype(np.float32), block),
-            labels=pad_to_blocks(self.labels, block),
-            block=block,
-        )
+        features = pad_to_blocks(self.features.astype(np.float32), block)
+        return replace(self, features=features, labels=pad_to_blocks(self.labels, block), block=block)
 
     def example_norms(self, theta: ArrayLike) -> Array:
-        """‖gradient‖ of every example at theta[..., m], [..., N]: ‖p − 1[label]‖ ‖u‖."""
-        real = np.arange(self.labels.shape[1]) < self.sizes[:, None]
-        u, labels = self.features[real], self.labels[real]
+        """Return ‖gradient‖ of every example at theta[..., m], [..., N]: ‖p − 1[label]‖ ‖u‖."""
+        u, labels = self.real_rows(self.features), self.real_rows(self.labels)
         given = self.coordinates_of(np.asarray(theta, dtype=float))
         logits = given.reshape(*given.shape[:-1], self.classes, -1) @ u.T
         residual = np.exp(logits - logsumexp(logits, axis=-2, keepdims=True))
@@ -200,7 +149,7 @@ class SoftmaxPosterior(Moving):
         return np.linalg.norm(residual, axis=-2) * np.linalg.norm(u, axis=1)
 
     def gradients(self, theta: jax.Array) -> jax.Array:
-        """Every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
+        """Return every device's own gradient, unclipped, [K, m]."""
 
         def one(device: tuple[jax.Array, jax.Array]) -> jax.Array:
             features, labels = device
@@ -209,40 +158,23 @@ class SoftmaxPosterior(Moving):
 
         return jax.lax.map(one, (jnp.asarray(self.features), jnp.asarray(self.labels)))[: self.devices]
 
-    def device(self, index: int) -> SoftmaxPosterior:
-        """One device's part alone, with its own share of the prior as its prior."""
-        if not 0 <= index < self.devices:
-            raise InputError("device", index, f"between 0 and {self.devices - 1}")
-        at = slice(index, index + 1)
-        rows = slice(self.sizes[index])
-        std = self.prior_std * self.devices**0.5
-        space = None if self.coordinates is None else self.coordinates.shared(self.devices)
-        held = self.features[at, rows], self.labels[at, rows], self.sizes[at]
-        return replace(_assemble(*held, std, self.class_names, space), intercept=self.intercept)
-
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:
-        """p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C].
+        """Return p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C].
 
         The features are those of the data; where the model has an intercept, it adds the constant itself.
         """
         return np.asarray(_predict(jnp.asarray(theta), jnp.asarray(self.design_matrix(features)), self.classes))
 
-    @property
-    def outcomes(self) -> NDArray[Any]:
-        """The labels as in the data."""
-        return np.asarray(self.class_names)[self.labels]
-
     def classes_of(self, labels: ArrayLike) -> Labels:
-        """The class, 0 to C − 1, of labels as in the data."""
+        """Return the class, 0 to C − 1, of labels as in the data."""
         return as_classes(labels, self.class_names)
 
     def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> NDArray[Any]:
-        """Labels as in the data for rows[n, d], [draw, n]: the largest of logits plus Gumbel noise."""
         logits = theta.reshape(len(theta), self.classes, -1) @ rows.T
+        # The largest of logits plus Gumbel noise is a draw from their softmax.
         return np.asarray(self.class_names)[np.argmax(logits + generator.gumbel(size=logits.shape), axis=1)]
 
     def _log_likelihood(self, theta: Array, rows: Array, outcomes: NDArray[Any]) -> Array:
-        """Return log p of outcomes[n], labels as in the data, [draw, n]."""
         logits = theta.reshape(len(theta), self.classes, -1) @ rows.T
         return logits[:, self.classes_of(outcomes), np.arange(outcomes.size)] - logsumexp(logits, axis=1)
 
@@ -253,21 +185,13 @@ class SoftmaxPosterior(Moving):
         prior = np.linalg.eigvalsh(self._precision)
         return mode, np.concatenate([1 / prior, np.tile(np.linalg.eigvalsh(covariance), self.classes - 1)])
 
-    @property
-    def _precision(self) -> Array:
-        """The prior's curvature for one class, [d, d]."""
-        if self.coordinates is not None:
-            return np.asarray(self.coordinates.precision)
-        return np.eye(self.features.shape[-1]) / self.prior_std**2
-
     @cached_property
     def _laplace(self) -> tuple[Array, Array]:
-        """The mode[m], and the covariance[d, d] of what tells one class from the others."""
         rows = self.features.reshape(-1, self.features.shape[-1])
-        return laplace(rows, self.labels.ravel(), self.classes, self._precision)
+        return _laplace(rows, self.labels.ravel(), self.classes, self._precision)
 
     def response(self, motion: Motion, burn_in: int) -> DiagonalResponse:
-        """How the law of a chain on the Laplace approximation answers to noise, if all devices hold alike data.
+        """Return how the law of a chain on the Laplace approximation depends on noise, if all devices hold alike data.
 
         It is said of the coordinates that chains move in, along the main directions of the approximation.
         """
@@ -280,12 +204,12 @@ class SoftmaxPosterior(Moving):
         alike = np.linalg.eigvalsh(prior)
         variance = np.concatenate([alike, np.tile(values, others)])
         mean_sq = np.concatenate([np.zeros(size.size), np.tile(size, others)])
-        begun = np.concatenate([alike, np.tile(np.diagonal(vectors.T @ prior @ vectors), others)])
-        start = begun if motion.init == "prior" else np.zeros_like(begun)
+        spread = np.concatenate([alike, np.tile(np.diagonal(vectors.T @ prior @ vectors), others)])
+        start = spread if motion.init == "prior" else np.zeros_like(spread)
         return diagonal_response(1 / variance, mean_sq, start, motion, burn_in)
 
     def quadratic(self, init: str = "prior") -> Quadratic:
-        """The cost around its mode, without the directions in which all classes move alike: no prediction changes."""
+        """Return the cost around its mode, without the directions in which all classes move alike."""
         check_init(init)
         mode, covariance = self._laplace
         values, vectors = np.linalg.eigh(covariance)
@@ -305,12 +229,12 @@ class SoftmaxPosterior(Moving):
         )
 
     def downlink_error(self, weight: ArrayLike) -> Array:
-        """A bound on E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit noise e_k, by each device's own smoothness."""
-        own = self.curvature * self.features.swapaxes(1, 2) @ self.features + self._precision / self.devices
-        return np.asarray(self.dim * (np.asarray(weight, dtype=float) @ np.linalg.eigvalsh(own)[:, -1]) ** 2)
+        """Bound E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit downlink noise e_k, by each device's own smoothness."""
+        hessian = self.curvature * self.features.swapaxes(1, 2) @ self.features + self._precision / self.devices
+        return np.asarray(self.dim * (np.asarray(weight, dtype=float) @ np.linalg.eigvalsh(hessian)[:, -1]) ** 2)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
-        """W2² between the law of θ[0] and the Laplace estimate of the posterior."""
+        """Return W2² between the law of θ[0] and the Laplace estimate of the posterior."""
         check_init(init)
         mode, covariance = self._laplace
         if init == "zero":
@@ -329,7 +253,7 @@ jax.tree_util.register_dataclass(
 
 @partial(jax.jit, static_argnames=("classes",))
 def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
-    """Mean over draws of p(class|u), chain by chain and in blocks of rows that stay in the processor's cache."""
+    """Return the mean over draws of p(class|u), in blocks of rows that stay in the processor's cache."""
     count, dim = features.shape
     block = int(np.clip(2**22 // (classes * theta.shape[1]), 1, min(count, 1024)))
     rows = jnp.pad(features, ((0, -count % block), (0, 0))).reshape(-1, block, dim)
@@ -342,12 +266,7 @@ def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
 
 
 def _assemble(
-    features: Array,
-    labels: Labels,
-    sizes: Labels,
-    prior_std: float,
-    names: Names,
-    space: Coordinates | None = None,
+    features: Array, labels: Labels, sizes: Labels, prior_std: float, names: Names, space: Coordinates | None = None
 ) -> SoftmaxPosterior:
     X = features.reshape(-1, features.shape[-1])
     few = X.shape[1] > X.shape[0] and space is None
@@ -361,7 +280,45 @@ def _assemble(
     else:
         mu = float(np.linalg.eigvalsh(space.precision)[0])
         L = float(np.linalg.eigvalsh(0.5 * second + space.precision)[-1])
-    return SoftmaxPosterior(features, labels, sizes, prior_std, mu, L, names, coordinates=space)
+    constants = {"prior_std": prior_std, "mu": mu, "L": L, "class_names": names, "coordinates": space}
+    return SoftmaxPosterior(features=features, labels=labels, sizes=sizes, **constants)  # type: ignore[arg-type]
+
+
+def _laplace(X: Array, labels: Labels, classes: int, precision: Array) -> tuple[Array, Array]:
+    """Return the mode[m], and the covariance[d, d] of what tells one class from the others.
+
+    The Hessian Σ (diag(p) − p pᵀ) ⊗ u uᵀ is taken for (I − 1 1ᵀ/C) ⊗ M of the same trace: what moves all classes
+    alike is known from the prior alone, and the classes are otherwise treated alike. Against the full Hessian, W2²
+    to the prior was within 1 % in most cases tried, 5 % in the worst.
+
+    Args:
+        X: features of all examples, [N, d].
+        labels: class of each, [N].
+        precision: the prior's curvature for one class, [d, d].
+    """
+    from scipy.optimize import minimize  # takes longer to import than most commands take to run
+
+    linear = np.zeros((X.shape[1], classes))
+    np.add.at(linear.T, labels, X)
+    # In coordinates in which Böhning's bound on the Hessian is the identity, the mode is found in few steps.
+    root = np.linalg.cholesky(0.5 * X.T @ X + precision).T
+    shape = linear.shape
+
+    def cost(z: Array) -> tuple[float, Array]:
+        theta = solve_triangular(root, z.reshape(shape))
+        logits = X @ theta
+        total = logsumexp(logits, axis=1)
+        pulled = precision @ theta
+        value = total.sum() - np.vdot(linear, theta) + 0.5 * np.vdot(theta, pulled)
+        gradient = X.T @ np.exp(logits - total[:, None]) - linear + pulled
+        return float(value), solve_triangular(root, gradient, trans="T").ravel()
+
+    best = minimize(cost, np.zeros(linear.size), jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-7})
+    theta = solve_triangular(root, best.x.reshape(shape))
+    logits = X @ theta
+    p = np.exp(logits - logsumexp(logits, axis=1)[:, None])
+    curvature = (1 - (p**2).sum(1)) / (classes - 1)
+    return theta.T.ravel(), np.asarray(np.linalg.inv(X.T @ (curvature[:, None] * X) + precision), dtype=float)
 
 
 def softmax_regression(
@@ -377,7 +334,7 @@ def softmax_regression(
     partition: str = "iid",
     prior_std: float = 1.0,
 ) -> SoftmaxPosterior:
-    """Posterior of a multinomial logistic regression whose examples are spread over devices.
+    """Return the posterior of a multinomial logistic regression whose examples are spread over devices.
 
     Without X and y the data are those of `synthetic_labels`.
 
@@ -392,12 +349,9 @@ def softmax_regression(
         partition: iid, blocks, by-label or dirichlet:A, see `wflmc.posterior.partition`.
         prior_std: s of the prior N(0, s² I).
     """
-    check_prior(prior_std)
-    check_counts(devices=devices)
+    check_regression(devices, prior_std, X, y)
     if classes is not None and np.ndim(classes) == 0:
         check_counts(classes=classes)  # type: ignore[arg-type]
-    if (X is None) != (y is None):
-        raise InputError("X" if X is None else "y", None, "given together with the other of X and y")
     if X is None or y is None:
         names = class_names((), 10 if classes is None else classes)
         features, labels = synthetic_labels(key, examples, dim, len(names))
@@ -405,18 +359,14 @@ def softmax_regression(
         features, _ = checked(X, np.zeros(np.shape(y)))
         names = class_names(y, classes)
         labels = as_classes(y, names)
-    if intercept:
-        features = with_intercept(features)
-    owner = assign(partition, labels.astype(float), devices, host_generator(named(key, "data"), "partition"))
-    parts, sizes = by_device(owner, devices, features, labels)
-    held, classed = padded(parts, sizes)
-    return replace(_assemble(held, classed, sizes, prior_std, names), intercept=intercept)
+    u, held, sizes = spread_over_devices(key, features, labels, devices, intercept, partition)
+    return replace(_assemble(u, held, sizes, prior_std, names), intercept=intercept)
 
 
 def synthetic_labels(
     key: jax.Array, examples: int, dim: int, classes: int = 10, stream: str = "data"
 ) -> tuple[Array, Labels]:
-    """u ~ N(0, I) and labels from the model itself, with parameters drawn from N(0, I).
+    """Draw u ~ N(0, I) and labels from the model itself, with parameters drawn from N(0, I).
 
     Args:
         stream: another name gives other examples of the same parameters, as a test set needs.
@@ -427,5 +377,4 @@ def synthetic_labels(
     truth = host_generator(key, "truth").standard_normal((dim, classes))
     generator = host_generator(key, stream)
     features = generator.standard_normal((examples, dim))
-    # The largest of logits plus Gumbel noise is a draw from their softmax.
     return features, np.argmax(features @ truth + generator.gumbel(size=(examples, classes)), axis=1)

@@ -7,27 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from wflmc.posterior import summation
+from wflmc.posterior.base import ClippedSum
 from wflmc.posterior.blocks import batch_chains, clip_factor, row_norms, scan_blocks
-from wflmc.posterior.summation import (
-    CANCELLING,
-    PAIRS,
-    UNIT,
-    Sum,
-    Total,
-    add_devices,
-    as_pair,
-    barrier,
-    clip_pairs,
-    lattice_sum,
-    lattice_sum_pairs,
-    part_size,
-    plus,
-    signal_bound,
-    sum_records,
-    sum_squares,
-    times,
-    zero_total,
-)
+from wflmc.posterior.summation import Sum, as_pair, lattice_sum, plus
 
 ROWS_TOGETHER = 128
 """Rows of devices of few rows that float32 adds."""
@@ -101,7 +84,7 @@ def gradients_of(
         apart, shape = residual.reshape(block, rows, -1), (block, *columns.shape[-3:])
         if example_clip is not None:
             like = jnp.zeros((block, dim, apart.shape[-1]), apart.dtype)
-            records = sum_records(_weighted, like, (features, 1), (apart, 1))
+            records = summation.sum_records(_weighted, like, (features, 1), (apart, 1))
             prior = jnp.broadcast_to(pull(share, columns), shape)
             return plus(Sum(records.high.reshape(shape), records.low.reshape(shape)), as_pair(prior))
         likelihood = _weighted(features, apart).reshape(shape)
@@ -112,34 +95,34 @@ def _weighted(features: jax.Array, residual: jax.Array) -> jax.Array:
     return jnp.einsum("knd,knx->kdx", features, residual, precision="highest")
 
 
-def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Total, jax.Array]:
+def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> ClippedSum:
     """theta[chain, m], and weight, clip and perhaps example_clip [chain, K] -> sums[chain, m], norms[chain, K].
 
     With theta[chain, K, m] each device takes its own.
     """
-    dim, heard = blocks[0].shape[-1], [theta] if theta.ndim == 3 else []
-    columns = None if heard else columns_of(theta, dim)
+    dim, received = blocks[0].shape[-1], [theta] if theta.ndim == 3 else []
+    columns = None if received else columns_of(theta, dim)
     zero, by_record = jnp.zeros((dim, theta.shape[-1] // dim, theta.shape[0]), theta.dtype), len(limits) > 2
-    start = as_pair(zero) if by_record else zero_total(zero, limits[0].shape[1])
-    bound = signal_bound(*limits[:2])
+    start = as_pair(zero) if by_record else summation.zero_total(zero, limits[0].shape[1])
+    bound = summation.signal_bound(*limits[:2])
 
-    def add(total: Any, data: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> tuple[Total, jax.Array]:
+    def add(total: Any, data: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> ClippedSum:
         at = columns_of(others[-1], dim) if columns is None else columns
-        example = others[0] if len(others) > len(heard) else None
+        example = others[0] if len(others) > len(received) else None
         gradients = gradients_of(data, share, at, example)
-        if example is not None and data[1].shape[1] > PAIRS:
+        if example is not None and data[1].shape[1] > summation.PAIRS:
             weight = jnp.broadcast_to(w.T, gradients.high.shape[::3])
-            sent, norm = clip_pairs(gradients, weight, limit.T, (1, 2))
-            return plus(total, lattice_sum_pairs(sent, 0, bound)), norm.T
+            sent, norm = summation.clip_pairs(gradients, weight, limit.T, (1, 2))
+            return plus(total, summation.lattice_sum_pairs(sent, 0, bound)), norm.T
         gradient = gradients.rounded if by_record else gradients.high
-        norm = jnp.sqrt(jnp.sum(barrier(sum_squares(gradient, 1)), axis=1))
+        norm = jnp.sqrt(jnp.sum(summation.barrier(summation.sum_squares(gradient, 1)), axis=1))
         factor = clip_factor(w.T, limit.T, norm)
         clipped = factor[:, None, None] * gradient
         if by_record:
             return plus(total, lattice_sum(clipped, 0, bound)), norm.T
-        return add_devices(total, clipped, 0, bound), norm.T
+        return summation.add_devices(total, clipped, 0, bound), norm.T
 
-    total, norms = scan_blocks(add, blocks, start, *limits, *heard, by_device=not by_record)
+    total, norms = scan_blocks(add, blocks, start, *limits, *received, by_device=not by_record)
     return jax.tree.map(_rows, total), norms
 
 
@@ -155,8 +138,8 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
     columns = columns_of(theta, dim)
     pulled = pull(share, columns)
     length = jnp.sum(pulled**2, axis=(0, 1))
-    most_sent = signal_bound(*limits[:2])
-    bound = CANCELLING * ROWS_TOGETHER * most_sent
+    most_sent = summation.signal_bound(*limits[:2])
+    bound = summation.CANCELLING * ROWS_TOGETHER * most_sent
     # What is sent of a prior's share is public too: a factor is small where the share is large.
     most_factor = jnp.minimum(jnp.max(limits[0]), 16 * most_sent / jnp.sqrt(length))
 
@@ -183,7 +166,7 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
         most = jnp.sqrt(jnp.maximum(square, 0.0) + rounding_of(dim, classes) * sizes**2)
         # Rows are added to those of other devices in float32, and must not be much larger than what is sent of them.
         alike = limit if example is None else jnp.where(example >= limit, limit, jnp.inf)
-        most = jnp.where(sizes > CANCELLING * alike.T, jnp.maximum(most, sizes / CANCELLING), most)
+        most = jnp.where(sizes > summation.CANCELLING * alike.T, jnp.maximum(most, sizes / summation.CANCELLING), most)
         factor = clip_factor(w.T, limit.T, most)
         clipped = (factor[:, None, None] * apart).reshape(residual.shape)
         fresh = plus(total, _added(u, clipped, rows, bound)), plus(prior, lattice_sum(factor, 0, most_factor))
@@ -191,14 +174,14 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
 
     start = as_pair(jnp.zeros_like(columns)), as_pair(jnp.zeros(theta.shape[0], theta.dtype))
     (total, prior), norms = scan_blocks(add, blocks, start, *limits)
-    shared = times(pulled, Sum(*(jnp.broadcast_to(part, pulled.shape) for part in prior)))
+    shared = summation.times(pulled, Sum(*(jnp.broadcast_to(part, pulled.shape) for part in prior)))
     whole = plus(total, shared)
     return Sum(_rows(whole.high), _rows(whole.low)), norms
 
 
 def _added(u: jax.Array, clipped: jax.Array, rows: int, bound: jax.Array) -> Sum:
     """uᵀ clipped, u[n, d] and clipped[n, C, chain], where float32 adds whole devices of no more than so many rows."""
-    size = part_size(len(u) // rows, ROWS_TOGETHER // rows) * rows
+    size = summation.part_size(len(u) // rows, ROWS_TOGETHER // rows) * rows
     if len(u) <= size:
         return as_pair(product(u.T, clipped))
     missing = -len(u) % size
@@ -211,10 +194,10 @@ def _added(u: jax.Array, clipped: jax.Array, rows: int, bound: jax.Array) -> Sum
 
 def rounding_of(dim: int, classes: int) -> float:
     """Of a device's squared norm by the products of its rows, relative to the square of their lengths' sum."""
-    return (dim + classes + 48) * UNIT
+    return (dim + classes + 48) * summation.UNIT
 
 
-by_devices = batch_chains(_chains_by_devices, own=3)
-by_rows = batch_chains(_chains_by_rows, own=3)
-by_devices_clipped = batch_chains(_chains_by_devices, own=4)
-by_rows_clipped = batch_chains(_chains_by_rows, own=4)
+by_devices = batch_chains(_chains_by_devices, chain_arguments=3)
+by_rows = batch_chains(_chains_by_rows, chain_arguments=3)
+by_devices_clipped = batch_chains(_chains_by_devices, chain_arguments=4)
+by_rows_clipped = batch_chains(_chains_by_rows, chain_arguments=4)

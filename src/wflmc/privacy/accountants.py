@@ -1,6 +1,6 @@
 r"""Privacy budgets, the loss a plan spends, and the (ε, δ) that a loss means.
 
-One round in which the server hears a device's gradient at amplitude α in Gaussian noise of variance N0 costs that
+One round in which the server receives a device's gradient at amplitude α in Gaussian noise of variance N0 costs that
 device the *loss* x = 2(αs)²/N0, where neighbouring data sets change the gradient by at most 2s: s = ℓ where gradients
 clipped to a norm of ℓ are replaced by any other. Losses of successive rounds add up, and a device is (ε, δ)-private
 as long as their sum stays within a budget R(ε, δ). Two accountants give R:
@@ -74,11 +74,8 @@ def _log_delta(epsilon: Array, mu: Array) -> Array:
 
 def _exact_budget(epsilon: Array, delta: Array) -> Array:
     target = np.log(delta)
-    low, _ = _bisect(
-        lambda log_mu: _log_delta(epsilon, np.exp(log_mu)) > target,
-        np.full(epsilon.shape, np.log(1e-40)),
-        np.full(epsilon.shape, np.log(1e12)),
-    )
+    brackets = (np.full(epsilon.shape, np.log(value)) for value in (1e-40, 1e12))
+    low, _ = _bisect(lambda log_mu: _log_delta(epsilon, np.exp(log_mu)) > target, *brackets)
     return 0.5 * np.exp(2 * low)
 
 
@@ -87,11 +84,8 @@ def _exact_epsilon(loss: Array, delta: Array) -> Array:
     target = np.log(delta)
     # μ²/2 + μ √(2 log 1/δ) is always enough: the tail bound on Φ(a) alone.
     enough = np.log(mu**2 / 2 + mu * np.sqrt(-2 * target) + 1e-300)
-    _, high = _bisect(
-        lambda log_epsilon: _log_delta(np.exp(log_epsilon), mu) <= target,
-        np.full(loss.shape, np.log(1e-300)),
-        enough,
-    )
+    least = np.full(loss.shape, np.log(1e-300))
+    _, high = _bisect(lambda log_epsilon: _log_delta(np.exp(log_epsilon), mu) <= target, least, enough)
     return np.where(special.erf(mu / (2 * _SQRT_2)) <= delta, 0.0, np.exp(high))
 
 
@@ -126,49 +120,41 @@ ACCOUNTANTS: dict[str, Accountant] = {
 
 
 def accountant_named(name: str) -> Accountant:
+    """Return an accountant by its name."""
     if name not in ACCOUNTANTS:
         raise InputError("accountant", name, f"one of {', '.join(ACCOUNTANTS)}")
     return ACCOUNTANTS[name]
 
 
-def positive(name: str, values: ArrayLike) -> Array:
+def positive(name: str, values: ArrayLike, below: float = np.inf) -> Array:
+    """Return numbers as an array; refuse any that are not above 0 and below a limit."""
     array = np.asarray(values, dtype=float)
-    if not np.all((array > 0) & np.isfinite(array)):
-        raise InputError(name, values, "a finite number above 0")
-    return array
-
-
-def probability(name: str, values: ArrayLike) -> Array:
-    array = np.asarray(values, dtype=float)
-    if not np.all((array > 0) & (array < 1)):
-        raise InputError(name, values, "a number above 0 and below 1")
-    return array
-
-
-def _loss(values: ArrayLike) -> Array:
-    array = np.asarray(values, dtype=float)
-    if not np.all(array >= 0):
-        raise InputError("loss", values, "a number of at least 0")
+    if not np.all((array > 0) & (array < below)):
+        allowed = "a finite number above 0" if below == np.inf else f"a number above 0 and below {below:g}"
+        raise InputError(name, values, allowed)
     return array
 
 
 def budget(epsilon: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> Array:
-    """The largest total loss Σ 2(αℓ)²/N0 that is (ε, δ)-private. Broadcasts over its arguments."""
-    wanted, chance = np.broadcast_arrays(positive("epsilon", epsilon), probability("delta", delta))
+    """Return the largest total loss Σ 2(αℓ)²/N0 that is (ε, δ)-private. Broadcasts over its arguments."""
+    wanted, chance = np.broadcast_arrays(positive("epsilon", epsilon), positive("delta", delta, 1))
     return accountant_named(accountant).budget(wanted, chance)
 
 
 def epsilon_spent(loss: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> Array:
-    """The smallest ε for which a total loss is (ε, δ)-private; infinite for an infinite loss."""
-    total, chance = np.broadcast_arrays(_loss(loss), probability("delta", delta))
-    inside = (total > 0) & np.isfinite(total)
-    value = accountant_named(accountant).epsilon(np.where(inside, total, 1.0), chance)
-    return np.where(inside, value, np.where(total > 0, np.inf, 0.0))
+    """Return the smallest ε for which a total loss is (ε, δ)-private; infinite for an infinite loss."""
+    return _spent(accountant_named(accountant).epsilon, loss, positive("delta", delta, 1), np.inf)
 
 
 def delta_spent(loss: ArrayLike, epsilon: ArrayLike, accountant: str = "exact") -> Array:
-    """The smallest δ for which a total loss is (ε, δ)-private."""
-    total, wanted = np.broadcast_arrays(_loss(loss), positive("epsilon", epsilon))
+    """Return the smallest δ for which a total loss is (ε, δ)-private."""
+    return _spent(accountant_named(accountant).delta, loss, positive("epsilon", epsilon), 1.0)
+
+
+def _spent(view: Callable[[Array, Array], Array], loss: ArrayLike, other: Array, unbounded: float) -> Array:
+    """Return an accountant's view of losses, 0 for no loss and `unbounded` for an infinite one."""
+    total, given = np.broadcast_arrays(np.asarray(loss, dtype=float), other)
+    if not np.all(total >= 0):
+        raise InputError("loss", loss, "a number of at least 0")
     inside = (total > 0) & np.isfinite(total)
-    value = accountant_named(accountant).delta(np.where(inside, total, 1.0), wanted)
-    return np.where(inside, value, np.where(total > 0, 1.0, 0.0))
+    return np.where(inside, view(np.where(inside, total, 1.0), given), np.where(total > 0, unbounded, 0.0))

@@ -39,11 +39,8 @@ Array = NDArray[np.float64]
 
 TOLERANCE = 1e-9
 """Relative rounding that plans and ledgers forgive each other."""
-
-
 ANCHORED = {"ledger": 2}
 """A line behind those of a ledger from before there were anchors: from here on it has one."""
-BEGIN_ANEW = "or delete both to begin a new ledger, which does not know what has been spent so far"
 
 
 class ForeignLedgerError(InputError):
@@ -55,7 +52,7 @@ class LedgerWarning(UserWarning):
 
 
 class Anchor(NamedTuple):
-    """How far a ledger had got when it was last written, and the secret of its names."""
+    """The length of a ledger when it was last written, and the secret of its names."""
 
     lines: int
     chain: str
@@ -64,10 +61,10 @@ class Anchor(NamedTuple):
 
     @classmethod
     def of(cls, ledger: Path) -> Anchor | None:
-        """The anchor beside a ledger; None where there is none that may be read."""
+        """Return the anchor beside a ledger; None where there is none that may be read."""
         try:
-            found = json.loads(anchor_path(ledger).read_text(encoding="utf-8"))
-            return cls(int(found["lines"]), str(found["chain"]), bytes.fromhex(found["salt"]))
+            content = json.loads(anchor_path(ledger).read_text(encoding="utf-8"))
+            return cls(int(content["lines"]), str(content["chain"]), bytes.fromhex(content["salt"]))
         except (FileNotFoundError, PermissionError):
             return None
         except (ValueError, KeyError, TypeError):
@@ -79,12 +76,12 @@ class Anchor(NamedTuple):
             file.write(json.dumps({"lines": self.lines, "chain": self.chain, "salt": self.salt.hex()}).encode())
 
     def name(self, text: str) -> str:
-        """What stands for a name in the file."""
+        """Return what stands for a name in the file."""
         return text and hmac.new(self.salt, text.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def anchor_path(ledger: str | Path) -> Path:
-    """The file that anchors a ledger."""
+    """Return the file that anchors a ledger."""
     return Path(f"{ledger}.head")
 
 
@@ -96,27 +93,27 @@ def move_ledger(path: Path, target: Path) -> None:
 
 
 def noise_of_another_run(path: Path, run: str, noise: str) -> bool:
-    """Whether a ledger, of whatever promise, has a round of another run with this noise."""
-    anchor, texts = Anchor.of(path), path.read_text(encoding="utf-8", errors="replace").splitlines()
-    lines = [_parsed(text) for text in texts]
+    """Return whether a ledger, of whatever promise, has a round of another run with this noise."""
+    anchor, lines = Anchor.of(path), []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            lines.append(dict(json.loads(text)))
+        except (ValueError, TypeError):  # no line of a ledger
+            lines.append({})
     if anchor is None and any(line.get("ledger") == 2 for line in lines):
         raise _without_anchor(path, len(lines))
     runs, noises = {run, anchor and anchor.name(run)}, {noise, anchor and anchor.name(noise)}
     return any(line.get("noise") in noises and line.get("run") not in runs for line in lines)
 
 
+def _damaged(path: Path, given: str, allowed: str) -> InputError:
+    anew = "or delete both to begin a new ledger, which does not know what has been spent so far"
+    return InputError("ledger", f"{path} with {given}", f"{allowed}, {anew}")
+
+
 def _without_anchor(path: Path, lines: int) -> InputError:
     allowed = f"beside its anchor {anchor_path(path).name}, which is missing or not yours to read: restore it"
-    return InputError("ledger", f"{path} with {lines} lines", f"{allowed}, {BEGIN_ANEW}")
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """A line as JSON object; an empty one where it is none."""
-    try:
-        line = json.loads(text)
-    except ValueError:
-        return {}
-    return line if isinstance(line, dict) else {}
+    return _damaged(path, f"{lines} lines", allowed)
 
 
 class Ledger:
@@ -143,7 +140,7 @@ class Ledger:
         path: str | Path | None = None,
         read_only: bool = False,
     ) -> None:
-        """A ledger in memory, or in a file that is begun where there is none and continued where there is one.
+        """Open a ledger in memory, or in a file that is begun where there is none and continued where there is one.
 
         Args:
             subject: whose data the losses are about, such as `posterior.digest`; a file about others is refused. The
@@ -167,22 +164,21 @@ class Ledger:
             "adjacency": privacy.adjacency,
         }
         self._anchor = Anchor(0, "", secrets.token_bytes(32))
-        self._about = ""
+        self._subject_name = ""
         """The subject as the file has it."""
-        self._nameless = False
-        """Whether the secret of its names is not there."""
+        self._secret_missing = False
+        """Whether names are HMACs whose secret is not there."""
         self._keyed = True
         """Whether the names of the next line are HMACs already."""
         self._size = 0
         if self.path is None:
-            self._take(self._header)
+            self._add(self._header)
         elif read_only:
-            self._catch_up()
+            self._catch_up(self.path)
             self.path = None
         else:
-            with self.path.open("a"):  # made where there is none
-                pass
-            with self._alone():
+            self.path.open("a").close()  # made where there is none
+            with self._locked():
                 pass
 
     @property
@@ -190,17 +186,17 @@ class Ledger:
         return {"ledger": 2, "subject": self.name(self.subject), **self._promise}
 
     def name(self, text: str) -> str:
-        """The name of data, of a run or of noise as this ledger writes it: an HMAC, which needs the ledger's secret."""
+        """Return the name of data, a run or noise as this ledger writes it: an HMAC with the ledger's secret."""
         return self._anchor.name(text)
 
     def is_about(self, subject: str) -> bool:
-        """Whether this may be whose data the ledger is about; nobody knows of one that names none or has no anchor."""
-        return self._nameless or self._about in ("", subject, self.name(subject))
+        """Return whether this may be whose data it is about; unknown where it names none or has no anchor."""
+        return self._secret_missing or self._subject_name in ("", subject, self.name(subject))
 
     @property
     def chain(self) -> str:
-        """The hash of the last line, which stands for the whole ledger."""
-        return self.chains[-1]
+        """The hash of the last line, which stands for the whole ledger; empty where there is no line."""
+        return self.chains[-1] if self.chains else ""
 
     def check(self, first: int, losses: ArrayLike) -> None:
         """Refuse rounds first, first + 1, … with losses[round, device] if one of them would overspend a device."""
@@ -217,41 +213,40 @@ class Ledger:
 
         Args:
             run: what is sent: a digest of the plan, the data and the seed.
+            first: the number of the first round.
+            losses: of every round and device, [round, device].
             noise: a name for the noise of the run. Another run with the same noise in the same round is refused: who
                 sees both could take the noise away.
         """
-        with self._alone():
+        with self._locked():
             run, noise = self.name(run), self.name(noise)
-            rows = np.asarray(losses, dtype=float)
             fresh = []
-            for number, row in enumerate(rows, start=first):
+            for number, row in enumerate(np.asarray(losses, dtype=float), start=first):
                 known = self.entries.get((run, number))
-                if known is None:
-                    if noise and self._noise.get((noise, number), run) != run:
-                        raise InputError(
-                            "seed",
-                            f"the noise that another run of this ledger had in round {number + 1}",
-                            "another one: who sees two rounds with the same noise can take it away",
-                        )
-                    fresh.append((number, row))
-                elif not np.allclose(known, row, rtol=TOLERANCE, atol=0):
+                if known is not None and not np.allclose(known, row, rtol=TOLERANCE, atol=0):
                     raise InputError("ledger", f"another loss for round {number + 1}", "the one of the same run")
+                if known is None and noise and self._noise.get((noise, number), run) != run:
+                    given = f"the noise that another run of this ledger had in round {number + 1}"
+                    allowed = "another one: who sees two rounds with the same noise can take it away"
+                    raise InputError("seed", given, allowed)
+                if known is None:
+                    fresh.append({"run": run, "noise": noise, "round": number, "loss": row.tolist()})
             if fresh:
-                self.check(fresh[0][0], [row for _, row in fresh])
-                about = {"run": run, "noise": noise}
-                self._append([{**about, "round": number, "loss": row.tolist()} for number, row in fresh])
+                self.check(fresh[0]["round"], [line["loss"] for line in fresh])
+                self._append(fresh)
 
     def rounds(self, run: str) -> int:
-        """How many rounds of a run have been charged."""
-        own = self.name(run)
-        return sum(name == own for name, _ in self.entries)
+        """Return how many rounds of a run have been charged."""
+        name = self.name(run)
+        return sum(charged == name for charged, _ in self.entries)
 
     def paid(self, run: str, number: int) -> Array | None:
-        """What a round of a run was charged, [K]; None where it was not."""
+        """Return what a round of a run was charged, [K]; None where it was not."""
         return self.entries.get((self.name(run), number))
 
     def _append(self, lines: list[dict[str, Any]]) -> None:
-        text, chain = "", self.chain if self.chains else ""
+        """Write lines to the file, if there is one, and add them to what is known."""
+        text, chain = "", self.chain
         for line in lines:
             chain = _chained(chain, line)
             text += json.dumps({**line, "chain": chain}) + "\n"
@@ -269,12 +264,12 @@ class Ledger:
             self._anchor = anchor
             self._size += len(text.encode())
         for line in lines:
-            self._take(line)
+            self._add(line)
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _add(self, line: dict[str, Any]) -> None:
         """Add a line to what is known."""
-        self._about = self._about if self.chains else line["subject"]
-        self.chains.append(_chained(self.chain if self.chains else "", line))
+        self._subject_name = self._subject_name if self.chains else line["subject"]
+        self.chains.append(_chained(self.chain, line))
         self._keyed = line.get("ledger", 2 if self._keyed else 1) == 2
         if "loss" in line:
             run, noise = (text if self._keyed else self.name(text) for text in (line["run"], line["noise"]))
@@ -282,112 +277,8 @@ class Ledger:
             self.spent = self.spent + loss
             self._noise[noise, line["round"]] = run
 
-    def _catch_up(self) -> None:
-        """Read what the file holds beyond what is known, and refuse what does not belong to it or is missing."""
-        assert self.path is not None
-        anchor = Anchor.of(self.path)
-        self._anchor, self._nameless = anchor or self._anchor, anchor is None
-        with self.path.open("rb") as file:
-            file.seek(self._size)
-            content = file.read()
-            if os.fstat(file.fileno()).st_size < self._size:
-                file.seek(0)
-                raise self._shortened(file.read().count(b"\n"), len(self.chains))
-        whole = content[: content.rfind(b"\n") + 1]
-        for text in whole.decode("utf-8", "replace").splitlines():
-            self._take_text(text)
-        lines = len(self.chains)
-        if anchor is not None and lines < anchor.lines:
-            raise self._shortened(lines, anchor.lines)
-        if anchor is not None and anchor.lines and self.chains[anchor.lines - 1] != anchor.chain:
-            self._refuse_unlike(anchor)
-        self._size += len(whole)
-        if self._read_only:
-            return
-        if len(whole) < len(content):
-            os.truncate(self.path, self._size)
-        if anchor is None:
-            self._begin_anchor()
-        if not self.chains:
-            self._append([self._header])
-        elif self._anchor.lines < lines:  # a crash has kept it from being written
-            self._anchor = self._anchor._replace(lines=lines, chain=self.chain)
-            self._anchor.save(self.path)
-
-    def _take_text(self, text: str) -> None:
-        """Verify a line of the file and add it to what is known."""
-        number = len(self.chains) + 1
-        try:
-            line = json.loads(text)
-            chain = line.pop("chain")
-            if (
-                number > 1
-                and line != ANCHORED
-                and (
-                    not isinstance(line["noise"], str)
-                    or len(line["loss"]) != self.devices
-                    or not np.all(np.asarray(line["loss"]) >= 0)
-                )
-            ):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise InputError("ledger", str(self.path), f"a ledger; line {number} is not one of its lines") from None
-        if number == 1:
-            self._refuse_others(line)
-        self._take(line)
-        if chain != self.chain:
-            raise InputError(
-                "ledger", str(self.path), f"as wflmc wrote it; line {number} or one above it has been changed"
-            )
-
-    def _begin_anchor(self) -> None:
-        """Anchor a new ledger, or one from before there were anchors; refuse one whose anchor is missing."""
-        assert self.path is not None
-        head = anchor_path(self.path)
-        if self.chains and self._keyed:
-            raise _without_anchor(self.path, len(self.chains))
-        self._anchor = self._anchor._replace(lines=len(self.chains), chain=self.chain if self.chains else "")
-        self._anchor.save(self.path)
-        self._nameless = False
-        if self.chains:
-            warnings.warn(
-                f"{self.path} is from before ledgers were anchored: whether lines are missing from it cannot be told. "
-                f"From now on {head.name} tells, and names of new lines are secret; those of old ones are bare hashes "
-                "of the data.",
-                LedgerWarning,
-                stacklevel=2,
-            )
-            self._append([ANCHORED])
-
-    def _shortened(self, lines: int, wanted: int) -> InputError:
-        assert self.path is not None
-        head = anchor_path(self.path).name
-        allowed = f"as long as it was: its anchor {head} counts {wanted}. Restore the longer copy, {BEGIN_ANEW}"
-        return InputError("ledger", f"{self.path} with {lines} line{'s' * (lines != 1)}", allowed)
-
-    def _refuse_unlike(self, anchor: Anchor) -> None:
-        assert self.path is not None
-        allowed = (
-            f"the ledger of its anchor {anchor_path(self.path).name}, where that line has {anchor.chain[:12]}…: "
-            f"restore the ledger that belongs to it, {BEGIN_ANEW}"
-        )
-        has = f"{self.path} with the hash {self.chains[anchor.lines - 1][:12]}… in line {anchor.lines}"
-        raise InputError("ledger", has, allowed)
-
-    def _refuse_others(self, header: dict[str, Any]) -> None:
-        for name, own in self._promise.items():
-            found = header.get(name, "replace" if name == "adjacency" else None)  # ledgers of old have no adjacency
-            if found != own:
-                raise ForeignLedgerError("ledger", f"{self.path} with {name} = {found}", f"one with {name} = {own}")
-        if header.get("ledger") not in (1, 2):
-            raise InputError("ledger", str(self.path), "a ledger of this version of wflmc or of an earlier one")
-        self._nameless &= header["ledger"] == 2
-        self._about = str(header.get("subject", ""))
-        if self.subject and not self.is_about(self.subject):
-            raise ForeignLedgerError("ledger", str(self.path), "about the same data")
-
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Keep other processes from writing, and learn what they have written."""
         if self.path is None:
             yield
@@ -395,17 +286,100 @@ class Ledger:
         with self.path.open("rb") as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX)
-            self._catch_up()
+            self._catch_up(self.path)
             yield
+
+    def _catch_up(self, path: Path) -> None:
+        """Read what the file holds beyond what is known, and refuse what does not belong to it or is missing."""
+        anchor, head = Anchor.of(path), anchor_path(path).name
+        self._anchor, self._secret_missing = anchor or self._anchor, anchor is None
+        with path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._size:
+                raise self._shortened(path, path.read_bytes().count(b"\n"), len(self.chains))
+            file.seek(self._size)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        for text in whole.decode("utf-8", "replace").splitlines():
+            self._read_line(path, text)
+        lines = len(self.chains)
+        if anchor is not None and lines < anchor.lines:
+            raise self._shortened(path, lines, anchor.lines)
+        if anchor is not None and anchor.lines and self.chains[anchor.lines - 1] != anchor.chain:
+            given = f"the hash {self.chains[anchor.lines - 1][:12]}… in line {anchor.lines}"
+            allowed = f"the ledger of its anchor {head}, where that line has {anchor.chain[:12]}…: restore that ledger"
+            raise _damaged(path, given, allowed)
+        self._size += len(whole)
+        if self._read_only:
+            return
+        if len(whole) < len(content):
+            os.truncate(path, self._size)
+        if anchor is None:
+            self._begin_anchor(path)
+        if not self.chains:
+            self._append([self._header])
+        elif self._anchor.lines < lines:  # a crash has kept it from being written
+            self._anchor = self._anchor._replace(lines=lines, chain=self.chain)
+            self._anchor.save(path)
+
+    def _shortened(self, path: Path, lines: int, wanted: int) -> InputError:
+        allowed = f"as long as it was: its anchor {anchor_path(path).name} counts {wanted}. Restore the longer copy"
+        return _damaged(path, f"{lines} line{'s' * (lines != 1)}", allowed)
+
+    def _read_line(self, path: Path, text: str) -> None:
+        """Verify a line of the file and add it to what is known."""
+        number = len(self.chains) + 1
+        try:
+            line = json.loads(text)
+            chain = line.pop("chain")
+            if number > 1 and line != ANCHORED:
+                loss = np.asarray(line["loss"], dtype=float)
+                if not isinstance(line["noise"], str) or loss.shape != (self.devices,) or not np.all(loss >= 0):
+                    raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError("ledger", str(path), f"a ledger; line {number} is not one of its lines") from None
+        if number == 1:
+            self._refuse_others(path, line)
+        self._add(line)
+        if chain != self.chain:
+            raise InputError("ledger", str(path), f"as wflmc wrote it; line {number} or one above it has been changed")
+
+    def _refuse_others(self, path: Path, header: dict[str, Any]) -> None:
+        for name, promised in self._promise.items():
+            given = header.get(name, "replace" if name == "adjacency" else None)  # ledgers of old have no adjacency
+            if given != promised:
+                raise ForeignLedgerError("ledger", f"{path} with {name} = {given}", f"one with {name} = {promised}")
+        if header.get("ledger") not in (1, 2):
+            raise InputError("ledger", str(path), "a ledger of this version of wflmc or of an earlier one")
+        self._secret_missing &= header["ledger"] == 2
+        self._subject_name = str(header.get("subject", ""))
+        if self.subject and not self.is_about(self.subject):
+            raise ForeignLedgerError("ledger", str(path), "about the same data")
+
+    def _begin_anchor(self, path: Path) -> None:
+        """Anchor a new ledger, or one from before there were anchors; refuse one whose anchor is missing."""
+        if self.chains and self._keyed:
+            raise _without_anchor(path, len(self.chains))
+        self._anchor = self._anchor._replace(lines=len(self.chains), chain=self.chain)
+        self._anchor.save(path)
+        self._secret_missing = False
+        if self.chains:
+            warnings.warn(
+                f"{path} is from before ledgers were anchored: whether lines are missing from it cannot be told. "
+                f"From now on {anchor_path(path).name} tells, and names of new lines are secret; those of old ones are "
+                "bare hashes of the data.",
+                LedgerWarning,
+                stacklevel=2,
+            )
+            self._append([ANCHORED])
 
 
 def _chained(before: str, line: dict[str, Any]) -> str:
-    """The hash of a line and of all before it."""
+    """Return the hash of a line and of all before it."""
     return hashlib.sha256((before + json.dumps(line)).encode()).hexdigest()
 
 
 def refuse_overspending(budget: Array, total: Array, first: int) -> None:
-    """OverspendError for the first round of total[round, device], counted from `first`, above a device's budget."""
+    """Raise OverspendError for the first round of total[round, device], counted from `first`, above a budget."""
     over = total > budget * (1 + TOLERANCE)
     if over.any():
         at = int(np.argmax(over.any(1)))
@@ -414,7 +388,7 @@ def refuse_overspending(budget: Array, total: Array, first: int) -> None:
 
 
 def _plain(value: ArrayLike | None, devices: int) -> Any:
-    """One number where all devices have the same, else one for each."""
+    """Return one number where all devices have the same, else one for each."""
     if value is None:
         return None
     each = np.broadcast_to(np.asarray(value, dtype=float).reshape(-1), (devices,))

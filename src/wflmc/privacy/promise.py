@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, Shown
-from wflmc.privacy.accountants import accountant_named, budget, epsilon_spent, positive, probability
+from wflmc.privacy.accountants import accountant_named, budget, epsilon_spent, positive
 
 Array = NDArray[np.float64]
 
@@ -23,16 +23,18 @@ HIDDEN = {
     ("record", "add-remove"): "whether an example is there or an empty one in its place",
 }
 """What is hidden, by unit and adjacency, in words."""
+SMALLEST_CLIP = 1e-15
+"""Below it the squares of a gradient that float32 can hold vanish, and with them its norm."""
 
 
 @lru_cache(maxsize=1024)
 def _one_budget(epsilon: float, delta: float, accountant: str) -> float:
-    """One budget for all devices; a study asks for the same one hundreds of times."""
+    """Return one budget for all devices; a study asks for the same one hundreds of times."""
     return float(budget(epsilon, delta, accountant))
 
 
 def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, noise_power: float) -> Array:
-    """Loss per round and device, 2(α r_k ℓ_k)²/N0 (Proposition 2).
+    """Return the loss per round and device, 2(α r_k ℓ_k)²/N0 (Proposition 2).
 
     Args:
         gain: α[..., S].
@@ -44,11 +46,7 @@ def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, no
     return np.where(send > 0, 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power, 0.0)
 
 
-SMALLEST_CLIP = 1e-15
-"""Below it the squares of a gradient that float32 can hold vanish, and with them its norm."""
-
-
-def _clips(name: str, value: ArrayLike) -> None:
+def _check_clips(name: str, value: ArrayLike) -> None:
     positive(name, value)
     if np.min(np.asarray(value, dtype=float)) < SMALLEST_CLIP:
         raise InputError(name, value, f"at least {SMALLEST_CLIP:g}: float32 cannot tell the norm of smaller gradients")
@@ -89,30 +87,21 @@ class Privacy(Shown):
             raise InputError(missing, None, f"given together with {present} (or leave out both)")
         if self.epsilon is not None and self.delta is not None:
             positive("epsilon", self.epsilon)
-            probability("delta", self.delta)
-        _clips("clip", self.clip)
-        if self.unit not in UNITS:
-            raise InputError("unit", self.unit, f"one of {', '.join(UNITS)}")
-        if self.adjacency not in ADJACENCIES:
-            raise InputError("adjacency", self.adjacency, f"one of {', '.join(ADJACENCIES)}")
+            positive("delta", self.delta, 1)
+        _check_clips("clip", self.clip)
+        for name, known in (("unit", UNITS), ("adjacency", ADJACENCIES)):
+            if getattr(self, name) not in known:
+                raise InputError(name, getattr(self, name), f"one of {', '.join(known)}")
         if self.unit == "record":
             if self.example_clip is None:
                 raise InputError("example_clip", None, "given with unit = 'record'")
-            _clips("example_clip", self.example_clip)
+            _check_clips("example_clip", self.example_clip)
         elif self.example_clip is not None:
             raise InputError("example_clip", self.example_clip, "left out with unit = 'device'")
         accountant_named(self.accountant)
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "clip": self.clip,
-            "accountant": self.accountant,
-            "unit": self.unit,
-            "example_clip": self.example_clip,
-            "adjacency": self.adjacency,
-        }
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _per_device(self, name: str, devices: int) -> Array:
         values = np.asarray(getattr(self, name), dtype=float)
@@ -121,19 +110,19 @@ class Privacy(Shown):
         return np.broadcast_to(values.reshape(-1), (devices,))
 
     def clips(self, devices: int) -> Array:
-        """ℓ_k for every device."""
+        """Return ℓ_k for every device."""
         return self._per_device("clip", devices)
 
     def example_clips(self, devices: int) -> Array:
-        """c_k for every device; infinite where examples are not clipped one by one."""
+        """Return c_k for every device; infinite where examples are not clipped one by one."""
         return np.full(devices, np.inf) if self.example_clip is None else self._per_device("example_clip", devices)
 
     def sensitivity(self, devices: int) -> Array:
-        """Half the largest change of each device's gradient between neighbours, [K], see `half_change`."""
+        """Return half the largest change of each device's gradient between neighbours, [K], see `half_change`."""
         return self.half_change(self.clips(devices), self.example_clips(devices))
 
     def half_change(self, clip: ArrayLike, example_clip: ArrayLike) -> Array:
-        """Half the largest change between neighbours of a gradient clipped to ℓ, its examples to c; [...].
+        """Return half the largest change between neighbours of a gradient clipped to ℓ, its examples to c; [...].
 
         The last step projects on a ball, which brings no two points further apart, and no two points of it are further
         apart than 2ℓ. One example moves the sum before that by 2c where it is replaced, by c where it is left empty:
@@ -146,17 +135,16 @@ class Privacy(Shown):
         return device / 2 if self.unit == "device" else np.minimum(device, record / 2)
 
     def budget(self, devices: int) -> Array:
-        """R_k for every device; infinite without a constraint."""
+        """Return R_k for every device; infinite without a constraint."""
         if self.epsilon is None or self.delta is None:
             return np.full(devices, np.inf)
         if np.ndim(self.epsilon) == 0 and np.ndim(self.delta) == 0:
-            return np.full(
-                devices, _one_budget(float(np.asarray(self.epsilon)), float(np.asarray(self.delta)), self.accountant)
-            )
+            one = _one_budget(float(np.asarray(self.epsilon)), float(np.asarray(self.delta)), self.accountant)
+            return np.full(devices, one)
         return budget(self._per_device("epsilon", devices), self._per_device("delta", devices), self.accountant)
 
     def epsilons_spent(self, loss: ArrayLike, accountant: str | None = None) -> Array | None:
-        """ε of every device for their losses [K], by the promise's own accountant unless another is named.
+        """Return ε of every device for their losses [K], by the promise's own accountant unless another is named.
 
         None without a constraint: there is no δ to state it at.
         """
@@ -166,6 +154,6 @@ class Privacy(Shown):
         return epsilon_spent(losses, self._per_device("delta", losses.size), accountant or self.accountant)
 
     def epsilon_spent(self, loss: ArrayLike, accountant: str | None = None) -> float | None:
-        """The largest of `epsilons_spent`."""
+        """Return the largest of `epsilons_spent`."""
         found = self.epsilons_spent(loss, accountant)
         return None if found is None else float(found.max())

@@ -14,31 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import Found, InputError, Shown
 from wflmc.keys import digest
-from wflmc.posterior.base import ClippedSum, Posterior, check_device
+from wflmc.posterior import summation
+from wflmc.posterior.base import ClippedSum, Maybe, Posterior, check_device
 from wflmc.posterior.blocks import block_size, clip_factor, row_norms, scan_blocks, split_blocks
 from wflmc.posterior.curvature import eigenvalues, find_mode
 from wflmc.posterior.custom.checks import accelerator_dtype
 from wflmc.posterior.custom.model import TracedModel, costs_and_norms, per_example, predictive_mean
 from wflmc.posterior.inputs import check_init
 from wflmc.posterior.response import Quadratic
-from wflmc.posterior.summation import (
-    PAIRS,
-    ROWS,
-    UNIT,
-    Rounding,
-    Sum,
-    add_devices,
-    additions,
-    as_pair,
-    clip_pairs,
-    lattice_sum,
-    lattice_sum_pairs,
-    margin,
-    plus,
-    signal_bound,
-    two_sum,
-    zero_total,
-)
+from wflmc.posterior.summation import PAIRS, ROWS, Sum, as_pair, lattice_sum, plus, two_sum
 
 Array = NDArray[np.float64]
 
@@ -87,11 +71,6 @@ class CustomPosterior(Shown, Posterior):
         return self.model.dim
 
     @property
-    def devices(self) -> int:
-        """K."""
-        return int(self.sizes.shape[0])
-
-    @property
     def digest(self) -> str:
         """A hash of the data and of which device holds them."""
         leaves, structure = jax.tree.flatten(self.data)
@@ -121,19 +100,11 @@ class CustomPosterior(Shown, Posterior):
         return 0.0 * draw if init == "zero" else jnp.asarray(self.start, draw.dtype) + self.initial_std * draw
 
     def unrounded_sum(
-        self,
-        theta: jax.Array,
-        weight: jax.Array,
-        clip: jax.Array,
-        key: jax.Array | None = None,
-        example_clip: jax.Array | None = None,
+        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
     ) -> ClippedSum:
         """Return `clipped_sum` before it is rounded.
 
         Args:
-            theta: θ[m], or what each device received of it, [K, m].
-            weight: [K], 0 for a device that does not transmit.
-            clip: ℓ[K], may be infinite.
             key: draws the mini-batches of this round, N_k/batch times whose sum stands for all; without one there are
                 none, and gradients are of all examples.
             example_clip: what an example adds to the device's sum is clipped to it. Of a mini-batch that is N_k/batch
@@ -143,23 +114,23 @@ class CustomPosterior(Shown, Posterior):
         examples = [] if example_clip is None else [example_clip[None]]
         axes = (0 if received else None, 0, 0 if examples else None, None)
 
-        bound, zero = signal_bound(weight, clip), jnp.zeros(self.dim, theta.dtype)
-        start = as_pair(zero) if examples else zero_total(zero, self.devices)
+        bound, zero = summation.signal_bound(weight, clip), jnp.zeros(self.dim, theta.dtype)
+        start = as_pair(zero) if examples else summation.zero_total(zero, self.devices)
 
         def add(total: Any, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
             at = others[-1][0] if received else theta
             most = others[0][0] if examples else None
             gradient, lost = jax.vmap(self._gradient, axes)(at, held, most, key)
             if most is not None and self._longest > PAIRS:
-                sent, norm = clip_pairs(gradient, w[0], limit[0], (-1,))
-                return plus(total, lattice_sum_pairs(sent, 0, bound)), jnp.where(lost, jnp.nan, norm)[None]
+                sent, norm = summation.clip_pairs(gradient, w[0], limit[0], (-1,))
+                return plus(total, summation.lattice_sum_pairs(sent, 0, bound)), jnp.where(lost, jnp.nan, norm)[None]
             sums = gradient.high if most is None else gradient.rounded
             size = row_norms(sums)
             norm = jnp.where(lost, jnp.nan, size)  # a chain of a simulation then stops
             gone = jnp.isnan(size)[:, None]
             clipped = jnp.where(gone, 0.0, clip_factor(w[0], limit[0], size)[:, None] * sums)
             if most is None:
-                return add_devices(total, clipped, 0, bound), norm[None]
+                return summation.add_devices(total, clipped, 0, bound), norm[None]
             return plus(total, lattice_sum(clipped, 0, bound)), norm[None]
 
         blocks = jax.tree.map(lambda values: split_blocks(values, self.block), self._held)
@@ -222,11 +193,6 @@ class CustomPosterior(Shown, Posterior):
         start = as_pair(jnp.zeros_like(prior)), jnp.zeros((), bool)
         (total, lost), _ = jax.lax.scan(step, start, pieces)
         return plus(total, as_pair(prior)), lost
-
-    def margin(self, clip: Array, example_clip: Array) -> float:
-        """Return how much less clips are to be, see `summation.margin`."""
-        norm = (additions(self.dim) / 2 + 8) * UNIT
-        return margin(Rounding(norm, norm), self.dim, self.sizes, clip, example_clip)
 
     def _at_a_time(self, by_example: bool) -> int:
         """Examples of a device to work on at a time, in equal parts."""
