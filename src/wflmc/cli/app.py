@@ -6,6 +6,7 @@ stdout, also as JSON; warnings and progress go to stderr.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -52,7 +53,9 @@ app = typer.Typer(
     help="Bayesian federated learning over the air: plan it, sample with it, prove its privacy.",
 )
 for _module in (new, plan, run, publish, audit, reproduce, sweep, federate, report, data, doctor):
-    app.command(_module.__name__.rpartition(".")[2])(_module.command)
+    _paragraphs = inspect.cleandoc(_module.command.__doc__ or "").split("\n\n")
+    _help = "\n\n".join(" ".join(paragraph.split()) for paragraph in _paragraphs)  # typer would keep line breaks
+    app.command(_module.__name__.rpartition(".")[2], help=_help)(_module.command)
 
 
 @app.callback()

@@ -1,20 +1,20 @@
-"""A start: put your data in place of X and y, then run this file."""
+"""A starting point: replace X and y by your data, then run this file."""
 
 import jax
 import numpy as np
 
 import wflmc
 
-# X[examples, features], of moderate size (standardise them), and y[examples]. These are made up.
+# X[examples, features], standardised, and y[examples]. These are synthetic.
 generator = np.random.default_rng(0)
 X = generator.standard_normal((1200, 5))
 y = X @ [0.5, -0.5, 1.0, 0.7, 0.4] + generator.standard_normal(1200)
 
-# Labels, whole numbers or text, instead of targets: wflmc.softmax_regression, with the same arguments.
+# For labels (whole numbers or text) use wflmc.softmax_regression with the same arguments.
 posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30, X=X, y=y)
 
 link = wflmc.Link(wflmc.channel.rayleigh(power=0.01), snr_db=20)
-# One example is hidden. example_clip: the norm of a typical example's gradient; clip: of a device's.
+# Hides one example. example_clip: the typical norm of one example's gradient; clip: of a device's.
 privacy = wflmc.Privacy(epsilon=3, delta=1e-5, unit="record", example_clip=5, clip=30)
 plan = wflmc.plan(
     posterior,
@@ -28,6 +28,6 @@ plan = wflmc.plan(
 print(f"bound on W2²             {plan.objective:.3g}")
 
 trace = wflmc.sample(jax.random.key(1), posterior, plan, chains=100)
-print(wflmc.evaluate(trace, posterior))  # with test=(X_test, y_test) also how good predictions are
+print(wflmc.evaluate(trace, posterior))  # test=(X_test, y_test) adds scores of the predictions
 print(f"posterior mean           {np.round(trace.theta.mean((0, 1)), 3)}")
-# trace.to_arviz(posterior) opens in ArviZ; trace.save("trace.nc") keeps the samples.
+# trace.to_arviz(posterior) is an ArviZ object; trace.save("trace.nc") writes the draws.
