@@ -17,17 +17,17 @@ from rich.console import Console
 from rich.table import Table
 
 import wflmc
-from wflmc.dynamics import kick, langevin_noise, noise_step
+from wflmc.dynamics import Dynamics, kinetic, overdamped
 from wflmc.posterior import GaussianPosterior, w2_squared
 
 Array = NDArray[np.float64]
 
 
 class Choice(NamedTuple):
-    """A step and its friction (None: overdamped), with steps and friction over 1/L, 1/√L and √μ for tables."""
+    """A step and its dynamics, with steps and friction over 1/L, 1/√L and √μ for tables."""
 
     step: float
-    friction: float | None
+    dynamics: Dynamics
     name: str
 
 
@@ -40,23 +40,23 @@ def setting(kappa: float = 1000.0) -> GaussianPosterior:
     return wflmc.gaussian_regression(jax.random.key(0), 5, X=X, y=y, prior_std=10.0, partition="blocks")
 
 
-def choices(posterior: GaussianPosterior, kinetic: bool) -> Iterator[Choice]:
+def choices(posterior: GaussianPosterior, velocity: bool) -> Iterator[Choice]:
     """The grid."""
-    if not kinetic:
+    if not velocity:
         for part in np.geomspace(0.03, 1.95, 16):
-            yield Choice(part / posterior.L, None, f"η = {part:.2g}/L")
+            yield Choice(part / posterior.L, overdamped(), f"η = {part:.2g}/L")
         return
     for part in (0.5, 1.0, 1.5, 1.95):
         for friction in (0.5, 1.0, 2.0, 4.0, 10.0, 30.0, 100.0):
             name = f"h = {part:.3g}/√L, γ = {friction:.2g}√μ"
-            yield Choice(part / posterior.L**0.5, friction * posterior.mu**0.5, name)
+            yield Choice(part / posterior.L**0.5, kinetic(friction * posterior.mu**0.5), name)
 
 
 def distances(posterior: GaussianPosterior, choice: Choice, rounds: int, a: float = np.inf) -> Array:
     """W2² after every round, with gains α² = a N0 in all of them; the server adds what the channel leaves out."""
-    noise = max(langevin_noise(choice.step, choice.friction), kick(choice.step, choice.friction) ** 2 / a)
+    noise = max(choice.dynamics.langevin_noise(choice.step), choice.dynamics.kick(choice.step) ** 2 / a)
     law = posterior.law(
-        np.full(rounds, choice.step), np.ones((rounds, 5)), np.full(rounds, noise), friction=choice.friction
+        np.full(rounds, choice.step), np.ones((rounds, 5)), np.full(rounds, noise), dynamics=choice.dynamics
     )
     return w2_squared(law, posterior.exact)
 
@@ -67,8 +67,8 @@ def rounds_needed(posterior: GaussianPosterior) -> Table:
     for name in ("W2²", "overdamped", "rounds", "loss/ℓ²", "kinetic", "rounds", "loss/ℓ²", "rounds saved"):
         table.add_column(name, justify="right")
     runs = {
-        kinetic: {c: distances(posterior, c, 600 if kinetic else 12_000) for c in choices(posterior, kinetic)}
-        for kinetic in (False, True)
+        velocity: {c: distances(posterior, c, 600 if velocity else 12_000) for c in choices(posterior, velocity)}
+        for velocity in (False, True)
     }
     for target in (1e-1, 1e-2, 1e-3, 1e-4):
         cells, counts = [f"{target:g}"], []
@@ -76,7 +76,7 @@ def rounds_needed(posterior: GaussianPosterior) -> Table:
             reached = {c: int(np.argmax(d <= target)) + 1 for c, d in found.items() if d.min() <= target}
             best = min(reached, key=lambda c: reached[c])
             counts.append(reached[best])
-            loss = reached[best] * noise_step(best.step, best.friction)
+            loss = reached[best] * best.dynamics.noise_step(best.step)
             cells += [best.name, str(reached[best]), f"{loss:.2f}"]
         table.add_row(*cells, f"{counts[0] / counts[1]:.0f}×")
     return table
@@ -89,10 +89,10 @@ def at_a_budget(posterior: GaussianPosterior) -> Table:
         table.add_column(name, justify="right")
     for budget in (0.1, 0.5, 1.0, 3.0, 10.0):
         cells = [f"{budget:g}"]
-        for kinetic in (False, True):
-            counts = np.unique(np.geomspace(4, 600 if kinetic else 8000, 22).astype(int))
+        for velocity in (False, True):
+            counts = np.unique(np.geomspace(4, 600 if velocity else 8000, 22).astype(int))
             best = {
-                int(n): min(distances(posterior, c, n, budget / (2 * n))[-1] for c in choices(posterior, kinetic))
+                int(n): min(distances(posterior, c, n, budget / (2 * n))[-1] for c in choices(posterior, velocity))
                 for n in counts
             }
             least = min(best.values())
@@ -110,13 +110,13 @@ def draw(posterior: GaussianPosterior, path: str) -> None:
     axes = figure.subplots()
     root, low = posterior.L**0.5, posterior.mu**0.5
     shown = [
-        (Choice(1.4 / posterior.L, None, "overdamped, η = 1.4/L"), "#0072B2"),
-        (Choice(0.4 / posterior.L, None, "overdamped, η = 0.4/L"), "#56B4E9"),
-        (Choice(1 / root, 2 * low, "kinetic, h = 1/√L, friction 2√μ"), "#E69F00"),
-        (Choice(1.95 / root, 2 * low, "kinetic, h = 1.95/√L, friction 2√μ"), "#D55E00"),
+        (Choice(1.4 / posterior.L, overdamped(), "overdamped, η = 1.4/L"), "#0072B2"),
+        (Choice(0.4 / posterior.L, overdamped(), "overdamped, η = 0.4/L"), "#56B4E9"),
+        (Choice(1 / root, kinetic(2 * low), "kinetic, h = 1/√L, friction 2√μ"), "#E69F00"),
+        (Choice(1.95 / root, kinetic(2 * low), "kinetic, h = 1.95/√L, friction 2√μ"), "#D55E00"),
     ]
     for choice, color in shown:
-        values = distances(posterior, choice, 5000 if choice.friction is None else 400)
+        values = distances(posterior, choice, 400 if choice.dynamics.has_velocity else 5000)
         axes.loglog(np.arange(1, values.size + 1), np.maximum(values, 1e-12), color=color, label=choice.name)
     axes.set(xlabel="round", ylabel="W2² (exact law)", ylim=(1e-8, None), title="Curvatures from 1 to 1000")
     axes.grid(alpha=0.3)

@@ -14,7 +14,7 @@ from wflmc import channel
 def numpy_chain(posterior, plan, generator):
     """One chain as a first program would write it: a loop over rounds, and one over devices."""
     theta = generator.standard_normal(posterior.dim)
-    for s in range(plan.rounds):
+    for s in range(len(plan.rounds)):
         received = np.sqrt(plan.noise_power) * generator.standard_normal(posterior.dim)
         for k in range(posterior.devices):
             if plan.weight[s, k] > 0:
@@ -27,7 +27,7 @@ def numpy_chain(posterior, plan, generator):
 def numpy_chains(posterior, plan, generator, chains):
     """All chains at once in NumPy, with a loop over rounds and one over devices: what a careful program would do."""
     theta = generator.standard_normal((chains, posterior.dim))
-    for s in range(plan.rounds):
+    for s in range(len(plan.rounds)):
         received = np.sqrt(plan.noise_power) * generator.standard_normal(theta.shape)
         for k in range(posterior.devices):
             if plan.weight[s, k] > 0:
@@ -41,7 +41,7 @@ def numpy_chains(posterior, plan, generator, chains):
 def numpy_law(posterior, plan):
     """The law of the chain round by round."""
     mean, covariance = posterior.initial("prior")
-    for s in range(plan.rounds):
+    for s in range(len(plan.rounds)):
         step = np.eye(posterior.dim) - plan.step_size[s] * np.tensordot(plan.weight[s], posterior.hessian, 1)
         mean = step @ mean + plan.step_size[s] * plan.weight[s] @ posterior.linear
         covariance = step @ covariance @ step.T + plan.noise_variance[s] * np.eye(posterior.dim)

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,7 +91,7 @@ def compare(account: Account, made: Study, plan: Plan, what: str) -> None:
     expected = wflmc.sample(jax.random.key(SEED), made.inputs.posterior, plan, made.job.chains).theta
     difference = float(np.max(np.abs(np.asarray(found) - np.asarray(expected))))
     scale = float(np.max(np.abs(expected)))
-    limit = float(np.finfo(np.float32).eps) * scale * plan.rounds
+    limit = float(np.finfo(np.float32).eps) * scale * len(plan.rounds)
     text = f"{what}: largest difference {difference:.2g} of values up to {scale:.2g}; rounding may be {limit:.2g}"
     account.check(found.shape == expected.shape and difference <= limit, text)
 
@@ -101,7 +100,9 @@ def simulation(account: Account, folder: Path) -> None:
     """Flower's simulation engine, 30 devices and 20 rounds."""
     made = study(folder, devices=30, burn_in=10, samples=10, chains=8, snr_db=10)
     server = open_server(made.job, folder / SERVER)
-    account.say(f"30 devices, {made.job.plan.rounds} rounds, {made.job.chains} chains in Flower's simulation engine")
+    account.say(
+        f"30 devices, {len(made.job.plan.rounds)} rounds, {made.job.chains} chains in Flower's simulation engine"
+    )
     run_in_engine(server, devices_in(folder))
     rows = read_log(folder / SERVER)
     account.say(
@@ -116,7 +117,7 @@ def deployment(account: Account, folder: Path, deadline: float, port: int | None
     made = study(folder, devices=3, burn_in=4, samples=4, chains=4, snr_db=10)
     prepare(folder, 3)
     plan = made.job.plan
-    account.say(f"3 devices, {plan.rounds} rounds, {made.job.chains} chains; a round waits at most {deadline:g} s")
+    account.say(f"3 devices, {len(plan.rounds)} rounds, {made.job.chains} chains; a round waits at most {deadline:g} s")
     with Loopback(folder, port=port, say=account.say) as loopback:
         loopback.start_link()
         refuse(account, loopback)
@@ -188,16 +189,16 @@ def follow(account: Account, made: Study, rows: list[dict[str, Any]]) -> None:
     plan, server = made.job.plan, made.folder / SERVER
     planned = plan.weight > 0
     sent = np.array([[k not in map(int, row["absent"]) for k in range(plan.devices)] for row in rows]) & planned
-    missed = [at + 1 for at in range(plan.rounds) if planned[at, KILLED] and not sent[at, KILLED]]
+    missed = [at + 1 for at in range(len(plan.rounds)) if planned[at, KILLED] and not sent[at, KILLED]]
     account.say(f"senders by round: {sent.sum(1).tolist()} of {planned.sum(1).tolist()} that the plan lets send")
-    account.check([row["round"] for row in rows] == list(range(plan.rounds)), "every round is there, in order")
+    account.check([row["round"] for row in rows] == list(range(len(plan.rounds))), "every round is there, in order")
     account.check([row["sent"] for row in rows] == sent.sum(1).tolist(), "K_a of every round is who really sent")
     account.check(3 in missed, f"device {KILLED} missed rounds {missed}")
     back = sent[max(missed, default=0) :, KILLED].sum()
     account.check(bool(back), f"device {KILLED} sent {back} times after it was started again")
 
     lines = [json.loads(line) for line in (server / "ledger.jsonl").read_text(encoding="utf-8").splitlines()[1:]]
-    account.check([line["round"] for line in lines] == list(range(plan.rounds)), "the ledger has every round once")
+    account.check([line["round"] for line in lines] == list(range(len(plan.rounds))), "the ledger has every round once")
     account.check(len({line["run"] for line in lines}) == 1, "and all of them are of one run")
     losses = np.array([line["loss"] for line in lines])
     account.check(
@@ -224,7 +225,7 @@ def plan_of_those(plan: Plan, sent: Any) -> Plan:
     channel = plan.noise_power * (plan.step_size / plan.gain) ** 2
     fresh = weight.max(1)
     noise = np.maximum(plan.server_noise + channel * (plan.scale**2 - fresh**2), 0.0)
-    return replace(plan, weight=weight, server_noise=noise if np.any(plan.server_noise) else plan.server_noise)
+    return plan.replace(weight=weight, server_noise=noise if np.any(plan.server_noise) else plan.server_noise)
 
 
 def main() -> int:

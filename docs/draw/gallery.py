@@ -76,7 +76,7 @@ def draw_policies() -> None:
 
 
 def _curves(panels: Any, made: Any, color: str, width: float) -> None:
-    rounds = np.arange(1, made.rounds + 1)
+    rounds = np.arange(1, len(made.rounds) + 1)
     look = {"color": color, "linewidth": width}
     gain, excess, spent, senders = panels
     gain.plot(rounds, made.gain, **look)

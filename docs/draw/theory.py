@@ -52,7 +52,7 @@ def draw_regimes() -> None:
         made = _single_sample(posterior, snr, epsilon)
         label = f"{letter}: {made.regime}"
         profile.plot(
-            range(1, made.rounds + 1), made.loss.max(-1), color=color, linestyle=style, linewidth=2, label=label
+            range(1, len(made.rounds) + 1), made.loss.max(-1), color=color, linestyle=style, linewidth=2, label=label
         )
     profile.set(xlabel="round", ylabel="privacy loss of the round", yscale="log", title="loss over the rounds")
     profile.grid(alpha=0.3)
@@ -80,7 +80,7 @@ def draw_distances() -> None:
 
 
 def _three(axes: Any, posterior: Any, made: Any, trace: Any) -> None:
-    rounds = np.arange(1, made.rounds + 1)
+    rounds = np.arange(1, len(made.rounds) + 1)
     theta = np.concatenate([trace.warmup, trace.theta], axis=1)
     chains = wflmc.evaluation.estimate_w2_sq(theta, posterior.exact)
     floor, _ = wflmc.evaluation.floor_w2_sq(posterior.exact, float(made.step_size[-1]), chains=100, draws=1)

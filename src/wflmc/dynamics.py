@@ -1,26 +1,35 @@
-r"""What the server makes of a received gradient: overdamped Langevin steps, or kinetic ones with a velocity.
+r"""How the server moves a chain by a received gradient: overdamped Langevin steps, or kinetic ones with a velocity.
 
-Kinetic (underdamped) Langevin dynamics, dθ = v dt, dv = −∇f dt − γ_f v dt + √(2γ_f) dW, go in steps of h with one
-gradient each: half a drift, half a kick, friction, half a kick with the same gradient, half a drift,
+Overdamped steps of size η are θ ← θ − η ĝ(θ) + √(2η) ξ. Kinetic (underdamped) Langevin dynamics, dθ = v dt,
+dv = −∇f dt − γ_f v dt + √(2γ_f) dW, go in steps of h with one gradient each: half a drift, half a kick, friction, half
+a kick with the same gradient, half a drift,
 
     θ ← θ + (h/2) v,    v ← e v − (h/2)(1 + e) ĝ(θ) + √(1 − e²) ξ,    θ ← θ + (h/2) v,    e = exp(−γ_f h).
 
-The channel's noise in ĝ is part of the 1 − e². In these functions a friction of None stands for overdamped steps,
-θ ← θ − η ĝ + √(2η) ξ.
+The channel's noise in ĝ is part of the 2η, or of the 1 − e². `overdamped()` and `kinetic(friction)` are values with
+the same methods; nothing outside this module asks which of them a chain has.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, without_data
 
 Array = NDArray[np.float64]
+NAMES = ("overdamped", "kinetic")
 
-DYNAMICS = ("overdamped", "kinetic")
+MOST_NUMBERS = 2**27
+"""Numbers in a response: 1 GiB, of which the planner holds a few copies."""
+MOST_DIRECTIONS = 64
+"""Directions of nearly the same precision are taken together until no more are left."""
 
 
 class Contraction(NamedTuple):
@@ -32,20 +41,315 @@ class Contraction(NamedTuple):
     log_rho: Array
 
 
-def contraction(step_size: ArrayLike, mu: float, L: float) -> Contraction:
-    """Constants of the bound for 0 < η < 2/L, one η or one per round; at η = 2/L the chain no longer contracts."""
-    eta = np.asarray(step_size, dtype=float)
+@dataclass(frozen=True)
+class Overdamped:
+    """Langevin steps of the parameters alone, as in the paper."""
+
+    name: ClassVar[str] = "overdamped"
+    has_velocity: ClassVar[bool] = False
+    has_bound: ClassVar[bool] = True
+    """Whether a bound on W2² is known (Proposition 1)."""
+    operations: ClassVar[int] = 2
+    """Of the server, per parameter and round."""
+    symbol: ClassVar[str] = "η"
+    """Of the step size."""
+    unit: ClassVar[str] = "(mu+L)"
+    """Of 1/step_size."""
+    unstable: ClassVar[str] = "stretches errors {:.3g} times"
+    noise_formula: ClassVar[str] = "2η"
+    """What `langevin_noise` computes."""
+    moved: ClassVar[str] = "update"
+    """What gradients and noise act on."""
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """The numbers of the dynamics beside the step size, by name."""
+        return {}
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What a document says of dynamics other than the paper's."""
+        return {"dynamics": self.name, **self.parameters} if self.parameters else {}
+
+    def warnings(self, mu: float, L: float) -> list[str]:
+        """Warnings of constants that suit the posterior badly."""
+        return []
+
+    def step_scale(self, mu: float, L: float) -> float:
+        """1/step_size in the units that step sizes are stated in."""
+        return mu + L
+
+    def largest_step(self, mu: float, L: float) -> float:
+        """The largest step size worth a try."""
+        return 2 / (mu + L)
+
+    def stretching_step(self, step_size: Array) -> Array:
+        """The factor of the Hessian in what a step does to an error: it is stable while |1 − factor λ| < 1."""
+        return step_size
+
+    def kick(self, step_size: Any) -> Any:
+        """The factor of the gradient, η."""
+        return step_size
+
+    def langevin_noise(self, step_size: Any) -> Any:
+        """Variance of the noise that a round needs, 2η (Lemma 3)."""
+        return 2 * step_size
+
+    def noise_step(self, step_size: Any) -> Any:
+        """The overdamped step that needs as much noise in the gradient, 2/η."""
+        return step_size
+
+    def rounds_to_forget(self, step_size: float, mu: float, gamma: float) -> float:
+        """Rounds in which a start drawn from the prior is forgotten where the data say nothing."""
+        return 1.9 / (step_size * mu)
+
+    def contraction(self, step_size: ArrayLike, mu: float, L: float) -> Contraction:
+        """Constants of the bound for 0 < η < 2/L, one η or one per round; at η = 2/L the chain no longer contracts."""
+        eta = np.asarray(step_size, dtype=float)
+        _check_convexity(mu, L)
+        _each("step_size", eta, (eta > 0) & (eta < 2 / L), f"above 0 and below 2/L = {2 / L:.6g}")
+        # 1 − γ directly, not by subtraction: it is tiny for small steps and κ divides by it.
+        distance = np.where(eta <= 2 / (mu + L), eta * mu, 2 - eta * L)
+        least = f"large enough to contract: step_size × mu = {distance.min():.3g} is too small"
+        if mu < 1e-9 * L:
+            least += f" (L/mu = {L / mu:.1g}, as of features that are not scaled: standardise them)"
+        _each("step_size", eta, distance >= 1e-12, least)
+        gamma = 1 - distance
+        return Contraction(gamma, 1 - distance / 2, 2 * (1 + gamma) / distance, np.log1p(-distance / 2))
+
+    def draw_velocity(self, key: jax.Array, theta: jax.Array) -> jax.Array | None:
+        """Draw the velocity that a chain at theta[m] starts with; None without one."""
+        return None
+
+    def gradient_position(self, theta: jax.Array, velocity: jax.Array | None, step_size: Any) -> jax.Array:
+        """Return where gradients are taken, [m]: at θ."""
+        return theta
+
+    def step(
+        self,
+        theta: jax.Array,
+        velocity: jax.Array | None,
+        received: jax.Array,
+        noise: jax.Array | None,
+        step_size: Any,
+        scale: Any,
+        gain: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Return θ − η (scale/gain) y + noise, and the velocity.
+
+        Args:
+            theta: θ[m]; velocity: v[m] or None; received: y[m].
+            noise: that the server adds, [m], or None.
+            scale: the largest weight K/K_a of a device that transmitted; gain: α.
+        """
+        theta = theta - step_size * scale / gain * received
+        return (theta if noise is None else theta + noise), None
+
+    def linear_round(self, step_size: Array, hessian: Array, linear: Array) -> tuple[Array, Array, Array]:
+        """A round on θ with gradients Hθ − b: matrix [..., S, m, m], offset [..., S, m], how noise enters [m, m].
+
+        Args:
+            step_size: η[..., S]; hessian: H[..., S, m, m]; linear: b[..., S, m].
+        """
+        one = np.eye(hessian.shape[-1])
+        return one - step_size[..., None, None] * hessian, step_size[..., None] * linear, one
+
+    def initial_law(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
+        """Mean and covariance of a chain's state at the start, from those of θ[0]."""
+        return mean, covariance
+
+    def readout(self, matrix: Array) -> Array:
+        """The matrix that reads parameters off a chain's state, from that which reads them off θ."""
+        return matrix
+
+    def round_by_direction(self, step_size: float, precision: Array) -> tuple[list[list[Array]], list[float]]:
+        """A round along the directions of a Hessian with eigenvalues precision[d]: its matrix, and how noise enters."""
+        return [[1 - step_size * precision]], [1.0]
+
+
+@dataclass(frozen=True)
+class Kinetic(Overdamped):
+    """Langevin steps of a velocity, by which the parameters drift; methods as of `Overdamped`."""
+
+    friction: Any
+    """γ_f; where several chains differ in it, [..., 1]."""
+
+    name: ClassVar[str] = "kinetic"
+    has_velocity: ClassVar[bool] = True
+    has_bound: ClassVar[bool] = False
+    operations: ClassVar[int] = 8
+    symbol: ClassVar[str] = "h"
+    unit: ClassVar[str] = "√L"
+    unstable: ClassVar[str] = "is beyond 2/√L of theirs alone"
+    noise_formula: ClassVar[str] = "1 − e²"
+    moved: ClassVar[str] = "velocity"
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """The friction."""
+        return {"friction": self.friction}
+
+    def warnings(self, mu: float, L: float) -> list[str]:
+        """A warning of a friction that makes the chain swing or creep."""
+        low, high = 0.2 * mu**0.5, 20 * L**0.5
+        if low <= self.friction <= high:
+            return []
+        return [
+            f"friction = {self.friction:.3g} is outside {low:.3g} to {high:.3g} (0.2√mu to 20√L): the chain swings "
+            "or creeps for many rounds. 2√mu is a good choice."
+        ]
+
+    def step_scale(self, mu: float, L: float) -> float:
+        """√L."""
+        return L**0.5
+
+    def largest_step(self, mu: float, L: float) -> float:
+        """Three quarters of where steps become unstable."""
+        return 1.5 / L**0.5
+
+    def stretching_step(self, step_size: Array) -> Array:
+        """h²/2: a kinetic step is stable while |1 − h²λ/2| < 1."""
+        return step_size**2 / 2
+
+    def kick(self, step_size: Any) -> Any:
+        """The factor of the gradient in the velocity, (h/2)(1 + e)."""
+        return 0.5 * step_size * (1 + np.exp(-self.friction * step_size))
+
+    def langevin_noise(self, step_size: Any) -> Any:
+        """Variance of the noise that the velocity needs, 1 − e²."""
+        return -np.expm1(-2 * self.friction * step_size)
+
+    def noise_step(self, step_size: Any) -> Any:
+        """The overdamped step that needs as much noise in the gradient, 2/η = (4/h²) tanh(γ_f h/2)."""
+        return step_size**2 / (2 * np.tanh(0.5 * self.friction * step_size))
+
+    def rounds_to_forget(self, step_size: float, mu: float, gamma: float) -> float:
+        """As of `Overdamped`, by the factor γ of a round; a kinetic chain may swing past the prior early."""
+        return float(-1 / np.log(gamma))
+
+    def contraction(self, step_size: ArrayLike, mu: float, L: float) -> Contraction:
+        """γ[S]: the factor by which the mean forgets its start in a round, in the long run. No bound on W2² is known.
+
+        Along an eigenvector of the Hessian with eigenvalue λ a round has eigenvalues z,
+        z² − (1 + e)(1 − h²λ/2) z + e = 0. Both are inside the unit circle while h²λ < 4, and the larger one is largest
+        at λ = μ or λ = L.
+        """
+        h = np.asarray(step_size, dtype=float)
+        _check_convexity(mu, L)
+        wrong = ~((h > 0) & (h < 2 / L**0.5))
+        if wrong.any():
+            allowed = f"above 0 and below 2/√L = {2 / L**0.5:.6g} with dynamics = 'kinetic'"
+            raise InputError("step_size", float(h[wrong][0]), allowed)
+        if not 0 < self.friction < np.inf:
+            raise InputError("friction", self.friction, "finite and above 0")
+        decay = np.exp(-self.friction * h)
+        half_trace = 0.5 * (1 + decay) * (1 - 0.5 * h**2 * np.array([[mu], [L]]))
+        root = np.sqrt((half_trace**2 - decay).astype(complex))
+        gamma = np.abs([half_trace + root, half_trace - root]).max((0, 1))
+        if not np.all(gamma < 1 - 1e-12):
+            allowed = f"such that the start is forgotten: with friction = {self.friction:.3g} it is not"
+            raise InputError("step_size", float(h[np.argmax(gamma)]), allowed)
+        unknown = np.full_like(gamma, np.nan)
+        return Contraction(gamma, unknown, unknown, unknown)
+
+    def draw_velocity(self, key: jax.Array, theta: jax.Array) -> jax.Array | None:
+        """Draw v ~ N(0, I), [m]."""
+        return jax.random.normal(key, theta.shape, theta.dtype)
+
+    def gradient_position(self, theta: jax.Array, velocity: jax.Array | None, step_size: Any) -> jax.Array:
+        """Return θ + (h/2) v, [m], half a drift ahead."""
+        if velocity is None:
+            raise InputError("state.velocity", None, "given with kinetic dynamics; kernel.init draws one")
+        return theta + step_size / 2 * velocity
+
+    def step(
+        self,
+        theta: jax.Array,
+        velocity: jax.Array | None,
+        received: jax.Array,
+        noise: jax.Array | None,
+        step_size: Any,
+        scale: Any,
+        gain: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Return θ + (h/2)(v + v') with v' = e v − (h/2)(1 + e)(scale/gain) y + noise, and v'.
+
+        There, and not where gradients were taken, the draws of a Gaussian posterior have exactly its law.
+        """
+        gradient = scale / gain * received
+        half, decay = step_size / 2, jnp.exp(-self.friction * step_size)
+        assert velocity is not None  # `gradient_position` has asked for it
+        fresh = decay * velocity - half * (1 + decay) * gradient
+        if noise is not None:
+            fresh = fresh + noise
+        return theta + half * (velocity + fresh), fresh
+
+    def linear_round(self, step_size: Array, hessian: Array, linear: Array) -> tuple[Array, Array, Array]:
+        """A round on (θ, v): matrix [..., 2m, 2m], offset [..., 2m], how noise enters [..., 2m, m]."""
+        half, decay = 0.5 * step_size[..., None, None], np.exp(-self.friction * step_size)[..., None, None]
+        kick = half * (1 + decay)
+        pull, push = kick * hessian, kick[..., 0] * linear
+        one = np.broadcast_to(np.eye(hessian.shape[-1]), hessian.shape)
+        fresh = np.concatenate([-pull, decay * one - half * pull], axis=-1)
+        return (
+            np.concatenate([np.concatenate([one, half * one], axis=-1) + half * fresh, fresh], axis=-2),
+            np.concatenate([half[..., 0] * push, push], axis=-1),
+            np.concatenate([half * one, one], axis=-2),
+        )
+
+    def initial_law(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
+        """The law of (θ, v) at the start: v ~ N(0, I), independent of θ."""
+        none, one = np.zeros_like(covariance), np.eye(mean.size)
+        return np.concatenate([mean, np.zeros_like(mean)]), np.block([[covariance, none], [none, one]])
+
+    def readout(self, matrix: Array) -> Array:
+        """As of `Overdamped`; the velocity is not read."""
+        return np.concatenate([matrix, np.zeros_like(matrix)], axis=1)
+
+    def round_by_direction(self, step_size: float, precision: Array) -> tuple[list[list[Array]], list[float]]:
+        """A round of position and velocity along every direction."""
+        half = step_size / 2
+        pull, decay = float(self.kick(step_size)) * precision, np.exp(-self.friction * step_size)
+        slowed = decay - half * pull
+        return [[1 - half * pull, half * (1 + slowed)], [-pull, slowed]], [half, 1.0]
+
+
+Dynamics = Overdamped  # a kinetic chain is one with more to it
+OVERDAMPED = Overdamped()
+jax.tree_util.register_dataclass(Overdamped, data_fields=[], meta_fields=[])
+jax.tree_util.register_dataclass(Kinetic, data_fields=["friction"], meta_fields=[])
+
+
+def overdamped() -> Dynamics:
+    """Langevin steps of the parameters alone, as in the paper."""
+    return OVERDAMPED
+
+
+def kinetic(friction: float = 2.0) -> Dynamics:
+    """Langevin steps with a velocity and friction γ_f: fewer rounds where μ and L are far apart."""
+    if not isinstance(friction, int | float):
+        raise InputError("friction", friction, "a number")
+    return Kinetic(friction)
+
+
+def by_name(name: str | Dynamics, friction: float) -> Dynamics:
+    """The dynamics that options or a scenario name; friction is for kinetic ones alone."""
+    if isinstance(name, Dynamics):
+        return name
+    made = kinetic(friction)  # a friction that is no number is refused in any case
+    if name not in NAMES:
+        raise InputError("dynamics", name, f"one of {', '.join(NAMES)}")
+    return made if name == "kinetic" else overdamped()
+
+
+def from_constants(constants: Mapping[str, Any]) -> Dynamics:
+    """The dynamics of a document with such `constants`."""
+    return overdamped() if constants.get("friction") is None else kinetic(float(constants["friction"]))
+
+
+def _check_convexity(mu: float, L: float) -> None:
     if not 0 < mu <= L:
         raise InputError("mu", mu, f"above 0 and at most L = {L:g}")
-    _each("step_size", eta, (eta > 0) & (eta < 2 / L), f"above 0 and below 2/L = {2 / L:.6g}")
-    # 1 − γ directly, not by subtraction: it is tiny for small steps and κ divides by it.
-    distance = np.where(eta <= 2 / (mu + L), eta * mu, 2 - eta * L)
-    least = f"large enough to contract: step_size × mu = {distance.min():.3g} is too small"
-    if mu < 1e-9 * L:
-        least += f" (L/mu = {L / mu:.1g}, as of features that are not scaled: standardise them)"
-    _each("step_size", eta, distance >= 1e-12, least)
-    gamma = 1 - distance
-    return Contraction(gamma, 1 - distance / 2, 2 * (1 + gamma) / distance, np.log1p(-distance / 2))
 
 
 def _each(key: str, value: Array, holds: NDArray[np.bool_], allowed: str) -> None:
@@ -56,43 +360,136 @@ def _each(key: str, value: Array, holds: NDArray[np.bool_], allowed: str) -> Non
         raise InputError(key, float(value.flat[at]), allowed + where)
 
 
-def kick(step_size: Any, friction: float | None) -> Any:
-    """The factor of the gradient: η on θ, or (h/2)(1 + e) on the velocity."""
-    return step_size if friction is None else 0.5 * step_size * (1 + np.exp(-friction * step_size))
+class Motion(NamedTuple):
+    """How a chain moves, but for its noise."""
+
+    step_size: ArrayLike
+    """η[..., S], or h of kinetic dynamics."""
+    weight: ArrayLike
+    """Of every device's gradient in the update, [..., S, K]."""
+    init: str = "prior"
+    dynamics: Dynamics = OVERDAMPED
+    """With kinetic dynamics noise is that of the velocity."""
+    downlink: ArrayLike = 0.0
+    """Variance of the noise in what every device receives of θ, [..., 1] or one number."""
 
 
-def langevin_noise(step_size: Any, friction: float | None) -> Any:
-    """Variance of the noise that a round needs: 2η on θ, or 1 − e² on the velocity."""
-    return 2 * step_size if friction is None else -np.expm1(-2 * friction * step_size)
+@without_data
+class Response(NamedTuple):
+    """C[s'] = covariance[s'] + Σ_s v[s] effect[s', s] in the S_u kept rounds s', for noise of variance v[S]."""
+
+    covariance: Array
+    """From the start alone, [S_u, m, m]."""
+    effect: Array
+    """Of noise of unit variance in round s, [S_u, S, m, m]: Φ Φᵀ if Φ takes it to θ[s']; zero for s > s'."""
+    shift: Array
+    """‖mean − posterior mean‖², which no noise changes, [S_u]."""
+    target: Array
+    """The posterior's covariance, [m, m]."""
 
 
-def noise_step(step_size: Any, friction: float | None) -> Any:
-    """The overdamped step that wants as much noise in the gradient, 2/η = (4/h²) tanh(γ_f h/2)."""
-    return step_size if friction is None else step_size**2 / (2 * np.tanh(0.5 * friction * step_size))
+@without_data
+class DiagonalResponse(NamedTuple):
+    """The same where all matrices share their eigenvectors: eigenvalues in place of matrices."""
+
+    covariance: Array
+    """[S_u, d]."""
+    effect: Array
+    """[S_u, S, d]."""
+    shift: Array
+    """[S_u]."""
+    target: Array
+    """[d]."""
+    times: Array
+    """How many directions of the m have these eigenvalues, [d]."""
 
 
-def kinetic_rate(step_size: Array, friction: float, mu: float, L: float) -> Contraction:
-    """γ[S]: the factor by which the mean forgets its start in a round, in the long run. No bound on W2² is known.
+AnyResponse = Response | DiagonalResponse
 
-    Along an eigenvector of the Hessian with eigenvalue λ a round has eigenvalues z, z² − (1 + e)(1 − h²λ/2) z + e = 0.
-    Both are inside the unit circle while h²λ < 4, and the larger one is largest at λ = μ or λ = L.
+
+@without_data
+class Quadratic(NamedTuple):
+    """A cost as a quadratic around its mode, along the main directions of its Hessian there."""
+
+    precision: Array
+    """Eigenvalues of the Hessian, [d]; directions that no prediction depends on may be left out."""
+    away: Array
+    """The mean of the start, seen from the mode, [d]."""
+    start: Array
+    """The variance of the start, [d]."""
+    pull: Array
+    """Every device's gradient at the mode, [K, d]."""
+    mode: Array
+    """In parameters, [m]."""
+
+
+def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array:
+    """Φ Φᵀ for Φ = R A[s'] ⋯ A[s+1] G[s], all s' > burn_in and all s: A[S, n, n] -> [S_u, S, m, m]."""
+    rounds, dim = matrix.shape[0], readout.shape[0]
+    if (rounds - burn_in) * rounds * dim**2 > MOST_NUMBERS:
+        raise InputError("objective", "exact", f"worst or average for so many rounds of {dim} parameters: memory")
+    found, carried = np.zeros((rounds - burn_in, rounds, dim, dim)), np.zeros(enters.shape)
+    for s in range(rounds):
+        carried[:s] = matrix[s] @ carried[:s]
+        carried[s] = enters[s]
+        if s >= burn_in:
+            seen = readout @ carried[: s + 1]
+            found[s - burn_in, : s + 1] = seen @ np.swapaxes(seen, -1, -2)
+    return found
+
+
+def diagonal_response(
+    precision: Array,
+    mean_sq: Array,
+    start: ArrayLike,
+    motion: Motion,
+    burn_in: int,
+) -> DiagonalResponse:
+    """A chain on a Gaussian posterior to whose Hessian all devices contribute alike.
+
+    Args:
+        precision: eigenvalues of the Hessian, [m]; mean_sq: squares of the posterior mean along them, [m].
+        start: variance of θ[0] along each, [m] or one number; its mean is zero.
     """
-    if not 0 < mu <= L:
-        raise InputError("mu", mu, f"above 0 and at most L = {L:g}")
-    wrong = ~((step_size > 0) & (step_size < 2 / L**0.5))
-    if wrong.any():
-        allowed = f"above 0 and below 2/√L = {2 / L**0.5:.6g} with dynamics = 'kinetic'"
-        raise InputError("step_size", float(step_size[wrong][0]), allowed)
-    if not 0 < friction < np.inf:
-        raise InputError("friction", friction, "finite and above 0")
-    decay = np.exp(-friction * step_size)
-    half_trace = 0.5 * (1 + decay) * (1 - 0.5 * step_size**2 * np.array([[mu], [L]]))
-    root = np.sqrt((half_trace**2 - decay).astype(complex))
-    gamma = np.abs([half_trace + root, half_trace - root]).max((0, 1))
-    if not np.all(gamma < 1 - 1e-12):
-        first = float(step_size[np.argmax(gamma)])
-        raise InputError(
-            "step_size", first, f"such that the start is forgotten: with friction = {friction:.3g} it is not"
-        )
-    unknown = np.full_like(gamma, np.nan)
-    return Contraction(gamma, unknown, unknown, unknown)
+    if motion.dynamics.has_velocity:
+        allowed = "worst with power = 'equal' for kinetic dynamics of this model, whose law is not known"
+        raise InputError("objective", "exact", allowed)
+    eta, weight = np.asarray(motion.step_size, dtype=float), np.asarray(motion.weight, dtype=float)
+    precision, mean_sq, begun, times = _merged(precision, mean_sq, np.broadcast_to(start, precision.shape))
+    share = eta * weight.mean(-1)
+    factor = (1 - share[:, None] * precision) ** 2
+    rounds = share.size
+    if (rounds - burn_in) * rounds * times.size > MOST_NUMBERS:
+        raise InputError("objective", "exact", "worst or average for so many rounds: memory")
+    found, carried = np.zeros((rounds - burn_in, rounds, times.size)), np.zeros((rounds, times.size))
+    for s in range(rounds):
+        carried[:s] *= factor[s]
+        carried[s] = 1.0
+        if s >= burn_in:
+            found[s - burn_in, : s + 1] = carried[: s + 1]
+    kept = np.cumprod(factor, axis=0)[burn_in:]
+    covariance = begun * kept
+    if np.any(motion.downlink):
+        spread = (eta**2 * (weight**2).sum(-1) / weight.shape[1] ** 2)[:, None]
+        covariance = covariance + np.einsum("usd,sd->ud", found, motion.downlink * spread * precision**2)
+    return DiagonalResponse(covariance, found, kept @ mean_sq, 1 / precision, times)
+
+
+def _merged(precision: Array, mean_sq: Array, start: Array) -> tuple[Array, Array, Array, Array]:
+    """Alike precisions and starts, or if there are too many nearly alike precisions, as one, with how many they are."""
+    order = np.lexsort((start, precision))
+    precision, mean_sq, start, log = precision[order], mean_sq[order], start[order], np.log(precision[order])
+    first = np.append(True, (np.diff(log) > 1e-12) | (np.diff(start) > 1e-12 * start.max()))
+    if first.sum() > MOST_DIRECTIONS:
+        bins = np.floor((log - log[0]) / (log[-1] - log[0]) * MOST_DIRECTIONS * (1 - 1e-12))
+        first = np.append(True, np.diff(bins) > 0)
+    at = np.flatnonzero(first)
+    times = np.diff(np.append(at, precision.size)).astype(float)
+    total = [np.add.reduceat(values, at) for values in (log, mean_sq, start)]
+    return np.exp(total[0] / times), total[1], total[2] / times, times
+
+
+def continued(response: AnyResponse, noise: Array) -> AnyResponse:
+    """The response of the rounds after the first ones, whose noise[n] is settled."""
+    done = np.einsum("s,us...->u...", noise, response.effect[:, : noise.size])
+    return response._replace(covariance=response.covariance + done, effect=response.effect[:, noise.size :])

@@ -71,8 +71,7 @@ def in_float32(received: Any, signal: Any) -> bool:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A job whose update is θ ← 0 − y/4, so that θ tells y to its last bit."""
     job = federation(tmp_path_factory.mktemp("attacked"), {"sampler.chains": CHAINS}).job
-    plan = replace(
-        job.plan,
+    plan = job.plan.replace(
         gain=np.ones(7),
         weight=np.ones((7, 5)),
         step_size=np.full(7, 0.25),

@@ -131,7 +131,7 @@ def test_models_of_ones_own_are_attacked_in_pairs(few, plan):
 
 def test_clip_after_scaling(few, plan, mutate):
     assert plan.gain.max() < 1
-    mutate(kernel.transmit, "now.clip, ", "now.clip / now.gain, ")
+    mutate(kernel.transmit, "now.constants.clip, ", "now.constants.clip / now.gain, ")
     assert "matched filter" in names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"]))
 
 
@@ -189,7 +189,7 @@ def test_silent_devices_that_send(few, mutate):
 
 def test_example_clip_skipped_by_the_kernel(few, record_plan, mutate):
     """The record hides inside the device's clip, which alone is larger than what is claimed of a record."""
-    mutate(kernel.transmit, "example_clip=now.example_clip", "example_clip=None")
+    mutate(kernel.transmit, "example_clip=now.constants.example_clip", "example_clip=None")
     found = names(audit.audit(KEY, record_plan, few, trials=TRIALS, attacks=["constant", "devices", "model"]))
     assert found >= {"matched filter", "every device", "gaussian model"}
 

@@ -1,7 +1,5 @@
 """Federated gradient descent: against its law in closed form, within every limit, and at the mode without noise."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
@@ -111,14 +109,14 @@ def test_it_sends_more_strongly_than_sampling_does():
     assert np.all(descent.noise_variance < 1e-3 * sampling.noise_variance)
     np.testing.assert_allclose(descent.power_share, 1)
     assert descent.regime_share["power-limited"] == 1
-    assert (descent.rounds, descent.burn_in) == (4, 2)
+    assert (len(descent.rounds), descent.burn_in) == (4, 2)
 
 
 def test_steps_may_change_and_rounds_are_checked():
     link, steps = wflmc.Link(channel.static(), snr_db=20), np.linspace(1, 0.1, 5) / GAUSSIAN.L
     plan = gradient_descent(GAUSSIAN, link, wflmc.Privacy(), step_size=steps, rounds=5)
     np.testing.assert_array_equal(plan.step_size, steps)
-    assert replace(plan, gain=plan.gain * 2).digest != plan.digest
+    assert plan.replace(gain=plan.gain * 2).digest != plan.digest
     for wrong in (0, 6, 2.5):
         with pytest.raises(wflmc.InputError, match="average"):
             gradient_descent(GAUSSIAN, link, wflmc.Privacy(), step_size=steps, rounds=5, average=wrong)

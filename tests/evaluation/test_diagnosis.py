@@ -116,17 +116,17 @@ def chains(posterior, plan, count=24, seed=0):
     rng = np.random.default_rng(seed)
     theta = rng.standard_normal((count, posterior.dim)) * posterior.prior_std * (plan.init == "prior")
     velocity, kept, share = rng.standard_normal(theta.shape), [], []
-    for s in range(plan.rounds):
-        if plan.friction is not None:
+    for s in range(len(plan.rounds)):
+        if plan.dynamics.has_velocity:
             theta = theta + plan.step_size[s] / 2 * velocity
         g = gradients(posterior, theta, plan)
         norm = np.linalg.norm(g, axis=-1)
         pull = np.einsum("ck,ckm->cm", plan.weight[s] * np.minimum(1, plan.clip / np.maximum(norm, 1e-30)), g)
         moved = -plan.kick[s] * pull + plan.noise_variance[s] ** 0.5 * rng.standard_normal(theta.shape)
-        if plan.friction is None:
+        if not plan.dynamics.has_velocity:
             theta = theta + moved
         else:
-            velocity = np.exp(-plan.friction * plan.step_size[s]) * velocity + moved
+            velocity = np.exp(-plan.dynamics.friction * plan.step_size[s]) * velocity + moved
             theta = theta + plan.step_size[s] / 2 * velocity
         if s >= plan.burn_in:
             kept.append(theta)

@@ -28,11 +28,11 @@ def varied(posterior, rounds=24, power="optimized", **keywords):
 def all_pairs(posterior, plan):
     """Variance of the mean of the kept samples and its bias, from Cov(θ_t, θ_s) = A[t]…A[s+1] C[s] pair by pair."""
     law = posterior.law(plan.step_size, plan.weight_received, plan.noise_variance, plan.init)
-    total, kept = np.zeros(posterior.dim), range(plan.burn_in, plan.rounds)
+    total, kept = np.zeros(posterior.dim), range(plan.burn_in, len(plan.rounds))
     for s in kept:
         across = law.covariance[s]
         total += np.diagonal(across)
-        for t in range(s + 1, plan.rounds):
+        for t in range(s + 1, len(plan.rounds)):
             step = np.eye(posterior.dim) - plan.step_size[t] * np.tensordot(
                 plan.weight_received[t], posterior.hessian, 1
             )
@@ -48,7 +48,7 @@ def test_all_pairs(posterior, init):
     target = np.diagonal(posterior.exact.covariance)
     np.testing.assert_allclose(exact_ess(posterior, plan), target / variance, rtol=1e-10)
     np.testing.assert_allclose(exact_ess(posterior, plan, bias=True), target / (variance + bias**2), rtol=1e-10)
-    other = dataclasses.replace(plan, gain=plan.gain / 2)
+    other = plan.replace(gain=plan.gain / 2)
     both = 0.5 * (variance + all_pairs(posterior, other)[0])
     np.testing.assert_allclose(exact_ess(posterior, [plan, other]), target / both, rtol=1e-10)
 
@@ -74,7 +74,7 @@ def test_simulated_chains_have_it_and_follow_the_exact_law(posterior):
     exact = exact_ess(posterior, plan)
     assert np.all(np.abs(seen / exact - 1) < 4 * np.sqrt(2 / CHAINS)), seen / exact
     law = posterior.law(plan.step_size, plan.weight_received, plan.noise_variance, plan.init)
-    for draw, s in ((0, plan.burn_in), (-1, plan.rounds - 1)):
+    for draw, s in ((0, plan.burn_in), (-1, len(plan.rounds) - 1)):
         spread = np.sqrt(np.diagonal(law.covariance[s]))
         assert np.all(np.abs(theta[:, draw].mean(0) - law.mean[s]) < 4 * spread / np.sqrt(CHAINS))
         assert np.all(np.abs(theta[:, draw].var(0, ddof=1) / spread**2 - 1) < 4 * np.sqrt(2 / CHAINS))
@@ -106,5 +106,5 @@ def test_it_is_shown_beside_the_distance(call, plan_of, scenario, tmp_path):
 
 def test_a_chain_that_diverges_has_none(posterior):
     plan = varied(posterior, rounds=900, power="no-dp", step_size=1e-4)
-    wild = dataclasses.replace(plan, step_size=plan.step_size * 40)
+    wild = plan.replace(step_size=plan.step_size * 40)
     assert np.all(exact_ess(posterior, wild) == 0)

@@ -247,7 +247,7 @@ def test_the_two_apps_draw_the_simulator_s_chains(folder, setting, capsys):
     expected = wflmc.sample(jax.random.key(0), inputs.posterior, job.plan, CHAINS).theta
     np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if re.match(r"round \d: \d of \d sent", line)]) == job.plan.rounds
+    assert len([line for line in lines if re.match(r"round \d: \d of \d sent", line)]) == len(job.plan.rounds)
     assert lines[-1] == "all rounds are done"
     assert np.allclose([line["loss"] for line in _losses(folder)], job.plan.loss)
 
@@ -288,7 +288,7 @@ def test_a_server_that_died_after_paying_pays_once(folder, setting, monkeypatch)
     _stopped_before_keeping(folder, monkeypatch, at=2)
     assert len(_losses(folder)) == 3
     _serve(folder, _grid(folder))
-    assert [line["round"] for line in _losses(folder)] == list(range(job.plan.rounds))
+    assert [line["round"] for line in _losses(folder)] == list(range(len(job.plan.rounds)))
     for k in range(DEVICES):
         asked = np.flatnonzero(job.plan.weight[:, k] > 0).tolist()
         assert [line["round"] for line in _losses(folder, f"device-{k}")] == asked
@@ -406,7 +406,7 @@ def test_commands_have_the_deadline_that_is_asked_for(folder):
 
 def test_a_server_whose_ledger_stayed_elsewhere_is_refused(folder, setting):
     job = setting[2]
-    spent = replace(job.plan, ledger=np.full(DEVICES, 1e-3))
+    spent = job.plan.replace(ledger=np.full(DEVICES, 1e-3))
     replace(job, plan=spent).save(folder / "server")
     with pytest.raises(InputError, match="spent before"):
         _serve(folder, _grid(folder))

@@ -134,7 +134,7 @@ def test_all_present_is_what_the_formulas_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{}, KINETIC])
 def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, changes: dict[str, Any]) -> None:
     job = federation(tmp_path, changes).job
-    plan = replace(job.plan, server_noise=3 * job.plan.noise_variance)
+    plan = job.plan.replace(server_noise=3 * job.plan.noise_variance)
     job = replace(job, plan=plan)
     for count in range(1, plan.devices + 1):
         sent = np.arange(plan.devices) < count
@@ -146,7 +146,7 @@ def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, 
 
 def test_the_server_adds_what_the_shares_that_came_leave_open() -> None:
     job = _jobs()[2]
-    job = replace(job, plan=replace(job.plan, server_noise=3 * job.plan.noise_variance))
+    job = replace(job, plan=job.plan.replace(server_noise=3 * job.plan.noise_variance))
     plan = job.plan
     for count in (3, 4, 5):
         scale, noise = rescale(job, 1, np.arange(5) < count)
@@ -432,7 +432,7 @@ def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) ->
 def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(tmp_path: Path) -> None:
     made = federation(tmp_path, {"privacy.epsilon": None, "privacy.delta": None})
     run_in_process(made.server(), made.app())
-    plan = replace(made.job.plan, gain=made.job.plan.gain * 0.9)
+    plan = made.job.plan.replace(gain=made.job.plan.gain * 0.9)
     other = replace(made.job, plan=plan)
     assert other.run != made.job.run
     devices = [Device(made.inputs.posterior.device(k), other.terms(k)) for k in range(5)]
@@ -458,7 +458,7 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
         replace(job, key=job.key + np.uint32(1)),
         replace(job, known=job.known * 2),
         replace(job, power=job.power * 2),
-        replace(job, plan=replace(job.plan, noise_power=2.0)),
+        replace(job, plan=job.plan.replace(noise_power=2.0)),
     ]
     assert len({job.run, *(other.run for other in others)}) == 1 + len(others)
 

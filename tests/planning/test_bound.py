@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc import channel
-from wflmc.dynamics import contraction
+from wflmc.dynamics import overdamped
 from wflmc.planning.schedule import participation_error, threshold_schedule
 
 from .scenarios import Target, make
@@ -30,7 +30,7 @@ def written_out_bound(plan, target, which):
         [
             rho ** (2 * s) * plan.initial_w2_sq
             + sum(rho ** (2 * (s - i)) * 2 * (1 + gamma) / (1 - gamma) * inside[i - 1] for i in range(1, s + 1))
-            for s in range(1, plan.rounds + 1)
+            for s in range(1, len(plan.rounds) + 1)
         ]
     )
 
@@ -50,12 +50,12 @@ def test_bound_against_the_printed_double_sum(which, power, factor):
 
 
 def test_contraction_on_both_branches():
-    assert contraction(0.1, 1.0, 3.0).gamma == pytest.approx(0.9)
-    assert contraction(0.6, 1.0, 3.0).gamma == pytest.approx(0.8)
-    assert contraction(0.5, 1.0, 3.0).kappa == pytest.approx(2 * 1.5 / 0.5)
+    assert overdamped().contraction(0.1, 1.0, 3.0).gamma == pytest.approx(0.9)
+    assert overdamped().contraction(0.6, 1.0, 3.0).gamma == pytest.approx(0.8)
+    assert overdamped().contraction(0.5, 1.0, 3.0).kappa == pytest.approx(2 * 1.5 / 0.5)
     for step in (0.0, -1.0, 2 / 3, 1.0, np.nan):
         with pytest.raises(wflmc.InputError, match="2/L"):
-            contraction(step, 1.0, 3.0)
+            overdamped().contraction(step, 1.0, 3.0)
 
 
 def brute_threshold(gains, clip, power, step_size, weight):

@@ -12,11 +12,11 @@ import pytest
 
 import wflmc
 from wflmc import channel
+from wflmc.dynamics import Motion, continued
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning import Proxy, plan_many
 from wflmc.planning.exact.distance import Distances
 from wflmc.posterior import w2_squared
-from wflmc.posterior.response import Motion, going_on
 
 from ..cli_tools import FADING, with_set
 
@@ -217,7 +217,7 @@ def test_going_on_from_a_plan(few):
     whole = few.response(
         Motion(np.append(first.step_size, rest.step_size), np.concatenate([first.weight, rest.weight])), 15
     )
-    later = going_on(whole, first.noise_variance)
+    later = continued(whole, first.noise_variance)
     assert Distances(later)(rest.noise_variance) == pytest.approx(w2_squared(both, few.exact)[15:], rel=1e-8)
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wflmc.dynamics import Motion, Response, diagonal_response
 from wflmc.planning.exact.distance import Distances
 from wflmc.planning.exact.interior_point import solve
 from wflmc.posterior import Gaussian, w2_squared
 from wflmc.posterior.law import LinearChain
-from wflmc.posterior.response import Motion, Response, diagonal_response
 
 from ..conftest import count
 

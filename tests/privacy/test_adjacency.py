@@ -107,7 +107,7 @@ def test_a_mini_batch_draws_an_empty_record_like_any_other():
 
 def test_the_loss_of_a_plan_follows(few):
     plans = {name: planned(few, promise(name), power="equal") for name in privacy.ADJACENCIES}
-    same_power = dataclasses.replace(plans["replace"], privacy=promise())
+    same_power = plans["replace"].replace(privacy=promise())
     np.testing.assert_allclose(same_power.loss, plans["replace"].loss / 4)
     np.testing.assert_allclose(
         plans["add-remove"].spent, plans["replace"].spent

@@ -194,7 +194,7 @@ def test_a_folder_used_again_keeps_the_old_ledger(tmp_path, call):
 def test_the_same_noise_for_another_plan_is_refused(paid_setting, tmp_path, call):
     """Two sums with the same noise and other gains are two equations: who sees both has the gradients."""
     posterior, _, plan = paid_setting
-    tenth = dataclasses.replace(plan, gain=plan.gain / 10)
+    tenth = plan.replace(gain=plan.gain / 10)
     ledger = Ledger(wflmc.Privacy(80, 0.01, 30), 6, subject=posterior.digest)
     wflmc.sample(jax.random.key(1), posterior, plan, 2, ledger=ledger)
     with pytest.raises(InputError, match="the noise that another run of this ledger had in round 1"):
@@ -224,7 +224,7 @@ def test_another_prior_is_another_run(paid_setting):
     posterior, _, plan = paid_setting
     other = wflmc.gaussian_regression(jax.random.key(0), devices=6, examples=120, prior_std=0.2)
     assert other.digest == posterior.digest
-    small = dataclasses.replace(plan, gain=plan.gain / 3)
+    small = plan.replace(gain=plan.gain / 3)
     ledger = Ledger(PROMISE, 6, subject=posterior.digest)
     wflmc.sample(jax.random.key(1), posterior, small, 2, ledger=ledger)
     before = ledger.spent

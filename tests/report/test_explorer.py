@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.dynamics import contraction
+from wflmc.dynamics import overdamped
 from wflmc.planning.bound import discretization_error
 from wflmc.planning.solvers.single_sample import REGIMES, regime
 from wflmc.report import explorer
@@ -183,11 +183,11 @@ def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
         close(values["gain-first"], plan.gain[0])
         close(values["gain-last"], plan.gain[-1])
         close(values["lmc_cap"], np.sqrt(plan.step_size[0] / 2 * plan.noise_power))
-        constants = contraction(plan.step_size[0], plan.mu, plan.L)
+        constants = overdamped().contraction(plan.step_size[0], plan.mu, plan.L)
         error = discretization_error(plan.step_size[:1], plan.L, plan.dim)[0]
         close(values["floor"], constants.kappa * error / (1 - constants.rho**2))
         sensitivity = plan.privacy.sensitivity(1)[0]
-        share = plan.privacy.budget(1)[0] / (2 * sensitivity**2) / plan.rounds
+        share = plan.privacy.budget(1)[0] / (2 * sensitivity**2) / len(plan.rounds)
         close(values["dp_share"], np.sqrt(share * plan.noise_power))
         large_steps += plan.step_size[0] > 2 / (plan.mu + plan.L)
         close(values["power_cap"], plan.gain[0] / np.sqrt(plan.power_share[0]))

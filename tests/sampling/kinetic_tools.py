@@ -40,7 +40,7 @@ def five_parts(plan, posterior, s):
     one, none = np.eye(m), np.zeros((m, m))
     hessian = np.tensordot(plan.weight_received[s], posterior.hessian, 1)
     linear = plan.weight_received[s] @ posterior.linear
-    decay = np.exp(-plan.friction * h)
+    decay = np.exp(-plan.dynamics.friction * h)
     drift = np.block([[one, h / 2 * one], [none, one]])
     damp = np.block([[one, none], [none, decay * one]])
     # The second kick has the gradient of the first, taken at the same θ.
@@ -56,7 +56,7 @@ def law_by_parts(plan, posterior):
     start, m = posterior.initial(plan.init), posterior.dim
     mean, covariance = np.zeros(2 * m), np.eye(2 * m)
     mean[:m], covariance[:m, :m] = start.mean, start.covariance
-    for s in range(plan.rounds):
+    for s in range(len(plan.rounds)):
         matrix, offset, enters = five_parts(plan, posterior, s)
         mean = matrix @ mean + offset
         covariance = matrix @ covariance @ matrix.T + plan.noise_variance[s] * enters @ enters.T
@@ -64,4 +64,4 @@ def law_by_parts(plan, posterior):
 
 
 def law_of(posterior, plan):
-    return posterior.law(plan.step_size, plan.weight_received, plan.noise_variance, plan.init, friction=plan.friction)
+    return posterior.law(plan.step_size, plan.weight_received, plan.noise_variance, plan.init, dynamics=plan.dynamics)

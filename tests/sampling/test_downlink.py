@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import jax
@@ -13,7 +12,7 @@ import pytest
 import wflmc
 from wflmc import InputError, audit, channel
 from wflmc.posterior import w2_squared
-from wflmc.sampling.kernel import heard, rounds_of
+from wflmc.sampling.kernel import broadcast, kernel_rounds
 
 CHAINS = 4000
 LIMIT = 4.5  # standard errors
@@ -39,10 +38,10 @@ def test_every_device_hears_noise_of_its_own():
     posterior = gaussian(prior_std=0.5)
     plan = planned(posterior, 20.0)
     assert plan.downlink_noise == pytest.approx(0.25 / 100)
-    now = jax.tree.map(jnp.asarray, rounds_of(plan).at(0))
+    now = jax.tree.map(jnp.asarray, kernel_rounds([plan])[0])
     keys = jax.random.split(jax.random.key(1), CHAINS)
     theta = jnp.array([1.0, -2.0, 0.5])
-    noise = np.asarray(jax.vmap(lambda key: heard(key, theta, now))(keys)) - theta
+    noise = np.asarray(jax.vmap(lambda key: broadcast(key, theta, now))(keys)) - theta
     assert noise.shape == (CHAINS, 4, 3)
     found = np.cov(noise.reshape(CHAINS, -1).T)
     error = plan.downlink_noise * np.sqrt(2 / CHAINS)
@@ -83,10 +82,10 @@ def test_the_law_counts_the_noise_that_chains_hear(dynamics):
         plan.weight,
         plan.noise_variance,
         plan.init,
-        friction=plan.friction,
+        dynamics=plan.dynamics,
         downlink=plan.downlink_noise,
     )
-    quiet = posterior.law(plan.step_size, plan.weight, plan.noise_variance, plan.init, friction=plan.friction)
+    quiet = posterior.law(plan.step_size, plan.weight, plan.noise_variance, plan.init, dynamics=plan.dynamics)
     assert np.trace(law.covariance[-1]) > 1.2 * np.trace(quiet.covariance[-1])
     theta = wflmc.sample(jax.random.key(2), posterior, plan, CHAINS).theta[:, -1]
     spread = np.diagonal(law.covariance[-1])
@@ -126,9 +125,7 @@ def test_plans_by_the_exact_law_know_of_it():
     privacy = wflmc.Privacy(8, 0.01, 30)
     plan = planned(posterior, 0.0, objective="exact", privacy=privacy)
     assert plan.objective == pytest.approx(wflmc.exact_w2_sq(posterior, plan)[25:].max(), rel=1e-9)
-    ignorant = dataclasses.replace(
-        planned(posterior, objective="exact", privacy=privacy), downlink_noise=plan.downlink_noise
-    )
+    ignorant = planned(posterior, objective="exact", privacy=privacy).replace(downlink_noise=plan.downlink_noise)
     assert plan.objective <= wflmc.exact_w2_sq(posterior, ignorant)[25:].max() * (1 + 1e-6)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -11,8 +9,8 @@ from scipy import linalg
 
 import wflmc
 from wflmc import audit, channel
+from wflmc.dynamics import kinetic
 from wflmc.posterior import Gaussian, w2_squared
-from wflmc.posterior.kinetic import kinetic_round
 
 from ..conftest import count
 from .kinetic_tools import CHAINS, five_parts, ill_conditioned, law_by_parts, law_of, make
@@ -48,9 +46,7 @@ def test_chains_follow_the_exact_law(posterior, case):
 
 def test_one_percent_too_much_noise_is_noticed(posterior):
     plan = make(posterior, factor=1.0, init="zero")
-    trace = wflmc.sample(
-        jax.random.key(3), posterior, unclipped(dataclasses.replace(plan, gain=plan.gain / 1.01)), CHAINS
-    )
+    trace = wflmc.sample(jax.random.key(3), posterior, unclipped(plan.replace(gain=plan.gain / 1.01)), CHAINS)
     law = law_of(posterior, plan)
     assert z_scores(trace.theta[:, 0], law.mean[-1], law.covariance[-1])[0] > LIMIT
 
@@ -62,7 +58,7 @@ def test_samples_have_the_right_variance_whatever_the_step(step, friction):
     posterior = ill_conditioned()
     h, gamma = step / posterior.L**0.5, friction * posterior.mu**0.5
     total = posterior.hessian.sum(0), posterior.linear.sum(0)
-    matrix, offset, enters = kinetic_round(np.array(h), np.array(gamma), *total)
+    matrix, offset, enters = kinetic(gamma).linear_round(np.array(h), *total)
     covariance = linalg.solve_discrete_lyapunov(matrix, -np.expm1(-2 * gamma * h) * enters @ enters.T)
     np.testing.assert_allclose(covariance[:5, :5], posterior.covariance, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(np.linalg.solve(np.eye(10) - matrix, offset)[:5], posterior.mean, rtol=1e-6)
@@ -72,7 +68,7 @@ def test_where_gradients_are_asked_for_the_variance_is_too_large(few):
     plan = make(few, factor=1.0, step=1.5, burn_in=400)
     h, m = plan.step_size[0], few.dim
     covariance = np.eye(2 * m)
-    for s in range(plan.rounds):
+    for s in range(len(plan.rounds)):
         matrix, _, enters = five_parts(plan, few, s)
         covariance = matrix @ covariance @ matrix.T + plan.langevin_noise[s] * enters @ enters.T
     ahead = np.concatenate([np.eye(m), h / 2 * np.eye(m)], axis=1)
@@ -86,8 +82,8 @@ def test_where_gradients_are_asked_for_the_variance_is_too_large(few):
 def test_at_the_cap_the_channel_is_all_the_noise_that_sampling_needs(few, friction):
     """a = (K/K_a)² h²/(4 tanh(γ_f h/2)), and with less power there is too much noise."""
     plan = make(few, factor=1.0, friction=friction)
-    h, decay = plan.step_size[0], np.exp(-plan.friction * plan.step_size[0])
-    a = h**2 / (4 * np.tanh(plan.friction * h / 2))
+    h, decay = plan.step_size[0], np.exp(-plan.dynamics.friction * plan.step_size[0])
+    a = h**2 / (4 * np.tanh(plan.dynamics.friction * h / 2))
     np.testing.assert_allclose(plan.gain**2 / plan.noise_power, a, rtol=1e-12)
     assert not plan.server_noise.any()
     assert np.all(plan.limit == 0)  # lmc-limited
@@ -136,7 +132,7 @@ def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
     for step in np.linspace(0.5, 1.95, count(4, 6)) / posterior.L**0.5:
         for friction in np.geomspace(0.5, 8, 7) * posterior.mu**0.5:
             noise = np.full(400, -np.expm1(-2 * friction * step))
-            law = posterior.law(np.full(400, step), everyone[:400], noise, friction=friction)
+            law = posterior.law(np.full(400, step), everyone[:400], noise, dynamics=kinetic(friction))
             fast[step, friction] = rounds_to(w2_squared(law, posterior.exact), target)
     eta, (h, friction) = min(slow, key=slow.get), min(fast, key=fast.get)
     assert slow[eta] > 20 * fast[h, friction]

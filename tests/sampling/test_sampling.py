@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import jax
@@ -36,7 +35,7 @@ def make_plan(posterior, power, schedule, noise_power=1.0, **keywords):
 
 
 def unclipped(plan):
-    return dataclasses.replace(plan, clip=np.full(plan.devices, np.inf))
+    return plan.replace(clip=np.full(plan.devices, np.inf))
 
 
 def z_scores(theta, mean, covariance):
@@ -82,7 +81,7 @@ def test_other_units_follow_the_exact_law_too(noise_power, prior_std):
 def test_one_percent_too_much_noise_is_noticed(posterior, power):
     """The test above would fail. From a start at zero all variance is noise: 1 % in σ is 4.5 standard errors."""
     plan = make_plan(posterior, power, "all", init="zero")
-    broken = dataclasses.replace(plan, gain=plan.gain / 1.01)
+    broken = plan.replace(gain=plan.gain / 1.01)
     scores = law_scores(posterior, plan, sampled_with=broken)
     assert np.abs(scores[:, 0]).max() > LIMIT, scores
     assert scores[:, 0].mean() > 3, scores
@@ -122,7 +121,7 @@ def test_update_written_out(small):
 def test_clipping_bounds_what_is_sent(posterior):
     """Whatever θ, what reaches the server is at most α Σ ℓ of the active devices."""
     plan = make_plan(posterior, "no-dp", "threshold")
-    now = runner.rounds_of(plan).at(0)
+    now = runner.kernel_rounds([plan])[0]
     for scale in (0.0, 1.0, 1e3, 1e6):
         signal, _ = wflmc.sampling.transmit(posterior, jnp.full(5, scale), now)
         assert np.linalg.norm(signal) <= plan.gain[0] * 30 * plan.active_devices[0] * (1 + 1e-5)
@@ -215,7 +214,7 @@ def test_schemes_share_starts_and_noise(posterior):
 def test_plans_zipped_with_chains(posterior):
     """A batch of plans gives chain i what plan i alone would give it."""
     plans = [
-        dataclasses.replace(short_plans(posterior, power), gain=short_plans(posterior, power).gain * scale)
+        short_plans(posterior, power).replace(gain=short_plans(posterior, power).gain * scale)
         for power, scale in [("equal", 1.0), ("no-dp", 0.7), ("noiseless", 1.0)]
     ]
     together = wflmc.sample(jax.random.key(2), posterior, plans)
@@ -233,7 +232,7 @@ def test_one_compilation_serves_all_policies_channels_and_data(posterior, monkey
         plan = wflmc.plan(
             post, link, wflmc.Privacy(15, 0.01, 30), step_size=1e-4, burn_in=5 + seed, samples=6 - seed, power=power
         )
-        wflmc.sample(jax.random.key(seed), post, dataclasses.replace(plan, burn_in=5), 4)
+        wflmc.sample(jax.random.key(seed), post, plan.replace(burn_in=5), 4)
     assert len(compilations) == 1
 
 
@@ -289,7 +288,7 @@ def test_a_lost_chain_is_an_error(posterior):
     gain = plan.gain.copy()
     gain[13] = 1e-38
     with pytest.raises(wflmc.SamplingError, match="round 14"):
-        wflmc.sample(jax.random.key(0), posterior, dataclasses.replace(plan, gain=gain), 4)
+        wflmc.sample(jax.random.key(0), posterior, plan.replace(gain=gain), 4)
 
 
 def test_mismatches_are_refused(posterior, small):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,14 +13,17 @@ from numpy.typing import NDArray
 
 from wflmc.audit.canary import Canary, Flock, Weathercock, canary_pair, direction
 from wflmc.audit.target import RAW, Array, Mask, Target, differences, pairs, scaled_differences, window
+from wflmc.dynamics import overdamped
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
 from wflmc.planning import Plan
+from wflmc.planning.plan import Rounds
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
 from wflmc.posterior.base import Posterior
 from wflmc.posterior.summation import Sum, as_pair
 from wflmc.sampling import sample
-from wflmc.sampling.kernel import Rounds, rounds_of, step, transmit
+from wflmc.sampling.kernel import State, kernel_rounds, step, transmit
+from wflmc.sampling.runner import CHAINS
 
 Statistics = NDArray[Any]
 
@@ -119,18 +121,19 @@ def _listen(
     here = jax.tree.map(jnp.asarray, rounds)
     axis = 0 if own else None
 
-    def body(carry: tuple[jax.Array, jax.Array], at: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, jax.Array], None]:
-        theta, total = carry
+    def body(carry: tuple[State, jax.Array], at: tuple[jax.Array, ...]) -> tuple[tuple[State, jax.Array], None]:
+        state, total = carry
         index, sign, filters = at
-        now = here.at(index)
+        now = here[index]
         turned = posterior._replace(example=sign * posterior.example, base=sign * posterior.base)
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-        theta, info = jax.vmap(step, (0, axis, 0, None))(round_keys, turned, theta, now)
+        state, info = jax.vmap(step, (0, axis, CHAINS, None), (CHAINS, 0))(round_keys, turned, state, now)
         received = info.received if own else info.received[:, :1]
-        return (theta, total + received * filters), None
+        return (state, total + received * filters), None
 
-    width = dim if rounds.friction is None else 2 * dim  # a velocity as well
-    start = jnp.zeros((count, width)), jnp.zeros((count, weight.shape[-1]))
+    still = jnp.zeros((count, dim)) if here.constants.dynamics.has_velocity else None
+    state = State(jnp.zeros((count, dim)), jnp.zeros((), jnp.int32), still)
+    start = state, jnp.zeros((count, weight.shape[-1]))
     (_, total), _ = jax.lax.scan(body, start, (jnp.arange(weight.shape[0]), signs, weight))
     return total
 
@@ -155,8 +158,8 @@ def _by_kernel(
         others: what known examples of the device add to both neighbours.
     """
     plan, k = target.plan, target.device
-    signs = np.ones(plan.rounds) if signs is None else signs
-    example, weight = np.zeros((plan.devices, 2), np.float32), np.zeros((plan.rounds, COLUMNS), np.float32)
+    signs = np.ones(len(plan.rounds)) if signs is None else signs
+    example, weight = np.zeros((plan.devices, 2), np.float32), np.zeros((len(plan.rounds), COLUMNS), np.float32)
     base = np.zeros_like(example)
     example[k, 0], base[k] = target.raw, (-target.others[k], 0) if others is None else others
     sides = Canary(example, base), Canary(np.float32(target.away) * example, base)
@@ -224,7 +227,7 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
     ]
     unit = np.stack([_unit(weight, plan.noise_power) for weight in weights.T], axis=1)
     middle, rounds = np.sum(target.middle * unit, axis=0), _in_float32(target.rounds)
-    weight, same = unit.astype(np.float32)[:, None], np.ones(plan.rounds, np.float32)
+    weight, same = unit.astype(np.float32)[:, None], np.ones(len(plan.rounds), np.float32)
     total, size = _chunks(trials, devices)
 
     def run(key: jax.Array, first: int, count: int) -> tuple[Statistics, Statistics]:
@@ -252,15 +255,14 @@ def _still(target: Target, dim: int, reach: float) -> Plan:
     strength = 1.0 if plan.received is None else plan.received.max()
     total = np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).sum()
     share = reach / float(np.sum(strength * total * plan.gain + 6 * np.sqrt(plan.noise_power)))
-    return dataclasses.replace(
-        plan,
+    return plan.replace(
         step_size=share * plan.gain / plan.scale,
-        server_noise=np.zeros(plan.rounds),
+        server_noise=np.zeros(len(plan.rounds)),
         burn_in=0,
         init="zero",
         dim=dim,
         enforced=False,
-        friction=None,
+        dynamics=overdamped(),
     )
 
 
@@ -295,7 +297,7 @@ def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
         from_middle = received[..., 0] - signs * target.middle[:, k]
         return np.stack([np.sum(_unit(w, plan.noise_power) * from_middle, axis=1) for w in filters], axis=1)
 
-    return _attack(tests, trials, plan.rounds, side)
+    return _attack(tests, trials, len(plan.rounds), side)
 
 
 def by_model(posterior: GaussianPosterior | SoftmaxPosterior, target: Target, trials: int, mu_limit: float) -> Attack:
@@ -326,12 +328,13 @@ def by_pair(
         received, _ = _transcripts(key, sides[which], plan, first, count)
         return np.einsum("nsm,sm->n", received - middle, weight / size)[:, None]
 
-    return _attack([Question(name, k, int(mask.sum()), mu, mu)], trials, plan.rounds * max(2, dim), side)
+    return _attack([Question(name, k, int(mask.sum()), mu, mu)], trials, len(plan.rounds) * max(2, dim), side)
 
 
 def _sent(posterior: Posterior, plan: Plan) -> Array:
     """Return what reaches the server at θ = 0, without noise, [S, m]."""
-    rounds, start = jax.tree.map(jnp.asarray, _in_float32(rounds_of(plan))), jnp.zeros((plan.rounds, plan.dim))
+    rounds = jax.tree.map(jnp.asarray, _in_float32(kernel_rounds([plan])))
+    start = jnp.zeros((len(plan.rounds), plan.dim))
     return transmitted(posterior, rounds, start).double
 
 
@@ -344,6 +347,6 @@ def transmitted(posterior: Posterior, rounds: Rounds, theta: jax.Array) -> Sum:
     """
 
     def one(index: jax.Array, at: jax.Array) -> Sum:
-        return as_pair(transmit(posterior, at, rounds.at(index))[0])
+        return as_pair(transmit(posterior, at, rounds[index])[0])
 
     return jax.vmap(one)(jnp.arange(len(theta)), theta)

@@ -165,7 +165,7 @@ def _known_model(posterior: Posterior, plan: Plan) -> GaussianPosterior | Softma
 
 def _affordable(plan: Plan, wanted: int, most: int) -> int:
     """Return how many trials an attack with expensive ones has, at least 500."""
-    return int(np.clip(WORK / (plan.rounds * plan.devices), 500, min(most, max(wanted, 500))))
+    return int(np.clip(WORK / (len(plan.rounds) * plan.devices), 500, min(most, max(wanted, 500))))
 
 
 def _mu_limit(trials: int, risk: float) -> float:

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from wflmc.audit.attack import transmitted
 from wflmc.audit.target import Target
+from wflmc.dynamics import overdamped
+from wflmc.planning.plan import Rounds
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
-from wflmc.sampling.kernel import Rounds
+from wflmc.sampling.kernel import Constants
 
 Array = NDArray[np.float64]
 
@@ -118,7 +120,9 @@ def change(
     less = 1 + rounding
     limit = np.float32(example_clip * full / less) if by_example else None
     most = np.float32(clip * full / less)
-    rounds = Rounds(each, np.float32(gain) * each, each[:, None] * np.float32(full), None, most, each[0], limit)
+    constants = Constants(most, each[0], overdamped(), limit)
+    weight = each[:, None] * np.float32(full)
+    rounds = Rounds(each, np.float32(gain) * each, weight, None, None, constants)
     start = jnp.zeros((chains, pair[0].dim))
     sent = [transmitted(side.on_accelerator(chains, 2.0**30, by_example), rounds, start).double for side in pair]
     return float(np.linalg.norm(sent[0] - sent[1], axis=1).max())

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.dynamics import noise_step
 from wflmc.errors import InputError
 from wflmc.planning import Plan
+from wflmc.planning.plan import Rounds
 from wflmc.privacy import epsilon_spent
 from wflmc.privacy.accountants import positive
-from wflmc.sampling.kernel import Rounds, rounds_of
+from wflmc.sampling.kernel import kernel_rounds
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -43,7 +42,7 @@ class Target(NamedTuple):
     @property
     def rounds(self) -> Rounds:
         """As the kernel takes them."""
-        return rounds_of(self.plan)
+        return kernel_rounds([self.plan])
 
     @property
     def away(self) -> float:
@@ -85,7 +84,7 @@ def attack_target(plan: Plan, delta: ArrayLike | None, device: int | None, csi_e
     empty = plan.privacy.unit == "record" and plan.privacy.adjacency == "add-remove"
     return Target(
         # What devices hear does not change what they may send; canaries do not listen to noise.
-        plan=dataclasses.replace(plan, received=received, downlink_noise=0.0),
+        plan=plan.replace(received=received, downlink_noise=0.0),
         device=worst,
         loss=loss,
         delta=deltas,
@@ -103,10 +102,10 @@ def above_cap(plan: Plan, factor: float = 2.0) -> Plan:
     """
     if not factor > 1:
         raise InputError("factor", factor, "above 1")
-    at_cap = plan.scale * np.sqrt(noise_step(plan.step_size, plan.friction) * plan.noise_power / 2)
+    at_cap = plan.scale * np.sqrt(plan.dynamics.noise_step(plan.step_size) * plan.noise_power / 2)
     gain = np.maximum(plan.gain, factor * at_cap)
     rest = plan.langevin_noise - plan.noise_power * (plan.kick * plan.scale / gain) ** 2
-    return dataclasses.replace(plan, gain=gain, server_noise=rest)
+    return plan.replace(gain=gain, server_noise=rest)
 
 
 def window(loss: Array, limit: float) -> Mask:

@@ -8,8 +8,6 @@ the counterpart of `power = "equal"`: both could spend more in late rounds.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -70,8 +68,7 @@ def gradient_descent(
     planned = plan(posterior, link, privacy, **vars(options))
     at_power = planned.power_share >= 1 - 1e-9
     # Bound, objective and most warnings of a plan are about sampling: here nothing is sampled.
-    return replace(
-        planned,
+    return planned.replace(
         server_noise=np.zeros(rounds),
         limit=np.where(at_power, REGIMES.index(POWER), REGIMES.index(DP)),
         regime=None,

@@ -17,12 +17,14 @@ import numpy as np
 
 from wflmc import channel
 from wflmc.channel import Link
+from wflmc.dynamics import OVERDAMPED, Dynamics
 from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import plan
+from wflmc.planning.plan import Rounds
 from wflmc.privacy import Privacy
-from wflmc.sampling.kernel import Rounds, rounds_of, step, with_velocity
-from wflmc.sampling.runner import default_memory
+from wflmc.sampling.kernel import State, kernel_rounds, step
+from wflmc.sampling.runner import CHAINS, default_memory, starts
 
 RHAT_LIMIT = 1.01
 GROUPS, MEMBERS = 16, 256
@@ -38,21 +40,20 @@ def nested_rhat(theta: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _block(
-    posterior: Any, now: Rounds, theta: jax.Array, keys: jax.Array, first: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _block(posterior: Any, now: Rounds, state: State, keys: jax.Array) -> tuple[State, jax.Array]:
     """BLOCK rounds of all chains; the largest R-hat after each."""
 
-    def body(theta: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-        round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-        theta, _ = jax.vmap(step, (0, None, 0, None))(round_keys, posterior, theta, now)
-        place = theta[:, : posterior.dim]
-        return theta, nested_rhat(place.reshape(GROUPS, MEMBERS, -1)).max()
+    def body(state: State, _: object) -> tuple[State, jax.Array]:
+        round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.round)
+        moved = jax.vmap(step, (0, None, CHAINS, None), (CHAINS, 0))(round_keys, posterior, state, now)[0]
+        return moved, nested_rhat(moved.theta.reshape(GROUPS, MEMBERS, -1)).max()
 
-    return jax.lax.scan(body, theta, first + jnp.arange(BLOCK))
+    return jax.lax.scan(body, state, None, BLOCK)
 
 
-def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int, friction: float | None = None) -> int:
+def choose_burn_in(
+    key: jax.Array, posterior: Any, step_size: float, limit: int, dynamics: Dynamics = OVERDAMPED
+) -> int:
     """The smallest S_b after which R-hat over the chains stays below 1.01, by a noiseless pilot.
 
     The pilot is a simulation on pooled data, in which real devices take no part. It starts from draws of the
@@ -61,9 +62,8 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int,
 
     Args:
         limit: the largest number of pilot rounds.
-        friction: γ_f of kinetic dynamics; overdamped by default. Groups then share their first velocity too.
+        dynamics: overdamped by default. Groups share their first velocity too where there is one.
     """
-    kinetic: dict[str, Any] = {} if friction is None else {"dynamics": "kinetic", "friction": friction}
     ideal = plan(
         posterior,
         Link(channel.static()),
@@ -72,10 +72,9 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int,
         burn_in=0,
         samples=1,
         power="noiseless",
-        **kinetic,
+        dynamics=dynamics,
     )
-    # Even where the data say nothing and the start is a draw from the prior; a kinetic chain may swing past it early.
-    needed = 1.9 / (step_size * posterior.mu) if friction is None else -1 / np.log(ideal.gamma)
+    needed = dynamics.rounds_to_forget(step_size, posterior.mu, ideal.gamma)
     if needed > limit:
         raise InputError(
             "max_burn_in",
@@ -83,17 +82,16 @@ def choose_burn_in(key: jax.Array, posterior: Any, step_size: float, limit: int,
             f"at least {needed:.3g}, which a step of {step_size:.3g} with mu = {posterior.mu:.3g} takes to forget the "
             "start (or give burn_in)",
         )
-    now = jax.tree.map(jnp.asarray, rounds_of(ideal).at(0))
+    now = jax.tree.map(jnp.asarray, kernel_rounds([ideal])[0])
     posterior = posterior.on_accelerator(GROUPS * MEMBERS, default_memory() / 4)
     key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
-    starts = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))
-    if friction is not None:
-        starts = with_velocity(named(key, "velocity"), starts, jnp.arange(GROUPS))
-    theta = jnp.repeat(starts, MEMBERS, axis=0)
+    theta = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))
+    begin = starts(key, posterior, ideal, jnp.arange(GROUPS), State(theta, jnp.zeros((), jnp.int32)))
+    state: State = jax.tree.map(lambda each: jnp.repeat(each, MEMBERS, axis=0) if each.ndim else each, begin)
     keys = jax.random.split(named(key, "noise"), GROUPS * MEMBERS)
     rhat = np.zeros(0)
     while rhat.size < limit:
-        theta, more = _block(posterior, now, theta, keys, rhat.size)
+        state, more = _block(posterior, now, state, keys)
         rhat = np.concatenate([rhat, np.asarray(more)])[:limit]
         remembers = np.flatnonzero(~(rhat < RHAT_LIMIT))
         settled = int(remembers[-1]) + 1 if remembers.size else 0

@@ -181,12 +181,11 @@ def find_causes(
                 evidence = f"after {plan.burn_in} rounds chains are {cost**0.5:.2g} posterior standard deviations"
                 evidence += f" from where they should be{seen}"
             case _:
-                scale = plan.mu + plan.L if plan.friction is None else plan.L**0.5
-                unit = "(mu+L)" if plan.friction is None else "√L"
+                scale, unit = plan.dynamics.step_scale(plan.mu, plan.L), plan.dynamics.unit
                 name = "step size too large"
                 evidence = f"{plan.step_size[-1] * scale:.3g}/{unit} alone spreads samples too widely"
         causes.append(Cause(name, evidence, cost, change, instead))
-    draws = plan.rounds - plan.burn_in
+    draws = len(plan.rounds) - plan.burn_in
     if draws > 1 and ideal.error > FEW_DRAWS and now.alike < 1:  # else they are too bad to ask for more of them
         evidence = f"{draws} draws of a chain are worth {1 / ideal.error:.2g} independent ones"
         more, _ = trials.best("draws") if len(causes) < SHOWN else (None, None)
@@ -282,7 +281,7 @@ class _Trials:
 
         Where it costs privacy or power, also the best that does not.
         """
-        if self.setting is None or self.plan.rounds * self.plan.devices > LARGEST_TRIAL:
+        if self.setting is None or len(self.plan.rounds) * self.plan.devices > LARGEST_TRIAL:
             return None, None
         if kind != "draws" and self.begun.alike < GOOD:
             return None, None  # the change before is enough
@@ -359,10 +358,10 @@ class _Trials:
         epsilon, unit, examples = plan.privacy.epsilon, plan.privacy.unit, self.model.examples
         match key:
             case "sampler.step_size" if _one(plan.step_size):
-                now, limit = plan.step_size[0], 2 / (plan.mu + plan.L) if plan.friction is None else 1.5 / plan.L**0.5
+                now, limit = plan.step_size[0], plan.dynamics.largest_step(plan.mu, plan.L)
                 return _numbers(key, now, (value for value in now * factors if value < limit))
             case "sampler.burn_in" | "sampler.samples":
-                now = plan.burn_in if key.endswith("burn_in") else plan.rounds - plan.burn_in
+                now = plan.burn_in if key.endswith("burn_in") else len(plan.rounds) - plan.burn_in
                 values = np.rint(max(now, 8) * factors).astype(int)
                 return _numbers(key, now, values[(values >= 8) & (values <= max(MOST_ROUNDS, 2 * now))])
             case "privacy.clip" if plan.clips and _one(plan.clip):

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from wflmc.dynamics import Quadratic
 from wflmc.errors import InputError, without_data
 from wflmc.planning import Plan
-from wflmc.posterior.response import Quadratic
 
 Array = NDArray[np.float64]
 
@@ -89,7 +89,7 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
         # What clipping takes from examples at the mode no longer adds up to zero; it points anywhere.
         lost = np.sqrt((np.maximum(model.examples - limits, 0.0) ** 2).sum() * precision / precision.sum())
     with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
-        for s in range(plan.rounds):
+        for s in range(len(plan.rounds)):
             reach, factor, slope = precision * mean[0], 1.0, 1.0
             if limits is not None and model.examples is not None:
                 # One example adds (u·d) u to its gradient at a distance d.
@@ -101,7 +101,7 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
             left = np.minimum(1.0, clip / norm)
             least = min(least, float(left.min()) * factor)
             weight = weights[s] * left * slope
-            matrix, enters = _round(plan, s, precision * (weight @ share))
+            matrix, enters = plan.dynamics.round_by_direction(float(plan.step_size[s]), precision * (weight @ share))
             push = kick[s] * (factor * (weights[s] * left) @ cost.pull + (weights[s] @ left) / left.size * lost)
             fresh = noise[s] + plan.downlink_noise * (kick[s] * precision) ** 2 * ((weight * share) ** 2).sum()
             mean = [row - each * push for row, each in zip(_apply(matrix, mean), enters, strict=True)]
@@ -112,7 +112,7 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
                 off = mean[0] ** 2 + (np.sqrt(np.maximum(spread[0][0], 0.0)) - std) ** 2
                 kept.append((off.sum(), precision @ off, (norm > clip).mean(), factor * left.mean()))
     far, alike, clipped, shortened = np.nan_to_num(np.array(kept), nan=np.inf).T
-    size, draws = float((1 / precision).sum()), plan.rounds - plan.burn_in
+    size, draws = float((1 / precision).sum()), len(plan.rounds) - plan.burn_in
     of = np.mean if plan.objective_name == "average" else np.max
     error = float(np.nan_to_num(total.sum(), nan=np.inf)) / draws**2 / size
     means = float(clipped.mean()), float(shortened.mean())
@@ -127,19 +127,9 @@ def _begin(plan: Plan, cost: Quadratic, start: bool) -> tuple[Columns, list[Colu
     """Mean and covariance of the start, or of the posterior; and zeros."""
     none, one = np.zeros(cost.precision.size), np.ones(cost.precision.size)
     away, apart = (cost.away, cost.start) if start else (none, 1 / cost.precision)
-    if plan.friction is None:
-        return [away], [[apart]], [none]
-    return [away, none], [[apart, none], [none, one]], [none, none]
-
-
-def _round(plan: Plan, s: int, precision: Array) -> tuple[list[Columns], list[float]]:
-    """A round along every direction: its matrix, and how noise and gradients enter position and velocity."""
-    h, k = float(plan.step_size[s]), float(plan.kick[s])
-    if plan.friction is None:
-        return [[1 - h * precision]], [1.0]
-    pull, decay = k * precision, np.exp(-plan.friction * h)
-    slowed = decay - h / 2 * pull
-    return [[1 - h / 2 * pull, h / 2 * (1 + slowed)], [-pull, slowed]], [h / 2, 1.0]
+    parts = 1 + plan.dynamics.has_velocity
+    spread = [[apart, none], [none, one]]
+    return [away, none][:parts], [row[:parts] for row in spread[:parts]], [none, none][:parts]
 
 
 def _apply(matrix: list[Columns], columns: Columns) -> Columns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,7 +56,7 @@ def exact_w2_sq(posterior: Any, plan: Plan | Sequence[Plan]) -> Array:
         np.stack([p.step_size for p in plans]),
         np.stack([p.weight_received for p in plans]),
         plans[0].init,
-        None if plans[0].friction is None else np.array([[p.friction] for p in plans]),
+        jax.tree.map(lambda *each: np.array(each)[:, None], *(p.dynamics for p in plans)),
         np.array([[p.downlink_noise] for p in plans]),
     )
     laws = posterior.chain(together).law(np.stack([p.noise_variance for p in plans]))

@@ -154,7 +154,7 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
     inputs, place = build(scenario), folder / "federation"
     job, document = _resumed(folder, scenario, options) or _begin(folder, scenario, inputs, options)
     server = open_server(job, place / SERVER)
-    done, rounds = server.checkpoint.load().rounds, job.plan.rounds
+    done, rounds = server.checkpoint.load().rounds, len(job.plan.rounds)
     if 0 < done < rounds:
         say(f"Going on with the federation in {place} after {done} rounds.")
     if options.prepare and done < rounds:
@@ -246,7 +246,7 @@ def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> J
     spent = None if options.ledger is None else spent_before(options.ledger, inputs)
     plan = federated_plan(scenario, inputs, **how, ledger=spent)
     if options.own_data:
-        plan = replace(plan, warnings=tuple(warning.replace(PRIVATE, STAND_IN) for warning in plan.warnings))
+        plan = plan.replace(warnings=tuple(warning.replace(PRIVATE, STAND_IN) for warning in plan.warnings))
     key = secret_key() if options.prepare else jax.random.key(int(seed))
     return make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
 
@@ -282,9 +282,9 @@ def received_plan(job: Job) -> Plan:
     plan = job.plan
     if not job.tolerate:
         return plan
-    noise = np.array([job.round_noise(at, plan.weight[at] > 0) for at in range(plan.rounds)])
+    noise = np.array([job.round_noise(at, plan.weight[at] > 0) for at in range(len(plan.rounds))])
     variance = noise * (plan.kick * plan.scale / plan.gain) ** 2
-    return replace(plan, server_noise=plan.server_noise + np.maximum(0.0, variance - plan.noise_variance))
+    return plan.replace(server_noise=plan.server_noise + np.maximum(0.0, variance - plan.noise_variance))
 
 
 def _costs(job: Job) -> dict[str, Any]:

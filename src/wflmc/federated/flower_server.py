@@ -166,7 +166,7 @@ def main(grid: Grid, context: Context) -> None:
     server = open_server(job, folder)
     _check_ledger(server)
     done = server.checkpoint.load().rounds
-    _say(f"{done} of {job.plan.rounds} rounds are done; waiting for {job.plan.devices} devices")
+    _say(f"{done} of {len(job.plan.rounds)} rounds are done; waiting for {job.plan.devices} devices")
     nodes = {row.node: row.device for row in read_nodes(folder)} if (folder / TABLE).exists() else None
     serve(server, patient(Transport(grid, job, nodes, deadline, wait, POLL), wait), say=_say)
     _say("all rounds are done")

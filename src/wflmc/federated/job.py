@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
+from wflmc.dynamics import Dynamics, from_constants
 from wflmc.errors import InputError, without_data
 from wflmc.federated.certificates import write_secret
 from wflmc.federated.lattice import Lattice
 from wflmc.federated.messages import EARLIER, Request, Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
+from wflmc.planning.plan import PART_OF
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.runs.planning import make_plan
-from wflmc.sampling.runner import starts
+from wflmc.sampling.runner import packed, starts
 from wflmc.scenario.build import Inputs
 from wflmc.scenario.schema import Scenario
 
@@ -85,7 +87,7 @@ class Job:
     @cached_property
     def share(self) -> Array:
         """Variance of the noise that every device adds itself, [S]."""
-        return self.plan.noise_power / self.quorum if self.noise == "devices" else np.zeros(self.plan.rounds)
+        return self.plan.noise_power / self.quorum if self.noise == "devices" else np.zeros(len(self.plan.rounds))
 
     @cached_property
     def gain(self) -> Array:
@@ -165,13 +167,16 @@ class Job:
     def save(self, folder: Path) -> None:
         """Write it into a folder: arrays into job.npz, all else into job.json."""
         arrays, texts = {}, {}
-        for owner, content in (("plan", self.plan), ("job", self), ("privacy", self.plan.privacy)):
-            for name, value in ((f"{owner}.{field.name}", getattr(content, field.name)) for field in fields(content)):
+        owners = {"plan": self.plan.values() | self.plan.dynamics.parameters}
+        for owner, value in (("job", self), ("privacy", self.plan.privacy)):
+            owners[owner] = {field.name: getattr(value, field.name) for field in fields(value)}
+        for owner, content in owners.items():
+            for name, value in ((f"{owner}.{field}", value) for field, value in content.items()):
                 if owner == "privacy" and not isinstance(value, str | None):
                     texts[name] = np.asarray(value).tolist()
                 elif isinstance(value, np.ndarray):
                     arrays[name] = value
-                elif not isinstance(value, Plan | Privacy):
+                elif not isinstance(value, Plan | Privacy | Dynamics):
                     texts[name] = value
         write_secret(folder / "job.npz", b"")  # it has the key of the noise
         np.savez(folder / "job.npz", allow_pickle=False, **arrays)
@@ -187,8 +192,9 @@ class Job:
                 for name, value in {**texts, **saved}.items():
                     owner, _, field = name.partition(".")
                     parts[owner][field] = value
-            parts["plan"]["warnings"] = tuple(parts["plan"]["warnings"])
-            return cls(plan=Plan(**parts["plan"], privacy=Privacy(**parts["privacy"])), **parts["job"])
+            values = {name: value for name, value in parts["plan"].items() if name in PART_OF}
+            values |= {"warnings": tuple(values["warnings"]), "privacy": Privacy(**parts["privacy"])}
+            return cls(plan=Plan.of(**values, dynamics=from_constants(parts["plan"])), **parts["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError("job", str(folder), f"{EARLIER} ({error})") from None
 
@@ -228,14 +234,14 @@ def make_job(
         raise InputError("tolerate", tolerate, f"between 0 and {most}")
     if noise != "devices" and tolerate:
         raise InputError("tolerate", tolerate, "0 unless noise is 'devices' (--noise devices)")
-    known, power = np.ones((plan.rounds, plan.devices)), np.full(plan.devices, np.inf)
+    known, power = np.ones((len(plan.rounds), plan.devices)), np.full(plan.devices, np.inf)
     if not ideal:
-        known = np.abs(link.gains(plan.start + plan.rounds, plan.devices))[plan.start :].astype(float)
+        known = np.abs(link.gains(plan.start + len(plan.rounds), plan.devices))[plan.start :].astype(float)
         known = known if plan.received is None else known / plan.received
         power = np.array(link.snr(plan.devices) * plan.dim * plan.noise_power)
     begin, words = starts(key, posterior, plan, jnp.arange(chains)), jax.random.key_data(key)
     batch = posterior.batch is not None
-    job = Job(plan, np.asarray(begin), np.asarray(words), known, power, noise, tolerate, releases, batch)
+    job = Job(plan, packed(begin), np.asarray(words), known, power, noise, tolerate, releases, batch)
     _ = job.lattice  # where there is none that will do, it is refused here
     return job
 
@@ -266,4 +272,4 @@ def federated_plan(
     # All but a part of the budget counts as spent, and what the plan makes of that part is multiplied again.
     left = np.where(np.isfinite(budget), np.maximum(budget - spent, 0.0), 0.0)
     plan = make_plan(scenario, inputs, ledger=spent + left * (1 - 1 / factor))
-    return plan if factor == 1 else replace(plan, ledger=spent)
+    return plan if factor == 1 else plan.replace(ledger=spent)

@@ -82,7 +82,7 @@ class Loopback:
         self.folder, self.server, self.say = folder.resolve(), folder.resolve() / SERVER, say
         self.state = self.folder / "loopback"
         self.env = environment(self.state / "flwr")
-        self.rounds, self.port = Job.load(self.server).plan.rounds, port or free_port()
+        self.rounds, self.port = len(Job.load(self.server).plan.rounds), port or free_port()
         self.link: Part | None = None
         self.nodes: dict[int, Part] = {}
         self._reported = 0

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +26,13 @@ from wflmc.errors import InputError, SamplingError
 from wflmc.federated.job import Job
 from wflmc.federated.messages import Reception, Request
 from wflmc.keys import named
+from wflmc.planning.plan import Rounds
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Ledger
 from wflmc.sampling import Trace
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
-from wflmc.sampling.kernel import Rounds, ahead, heard, receive, rounds_of, update
-from wflmc.sampling.runner import chain_keys
+from wflmc.sampling.kernel import State, broadcast, kernel_rounds, receive, update
+from wflmc.sampling.runner import CHAINS, chain_keys, packed, unpacked
 from wflmc.storage import naming_file, sole_writer
 
 Exchange = Callable[[list[Request]], Reception]
@@ -96,30 +98,30 @@ def serve(
     job, plan = server.job, server.job.plan
     with sole_writer(server.folder, "job"):
         saved = server.checkpoint.load()
-        state = jnp.asarray(job.start if saved.theta is None else saved.theta)
-        shape = (plan.rounds - plan.burn_in, job.chains, plan.dim)
+        state = unpacked(job.start if saved.theta is None else saved.theta, plan, saved.rounds)
+        shape = (len(plan.rounds) - plan.burn_in, job.chains, plan.dim)
         samples = room(shape, server.checkpoint.samples, saved.theta is not None)
-        rounds: Rounds = jax.tree.map(jnp.asarray, rounds_of(plan))
+        rounds: Rounds = jax.tree.map(jnp.asarray, kernel_rounds([plan]))
         keys = chain_keys(jax.random.wrap_key_data(jnp.asarray(job.key)), jnp.arange(job.chains))
-        for at in range(saved.rounds, plan.rounds):
+        for at in range(saved.rounds, len(plan.rounds)):
             began = time.perf_counter()
             round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, plan.start + at)
-            state, scheduled, reception = _round(server, at, rounds.at(at), round_keys, state, exchange)
+            state, scheduled, reception = _round(server, at, rounds[at], round_keys, state, exchange)
             if at >= plan.burn_in:
-                samples[at - plan.burn_in] = np.asarray(state)[:, : plan.dim]
+                samples[at - plan.burn_in] = np.asarray(state.theta)
                 samples.flush()
             _log(server, at, scheduled, reception, time.perf_counter() - began, say)
-            position, none = np.asarray(state), np.zeros(0)
+            position, none = packed(state), np.zeros(0)
             server.checkpoint.save(Progress(0, at + 1, position, none, none, position[:, plan.dim :]))
             with (server.folder / "progress.npz").open("r+b") as file:  # on the disk before the next round is paid for
                 os.fsync(file.fileno())
             if progress is not None:
-                progress(at + 1, plan.rounds)
+                progress(at + 1, len(plan.rounds))
 
 
 def _round(
-    server: Server, at: int, now: Rounds, keys: jax.Array, state: jax.Array, exchange: Exchange
-) -> tuple[jax.Array, NDArray[np.bool_], Reception]:
+    server: Server, at: int, now: Rounds, keys: jax.Array, state: State, exchange: Exchange
+) -> tuple[State, NDArray[np.bool_], Reception]:
     """Run one round: return the next state, who was asked, [K], and what was received."""
     job, ledger, number = server.job, server.ledger, server.job.plan.start + at
     scheduled = np.asarray(job.plan.weight[at] > 0)
@@ -135,7 +137,7 @@ def _round(
         ledger.charge(job.run, number, job.loss(at, reception.sent)[None], job.noise_name)
     if reception.sent.any():
         scale, noise = rescale(job, at, reception.sent)
-        now, simulated = now._replace(server_noise=noise), job.noise != "devices" and job.lattice is None
+        now, simulated = replace(now, server_noise=noise), job.noise != "devices" and job.lattice is None
         total = job.lattice.noisy(reception.total) if job.noise == "channel" and job.lattice else reception.total
         state, finite = _move(keys, state, jnp.asarray(total, jnp.float32), jnp.float32(scale), now, simulated)
         if not bool(finite):
@@ -153,12 +155,12 @@ def trace_of(server: Server, posterior: Posterior | None = None) -> Trace:
             key of the chains: who has both can take the noise away.
     """
     plan, saved = server.job.plan, server.checkpoint.load()
-    if saved.rounds < plan.rounds or saved.theta is None:
-        raise InputError("job", f"{saved.rounds} of {plan.rounds} rounds in {server.folder}", "finished")
+    if saved.rounds < len(plan.rounds) or saved.theta is None:
+        raise InputError("job", f"{saved.rounds} of {len(plan.rounds)} rounds in {server.folder}", "finished")
     samples = np.load(server.checkpoint.samples, mmap_mode="r").swapaxes(0, 1)
     theta = np.asarray(samples) if posterior is None else posterior.parameters(samples)
     unknown = np.full(theta.shape[:2], np.nan, np.float32)
-    velocity = None if plan.friction is None else saved.theta[:, plan.dim :]
+    velocity = saved.theta[:, plan.dim :] if plan.dynamics.has_velocity else None
     return Trace(theta, unknown, np.full(plan.burn_in, np.nan), None, (plan,), velocity)
 
 
@@ -207,21 +209,26 @@ def rescale(job: Job, at: int, sent: NDArray[np.bool_]) -> tuple[float, Any]:
 
 
 @jax.jit
-def _broadcast(keys: jax.Array, state: jax.Array, now: Rounds) -> jax.Array:
+def _broadcast(keys: jax.Array, state: State, now: Rounds) -> jax.Array:
     """Return what devices receive of the chains' positions, [chain, m], or [chain, K, m] with noisy downlinks."""
-    return jax.vmap(lambda key, place: heard(named(key, "downlink"), ahead(place, now), now))(keys, state)
+
+    def one(key: jax.Array, state: State) -> jax.Array:
+        place = now.constants.dynamics.gradient_position(state.theta, state.velocity, now.step_size)
+        return broadcast(named(key, "downlink"), place, now)
+
+    return jax.vmap(one, (0, CHAINS))(keys, state)
 
 
 @partial(jax.jit, static_argnames=("simulated",))
-def _move(keys: jax.Array, state: jax.Array, signal: jax.Array, scale: jax.Array, now: Rounds, simulated: bool) -> Any:
+def _move(keys: jax.Array, state: State, signal: jax.Array, scale: jax.Array, now: Rounds, simulated: bool) -> Any:
     """Return the next state of all chains, and whether all are finite; simulated noise is added where no other was."""
 
-    def one(key: jax.Array, state: jax.Array, signal: jax.Array) -> jax.Array:
+    def one(key: jax.Array, state: State, signal: jax.Array) -> State:
         received = receive(named(key, "noise"), signal, now) if simulated else signal
         return update(named(key, "server"), state, received, scale[None], now)
 
-    fresh = jax.vmap(one)(keys, state, signal)
-    return fresh, jnp.all(jnp.isfinite(fresh))
+    fresh = jax.vmap(one, (0, CHAINS, 0), CHAINS)(keys, state, signal)
+    return fresh, jnp.all(jnp.isfinite(fresh.theta))
 
 
 def _log(server: Server, at: int, scheduled: NDArray[np.bool_], found: Reception, seconds: float, say: Any) -> None:

@@ -104,7 +104,7 @@ def estimates(posterior: Target, options: Options) -> list[str]:
     if getattr(posterior, "batch", None):
         found.append("Mini-batches make gradients noisier, which the bound and the server's noise do not know.")
     if options.initial_w2_sq is None and getattr(posterior, "start_is_estimate", False):
-        so = ", and the bound is no better" if options.dynamics == "overdamped" else ""
+        so = ", and the bound is no better" if options.motion.has_bound else ""
         found.append(f"W2² of the start is a Laplace estimate{so}.")
     return found
 
@@ -123,8 +123,7 @@ def expansion(posterior: Any, made: Plan) -> float:
     known = getattr(posterior, "expansion", None)
     if known is None or made.active_devices.min() == made.devices:
         return 1.0
-    # A kinetic step is stable while |1 − h²λ/2| < 1.
-    step = made.step_size if made.friction is None else made.step_size**2 / 2
+    step = made.dynamics.stretching_step(made.step_size)
     largest = float(step.max())
     return max(1.0, float(known(largest, made.weight * (step / largest)[:, None])))
 
@@ -134,10 +133,9 @@ def _divergence(posterior: Target, made: Plan) -> list[str]:
     factor = expansion(posterior, made)
     if factor <= 1:
         return []
-    stretches = f"stretches errors {factor:.3g} times" if made.friction is None else "is beyond 2/√L of theirs alone"
     return [
         "The devices that send in some rounds are so unlike the rest that a step "
-        f"{stretches}: without clipping the chain may diverge."
+        f"{made.dynamics.unstable.format(factor)}: without clipping the chain may diverge."
     ]
 
 
@@ -156,9 +154,9 @@ def _of_the_plan(made: Plan, problem: Problem, moves_elsewhere: bool) -> list[st
         loud = np.flatnonzero((np.sqrt(spread) > reach * (1 + 1e-9)) & beyond)
         if loud.size:
             found.append(
-                f"In {loud.size} of {made.rounds} rounds the noise of one round exceeds {_times(factor)}what all "
-                f"clipped gradients together can undo ({'η' if made.friction is None else 'h'} Σ ℓ_k); the "
-                f"{'bound' if made.friction is None else 'exact law'} ignores clipping, and chains may not come back."
+                f"In {loud.size} of {len(made.rounds)} rounds the noise of one round exceeds {_times(factor)}what all "
+                f"clipped gradients together can undo ({made.dynamics.symbol} Σ ℓ_k); the "
+                f"{'bound' if made.dynamics.has_bound else 'exact law'} ignores clipping, and chains may not come back."
             )
     if not made.clips and made.privacy.epsilon is not None:
         found.append("This scheme does not clip: epsilon is not kept, and no finite one would be true.")
@@ -177,13 +175,7 @@ def _of_the_plan(made: Plan, problem: Problem, moves_elsewhere: bool) -> list[st
             found.append(
                 f"{over.size} of {made.devices} devices spend more than the privacy budget, which this policy ignores."
             )
-    if made.friction is not None:
-        low, high = 0.2 * made.mu**0.5, 20 * made.L**0.5
-        if not low <= made.friction <= high:
-            found.append(
-                f"friction = {made.friction:.3g} is outside {low:.3g} to {high:.3g} (0.2√mu to 20√L): the chain swings "
-                "or creeps for many rounds. 2√mu is a good choice."
-            )
+    found += made.dynamics.warnings(made.mu, made.L)
     return found
 
 

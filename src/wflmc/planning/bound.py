@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.dynamics import Contraction, kick, langevin_noise, noise_step
+from wflmc.dynamics import OVERDAMPED, AnyResponse, Contraction, Dynamics
 from wflmc.errors import InputError
 from wflmc.planning.solvers.program import HEADROOM, Program
-from wflmc.posterior.response import AnyResponse
 from wflmc.recursion import first_order
 
 Array = NDArray[np.float64]
@@ -79,8 +78,7 @@ class Problem:
     """With the objective "exact": how the law of the kept rounds follows from the noise of all."""
     fills_up: bool = True
     """Whether the server adds what channel noise lacks of 2η; not where the optimum of the exact law chooses it all."""
-    friction: float | None = None
-    """γ_f of kinetic dynamics, whose bound is not known; None: overdamped."""
+    dynamics: Dynamics = OVERDAMPED
 
     def __post_init__(self) -> None:
         for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
@@ -97,17 +95,17 @@ class Problem:
     @property
     def kick(self) -> Array:
         """The factor of the gradient in the update, [S]: η, or that on the velocity of kinetic dynamics."""
-        return np.asarray(kick(self.step_size, self.friction))
+        return np.asarray(self.dynamics.kick(self.step_size))
 
     @property
     def langevin_noise(self) -> Array:
         """The variance of the noise that a round needs, [S]: 2η, or that of the velocity."""
-        return np.asarray(langevin_noise(self.step_size, self.friction))
+        return np.asarray(self.dynamics.langevin_noise(self.step_size))
 
     @property
     def lmc_cap(self) -> Array:
         """a at which the channel noise is exactly what Langevin needs, 2η by Lemma 3, [S]."""
-        return np.asarray(noise_step(self.step_size, self.friction) * self.scale**2 / 2)
+        return np.asarray(self.dynamics.noise_step(self.step_size) * self.scale**2 / 2)
 
     @property
     def cap(self) -> Array:

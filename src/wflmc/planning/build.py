@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Link
-from wflmc.dynamics import contraction, kinetic_rate, noise_step
+from wflmc.dynamics import AnyResponse, Dynamics, Motion, continued
 from wflmc.errors import InputError
 from wflmc.planning import causal
 from wflmc.planning.advice import input_warnings, plan_warnings
@@ -25,7 +25,6 @@ from wflmc.planning.policies import Policy, policy
 from wflmc.planning.schedule import Rule
 from wflmc.planning.solvers import single_sample
 from wflmc.planning.steps import plan_steps
-from wflmc.posterior.response import AnyResponse, Motion, going_on
 from wflmc.posterior.summation import LARGEST_MARGIN
 from wflmc.privacy import Privacy
 
@@ -69,7 +68,7 @@ def plan(
     step_schedule: str = "constant",
     proxy: Proxy | None = None,
     before: Plan | None = None,
-    dynamics: str = "overdamped",
+    dynamics: str | Dynamics = "overdamped",
     friction: float = 2.0,
     csi: str = "full",
     senders: int = 0,
@@ -170,8 +169,8 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
     devices, dim, rounds = posterior.devices, posterior.dim, options.burn_in + options.samples
     mu, L, step_size = float(posterior.mu), float(posterior.L), _step_sizes(options.step_size, rounds)
     scheme = policy(options.power) if isinstance(options.power, str) else options.power
-    friction = options.kinetic_friction
-    constants = contraction(step_size, mu, L) if friction is None else kinetic_rate(step_size, friction, mu, L)
+    dynamics = options.motion
+    constants = dynamics.contraction(step_size, mu, L)
     excess_weight = noise_weight(options.bound, dim)
     clip = privacy.clips(devices)
     rounding = _rounding(posterior, privacy) if scheme.clips else 0.0
@@ -184,7 +183,7 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         known, received = known / received, received[now]  # what devices know, and plans are made of
     gains = np.abs(known).astype(float)[now]
     reach = dim * link.snr(devices) / clip**2
-    worth = noise_step(step_size, friction)
+    worth = dynamics.noise_step(step_size)
     rule = Rule(options.schedule if scheme.wireless else "all", clip, reach, worth, excess_weight, uncertainty)
     usual = dataclasses.replace(rule, step_size=float(worth[-1]))  # for rounds that are only imagined
     standing = None
@@ -233,19 +232,19 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
         floor=least(limit),
         noise_limit=noise_limit,
         solver=options.solver,
-        friction=friction,
+        dynamics=dynamics,
         response=_response(posterior, options, weight, downlink) if options.objective == "exact" else None,
         fills_up=options.objective != "exact" or not scheme.optimal,
     )
 
     def finish(allocation: Allocation) -> Plan:
-        bounds = problem.bound(allocation.a) if friction is None else None
+        bounds = problem.bound(allocation.a) if dynamics.has_bound else None
         server_noise = problem.server_noise(allocation.a)
         value = np.nan if bounds is None else problem.value(bounds)
         if problem.response is not None:
             noise = (problem.kick * scale) ** 2 / allocation.a + server_noise
             value = float(Distances(problem.response)(noise).max())
-        made = Plan(
+        made = Plan.of(
             step_size=step_size,
             gain=np.sqrt(allocation.a * link.noise_power),
             weight=weight,
@@ -274,13 +273,13 @@ def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, 
             received=received,
             uncertainty=uncertainty,
             enforced=scheme.private,
-            friction=friction,
+            dynamics=dynamics,
             downlink_noise=downlink,
             noise_limit=noise_limit,
             rounding=rounding,
         )
         about_inputs = input_warnings(posterior, link if scheme.wireless else None, privacy)
-        return dataclasses.replace(made, warnings=(*about_inputs, *plan_warnings(posterior, made, problem, options)))
+        return made.replace(warnings=(*about_inputs, *plan_warnings(posterior, made, problem, options)))
 
     return Prepared(problem, allocate, finish)
 
@@ -316,7 +315,7 @@ def _with_planned_steps(posterior: Target, link: Link, privacy: Privacy, options
 
     def finish(allocation: Allocation) -> Plan:
         plan = found.finish(allocation)
-        return dataclasses.replace(plan, warnings=(*plan.warnings, note))
+        return plan.replace(warnings=(*plan.warnings, note))
 
     return found._replace(finish=finish)
 
@@ -377,8 +376,8 @@ def _response(posterior: Target, options: Options, weight: Array, downlink: floa
     step_size, burn_in, before = _step_sizes(options.step_size, len(weight)), options.burn_in, options.before
     if before is not None:
         step_size, weight = np.append(before.step_size, step_size), np.concatenate([before.weight, weight])
-        burn_in += before.rounds
-    motion = Motion(step_size, weight, options.init, options.kinetic_friction, downlink)
+        burn_in += len(before.rounds)
+    motion = Motion(step_size, weight, options.init, options.motion, downlink)
     if options.proxy is not None:
         found: AnyResponse = options.proxy.response(posterior.dim, motion, burn_in)
     elif isinstance(posterior, KnowsLaw):
@@ -387,7 +386,7 @@ def _response(posterior: Target, options: Options, weight: Array, downlink: floa
         raise InputError("objective", "exact", "worst or average, or given with a proxy: this model knows no law")
     if not all(np.all(np.abs(part) < 1e100) for part in (found.effect, found.covariance, found.shift)):
         raise InputError("objective", "exact", "worst or average here: the chain diverges and its law overflows")
-    return found if before is None else going_on(found, before.noise_variance)
+    return found if before is None else continued(found, before.noise_variance)
 
 
 def _regime(problem: Problem) -> str | None:

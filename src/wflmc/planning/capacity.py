@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wflmc.channel import Link
+from wflmc.dynamics import kinetic, overdamped
 from wflmc.errors import InputError
 from wflmc.planning.plan import Plan
 
@@ -117,13 +118,13 @@ def traits_of(plan: Plan, link: Link) -> Traits:
         loss_factor=float(loss_factor[hardest]),
         budget=float(budget[hardest]),
         ledger=plan.clips,
-        kinetic=plan.friction is not None,
+        kinetic=plan.dynamics.has_velocity,
         server_noise=bool(np.any(plan.server_noise)),
         noisy_broadcast=plan.downlink_noise > 0,
     )
     if not plan.power_share.any():
         return traits._replace(power=None, power_most=None)
-    gains = np.abs(link.gains(plan.start + plan.rounds, devices))[plan.start :]
+    gains = np.abs(link.gains(plan.start + len(plan.rounds), devices))[plan.start :]
     known = gains if plan.received is None else gains / plan.received  # what devices know, and invert
     snr = np.where(sends, link.snr(devices) * known**2, np.inf)
     shares = (plan.gain[:, None] * plan.weight / plan.scale[:, None] * clip) ** 2 / (plan.noise_power * plan.dim * snr)
@@ -150,6 +151,7 @@ def capacity(size: Size, traits: Traits, radio: Radio | None = None) -> Capacity
     """Count what `size` costs for a plan with these traits, and compare what it needs with what there is."""
     radio, devices, m, rounds = radio or Radio(), *size[:3]
     check({"devices": devices, "parameters": m, "rounds": rounds, **radio._asdict()})
+    moves = kinetic() if traits.kinetic else overdamped()
     senders, watts = traits.senders * devices, radio.power
     uplink = m / (2 * radio.bandwidth)  # two real numbers, I and Q, go into one complex symbol
     bits = 8 * REAL * m / (radio.bandwidth * radio.efficiency)
@@ -162,7 +164,7 @@ def capacity(size: Size, traits: Traits, radio: Radio | None = None) -> Capacity
         "mean_energy_of_a_device": ("J", mean),
         "largest_energy_of_a_device": ("J", most),
         "energy_of_all_devices": ("J", None if mean is None else devices * mean),
-        "operations_of_the_server": ("", m * ((8 if traits.kinetic else 2) + 2 * traits.server_noise)),
+        "operations_of_the_server": ("", m * (moves.operations + 2 * traits.server_noise)),
         "operations_of_a_device": ("", m * (size.per_example * size.examples + 3)),
         "broadcast": ("B", REAL * m),
         "digital_uplink": ("B", REAL * m * senders),
@@ -184,7 +186,8 @@ def capacity(size: Size, traits: Traits, radio: Radio | None = None) -> Capacity
 
 def document(plan: Plan, link: Link, examples: float, given: Mapping[str, float]) -> dict[str, Any]:
     """Return the `capacity` of a plan's JSON; what is not given is the plan's own."""
-    rounds, kept = int(given.get("rounds", plan.rounds)), (plan.rounds - plan.burn_in) / plan.rounds
+    planned = len(plan.rounds)
+    rounds, kept = int(given.get("rounds", planned)), (planned - plan.burn_in) / planned
     sizes = int(given.get("devices", plan.devices)), int(given.get("parameters", plan.dim))
     size = Size(*sizes, rounds, max(1, round(kept * rounds)), examples, 6.0 if "parameters" in given else 4.0)
     traits, radio = traits_of(plan, link), Radio(**{name: given[name] for name in Radio._fields if name in given})

@@ -187,8 +187,9 @@ class Controller:
         """The powers of all rounds, each from channels up to its own."""
         if problem.solver != "own":
             raise InputError("solver", problem.solver, "own with csi = 'causal', which has no reference")
-        if problem.friction is not None:
-            raise InputError("dynamics", "kinetic", "overdamped with csi = 'causal', whose forecasts need a bound")
+        if not problem.dynamics.has_bound:
+            allowed = "overdamped with csi = 'causal', whose forecasts need a bound"
+            raise InputError("dynamics", problem.dynamics.name, allowed)
         check_floor(problem)
         a, left, start = problem.cap.copy(), problem.budget, problem.start
         course: Course | None = None

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.channel import Link
-from wflmc.dynamics import DYNAMICS
+from wflmc.dynamics import AnyResponse, Dynamics, Motion, by_name
 from wflmc.errors import InputError
 from wflmc.planning.exact.proxy import Proxy
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import Policy
 from wflmc.planning.steps import SCHEDULES
-from wflmc.posterior.response import AnyResponse, Motion
 from wflmc.privacy import Privacy
 
 
@@ -67,15 +66,15 @@ class Options:
     step_schedule: str = "constant"
     proxy: Proxy | None = None
     before: Plan | None = None
-    dynamics: str = "overdamped"
+    dynamics: str | Dynamics = "overdamped"
     friction: float = 2.0
     csi: str = "full"
     senders: int = 0
 
     @property
-    def kinetic_friction(self) -> float | None:
-        """γ_f, or None where dynamics are overdamped."""
-        return self.friction if self.dynamics == "kinetic" else None
+    def motion(self) -> Dynamics:
+        """The dynamics, with their friction."""
+        return by_name(self.dynamics, self.friction)
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -85,12 +84,9 @@ class Options:
             raise InputError("objective", "exact", "worst or average with csi = 'causal'")
         if self.csi == "causal" and (self.step_schedule != "constant" or np.ptp(self.step_size) > 0):
             raise InputError("csi", "causal", "full with step sizes that change from round to round")
-        if self.dynamics == "kinetic" and self.step_schedule != "constant":
+        if self.motion.has_velocity and self.step_schedule != "constant":
             raise InputError("step_schedule", self.step_schedule, "constant with dynamics = 'kinetic'")
-        if not isinstance(self.friction, int | float):
-            raise InputError("friction", self.friction, "a number")
-        if self.dynamics not in DYNAMICS:
-            raise InputError("dynamics", self.dynamics, f"one of {', '.join(DYNAMICS)}")
+        by_name(self.dynamics, self.friction)
         if self.start < 0:
             raise InputError("start", self.start, "at least 0")
         if self.burn_in < 0:

@@ -1,49 +1,62 @@
-"""The plan: all that the sampler needs, and what is known about it before anything is sent."""
+"""The plan: all that the sampler needs, and what is known about it before anything is transmitted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.dynamics import kick, langevin_noise
+from wflmc.dynamics import OVERDAMPED, Dynamics, Motion
 from wflmc.errors import InputError, Shown
 from wflmc.keys import digest
 from wflmc.planning.solvers.single_sample import REGIMES
-from wflmc.posterior.response import Motion
 from wflmc.privacy import Privacy, round_loss
 
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Plan(Shown):
-    """Gains and active devices of every round, with the bound and the privacy they imply."""
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """What acts in every round, as a pytree of arrays with a leading round axis."""
 
-    step_size: Array
-    """η[S]."""
-    gain: Array
+    step_size: Any
+    """η[S], or h of kinetic dynamics."""
+    gain: Any
     """α[S]."""
-    weight: Array
+    weight: Any
     """Weight of each device's gradient in the update, [S, K]: K/K_a, or 0 for a silent device."""
-    clip: Array
-    """ℓ[K]; infinite for a scheme that does not clip."""
-    example_clip: Array
-    """Bound on one example's gradient, [K]; infinite: examples are not clipped one by one."""
-    noise_power: float
-    """N0."""
-    server_noise: Array
+    server_noise: Any
     """β[S], variance of the noise that the server adds: to θ, or to the velocity of kinetic dynamics."""
-    burn_in: int
-    """S_b, rounds that are thrown away."""
-    init: str
-    """Where chains start: prior or zero."""
+    received: Any = None
+    """|h/ĥ|[S, K], the amplitude at which a device arrives over the one it meant to; None where both are equal."""
+    constants: Any = None
+    """What the kernel needs beside them, the same in all rounds (`wflmc.sampling.kernel.Constants`)."""
+
+    def __len__(self) -> int:
+        """S."""
+        return int(self.gain.shape[0])
+
+    def __getitem__(self, index: Any) -> Rounds:
+        """One of the rounds, or a slice of them."""
+        some = jax.tree.map(lambda values: values[index], replace(self, constants=None))
+        return replace(some, constants=self.constants)
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """What is known of a plan before anything is transmitted: the bound, how good it is, and what limits it."""
+
     threshold: Array
-    """The least |h| with which a device sends, [S]; 0 where everyone does, nan without one."""
+    """The least |h| with which a device transmits, [S]; 0 where all do, nan without one."""
     bound: Array | None
     """B[1..S]; None for kinetic dynamics, for which no bound is known."""
+    power_share: Array
+    """Share of the transmit power limit that the weakest active device uses, [S]; 0 on an ideal link."""
+    limit: NDArray[np.intp]
+    """Which limit each round sits at, as an index into REGIMES, [S]."""
     objective: float
     """The worst or the average of the bound after burn-in; nan where there is none."""
     objective_name: str
@@ -52,14 +65,30 @@ class Plan(Shown):
     """What no plan within the same limits can be below; None where nothing is proven."""
     regime: str | None
     """lmc-limited, power-limited or dp-limited; None where it changes with the channel."""
-    power_share: Array
-    """Share of the transmit power limit that the weakest sender uses, [S]; 0 on an ideal link."""
-    limit: NDArray[np.intp]
-    """Which limit each round sits at, as an index into REGIMES, [S]."""
-    privacy: Privacy
-    """The promise that the plan was made for."""
     gamma: float
     """Factor by which a kept round forgets the start, the largest: of Proposition 1, or of the mean (kinetic)."""
+    noise_limit: float = np.inf
+    """The limit on a round's noise that power was chosen within, over what all clipped gradients can undo."""
+    warnings: tuple[str, ...] = ()
+    """What the numbers of the plan do not cover, in sentences."""
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What the plan was made for, the same in all rounds."""
+
+    privacy: Privacy
+    """The promise that the plan was made for."""
+    clip: Array
+    """ℓ[K]; infinite for a scheme that does not clip."""
+    example_clip: Array
+    """Bound on one example's gradient, [K]; infinite: examples are not clipped one by one."""
+    noise_power: float
+    """N0."""
+    burn_in: int
+    """S_b, rounds that are discarded."""
+    init: str
+    """Where chains start: prior or zero."""
     mu: float
     """Strong convexity of the cost."""
     L: float
@@ -72,30 +101,74 @@ class Plan(Shown):
     """Loss that each device had spent before this plan, [K]."""
     start: int = 0
     """The round that this plan begins with, where rounds came before it."""
-    received: Array | None = None
-    """|h/ĥ|[S, K], the amplitude at which a device arrives over the one it meant to; None where both are equal."""
     uncertainty: float = 1.0
     """The largest |h/ĥ| that the devices' knowledge of their channels leaves open."""
     enforced: bool = True
     """Whether the policy keeps to the budgets; the sampler then refuses what does not."""
-    friction: float | None = None
-    """γ_f of kinetic dynamics; None: overdamped."""
+    dynamics: Dynamics = OVERDAMPED
+    """Overdamped or kinetic."""
     downlink_noise: float = 0.0
-    """Variance of the noise in every coordinate that a device hears of θ."""
-    noise_limit: float = np.inf
-    """The limit on a round's noise that power was chosen within, over what all clipped gradients can undo."""
+    """Variance of the noise in every coordinate that a device receives of θ."""
     rounding: float = 0.0
     """e: clips act at ℓ/(1 + e) and c/(1 + e), so that float32 sums are no more sensitive than is paid for."""
-    warnings: tuple[str, ...] = ()
-    """What the numbers of the plan do not cover, in sentences."""
+
+
+OF_ROUNDS = ("threshold", "bound", "power_share", "limit")
+"""The parts of a certificate with a leading round axis."""
+PARTS: dict[str, type] = {"rounds": Rounds, "certificate": Certificate, "context": Context}
+PART_OF = {field.name: part for part, kind in PARTS.items() for field in fields(kind) if field.name != "constants"}
+"""The part of a plan that a name belongs to."""
+jax.tree_util.register_dataclass(Rounds, [field.name for field in fields(Rounds)], [])
+jax.tree_util.register_dataclass(
+    Certificate, list(OF_ROUNDS), [field.name for field in fields(Certificate) if field.name not in OF_ROUNDS]
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan(Shown):
+    """Gains and active devices of every round, with the bound and the privacy they imply.
+
+    The fields of its three parts are read off the plan itself: `plan.gain` is `plan.rounds.gain`.
+    """
+
+    rounds: Rounds
+    certificate: Certificate
+    context: Context
+
+    @classmethod
+    def of(cls, **values: Any) -> Plan:
+        """Make a plan from the fields of its parts."""
+        unknown = [name for name in values if name not in PART_OF]
+        if unknown:
+            raise TypeError(f"a plan has no {', '.join(unknown)}")
+        return cls(
+            **{
+                part: kind(**{name: value for name, value in values.items() if PART_OF[name] == part})
+                for part, kind in PARTS.items()
+            }
+        )
+
+    def values(self) -> dict[str, Any]:
+        """The fields of all parts."""
+        return {name: getattr(self, name) for name in PART_OF}
+
+    def replace(self, **changes: Any) -> Plan:
+        """The same plan with other values of some fields."""
+        return Plan.of(**{**self.values(), **changes})
+
+    def __getattr__(self, name: str) -> Any:
+        """Read a field of a part."""
+        if name not in PART_OF:
+            raise AttributeError(f"a plan has no {name!r}")
+        return getattr(getattr(self, PART_OF[name]), name)
 
     def _facts(self) -> dict[str, Any]:
         return {
             "devices": self.devices,
             "parameters": self.dim,
-            "rounds": self.rounds,
+            "rounds": len(self.rounds),
             "burn-in rounds": self.burn_in,
-            "dynamics": None if self.friction is None else self.dynamics,
+            "dynamics": self.dynamics.constants.get("dynamics"),
             "step_size": self.step_size,
             "gain": self.gain,
             "objective": None if np.isnan(self.objective) else self.objective,
@@ -105,11 +178,6 @@ class Plan(Shown):
             "delta": self.privacy.delta,
             "adjacency": None if self.privacy.epsilon is None else self.privacy.adjacency,
         }
-
-    @property
-    def rounds(self) -> int:
-        """S."""
-        return int(self.gain.shape[-1])
 
     @property
     def devices(self) -> int:
@@ -129,7 +197,7 @@ class Plan(Shown):
     @property
     def motion(self) -> Motion:
         """How chains move by this plan, but for their noise."""
-        return Motion(self.step_size, self.weight_received, self.init, self.friction, self.downlink_noise)
+        return Motion(self.step_size, self.weight_received, self.init, self.dynamics, self.downlink_noise)
 
     @property
     def scale(self) -> Array:
@@ -142,14 +210,9 @@ class Plan(Shown):
         return {name: float(np.mean(self.limit == index)) for index, name in enumerate(REGIMES)}
 
     @property
-    def dynamics(self) -> str:
-        """overdamped or kinetic."""
-        return "overdamped" if self.friction is None else "kinetic"
-
-    @property
     def kick(self) -> Array:
         """The factor of the gradient in the update of θ, or of the velocity, [S]."""
-        return np.asarray(kick(self.step_size, self.friction))
+        return np.asarray(self.dynamics.kick(self.step_size))
 
     @property
     def noise_variance(self) -> Array:
@@ -159,7 +222,7 @@ class Plan(Shown):
     @property
     def langevin_noise(self) -> Array:
         """What sampling needs of it, [S]: 2η, or 1 − e² with e = exp(−γ_f h)."""
-        return np.asarray(langevin_noise(self.step_size, self.friction))
+        return np.asarray(self.dynamics.langevin_noise(self.step_size))
 
     @property
     def noise_ratio(self) -> float:
@@ -207,28 +270,25 @@ class Plan(Shown):
 
         Its initial_w2_sq is the bound of the round before; where there is no bound it is not known, nan.
         """
-        if not 0 <= start < self.rounds:
-            raise InputError("start", start, f"between 0 and {self.rounds - 1}")
-        each = ("step_size", "gain", "weight", "server_noise", "threshold", "bound", "power_share", "limit", "received")
-        left: dict[str, Any] = {
-            name: None if (values := getattr(self, name)) is None else values[start:] for name in each
-        }
+        if not 0 <= start < len(self.rounds):
+            raise InputError("start", start, f"between 0 and {len(self.rounds) - 1}")
         before = np.nan if self.bound is None else float(self.bound[start - 1])
-        return replace(
-            self,
-            **left,
+        context = replace(
+            self.context,
             burn_in=max(0, self.burn_in - start),
             ledger=self.ledger + (self.loss[:start].sum(0) if self.clips else 0.0),
             start=self.start + start,
             initial_w2_sq=before if start else self.initial_w2_sq,
         )
+        certificate = jax.tree.map(lambda values: values[start:], self.certificate)
+        return Plan(self.rounds[start:], certificate, context)
 
     @property
     def digest(self) -> str:
         """A short name for all that the plan makes devices and server do."""
         about = (self.step_size, self.gain, self.weight, self.clip, self.example_clip, self.server_noise)
         strength = np.ones(0) if self.received is None else self.received
-        numbers = [self.noise_power, self.start, self.burn_in, *(() if self.friction is None else (self.friction,))]
+        numbers = [self.noise_power, self.start, self.burn_in, *jax.tree.leaves(self.dynamics)]
         numbers += [value for value in (self.downlink_noise, self.rounding) if value]
         return digest(*about, strength, np.array(numbers), self.init.encode())
 

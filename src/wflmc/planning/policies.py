@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wflmc.dynamics import AnyResponse
 from wflmc.errors import InputError
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.exact import interior_point
@@ -14,7 +15,6 @@ from wflmc.planning.solvers import single_sample
 from wflmc.planning.solvers.allocation import allocate
 from wflmc.planning.solvers.program import HEADROOM
 from wflmc.planning.solvers.reference import solve_by_cvxpy
-from wflmc.posterior.response import AnyResponse
 
 LEAST_NOISE = 1e-9
 """Of the 2η of Langevin sampling: an ideal link could do with none at all, and would then send infinitely strongly."""
@@ -40,7 +40,7 @@ def optimal(problem: Problem) -> Allocation:
     check_floor(problem)
     if problem.response is not None:
         return _nearest_law(problem, problem.response)
-    if problem.friction is not None:
+    if not problem.dynamics.has_bound:
         allowed = "'exact' with dynamics = 'kinetic', for which no bound is known; or power = 'equal'"
         raise InputError("objective", problem.objective, allowed)
     if problem.solver == "cvxpy":
@@ -88,7 +88,7 @@ def equal(problem: Problem) -> Allocation:
 
 def ideal(problem: Problem) -> Allocation:
     """The optimum of an ideal link; in equal parts where no bound says what is best, with kinetic dynamics."""
-    return equal(problem) if problem.friction is not None and problem.response is None else optimal(problem)
+    return equal(problem) if not problem.dynamics.has_bound and problem.response is None else optimal(problem)
 
 
 def at_caps(problem: Problem) -> Allocation:

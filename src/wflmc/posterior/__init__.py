@@ -5,12 +5,12 @@ import warnings
 from types import ModuleType
 from typing import Any
 
+from wflmc.dynamics import Motion
 from wflmc.posterior.base import HasLaw, Posterior, Predicts
 from wflmc.posterior.coordinates import Coordinates, coordinates, whitening
 from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.gaussian import GaussianPosterior, gaussian_regression
 from wflmc.posterior.law import Gaussian, pool, w2_squared
-from wflmc.posterior.response import Motion
 from wflmc.posterior.softmax import SoftmaxPosterior, softmax_regression
 
 __all__ = [

@@ -16,9 +16,9 @@ from wflmc.errors import InputError
 from wflmc.posterior.summation import UNIT, Rounding, Sum, Total, additions, margin
 
 if TYPE_CHECKING:
+    from wflmc.dynamics import AnyResponse, Motion, Quadratic
     from wflmc.posterior.coordinates import Coordinates
     from wflmc.posterior.law import Gaussian, LinearChain
-    from wflmc.posterior.response import AnyResponse, Motion, Quadratic
 
 Array = NDArray[np.float64]
 Maybe = jax.Array | None

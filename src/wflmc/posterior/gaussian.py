@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflmc.dynamics import Motion, Quadratic, Response
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
 from wflmc.posterior import summation
@@ -25,11 +26,9 @@ from wflmc.posterior.blocks import (
 )
 from wflmc.posterior.coordinates import Coordinates
 from wflmc.posterior.inputs import check_counts, check_init, checked
-from wflmc.posterior.kinetic import kinetic_round, with_velocity
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
-from wflmc.posterior.response import Motion, Quadratic, Response
 from wflmc.posterior.summation import Sum, Total, as_pair, plus
 
 Array = NDArray[np.float64]
@@ -177,17 +176,13 @@ class GaussianPosterior(Regression):
         """A chain that is never clipped, as a linear one."""
         eta, weights = np.asarray(motion.step_size, dtype=float), np.asarray(motion.weight, dtype=float)
         hessian, linear = np.tensordot(weights, self.hessian, 1), weights @ self.linear
-        one, start, kick = np.eye(self.dim), self._initial(motion.init), eta
-        readout = one if self.coordinates is None else self.coordinates.matrix.T
-        if motion.friction is None:
-            made = LinearChain(start, one - eta[..., None, None] * hessian, eta[..., None] * linear, one, readout)
-        else:
-            friction = np.asarray(motion.friction, dtype=float)
-            both = np.concatenate([readout, np.zeros_like(readout)], axis=1)
-            made = LinearChain(with_velocity(start), *kinetic_round(eta, friction, hessian, linear), both)
-            kick = eta * (1 + np.exp(-friction * eta)) / 2
+        readout = np.eye(self.dim) if self.coordinates is None else self.coordinates.matrix.T
+        start = Gaussian(*motion.dynamics.initial_law(*self._initial(motion.init)))
+        moves = motion.dynamics.linear_round(eta, hessian, linear)
+        made = LinearChain(start, *moves, motion.dynamics.readout(readout))
         if not np.any(motion.downlink):
             return made
+        kick = motion.dynamics.kick(eta)
         other = (kick**2 * motion.downlink)[..., None, None] * np.tensordot(weights**2, self.hessian @ self.hessian, 1)
         return made._replace(other=made.enters @ other @ np.swapaxes(made.enters, -1, -2))
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflmc.dynamics import Response, effects
 from wflmc.errors import without_data
-from wflmc.posterior.response import Response, effects
 
 Array = NDArray[np.float64]
 

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import helmert, solve_triangular
 from scipy.special import log_softmax, logsumexp
 
+from wflmc.dynamics import DiagonalResponse, Motion, Quadratic, diagonal_response
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
 from wflmc.posterior.base import ClippedSum, Maybe
@@ -23,7 +24,6 @@ from wflmc.posterior.inputs import Names, as_classes, check_counts, check_init, 
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
-from wflmc.posterior.response import DiagonalResponse, Motion, Quadratic, diagonal_response
 from wflmc.posterior.softmax_sums import (
     ROWS_TOGETHER,
     by_devices,

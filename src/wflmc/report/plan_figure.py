@@ -111,7 +111,7 @@ def _planned(plan: Plan, x: Any) -> list[Panel]:
 
 def _shades(plan: Plan) -> list[Shade]:
     """Return the ranges of rounds that sit at each limit."""
-    edges = [0, *(np.flatnonzero(np.diff(plan.limit)) + 1).tolist(), plan.rounds]
+    edges = [0, *(np.flatnonzero(np.diff(plan.limit)) + 1).tolist(), len(plan.rounds)]
     shades = []
     for name, share in plan.regime_share.items():
         here = [(a + 0.5, b + 0.5) for a, b in pairwise(edges) if REGIMES[plan.limit[a]] == name]

@@ -150,7 +150,8 @@ def sampler_words(scenario: Scenario, plan: PlanFile | None) -> str:
     if plan is None:
         return words
     words += f" The step size is {spread(plan.step_size)}"
-    return words + (f", the friction {number(plan.constants.friction)}." if plan.constants.friction else ".")
+    numbers = plan.constants.motion.parameters
+    return words + "".join(f", the {name} {number(value)}" for name, value in numbers.items()) + "."
 
 
 def policy_words(scenario: Scenario, plan: PlanFile | None) -> str:

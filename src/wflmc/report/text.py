@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from wflmc.dynamics import from_constants
 from wflmc.evaluation.causes import SHOWN
 from wflmc.privacy import HIDDEN
 from wflmc.studies import Claim, Row
@@ -49,8 +50,10 @@ def _setting_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if asked is not None:
         yield "answer", asked["answer"] + ("" if asked["reachable"] else ", shown below")
     step = f"η = {_span(document['step_size'], 4)}"
-    if "friction" in c:
-        step = f"kinetic, h = {c['step_size']:.4g}, friction = {c['friction']:.4g}"
+    dynamics = from_constants(c)
+    if dynamics.has_velocity:
+        numbers = {dynamics.symbol: c["step_size"], **dynamics.parameters}
+        step = ", ".join([dynamics.name, *(f"{name} = {value:.4g}" for name, value in numbers.items())])
     yield (
         "setting",
         f"{c['devices']} devices, {c['dim']} parameters, {c['burn_in']} + {c['samples']} rounds, {step}, "

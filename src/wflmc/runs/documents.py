@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from wflmc.dynamics import Dynamics, from_constants
 from wflmc.errors import InputError
 from wflmc.evaluation import Calibration, Evaluation, exact_ess, exact_w2_sq, reliability
 from wflmc.planning import Plan
@@ -55,6 +56,11 @@ class Constants(Document):
     initial_w2_sq: float | None
     dynamics: str = "overdamped"
     friction: float | None = None
+
+    @property
+    def motion(self) -> Dynamics:
+        """The dynamics of the chains, with their friction."""
+        return from_constants({"friction": self.friction})
 
 
 class Spending(Document):
@@ -295,11 +301,11 @@ def plan_document(
             "gamma": plan.gamma,
             "dim": plan.dim,
             "devices": plan.devices,
-            "rounds": plan.rounds,
+            "rounds": len(plan.rounds),
             "burn_in": plan.burn_in,
-            "samples": plan.rounds - plan.burn_in,
+            "samples": len(plan.rounds) - plan.burn_in,
             "initial_w2_sq": plan.initial_w2_sq,
-            **({} if plan.friction is None else {"dynamics": plan.dynamics, "friction": plan.friction}),
+            **plan.dynamics.constants,
         },
         "step_size": plan.step_size,
         "regime": plan.regime,

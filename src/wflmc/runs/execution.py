@@ -289,7 +289,7 @@ def _resume_task(request: Request) -> Task:
     scenario, inputs, plan = read_plan(folder / "plan.json", option="--resume")
     kept = _summary(folder).ledger
     path = None if kept is None else folder / kept.file
-    settings = _new_settings(request, "", plan.rounds)
+    settings = _new_settings(request, "", len(plan.rounds))
     task = Task(scenario, inputs, plan, folder, path, settings, secret=_secret(scenario))
     ledger = _open_ledger(task)
     longer = extend_plan(scenario, inputs, plan, request.more, plan.ledger if ledger is None else ledger.spent)
@@ -378,13 +378,13 @@ def store_for(shape: tuple[int, int, int], memory: float | None, scratch: Path) 
 def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Path, bar: ProgressBar) -> Trace:
     settings, chains = task.settings, task.scenario.sampler.chains
     plan = task.plan.rest(settings.start) if settings.start else task.plan
-    draws = plan.rounds - (0 if settings.keep_burn_in else plan.burn_in)
+    draws = len(plan.rounds) - (0 if settings.keep_burn_in else plan.burn_in)
     initial = None
     if before is not None:  # where the chains were when they stopped, with their velocities if they have any
         initial = before.theta[:, -1]
         if before.velocity is not None:
             initial = np.concatenate([initial, before.velocity], axis=1)
-    with bar("sampling", plan.rounds) as advance:
+    with bar("sampling", len(plan.rounds)) as advance:
         return sample(
             task.key,
             task.inputs.posterior,
@@ -396,7 +396,7 @@ def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Pa
             initial=initial,
             ledger=ledger,
             checkpoint=task.checkpoint,
-            progress=lambda done, work: advance(plan.rounds * done / work),
+            progress=lambda done, work: advance(len(plan.rounds) * done / work),
         )
 
 
@@ -417,7 +417,8 @@ def _stored_trace(task: Task) -> Trace:
     theta, rate = theta[:, :kept], rate[:, :kept]  # a crash at the very end may have left the new ones too
     if task.resumed and velocity is not None:  # and their velocity
         velocity = np.load(task.folder / CHECKPOINT / VELOCITY)
-    if theta.shape != (task.scenario.sampler.chains, kept, plan.dim) or (velocity is None) != (plan.friction is None):
+    shape = (task.scenario.sampler.chains, kept, plan.dim)
+    if theta.shape != shape or (velocity is None) == plan.dynamics.has_velocity:
         raise InputError("--resume", str(task.folder), "a folder whose trace.nc belongs to its plan.json")
     burn_in_rate = np.full(plan.burn_in, _summary(task.folder).clip_rate.burn_in or 0.0)
     return Trace(theta, rate, burn_in_rate, warmup, (plan,), velocity, warmup_rate)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -67,12 +66,11 @@ def make_plan(
             max_round_noise=np.inf if policy.max_round_noise == "inf" else policy.max_round_noise,
             solver=solver,
             before=before,
-            dynamics=scenario.sampler.dynamics,
-            friction=2.0 if inputs.friction is None else inputs.friction,
+            dynamics=inputs.dynamics,
         )
     # Where a promise is made and all constants are public, a plan says nothing about the data.
     warnings = [text for text in result.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
-    return dataclasses.replace(result, warnings=(*inputs.warnings, *warnings, *data_warnings(inputs.not_covered)))
+    return result.replace(warnings=(*inputs.warnings, *warnings, *data_warnings(inputs.not_covered)))
 
 
 def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
@@ -82,7 +80,7 @@ def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
         return scenario
     with scenario_keys():
         key = jax.random.key(0 if section.seed == "secret" else section.seed)  # of the pilot, which protects nobody
-        burn_in = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.friction)
+        burn_in = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.dynamics)
     return with_values(scenario, {"sampler.burn_in": burn_in})
 
 
@@ -117,7 +115,8 @@ def read_plan(path: str | Path, key: jax.Array | None = None, option: str = "--p
     paid = inputs.spent if spent is None else np.maximum(spent, inputs.spent)
     result = make_plan(scenario, inputs, policy(scenario.policy.power)._replace(allocate=given_power), ledger=paid)
     budget = plain(float(result.privacy.budget(result.devices).min()))
-    now = {f"constants.{name}": getattr(result, name) for name in _COMPARED} | {"privacy.budget": budget}
+    values = {"rounds": len(result.rounds), "devices": result.devices, **result.values()}
+    now = {f"constants.{name}": values[name] for name in _COMPARED} | {"privacy.budget": budget}
     then = {f"constants.{name}": getattr(document.constants, name) for name in _COMPARED}
     then["privacy.budget"] = document.privacy.budget
     for name, value in now.items():
@@ -138,8 +137,7 @@ def _settled_scenario(document: PlanFile, option: str) -> Scenario:
         "step_schedule": "constant",
         "step_size": _one_or_each(np.asarray(document.step_size)),
     }
-    if document.constants.friction is not None:
-        settled["friction"] = document.constants.friction
+    settled |= document.constants.motion.parameters
     sampler = {**document.scenario.get("sampler", {}), **settled}
     return validate({**document.scenario, "sampler": sampler}, f"{option}: ")
 
@@ -184,7 +182,7 @@ def extend_plan(
         with_values(scenario, constant | only),
         inputs,
         ledger=before + by_plan,
-        start=plan.rounds,
+        start=len(plan.rounds),
         initial_w2_sq=None if plan.bound is None else float(plan.bound[-1]),
         before=plan,
     )

@@ -85,7 +85,7 @@ def _sample(task: Task, inputs: Inputs, plan: Plan, scratch: Path, progress: Cal
         plan,
         chains=sampler.chains,
         memory=task.memory,
-        store=store_for((sampler.chains, plan.rounds - plan.burn_in, plan.dim), task.memory, scratch),
+        store=store_for((sampler.chains, len(plan.rounds) - plan.burn_in, plan.dim), task.memory, scratch),
         progress=lambda done, rounds: progress(0.9 * done / rounds),
     )
 

@@ -94,9 +94,9 @@ def _in_short(plan: Plan) -> str:
 
     facts = {
         "devices": plan.devices,
-        "rounds": plan.rounds,
+        "rounds": len(plan.rounds),
         "burn_in": plan.burn_in,
-        "dynamics": plan.dynamics,
+        "dynamics": plan.dynamics.name,
         "step_size": one(plan.step_size),
         "epsilon_spent": plan.epsilon_spent,
         "adjacency": plan.privacy.adjacency,

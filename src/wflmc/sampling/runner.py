@@ -1,8 +1,9 @@
-"""Many chains at once: rounds are scanned, chains are mapped, burn-in leaves no samples in memory."""
+"""Many chains at once: rounds are scanned, chains are mapped, burn-in leaves no draws in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +14,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike, NDArray
 
+from wflmc.dynamics import Dynamics
 from wflmc.errors import InputError, SamplingError
 from wflmc.keys import check_key, named
-from wflmc.planning import Plan
+from wflmc.planning.plan import Plan, Rounds
 from wflmc.privacy import Ledger
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
-from wflmc.sampling.kernel import Rounds, check_belongs, check_posterior, rounds_of, step, with_velocity
+from wflmc.sampling.kernel import State, check_belongs, check_posterior, kernel_rounds, step
 from wflmc.sampling.payment import Account, name_run, open_account, refuse_plans
 from wflmc.sampling.trace import Trace
 
@@ -29,28 +31,56 @@ MEMORY = 2 * 2**30
 """Bytes for chains and gradients unless the caller sets a limit; on an accelerator eight times as much. Chunks depend
 on this and on the problem alone."""
 
-FIXED = ("clip", "noise_power", "example_clip", "friction", "downlink")
-"""The parts of `Rounds` that are the same in every round."""
-
 Advance = Callable[[int, int], None]
+CHAINS = State(0, None, 0)  # type: ignore[arg-type]
+"""The axes of many chains' states."""
+
+
+class Execution(NamedTuple):
+    """How `sample` runs its chains."""
+
+    memory: float | None = None
+    store: str | Path | None = None
+    checkpoint: str | Path | None = None
+    accelerators: Sequence[jax.Device] | None = None
+    progress: Advance | None = None
 
 
 class _Carry(NamedTuple):
-    """What the scan carries: the chains, and their kept samples of this block of rounds, [draw, chain, m].
+    """What the scan carries: the chains' states, and their kept draws of this block of rounds, [draw, chain, m]."""
 
-    With kinetic dynamics each chain is θ and its velocity one after the other, [chain, 2m].
-    """
-
-    theta: jax.Array
+    state: State
     kept: jax.Array
 
 
-class _Chains(NamedTuple):
-    """A chunk of chains: which they are, where they are (None: at their start), and how many rounds they have done."""
+class _Job(NamedTuple):
+    """The chains that `sample` is asked for, checked."""
 
+    key: jax.Array
+    posterior: Any
+    plans: list[Plan]
+    zipped: bool
+    """Whether every chain has a plan of its own."""
     number: NDArray[Any]
-    theta: NDArray[Any] | None
-    rounds: int
+    """Which chains these are, [chain]."""
+    initial: NDArray[np.float32] | None
+    """Where chains begin in their coordinates, with kinetic dynamics and their velocities, [chain, m or 2m]."""
+    keep_burn_in: bool
+
+    @property
+    def skip(self) -> int:
+        """Rounds of which no draws are kept."""
+        return 0 if self.keep_burn_in else int(self.plan.burn_in)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, or the first of them."""
+        return self.plans[0]
+
+    @property
+    def by_example(self) -> bool:
+        """Whether examples are clipped one by one."""
+        return any(np.isfinite(plan.example_clip).any() for plan in self.plans)
 
 
 class _Need(NamedTuple):
@@ -67,23 +97,68 @@ class _Chunks(NamedTuple):
     rounds: int
 
 
+class _Machine(NamedTuple):
+    """What chains are run on: the posterior on its accelerators, and how the work is cut."""
+
+    posterior: Any
+    chunks: _Chunks
+    mesh: Mesh | None
+
+    def name(self, skip: int) -> str:
+        """How sums are cut: a round that is repeated must repeat the same sum, or their difference has no noise."""
+        blocks = f"{self.posterior.block}-{getattr(self.posterior, 'example_block', 0)}"
+        return f"{self.chunks}-{skip}-{blocks}-{jax.default_backend()}"
+
+
+class _Block(NamedTuple):
+    """A block of rounds of a chunk of chains."""
+
+    rounds: slice
+    kept: NDArray[Any]
+    """Draws of its kept rounds, [draw, chain, m]."""
+    clip_rate: NDArray[Any]
+    """[round, chain]."""
+    states: NDArray[Any]
+    """Where chains are after it, with kinetic dynamics and their velocities, [chain, m or 2m]."""
+
+
+def packed(state: State) -> NDArray[Any]:
+    """Return the states of chains as one array for a file, [chain, m]; with kinetic dynamics [chain, 2m]."""
+    parts = [values for values in (state.theta, state.velocity) if values is not None]
+    return np.concatenate([np.asarray(values) for values in parts], axis=-1)
+
+
+def unpacked(values: ArrayLike, plan: Plan, done: int = 0) -> State:
+    """Return the states of chains from [chain, m or 2m], with `done` rounds of the plan behind them."""
+    both = np.asarray(values, np.float32)
+    velocity = jnp.array(both[:, plan.dim :]) if both.shape[-1] > plan.dim else None
+    return State(jnp.array(both[:, : plan.dim]), jnp.asarray(done, jnp.int32), velocity)
+
+
 @partial(jax.jit, static_argnames=("init",))
 def _start(init_key: jax.Array, posterior: Any, chain: jax.Array, init: str) -> jax.Array:
     """θ[0] of every chain, [chain, m]."""
     return jax.vmap(lambda index: posterior.draw_initial(jax.random.fold_in(init_key, index), init))(chain)
 
 
-_with_velocity = jax.jit(with_velocity)
+@jax.jit
+def _velocities(key: jax.Array, theta: jax.Array, dynamics: Dynamics, chain: jax.Array) -> jax.Array | None:
+    """v[0] of every chain, [chain, m]; None for dynamics without one."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, chain)
+    return jax.vmap(dynamics.draw_velocity)(keys, theta)
 
 
-def starts(key: jax.Array, posterior: Any, plan: Plan, chain: jax.Array) -> jax.Array:
-    """Where chains of these numbers start, with kinetic dynamics their velocities behind it, [chain, m or 2m]."""
-    theta = _start(named(key, "init"), posterior, chain, plan.init)
-    return theta if plan.friction is None else _with_velocity(named(key, "velocity"), theta, chain)
+def starts(key: jax.Array, posterior: Any, plan: Plan, chain: jax.Array, begin: State | None = None) -> State:
+    """Return the states that chains of these numbers start from: what is not given of them is drawn."""
+    if begin is None:
+        begin = State(_start(named(key, "init"), posterior, chain, plan.init), jnp.zeros((), jnp.int32))
+    if begin.velocity is not None:
+        return begin
+    return begin._replace(velocity=_velocities(named(key, "velocity"), begin.theta, plan.dynamics, chain))
 
 
 def chain_keys(key: jax.Array, chain: jax.Array) -> jax.Array:
-    """The keys of chains of these numbers, [chain]; a round folds its own number in."""
+    """Return the keys of chains of these numbers, [chain]; a round folds its own number in."""
     return jax.vmap(jax.random.fold_in, (None, 0))(named(key, "noise"), chain)
 
 
@@ -92,32 +167,30 @@ def _scan(
     rounds: Rounds,
     carry: _Carry,
     keys: jax.Array,
-    first: jax.Array,
     skip: jax.Array,
     start: jax.Array,
     stop: jax.Array,
     zipped: bool,
 ) -> tuple[_Carry, jax.Array, jax.Array]:
-    """A block of rounds for all chains: the carry, whether all were finite [S, 1], and clip rates [S, chain].
+    """Run a block of rounds for all chains: the carry, whether all were finite [S, 1], and clip rates [S, chain].
 
-    Every round writes its samples at its place among the kept ones of the block. Rounds of burn-in all write to the
+    Every round writes its draws at its place among the kept ones of the block. Rounds of burn-in all write to the
     first place, where the first kept round overwrites them: burn-in takes no memory and no second compilation.
     """
-    axes = Rounds(*(None if values is None else 0 if zipped else None for values in rounds))
-    fixed = {name: getattr(rounds, name) for name in FIXED}
-    changing = rounds._replace(**dict.fromkeys(FIXED))
+    axis, first = 0 if zipped else None, carry.state.round
 
-    def body(carry: _Carry, at: tuple[Rounds, jax.Array]) -> tuple[_Carry, tuple[jax.Array, jax.Array]]:
-        changing, index = at
-        now = changing._replace(**fixed)
+    def body(carry: _Carry, changing: Rounds) -> tuple[_Carry, tuple[jax.Array, jax.Array]]:
+        now, index = replace(changing, constants=rounds.constants), carry.state.round
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, start + index)
-        theta, info = jax.vmap(step, (0, None, 0, axes))(round_keys, posterior, carry.theta, now)
-        theta = jnp.where(index < stop, theta, carry.theta)  # the last block is filled up with rounds that do nothing
+        advance = jax.vmap(step, (0, None, CHAINS, axis), (CHAINS, 0))
+        state, info = advance(round_keys, posterior, carry.state, now)
+        # The last block is filled up with rounds that do nothing.
+        held = jax.tree.map(lambda new, old: jnp.where(index < stop, new, old), state, carry.state)
         place = jnp.maximum(index - jnp.maximum(skip, first), 0)
-        kept = carry.kept.at[place].set(theta[:, : carry.kept.shape[-1]])
-        return _Carry(theta, kept), (info.finite.all(keepdims=True), info.clip_rate)
+        kept = carry.kept.at[place].set(held.theta)
+        return _Carry(held._replace(round=state.round), kept), (info.finite.all(keepdims=True), info.clip_rate)
 
-    carry, (finite, clip_rate) = jax.lax.scan(body, carry, (changing, first + jnp.arange(rounds.gain.shape[0])))
+    carry, (finite, clip_rate) = jax.lax.scan(body, carry, replace(rounds, constants=None))
     return carry, finite, clip_rate
 
 
@@ -127,7 +200,6 @@ def _advance(
     rounds: Rounds,
     carry: _Carry,
     keys: jax.Array,
-    first: int,
     skip: int,
     start: int,
     stop: int,
@@ -136,19 +208,20 @@ def _advance(
     mesh: Mesh | None,
 ) -> tuple[_Carry, jax.Array, jax.Array]:
     """`_scan`, with the chains spread over the accelerators of a mesh: each works on its own, nothing is exchanged."""
-    places = jnp.asarray(first), jnp.asarray(skip), jnp.asarray(start), jnp.asarray(stop)
+    places = jnp.asarray(skip), jnp.asarray(start), jnp.asarray(stop)
     if mesh is None:
         return _scan(posterior, rounds, carry, keys, *places, zipped)
     spec: Any = PartitionSpec
     chain, of_round, everywhere = spec("chain"), spec(None, "chain"), spec()
-    per_round, fixed = (of_round, chain) if zipped else (everywhere, everywhere)
-    parts = {name: fixed if name in FIXED else per_round for name in Rounds._fields}
-    specs = Rounds(**{name: None if getattr(rounds, name) is None else spec for name, spec in parts.items()})
+    per_round, constant = (of_round, chain) if zipped else (everywhere, everywhere)
+    specs = jax.tree.map(lambda _: per_round, replace(rounds, constants=None))
+    specs = replace(specs, constants=jax.tree.map(lambda _: constant, rounds.constants))
+    carried = _Carry(jax.tree.map(lambda values: chain if values.ndim else everywhere, carry.state), of_round)
     split = jax.shard_map(
         partial(_scan, zipped=zipped),
         mesh=mesh,
-        in_specs=(everywhere, specs, _Carry(chain, of_round), chain, *[everywhere] * 4),
-        out_specs=(_Carry(chain, of_round), of_round, of_round),
+        in_specs=(everywhere, specs, carried, chain, *[everywhere] * 3),
+        out_specs=(carried, of_round, of_round),
         check_vma=False,
     )
     return split(posterior, rounds, carry, keys, *places)
@@ -162,13 +235,9 @@ def sample(
     *,
     keep_burn_in: bool = False,
     numbers: Sequence[int] | None = None,
-    memory: float | None = None,
-    store: str | Path | None = None,
     initial: ArrayLike | None = None,
     ledger: Ledger | None = None,
-    checkpoint: str | Path | None = None,
-    accelerators: Sequence[jax.Device] | None = None,
-    progress: Advance | None = None,
+    **execution: Any,
 ) -> Trace:
     """Run chains of a plan, or one chain for each of several plans of one shape.
 
@@ -178,106 +247,97 @@ def sample(
     Args:
         key: seeds starts and noise; the same key gives the same noise to every plan.
         chains: number of chains (100 for a single plan); for several plans it is their number.
-        keep_burn_in: keep the samples of burn-in as well.
+        keep_burn_in: keep the draws of burn-in as well.
         numbers: which chains these are, 0, 1, … by default; equal numbers share start and noise.
-        memory: bytes for chains and gradients at a time (2 GiB); less means smaller chunks, and changes results by
-            float rounding alone. The samples themselves come on top, unless they are stored.
-        store: a file that the samples go to round by round, for traces larger than memory; the trace reads from it.
-        initial: the parameters that chains are at, [chain, m], for a plan that goes on from others; drawn by default.
+        initial: the parameters that chains are at, [chain, m], for a plan that continues others; drawn by default.
             With kinetic dynamics it may have their velocities (`Trace.velocity`) behind that, [chain, 2m], else these
             are drawn.
-        ledger: charged for every round before it is sent. A round that would take a device beyond its budget is
-            refused with OverspendError before anything is sent, with or without a ledger.
-        checkpoint: a folder that progress and samples are kept in; a call with the same arguments goes on from there,
-            and ends with the same samples as one that was never stopped.
+        ledger: charged for every round before it is transmitted. A round that would take a device beyond its budget is
+            refused with OverspendError before anything is transmitted, with or without a ledger.
+        memory: bytes for chains and gradients at a time (2 GiB); less means smaller chunks, and changes results by
+            float rounding alone. The draws themselves come on top, unless they are stored.
+        store: a file that the draws go to round by round, for traces larger than memory; the trace reads from it.
+        checkpoint: a folder that progress and draws are kept in; a call with the same arguments continues from there,
+            and ends with the same draws as one that was never stopped.
         accelerators: where chains are spread; by default over all that JAX sees.
         progress: called with (rounds done, rounds in all).
     """
+    how = Execution(**execution)
+    job = _check(key, posterior, plan, chains, numbers, initial, keep_burn_in)
+    refuse_plans(job.plans)
+    machine = _machine(job, how)
+    run = ""
+    if ledger is not None or how.checkpoint is not None:
+        run = name_run(key, posterior, job.plans, job.number, job.initial)
+    checkpoint = None
+    if how.checkpoint is not None:
+        checkpoint = Checkpoint(Path(how.checkpoint), f"{run}-{machine.name(job.skip)}")
+    saved = Progress() if checkpoint is None else checkpoint.load()
+    account = None
+    if ledger is not None:
+        account = open_account(ledger, run, key, posterior, job.plans)
+        account.check(sent=len(job.plan.rounds) if saved.at else saved.rounds)
+    result = _Result(job, saved, how.store if checkpoint is None else checkpoint.samples)
+    chunk, rounds = machine.chunks.chains, len(job.plan.rounds)
+    work, done = rounds * -(-job.number.size // chunk), rounds * (saved.at // chunk) + saved.rounds
+    for at in range(saved.at, job.number.size, chunk):
+        for block in _run(job, machine, account, at, saved if at == saved.at else Progress()):
+            result.collect(at, block)
+            done += block.rounds.stop - block.rounds.start
+            if checkpoint is not None:
+                result.theta.flush()
+                checkpoint.save(result.progress(at, block))
+            if how.progress is not None:
+                how.progress(done, work)
+    return result.trace()
+
+
+def _check(
+    key: jax.Array,
+    posterior: Any,
+    plan: Plan | Sequence[Plan],
+    chains: int | None,
+    numbers: Sequence[int] | None,
+    initial: ArrayLike | None,
+    keep_burn_in: bool,
+) -> _Job:
+    """Refuse what cannot be run together."""
     check_key(key)
     check_posterior(posterior)
     if not isinstance(plan, Plan | list | tuple):
         raise InputError("plan", type(plan).__name__, "one plan of wflmc.plan(…), or several")
-    plans = [plan] if isinstance(plan, Plan) else list(plan)
     zipped = not isinstance(plan, Plan)
-    first = plans[0] if plans else None
-    if first is None or any(_shape(p) != _shape(first) for p in plans):
-        raise InputError(
-            "plan", f"{len(plans)} plans", "one plan, or several of equal rounds, devices, start and dynamics"
-        )
+    plans = list(plan) if not isinstance(plan, Plan) else [plan]
+    if len({_shape(each) for each in plans}) != 1:
+        allowed = "one plan, or several of equal rounds, devices, start and dynamics"
+        raise InputError("plan", f"{len(plans)} plans", allowed)
     if zipped and chains not in (None, len(plans)):
         raise InputError("chains", chains, f"the number of plans ({len(plans)})")
     count = len(plans) if zipped else 100 if chains is None else chains
     if not isinstance(count, int | np.integer) or count < 1:
         raise InputError("chains", count, "a whole number of at least 1")
-    if memory is not None and not (isinstance(memory, int | float) and memory > 0):
-        raise InputError("memory", memory, "a number of bytes above 0")
-    check_belongs(first, posterior)
+    check_belongs(plans[0], posterior)
     number = np.arange(count) if numbers is None else np.asarray(numbers)
     if number.shape != (count,):
         raise InputError("numbers", f"{number.size} numbers", f"one for each of {count} chains")
-    places = list(jax.devices() if accelerators is None else accelerators)
+    begin = None if initial is None else _positions(initial, count, plans[0], posterior)
+    return _Job(key, posterior, plans, zipped, number, begin, keep_burn_in)
+
+
+def _machine(job: _Job, how: Execution) -> _Machine:
+    """Cut the work into chunks, and bring the posterior to the accelerators."""
+    if how.memory is not None and not (isinstance(how.memory, int | float) and how.memory > 0):
+        raise InputError("memory", how.memory, "a number of bytes above 0")
+    places = list(jax.devices() if how.accelerators is None else how.accelerators)
     if not places:
         raise InputError("accelerators", "none", "at least one of jax.devices()")
-    mesh = Mesh(np.array(places), ("chain",)) if len(places) > 1 or accelerators is not None else None
-    refuse_plans(plans)
-    skip = 0 if keep_burn_in else first.burn_in
-    draws = first.rounds - skip
-    limit = default_memory() if memory is None else memory
-    by_example = any(np.isfinite(p.example_clip).any() for p in plans)
-    need = _Need(posterior.working_bytes(1, by_example), posterior.work(by_example))
-    chunks = _chunks(need, first, count, draws, limit, len(places))
-    ready = posterior.on_accelerator(-(-chunks.chains // len(places)), limit / 4, by_example)
-    begun = None if initial is None else _positions(initial, count, first, posterior)
-    run = "" if ledger is None and checkpoint is None else name_run(key, posterior, plans, number, begun)
-    kept_in = None if checkpoint is None else Checkpoint(Path(checkpoint), f"{run}-{_cut(chunks, skip, ready)}")
-    saved = Progress() if kept_in is None else kept_in.load()
-    account = None if ledger is None else open_account(ledger, run, key, posterior, plans)
-    if account is not None:
-        account.check(sent=first.rounds if saved.at else saved.rounds)
-    theta = room((draws, count, first.dim), store if kept_in is None else kept_in.samples, saved.theta is not None)
-    clip_rate = np.zeros((draws, count), np.float32) if saved.clip_rate is None else saved.clip_rate
-    burn_in_rate = np.zeros(first.burn_in) if saved.burn_in_rate is None else saved.burn_in_rate
-    velocity = np.zeros((count, _width(first) - first.dim), np.float32) if saved.velocity is None else saved.velocity
-    work = first.rounds * -(-count // chunks.chains)
-    done = first.rounds * (saved.at // chunks.chains) + saved.rounds
-    for at in range(saved.at, count, chunks.chains):
-        # A last chunk that is not full is filled up with a chain again, so that nothing is compiled anew.
-        chosen = np.minimum(np.arange(at, at + chunks.chains), count - 1)
-        own = min(chunks.chains, count - at)
-        rounds = _stack([plans[index] for index in chosen]) if zipped else rounds_of(first)
-        where = saved.theta if at == saved.at and saved.rounds else None if begun is None else begun[chosen]
-        chain = _Chains(number[chosen], where, saved.rounds if at == saved.at else 0)
-        for block, kept, rate, now in _run(
-            key, ready, first, rounds, chain, skip, chunks.rounds, zipped, mesh, account
-        ):
-            fresh = slice(max(block.start, skip) - skip, max(block.stop, skip) - skip)
-            theta[fresh, at : at + own] = _in(posterior, "parameters")(kept[: fresh.stop - fresh.start, :own])
-            clip_rate[fresh, at : at + own] = rate[max(skip - block.start, 0) :, :own]
-            early = slice(block.start, min(block.stop, first.burn_in))
-            burn_in_rate[early] += rate[: max(early.stop - early.start, 0), :own].sum(1) / count
-            velocity[at : at + own] = now[:own, first.dim :]
-            done += block.stop - block.start
-            if kept_in is not None:
-                theta.flush()
-                kept_in.save(Progress(at, block.stop, now, clip_rate, burn_in_rate, velocity))
-            if progress is not None:
-                progress(done, work)
-    samples, before = theta.swapaxes(0, 1), first.burn_in - skip
-    return Trace(
-        theta=samples[:, before:],
-        clip_rate=clip_rate.T[:, before:],
-        burn_in_clip_rate=burn_in_rate,
-        warmup=samples[:, :before] if keep_burn_in else None,
-        plans=tuple(plans),
-        velocity=None if first.friction is None else velocity,
-        warmup_clip_rate=clip_rate.T[:, :before] if keep_burn_in else None,
-        key=tuple(np.ravel(jax.random.key_data(key)).tolist()),
-    )
-
-
-def _cut(chunks: _Chunks, skip: int, ready: Any) -> str:
-    """How sums are cut: a round that is repeated must repeat the same sum, or their difference has no noise."""
-    return f"{chunks}-{skip}-{ready.block}-{getattr(ready, 'example_block', 0)}-{jax.default_backend()}"
+    mesh = Mesh(np.array(places), ("chain",)) if len(places) > 1 or how.accelerators is not None else None
+    limit = default_memory() if how.memory is None else how.memory
+    need = _Need(job.posterior.working_bytes(1, job.by_example), job.posterior.work(job.by_example))
+    draws = len(job.plan.rounds) - job.skip
+    chunks = _chunks(need, job.plan, job.number.size, draws, limit, len(places))
+    ready = job.posterior.on_accelerator(-(-chunks.chains // len(places)), limit / 4, job.by_example)
+    return _Machine(ready, chunks, mesh)
 
 
 def default_memory() -> int:
@@ -287,7 +347,7 @@ def default_memory() -> int:
 
 def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, places: int) -> _Chunks:
     """Chains at a time and rounds at a time, in equal parts, within a limit of bytes."""
-    one = need.memory + 16.0 * _width(plan)
+    one, rounds = need.memory + 16.0 * _width(plan), len(plan.rounds)
     if one > limit:
         raise InputError("memory", f"{limit:.3g} bytes", f"at least {one:.3g} bytes, which one chain takes")
     groups = -(-count // int(min(count, max(1, (limit / 2) // one))))
@@ -297,7 +357,7 @@ def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, place
     most = int(max(1, work // (chains * need.work)))
     # Only kept rounds take memory; burn-in may be cut as coarsely as the work allows.
     most = most if draws <= kept else min(most, kept)
-    return _Chunks(chains, -(-plan.rounds // -(-plan.rounds // min(most, plan.rounds))))
+    return _Chunks(chains, -(-rounds // -(-rounds // min(most, rounds))))
 
 
 def _in(posterior: Any, way: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -306,8 +366,8 @@ def _in(posterior: Any, way: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _width(plan: Plan) -> int:
-    """Numbers that a chain carries: θ, and its velocity with kinetic dynamics."""
-    return plan.dim if plan.friction is None else 2 * plan.dim
+    """Numbers that a chain carries: θ, and its velocity where the dynamics have one."""
+    return plan.dim * (1 + plan.dynamics.has_velocity)
 
 
 def _positions(initial: ArrayLike, count: int, plan: Plan, posterior: Any) -> NDArray[np.float32]:
@@ -320,75 +380,87 @@ def _positions(initial: ArrayLike, count: int, plan: Plan, posterior: Any) -> ND
     return np.concatenate([theta, given[:, plan.dim :]], axis=1)
 
 
-def _run(
-    key: jax.Array,
-    posterior: Any,
-    plan: Plan,
-    rounds: Rounds,
-    chains: _Chains,
-    skip: int,
-    size: int,
-    zipped: bool,
-    mesh: Mesh | None,
-    account: Account | None,
-) -> Iterator[tuple[slice, NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """One chunk of chains: block by block of rounds, its kept samples, clip rates, and where the chains are."""
-    chain = jnp.asarray(chains.number)
-    theta = starts(key, posterior, plan, chain) if chains.theta is None else jnp.array(chains.theta, jnp.float32)
-    if theta.shape[-1] < _width(plan):
-        theta = _with_velocity(named(key, "velocity"), theta, chain)
-    keys = chain_keys(key, chain)
-    kept = jnp.zeros((min(size, plan.rounds - skip), len(theta), plan.dim), theta.dtype)
+def _run(job: _Job, machine: _Machine, account: Account | None, at: int, saved: Progress) -> Iterator[_Block]:
+    """Run a chunk of chains block by block, from chain `at` on and from where it was saved."""
+    plan, skip, size, mesh = job.plan, job.skip, machine.chunks.rounds, machine.mesh
+    # A last chunk that is not full is filled up with a chain again, so that nothing is compiled anew.
+    chosen = np.minimum(np.arange(at, at + machine.chunks.chains), job.number.size - 1)
+    rounds = kernel_rounds([plan], False) if not job.zipped else kernel_rounds([job.plans[i] for i in chosen], True)
+    chain, total = jnp.asarray(job.number[chosen]), len(plan.rounds)
+    begin = None if job.initial is None else job.initial[chosen]
+    if saved.rounds:
+        begin = saved.theta
+    given = None if begin is None else unpacked(begin, plan)
+    theta, _, velocity = starts(job.key, machine.posterior, plan, chain, given)
+    keys = chain_keys(job.key, chain)
+    kept = jnp.zeros((min(size, total - skip), chain.size, plan.dim), theta.dtype)
     if mesh is not None:  # where they will come back, so that the second block is compiled no more than the first
         spec: Any = PartitionSpec
-        theta, keys = jax.device_put((theta, keys), NamedSharding(mesh, spec("chain")))
+        theta, velocity, keys = jax.device_put((theta, velocity, keys), NamedSharding(mesh, spec("chain")))
         kept = jax.device_put(kept, NamedSharding(mesh, spec(None, "chain")))
-    for at in range(chains.rounds, plan.rounds, size):
-        block = slice(at, min(at + size, plan.rounds))
+    for first in range(saved.rounds, total, size):
+        block = slice(first, min(first + size, total))
+        length = block.stop - block.start
         if account is not None:
             account.charge(block)
-        whole = block.stop - block.start == size
-        filled = rounds.at(block if whole else np.minimum(np.arange(at, at + size), plan.rounds - 1))
+        filled = rounds[block if length == size else np.minimum(np.arange(first, first + size), total - 1)]
+        carry = _Carry(State(theta, jnp.asarray(first, jnp.int32), velocity), kept)
         carry, finite, rate = _advance(
-            posterior, filled, _Carry(theta, kept), keys, at, skip, plan.start, plan.rounds, zipped=zipped, mesh=mesh
+            machine.posterior, filled, carry, keys, skip, plan.start, total, zipped=job.zipped, mesh=mesh
         )
-        theta, kept = carry
-        length = block.stop - block.start
-        _raise_if_lost(np.asarray(finite)[:length], at)
+        (theta, _, velocity), kept = carry
+        _raise_if_lost(np.asarray(finite)[:length], first)
         fresh = block.stop - max(block.start, min(skip, block.stop))
-        yield block, np.asarray(kept[:fresh]), np.asarray(rate)[:length], np.array(theta)  # a copy: θ is given away
+        yield _Block(block, np.asarray(kept[:fresh]), np.asarray(rate)[:length], packed(carry.state))
+
+
+class _Result:
+    """The draws and statistics of all chains as they come in."""
+
+    def __init__(self, job: _Job, saved: Progress, store: str | Path | None) -> None:
+        plan, count = job.plan, job.number.size
+        draws = len(plan.rounds) - job.skip
+        self.job, self.plan = job, plan
+        self.theta = room((draws, count, plan.dim), store, saved.theta is not None)
+        self.clip_rate = np.zeros((draws, count), np.float32) if saved.clip_rate is None else saved.clip_rate
+        self.burn_in_rate = np.zeros(plan.burn_in) if saved.burn_in_rate is None else saved.burn_in_rate
+        none = np.zeros((count, _width(plan) - plan.dim), np.float32)
+        self.velocity = none if saved.velocity is None else saved.velocity
+
+    def collect(self, at: int, block: _Block) -> None:
+        """Take a block of the chains from `at` on."""
+        count, skip, rounds = self.job.number.size, self.job.skip, block.rounds
+        own = min(len(block.states), count - at)
+        chains = slice(at, at + own)
+        fresh = slice(max(rounds.start, skip) - skip, max(rounds.stop, skip) - skip)
+        self.theta[fresh, chains] = _in(self.job.posterior, "parameters")(block.kept[: fresh.stop - fresh.start, :own])
+        self.clip_rate[fresh, chains] = block.clip_rate[max(skip - rounds.start, 0) :, :own]
+        early = slice(rounds.start, min(rounds.stop, self.plan.burn_in))
+        self.burn_in_rate[early] += block.clip_rate[: max(early.stop - early.start, 0), :own].sum(1) / count
+        self.velocity[chains] = block.states[:own, self.plan.dim :]
+
+    def progress(self, at: int, block: _Block) -> Progress:
+        """What a checkpoint has to keep after a block."""
+        return Progress(at, block.rounds.stop, block.states, self.clip_rate, self.burn_in_rate, self.velocity)
+
+    def trace(self) -> Trace:
+        """The trace of all chains."""
+        theta, rate = self.theta.swapaxes(0, 1), self.clip_rate.T
+        before = self.plan.burn_in - self.job.skip
+        return Trace(
+            theta=theta[:, before:],
+            clip_rate=rate[:, before:],
+            burn_in_clip_rate=self.burn_in_rate,
+            warmup=theta[:, :before] if self.job.keep_burn_in else None,
+            plans=tuple(self.job.plans),
+            velocity=self.velocity if self.plan.dynamics.has_velocity else None,
+            warmup_clip_rate=rate[:, :before] if self.job.keep_burn_in else None,
+            key=tuple(np.ravel(jax.random.key_data(self.job.key)).tolist()),
+        )
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
-    return plan.rounds, plan.devices, plan.dim, plan.burn_in, plan.init, plan.start, plan.dynamics
-
-
-def _stack(plans: Sequence[Plan]) -> Rounds:
-    """Rounds of several plans as [S, plan, ...], what does not change as [plan, ...]."""
-    noisy = any(np.any(p.server_noise) for p in plans)
-    by_example = any(np.isfinite(p.example_clip).any() for p in plans)
-    off = any(p.received is not None for p in plans)
-
-    def together(values: Iterable[Any]) -> jax.Array:
-        return jnp.asarray(np.stack(list(values), dtype=np.float32, casting="same_kind"))
-
-    def by_round(values: Iterable[Any]) -> jax.Array:
-        return together(values).swapaxes(0, 1)
-
-    return Rounds(
-        step_size=by_round(p.step_size for p in plans),
-        gain=by_round(p.gain for p in plans),
-        weight=by_round(p.weight for p in plans),
-        server_noise=by_round(p.server_noise for p in plans) if noisy else None,
-        clip=together(p.clips_at[0] for p in plans),
-        noise_power=together(np.asarray(p.noise_power) for p in plans),
-        example_clip=together(p.clips_at[1] for p in plans) if by_example else None,
-        received=by_round(np.ones_like(p.weight) if p.received is None else p.received for p in plans) if off else None,
-        friction=None if plans[0].friction is None else together(np.asarray(p.friction) for p in plans),
-        downlink=together(np.asarray(p.downlink_noise**0.5) for p in plans)
-        if any(p.downlink_noise for p in plans)
-        else None,
-    )
+    return len(plan.rounds), plan.devices, plan.dim, plan.burn_in, plan.init, plan.start, plan.dynamics.name
 
 
 def _raise_if_lost(finite: NDArray[np.bool_], first: int) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.data import load_mnist, mnist_features
+from wflmc.dynamics import OVERDAMPED, Dynamics
 from wflmc.errors import InputError, without_data
 from wflmc.keys import host_generator, secret_key
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
@@ -41,8 +42,7 @@ class Inputs(NamedTuple):
     test: Test | None = None
     release: Release | None = None
     """What whitening has cost, where it is paid for."""
-    friction: float | None = None
-    """Of kinetic dynamics."""
+    dynamics: Dynamics = OVERDAMPED
     not_covered: tuple[NotCovered, ...] = ()
     """What ε does not cover of runs and plans."""
 
@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
 
 
 def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
-    """Return the three inputs of a scenario, the step size of its last round, and its friction.
+    """Return the three inputs of a scenario, the step size of its last round, and its dynamics.
 
     Args:
         key: the noise of a release that whitens, where the scenario's seed is secret; drawn by default.
@@ -72,17 +72,15 @@ def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
     posterior = dataclasses.replace(
         posterior, mu=scenario.posterior.mu or posterior.mu, L=scenario.posterior.L or posterior.L
     )
-    step_size, friction = float(np.ravel(step_sizes(scenario, posterior))[-1]), None
-    if scenario.sampler.dynamics == "kinetic":
-        text, names = scenario.sampler.friction, {"mu": posterior.mu, "L": posterior.L}
-        friction = float(evaluate_expression("sampler.friction", text, names)) if isinstance(text, str) else text
+    step_size = float(np.ravel(step_sizes(scenario, posterior))[-1])
+    dynamics = scenario.sampler.dynamics_for(posterior.mu, posterior.L)
     if release is not None and release.hidden > 0.5:
         warnings.append(
             f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
             "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
         )
     uncovered = not_covered(scenario, scored=test is not None)
-    return Inputs(posterior, link, privacy, step_size, tuple(warnings), test, release, friction, uncovered)
+    return Inputs(posterior, link, privacy, step_size, tuple(warnings), test, release, dynamics, uncovered)
 
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> float | NDArray[np.float64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.posterior.response import AnyResponse, DiagonalResponse, Response
+from wflmc.dynamics import AnyResponse, DiagonalResponse, Response
 
 Array = NDArray[np.float64]
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
+from wflmc.dynamics import AnyResponse
 from wflmc.planning.exact.distance import Distances
 from wflmc.planning.solvers.program import HEADROOM
-from wflmc.posterior.response import AnyResponse
 
 Array = NDArray[np.float64]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from wflmc.dynamics import DiagonalResponse, Motion, diagonal_response
 from wflmc.errors import InputError
-from wflmc.posterior.response import DiagonalResponse, Motion, diagonal_response
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflmc.dynamics import Quadratic
 from wflmc.errors import Found, InputError, Shown
 from wflmc.keys import digest
 from wflmc.posterior import summation
@@ -21,7 +22,6 @@ from wflmc.posterior.curvature import eigenvalues, find_mode
 from wflmc.posterior.custom.checks import accelerator_dtype
 from wflmc.posterior.custom.model import TracedModel, costs_and_norms, per_example, predictive_mean
 from wflmc.posterior.inputs import check_init
-from wflmc.posterior.response import Quadratic
 from wflmc.posterior.summation import PAIRS, ROWS, Sum, as_pair, lattice_sum, plus, two_sum
 
 Array = NDArray[np.float64]
