@@ -15,6 +15,7 @@ def test_plan_json(plan_of, scenario):
     assert set(document) >= PLAN_KEYS
     assert set(document["constants"]) == CONSTANTS
     assert document["regime"] == "dp-limited"
+    assert document["classes"] is None
     rounds = document["constants"]["rounds"]
     assert rounds == 51
     for name in ("gain", "threshold", "active_devices", "bound", "exact_w2_sq"):

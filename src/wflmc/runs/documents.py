@@ -318,7 +318,7 @@ def plan_document(
         "lower_bound": plan.lower_bound,
         "gap": plan.gap,
         "max_round_noise": plan.noise_limit,
-        "classes": getattr(inputs.posterior, "class_names", None),
+        "classes": getattr(inputs.posterior, "class_names", None) or None,  # a regression has none
         "coordinates": "parameters" if inputs.posterior.coordinates is None else "whitened",
         "whitening": None if inputs.release is None else inputs.release.summary(budget),
         "privacy": {
