@@ -17,7 +17,7 @@ from wflmc.evaluation.causes import DRAWS, SHOWN, find_causes
 from wflmc.evaluation.clipped_law import forecast, model_of
 from wflmc.posterior import Gaussian, GaussianPosterior, w2_squared
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.report import diagnosis_lines
+from wflmc.report.text import diagnosis_lines
 from wflmc.runs import diagnose, make_plan
 from wflmc.scenario import build, validate
 from wflmc.scenario.coverage import data_warnings

@@ -17,7 +17,7 @@ from wflmc.errors import InputError
 from wflmc.report import explorer
 from wflmc.report.pages import render_folder
 from wflmc.report.run_page import answer_section
-from wflmc.report.scenario_words import policy_words
+from wflmc.report.scenario_words import scenario_rows
 from wflmc.report.verdicts import (
     MARKS,
     all_verdicts,
@@ -220,7 +220,7 @@ def test_what_comes_from_files_does_not_run(pages):
 def test_nothing_is_promised_and_nothing_clips(pages):
     text = Page(pages["bare"]).text
     assert "no finite ε would be true" in text
-    assert "Each chain keeps 1 draw: too few to follow a chain." in text
+    assert "Kept draws per chain: 1, too few to follow a chain." in text
     assert "No privacy is promised. Gradients are not clipped" in text
     assert "there is no δ to state an ε at" in Page(pages["kinetic"]).text
 
@@ -231,7 +231,7 @@ def test_more_rounds(copied):
     page, files = Page(render_folder(folder)), files_of(folder)
     assert len(page.curve("plan", "gain α")["y"]) == files["plan"]["constants"]["rounds"] == 14
     assert page.values["summary.w2_sq.worst"] == files["summary"]["w2_sq"]["worst"]
-    assert "The ledger has 14 rounds, each written before it was transmitted" in page.text
+    assert "Rounds in the ledger: 14, each written before it was transmitted" in page.text
 
 
 @pytest.mark.parametrize(
@@ -527,7 +527,7 @@ def test_an_ideal_link_has_no_channel(runs, pages):
 def test_one_chain(copied):
     folder = run_in(copied("bare").with_name("one"), BARE.replace("samples = 1", "samples = 9").replace("= 5", "= 1"))
     text = Page(render_folder(folder)).text
-    assert "One chain keeps 9 draws" in text
+    assert "There is one chain; kept draws: 9" in text
     assert "one chain cannot tell" in text
     assert "1 of 1 chain, a colour each" in text
     assert "at most –" not in text
@@ -545,9 +545,10 @@ def test_bound_and_chains(runs, pages):
 def test_who_sends(runs):
     run = read_run(runs["gaussian"])
     assert min(run.plan.active_devices) == 5
-    assert "silent" not in policy_words(run.scenario, run.plan)
+    assert "silent" not in dict(scenario_rows(run.scenario, run))["Participation and power"]
     some = run.plan.model_copy(update={"active_devices": [5] * 13 + [4]})
-    assert "silent" in policy_words(run.scenario, some)
+    rows = scenario_rows(run.scenario, dataclasses.replace(run, plan=some))
+    assert "silent" in dict(rows)["Participation and power"]
 
 
 def test_burn_in_is_drawn_where_it_was_kept(tmp_path):

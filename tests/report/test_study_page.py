@@ -10,10 +10,10 @@ import pytest
 from wflmc import studies
 from wflmc.errors import InputError
 from wflmc.planning.solvers.single_sample import DP, LMC, POWER
-from wflmc.report import write_csv
 from wflmc.report.pages import render_folder
 from wflmc.report.plotly_figures import draw
-from wflmc.report.study_figures import regimes
+from wflmc.report.study_page import regimes
+from wflmc.report.tables import write_csv
 from wflmc.studies import Claim, Row
 
 from .report_tools import Page, check_in_browser

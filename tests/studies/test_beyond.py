@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import channel, report
+from wflmc import channel
 from wflmc.data import Features
 from wflmc.evaluation import exact_ess
 from wflmc.posterior.softmax import synthetic_labels
+from wflmc.report.study_page import draw_study
+from wflmc.report.text import ablation
 from wflmc.studies.beyond import ABLATION, RECIPES, beyond_ablation, beyond_gaussian, beyond_mnist
 from wflmc.studies.paper.fig6_fig7 import MultiSample
 from wflmc.studies.paper.fig8 import Mnist
@@ -65,9 +67,9 @@ def test_the_exact_objective_is_the_best_of_its_promise(tables):
 
 
 def test_pictures_and_tables_of_it(tables, tmp_path):
-    files = report.draw_study("beyond", tables, "a test", tmp_path / "beyond.png")
+    files = draw_study("beyond", tables, "a test", tmp_path / "beyond.png")
     assert all(map(is_picture, files))
-    text = report.ablation(tables)
+    text = ablation(tables)
     assert text.count("\n| ") == 2 + 8 + len(SOME_LEFT_OUT)
     assert "| ours |" in text
 

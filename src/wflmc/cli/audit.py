@@ -41,7 +41,7 @@ def command(
     import jax
 
     from wflmc import audit
-    from wflmc.report import audit_table
+    from wflmc.report.text import audit_table
     from wflmc.runs import make_plan
     from wflmc.scenario import build, load_scenario
 

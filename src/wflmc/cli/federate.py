@@ -86,7 +86,7 @@ def command(
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     from wflmc.federated.execution import Options, run_federation
-    from wflmc.report import diagnosis_lines
+    from wflmc.report.text import diagnosis_lines
 
     cache_compilations()
     options = Options(

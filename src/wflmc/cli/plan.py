@@ -61,8 +61,8 @@ def command(
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
-    from wflmc import report
     from wflmc.planning import capacity as capacities
+    from wflmc.report import run_figures, text
     from wflmc.runs import diagnose, make_plan, plan_document
     from wflmc.runs.execution import spent_before
     from wflmc.scenario import build, load_scenario
@@ -78,7 +78,7 @@ def command(
     if ledger is not None and unknown is not None:
         raise InputError("--ledger", ledger, "left out with --solve-for")
     if plot is not None:
-        report.check_picture(plot)
+        run_figures.check_picture(plot)
     config, answer = load_scenario(scenario, overrides), None
     if unknown is not None:
         config, answer = _search(config, unknown, target, metric, solver)
@@ -94,13 +94,13 @@ def command(
     if answer is not None:
         _add_answer(document, answer)
     if plot is not None:
-        report.draw_plan(plan, plot)
+        run_figures.draw_plan(plan, plot)
     if as_json:
         warn(document["warnings"])
         print_json(document)
     else:
-        show(report.plan_table(document))
-        for table in report.capacity_tables(document["capacity"]) if capacity else []:
+        show(text.plan_table(document))
+        for table in text.capacity_tables(document["capacity"]) if capacity else []:
             show(table)
         if plot is not None:
             print(f"Picture: {plot}")
@@ -138,7 +138,7 @@ def _search(
 
 def _add_answer(document: dict[str, Any], answer: dict[str, Any]) -> None:
     """Add the answer of a search to the JSON of its plan, also as a sentence."""
-    from wflmc.report import answer_sentence
+    from wflmc.report.text import answer_sentence
     from wflmc.scenario import NotCovered
 
     if answer["metric"] == "exact" and document["not_covered"]:

@@ -73,7 +73,8 @@ def command(
 
     Example: wflmc reproduce fig6 fig7 --experiments 20 --out results
     """
-    from wflmc import report, studies
+    from wflmc import studies
+    from wflmc.report.text import claims_table
     from wflmc.scenario import to_json
 
     cache_compilations()
@@ -103,7 +104,7 @@ def command(
         print_json({"figures": wanted, "files": [str(path) for path in files], "claims": new})
         return
     if claims:
-        show(report.claims_table(claims))
+        show(claims_table(claims))
     print("\n".join(["Pictures:", *(f"  {path}" for path in pictures), f"Claims: {Path(out) / 'claims.json'}"]))
 
 
@@ -187,17 +188,18 @@ def _mnist(folder: Path | None) -> Features:
 
 def _write_figure(folder: Path, figure: str, tables: Tables, about: str, work: Reproduction) -> list[Path]:
     """Write the tables of a figure and draw it; return the pictures."""
-    from wflmc import report
+    from wflmc.report import study_page, text
+    from wflmc.report import tables as csv_tables
     from wflmc.studies import NAMES, Setting
 
     for table, rows in tables.items():
-        report.write_csv(folder / f"{table}.csv", rows)
+        csv_tables.write_csv(folder / f"{table}.csv", rows)
     picture = folder / f"{figure}.png"
     if figure in NAMES:
-        return report.draw_closed_form(figure, Setting(work.gaussian), tables[figure], about, picture)
-    written = report.draw_study(figure, tables, about, picture)
+        return study_page.draw_closed_form(figure, Setting(work.gaussian), tables[figure], about, picture)
+    written = study_page.draw_study(figure, tables, about, picture)
     if figure == "beyond":
-        write_text(folder / "ablation.md", report.ablation(tables))
+        write_text(folder / "ablation.md", text.ablation(tables))
         written = [*written, folder / "ablation.md"]
     return written
 

@@ -52,7 +52,7 @@ def command(
 
     Example: wflmc run scenario.toml --out results
     """
-    from wflmc import report
+    from wflmc.report.text import diagnosis_lines
     from wflmc.runs.execution import Request, run_scenario
 
     cache_compilations()
@@ -70,7 +70,7 @@ def command(
     warn(warnings)
     if files:
         print(summary["owner_only"])
-    print("\n".join([str(result.evaluation), *report.diagnosis_lines(summary["diagnosis"])]))
+    print("\n".join([str(result.evaluation), *diagnosis_lines(summary["diagnosis"])]))
     print(simulated)
     print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
     if files:
@@ -89,7 +89,7 @@ def draw_scores(evaluation: Evaluation, scenario: Scenario, folder: Path | None)
     import numpy as np
 
     from wflmc.evaluation import Calibration, reliability
-    from wflmc.report import draw_reliability
+    from wflmc.report.run_figures import draw_reliability
 
     if folder is None or not isinstance(evaluation.scores, Calibration):
         return []

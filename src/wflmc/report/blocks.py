@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
+from string import Formatter
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from wflmc.scenario.files import plain
 from wflmc.version import __version__
@@ -36,9 +39,32 @@ def safe(content: object) -> str:
     return content if isinstance(content, Html) else html.escape(str(content))
 
 
+class Filler(Formatter):
+    """Fills templates: text is made safe, and numbers are rounded as `{x:2}` (digits), whole, percent or spread say.
+
+    Numbers of documents, `{plan.objective}` and `{summary.ess_min:whole}`, can be read back from the page.
+    """
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        """Return a part of a document together with its name."""
+        part, first = super().get_field(field_name, args, kwargs)
+        return ((field_name, part) if field_name.startswith(("plan.", "summary.")) else part), first
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Return a part as it may stand on a page."""
+        key, part = value if isinstance(value, tuple) else ("", value)
+        if format_spec in FORMATS:
+            shown = FORMATS[format_spec](part)
+        elif part is None or isinstance(part, float | int):
+            shown = number(part, int(format_spec or 3))
+        else:
+            return safe(part)
+        return data(key, part, shown=shown) if key else shown
+
+
 def text(template: str, **parts: object) -> Html:
-    """Return HTML with its parts filled in, each of them made safe."""
-    return Html(template.format(**{name: safe(part) for name, part in parts.items()}))
+    """Return HTML with its parts filled in, as `Filler` says."""
+    return Html(Filler().vformat(template, (), parts))
 
 
 def paragraph(template: str, **parts: object) -> Html:
@@ -77,10 +103,21 @@ def percent(part: float | None) -> str:
     return f"{100 * part:.3g} %" if part < 0.1 or 0.99 < part < 1 else f"{100 * part:.0f} %"
 
 
-def value(key: str, given: float | None, digits: int = 3, shown: str | None = None) -> Html:
-    """Return a number of a file, rounded for people, whole in `data-value`; `key` says where in the file it stands."""
-    exact = "" if given is None else repr(given)
+def spread(values: float | Sequence[float] | None) -> str:
+    """Return one number, or the smallest and the largest of several."""
+    if values is None:
+        return "–"
+    low, high = number(float(np.min(values)), 4), number(float(np.max(values)), 4)
+    return low if low == high else f"{low} to {high}"
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {"whole": whole, "percent": percent, "spread": spread}
+
+
+def data(key: str, given: float | None, digits: int = 3, shown: str | None = None) -> Html:
+    """Return a number rounded for people, whole in `data-value`; `key` says where in the files it stands."""
     rounded = number(given, digits) if shown is None else shown
+    exact = "" if given is None else repr(given)
     return Html(f'<span data-key="{html.escape(key)}" data-value="{exact}">{html.escape(rounded)}</span>')
 
 

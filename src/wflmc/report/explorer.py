@@ -11,7 +11,7 @@ from wflmc.errors import InputError
 from wflmc.planning.bound import BOUNDS
 from wflmc.privacy import ACCOUNTANTS, ADJACENCIES, UNITS
 from wflmc.report.blocks import Html, Section, as_script, asset, join, page, plot, text
-from wflmc.report.study_figures import LIMIT_COLORS
+from wflmc.report.figure import LIMIT_LOOKS
 from wflmc.scenario import validate
 
 MOST_ROUNDS = 10_000
@@ -157,7 +157,8 @@ def section(constants: Constants) -> Section:
 
 def scripts(constants: Constants) -> list[str]:
     """Return what the page computes and draws by itself, started at these constants."""
-    given = f"const START = {as_script(constants._asdict())}, COLORS = {as_script(LIMIT_COLORS)};"
+    colors = {name: color for name, (color, _) in LIMIT_LOOKS.items()}
+    given = f"const START = {as_script(constants._asdict())}, COLORS = {as_script(colors)};"
     return ['(() => {\n"use strict";\n' + "\n".join([given, *map(asset, SCRIPTS)]) + "})();"]
 
 

@@ -24,6 +24,8 @@ LOOKS: list[tuple[str, str, Any]] = [
     ("#7f6000", "*", (0, (2, 1))),
 ]
 """Colour, marker and dashes of the curves of a panel, in their order."""
+LIMIT_LOOKS = {"lmc-limited": (YELLOW, ""), "power-limited": (SKY, "//"), "dp-limited": (ORANGE, "\\\\")}
+"""Colour and hatching of the limit that a round sits at."""
 Values = Sequence[Any] | NDArray[Any]
 
 
@@ -79,6 +81,9 @@ class Bars:
     """What a page says of each."""
 
 
+Item = Line | Band | Bars
+
+
 class Axis(NamedTuple):
     """Label and scale."""
 
@@ -116,7 +121,7 @@ class Shade(NamedTuple):
 class Panel:
     """One set of axes."""
 
-    items: Sequence[Line | Band | Bars]
+    items: Sequence[Item]
     y: Axis = NO_LABEL
     title: str = ""
     key: str = ""

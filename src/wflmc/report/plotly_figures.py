@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wflmc.report.blocks import Html, plot
-from wflmc.report.figure import INK, Axis, Band, Bars, Figure, Line
+from wflmc.report.figure import INK, Axis, Band, Bars, Figure, Item
 
 MOST_POINTS = 1500
 """Of one curve: more are neither seen nor worth their bytes."""
@@ -96,7 +96,7 @@ def _thinned(values: Any) -> list[Any]:
     return [values[index] for index in thin(len(values))]
 
 
-def _traces(item: Line | Band | Bars) -> list[dict[str, Any]]:
+def _traces(item: Item) -> list[dict[str, Any]]:
     if isinstance(item, Bars):
         look = {"marker": {"color": item.color, "line": {"width": 0}}, "width": item.width}
         hover = {} if item.hover is None else {"hovertext": item.hover, "hoverinfo": "text"}

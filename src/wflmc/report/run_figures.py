@@ -1,22 +1,44 @@
-"""Figures of a run: distance over the rounds, chains, marginals, and the privacy spent."""
+"""Figures of a plan and of a run: the rounds, distance to the posterior, chains, marginals, predictions, privacy."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc.errors import InputError
+from wflmc.evaluation import Reliability
 from wflmc.evaluation.comparison import Comparison, autocorrelation
+from wflmc.planning import Plan
+from wflmc.planning.solvers.single_sample import REGIMES
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy import ACCOUNTANTS, epsilon_spent
 from wflmc.report.blocks import number, percent
-from wflmc.report.figure import BLUE, COLORS, GREEN, RED, Axis, Bars, Figure, Line, Panel
+from wflmc.report.figure import (
+    BLUE,
+    COLORS,
+    GREEN,
+    LIMIT_LOOKS,
+    RED,
+    Axis,
+    Band,
+    Bars,
+    Figure,
+    Item,
+    Line,
+    Panel,
+    Shade,
+)
+from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import thin
 from wflmc.runs.documents import PlanFile, Spending
 from wflmc.runs.folder import Draws, Run
 from wflmc.scenario.build import build_privacy
 
+SUFFIXES = (".png", ".svg", ".pdf")
 FEW = 4
 """Chains and parameters whose traces are drawn."""
 LAGS = 60
@@ -27,6 +49,107 @@ FAR_OUT = 6.0
 """Quartile ranges beyond the quartiles from which on samples are not drawn."""
 UNLIKE = 0.1
 """Heights of bars over that of the law that cannot be drawn to one scale."""
+
+
+def check_picture(path: str) -> None:
+    """Refuse a file that could not be drawn, before any work."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise InputError("--plot", path, f"a file name that ends in {', '.join(SUFFIXES)}")
+    if not target.parent.is_dir():
+        raise InputError("--plot", path, "in a folder that exists")
+
+
+def draw_plan(plan: Plan, path: str | Path) -> Path:
+    """Draw a plan as a picture; return the file."""
+    return draw_picture(figure_of_plan(plan, plan.devices, plan.burn_in, plan), Path(path))[0]
+
+
+def figure_of_plan(rounds: Plan | PlanFile, devices: int, burn_in: int, plan: Plan | None) -> Figure:
+    """Return stacked panels over the rounds; those that need the data again only with the plan itself."""
+    x = np.arange(1, len(rounds.gain) + 1)
+
+    def panel(title: str, name: str, y: Any, axis: Axis) -> Panel:
+        return Panel([Line(x, y, name, step=True)], axis, title)
+
+    panels = [panel("gain α: received amplitude per unit of gradient", "gain α", rounds.gain, Axis(log=True))]
+    panels += [] if plan is None else _planned(plan, x)
+    title = f"active devices, of {devices}"
+    panels.append(panel(title, "active devices", rounds.active_devices, Axis(range=(0, 1.08 * devices))))
+    if np.nan_to_num(np.array(rounds.threshold, dtype=float)).any():
+        title = "threshold: the weakest channel |h| with which a device transmits"
+        panels.append(panel(title, "threshold", rounds.threshold, Axis(zero=True)))
+    if min(rounds.step_size) < max(rounds.step_size):
+        panels.append(panel("step size η", "step size", rounds.step_size, Axis(zero=True)))
+    caption = "The plan round by round, computed before anything was transmitted."
+    if burn_in:
+        caption += f" Draws are kept from the vertical line on, round {burn_in + 1:,}."
+    if plan is not None:
+        caption += " Background colours show which limit a round sits at."
+    return Figure(
+        panels,
+        Axis("round", range=(0.5, len(x) + 0.5)),
+        "" if plan is None else _title(plan),
+        caption,
+        stacked=True,
+        width=9,
+        vertical=burn_in + 0.5 if burn_in else None,
+        vertical_name="draws are kept from here" if burn_in else "",
+        shades=[] if plan is None else _shades(plan),
+    )
+
+
+def _title(plan: Plan) -> str:
+    epsilon = plan.epsilon_spent
+    privacy = f"ε = {epsilon:.4g} ({plan.privacy.adjacency}), worst device" if epsilon else "no privacy statement"
+    if plan.objective_name == "exact":
+        return f"W2² {plan.objective:.4g} without clipping (worst after burn-in); {privacy}"
+    if plan.bound is None:
+        return f"kinetic dynamics, no bound is known; {privacy}"
+    return f"bound on W2² {plan.objective:.4g} ({plan.objective_name} after burn-in); {privacy}"
+
+
+def _planned(plan: Plan, x: Any) -> list[Panel]:
+    """Return power, noise and privacy of every round."""
+    panels = []
+    if plan.power_share.any():
+        share = Line(x, 100 * plan.power_share, "power", step=True)
+        title = "transmit power of the weakest active device, % of its limit"
+        panels.append(Panel([share], Axis(range=(0, 105)), title))
+    needed, total = plan.langevin_noise, plan.noise_variance
+    noise: list[Item] = [
+        Band(x, 0.1 * needed, needed, "noise that Langevin sampling needs", GREEN, 0.5, step=True),
+        Band(x, needed, total, "excess noise", RED, 0.4, step=True),
+        Line(x, total, "noise", step=True, width=1),
+    ]
+    moved = "parameters" if plan.bound is not None else "velocity"
+    panels.append(Panel(noise, Axis(log=True), f"noise variance σ² of the update of the {moved}"))
+    if not plan.clips:
+        return panels
+    spent = plan.ledger + np.cumsum(plan.loss, axis=0)
+    most = int(np.argmax(spent[-1]))
+    losses: list[Item] = [
+        Band(x, spent.min(1), spent.max(1), "all devices", BLUE, 0.25, step=True),
+        Line(x, spent[:, most], f"device {most}, which spends most", BLUE, step=True),
+        Line(x, np.median(spent, axis=1), "median device", BLUE, "--", step=True),
+    ]
+    budget = float(plan.privacy.budget(plan.devices)[most])
+    if np.isfinite(budget):
+        losses.append(Line([x[0], x[-1]], [budget] * 2, f"budget of device {most}", dash=":"))
+    panels.append(Panel(losses, Axis(zero=True), "privacy loss so far, Σ 2(αℓ)²/N0"))
+    return panels
+
+
+def _shades(plan: Plan) -> list[Shade]:
+    """Return the ranges of rounds that sit at each limit."""
+    edges = [0, *(np.flatnonzero(np.diff(plan.limit)) + 1).tolist(), len(plan.rounds)]
+    shades = []
+    for name, share in plan.regime_share.items():
+        here = [(a + 0.5, b + 0.5) for a, b in pairwise(edges) if REGIMES[plan.limit[a]] == name]
+        if share:
+            label = f"round is {name} ({share:.0%})"
+            shades.append(Shade(label, *LIMIT_LOOKS[name], here))
+    return shades
 
 
 def parameter_name(run: Run, index: int) -> str:
@@ -149,7 +272,7 @@ def spent_figure(spending: Spending) -> Figure:
         epsilon = "" if each is None else f", ε = {number(each[k], 4)} ({spending.adjacency})"
         hover.append(f"device {k}: loss {total[k]:.4g}{part}{epsilon}")
     names = [str(k) for k in devices]
-    items: list[Any] = [Bars(names, [total[k] for k in devices], "spent", hover=hover)]
+    items: list[Item] = [Bars(names, [total[k] for k in devices], "spent", hover=hover)]
     if shares is not None:
         items.append(Line(names, [spending.budgets[k] for k in devices], "budget", dash="", marker="_", width=2))
     if spending.spent_before is not None:
@@ -184,3 +307,29 @@ def epsilon_figure(run: Run) -> Figure | None:
     caption = f"ε of device {worst}, the one nearest to its budget, after every round, {source}."
     y = Axis(f"ε so far ({privacy.adjacency})", zero=True)
     return Figure([Panel(lines, y)], Axis("round"), caption=caption)
+
+
+def draw_reliability(bins: Reliability, about: str, path: Path) -> list[Path]:
+    """Draw the reliability diagram of a run; return the files (.png and .svg)."""
+    figure = reliability_figure(bins.confidence, bins.observed, bins.share, about)
+    return draw_picture(figure, path.with_suffix(".png"), path.with_suffix(".svg"))
+
+
+def reliability_figure(confidence: Any, observed: Any, share: Any, about: str = "") -> Figure:
+    """Return confidence against accuracy, bin by bin, over all chains; bins of few examples are left out."""
+    count, full = len(share), [index for index, part in enumerate(share) if part > 1e-3]
+    seen = Line([confidence[i] for i in full], [observed[i] for i in full], "predictions", RED, marker="o")
+    ideal = Line([0, 1], [0, 1], "perfect calibration", "#8a93a0")
+    centres = [(index + 0.5) / count for index in range(count)]
+    return Figure(
+        [
+            Panel([ideal, seen], Axis("accuracy", range=(0, 1.02)), height=2),
+            Panel([Bars(centres, share, "share of examples", width=1 / count)], Axis("share", zero=True), height=0.7),
+        ],
+        Axis("confidence", range=(0, 1)),
+        f"Reliability on the test set\n{about}",
+        "Of predictions made with a confidence of 80 %, 80 % should be right: on the diagonal. Below it the model is "
+        "overconfident, above it underconfident. Bars show how many predictions have that confidence.",
+        stacked=True,
+        width=5.2,
+    )

@@ -11,11 +11,12 @@ from wflmc.evaluation.causes import SHOWN
 from wflmc.evaluation.comparison import Comparison
 from wflmc.posterior.base import HasLaw
 from wflmc.privacy import HIDDEN
-from wflmc.report import explorer
+from wflmc.report import explorer, run_figures
 from wflmc.report.blocks import (
     Html,
     Section,
     boxes,
+    data,
     fold,
     grid,
     join,
@@ -26,22 +27,9 @@ from wflmc.report.blocks import (
     percent,
     table,
     text,
-    value,
-    whole,
 )
-from wflmc.report.plan_figure import figure_of_plan
 from wflmc.report.plotly_figures import draw
-from wflmc.report.run_figures import (
-    autocorrelation_figure,
-    distance_figure,
-    epsilon_figure,
-    marginal_figure,
-    parameter_name,
-    spent_figure,
-    traces_figure,
-)
-from wflmc.report.scenario_words import explorer_changes, outside_theorem, scenario_rows
-from wflmc.report.study_figures import reliability_figure
+from wflmc.report.scenario_words import explorer_changes, outside_theorem, scenario_rows, sentences
 from wflmc.report.verdicts import MARKS, all_verdicts, comparison, worst_exact
 from wflmc.runs.documents import SIMULATED, PlanFile, SummaryFile
 from wflmc.runs.folder import Draws, Run, read_run
@@ -63,6 +51,10 @@ SCORES = {
     "brier": ("Brier score", "squared error of the probabilities, 0 to 2; 0 is ideal"),
 }
 ACCOUNTANTS = {"exact": "exact composition of the rounds", "paper": "the paper's sufficient condition, a larger ε"}
+NOISE = {
+    "channel": "The emulated channel added the noise, at the server: its process read every message without it.",
+    "devices": "Every device added its share of the noise itself, and the server read every message with it.",
+}
 
 
 def render_run(folder: Path) -> str:
@@ -94,21 +86,14 @@ def answer_section(run: Run) -> Html:
     """Return sentences, boxes, verdicts, the diagnosis and warnings."""
     warnings = run.summary.warnings if run.summary is not None else run.plan.warnings if run.plan is not None else []
     warnings = [warning for warning in warnings if not warning.startswith(SIMULATED.partition(".")[0])]
-    listed = [
-        Html(f'<li class="{v.mark}"><b class="mark">{MARKS[v.mark]}</b>{v.reason}</li>') for v in all_verdicts(run)
-    ]
-    parts = [_state(run), boxes(_boxes(run))]
-    parts.append(Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{join(listed)}</ul>'))
+    item = '<li class="{v.mark}"><b class="mark">{symbol}</b>{v.reason}</li>'
+    judged = join(text(item, v=verdict, symbol=MARKS[verdict.mark]) for verdict in all_verdicts(run))
+    parts = [_state(run), boxes(_boxes(run)), Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')]
     causes = None if run.summary is None else run.summary.diagnosis
     if causes is not None:
         shown = join(text("<li>{cause}</li>", cause=cause.text) for cause in causes[:SHOWN])
-        parts.append(
-            text(
-                "<h3>What would help?</h3>{causes}<p>From the plan and the chains; test scores are not used, so that "
-                "settings are not chosen by them.</p>",
-                causes=Html(f"<ol>{shown}</ol>") if causes else "Nothing stands out.",
-            )
-        )
+        note = "From the plan and the chains; test scores are not used, so that settings are not chosen by them."
+        parts += [Html(f"<h3>What would help?</h3><ol>{shown or 'Nothing stands out.'}</ol>"), paragraph(note)]
     if warnings:
         parts.append(Html(f"<h3>{len(warnings)} warning{'s' * (len(warnings) > 1)}</h3>"))
         parts += [text('<p class="note">{warning}</p>', warning=warning) for warning in warnings]
@@ -117,99 +102,80 @@ def answer_section(run: Run) -> Html:
 
 def _state(run: Run) -> Html:
     """Return what the folder is, and what is missing from it."""
-    parts, federation = [], None if run.summary is None else run.summary.federation
-    if run.plan is not None and run.scenario is not None:
-        c, chains = run.plan.constants, run.scenario.sampler.chains
-        parts.append(
-            paragraph(
-                "{devices} {kind}devices sampled {dim} parameters in {rounds} rounds {how}. {chains} {draws} "
-                "draw{s}.{simulated}",
-                kind="simulated " if federation is None else "",
-                simulated=f" {SIMULATED}" if federation is None else "",
-                how="over an ideal link" if run.ideal else "over the air",
-                devices=value("plan.constants.devices", c.devices),
-                dim=value("plan.constants.dim", c.dim),
-                rounds=value("plan.constants.rounds", c.rounds),
-                chains="One chain keeps" if chains == 1 else f"{chains:,} chains repeat the experiment; each keeps",
-                draws=value("plan.constants.samples", c.samples),
-                s="s" * (c.samples > 1),
-            )
-        )
-    if federation is not None:
-        by = "The emulated channel added the noise, at the server: its process read every message without it."
-        if federation.noise == "devices":
-            by = "Every device added its share of the noise itself, and the server read every message with it."
-        received, expected = number(sum(federation.sent)), number(sum(federation.asked))
-        sentence = "The devices were a federation on Flower: {received} of {expected} expected messages arrived. {by}"
-        parts.append(paragraph(sentence, received=received, expected=expected, by=by))
-    if run.stopped:
-        recorded = 0 if run.ledger is None else len(run.ledger.entries)
-        sentence = (
-            "This run was stopped before its end. {rounds} rounds are in its ledger. <code>wflmc run --resume {folder}"
-            "</code> continues it."
-        )
-        parts.append(missing(sentence, rounds=recorded, folder=run.folder))
-    elif run.summary is None:
-        parts.append(missing("summary.json is missing: the results of the run are not known."))
-    return join(parts)
+    federation = None if run.summary is None else run.summary.federation
+    planned, chains = run.plan and run.scenario, run.scenario and run.scenario.sampler.chains
+    kind = "devices" if federation is not None else "simulated devices"
+    how = "over an ideal link" if run.ideal else "over the air"
+    cases = [
+        (
+            planned,
+            f"{{plan.constants.devices}} {kind} sampled {{plan.constants.dim}} parameters in {{plan.constants.rounds}} "
+            f"rounds {how}.",
+        ),
+        (planned and chains == 1, "There is one chain; kept draws: {plan.constants.samples}."),
+        (
+            planned and chains != 1,
+            "{chains} chains repeat the experiment; kept draws: {plan.constants.samples}.",
+        ),
+        (planned and federation is None, SIMULATED),
+        (federation, "The devices were a federation on Flower: {sent} of {asked} expected messages arrived."),
+        (federation, "" if federation is None else NOISE[federation.noise]),
+        (run.stopped, "This run was stopped before its end. {recorded} rounds are in its ledger."),
+        (run.stopped, "<code>wflmc run --resume {run.folder}</code> continues it."),
+        (run.summary is None and not run.stopped, "summary.json is missing: the results of the run are not known."),
+    ]
+    words = sentences(
+        cases,
+        plan=run.plan,
+        run=run,
+        chains=chains,
+        recorded=0 if run.ledger is None else len(run.ledger.entries),
+        sent=0 if federation is None else sum(federation.sent),
+        asked=0 if federation is None else sum(federation.asked),
+    )
+    return Html(f"<p>{words}</p>")
 
 
 def _boxes(run: Run) -> list[tuple[str, object, object]]:
     """Return the numbers to look at first: what it is, the number, and a word on it."""
-    plan, summary = run.plan, run.summary
-    contents: list[tuple[str, object, object]] = []
-    if summary is not None and summary.w2_sq is not None:
-        w2_sq = summary.w2_sq
-        floor = "" if w2_sq.floor is None else "; as many perfect chains show {floor}"
-        note = text(
-            "± {error}, worst kept round, from chains" + floor,
-            error=value("summary.w2_sq.worst_se", w2_sq.worst_se, 2),
-            floor=value("summary.w2_sq.floor", w2_sq.floor, 2),
-        )
-        contents.append(("distance to the posterior, W2²", value("summary.w2_sq.worst", w2_sq.worst), note))
-    exact = worst_exact(plan)
-    if exact is not None:
-        contents.append(("W2² by the exact law", value("worst exact", exact), "worst kept round, without clipping"))
-    if plan is not None:
-        contents += [*_bound_box(plan, summary), _privacy_box(plan, summary)]
-    if summary is not None and summary.accuracy is not None:
-        accuracy = value("summary.accuracy", summary.accuracy, shown=percent(summary.accuracy))
-        contents.append(("accuracy on the test set", accuracy, "mean over chains"))
-        contents.append(("calibration error (ECE)", value("summary.ece", summary.ece), "confidence against accuracy"))
-    if summary is not None:
-        ess = value("summary.ess_min", summary.ess_min, shown=whole(summary.ess_min))
-        contents.append(("largest R-hat", value("summary.rhat_max", summary.rhat_max, 4), "1 when chains agree"))
-        contents.append(("effective sample size", ess, "of the worst parameter, all chains together"))
-    return contents
+    plan, summary, exact = run.plan, run.summary, worst_exact(run.plan)
+    estimate = None if summary is None else summary.w2_sq
+    error = "± {summary.w2_sq.worst_se:2}, worst kept round, from chains"
+    error += "" if estimate is None or estimate.floor is None else "; perfect chains show {summary.w2_sq.floor:2}"
+    bound = plan is not None and plan.objective is not None and plan.bound is not None
+    label = "planned W2²" if plan and plan.scenario.get("policy", {}).get("objective") == "exact" else "bound on W2²"
+    labelled = summary is not None and summary.accuracy is not None
+    contents = [
+        (estimate, "distance to the posterior, W2²", "{summary.w2_sq.worst}", error),
+        (exact is not None, "W2² by the exact law", "{exact}", "worst kept round, without clipping"),
+        (bound, label, "{plan.objective}", _bound_note(plan, summary)),
+        (plan, "privacy spent, ε", *_epsilon_box(plan, summary)),
+        (labelled, "accuracy on the test set", "{summary.accuracy:percent}", "mean over chains"),
+        (labelled, "calibration error (ECE)", "{summary.ece}", "confidence against accuracy"),
+        (summary, "largest R-hat", "{summary.rhat_max:4}", "1 when chains agree"),
+        (summary, "effective sample size", "{summary.ess_min:whole}", "of the worst parameter, all chains together"),
+    ]
+    given = {"plan": plan, "summary": summary, "exact": exact}
+    return [(label, text(value, **given), text(note, **given)) for holds, label, value, note in contents if holds]
 
 
-def _bound_box(plan: PlanFile, summary: SummaryFile | None) -> list[tuple[str, object, object]]:
-    """Return what the plan says of W2², and whether the chains contradict it."""
-    if plan.objective is None or plan.bound is None:
-        return []
-    exact = plan.scenario.get("policy", {}).get("objective") == "exact"
-    note = "computed before anything was transmitted; holds while nothing is clipped"
-    if not exact and plan.objective > (plan.constants.initial_w2_sq or float("inf")):
-        note = "above the start: it says nothing here"
+def _bound_note(plan: PlanFile | None, summary: SummaryFile | None) -> str:
+    """Return whether the chains contradict the bound."""
     if summary is not None and any("above the plan's bound" in warning for warning in summary.warnings):
-        note = "✗ the chains are above it: it holds only while nothing is clipped"
-    return [("planned W2²" if exact else "bound on W2²", value("plan.objective", plan.objective), note)]
+        return "✗ the chains are above it: it holds only while nothing is clipped"
+    if plan is not None and (plan.objective or 0.0) > (plan.constants.initial_w2_sq or np.inf):
+        return "above the start: it says nothing here"
+    return "computed before anything was transmitted; holds while nothing is clipped"
 
 
-def _privacy_box(plan: PlanFile, summary: SummaryFile | None) -> tuple[str, object, object]:
-    file, document = ("plan.privacy", plan.privacy) if summary is None else ("summary", summary)
-    label, spent = "privacy spent, ε", document.epsilon_spent
-    if spent is None:
-        why = "nothing is clipped" if plan.privacy.spent is None else "nothing is promised"
-        return label, "–", f"{why}: no ε can be stated"
-    promised = np.unique(plan.scenario.get("privacy", {}).get("epsilon") or np.nan)
-    of = (
-        number(float(promised[0]))
-        if promised.size == 1 and np.isfinite(promised[0])
-        else "what each device is promised"
-    )
-    note = f"of {of} ({plan.privacy.adjacency}), for the worst device, per chain"
-    return label, value(f"{file}.epsilon_spent", spent, 4), note
+def _epsilon_box(plan: PlanFile | None, summary: SummaryFile | None) -> tuple[str, str]:
+    """Return ε spent, and what was promised."""
+    if plan is None or (summary or plan.privacy).epsilon_spent is None:
+        return "–", "no ε can be stated: nothing is clipped, or nothing is promised"
+    promised = plan.scenario.get("privacy", {}).get("epsilon")
+    of = f"of {number(promised)} " if isinstance(promised, float | int) else ""
+    key = "plan.privacy" if summary is None else "summary"
+    return f"{{{key}.epsilon_spent:4}}", of + "({plan.privacy.adjacency}), for the worst device, per chain"
 
 
 def _scenario(run: Run) -> Html:
@@ -222,119 +188,99 @@ def _scenario(run: Run) -> Html:
     again = "<p>Saved as <code>scenario.toml</code>, <code>wflmc run scenario.toml --out DIR</code> repeats it.</p>"
     if run.scenario.sampler.seed == "secret":
         again = "<p>The noise of this run was secret: another run of this scenario differs, and costs again.</p>"
-    file = text(again + "<pre>{toml}</pre>", toml=run.scenario_text)
-    return join([rows, fold("The scenario file, to copy", file)])
+    return join([rows, fold("The scenario file, to copy", text(again + "<pre>{toml}</pre>", toml=run.scenario_text))])
 
 
 def _plan(run: Run, plan: PlanFile) -> Html:
     """Return the plan over the rounds with the limits behind it, then the distance over the rounds."""
     shares = [f"{LIMITS[name]} in {percent(part)} of the rounds" for name, part in plan.regime_share.items() if part]
-    proof = "" if plan.gap is None else " The objective is within a relative {gap} of the proven optimum."
-    limits = paragraph("What limits the gain: {held}." + proof, held=", ".join(shares), gap=f"{plan.gap or 0:.1g}")
-    if run.ideal:
-        limits = paragraph("The link is ideal: no channel limits what devices transmit.")
-    rebuilt = None if run.rebuilt is None else run.rebuilt.plan
-    parts = [limits]
-    if rebuilt is None:
-        parts.append(missing("Noise and limits of each round need the data again: {why}", why=run.not_rebuilt))
-    parts.append(draw("plan", figure_of_plan(plan, plan.constants.devices, plan.constants.burn_in, rebuilt)))
-    distance = distance_figure(run, plan)
-    if distance is None:
-        return join([*parts, missing("Neither a bound nor an exact law is known for this model and these dynamics.")])
-    return join([*parts, Html("<h3>Distance to the posterior</h3>"), draw("distance", distance)])
+    rebuilt, distance = None if run.rebuilt is None else run.rebuilt.plan, run_figures.distance_figure(run, plan)
+    cases = [
+        (run.ideal, "The link is ideal: no channel limits what devices transmit."),
+        (not run.ideal, "What limits the gain: {limits}."),
+        (plan.gap is not None, "The objective is within a relative {plan.gap:1} of the proven optimum."),
+        (rebuilt is None, "Noise and limits of each round need the data again: {run.not_rebuilt}"),
+        (distance is None, "Neither a bound nor an exact law is known for this model and these dynamics."),
+    ]
+    parts = [Html("<p>"), sentences(cases, plan=plan, run=run, limits=", ".join(shares)), Html("</p>")]
+    parts.append(
+        draw("plan", run_figures.figure_of_plan(plan, plan.constants.devices, plan.constants.burn_in, rebuilt))
+    )
+    if distance is not None:
+        parts += [Html("<h3>Distance to the posterior</h3>"), draw("distance", distance)]
+    return join(parts)
 
 
 def _chains(run: Run, draws: Draws) -> Html:
     """Return R-hat and effective sample sizes in words, traces, and autocorrelation."""
-    summary, count = run.summary, draws.theta.shape[1]
-    words = missing(
-        "R-hat and effective sample sizes are not known: they need ArviZ, four draws or more, and for R-hat several "
-        "chains."
-    )
-    if summary is not None and (summary.rhat_max is not None or summary.ess_min is not None):
-        between = "R-hat compares the spread between chains with that within them: at most {rhat}. "
-        if summary.rhat_max is None:
-            between = "R-hat compares chains with each other, and there is one. "
-        words = paragraph(
-            between + "The worst parameter has an effective sample size of {bulk}, and of {tail} in its tails.",
-            rhat=value("summary.rhat_max", summary.rhat_max, 4),
-            bulk=value("summary.ess_min", summary.ess_min, shown=whole(summary.ess_min)),
-            tail=value("summary.ess_tail_min", summary.ess_tail_min, shown=whole(summary.ess_tail_min)),
-        )
-    if count < FEWEST_DRAWS:
-        few = missing("Each chain keeps {count} draw{s}: too few to follow a chain.", count=count, s="s" * (count > 1))
-        return join([words, few])
-    figures = {"traces": traces_figure(run, draws), "autocorrelation": autocorrelation_figure(run, draws)}
-    return join([words, grid(draw(name, figure) for name, figure in figures.items())])
+    rhat, ess = (None, None) if run.summary is None else (run.summary.rhat_max, run.summary.ess_min)
+    few = draws.theta.shape[1] < FEWEST_DRAWS
+    unknown = "R-hat and effective sample size are not known: they need ArviZ and four draws, R-hat several chains."
+    size = "The worst parameter has an effective sample size of {summary.ess_min:whole}, and of "
+    cases = [
+        (rhat is None and ess is None, unknown),
+        (
+            rhat is not None,
+            "R-hat, spread between chains over that within them, is at most {summary.rhat_max:4}.",
+        ),
+        (rhat is None and ess is not None, "R-hat compares chains with each other, and there is one."),
+        (ess is not None, size + "{summary.ess_tail_min:whole} in its tails."),
+        (few, "Kept draws per chain: {kept}, too few to follow a chain."),
+    ]
+    words = paragraph("{words}", words=sentences(cases, summary=run.summary, kept=draws.theta.shape[1]))
+    if few:
+        return words
+    traces, correlation = run_figures.traces_figure(run, draws), run_figures.autocorrelation_figure(run, draws)
+    return join([words, grid([draw("traces", traces), draw("autocorrelation", correlation)])])
 
 
 def _samples(run: Run, draws: Draws) -> Html:
     """Return marginals and a table, with the law where there is one."""
     compared = comparison(run)
     assert compared is not None
-    parts = [_law_words(run, compared)]
-    if draws.every > 1:
-        parts.append(paragraph("Of this long trace every {every}th draw was read.", every=draws.every))
-    if compared.law is not None:
-        ratio = compared.deviation / compared.expected
-        parts.append(
-            paragraph(
-                "The samples' means are at most {off} posterior standard deviations from the posterior's, and their "
-                "standard deviations are {low} to {high} times the posterior's.",
-                off=value("largest offset", float((np.abs(compared.shift) / compared.expected).max()), 2),
-                low=number(float(ratio.min())),
-                high=number(float(ratio.max())),
-            )
-        )
+    rebuilt, law = run.rebuilt, compared.law
+    exact = rebuilt is not None and isinstance(rebuilt.inputs.posterior, HasLaw)
+    laplace = (
+        "Lines are the Laplace approximation, a Gaussian at the posterior's mode. The posterior itself has no closed "
+        "form and is slightly skewed, so small differences may be those of the approximation."
+    )
+    cases = [
+        (rebuilt is None, "The posterior is not known here, so samples are shown alone: {run.not_rebuilt}"),
+        (rebuilt and law is None, "The posterior has no closed form, and too many parameters for an approximation."),
+        (law and exact, "Lines are the exact posterior, which this model has in closed form."),
+        (law and not exact, laplace),
+        (draws.every > 1, "Of this long trace every {every}th draw was read."),
+    ]
     order = list(range(compared.mean.size))
     if len(order) > LISTED and np.isfinite(compared.z).any():
         order = np.argsort(-np.nan_to_num(np.abs(compared.z), nan=-1)).tolist()
     drawn = sorted(order[:DRAWN] if len(order) > 2 * DRAWN else order)
-    tiles = (draw(f"marginal{index}", marginal_figure(run, draws, compared, index)) for index in drawn)
-    return join([*parts, grid(tiles, "tiles"), _parameters(run, draws, compared, order)])
-
-
-def _law_words(run: Run, compared: Comparison) -> Html:
-    """Return what the samples are compared with."""
-    if run.rebuilt is None:
-        return missing("The posterior is not known here, so samples are shown alone: {why}", why=run.not_rebuilt)
-    if compared.law is None:
-        return missing("No law to compare with: the posterior has no closed form, and too many parameters.")
-    if isinstance(run.rebuilt.inputs.posterior, HasLaw):
-        return paragraph("Lines are the exact posterior, which this model has in closed form.")
-    return paragraph(
-        "Lines are the Laplace approximation, a Gaussian at the posterior's mode. The posterior itself has no closed "
-        "form and is slightly skewed, so small differences may be those of the approximation."
-    )
+    tiles = (draw(f"marginal{k}", run_figures.marginal_figure(run, draws, compared, k)) for k in drawn)
+    words = paragraph("{words}", words=sentences(cases, run=run, every=draws.every))
+    return join([words, grid(tiles, "tiles"), _parameters(run, draws, compared, order)])
 
 
 def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) -> Html:
     """Return means and standard deviations beside the law, with diagnostics of the parameters listed first."""
     rows: list[list[object]] = []
-    for rank, index in enumerate(order[: LISTED + FOLDED]):
-        error, z = compared.error[index], compared.z[index]
+    for rank, k in enumerate(order[: LISTED + FOLDED]):
+        error = f" ± {compared.error[k]:.1g}" if np.isfinite(compared.error[k]) else ""
         row: list[object] = [
-            parameter_name(run, index),
-            "–" if compared.law is None else value(f"law.mean.{index}", float(compared.law.mean[index]), 4),
-            join(
-                [
-                    value(f"mean.{index}", float(compared.mean[index]), 4),
-                    f" ± {error:.1g}" if np.isfinite(error) else "",
-                ]
-            ),
-            f"{z:+.1f}" if np.isfinite(z) else "–",
-            "–" if compared.law is None else value(f"law.sd.{index}", float(compared.expected[index])),
-            value(f"sd.{index}", float(compared.deviation[index])),
+            run_figures.parameter_name(run, k),
+            "–" if compared.law is None else data(f"law.mean.{k}", float(compared.law.mean[k]), 4),
+            join([data(f"mean.{k}", float(compared.mean[k]), 4), error]),
+            f"{compared.z[k]:+.1f}" if np.isfinite(compared.z[k]) else "–",
+            "–" if compared.law is None else data(f"law.sd.{k}", float(compared.expected[k])),
+            data(f"sd.{k}", float(compared.deviation[k])),
         ]
-        if rank < LISTED:
-            each = diagnose(draws.theta[:, :, index : index + 1])
-            row += [number(each.rhat_max, 4), whole(each.ess_min)]
-        rows.append(row)
+        each = diagnose(draws.theta[:, :, k : k + 1]) if rank < LISTED else None
+        rows.append(
+            row
+            if each is None
+            else [*row, text("{each.rhat_max:4}", each=each), text("{each.ess_min:whole}", each=each)]
+        )
     head = ("parameter", "posterior mean", "samples' mean", "z", "posterior s.d.", "samples' s.d.", "R-hat", "ESS")
-    parts: list[object] = [
-        Html("<h3>Means and standard deviations</h3>"),
-        grid([table(rows[:LISTED], head)], "numbers"),
-    ]
+    parts = [Html("<h3>Means and standard deviations</h3>"), grid([table(rows[:LISTED], head)], "numbers")]
     if rows[LISTED:]:
         title = f"The next {len(rows) - LISTED} of {len(order):,} parameters, largest |z| first"
         parts.append(fold(title, grid([table(rows[LISTED:], head[:-2])], "numbers")))
@@ -343,48 +289,45 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
 
 def _scores(summary: SummaryFile) -> Html:
     """Return the reliability diagram beside the scores."""
-    given = {key: getattr(summary, key) for key in SCORES if getattr(summary, key) is not None}
-    if not given:
+    rows = [
+        (name, data(f"summary.{key}", getattr(summary, key)), meaning)
+        for key, (name, meaning) in SCORES.items()
+        if getattr(summary, key) is not None
+    ]
+    if not rows:
         return missing("There are no scores: the data have no test set (arrays X_test and y_test).")
-    rows = [(SCORES[key][0], value(f"summary.{key}", score), SCORES[key][1]) for key, score in given.items()]
-    scores = text(
-        "<div>{table}<p>Each chain predicts with the mean over its kept draws; scores are then averaged over "
-        "chains.</p></div>",
-        table=table(rows, ("score", "value", "meaning")),
-    )
-    if summary.reliability is None:
-        return scores
+    scores = table(rows, ("score", "value", "meaning"))
+    note = paragraph("Each chain predicts with the mean over its kept draws; scores are then averaged over chains.")
     bins = summary.reliability
-    return grid([draw("reliability", reliability_figure(bins.confidence, bins.observed, bins.share)), scores])
+    if bins is None:
+        return join([scores, note])
+    diagram = run_figures.reliability_figure(bins.confidence, bins.observed, bins.share)
+    return join([grid([draw("reliability", diagram), scores]), note])
 
 
 def _privacy(run: Run, plan: PlanFile) -> Html:
     """Return losses per device, ε over rounds, ε by accountant, the state of the ledger, and what ε does not cover."""
-    spending = plan.privacy
+    spending, how = plan.privacy, plan.privacy.adjacency
     if spending.spent is None:
         return missing("This scheme does not clip gradients: no finite ε would be true, and no ledger is kept.")
     note = paragraph(
-        "What is hidden: {hidden} (adjacency: {adjacency}). Each round in which a device transmits costs it a privacy "
-        "loss, and losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for "
-        "evaluation, and publishing several of them from the same real devices would add their losses up.",
-        hidden=HIDDEN[spending.unit, spending.adjacency],
-        adjacency=spending.adjacency,
+        "What is hidden: {hidden} (adjacency: {how}). Each round in which a device transmits costs it a privacy loss, "
+        "and losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, and "
+        "publishing several of them from the same real devices would add their losses up.",
+        hidden=HIDDEN[spending.unit, how],
+        how=how,
     )
     accountants = missing("Nothing is promised, so there is no δ to state an ε at; losses are shown as they are.")
     if spending.epsilon_by is not None:
         delta = None if run.scenario is None else run.scenario.privacy.delta
-        head = (
-            f"ε at δ = {number(delta)} ({spending.adjacency})"
-            if isinstance(delta, float)
-            else f"ε ({spending.adjacency})"
-        )
         rows = [
-            (name, value(f"plan.privacy.epsilon_by.{name}", epsilon, 5), ACCOUNTANTS.get(name, "by dp-accounting"))
+            (name, data(f"plan.privacy.epsilon_by.{name}", epsilon, 5), ACCOUNTANTS.get(name, "by dp-accounting"))
             for name, epsilon in spending.epsilon_by.items()
         ]
+        head = text("ε at δ = {delta:spread} ({how})", delta=delta, how=how)
         accountants = table(rows, ("accountant", head, "what it is"))
-    epsilon = epsilon_figure(run)
-    figures = [draw("spent", spent_figure(spending)), "" if epsilon is None else draw("epsilon", epsilon)]
+    epsilon = run_figures.epsilon_figure(run)
+    figures = [draw("spent", run_figures.spent_figure(spending)), "" if epsilon is None else draw("epsilon", epsilon)]
     parts = [note, accountants, grid(figures), _ledger(run)]
     if plan.not_covered:
         rests = {True: "yes: wflmc publish refuses it unless told to accept it", False: "no: only this folder shows it"}
@@ -398,38 +341,34 @@ def _ledger(run: Run) -> Html:
         return missing("There is no ledger in the folder: numbers are those of the plan.")
     rounds, summary = len(run.ledger.entries), run.summary
     federation = None if summary is None else summary.federation
-    sentence = "The ledger has {rounds} round{s}, each written before {when}. Its hash chain is intact."
-    if federation is not None and federation.absences:
-        sentence += " Table and bars are of the plan, in which no device is absent."
-    parts = [
-        paragraph(
-            sentence,
-            rounds=number(rounds),
-            s="s" * (rounds > 1),
-            when="it was transmitted" if federation is None else "its sum was used",
-        )
-    ]
     later = 0 if summary is None or summary.ledger is None else rounds - summary.ledger.rounds
-    if later > 0:
-        parts.append(missing("{later} of them were written after this run had ended.", later=later))
-    return join(parts)
+    cases = [
+        (federation is None, "Rounds in the ledger: {rounds}, each written before it was transmitted."),
+        (federation, "Rounds in the ledger: {rounds}, each written before its sum was used."),
+        (True, "Its hash chain is intact."),
+        (federation and federation.absences, "Table and bars are of the plan, in which no device is absent."),
+        (later > 0, "{later} of them were written after this run had ended."),
+    ]
+    return paragraph("{words}", words=sentences(cases, rounds=rounds, later=later))
 
 
 def _explorer(run: Run, plan: PlanFile) -> tuple[list[Section], list[str]]:
     """Return Theorem 1 with sliders, from the setting nearest to the run's plan; or why there is none."""
-    constants = plan.constants.model_dump(exclude_none=True)
-    start = explorer.constants_of({"scenario": plan.scenario, "constants": {"initial_w2_sq": None, **constants}})
-    section = explorer.section(start)
-    reason = outside_theorem(run)
+    start = explorer.constants_of({"scenario": plan.scenario, "constants": plan.constants.model_dump()})
+    section, reason = explorer.section(start), outside_theorem(run)
     if reason:
-        sentence = (
+        words = missing(
             "The explorer computes Theorem 1, which is not about this run: {why}. <code>wflmc report {folder} "
-            "--explore</code> makes one for the nearest setting of the theorem."
+            "--explore</code> makes one for the nearest setting of the theorem.",
+            why=reason,
+            folder=run.folder,
         )
-        return [section._replace(html=missing(sentence, why=reason, folder=run.folder))], []
+        return [section._replace(html=words)], []
     changes = [] if run.scenario is None else explorer_changes(run.scenario, plan)
     words = paragraph("Theorem 1 with sliders, started at this very run.")
     if changes:
-        sentence = "Not this run, but the nearest setting of Theorem 1, so numbers differ from those above: {changes}."
-        words = missing(sentence, changes="; ".join(changes))
+        difference = (
+            "Not this run, but the nearest setting of Theorem 1, so numbers differ from those above: {changes}."
+        )
+        words = missing(difference, changes="; ".join(changes))
     return [section._replace(html=join([words, Html(section.html)]))], explorer.scripts(start)

@@ -1,26 +1,193 @@
-"""The page of a study: the paper's statements beside ours, and every figure."""
+"""The figures of a study, for pictures and for its page, which has the paper's statements beside ours too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
 from wflmc.errors import InputError
-from wflmc.report.blocks import Html, Section, boxes, grid, join, missing, page, paragraph, table, text, value
-from wflmc.report.figure import Axis, Figure, Panel
+from wflmc.planning.solvers.single_sample import DP, LMC, POWER
+from wflmc.report.blocks import Html, Section, boxes, data, grid, join, missing, page, paragraph, table, text
+from wflmc.report.figure import LIMIT_LOOKS, LOOKS, Axis, Band, Figure, Item, Line, Note, Panel
+from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import draw
-from wflmc.report.study_figures import LAYOUTS, curves, regimes, score_of, study_figure
 from wflmc.report.tables import read_rows
 from wflmc.report.text import CONTRADICTS, verdict
-from wflmc.studies import Row
+from wflmc.studies import FIGURES, Row, Setting
 
-KNOWN = ("fig2", *LAYOUTS)
+PLACES = ("optimized", "equal", "no-dp", "noiseless-dp", "noiseless", "sbfl")
+NAMES = {
+    "optimized": "WFLMC, optimized power",
+    "equal": "WFLMC, equal power",
+    "no-dp": "WFLMC without DP constraint",
+    "noiseless-dp": "noiseless LMC with DP",
+    "noiseless": "noiseless LMC",
+    "sbfl": "SBFL (point estimate)",
+    "device, exact": "a device is hidden, exact accountant",
+    "device, paper": "a device is hidden, the paper's accountant",
+    "record, exact": "one example is hidden, clipped to 9",
+    "blocks": "alike (40 of each class)",
+    "dirichlet:1": "Dirichlet, A = 1",
+    "dirichlet:0.1": "Dirichlet, A = 0.1",
+    "by-label": "one class each",
+}
+ECE = "ECE (20 disjoint bins)"
+SCORES = {
+    "accuracy": "accuracy",
+    "brier": "Brier score",
+    "nll": "NLL (nats)",
+    "ece": ECE,
+    "paired": "difference of ECE",
+    "clip_rate": "share of gradients clipped",
+    "epsilon": "ε spent (replace)",
+    "ess": "effective sample size of one chain",
+    "chains": "W2² of clipped chains",
+    "ablation": ECE,
+}
+
+
+class Shown(NamedTuple):
+    """A table as a panel of a figure."""
+
+    figure: str
+    table: str
+    title: str
+    label: str
+    log: bool = False
+
+
+TITLES = {
+    **{name: (study.title, study.x_label) for name, study in FIGURES.items()},
+    "fig6": ("W2² to the posterior against SNR", "SNR (dB)"),
+    "fig7": ("W2² to the posterior against burn-in, 30 dB", "rounds of burn-in S_b"),
+    "fig8": ("MNIST test set against SNR", "SNR (dB)"),
+    "beyond": ("Past the paper: its schemes and ours", "SNR (dB)"),
+    "heterogeneity": ("Unlike devices and clipping, MNIST, 30 dB, optimized power", "clipping threshold ℓ"),
+    "record": ("What hiding one example instead of a device buys", "ε (δ = 0.01, replace)"),
+}
+"""Title and label of the x axis of every figure but the second."""
+EXACT = "exact law (no clipping, no Monte Carlo)"
+PANELS = [
+    *(Shown(name, name, "", "bound on W2² (as printed in the paper)", log=True) for name in FIGURES),
+    *(Shown(name, name, "estimated from chains", "worst W2² after burn-in", log=True) for name in ("fig6", "fig7")),
+    *(Shown(name, f"{name}_exact", EXACT, "worst W2² after burn-in", log=True) for name in ("fig6", "fig7")),
+    Shown("fig8", "fig8", "expected calibration error", ECE, log=True),
+    Shown("fig8", "fig8_accuracy", "accuracy", "accuracy"),
+    Shown("fig8", "fig8_nll", "negative log-likelihood", "NLL (nats)", log=True),
+    Shown("beyond", "beyond_w2", "figure 6's setting", "W2², worst after burn-in (exact law)", log=True),
+    Shown("beyond", "beyond", "figure 8's setting", ECE, log=True),
+    Shown("beyond", "beyond_accuracy", "figure 8's setting", "accuracy"),
+    Shown("heterogeneity", "heterogeneity_accuracy", "accuracy", "accuracy"),
+    Shown("heterogeneity", "heterogeneity", "expected calibration error", ECE),
+    Shown("heterogeneity", "heterogeneity_clip_rate", "gradients clipped after burn-in", "share of gradients"),
+    Shown("record", "record_budget", "privacy budget", "budget for Σ 2(αℓ)²/N0", log=True),
+    Shown("record", "record", "distance to the posterior", "exact W2², worst after burn-in", log=True),
+]
+KNOWN = ("fig2", *TITLES)
 MARKS = {"holds": "✓", "differs": "✗", CONTRADICTS: "!"}
 
 Tables = Mapping[str, list[Row]]
+
+
+def draw_study(name: str, tables: Mapping[str, Sequence[Row]], about: str, path: Path) -> list[Path]:
+    """Draw the picture of a study with all its tables; return the files (.png and .svg)."""
+    figure = study_figure(name, tables, about)
+    return draw_picture(figure, path.with_suffix(".png"), path.with_suffix(".svg"))
+
+
+def draw_closed_form(name: str, setting: Setting, rows: Sequence[Row], source: str, path: Path) -> list[Path]:
+    """Draw the picture of one of figures 2 to 5; return the files (.png and .svg)."""
+    epsilon = "" if name == "fig5" else f"ε = {setting.epsilon:g}, "
+    about = f"{source}; {epsilon}δ = {setting.delta:g} (replace), {setting.burn_in} + 1 rounds"
+    if name != "fig2":
+        return draw_study(name, {name: rows}, about, path)
+    return draw_picture(regimes(rows, about, setting), path.with_suffix(".png"), path.with_suffix(".svg"))
+
+
+def study_figure(name: str, tables: Mapping[str, Sequence[Row]], about: str = "") -> Figure:
+    """Return the figure of a study, with those of its panels whose tables are there."""
+    (title, x_label), log_x, panels = TITLES[name], name == "heterogeneity", []
+    for shown in PANELS:
+        if shown.figure == name and shown.table in tables:
+            lines = curves(tables[shown.table]) + _floor(tables.get(f"{shown.table}_floor", ()))
+            panels.append(Panel(lines, Axis(shown.label, shown.log), shown.title, shown.table))
+    ticks = sorted({x for panel in panels for line in panel.items for x in line.x})
+    shared = len(panels) > 1 and name != "beyond"
+    x = Axis(x_label, log_x, ticks=ticks if log_x else None)
+    return Figure(panels, x, f"{title}\n{about}", same_y=name in ("fig6", "fig7"), shared_legend=shared)
+
+
+def curves(rows: Sequence[Row]) -> list[Line]:
+    """Return one curve per scheme; later ones are thinner, as curves coincide in places."""
+    lines = []
+    for rank, scheme in enumerate(dict.fromkeys(row.scheme for row in rows)):
+        place = PLACES.index(scheme) if scheme in PLACES else rank % len(LOOKS)
+        chosen = [row for row in rows if row.scheme == scheme and row.y is not None]
+        color, marker, dash = LOOKS[place]
+        lines.append(
+            Line(
+                [row.x for row in chosen],
+                [row.y for row in chosen],
+                NAMES.get(scheme, scheme),
+                color,
+                dash,
+                marker,
+                width=max(0.9, 3.2 - 0.45 * rank),
+                error=[row.y_se or 0.0 for row in chosen] if any(row.y_se for row in chosen) else None,
+            )
+        )
+    return lines
+
+
+def _floor(rows: Sequence[Row]) -> list[Line]:
+    """Return what the estimator gives for perfect samples: nothing below it can be told apart."""
+    x, y = [row.x for row in rows], [row.y for row in rows]
+    return [Line(x, y, "floor of the estimator (perfect samples)", "#555555", ":", width=2)] if rows else []
+
+
+def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None) -> Figure:
+    """Return figure 2: which limit binds, over SNR and step size."""
+    edges = {
+        name: {row.x: row.y for row in rows if row.scheme == name and row.y is not None} for name in (LMC, POWER, DP)
+    }
+    power, privacy = edges[POWER], edges[DP]
+    if power and privacy:
+        # Where they meet, between two rows: the edge of power is proportional to the SNR, that of privacy is constant.
+        last, first = max(power), min(privacy)
+        meet = min(max(last + 10 * math.log10(privacy[first] / power[last]), last), first)
+        edges = {name: dict(sorted([*edge.items(), (meet, privacy[first])])) for name, edge in edges.items()}
+    top = 1.3 * max(edges[LMC].values(), default=1.0) if setting is None else setting.step(0.5)
+    items: list[Item] = []
+    notes = []
+    for name, edge in edges.items():
+        x, y = list(edge), list(edge.values())
+        below, above = ([0.0] * len(x), y) if name == LMC else (y, [top] * len(x))
+        if x:
+            items.append(Band(x, below, above, name, LIMIT_LOOKS[name][0], 0.45, hatch=LIMIT_LOOKS[name][1]))
+            middle = len(x) // 2
+            notes.append(Note(x[middle], 0.5 * (below[middle] + above[middle]), name))
+    for factor, name in () if setting is None else ((0.4, "fig. 3a"), (0.13, "fig. 3b")):
+        height = setting.step(factor) if setting is not None else 0.0
+        items.append(Line([min(edges[LMC]), max(edges[LMC])], [height] * 2, f"step size of {name}", dash=":", width=1))
+        notes.append(Note(max(edges[LMC]) - 2, height, name))
+    return Figure(
+        [Panel(items, Axis("step size η", range=(0.0, top)), key="fig2", notes=notes)],
+        Axis("SNR = P/(m N0) (dB)", range=(min(edges[LMC]), max(edges[LMC]))),
+        f"Regimes of Theorem 1\n{about}",
+        "Below the edge, the channel noise is no more than Langevin sampling needs. Above it, transmit power or "
+        "privacy limits the gain.",
+        legend=False,
+    )
+
+
+def score_of(table: str) -> str:
+    """Return what a table measures, by its name."""
+    return SCORES.get(table.split("_", 1)[-1].removeprefix("ablation_"), table)
 
 
 class ClaimLine(BaseModel):
@@ -92,7 +259,7 @@ def _statements(claims: ClaimsFile | None, listed: str) -> Html:
     rows = []
     for index, (claim, name) in enumerate(zip(claims.claims, verdicts, strict=True)):
         paper, ours = (
-            given if isinstance(given, str) else value(f"claims.{index}.{key}", given, 4)
+            given if isinstance(given, str) else data(f"claims.{index}.{key}", given, 4)
             for key, given in (("paper", claim.paper), ("ours", claim.ours))
         )
         rows.append((claim.figure, claim.statement, paper, ours, f"{MARKS[name]} {name}", claim.note))
@@ -104,19 +271,19 @@ def _figures(name: str, tables: Tables) -> Html:
     """Return the figure of a study panel by panel, then the tables that it does not show."""
     if name == "fig2":
         return join([paragraph("Regimes of Theorem 1."), draw(name, regimes(tables[name]))])
-    figure = study_figure(name, tables)
-    layout, drawn = LAYOUTS[name], {panel.key for panel in figure.panels}
-    parts = []
+    figure, (title, x_label), parts = study_figure(name, tables), TITLES[name], []
     for panel in figure.panels:
         errors = " Bars are two standard errors." if any(row.y_se for row in tables[panel.key]) else ""
-        said = f"{panel.title[:1].upper()}{panel.title[1:]}." if panel.title else f"{layout.title}."
-        parts.append(draw(panel.key, replace(figure, panels=[replace(panel, title="")], caption=said + errors)))
-    shown: list[object] = [paragraph("{about}.", about=layout.title), grid(parts) if len(parts) > 1 else join(parts)]
+        about = panel.title or title
+        caption = f"{about[:1].upper()}{about[1:]}.{errors}"
+        parts.append(draw(panel.key, replace(figure, panels=[replace(panel, title="")], caption=caption)))
+    drawn = {panel.key for panel in figure.panels}
     rest = {t: rows for t, rows in tables.items() if rows and t not in drawn and t.removesuffix("_floor") not in drawn}
+    single = {table: rows for table, rows in rest.items() if len({row.x for row in rows}) == 1}
+    shown: list[object] = [paragraph("{title}.", title=title), grid(parts) if len(parts) > 1 else join(parts)]
     if rest:
-        single = {table: rows for table, rows in rest.items() if len({row.x for row in rows}) == 1}
-        shown += [Html("<h3>Further measurements</h3>"), _one_x(single, layout.x_label) if single else ""]
-        shown.append(grid(_rest(t, rows, layout.x_label) for t, rows in rest.items() if t not in single))
+        shown += [Html("<h3>Further measurements</h3>"), _one_x(single, x_label) if single else ""]
+        shown.append(grid(_rest(t, rows, x_label) for t, rows in rest.items() if t not in single))
     return join(shown)
 
 
@@ -139,7 +306,7 @@ def _measured(name: str, row: Row | None) -> object:
     if row is None or row.y is None:
         return "–"
     error = f" ± {row.y_se:.1g}" if row.y_se and row.y_se > 1e-6 * abs(row.y) else ""
-    return join([value(f"{name}.{row.scheme}", row.y), error])
+    return join([data(f"{name}.{row.scheme}", row.y), error])
 
 
 def _command(folder: Path, claims: ClaimsFile | None, names: list[str]) -> Html:

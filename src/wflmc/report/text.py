@@ -11,6 +11,7 @@ from rich.table import Table
 from wflmc.dynamics import from_constants
 from wflmc.evaluation.causes import SHOWN
 from wflmc.privacy import HIDDEN
+from wflmc.report.blocks import asset
 from wflmc.studies import Claim, Row
 
 WORTH_SAYING = 0.001
@@ -200,25 +201,12 @@ def claims_table(claims: Sequence[Claim]) -> Table:
 def ablation(tables: Mapping[str, Sequence[Row]]) -> str:
     """Return two tables in Markdown: figure 6's setting at 30 dB, ingredient after ingredient; figure 8's at 20 dB."""
     distances = [row for row in tables["beyond_w2"] if row.x == ABLATION_SNR]
-    lines = [
-        "# What each ingredient buys",
-        "",
-        f"Figure 6's setting at {ABLATION_SNR:g} dB: W2², worst after burn-in, by the exact law (mean over channels)",
-        "and from chains with clipping on the first channel, and the exact effective sample size of one chain.",
-        "",
-        "| scheme | W2² by the law | W2² of clipped chains | ESS |",
-        "|---|---|---|---|",
-        *(_markdown(tables, row, ("beyond_w2", "beyond_chains", "beyond_ess")) for row in distances),
-        "",
-        "Figure 8's setting at 20 dB, means over experiments. Ours hides one image, which is how the paper's text",
-        "defines neighbours; the paper's recipe clips whole devices and hides them. Whitening uses statistics of the",
-        "images that are taken as public, unless stated otherwise.",
-        "",
-        "| recipe | accuracy | ECE | NLL | ε spent (replace) |",
-        "|---|---|---|---|---|",
-    ]
-    names = ("beyond_ablation_accuracy", "beyond_ablation", "beyond_ablation_nll", "beyond_ablation_epsilon")
-    return "\n".join([*lines, *(_markdown(tables, row, names) for row in tables["beyond_ablation"]), ""])
+    scores = ("beyond_ablation_accuracy", "beyond_ablation", "beyond_ablation_nll", "beyond_ablation_epsilon")
+    return asset("ablation.md").format(
+        snr=ABLATION_SNR,
+        distances="\n".join(_markdown(tables, row, ("beyond_w2", "beyond_chains", "beyond_ess")) for row in distances),
+        scores="\n".join(_markdown(tables, row, scores) for row in tables["beyond_ablation"]),
+    )
 
 
 def _markdown(tables: Mapping[str, Sequence[Row]], like: Row, names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from wflmc.evaluation.burn_in import RHAT_LIMIT
 from wflmc.evaluation.comparison import Comparison, MeasuredDistance, compare, law_of, measured_distance
 from wflmc.evaluation.summary import RHAT_CONCERN
 from wflmc.posterior.base import HasLaw
-from wflmc.report.blocks import Html, join, number, percent, text, value, whole
+from wflmc.report.blocks import Html, join, number, percent, text
 from wflmc.runs.documents import PlanFile
 from wflmc.runs.folder import Run
 from wflmc.scenario.build import build_privacy
@@ -38,10 +38,10 @@ class Verdict(NamedTuple):
     reason: Html
 
 
-def decide(question: str, *cases: tuple[bool, str, str], **numbers: object) -> Verdict:
+def decide(run: Run, question: str, *cases: tuple[Any, str, str], **parts: object) -> Verdict:
     """Return the mark and the sentence of the first case (holds, mark, sentence) that holds."""
     mark, sentence = next((mark, sentence) for holds, mark, sentence in cases if holds)
-    return Verdict(mark, text(f"<b>{question}</b> {sentence}", **numbers))
+    return Verdict(mark, text(f"<b>{question}</b> {sentence}", plan=run.plan, summary=run.summary, **parts))
 
 
 def all_verdicts(run: Run) -> list[Verdict]:
@@ -57,30 +57,28 @@ def all_verdicts(run: Run) -> list[Verdict]:
 
 def converged(run: Run) -> Verdict:
     """Judge R-hat and effective sample sizes; one chain cannot tell."""
-    summary = run.summary
-    rhat, ess = (None, None) if summary is None else (summary.rhat_max, summary.ess_min)
+    rhat, ess, frozen = None, None, []
+    if run.summary is not None:
+        rhat, ess, frozen = run.summary.rhat_max, run.summary.ess_min, run.summary.frozen
     few = run.draws is not None and run.draws.theta.shape[1] < 4
-    frozen = [] if summary is None else summary.frozen
     numbers = (
-        " The largest R-hat is {rhat} (1 is ideal, {limit} the usual limit, above {concern} is a concern), and the "
-        "worst parameter has {ess} effective samples (at least {enough} are usual)."
+        f" The largest R-hat is {{summary.rhat_max:4}} (1 is ideal, {RHAT_LIMIT} the usual limit, above "
+        f"{RHAT_CONCERN} is a concern), and the worst parameter has {{summary.ess_min:whole}} effective samples (usual "
+        f"are {ENOUGH_ESS} or more)."
     )
+    alone = "Not known: one chain cannot tell. Its worst parameter has {summary.ess_min:whole} effective samples."
     return decide(
+        run,
         "Do the chains agree with each other?",
         (rhat is None and ess is None and few, "unknown", "Not known: fewer than four draws per chain are kept."),
         (rhat is None and ess is None, "unknown", "Not known: no diagnostics were computed."),
-        (bool(frozen), "bad", "No: {frozen} of the parameters never moved in some chain, the first is {first}."),
-        (rhat is None, "unknown", "Not known: one chain cannot tell. Its worst parameter has {ess} effective samples."),
+        (frozen, "bad", "No: {frozen} of the parameters never moved in some chain, the first is θ[{first}]."),
+        (rhat is None, "unknown", alone),
         ((rhat or 0) > RHAT_CONCERN, "bad", "No: they still differ, or have not moved far enough to tell." + numbers),
         ((rhat or 0) <= RHAT_LIMIT and (ess or 0) >= ENOUGH_ESS, "good", "Yes." + numbers),
         (True, "note-mark", "Nearly: enough for a look, not for fine detail." + numbers),
-        rhat=number(rhat, 4),
-        ess=whole(ess),
-        limit=RHAT_LIMIT,
-        concern=RHAT_CONCERN,
-        enough=ENOUGH_ESS,
         frozen=len(frozen),
-        first=f"θ[{frozen[0]}]" if frozen else "",
+        first=frozen[0] if frozen else 0,
     )
 
 
@@ -93,68 +91,54 @@ def worst_exact(plan: PlanFile | None) -> float | None:
 
 def distance(run: Run) -> Verdict:
     """Judge W2²: by the exact law where hardly anything is clipped, else from chains, less their floor."""
-    question, plan, measured = "How far from the true posterior?", run.plan, _measured(run)
+    plan, exact, uncounted, measured = run.plan, worst_exact(run.plan), clipping_unknown(run), _measured(run)
     posterior = None if run.rebuilt is None else run.rebuilt.inputs.posterior
-    variance = float(np.trace(posterior.exact.covariance)) if isinstance(posterior, HasLaw) else None
-    exact = worst_exact(plan)
-    uncounted = clipping_unknown(run)
+    variance = float(np.trace(posterior.exact.covariance)) if isinstance(posterior, HasLaw) else np.nan
     by_law = exact is not None and not often_clipped(run) and not (uncounted and measured is not None)
-    if plan is None or not (by_law or measured):
-        softmax = run.scenario is not None and run.scenario.posterior.model == "softmax"
-        return decide(
-            question,
-            (softmax, "unknown", "Not known: this model's posterior has no closed form."),
-            (
-                often_clipped(run),
-                "unknown",
-                "Not known: one chain cannot measure it, and the exact law ignores clipping.",
-            ),
-            (True, "unknown", "Not known: no distance was measured."),
+    nothing = not by_law and measured is None
+    softmax = run.scenario is not None and run.scenario.posterior.model == "softmax"
+    found = measured or MeasuredDistance(np.nan, np.nan, np.nan, np.nan)
+    excess, doubt = max(0.0, found.mean - found.floor), 2 * found.floor_sd
+    w2_sq = exact if exact is not None and by_law else excess
+    ratio = w2_sq / variance
+    unseen = not by_law and excess <= doubt and found.floor + doubt > CLOSE * variance
+    sentence = "W2² is {w2_sq} by the exact law, which ignores clipping"
+    if not by_law:
+        sentence = (
+            "W2² is {w2_sq} ± {found.error:2} on average over the kept rounds, measured from {chains} chains less "
+            "{found.floor:2}, which perfect samples would show"
         )
-    start = plan.constants.initial_w2_sq if plan.coordinates != "whitened" else None
-    end = ", {times} the posterior's total variance ({variance})" if variance else ""
-    end += "; it was {start} at the start." if start else "."
-    numbers = {"variance": number(variance), "start": number(start)}
-    if by_law or measured is None:
-        ratio = (exact or 0.0) / (variance or np.nan)
-        law = "W2² is {w2_sq} by the exact law, which ignores clipping" + end
-        return decide(
-            question,
-            (uncounted, "unknown", law + " Devices do not tell how much was clipped."),
-            (variance is None, "unknown", law),
-            (ratio < CLOSE, "good", "Close. " + law),
-            (ratio < FAR, "note-mark", "Roughly there. " + law),
-            (True, "bad", "Far: these are not samples of it. " + law),
-            w2_sq=number(exact),
-            times=_times(ratio),
-            **numbers,
-        )
-    excess, doubt, size = max(0.0, measured.mean - measured.floor), 2 * measured.floor_sd, variance or np.nan
-    chains = (
-        "W2² is {excess} ± {error} on average over the kept rounds, measured from {chains} chains less {floor}, which "
-        "perfect samples would show" + end
+    sentence += ", {times} the posterior's total variance ({variance})" if np.isfinite(ratio) else ""
+    started = plan is not None and plan.constants.initial_w2_sq and plan.coordinates != "whitened"
+    sentence += "; it was {start} at the start." if started else "."
+    cannot = (
+        "Cannot be told from {chains} chains: they show {found.mean}, and perfect samples would show {found.floor} ± "
+        "{doubt:2}. More chains see more."
     )
-    unseen = excess <= doubt and measured.floor + doubt > CLOSE * size
     return decide(
-        question,
+        run,
+        "How far from the true posterior?",
+        (nothing and softmax, "unknown", "Not known: this model's posterior has no closed form."),
         (
-            unseen,
+            nothing and often_clipped(run),
             "unknown",
-            "Cannot be told from {chains} chains: they show {mean}, and perfect samples would show {floor} ± {doubt}. "
-            "More chains see more.",
+            "Not known: one chain cannot measure it.",
         ),
-        (excess / size < CLOSE, "good", "Close. " + chains),
-        ((excess - 2 * measured.error) / size > FAR, "bad", "Far: these are not samples of it. " + chains),
-        (excess / size >= FAR, "note-mark", "Probably far. " + chains),
-        (True, "note-mark", "Roughly there. " + chains),
-        excess=number(excess),
-        error=number(measured.error, 2),
-        floor=number(measured.floor, 2),
-        mean=number(measured.mean),
-        doubt=number(doubt, 2),
-        chains="" if run.scenario is None else number(run.scenario.sampler.chains),
-        times=_times(excess / size),
-        **numbers,
+        (nothing, "unknown", "Not known: no distance was measured."),
+        (by_law and uncounted, "unknown", sentence + " Devices do not tell how much was clipped."),
+        (np.isnan(ratio), "unknown", sentence),
+        (unseen, "unknown", cannot),
+        (ratio < CLOSE, "good", "Close. " + sentence),
+        (ratio < FAR, "note-mark", "Roughly there. " + sentence),
+        (by_law or (excess - 2 * found.error) / variance > FAR, "bad", "Far: these are not samples of it. " + sentence),
+        (True, "note-mark", "Probably far. " + sentence),
+        w2_sq=w2_sq,
+        found=found,
+        doubt=doubt,
+        variance=variance,
+        times=f"{percent(ratio)} of" if ratio < 2 else f"{number(ratio)} times",
+        chains=run.scenario and run.scenario.sampler.chains,
+        start=plan and plan.constants.initial_w2_sq,
     )
 
 
@@ -166,10 +150,6 @@ def _measured(run: Run) -> MeasuredDistance | None:
     assert isinstance(posterior, HasLaw)
     chains = run.scenario.sampler.chains
     return measured_distance(posterior.exact, estimate.per_round, estimate.worst, estimate.worst_se, chains)
-
-
-def _times(ratio: float) -> str:
-    return f"{percent(ratio)} of" if ratio < 2 else f"{number(ratio)} times"
 
 
 @lru_cache(maxsize=1)
@@ -192,20 +172,21 @@ def resembles(run: Run) -> Verdict | None:
     z = np.abs(compared.z[np.isfinite(compared.z)])
     exact = run.rebuilt is not None and isinstance(run.rebuilt.inputs.posterior, HasLaw)
     sentence = (
-        " Their standard deviations are {low} to {high} times those of the {law}, and their means are up to {off} of "
-        "them away{z}."
+        " Their standard deviations are {low} to {high} times those of the {law}, and their means are up to {off:2} "
     )
+    sentence += "of them away, |z| = {z:2}." if z.size else "{off:2} of them away."
     too_noisy = "" if noise is None or noise.mark == "good" else f" {noise.reason.partition('</b> ')[2]}"
     return decide(
+        run,
         "Do samples resemble the posterior?",
         (factor > (1 + UNLIKE) * (1 + doubt) or shifted > UNLIKE, "bad", f"No.{sentence}{too_noisy}"),
         (factor > (1 + ALIKE) * (1 + doubt) or shifted > ALIKE, "note-mark", f"Roughly.{sentence}{too_noisy}"),
         (True, "good", f"Yes.{sentence}"),
-        low=number(float(ratio.min())),
-        high=number(float(ratio.max())),
+        low=ratio.min(),
+        high=ratio.max(),
         law="posterior" if exact else "Laplace approximation",
-        off=number(float(off.max()), 2),
-        z=f", |z| = {number(float(z.max()), 2)}" if z.size else "",
+        off=off.max(),
+        z=z.max(initial=0.0),
     )
 
 
@@ -220,6 +201,7 @@ def noisy(run: Run) -> Verdict | None:
         "samples spread wider than the posterior."
     )
     return decide(
+        run,
         "Too much noise?",
         (times.max() >= 10, "bad", excess),
         (times.max() > 1 + 1e-6, "note-mark", excess),
@@ -227,7 +209,7 @@ def noisy(run: Run) -> Verdict | None:
         (True, "good", "No: the channel's noise never exceeds what sampling needs, and the server adds the rest."),
         count=int(np.sum(times > 1 + 1e-6)),
         rounds=times.size,
-        worst=number(float(times.max())),
+        worst=times.max(),
     )
 
 
@@ -237,19 +219,17 @@ def clipped(run: Run) -> Verdict | None:
         return None
     rate, examples = run.summary.clip_rate, run.summary.example_clip_rate
     worst = max(rate.samples or 0.0, examples or 0.0)
-    counts = "{late} of the devices' gradients in the kept rounds"
-    counts += ", {early} during burn-in" if rate.burn_in is not None else ""
-    counts += ", and {examples} of single examples" if examples is not None else ""
+    counts = "{summary.clip_rate.samples:percent} of the devices' gradients in the kept rounds"
+    counts += ", {summary.clip_rate.burn_in:percent} during burn-in" if rate.burn_in is not None else ""
+    counts += ", and {summary.example_clip_rate:percent} of single examples" if examples is not None else ""
     return decide(
+        run,
         "Were gradients clipped?",
         (run.plan is not None and run.plan.privacy.spent is None, "good", "Never: this scheme does not clip."),
         (clipping_unknown(run), "unknown", "Not known: devices of a federation do not tell."),
         (worst >= MOSTLY, "bad", f"Mostly: {counts}. What is computed without clipping says nothing about this run."),
         (worst > OFTEN, "note-mark", f"Some: {counts}. What is computed without clipping is only a guide."),
         (True, "good", f"Hardly: {counts}."),
-        late=value("summary.clip_rate.samples", rate.samples, shown=percent(rate.samples)),
-        early=value("summary.clip_rate.burn_in", rate.burn_in, shown=percent(rate.burn_in)),
-        examples=value("summary.example_clip_rate", examples, shown=percent(examples)),
     )
 
 
@@ -259,30 +239,32 @@ def privacy(run: Run) -> Verdict | None:
         return None
     spending, shares = run.plan.privacy, run.plan.privacy.shares or [0.0]
     nothing = run.scenario is not None and run.scenario.privacy.epsilon is None
-    over = [] if nothing or spending.spent is None else _overspent(run, run.plan)
+    over = "" if nothing or spending.spent is None else _overspent(run, run.plan)
     sentence = (
-        "device {worst}, which spends the largest part of its budget, spends {part} of it{over}. ε ({adjacency}) is "
-        "that of one chain; publishing several chains of the same real devices would add up."
+        "device {worst}, which spends the largest part of its budget, spends {part:percent} of it{over}. ε "
+        "({adjacency}) is that of one chain; publishing several chains of the same real devices would add up."
     )
     return decide(
+        run,
         "Was the promise kept?",
         (nothing, "unknown", "None was made."),
         (spending.spent is None, "bad", "No: this scheme does not clip, so no finite ε would be true."),
-        (bool(over), "bad", f"No: {sentence}"),
+        (over, "bad", f"No: {sentence}"),
         (True, "good", f"Yes: {sentence}"),
         worst=int(np.argmax(shares)),
-        part=percent(max(shares)),
-        over="".join(f"; {each}" for each in over),
+        part=max(shares),
+        over=over,
         adjacency=spending.adjacency,
     )
 
 
-def _overspent(run: Run, plan: PlanFile) -> list[str]:
+def _overspent(run: Run, plan: PlanFile) -> str:
     """Return what says that more was spent than was promised: budgets, ε of every device, and the ledger."""
     assert run.scenario is not None
     promised = np.broadcast_to(np.asarray(run.scenario.privacy.epsilon, dtype=float), (plan.constants.devices,))
     spent = np.array(plan.privacy.epsilon_each or promised, dtype=float)  # None: nan
-    above = np.flatnonzero(~(spent <= promised * (1 + ROUNDING)))
+    above = ~(spent <= promised * (1 + ROUNDING))
+    k = int(np.argmax(above))
     stated = 0.0 if run.summary is None else run.summary.epsilon_spent or 0.0
     part = 0.0
     if run.ledger is not None:
@@ -290,27 +272,26 @@ def _overspent(run: Run, plan: PlanFile) -> list[str]:
     how = plan.privacy.adjacency
     cases = [
         (max(plan.privacy.shares or [0.0]) > 1 + ROUNDING, "that is more than all of it"),
-        *(
-            (True, f"ε ({how}) of device {k} is {number(spent[k], 4)}, promised was {number(promised[k])}")
-            for k in above[:1]
-        ),
+        (above.any(), f"ε ({how}) of device {k} is {number(spent[k], 4)}, promised was {number(promised[k])}"),
         (stated > promised.max() * (1 + ROUNDING), f"summary.json has ε = {number(stated, 4)} ({how})"),
         (part > 1 + ROUNDING, f"by the ledger a device has spent {percent(part)} of its budget"),
     ]
-    return [sentence for holds, sentence in cases if holds]
+    return "".join(f"; {sentence}" for holds, sentence in cases if holds)
 
 
 def predictions(run: Run) -> Verdict | None:
     """Judge accuracy and calibration on the test set."""
     if run.summary is None or run.summary.accuracy is None or run.summary.ece is None:
         return None
-    sentence = "{accuracy} of test examples are labelled correctly, and stated confidences are off by {ece} on average"
+    sentence = (
+        "{summary.accuracy:percent} of test examples are labelled correctly, and stated confidences are off by "
+        "{summary.ece:percent} on average"
+    )
     return decide(
+        run,
         "Can the predictions be trusted?",
         (run.summary.ece < 0.05, "good", f"{sentence}: well calibrated."),
         (True, "note-mark", f"{sentence}."),
-        accuracy=percent(run.summary.accuracy),
-        ece=percent(run.summary.ece),
     )
 
 
