@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import chndtr, ndtr
 
-from wflmc.errors import InputError, Shown
+from wflmc.errors import InputError, Shown, wrong_length
 from wflmc.keys import host_generator
 from wflmc.recursion import first_order
 
@@ -93,7 +93,7 @@ def _amplitude(power: ArrayLike, devices: int) -> NDArray[np.float64]:
     """Return √E|h|² per device, from one mean power or one per device (path loss)."""
     values = np.asarray(power, dtype=float)
     if values.ndim > 1 or values.size not in (1, devices):
-        raise InputError("link.power", values.tolist(), f"one number, or one for each of the {devices} devices")
+        raise wrong_length("link.power", values.tolist(), devices)
     if not np.all((values > 0) & np.isfinite(values)):
         raise InputError("link.power", values.tolist(), "finite and above 0")
     return np.broadcast_to(np.sqrt(values).reshape(-1), (devices,))
@@ -249,7 +249,7 @@ class Link(Shown):
         """Return P_k/(m N0) as a ratio, for every device."""
         levels = np.asarray(self.snr_db, dtype=float).reshape(-1)
         if levels.size not in (1, devices):
-            raise InputError("snr_db", levels.tolist(), f"one number, or one for each of the {devices} devices")
+            raise wrong_length("snr_db", levels.tolist(), devices)
         return np.broadcast_to(10 ** (levels / 10), (devices,))
 
     @property

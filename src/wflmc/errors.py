@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from html import escape
 from numbers import Number
@@ -30,7 +30,7 @@ class Words(str):
 
 
 def in_words(value: Any) -> Any:
-    """A value that may be shown, or words for one that may hold data: arrays by their shape, others by their type.
+    """Return a value that may be shown, or words for one that may hold data: the shape of an array, else the type.
 
     >>> in_words(0.5), in_words(np.zeros((4, 2))), in_words([1.5] * 9)
     (0.5, an array of type float64 and shape (4, 2), a list of 9 values)
@@ -78,7 +78,7 @@ def _counted(names: str, count: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A number, text or range in a few characters."""
+    """Return a number, text or range in a few characters."""
     if isinstance(value, str | int):
         return str(value)
     numbers = np.asarray(value, dtype=float)
@@ -87,7 +87,7 @@ def _text(value: Any) -> str:
 
 
 def fields_in_words(self: Any) -> str:
-    """What `without_data` shows."""
+    """Return the fields of a named tuple or dataclass, those that may hold data in words."""
     names = getattr(self, "_fields", None) or [field.name for field in dataclasses.fields(self)]
     return f"{type(self).__name__}({', '.join(f'{name}={in_words(getattr(self, name))!r}' for name in names)})"
 
@@ -99,7 +99,7 @@ def without_data(kind: type[T]) -> type[T]:
 
 
 class InputError(ValueError):
-    """Bad input, said in one sentence.
+    """Bad input, said in one sentence; `missing`, `unknown`, `wrong_length` and `conflict` make those of their kinds.
 
     Args:
         key: the argument or scenario key at fault, such as `link.snr_db`.
@@ -110,11 +110,11 @@ class InputError(ValueError):
     def __init__(self, key: str, given: object, allowed: str) -> None:
         given = in_words(given)
         self.key, self.given, self.allowed = key, given, allowed
-        shown = str(given) if isinstance(given, Found) else repr(given)
+        shown = str(given) if isinstance(given, Found) else "missing" if given is None else repr(given)
         if len(shown) > 200:
             shown = shown[:197] + "..."
         start = f"{key} = {shown} was given"
-        if isinstance(given, Found | Words):
+        if given is None or isinstance(given, Found | Words):
             start = f"{key} {shown}" if isinstance(given, Found) else f"{key} is {shown}"
         end = "" if allowed.endswith("?") else "."
         super().__init__(f"{start}, but it must be {allowed}{end}")
@@ -122,6 +122,26 @@ class InputError(ValueError):
     def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str]]:
         """Errors cross process borders by their parts."""
         return type(self), (self.key, self.given, self.allowed)
+
+
+def missing(key: str, reason: str) -> InputError:
+    """Return the error for something that has to be given, `reason` saying when."""
+    return InputError(key, None, f"given {reason}")
+
+
+def unknown(key: str, given: object, known: Iterable[str]) -> InputError:
+    """Return the error for a name that is none of those that are known."""
+    return InputError(key, given, f"one of {', '.join(known)}")
+
+
+def wrong_length(key: str, given: object, devices: int) -> InputError:
+    """Return the error for a list that has neither one value nor one for each device."""
+    return InputError(key, given, f"one number, or one for each of the {devices} devices")
+
+
+def conflict(key: str, given: object, reason: str) -> InputError:
+    """Return the error for something that must not be given, `reason` saying beside what or until when."""
+    return InputError(key, given, f"left out {reason}")
 
 
 class SamplingError(RuntimeError):

@@ -129,7 +129,7 @@ def test_what_cannot_be_published(run, tmp_path, call):
         ({"chains": 3}, r"3 chains of the same devices cost 3 times the loss, ε = 1\d\.\d+ instead of 8"),
         ({"chains": 0}, "must be 1"),
         ({"what": "keys"}, "one of draws, predictions, moments"),
-        ({"what": "predictions"}, "given with --features FILE"),
+        ({"what": "predictions"}, "--features is missing"),
         ({"what": "predictions", "features": run / "nothing"}, "a file that exists"),
         ({"features": run / "plan.json"}, "given with --what predictions alone"),
         ({"what": "predictions", "features": run / "plan.json"}, "an .npy file"),

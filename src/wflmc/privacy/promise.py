@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, Shown
+from wflmc.errors import InputError, Shown, wrong_length
 from wflmc.privacy.accountants import accountant_named, budget, epsilon_spent, positive
 
 Array = NDArray[np.float64]
@@ -106,7 +106,7 @@ class Privacy(Shown):
     def _per_device(self, name: str, devices: int) -> Array:
         values = np.asarray(getattr(self, name), dtype=float)
         if values.ndim > 1 or values.size not in (1, devices):
-            raise InputError(name, values.tolist(), f"one number, or one for each of the {devices} devices")
+            raise wrong_length(name, values.tolist(), devices)
         return np.broadcast_to(values.reshape(-1), (devices,))
 
     def clips(self, devices: int) -> Array:

@@ -13,20 +13,29 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError, without_data
+from wflmc.errors import (
+    InputError,
+    OverspendError,
+    SamplingError,
+    UnfinishedError,
+    conflict,
+    missing,
+    without_data,
+)
 from wflmc.evaluation import Evaluation, evaluate, preload
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.privacy import ForeignLedgerError, Ledger
 from wflmc.privacy.ledger import move_ledger, noise_of_another_run
 from wflmc.progress import ProgressBar
-from wflmc.runs.diagnosis import diagnose
+from wflmc.runs.advice import diagnose
 from wflmc.runs.documents import SIMULATED, Document, SummaryFile, plan_document, read_document, summary_document
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import extend_plan, make_plan, read_plan
@@ -62,12 +71,12 @@ class Request(NamedTuple):
 class Settings(Document):
     """about.json in a checkpoint: what the plan there does not say of the run."""
 
-    start: int
-    memory: float | None
-    ledger: str | None
-    asked: str
+    start: int = 0
+    memory: float | None = None
+    ledger: str | None = None
+    asked: str = ""
     """The scenario as it was asked for, before anything in it was settled."""
-    keep_burn_in: bool
+    keep_burn_in: bool = False
 
 
 @without_data
@@ -178,14 +187,14 @@ def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
     if (request.scenario is None) == (request.plan is None):
         raise InputError("scenario", request.scenario, "either a scenario file or --plan FILE, one of the two")
     if request.more is not None:
-        raise InputError("--more", request.more, "given with --resume DIR")
+        raise conflict("--more", request.more, "or given with --resume DIR")
     if request.plan is not None:
         if request.overrides:
-            raise InputError("--set", request.overrides[0], "left out with --plan, which is already made")
+            raise conflict("--set", request.overrides[0], "with --plan, which is already made")
         scenario, inputs, plan = read_plan(request.plan)
         secret = _secret(scenario)
         if np.any(plan.ledger > inputs.spent * (1 + 1e-9)) and request.ledger is None:
-            raise InputError("--ledger", None, "given: this plan was made from what a ledger leaves")
+            raise missing("--ledger", "with a plan that was made from what a ledger leaves")
     else:
         scenario = load_scenario(str(request.scenario), request.overrides)
         if folder is not None and _is_stopped_here(folder, scenario, request):
@@ -198,17 +207,11 @@ def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
     path = None if request.ledger is None else Path(request.ledger).resolve()
     if path is None and folder is not None and plan.clips:
         path = folder / "ledger.jsonl"
-    settings = _new_settings(request, to_toml(scenario))
+    settings = Settings(memory=request.memory, asked=to_toml(scenario), keep_burn_in=bool(request.keep_burn_in))
     task = Task(scenario, inputs, plan, folder, path, settings, secret=secret)
     if folder is not None:
         _refuse_folder(folder, task, request, say)
     return task
-
-
-def _new_settings(request: Request, asked: str, start: int = 0) -> Settings:
-    return Settings(
-        start=start, memory=request.memory, ledger=None, asked=asked, keep_burn_in=bool(request.keep_burn_in)
-    )
 
 
 def _secret(scenario: Scenario) -> jax.Array | None:
@@ -219,11 +222,8 @@ def _secret(scenario: Scenario) -> jax.Array | None:
 def _refuse_folder(folder: Path, task: Task, request: Request, say: Say) -> None:
     """Refuse a folder whose samples or noise must not be mixed with this run's; set another run's ledger aside."""
     scenario = folder / "scenario.toml"
-    if (
-        scenario.is_file()
-        and (folder / "trace.nc").is_file()
-        and 'seed = "secret"' in scenario.read_text(encoding="utf-8")
-    ):
+    finished = scenario.is_file() and (folder / "trace.nc").is_file()
+    if finished and 'seed = "secret"' in scenario.read_text(encoding="utf-8"):
         why = "samples of a secret seed cannot be drawn again, and their losses add up with those of another run"
         raise InputError("--out", str(folder), f"another folder: {why} (--ledger keeps count of both)")
     if not task.plan.clips:
@@ -274,11 +274,11 @@ def _resume_task(request: Request) -> Task:
         ("--keep-burn-in", request.keep_burn_in),
     ):
         if value:
-            raise InputError(option, value, "left out with --resume, which goes on with what a folder holds")
+            raise conflict(option, value, "with --resume, which goes on with what a folder holds")
     folder = Path(str(request.resume)).expanduser()
     if _settings(folder) is not None:
         if request.more is not None:
-            raise InputError("--more", request.more, "left out until the run that was stopped is finished")
+            raise conflict("--more", request.more, "until the run that was stopped is finished")
         return _stopped_task(folder, request.memory)
     if (folder / "federation").exists():
         raise InputError("--resume", str(folder), "a folder of `wflmc run`; `wflmc federate` goes on with a federation")
@@ -289,7 +289,7 @@ def _resume_task(request: Request) -> Task:
     scenario, inputs, plan = read_plan(folder / "plan.json", option="--resume")
     kept = _summary(folder).ledger
     path = None if kept is None else folder / kept.file
-    settings = _new_settings(request, "", len(plan.rounds))
+    settings = Settings(start=len(plan.rounds), memory=request.memory)
     task = Task(scenario, inputs, plan, folder, path, settings, secret=_secret(scenario))
     ledger = _open_ledger(task)
     longer = extend_plan(scenario, inputs, plan, request.more, plan.ledger if ledger is None else ledger.spent)
@@ -426,13 +426,11 @@ def _stored_trace(task: Task) -> Trace:
 
 def _join(before: Trace, after: Trace, plan: Plan) -> Trace:
     """Return one trace of rounds that were run before and after."""
-    return Trace(
-        np.concatenate([before.theta, after.theta], axis=1),
-        np.concatenate([before.clip_rate, after.clip_rate], axis=1),
-        before.burn_in_clip_rate,
-        before.warmup,
-        (plan,),
-        after.velocity,
-        before.warmup_clip_rate,
-        after.key,
+    return replace(
+        before,
+        theta=np.concatenate([before.theta, after.theta], axis=1),
+        clip_rate=np.concatenate([before.clip_rate, after.clip_rate], axis=1),
+        plans=(plan,),
+        velocity=after.velocity,
+        key=after.key,
     )

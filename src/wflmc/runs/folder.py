@@ -88,8 +88,6 @@ class Draws(NamedTuple):
     """[chain, draw, m]."""
     every: int
     """1, or that only every so many-th draw was read."""
-    shape: tuple[int, int] | None = None
-    """Draws and m, as they are in the file."""
     early: NDArray[np.float64] | None = None
     """[chain, round, m] of burn-in, where it was kept."""
 
@@ -148,8 +146,8 @@ def read_run(folder: Path) -> Run:
     _check_digests(folder, stopped)
     path = (folder / ".checkpoint" if unfinished else folder) / "plan.json"
     plan = read_document(path, PlanFile, "report") if path.exists() else None
-    path_of_summary = folder / "summary.json"
-    summary = read_document(path_of_summary, SummaryFile, "report") if path_of_summary.exists() else None
+    results = folder / "summary.json"
+    summary = read_document(results, SummaryFile, "report") if results.exists() else None
     scenario, text = _read_scenario(folder, plan)
     draws = None if unfinished else _read_draws(folder / "trace.nc", plan)
     ledger = _read_ledger(folder, summary, scenario)
@@ -223,7 +221,7 @@ def _read_draws(path: Path, plan: PlanFile | None) -> Draws | None:
         raise _damaged(path, "a sample is not a finite number")
     if plan is not None and (draws, dim) != (plan.constants.samples, plan.constants.dim):
         raise _damaged(path, "its samples are not those of plan.json")
-    return Draws(kept, min(every, draws), (draws, dim), early)
+    return Draws(kept, min(every, draws), early)
 
 
 def _read_ledger(folder: Path, summary: SummaryFile | None, scenario: Scenario | None) -> Ledger | None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, missing, unknown
 from wflmc.posterior.inputs import with_intercept
 from wflmc.runs.documents import PlanFile, Uncovered, read_document
 from wflmc.sampling.groups import write_groups
@@ -83,9 +83,9 @@ def statement_lines(statement: dict[str, Any]) -> list[str]:
 
 def _check_arguments(what: str, features: Path | None, out: Path) -> None:
     if what not in KINDS:
-        raise InputError("--what", what, f"one of {', '.join(KINDS)}")
+        raise unknown("--what", what, KINDS)
     if what == "predictions" and features is None:
-        raise InputError("--what", what, "given with --features FILE, the rows to predict")
+        raise missing("--features", "with --what predictions: a file of the rows to predict")
     if what != "predictions" and features is not None:
         raise InputError("--features", str(features), "given with --what predictions alone")
     if features is not None and not features.is_file():

@@ -32,7 +32,7 @@ _CALLS: dict[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max": np.max
 
 
 def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Value:
-    """Value of an expression of numbers, + - * / **, brackets, min, max and the given names, of which some are arrays.
+    """Return the value of an expression of numbers, + - * / **, brackets, min, max and names, of numbers or arrays.
 
     A comparison (< <= > >=) is 1 where it holds and 0 elsewhere.
 
@@ -59,10 +59,8 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Valu
                 return 1.0 * _COMPARE[type(op)](value(left), value(right))
             case ast.Call(func=ast.Name(id=name), args=[_, *_] as parts, keywords=[]) if name in _CALLS:
                 return functools.reduce(_CALLS[name], map(value, parts))
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -value(operand)
-            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-                return value(operand)
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+                return -value(operand) if isinstance(sign, ast.USub) else value(operand)
         raise ValueError
 
     if len(text) > 200:

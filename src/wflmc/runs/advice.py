@@ -1,4 +1,7 @@
-"""Inverse questions: the smallest SNR, ε or number of burn-in rounds with which a plan reaches a target."""
+"""Advice by plans with other values: the diagnosis of a plan or run, and inverse questions.
+
+An inverse question asks for the smallest SNR, ε or number of burn-in rounds with which a plan reaches a target.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from wflmc.errors import InputError
-from wflmc.evaluation import exact_w2_sq, has_law
+from wflmc.errors import InputError, unknown
+from wflmc.evaluation import Evaluation, exact_w2_sq, has_law
+from wflmc.evaluation.causes import Change, Setting, find_causes
+from wflmc.planning import Plan
 from wflmc.runs.planning import make_plan, settle_burn_in
 from wflmc.scenario.build import Inputs, build, build_privacy
+from wflmc.scenario.files import plain
 from wflmc.scenario.schema import Scenario, irrelevant, with_values
 
 METRICS = ("bound", "exact")
@@ -99,11 +105,11 @@ def solve_for(
 def _check(scenario: Scenario, key: str, target: float, metric: str) -> None:
     power = scenario.policy.power
     if key not in RANGES:
-        raise InputError("--solve-for", key, f"one of {', '.join(RANGES)}")
+        raise unknown("--solve-for", key, RANGES)
     if key in irrelevant(scenario) or (key == "privacy.epsilon" and power in ("no-dp", "noiseless")):
         raise InputError("--solve-for", key, f"a key that matters with policy.power = {power!r}")
     if metric not in METRICS:
-        raise InputError("--metric", metric, f"one of {', '.join(METRICS)}")
+        raise unknown("--metric", metric, METRICS)
     if metric == "bound" and scenario.sampler.dynamics == "kinetic":
         raise InputError("--metric", metric, "'exact' with sampler.dynamics = 'kinetic', for which no bound is known")
     if not 0 < target < math.inf:
@@ -150,3 +156,51 @@ def _first_count(low: int, high: int, measure: Callable[[float], float], target:
     at = tried.index(best)
     around = range(tried[max(at - 1, 0)] + 1, tried[min(at + 1, len(tried) - 1)] + 1)
     return next((value for value in around if measure(value) <= target), min(around, key=measure, default=best))
+
+
+def diagnose(
+    scenario: Scenario, inputs: Inputs, plan: Plan, evaluation: Evaluation | None = None, *, changes: bool = True
+) -> list[dict[str, Any]]:
+    """Return what keeps samples from the posterior, worst first; empty where they are expected to be good.
+
+    Where a promise is made and all that the plan takes from the data was given as public, data are not looked at here
+    either.
+
+    Args:
+        changes: whether changes are tried, by plans with other values.
+    """
+    settled = {"sampler.burn_in": plan.burn_in, "sampler.step_schedule": "constant"}
+    if scenario.sampler.step_schedule == "planned":
+        settled["sampler.step_size"] = plan.step_size.tolist()
+
+    def replan(values: Mapping[str, Any]) -> Plan:
+        return make_plan(*with_changes(with_values(scenario, settled), inputs, values), ledger=plan.ledger)
+
+    slow = scenario.policy.objective == "exact" or scenario.policy.csi == "causal"
+    setting = Setting(scenario.link.snr_db, scenario.policy.power, replan, slow) if changes else None
+    causes = find_causes(plan, None if inputs.public else inputs.posterior, setting, evaluation)
+    return [
+        {
+            "cause": cause.cause,
+            "evidence": cause.evidence,
+            "cost": plain(float(cause.cost)),
+            "change": None if cause.change is None else _change(cause.change),
+            "instead": None if cause.instead is None else _change(cause.instead),
+            "text": str(cause),
+        }
+        for cause in causes
+    ]
+
+
+def _change(change: Change) -> dict[str, Any]:
+    expected = None
+    if change.expected is not None:
+        before, after = change.expected
+        expected = {"before": plain(float(before)), "after": plain(float(after)), "exact": change.exact}
+    return {
+        "key": change.key,
+        "value": change.value,
+        "direction": change.direction,
+        "with": dict(change.others),
+        "expected": expected,
+    }
