@@ -34,7 +34,7 @@ def test_by_densities_written_out(data, posterior, monkeypatch):
     mean = theta @ np.column_stack([X, np.ones(len(X))]).T
     density = norm.pdf(y, loc=mean).mean(1)
     for chunk in (2**27, 1000):  # a few rows at a time
-        monkeypatch.setattr("wflmc.evaluation.regression.CHUNK_BYTES", chunk)
+        monkeypatch.setattr("wflmc.evaluation.scores.CHUNK_BYTES", chunk)
         found = regression_scores(posterior, theta, X, y)
         np.testing.assert_allclose(found.nll, -np.log(density).mean(-1), rtol=1e-12)
         np.testing.assert_allclose(found.rmse, np.sqrt(np.mean((mean.mean(1) - y) ** 2, axis=-1)), rtol=1e-12)

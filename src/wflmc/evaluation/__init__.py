@@ -1,12 +1,19 @@
-"""What a trace is worth: distance to the posterior, calibration, convergence diagnostics, privacy spent."""
+"""Evaluation of a trace: distance to the posterior, calibration, convergence diagnostics, privacy spent."""
 
 from wflmc.evaluation.burn_in import choose_burn_in
-from wflmc.evaluation.calibration import Calibration, Reliability, calibration, predictive_scores, reliability
 from wflmc.evaluation.causes import Cause, Change, advise, find_causes
 from wflmc.evaluation.diagnostics import diagnose, preload
-from wflmc.evaluation.regression import Regression, regression_scores
+from wflmc.evaluation.scores import (
+    Calibration,
+    Regression,
+    Reliability,
+    calibration,
+    predictive_scores,
+    regression_scores,
+    reliability,
+)
 from wflmc.evaluation.summary import Evaluation, evaluate
-from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_ess, exact_w2_sq, floor_w2_sq, has_law
+from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_ess, exact_w2_sq, floor_w2_sq
 
 __all__ = [
     "Calibration",
@@ -25,7 +32,6 @@ __all__ = [
     "exact_w2_sq",
     "find_causes",
     "floor_w2_sq",
-    "has_law",
     "predictive_scores",
     "preload",
     "regression_scores",

@@ -51,31 +51,26 @@ def preload() -> None:
     threading.Thread(target=_arviz, daemon=True).start()
 
 
-def _dataset(theta: NDArray[Any]) -> Any:
-    import xarray as xr
-
-    return xr.Dataset({"theta": (("chain", "draw", "parameter"), np.asarray(theta, dtype=float))})
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
 def diagnose(theta: NDArray[Any]) -> Diagnostics:
-    """Diagnostics of theta[chain, draw, m]; None where ArviZ is missing or draws (R-hat: chains) are too few."""
-    arviz = _arviz() if theta.shape[1] >= 4 else None
-    frozen = np.flatnonzero((theta == theta[:, :1]).all(1).any(0)) if theta.shape[1] >= 4 else np.zeros(0, int)
+    """Return diagnostics of theta[chain, draw, m]; None where ArviZ is missing or draws (R-hat: chains) are too few."""
+    chains, draws, dim = theta.shape
+    if draws < 4:
+        return Diagnostics(None, None, None)
+    frozen = np.flatnonzero((theta == theta[:, :1]).all(1).any(0))
+    arviz = _arviz()
     if arviz is None:
         return Diagnostics(None, None, None, tuple(frozen.tolist()))
-    moving = np.delete(np.arange(theta.shape[2]), frozen)
-    several = theta.shape[0] > 1
-    rhat, bulk, tail = [], [], []
-    at_once = max(1, CHUNK_BYTES // (8 * theta.shape[0] * theta.shape[1]))
+    import xarray as xr
+
+    moving = np.delete(np.arange(dim), frozen)
+    worst = np.array([-np.inf, np.inf, np.inf])  # R-hat, ESS in the bulk and in the tails
+    at_once = max(1, CHUNK_BYTES // (8 * chains * draws))
     for at in range(0, moving.size, at_once):  # some parameters at a time, which bounds memory
-        data = _dataset(theta[:, :, moving[at : at + at_once]])
-        rhat.append(arviz.rhat(data)["theta"].values.max() if several else np.nan)
-        bulk.append(arviz.ess(data, method="bulk")["theta"].values.min())
-        tail.append(arviz.ess(data, method="tail")["theta"].values.min())
+        some = np.asarray(theta[:, :, moving[at : at + at_once]], dtype=float)
+        data = xr.Dataset({"theta": (("chain", "draw", "parameter"), some)})
+        rhat = arviz.rhat(data)["theta"].values.max() if chains > 1 else np.nan
+        bulk, tail = (arviz.ess(data, method=method)["theta"].values.min() for method in ("bulk", "tail"))
+        worst = np.array([max(worst[0], rhat), min(worst[1], bulk), min(worst[2], tail)])
     if frozen.size:
-        return Diagnostics(_number(max(rhat, default=np.nan)), 0.0, 0.0, tuple(frozen.tolist()))
-    return Diagnostics(_number(max(rhat)), _number(min(bulk)), _number(min(tail)))
+        worst[1:] = 0.0
+    return Diagnostics(*(float(value) if np.isfinite(value) else None for value in worst), tuple(frozen.tolist()))

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, Shown
-from wflmc.evaluation.calibration import Calibration, predictive_scores
 from wflmc.evaluation.diagnostics import diagnose
-from wflmc.evaluation.regression import Regression, regression_scores
-from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_ess, exact_w2_sq, has_law, with_floor
+from wflmc.evaluation.scores import Calibration, Regression, predictive_scores, regression_scores
+from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_ess, exact_w2_sq, with_floor
 from wflmc.posterior import Gaussian, GaussianPosterior
+from wflmc.posterior.base import HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
 
 FEW_CHAINS = 20
@@ -62,15 +62,20 @@ class Evaluation(Shown):
 
     @property
     def mean_scores(self) -> dict[str, float | None]:
-        """The scores on test data, averaged over chains; None for those that do not exist."""
-        found = {name: getattr(self.scores, name, None) for name in ("accuracy", "ece", "nll", "brier", "rmse")}
-        return {name: None if values is None else float(values.mean()) for name, values in found.items()}
+        """Return the scores on test data, averaged over chains; None for those that do not exist."""
+        scores = {} if self.scores is None else self.scores._asdict()
+        names = ("accuracy", "ece", "nll", "brier", "rmse")
+        return {name: float(scores[name].mean()) if name in scores else None for name in names}
+
+    @property
+    def worst_exact(self) -> float | None:
+        """Return the exact W2², worst after burn-in, while nothing is clipped."""
+        return None if self.exact_w2_sq is None else max(self.exact_w2_sq[self.burn_in :])
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings that follow from the samples; `wflmc.advise` says what would help."""
-        found = []
-        clipped = self.clip_rate["samples"] or 0.0
+        """Return warnings derived from the samples; `wflmc.advise` says what would help."""
+        found, clipped, exact = [], self.clip_rate["samples"] or 0.0, self.worst_exact
         if clipped > 0.01:
             what = "exact law" if self.bound is None else "bound"
             found.append(f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {what} ignores.")
@@ -90,8 +95,7 @@ class Evaluation(Shown):
                 f"{len(self.frozen)} of the parameters never moved in at least one chain ({some}): these have not "
                 "converged, whatever R-hat says of the others. The step size may be too small for float32."
             )
-        if self.w2_sq is not None and self.exact_w2_sq is not None:
-            exact = max(self.exact_w2_sq[self.burn_in :])
+        if self.w2_sq is not None and exact is not None:
             if self.w2_sq.worst > 10 * exact + self.w2_sq.resolution:
                 found.append(
                     f"The chains are at W2² = {self.w2_sq.worst:.3g}, the exact law without clipping at {exact:.3g}: "
@@ -108,7 +112,7 @@ class Evaluation(Shown):
     def _facts(self) -> dict[str, Any]:
         return {
             "w2_sq": None if self.w2_sq is None else self.w2_sq.worst,
-            "exact_w2_sq": None if self.exact_w2_sq is None else max(self.exact_w2_sq[self.burn_in :]),
+            "exact_w2_sq": self.worst_exact,
             "bound": self.bound,
             "rhat_max": self.rhat_max,
             "ess_min": self.ess_min,
@@ -122,11 +126,11 @@ class Evaluation(Shown):
     def __str__(self) -> str:
         lines = []
         if self.w2_sq is not None:
-            found, floor = f"{self.w2_sq.worst:.3g} ± {self.w2_sq.worst_se:.1g} (from chains)", self.w2_sq.floor
-            ideal = "" if floor is None else f"; as many perfect ones show {floor:.2g}"
-            lines.append(f"W2² worst after burn-in  {found}{ideal}")
-        if self.exact_w2_sq is not None:
-            lines.append(f"W2² worst after burn-in  {max(self.exact_w2_sq[self.burn_in :]):.3g} (exact, if unclipped)")
+            floor = "" if self.w2_sq.floor is None else f"; as many perfect ones show {self.w2_sq.floor:.2g}"
+            value = f"{self.w2_sq.worst:.3g} ± {self.w2_sq.worst_se:.1g}"
+            lines.append(f"W2² worst after burn-in  {value} (from chains){floor}")
+        if self.worst_exact is not None:
+            lines.append(f"W2² worst after burn-in  {self.worst_exact:.3g} (exact, if unclipped)")
         if self.exact_ess_min is not None:
             draws = len(self.exact_w2_sq or ()) - self.burn_in
             lines.append(f"ESS min of one chain     {self.exact_ess_min:.3g} of {draws} samples (exact, if unclipped)")
@@ -137,8 +141,8 @@ class Evaluation(Shown):
         if self.scores is not None:
             words = {"accuracy": "accuracy", "rmse": "RMSE", "ece": "ECE", "nll": "NLL", "brier": "Brier"}
             means = [(word, self.mean_scores[name]) for name, word in words.items()]
-            said = ", ".join(f"{word} {mean:.4f}" for word, mean in means if mean is not None)
-            lines.append(f"test set                 {said} (mean over chains)")
+            scores = ", ".join(f"{word} {mean:.4f}" for word, mean in means if mean is not None)
+            lines.append(f"test set                 {scores} (mean over chains)")
         if self.noise_ratio > 1.05:
             wider = f"samples spread some {self.noise_ratio**0.5:.2g} times too wide"
             lines.append(f"noise after burn-in      {self.noise_ratio:.3g} times what sampling needs: {wider}")
@@ -152,51 +156,41 @@ class Evaluation(Shown):
         return "\n".join(lines)
 
 
-def evaluate(trace: Trace, posterior: Any, test: tuple[ArrayLike, ArrayLike] | None = None) -> Evaluation:
-    """Distance to the posterior (where it is known), R-hat, ESS, clip rate, test scores and privacy spent.
+def evaluate(trace: Trace, posterior: Posterior | None, test: tuple[ArrayLike, ArrayLike] | None = None) -> Evaluation:
+    """Return distance to the posterior (where it is known), R-hat, ESS, clip rate, test scores and privacy spent.
 
     The privacy is that of one chain; chains are replicas for evaluation, and publishing several from the same
     devices would add their losses up.
 
     Args:
-        posterior: None where nobody holds all of the data: R-hat, ESS and the privacy are then all that can be said.
-        test: features[n, d] and targets[n], or labels[n] as in the training data, that predictions are tried on.
+        trace: of `sample`.
+        posterior: None where nobody holds all of the data: then only R-hat, ESS and the privacy are evaluated.
+        test: features[n, d] and targets[n], or labels[n] as in the training data, on which predictions are scored.
     """
     if not isinstance(trace, Trace):
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
-    known = has_law(posterior)
-    scored = regression_scores if isinstance(posterior, GaussianPosterior) else predictive_scores
-    if test is not None and scored is predictive_scores and not hasattr(posterior, "predict"):
-        raise InputError("test", "a test set", "left out for a model that does not predict by itself")
-    if test is not None and len(test) != 2:
-        raise InputError("test", f"{len(test)} values", "two: features[n, d] and targets or labels[n]")
-    several = trace.theta.shape[0] > 1
-    diagnostics = diagnose(trace.theta)
-    epsilons = [plan.epsilon_spent for plan in trace.plans]
-    spent = [value for value in epsilons if value is not None]
-    bounds = [plan.bound[plan.burn_in :].max() for plan in trace.plans if plan.bound is not None]
+    plans, distance, moving = trace.plans, None, None
+    known = posterior if isinstance(posterior, HasLaw) else None
+    if known is not None and trace.theta.shape[0] > 1:
+        distance = _distance(trace.theta, known.exact)
+        if known.coordinates is not None:
+            moving = _distance(known.coordinates.of(trace.theta), known.exact_in_coordinates)
+    spent = [plan.epsilon_spent for plan in plans if plan.epsilon_spent is not None]
+    bounds = [plan.bound[plan.burn_in :].max() for plan in plans if plan.bound is not None]
     return Evaluation(
-        w2_sq=_distance(trace.theta, posterior.exact) if known and several else None,
-        moving_w2_sq=_distance(posterior.coordinates_of(trace.theta), posterior.exact_in_coordinates)
-        if known and several and posterior.coordinates is not None
-        else None,
-        exact_w2_sq=tuple(exact_w2_sq(posterior, trace.plans).tolist()) if known else None,
-        exact_ess_min=float(exact_ess(posterior, trace.plans).min()) if known else None,
-        bound=None if len(bounds) < len(trace.plans) else float(max(bounds)),
+        w2_sq=distance,
+        moving_w2_sq=moving,
+        exact_w2_sq=None if known is None else tuple(exact_w2_sq(known, plans).tolist()),
+        exact_ess_min=None if known is None else float(exact_ess(known, plans).min()),
+        bound=None if len(bounds) < len(plans) else float(max(bounds)),
         burn_in=trace.plan.burn_in,
-        rhat_max=diagnostics.rhat_max,
-        ess_min=diagnostics.ess_min,
-        ess_tail_min=diagnostics.ess_tail_min,
-        frozen=diagnostics.frozen,
-        clip_rate={
-            "burn_in": _mean(trace.burn_in_clip_rate),
-            "samples": _mean(trace.clip_rate),
-        },
+        **diagnose(trace.theta)._asdict(),
+        clip_rate={"burn_in": _mean(trace.burn_in_clip_rate), "samples": _mean(trace.clip_rate)},
         example_clip_rate=_examples_clipped(trace, posterior),
-        scores=None if test is None else scored(posterior, trace.theta, *test),
-        epsilon_spent=max(spent) if len(spent) == len(epsilons) else None,
-        spent_before=any(np.any(plan.ledger) for plan in trace.plans),
-        noise_ratio=float(np.mean([plan.noise_ratio for plan in trace.plans])),
+        scores=None if test is None else _scores(trace, posterior, test),
+        epsilon_spent=None if len(spent) < len(plans) else max(spent),
+        spent_before=any(np.any(plan.ledger) for plan in plans),
+        noise_ratio=float(np.mean([plan.noise_ratio for plan in plans])),
         adjacency=trace.plan.privacy.adjacency,
     )
 
@@ -206,16 +200,25 @@ def _distance(theta: NDArray[Any], exact: Gaussian) -> Distance:
 
 
 def _mean(rates: NDArray[Any]) -> float | None:
-    """The mean; None where there are none, or where nobody was told (nan)."""
+    """Return the mean; None where there are no rates, or where devices do not report them (nan)."""
     return None if not rates.size or np.isnan(rates).any() else float(rates.mean())
 
 
-def _examples_clipped(trace: Trace, posterior: Any) -> float | None:
-    """The share of examples whose gradient exceeds its clip, at the last sample of a few chains."""
+def _scores(trace: Trace, posterior: Posterior | None, test: tuple[ArrayLike, ArrayLike]) -> Calibration | Regression:
+    if len(test) != 2:
+        raise InputError("test", f"{len(test)} values", "two: features[n, d] and targets or labels[n]")
+    if isinstance(posterior, GaussianPosterior):
+        return regression_scores(posterior, trace.theta, *test)
+    if isinstance(posterior, Predicts):
+        return predictive_scores(posterior, trace.theta, *test)
+    raise InputError("test", "a test set", "left out for a model that does not predict by itself")
+
+
+def _examples_clipped(trace: Trace, posterior: Posterior | None) -> float | None:
+    """Return the share of examples whose gradient exceeds its clip, at the last sample of a few chains."""
     plans, last = trace.plans, trace.theta[:FEW_CHAINS, -1]
-    untold = bool(np.all(np.isnan(trace.clip_rate)))  # devices of a federation do not tell
-    if posterior is None or untold or not any(np.isfinite(plan.example_clip).any() for plan in plans):
+    unreported = bool(np.all(np.isnan(trace.clip_rate)))  # by the devices of a federation
+    if posterior is None or unreported or not any(np.isfinite(plan.example_clip).any() for plan in plans):
         return None
-    norms = posterior.example_norms(last)
     limits = [np.repeat(plan.example_clip, posterior.sizes) for plan in plans[: len(last)]]
-    return float(np.mean(norms > np.stack(limits)))
+    return float(np.mean(posterior.example_norms(last) > np.stack(limits)))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from wflmc.planning import Plan
 from wflmc.posterior import Gaussian, Motion, pool, w2_squared
+from wflmc.posterior.base import HasLaw
 from wflmc.recursion import first_order
 
 Array = NDArray[np.float64]
@@ -41,30 +42,25 @@ class Distance(NamedTuple):
         return (self.floor or 0.0) + 5 * max(self.worst_se, self.floor_sd)
 
 
-def has_law(posterior: Any) -> bool:
-    """Whether a model knows the exact law of its chains."""
-    return hasattr(posterior, "law")
-
-
-def exact_w2_sq(posterior: Any, plan: Plan | Sequence[Plan]) -> Array:
-    """The true W2²[S] of the chain's law to the posterior while no gradient is clipped: no Monte Carlo error.
+def exact_w2_sq(posterior: HasLaw, plan: Plan | Sequence[Plan]) -> Array:
+    """Return the true W2²[S] of the chain's law to the posterior while no gradient is clipped: no Monte Carlo error.
 
     Over several plans (one per channel realisation) it is that of their pooled mean and covariance.
     """
     plans = [plan] if isinstance(plan, Plan) else list(plan)
-    together = Motion(
+    motion = Motion(
         np.stack([p.step_size for p in plans]),
         np.stack([p.weight_received for p in plans]),
         plans[0].init,
         jax.tree.map(lambda *each: np.array(each)[:, None], *(p.dynamics for p in plans)),
         np.array([[p.downlink_noise] for p in plans]),
     )
-    laws = posterior.chain(together).law(np.stack([p.noise_variance for p in plans]))
+    laws = posterior.chain(motion).law(np.stack([p.noise_variance for p in plans]))
     return w2_squared(pool(laws), posterior.exact)
 
 
-def exact_ess(posterior: Any, plan: Plan | Sequence[Plan], bias: bool = False) -> Array:
-    """Effective sample size [m] of the kept rounds of one chain while no gradient is clipped: no Monte Carlo error.
+def exact_ess(posterior: HasLaw, plan: Plan | Sequence[Plan], bias: bool = False) -> Array:
+    """Return the effective sample size [m] of the kept rounds of one chain while no gradient is clipped: no Monte Carlo error.
 
     It is Σ_ii/V_i: the posterior's variance of a parameter over that of the mean of its S_u kept samples, so many
     independent draws from the posterior have a mean that spreads as little. V_i is over repetitions of the whole
@@ -88,7 +84,7 @@ def exact_ess(posterior: Any, plan: Plan | Sequence[Plan], bias: bool = False) -
 
 
 def _moments(theta: Array, counts: Array) -> Gaussian:
-    """Mean and covariance per round of chains that occur `counts` times: theta[chain, draw, m], counts[b, chain]."""
+    """Return mean and covariance per round of chains that occur `counts` times: theta[chain, draw, m], counts[b, chain]."""
     total = counts.sum(-1)[:, None, None]
     mean = np.einsum("bc,cdm->bdm", counts, theta) / total
     second = np.einsum("bc,cdm,cdn->bdmn", counts, theta, theta, optimize=True)
@@ -97,7 +93,7 @@ def _moments(theta: Array, counts: Array) -> Gaussian:
 
 
 def estimate_w2_sq(theta: NDArray[Any], exact: Gaussian, *, resamples: int = 100, seed: int = 0) -> Distance:
-    """Plug-in W2² from chains: theta[chain, draw, m] against the exact posterior.
+    """Return the plug-in W2² of chains: theta[chain, draw, m] against the exact posterior.
 
     The estimate is biased upwards (a floor near 1e-4 for 100 chains of the paper's study), and so is its
     maximum over rounds; the exact law has no such floor.
@@ -147,7 +143,7 @@ def with_floor(distance: Distance, theta: NDArray[Any], exact: Gaussian) -> Dist
 def floor_w2_sq(
     exact: Gaussian, step_size: float, chains: int, draws: int, *, replicas: int = 50, seed: int = 0
 ) -> tuple[float, float]:
-    """What `estimate_w2_sq(...).worst` gives for perfect samples: its mean over replicas, and the standard error.
+    """Return what `estimate_w2_sq(...).worst` gives for perfect samples: its mean over replicas, and the standard error.
 
     The chains are those of an ideal sampler: every draw has exactly the posterior's law, and successive draws are as
     correlated as in continuous Langevin dynamics, exp(−η λ) along an eigenvector of the Hessian with eigenvalue λ.
@@ -161,7 +157,7 @@ def floor_w2_sq(
 def _perfect(
     generator: np.random.Generator, variance: Array, memory: Array, replicas: int, chains: int, draws: int
 ) -> Array:
-    """The worst estimate of every replica of perfect chains, whose draws are correlated by memory[m]."""
+    """Return the worst estimate of every replica of perfect chains, whose draws are correlated by memory[m]."""
     shocks = generator.standard_normal((draws, replicas * chains, variance.size))
     shocks[1:] *= np.sqrt(1 - memory**2)
     theta = np.sqrt(variance) * np.stack(
@@ -173,6 +169,6 @@ def _perfect(
 
 
 def _replica_moments(theta: Array) -> Gaussian:
-    """Mean and covariance over the last axis but one."""
+    """Return mean and covariance over the last axis but one."""
     away = theta - theta.mean(-2, keepdims=True)
     return Gaussian(theta.mean(-2), np.swapaxes(away, -1, -2) @ away / (theta.shape[-2] - 1))

@@ -1,4 +1,4 @@
-"""How good probabilities are: accuracy, calibration error, negative log-likelihood, Brier score, reliability."""
+"""How good predictions are: scores of predicted probabilities, and of predicted numbers, on test data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp
 
 from wflmc.errors import InputError
+from wflmc.posterior import GaussianPosterior
+from wflmc.posterior.base import Predicts
+from wflmc.posterior.inputs import checked
 
 Array = NDArray[np.float64]
 
@@ -34,32 +38,29 @@ class Calibration(NamedTuple):
 
 
 def calibration(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -> Calibration:
-    """Scores of probabilities[..., n, C] against labels[n].
+    """Return scores of probabilities[..., n, C] against labels[n].
 
     Bins are (j/bins, (j+1)/bins] on [0, 1], by the probability of the predicted class (Guo et al. 2017).
     """
     p, truth = np.asarray(probabilities, dtype=float), np.asarray(labels)
     _check(p, truth, bins)
     front, count = p.shape[:-2], truth.size
-    p = p.reshape(-1, *p.shape[-2:])
     top, hit = p.max(-1), p.argmax(-1) == truth
-    of_label = p[:, np.arange(count), truth]
-    # Σ_c (p_c − 1[c])² = Σ_c p_c² − 2 p_label + 1.
-    brier = (p**2).sum(-1) - 2 * of_label + 1
+    of_label = p[..., np.arange(count), truth]
     bin_of = np.clip(np.searchsorted(np.arange(bins + 1) / bins, top, side="left") - 1, 0, bins - 1)
-    place = (bin_of + bins * np.arange(len(p))[:, None]).ravel()
+    place = bin_of.reshape(-1, count) + bins * np.arange(top.size // count)[:, None]
 
     def per_bin(values: NDArray[Any]) -> Array:
-        total: Array = np.bincount(place, values.ravel().astype(float), bins * len(p)).astype(float)
-        return total.reshape(*front, bins)
+        total = np.bincount(place.ravel(), values.ravel().astype(float), bins * len(place)).astype(float)
+        return np.asarray(total.reshape(*front, bins))
 
     held, sure, right = per_bin(np.ones_like(top)), per_bin(top), per_bin(hit)
     with np.errstate(invalid="ignore", divide="ignore"):
         return Calibration(
-            accuracy=hit.mean(-1).reshape(front),
+            accuracy=hit.mean(-1),
             ece=np.abs(sure - right).sum(-1) / count,
-            nll=-np.log(of_label).mean(-1).reshape(front),
-            brier=brier.mean(-1).reshape(front),
+            nll=-np.log(of_label).mean(-1),
+            brier=((p**2).sum(-1) - 2 * of_label + 1).mean(-1),  # Σ_c (p_c − 1[c])² = Σ_c p_c² − 2 p_label + 1
             confidence=sure / held,
             observed=right / held,
             share=held / count,
@@ -67,7 +68,7 @@ def calibration(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -
 
 
 def _check(p: Array, truth: NDArray[Any], bins: int) -> None:
-    """Refuse what is no table of probabilities with a label for each row."""
+    """Refuse all but a table of probabilities with a label for each row."""
     if p.ndim < 2 or truth.shape != p.shape[-2:-1] or not truth.size:
         raise InputError("labels", f"shape {truth.shape}", f"one label for each row of probabilities {p.shape}")
     if truth.dtype.kind not in "iu" or truth.min() < 0 or truth.max() >= p.shape[-1]:
@@ -87,7 +88,7 @@ class Reliability(NamedTuple):
 
 
 def reliability(scores: Calibration) -> Reliability:
-    """Confidence and accuracy per bin over all chains together; nan where a bin is empty."""
+    """Return confidence and accuracy per bin over all chains; nan where a bin is empty."""
     share = scores.share.reshape(-1, scores.share.shape[-1])
     held = share.sum(0)
 
@@ -98,23 +99,52 @@ def reliability(scores: Calibration) -> Reliability:
     return Reliability(mean(scores.confidence), mean(scores.observed), held / len(share))
 
 
-def predictive_scores(posterior: Any, theta: NDArray[Any], features: ArrayLike, labels: ArrayLike) -> Calibration:
-    """Scores of each chain's mean prediction over its draws, theta[chain, draw, m], on test data.
+def predictive_scores(posterior: Predicts, theta: NDArray[Any], features: ArrayLike, labels: ArrayLike) -> Calibration:
+    """Return scores of each chain's mean prediction over its draws, theta[chain, draw, m], on test data.
 
     Labels are as in the training data. Predictions are float32: a probability that underflows counts as the smallest
     there is (1e-38, 87 nats).
     """
-    tiny = float(np.finfo(np.float32).tiny)
     try:
         truth = posterior.classes_of(labels)
     except InputError as error:
         raise InputError("labels", error.given, error.allowed) from None
     if truth.shape != np.shape(features)[:1]:
         raise InputError("labels", f"shape {truth.shape}", f"one for each row of features {np.shape(features)}")
-    held = 4 * theta.shape[1] * theta.shape[2] + 8 * np.size(labels) * posterior.classes
-    at_once = int(np.clip(CHUNK_BYTES // held, 1, len(theta)))
+    held = 4 * theta.shape[1] * theta.shape[2] + 8 * truth.size * len(posterior.class_names)
+    at_once, tiny = max(1, CHUNK_BYTES // held), float(np.finfo(np.float32).tiny)
     parts = [
         calibration(np.maximum(posterior.predict(theta[at : at + at_once], features), tiny), truth)
         for at in range(0, len(theta), at_once)
     ]
     return Calibration(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+
+class Regression(NamedTuple):
+    """Scores of predicted targets, one of each for every chain."""
+
+    rmse: Array
+    """Of the chain's mean prediction."""
+    nll: Array
+    """Mean of −log p(target), where p is the model's density averaged over the chain's draws."""
+
+
+def regression_scores(
+    posterior: GaussianPosterior, theta: NDArray[np.floating], features: ArrayLike, target: ArrayLike
+) -> Regression:
+    """Return scores of each chain's predictions N(θᵀu, 1), averaged over its draws theta[chain, draw, m], on test data."""
+    try:
+        rows, observed = checked(features, target)
+        rows = posterior.design_matrix(rows)
+    except InputError as error:
+        raise InputError("test", error.given, error.allowed) from None
+    chains, draws, _ = theta.shape
+    squares, densities = np.zeros(chains), np.zeros(chains)
+    pieces = -(-8 * draws * len(rows) // CHUNK_BYTES)
+    for u, v in zip(np.array_split(rows, pieces), np.array_split(observed, pieces), strict=True):
+        for c, draw in enumerate(theta):
+            mean = draw.astype(float) @ u.T
+            squares[c] += np.sum((mean.mean(0) - v) ** 2)
+            densities[c] += np.sum(logsumexp(-0.5 * (mean - v) ** 2, axis=0))
+    rmse, log_density = np.sqrt(squares / len(rows)), densities / len(rows) - np.log(draws * np.sqrt(2 * np.pi))
+    return Regression(rmse, -log_density)
