@@ -13,7 +13,7 @@ from wflmc.evaluation.scores import (
     reliability,
 )
 from wflmc.evaluation.summary import Evaluation, evaluate
-from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_ess, exact_w2_sq, floor_w2_sq
+from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_ess, exact_w2_sq, floor_w2_sq, has_law
 
 __all__ = [
     "Calibration",
@@ -32,6 +32,7 @@ __all__ = [
     "exact_w2_sq",
     "find_causes",
     "floor_w2_sq",
+    "has_law",
     "predictive_scores",
     "preload",
     "regression_scores",

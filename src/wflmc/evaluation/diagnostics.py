@@ -73,4 +73,5 @@ def diagnose(theta: NDArray[Any]) -> Diagnostics:
         worst = np.array([max(worst[0], rhat), min(worst[1], bulk), min(worst[2], tail)])
     if frozen.size:
         worst[1:] = 0.0
-    return Diagnostics(*(float(value) if np.isfinite(value) else None for value in worst), tuple(frozen.tolist()))
+    rhat, bulk, tail = (float(value) if np.isfinite(value) else None for value in worst)
+    return Diagnostics(rhat, bulk, tail, tuple(frozen.tolist()))

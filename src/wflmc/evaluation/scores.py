@@ -132,7 +132,7 @@ class Regression(NamedTuple):
 def regression_scores(
     posterior: GaussianPosterior, theta: NDArray[np.floating], features: ArrayLike, target: ArrayLike
 ) -> Regression:
-    """Return scores of each chain's predictions N(θᵀu, 1), averaged over its draws theta[chain, draw, m], on test data."""
+    """Return scores of each chain's predictions N(θᵀu, 1), averaged over its draws theta[chain, draw, m]."""
     try:
         rows, observed = checked(features, target)
         rows = posterior.design_matrix(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -169,8 +169,8 @@ def evaluate(trace: Trace, posterior: Posterior | None, test: tuple[ArrayLike, A
     """
     if not isinstance(trace, Trace):
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
-    plans, distance, moving = trace.plans, None, None
-    known = posterior if isinstance(posterior, HasLaw) else None
+    plans, model, distance, moving = trace.plans, cast("object", posterior), None, None
+    known = model if isinstance(model, HasLaw) else None
     if known is not None and trace.theta.shape[0] > 1:
         distance = _distance(trace.theta, known.exact)
         if known.coordinates is not None:
@@ -204,7 +204,7 @@ def _mean(rates: NDArray[Any]) -> float | None:
     return None if not rates.size or np.isnan(rates).any() else float(rates.mean())
 
 
-def _scores(trace: Trace, posterior: Posterior | None, test: tuple[ArrayLike, ArrayLike]) -> Calibration | Regression:
+def _scores(trace: Trace, posterior: object, test: tuple[ArrayLike, ArrayLike]) -> Calibration | Regression:
     if len(test) != 2:
         raise InputError("test", f"{len(test)} values", "two: features[n, d] and targets or labels[n]")
     if isinstance(posterior, GaussianPosterior):

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc.errors import InputError
 from wflmc.planning import Plan
 from wflmc.posterior import Gaussian, Motion, pool, w2_squared
 from wflmc.posterior.base import HasLaw
@@ -42,7 +43,18 @@ class Distance(NamedTuple):
         return (self.floor or 0.0) + 5 * max(self.worst_se, self.floor_sd)
 
 
-def exact_w2_sq(posterior: HasLaw, plan: Plan | Sequence[Plan]) -> Array:
+def has_law(posterior: object) -> bool:
+    """Return whether a model knows the exact law of its chains."""
+    return isinstance(posterior, HasLaw)
+
+
+def _checked(posterior: object) -> HasLaw:
+    if not isinstance(posterior, HasLaw):
+        raise InputError("posterior", type(posterior).__name__, "a model whose exact law is known, such as a Gaussian")
+    return posterior
+
+
+def exact_w2_sq(posterior: object, plan: Plan | Sequence[Plan]) -> Array:
     """Return the true W2²[S] of the chain's law to the posterior while no gradient is clipped: no Monte Carlo error.
 
     Over several plans (one per channel realisation) it is that of their pooled mean and covariance.
@@ -55,12 +67,13 @@ def exact_w2_sq(posterior: HasLaw, plan: Plan | Sequence[Plan]) -> Array:
         jax.tree.map(lambda *each: np.array(each)[:, None], *(p.dynamics for p in plans)),
         np.array([[p.downlink_noise] for p in plans]),
     )
-    laws = posterior.chain(motion).law(np.stack([p.noise_variance for p in plans]))
-    return w2_squared(pool(laws), posterior.exact)
+    known = _checked(posterior)
+    laws = known.chain(motion).law(np.stack([p.noise_variance for p in plans]))
+    return w2_squared(pool(laws), known.exact)
 
 
-def exact_ess(posterior: HasLaw, plan: Plan | Sequence[Plan], bias: bool = False) -> Array:
-    """Return the effective sample size [m] of the kept rounds of one chain while no gradient is clipped: no Monte Carlo error.
+def exact_ess(posterior: object, plan: Plan | Sequence[Plan], bias: bool = False) -> Array:
+    """Return the effective sample size [m] of the kept rounds of one chain while no gradient is clipped, exactly.
 
     It is Σ_ii/V_i: the posterior's variance of a parameter over that of the mean of its S_u kept samples, so many
     independent draws from the posterior have a mean that spreads as little. V_i is over repetitions of the whole
@@ -70,21 +83,20 @@ def exact_ess(posterior: HasLaw, plan: Plan | Sequence[Plan], bias: bool = False
     Args:
         bias: add the squared bias of that mean to its variance: so many draws have a mean that errs as little.
     """
-    plans = [plan] if isinstance(plan, Plan) else list(plan)
-    errors = []
-    for one in plans:
-        chain = posterior.chain(one.motion)
+    known, errors = _checked(posterior), []
+    for one in [plan] if isinstance(plan, Plan) else plan:
+        chain = known.chain(one.motion)
         error = chain.variance_of_mean(one.noise_variance, one.burn_in)
         if bias:
             mean = chain.law(one.noise_variance).mean[one.burn_in :].mean(0)
-            error = error + (mean - posterior.exact.mean) ** 2
+            error = error + (mean - known.exact.mean) ** 2
         errors.append(error)
-    error = np.mean(errors, axis=0)
-    return np.where(np.isfinite(error), np.diagonal(posterior.exact.covariance) / error, 0.0)
+    variance = np.mean(errors, axis=0)
+    return np.where(np.isfinite(variance), np.diagonal(known.exact.covariance) / variance, 0.0)
 
 
 def _moments(theta: Array, counts: Array) -> Gaussian:
-    """Return mean and covariance per round of chains that occur `counts` times: theta[chain, draw, m], counts[b, chain]."""
+    """Return mean and covariance per round of theta[chain, draw, m] with every chain counts[b, chain] times."""
     total = counts.sum(-1)[:, None, None]
     mean = np.einsum("bc,cdm->bdm", counts, theta) / total
     second = np.einsum("bc,cdm,cdn->bdmn", counts, theta, theta, optimize=True)
@@ -105,13 +117,9 @@ def estimate_w2_sq(theta: NDArray[Any], exact: Gaussian, *, resamples: int = 100
         """Some rounds in float64, without the posterior's mean: second moments stay free of cancellation."""
         return np.asarray(theta[:, rounds], dtype=float) - exact.mean
 
-    at_once = max(1, CHUNK_BYTES // (8 * dim * (chains + 4 * dim)))
-    per_round = np.concatenate(
-        [
-            w2_squared(_moments(centred(slice(at, at + at_once)), np.ones((1, chains))), target)[0]
-            for at in range(0, draws, at_once)
-        ]
-    )
+    at_once, once = max(1, CHUNK_BYTES // (8 * dim * (chains + 4 * dim))), np.ones((1, chains))
+    parts = (_moments(centred(slice(at, at + at_once)), once) for at in range(0, draws, at_once))
+    per_round = np.concatenate([w2_squared(part, target)[0] for part in parts])
     generator = np.random.default_rng(seed)
     candidates = centred(np.sort(np.argsort(per_round)[-WORST_ROUNDS:]))
     worst = np.empty(resamples)
@@ -143,7 +151,7 @@ def with_floor(distance: Distance, theta: NDArray[Any], exact: Gaussian) -> Dist
 def floor_w2_sq(
     exact: Gaussian, step_size: float, chains: int, draws: int, *, replicas: int = 50, seed: int = 0
 ) -> tuple[float, float]:
-    """Return what `estimate_w2_sq(...).worst` gives for perfect samples: its mean over replicas, and the standard error.
+    """Return what `estimate_w2_sq(...).worst` gives for perfect samples: its mean over replicas and its error.
 
     The chains are those of an ideal sampler: every draw has exactly the posterior's law, and successive draws are as
     correlated as in continuous Langevin dynamics, exp(−η λ) along an eigenvector of the Hessian with eigenvalue λ.

@@ -113,7 +113,17 @@ def traits_of(plan: Plan, link: Link) -> Traits:
     budget = plan.privacy.budget(devices) - plan.ledger if plan.enforced else np.full(devices, np.inf)
     loss_factor = (square * sends).mean(0) * (plan.uncertainty * sensitivity) ** 2
     hardest = np.argmax(loss_factor / np.minimum(budget, 1e300))
-    traits = Traits(
+    power: dict[str, Any] = {"power": None, "power_most": None}
+    if plan.power_share.any():
+        gains = np.abs(link.gains(plan.start + len(plan.rounds), devices))[plan.start :]
+        known = gains if plan.received is None else gains / plan.received  # what devices know, and invert
+        snr = np.where(sends, link.snr(devices) * known**2, np.inf)
+        sent = (plan.gain[:, None] * plan.weight / plan.scale[:, None] * clip) ** 2
+        shares, factors = sent / (plan.noise_power * plan.dim * snr), square * clip**2
+        worst = np.unravel_index(np.argmax(factors / snr), snr.shape)
+        power = {"power": float(shares.mean()), "power_most": float(shares.mean(0).max())}
+        power |= {"power_factor": float(factors[worst]), "received_snr": float(snr[worst])}
+    return Traits(
         senders=float(sends.mean()),
         loss_factor=float(loss_factor[hardest]),
         budget=float(budget[hardest]),
@@ -121,20 +131,7 @@ def traits_of(plan: Plan, link: Link) -> Traits:
         kinetic=plan.dynamics.has_velocity,
         server_noise=bool(np.any(plan.server_noise)),
         noisy_broadcast=plan.downlink_noise > 0,
-    )
-    if not plan.power_share.any():
-        return traits._replace(power=None, power_most=None)
-    gains = np.abs(link.gains(plan.start + len(plan.rounds), devices))[plan.start :]
-    known = gains if plan.received is None else gains / plan.received  # what devices know, and invert
-    snr = np.where(sends, link.snr(devices) * known**2, np.inf)
-    shares = (plan.gain[:, None] * plan.weight / plan.scale[:, None] * clip) ** 2 / (plan.noise_power * plan.dim * snr)
-    power_factor = square * clip**2
-    worst = np.unravel_index(np.argmax(power_factor / snr), snr.shape)
-    return traits._replace(
-        power=float(shares.mean()),
-        power_most=float(shares.mean(0).max()),
-        power_factor=float(power_factor[worst]),
-        received_snr=float(snr[worst]),
+        **power,
     )
 
 
@@ -151,8 +148,7 @@ def capacity(size: Size, traits: Traits, radio: Radio | None = None) -> Capacity
     """Count what `size` costs for a plan with these traits, and compare what it needs with what there is."""
     radio, devices, m, rounds = radio or Radio(), *size[:3]
     check({"devices": devices, "parameters": m, "rounds": rounds, **radio._asdict()})
-    moves = kinetic() if traits.kinetic else overdamped()
-    senders, watts = traits.senders * devices, radio.power
+    senders, watts, moves = traits.senders * devices, radio.power, kinetic() if traits.kinetic else overdamped()
     uplink = m / (2 * radio.bandwidth)  # two real numbers, I and Q, go into one complex symbol
     bits = 8 * REAL * m / (radio.bandwidth * radio.efficiency)
     mean, most = (None if share is None else watts * uplink * share for share in (traits.power, traits.power_most))
@@ -191,10 +187,10 @@ def document(plan: Plan, link: Link, examples: float, given: Mapping[str, float]
     sizes = int(given.get("devices", plan.devices)), int(given.get("parameters", plan.dim))
     size = Size(*sizes, rounds, max(1, round(kept * rounds)), examples, 6.0 if "parameters" in given else 4.0)
     traits, radio = traits_of(plan, link), Radio(**{name: given[name] for name in Radio._fields if name in given})
-    found = capacity(size, traits, radio)
+    costs, conditions = capacity(size, traits, radio)
     return {
         "size": size._asdict(),
-        "costs": {name: cost._asdict() for name, cost in found.costs.items()},
-        "conditions": [{**condition._asdict(), "ratio": condition.ratio} for condition in found.conditions],
+        "costs": {name: cost._asdict() for name, cost in costs.items()},
+        "conditions": [{**condition._asdict(), "ratio": condition.ratio} for condition in conditions],
         "assumed": {"radio": radio._asdict(), "traits": traits._asdict()},
     }

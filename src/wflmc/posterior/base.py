@@ -158,7 +158,10 @@ class Posterior(Protocol):
 class HasLaw(Protocol):
     """A posterior whose law, and that of its chains while no gradient is clipped, is known exactly."""
 
-    coordinates: Coordinates | None
+    @property
+    def coordinates(self) -> Coordinates | None:
+        """The map between φ and θ; None where they are the same."""
+        ...
 
     @property
     def exact(self) -> Gaussian:
@@ -176,8 +179,10 @@ class HasLaw(Protocol):
 class Predicts(Protocol):
     """A posterior that predicts the class of an example."""
 
-    class_names: Any
-    """The label of every class, [C]."""
+    @property
+    def class_names(self) -> Any:
+        """The label of every class, [C]."""
+        ...
 
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:
         """Return p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C]."""
