@@ -15,7 +15,7 @@ from wflmc.posterior.softmax import synthetic_labels
 from wflmc.studies.paper import fig8
 from wflmc.studies.paper.fig6_fig7 import SCHEMES, MultiSample, measure_w2, multi_sample_study
 from wflmc.studies.reproduction import Reproduction
-from wflmc.studies.study import Point, Row, run_study
+from wflmc.studies.study import Point, Row, mean_row, run_study
 
 from ..sampling.compile_tools import count_compilations
 
@@ -287,8 +287,7 @@ def test_means_and_standard_errors():
     tables = fig8.tables_of("fig8", {"equal": {"ece": values, "nll": values + 1}}, 20.0, ("ece", "nll"))
     assert tables["fig8"] == [Row("fig8", "equal", 20.0, 3.0, pytest.approx(np.std(values, ddof=1) / 2))]
     assert tables["fig8_nll"][0].y == 4
-    both = {"equal": {"ece": values}, "optimized": {"ece": values - np.array([0.1, 0.2, 0.1, 0.2])}}
-    row = fig8._paired(both, "equal", "optimized", 20.0)
+    row = mean_row("fig8", "equal - optimized", 20.0, np.array([0.1, 0.2, 0.1, 0.2]))
     assert row.y == pytest.approx(0.15)
     assert row.y_se == pytest.approx(0.05 / np.sqrt(3))
 

@@ -1,11 +1,10 @@
 """Evaluation of a trace: distance to the posterior, calibration, convergence diagnostics, privacy spent."""
 
 from wflmc.evaluation.burn_in import choose_burn_in
-from wflmc.evaluation.causes import Cause, Change, advise, find_causes
+from wflmc.evaluation.causes import Cause, Change, advise
 from wflmc.evaluation.diagnostics import diagnose, preload
 from wflmc.evaluation.scores import (
     Calibration,
-    Regression,
     Reliability,
     calibration,
     predictive_scores,
@@ -20,7 +19,6 @@ __all__ = [
     "Cause",
     "Change",
     "Evaluation",
-    "Regression",
     "Reliability",
     "advise",
     "calibration",
@@ -30,7 +28,6 @@ __all__ = [
     "evaluate",
     "exact_ess",
     "exact_w2_sq",
-    "find_causes",
     "floor_w2_sq",
     "has_law",
     "predictive_scores",

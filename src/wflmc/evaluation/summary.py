@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -75,39 +76,38 @@ class Evaluation(Shown):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return warnings derived from the samples; `wflmc.advise` says what would help."""
-        found, clipped, exact = [], self.clip_rate["samples"] or 0.0, self.worst_exact
+        clipped, examples, rhat = self.clip_rate["samples"] or 0.0, self.example_clip_rate or 0.0, self.rhat_max or 0.0
+        law = "exact law" if self.bound is None else "bound"
+        some = ", ".join(map(str, self.frozen[:5])) + ", …" * (len(self.frozen) > 5)
+        found = []
         if clipped > 0.01:
-            what = "exact law" if self.bound is None else "bound"
-            found.append(f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {what} ignores.")
-        if (self.example_clip_rate or 0.0) > 0.01:
+            found.append(f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {law} ignores.")
+        if examples > 0.01:
             found.append(
-                f"{self.example_clip_rate:.0%} of the examples are clipped, which the bound and the exact law ignore: "
-                "the chains sample a posterior in which these weigh less."
+                f"{examples:.0%} of the examples are clipped, which the bound and the exact law ignore: the chains "
+                "sample a posterior in which these weigh less."
             )
-        if self.rhat_max is not None and self.rhat_max > RHAT_CONCERN:
-            found.append(
-                f"R-hat is {self.rhat_max:.3g}: the chains have not forgotten where they began, or have not gone far "
-                "enough to tell."
-            )
+        if rhat > RHAT_CONCERN:
+            found.append(f"R-hat is {rhat:.3g}: the chains have not forgotten their start, or are too short to tell.")
         if self.frozen:
-            some = ", ".join(map(str, self.frozen[:5])) + ", …" * (len(self.frozen) > 5)
             found.append(
                 f"{len(self.frozen)} of the parameters never moved in at least one chain ({some}): these have not "
                 "converged, whatever R-hat says of the others. The step size may be too small for float32."
             )
-        if self.w2_sq is not None and exact is not None:
-            if self.w2_sq.worst > 10 * exact + self.w2_sq.resolution:
-                found.append(
-                    f"The chains are at W2² = {self.w2_sq.worst:.3g}, the exact law without clipping at {exact:.3g}: "
-                    "clipping keeps them away from it."
-                )
-            moved = self.moving_w2_sq or self.w2_sq
-            if self.bound is not None and moved.worst > self.bound + moved.resolution:
-                where = "" if self.moving_w2_sq is None else " in the coordinates that they move in"
-                found.append(
-                    f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {self.bound:.3g}."
-                )
-        return tuple(found)
+        return (*found, *self._distance_warnings())
+
+    def _distance_warnings(self) -> Iterator[str]:
+        distance, exact, moved = self.w2_sq, self.worst_exact, self.moving_w2_sq or self.w2_sq
+        if distance is None or exact is None or moved is None:
+            return
+        if distance.worst > 10 * exact + distance.resolution:
+            yield (
+                f"The chains are at W2² = {distance.worst:.3g}, the exact law without clipping at {exact:.3g}: "
+                "clipping keeps them away from it."
+            )
+        if self.bound is not None and moved.worst > self.bound + moved.resolution:
+            where = "" if self.moving_w2_sq is None else " in the coordinates that they move in"
+            yield f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {self.bound:.3g}."
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -124,36 +124,35 @@ class Evaluation(Shown):
         }
 
     def __str__(self) -> str:
+        distance, means, wider = self.w2_sq, self.mean_scores, f"{self.noise_ratio**0.5:.2g}"
+        draws = len(self.exact_w2_sq or ()) - self.burn_in
+        words = {"accuracy": "accuracy", "rmse": "RMSE", "ece": "ECE", "nll": "NLL", "brier": "Brier"}
+        scores = ", ".join(f"{word} {means[name]:.4f}" for name, word in words.items() if means[name] is not None)
+        early, late = ("–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values())
         lines = []
-        if self.w2_sq is not None:
-            floor = "" if self.w2_sq.floor is None else f"; as many perfect ones show {self.w2_sq.floor:.2g}"
-            value = f"{self.w2_sq.worst:.3g} ± {self.w2_sq.worst_se:.1g}"
-            lines.append(f"W2² worst after burn-in  {value} (from chains){floor}")
+        if distance is not None:
+            floor = "" if distance.floor is None else f"; as many perfect ones show {distance.floor:.2g}"
+            value = f"{distance.worst:.3g} ± {distance.worst_se:.1g} (from chains){floor}"
+            lines.append(("W2² worst after burn-in", value))
         if self.worst_exact is not None:
-            lines.append(f"W2² worst after burn-in  {self.worst_exact:.3g} (exact, if unclipped)")
+            lines.append(("W2² worst after burn-in", f"{self.worst_exact:.3g} (exact, if unclipped)"))
         if self.exact_ess_min is not None:
-            draws = len(self.exact_w2_sq or ()) - self.burn_in
-            lines.append(f"ESS min of one chain     {self.exact_ess_min:.3g} of {draws} samples (exact, if unclipped)")
+            lines.append(("ESS min of one chain", f"{self.exact_ess_min:.3g} of {draws} samples (exact, if unclipped)"))
         if self.rhat_max is not None:
-            lines.append(f"R-hat max                {self.rhat_max:.4f}")
+            lines.append(("R-hat max", f"{self.rhat_max:.4f}"))
         if self.ess_min is not None and self.ess_tail_min is not None:
-            lines.append(f"ESS min                  {self.ess_min:.0f} bulk, {self.ess_tail_min:.0f} tail")
-        if self.scores is not None:
-            words = {"accuracy": "accuracy", "rmse": "RMSE", "ece": "ECE", "nll": "NLL", "brier": "Brier"}
-            means = [(word, self.mean_scores[name]) for name, word in words.items()]
-            scores = ", ".join(f"{word} {mean:.4f}" for word, mean in means if mean is not None)
-            lines.append(f"test set                 {scores} (mean over chains)")
+            lines.append(("ESS min", f"{self.ess_min:.0f} bulk, {self.ess_tail_min:.0f} tail"))
+        if scores:
+            lines.append(("test set", f"{scores} (mean over chains)"))
         if self.noise_ratio > 1.05:
-            wider = f"samples spread some {self.noise_ratio**0.5:.2g} times too wide"
-            lines.append(f"noise after burn-in      {self.noise_ratio:.3g} times what sampling needs: {wider}")
-        early, late = (f"{rate:.2%}" if rate is not None else "–" for rate in self.clip_rate.values())
-        lines.append(f"gradients clipped        {early} in burn-in, {late} after")
+            needed = f"{self.noise_ratio:.3g} times what sampling needs"
+            lines.append(("noise after burn-in", f"{needed}: samples spread some {wider} times too wide"))
+        lines.append(("gradients clipped", f"{early} in burn-in, {late} after"))
         if self.example_clip_rate is not None:
-            lines.append(f"examples clipped         {self.example_clip_rate:.2%} at the last samples")
+            lines.append(("examples clipped", f"{self.example_clip_rate:.2%} at the last samples"))
         whose = f"for the worst device ({self.adjacency}){', earlier spending included' * self.spent_before}"
         spent = "none stated" if self.epsilon_spent is None else f"{self.epsilon_spent:.4g} {whose}"
-        lines.append(f"ε spent (per chain)      {spent}")
-        return "\n".join(lines)
+        return "\n".join(f"{name:<25}{value}" for name, value in (*lines, ("ε spent (per chain)", spent)))
 
 
 def evaluate(trace: Trace, posterior: Posterior | None, test: tuple[ArrayLike, ArrayLike] | None = None) -> Evaluation:

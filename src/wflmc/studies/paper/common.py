@@ -66,6 +66,10 @@ class Curves:
         """Return the ratio of two curves at the points from x = start on."""
         return self.y[above][self.x >= start] / self.y[below][self.x >= start]
 
+    def mean_ratio(self, above: str, below: str, start: float) -> float:
+        """Return the geometric mean of the ratio."""
+        return float(np.exp(np.mean(np.log(self.ratio(above, below, start)))))
+
 
 Measured = tuple[str, float | str, Callable[[Curves], float], tuple[float, float], str]
 """A statement, the paper's number, how it is measured, the open interval in which it holds, and a note."""

@@ -98,18 +98,6 @@ def measure_w2(name: str, setting: MultiSample, x: float, snr_db: float, burn_in
     return {name: estimated, f"{name}_exact": exact, f"{name}_floor": [Row(name, "floor", x, *floor)]}
 
 
-def _mean_gain(curves: Curves) -> float:
-    return float(np.exp(np.mean(np.log(curves.ratio("equal", "optimized", 20)))))
-
-
-def _above_ideal(curves: Curves) -> float:
-    return float(np.exp(np.mean(np.log(curves.ratio("optimized", "noiseless-dp", 25)))))
-
-
-def _above_noiseless(curves: Curves) -> float:
-    return float(curves.ratio("no-dp", "noiseless", 20)[0])
-
-
 def _largest_rise(curves: Curves) -> float:
     """Return the largest rise from one S_b to the next, in combined standard errors (relative where there are none)."""
     rises = []
@@ -119,21 +107,20 @@ def _largest_rise(curves: Curves) -> float:
     return float(np.max(rises))
 
 
-def _least_gain(curves: Curves) -> float:
-    return float(np.min(curves.ratio("equal", "optimized", 40)))
-
-
 FIG6: tuple[Measured, ...] = (
     (
-        "equal over optimized from 20 dB on: mean ratio", 2.4, _mean_gain, (1.8, 3.2),
+        "equal over optimized from 20 dB on: mean ratio", 2.4,
+        lambda curves: curves.mean_ratio("equal", "optimized", 20), (1.8, 3.2),
         "the ratio of the exact laws is {:.2f}; the estimator's floor hides part of it",
     ),
     (
-        "optimized reaches noiseless-DP: mean ratio from 25 dB on", 1.0, _above_ideal, (0.0, 1.1),
+        "optimized reaches noiseless-DP: mean ratio from 25 dB on", 1.0,
+        lambda curves: curves.mean_ratio("optimized", "noiseless-dp", 25), (0.0, 1.1),
         "{:.2f} by the exact laws",
     ),
     (
-        "without DP, noiseless LMC is reached by 20 dB: ratio", 1.0, _above_noiseless, (0.0, 1.25),
+        "without DP, noiseless LMC is reached by 20 dB: ratio", 1.0,
+        lambda curves: float(curves.ratio("no-dp", "noiseless", 20)[0]), (0.0, 1.25),
         "only because of the estimator's floor: {:.2f} by the exact laws",
     ),
 )  # fmt: skip
@@ -143,7 +130,8 @@ FIG7: tuple[Measured, ...] = (
         "largest relative rise of the exact laws {:.1%}",
     ),
     (
-        "equal over optimized from S_b = 40 on: smallest ratio", "> 1", _least_gain, (1.0, np.inf),
+        "equal over optimized from S_b = 40 on: smallest ratio", "> 1",
+        lambda curves: float(curves.ratio("equal", "optimized", 40).min()), (1.0, np.inf),
         "{:.2f} by the exact laws",
     ),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from wflmc.sampling import sample
 from wflmc.studies.cache import identity_of
 from wflmc.studies.engines import Progress, part_of
 from wflmc.studies.paper.common import SCHEMES, SNR_GRID, Claim, Curves, plans_of
-from wflmc.studies.study import Point, Row, Study, Tables, mean_row
+from wflmc.studies.study import Point, Study, Tables, mean_row
 
 IDEAL = tuple(name for name, policy in POLICIES.items() if not policy.wireless)
 """Schemes on an ideal link: the same at every SNR."""
@@ -34,7 +34,7 @@ PARTITIONS = ("blocks", "dirichlet:1", "dirichlet:0.1", "by-label")
 """From devices alike to devices that hold one class each."""
 CLIPS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
 PAIRS = (("equal", "optimized"), ("optimized", "no-dp"))
-"""Schemes whose calibration errors are also compared experiment by experiment."""
+"""Schemes that share channels and noise, whose calibration errors are also compared experiment by experiment."""
 BATCH = 10
 """Experiments between two checks of the standard error, where a study may stop early."""
 
@@ -94,20 +94,10 @@ class Mnist:
 
     def plans(self, posterior: SoftmaxPosterior, scheme: str, links: Sequence[Link], **options: Any) -> list[Plan]:
         """Return one plan for each link, for the average over the kept rounds."""
-        return plans_of(
-            scheme,
-            posterior,
-            links,
-            self.privacy,
-            step_size=self.step_factor / (posterior.mu + posterior.L),
-            burn_in=self.burn_in,
-            samples=self.samples,
-            objective="average",
-            bound=self.bound,
-            init=self.init,
-            initial_w2_sq=0.0,  # adds the same to every plan's objective
-            **options,
-        )
+        options |= {"burn_in": self.burn_in, "samples": self.samples, "bound": self.bound, "init": self.init}
+        options |= {"objective": "average", "initial_w2_sq": 0.0}  # W2² of the start adds the same to every plan's
+        step_size = self.step_factor / (posterior.mu + posterior.L)
+        return plans_of(scheme, posterior, links, self.privacy, step_size=step_size, **options)
 
 
 def mnist_study(setting: Mnist) -> Study:
@@ -120,7 +110,8 @@ def mnist_study(setting: Mnist) -> Study:
         values = _batches(setting, posterior, point.schemes, x, progress)
         tables = tables_of("fig8", values, x, SCORES)
         if set(PAIRS[0]) <= set(values):
-            tables["fig8_paired"] = [_paired(values, *pair, x) for pair in PAIRS]
+            pairs = {f"{one} - {other}": values[one]["ece"] - values[other]["ece"] for one, other in PAIRS}
+            tables["fig8_paired"] = [mean_row("fig8", name, x, difference) for name, difference in pairs.items()]
         return tables
 
     points = (Point(None, IDEAL), *(Point(x, wireless) for x in SNR_GRID))
@@ -156,13 +147,10 @@ def _batches(
             scheme: {name: np.concatenate([batch[scheme][name] for batch in batches]) for name in batches[0][scheme]}
             for scheme in schemes
         }
-        if share is not None and all(_settled(values["ece"], share) for values in joined.values()):
+        means = [mean_row("fig8", scheme, snr_db, values["ece"]) for scheme, values in joined.items()]
+        if share is not None and all(row.y_se is not None and row.y_se <= share * row.y for row in means if row.y):
             break
     return joined
-
-
-def _settled(values: NDArray[np.float64], share: float) -> bool:
-    return bool(values.size > 1 and values.std(ddof=1) / values.size**0.5 <= share * values.mean())
 
 
 def experiments(
@@ -207,11 +195,6 @@ def experiments(
             result[scheme]["clip_rate"] = rates[scheme].astype(float)
             result[scheme]["epsilon"] = np.array([plan.epsilon_spent for plan in plans[scheme]], dtype=float)
     return result
-
-
-def _paired(values: dict[str, Values], above: str, below: str, x: float) -> Row:
-    """Return the mean difference of two schemes' calibration errors, which share channels and noise."""
-    return mean_row("fig8", f"{above} - {below}", x, values[above]["ece"] - values[below]["ece"])
 
 
 def tables_of(name: str, values: dict[str, Values], x: float, scores: Sequence[str]) -> Tables:
