@@ -159,12 +159,12 @@ def test_noise_drawn_once(plan, mutate, reused, flagged):
 
 def test_noise_shared_between_rounds_is_seen_by_signs_that_vary_alone(plan, monkeypatch):
     """The same for transcripts of the kernel, where the audit itself gives every round its key."""
-    source = inspect.getsource(attack._listen.__wrapped__).split("\n", 1)[1]
+    source = inspect.getsource(attack._filtered.__wrapped__).split("\n", 1)[1]
     assert source.count("(keys, index)") == 1
     made: dict = {}
     code = compile(source.replace("(keys, index)", "(keys, 0)"), "mutant", "exec", __future__.annotations.compiler_flag)
     exec(code, vars(attack), made)
-    monkeypatch.setattr(attack, "_listen", jax.jit(made["_listen"], static_argnames=("count",)))
+    monkeypatch.setattr(attack, "_filtered", jax.jit(made["_filtered"], static_argnames=("count",)))
     found = names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning"]))
     assert "matched filter" not in found
     assert found >= {"signs that vary", "differences of rounds"}

@@ -11,18 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.audit.canary import Canary, Flock, Weathercock, canary_pair, direction
-from wflmc.audit.target import RAW, Array, Mask, Target, differences, pairs, scaled_differences, window
+from wflmc.audit.canary import Canary, CanaryPerDevice, Known, TurningCanary, canary_pair, direction
+from wflmc.audit.target import RAW, Array, Mask, Target, differences, float32_rounds, pairs, scaled_differences, window
 from wflmc.dynamics import overdamped
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
 from wflmc.planning import Plan
 from wflmc.planning.plan import Rounds
-from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
 from wflmc.posterior.base import Posterior
 from wflmc.posterior.summation import Sum, as_pair
 from wflmc.sampling import sample
-from wflmc.sampling.kernel import State, kernel_rounds, step, transmit
+from wflmc.sampling.kernel import State, step, transmit
 from wflmc.sampling.runner import CHAINS
 
 Statistics = NDArray[Any]
@@ -38,14 +37,14 @@ COLUMNS = 4
 
 
 class Question(NamedTuple):
-    """One question to a transcript: + or −, by a statistic with mean ±reach/2 and variance 1 if all is as claimed."""
+    """One question to a transcript: + or −, by a statistic with mean ±μ/2 and variance 1 if all is as claimed."""
 
     name: str
     device: int
     rounds: int
     mu: float
     """What the plan claims of the device over these rounds."""
-    reach: float
+    visible_mu: float
     """μ that this test sees of it."""
     share: float = 1.0
     """Of the probability to be wrong, in proportion to the other tests."""
@@ -94,7 +93,7 @@ def _unit(weight: Array, noise_power: float) -> Array:
     return np.divide(weight, size, out=np.zeros_like(weight), where=size > 0)
 
 
-def _shown(signal: Array, gain: Array) -> Array:
+def _expected_signal(signal: Array, gain: Array) -> Array:
     """Return what to look for, [S]: the signal, or the gain where a device is said to send none."""
     return np.where(signal.any(0), signal, gain)
 
@@ -103,12 +102,12 @@ def _question(
     name: str, target: Target, device: int, signal: Array, weight: Array, mask: Mask, share: float = 1.0
 ) -> Question:
     mu = float(np.sqrt(2 * target.loss[mask, device].sum()))
-    reach = 2 * float(signal @ _unit(weight, target.plan.noise_power))
-    return Question(name, device, int(mask.sum()), mu, reach, share)
+    visible = 2 * float(signal @ _unit(weight, target.plan.noise_power))
+    return Question(name, device, int(mask.sum()), mu, visible, share)
 
 
 @partial(jax.jit, static_argnames=("count",))
-def _listen(
+def _filtered(
     key: jax.Array, posterior: Any, rounds: Rounds, signs: jax.Array, weight: jax.Array, first: Any, count: int
 ) -> jax.Array:
     """Return Σ_s weight[s] y[s] of `count` transcripts by the kernel, round by round.
@@ -117,29 +116,25 @@ def _listen(
     posterior may differ from trial to trial. It turns with signs[S].
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(count))
-    dim, own = posterior.example.shape[-1], weight.ndim == 3
-    here = jax.tree.map(jnp.asarray, rounds)
-    axis = 0 if own else None
+    dim, all_rounds = posterior.example.shape[-1], jax.tree.map(jnp.asarray, rounds)
+    by_coordinate = weight.ndim == 3
+    axis = 0 if by_coordinate else None
 
     def body(carry: tuple[State, jax.Array], at: tuple[jax.Array, ...]) -> tuple[tuple[State, jax.Array], None]:
         state, total = carry
         index, sign, filters = at
-        now = here[index]
+        now = all_rounds[index]
         turned = posterior._replace(example=sign * posterior.example, base=sign * posterior.base)
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
         state, info = jax.vmap(step, (0, axis, CHAINS, None), (CHAINS, 0))(round_keys, turned, state, now)
-        received = info.received if own else info.received[:, :1]
+        received = info.received if by_coordinate else info.received[:, :1]
         return (state, total + received * filters), None
 
-    still = jnp.zeros((count, dim)) if here.constants.dynamics.has_velocity else None
+    still = jnp.zeros((count, dim)) if all_rounds.constants.dynamics.has_velocity else None
     state = State(jnp.zeros((count, dim)), jnp.zeros((), jnp.int32), still)
     start = state, jnp.zeros((count, weight.shape[-1]))
     (_, total), _ = jax.lax.scan(body, start, (jnp.arange(weight.shape[0]), signs, weight))
     return total
-
-
-def _in_float32(rounds: Rounds) -> Rounds:
-    return jax.tree.map(lambda values: np.asarray(values, np.float32), rounds)
 
 
 def _by_kernel(
@@ -162,14 +157,15 @@ def _by_kernel(
     example, weight = np.zeros((plan.devices, 2), np.float32), np.zeros((len(plan.rounds), COLUMNS), np.float32)
     base = np.zeros_like(example)
     example[k, 0], base[k] = target.raw, (-target.others[k], 0) if others is None else others
-    sides = Canary(example, base), Canary(np.float32(target.away) * example, base)
+    sides = Canary(example, base), Canary(np.float32(target.neighbour) * example, base)
     for column, (_, values) in enumerate(tests):
         weight[:, column] = _unit(values, plan.noise_power)
-    middle = (signs * target.middle[:, k]) @ weight
-    rounds, turns = _in_float32(target.rounds), signs.astype(np.float32)
+    midpoint = (signs * target.midpoint[:, k]) @ weight
+    rounds, turns = target.rounds, signs.astype(np.float32)
 
     def side(key: jax.Array, which: int, first: int, count: int) -> Statistics:
-        return (np.asarray(_listen(key, sides[which], rounds, turns, weight, first, count)) - middle)[:, : len(tests)]
+        statistics = np.asarray(_filtered(key, sides[which], rounds, turns, weight, first, count)) - midpoint
+        return statistics[:, : len(tests)]
 
     return _attack([question for question, _ in tests], trials, 2, side, chunks)
 
@@ -178,10 +174,10 @@ def constant(target: Target, trials: int, mu_limit: float) -> Attack:
     """Let the canary point one way in all rounds: the strongest attack on code that does what it says."""
     k, gain = target.device, target.plan.gain
     signal, loss, sends = target.signal[:, k], target.loss[:, k], target.plan.weight[:, k] > 0
-    shown, everywhere, part = _shown(signal, gain), window(loss, np.inf), window(loss, mu_limit**2 / 2)
-    chosen = [("matched filter", shown * everywhere, everywhere, MAIN_SHARE)]
+    expected, everywhere, part = _expected_signal(signal, gain), window(loss, np.inf), window(loss, mu_limit**2 / 2)
+    chosen = [("matched filter", expected * everywhere, everywhere, MAIN_SHARE)]
     if part.sum() < everywhere.sum():
-        chosen.append(("matched filter, part of the rounds", shown * part, part, 1.0))
+        chosen.append(("matched filter, part of the rounds", expected * part, part, 1.0))
     if sends.any() and not sends.all():
         chosen.append(("rounds of silence", gain * ~sends, ~sends, 1.0))
     tests = [(_question(name, target, k, signal, w, mask, share), w) for name, w, mask, share in chosen]
@@ -195,11 +191,11 @@ def turning(key: jax.Array, target: Target, trials: int, mu_limit: float) -> Att
     signs = host_generator(key, "signs").choice([-1.0, 1.0], size=gain.size)
     one, two = pairs(mask)
     signs[two] = -signs[one]
-    signal, shown = signs * target.signal[:, k], signs * _shown(target.signal[:, k], gain)
+    signal, expected = signs * target.signal[:, k], signs * _expected_signal(target.signal[:, k], gain)
     filters = {
-        "signs that vary": shown * mask,
-        "differences of rounds": differences(shown, mask),
-        "scaled differences of rounds": scaled_differences(shown, mask, gain),
+        "signs that vary": expected * mask,
+        "differences of rounds": differences(expected, mask),
+        "scaled differences of rounds": scaled_differences(expected, mask, gain),
     }
     tests = [(_question(name, target, k, signal, w, mask), w) for name, w in filters.items() if w.any()]
     return _by_kernel(target, tests, trials, signs)
@@ -209,9 +205,9 @@ def full_device(target: Target, trials: int, mu_limit: float) -> Attack:
     """Attack one record beside others that are known and alone make twice the device's clip, which then bites."""
     k, plan = target.device, target.plan
     mask = window(target.loss[:, k], mu_limit**2 / 2)
-    size, half = float(plan.clip[k]), float(plan.example_clip[k]) * (1 - target.away) / 2
+    size, half = float(plan.clip[k]), float(plan.example_clip[k]) * (1 - target.neighbour) / 2
     signal = target.signal[:, k] * size * half / (np.hypot(2 * size, half) * min(size, half))
-    weight = _shown(signal, plan.gain) * mask
+    weight = _expected_signal(signal, plan.gain) * mask
     test = _question("record on a device that is clipped", target, k, signal, weight, mask)
     return _by_kernel(target, [(test, weight)], trials, others=(half - float(plan.example_clip[k]), 2 * size))
 
@@ -220,13 +216,13 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
     """Put a canary on every device at once, each in a coordinate of its own and with signs of its own."""
     plan, devices = target.plan, target.plan.devices
     masks = np.stack([window(loss, mu_limit**2 / 2) for loss in target.loss.T], axis=1)
-    weights = _shown(target.signal, plan.gain[:, None]) * masks
+    weights = _expected_signal(target.signal, plan.gain[:, None]) * masks
     tests = [
         _question("every device", target, k, target.signal[:, k], weights[:, k], masks[:, k], 1 / devices)
         for k in range(devices)
     ]
     unit = np.stack([_unit(weight, plan.noise_power) for weight in weights.T], axis=1)
-    middle, rounds = np.sum(target.middle * unit, axis=0), _in_float32(target.rounds)
+    midpoint, rounds = np.sum(target.midpoint * unit, axis=0), target.rounds
     weight, same = unit.astype(np.float32)[:, None], np.ones(len(plan.rounds), np.float32)
     total, size = _chunks(trials, devices)
 
@@ -234,9 +230,10 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
         generator = host_generator(jax.random.fold_in(key, first), "signs")
         signs = generator.choice(np.array([-1, 1], np.float32), size=(count, devices))
         base = np.broadcast_to(-target.others.astype(np.float32), signs.shape)
-        factors = np.where(signs > 0, 1, target.away), np.where(signs > 0, target.away, 1)
+        factors = np.where(signs > 0, 1, target.neighbour), np.where(signs > 0, target.neighbour, 1)
         one, two = (
-            np.asarray(_listen(named(key, name), Flock(loud, base), rounds, same, weight, first, count)) - middle
+            np.asarray(_filtered(named(key, name), CanaryPerDevice(loud, base), rounds, same, weight, first, count))
+            - midpoint
             for name, loud in zip("+-", (target.raw * np.stack(factors)).astype(np.float32), strict=True)
         )
         return np.where(signs > 0, one, two), np.where(signs > 0, two, one)
@@ -244,7 +241,7 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
     return Attack(tuple(tests), total, size, run)
 
 
-def _still(target: Target, dim: int, reach: float) -> Plan:
+def _slow_plan(target: Target, dim: int, reach: float) -> Plan:
     """Return the plan for a run from θ = 0 that goes no further than `reach`: θ then changes nothing of what is sent.
 
     Step sizes are the server's, as is the noise that it adds and knows: neither is in y. They are such that θ moves
@@ -276,35 +273,35 @@ def _transcripts(key: jax.Array, posterior: Any, plan: Plan, first: int, count: 
 
 def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
     """Attack whole runs of `wflmc.sample`, keys and all, with a canary whose sign follows θ, which the server knows."""
-    k, plan = target.device, _still(target, 2, 1e-3)
+    k, plan = target.device, _slow_plan(target, 2, 1e-3)
     mask, signal = window(target.loss[:, k], mu_limit**2 / 2), target.signal[:, k]
-    shown = _shown(signal, plan.gain)
+    expected = _expected_signal(signal, plan.gain)
     turn = np.float32(np.min(plan.step_size * plan.scale * np.sqrt(plan.noise_power) / plan.gain))
     example = np.zeros(plan.devices, np.float32)
     example[k] = target.raw
     base = np.where(example > 0, -target.others, 0.0).astype(np.float32)
-    whole = _question("whole runs", target, k, signal, shown * mask, mask)
+    whole = _question("whole runs", target, k, signal, expected * mask, mask)
     offsets = [first for first in (0, 1) if pairs(mask, first)[0].size]
-    reach = whole.reach / 2**0.5  # every second pair of signs is of no use
+    visible = whole.visible_mu / 2**0.5  # every second pair of signs is of no use
     names = ["whole runs, differences of rounds", "whole runs, differences beginning with the second"]
-    tests = [whole, *(whole._replace(name=names[first], reach=reach) for first in offsets)]
+    tests = [whole, *(whole._replace(name=names[first], visible_mu=visible) for first in offsets)]
 
     def side(key: jax.Array, which: int, first: int, count: int) -> Statistics:
-        canary = Weathercock(np.float32((1.0, target.away)[which]) * example, base, turn)
+        canary = TurningCanary(np.float32((1.0, target.neighbour)[which]) * example, base, turn)
         received, before = _transcripts(key, canary, plan, first, count)
         signs = direction(before.astype(np.float32), turn).astype(np.float64)
-        filters = [shown * signs * mask, *(differences(shown * signs, mask, first) for first in offsets)]
-        from_middle = received[..., 0] - signs * target.middle[:, k]
-        return np.stack([np.sum(_unit(w, plan.noise_power) * from_middle, axis=1) for w in filters], axis=1)
+        filters = [expected * signs * mask, *(differences(expected * signs, mask, first) for first in offsets)]
+        centred = received[..., 0] - signs * target.midpoint[:, k]
+        return np.stack([np.sum(_unit(w, plan.noise_power) * centred, axis=1) for w in filters], axis=1)
 
     return _attack(tests, trials, len(plan.rounds), side)
 
 
-def by_model(posterior: GaussianPosterior | SoftmaxPosterior, target: Target, trials: int, mu_limit: float) -> Attack:
+def by_model(posterior: Known, target: Target, trials: int, mu_limit: float) -> Attack:
     """Attack whole runs on two canary data sets for a model of this kind."""
     plan, k = target.plan, target.device
     size = RAW * float(np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).max())
-    sides = canary_pair(posterior, k, size, target.away, float(target.others[k]))
+    sides = canary_pair(posterior, k, size, target.neighbour, float(target.others[k]))
     name = type(posterior).__name__.removesuffix("Posterior").lower() + " model"
     # Even an unclipped canary must not go far enough to be learned.
     return by_pair(target, sides, 0.1 / (RAW * size), trials, mu_limit, name)
@@ -314,11 +311,11 @@ def by_pair(
     target: Target, sides: tuple[Posterior, Posterior], reach: float, trials: int, mu_limit: float, name: str
 ) -> Attack:
     """Attack whole runs of `wflmc.sample` on two neighbouring posteriors, told apart by what they send at θ = 0."""
-    k, dim, plan = target.device, sides[0].dim, _still(target, sides[0].dim, reach)
+    k, dim, plan = target.device, sides[0].dim, _slow_plan(target, sides[0].dim, reach)
     mask = window(target.loss[:, k], mu_limit**2 / 2)
     by_example = bool(np.isfinite(plan.example_clip).any())
-    sent = [_sent(side.on_accelerator(1, 2.0**30, by_example), plan) for side in sides]
-    middle, weight = (sent[0] + sent[1]) / 2, mask[:, None] * (sent[0] - sent[1])
+    sent = [_clean_signal(side.on_accelerator(1, 2.0**30, by_example), plan) for side in sides]
+    midpoint, weight = (sent[0] + sent[1]) / 2, mask[:, None] * (sent[0] - sent[1])
     size = np.sqrt(plan.noise_power * np.sum(weight**2))
     if not np.isfinite(size) or size == 0:
         raise InputError("posterior", "this pair of data sets", "one whose gradients at θ = 0 are finite and differ")
@@ -326,15 +323,14 @@ def by_pair(
 
     def side(key: jax.Array, which: int, first: int, count: int) -> Statistics:
         received, _ = _transcripts(key, sides[which], plan, first, count)
-        return np.einsum("nsm,sm->n", received - middle, weight / size)[:, None]
+        return np.einsum("nsm,sm->n", received - midpoint, weight / size)[:, None]
 
     return _attack([Question(name, k, int(mask.sum()), mu, mu)], trials, len(plan.rounds) * max(2, dim), side)
 
 
-def _sent(posterior: Posterior, plan: Plan) -> Array:
+def _clean_signal(posterior: Posterior, plan: Plan) -> Array:
     """Return what reaches the server at θ = 0, without noise, [S, m]."""
-    rounds = jax.tree.map(jnp.asarray, _in_float32(kernel_rounds([plan])))
-    start = jnp.zeros((len(plan.rounds), plan.dim))
+    rounds, start = jax.tree.map(jnp.asarray, float32_rounds(plan)), jnp.zeros((len(plan.rounds), plan.dim))
     return transmitted(posterior, rounds, start).double
 
 

@@ -16,6 +16,8 @@ from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, blocks, gaussia
 from wflmc.posterior.base import Posterior
 from wflmc.posterior.softmax import FEW_ROWS
 
+Known = GaussianPosterior | SoftmaxPosterior
+"""Models that there are canaries for."""
 Sums = tuple[jax.Array, jax.Array]
 """What the kernel asks of a posterior: Σ_k weight_k clip(g_k), and the norms ‖g_k‖ before the clip, [K]."""
 
@@ -44,7 +46,7 @@ class Canary(NamedTuple):
         return blocks.clip_factor(weight, clip, norm) @ gradient, norm
 
 
-class Flock(NamedTuple):
+class CanaryPerDevice(NamedTuple):
     """A canary on every device, each in a coordinate of its own: m = K."""
 
     example: Any
@@ -60,7 +62,7 @@ class Flock(NamedTuple):
         return blocks.clip_factor(weight, clip, norm) * gradient, norm
 
 
-class Weathercock(NamedTuple):
+class TurningCanary(NamedTuple):
     """A canary that whole runs of `wflmc.sample` can have: θ, which the server knows, says which way it points.
 
     It sends in the first of two parameters; the second one, all noise, turns it.
@@ -93,10 +95,10 @@ class Weathercock(NamedTuple):
         del by_example
         return 100.0 * self.devices
 
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Weathercock:
+    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> TurningCanary:
         """Return the same, in float32 on the accelerator."""
         del chains, limit, by_example
-        return Weathercock(*(jnp.asarray(value, jnp.float32) for value in self))
+        return TurningCanary(*(jnp.asarray(value, jnp.float32) for value in self))
 
     def draw_initial(self, key: jax.Array, init: str = "zero") -> jax.Array:
         """Return θ[0] = 0."""
@@ -105,17 +107,17 @@ class Weathercock(NamedTuple):
 
     def clipped_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
         """Return the sum and the norms, as `Canary` does."""
-        total, norm = Flock(self.example, self.base).clipped_sum(theta, weight, clip, key, example_clip)
+        total, norm = CanaryPerDevice(self.example, self.base).clipped_sum(theta, weight, clip, key, example_clip)
         return jnp.stack([direction(theta, self.turn) * total.sum(), jnp.zeros(())]), norm
 
 
 def direction(theta: Any, turn: Any) -> Any:
-    """Which way a `Weathercock` points at θ[..., 2]: 1 or −1; for arrays of JAX and of NumPy."""
+    """Return which way a `TurningCanary` points at θ[..., 2]: 1 or −1; for arrays of JAX and of NumPy."""
     return 1 - 2 * (theta[..., 1] / turn // 1 % 2)
 
 
 def canary_pair(
-    posterior: GaussianPosterior | SoftmaxPosterior, device: int, size: float, away: float = -1.0, others: float = 0.0
+    posterior: Known, device: int, size: float, neighbour: float = -1.0, others: float = 0.0
 ) -> tuple[Posterior, Posterior]:
     """Return two posteriors of one kind, as small as can be, with as many devices and gradients ±size on one of them.
 
@@ -125,7 +127,7 @@ def canary_pair(
         posterior: Gaussian or softmax; says which kind, how many devices, and whether rows are few.
         device: whose canary it is.
         size: norm of its gradient.
-        away: 0 where the second has an empty row in place of −size.
+        neighbour: 0 where the second has an empty row in place of −size.
         others: norm of what another row of the device adds in both, against the canary.
     """
     devices, gaussian = posterior.devices, isinstance(posterior, GaussianPosterior)
@@ -134,12 +136,12 @@ def canary_pair(
     X, y = np.zeros((2, devices * rows, 3)), np.zeros((2, devices * rows), float if gaussian else int)
     if gaussian:  # the gradient is (θu − v)u
         sizes = [float(others > 0), 1.0]
-        y[:, at - 1 : at + 1] = [(others, -size), (others, -away * size)]
+        y[:, at - 1 : at + 1] = [(others, -size), (others, -neighbour * size)]
     else:  # at θ = 0 the gradient is ±(u, −u)/2, by the label
         sizes = [2**0.5 * others, 2**0.5 * size]
         y[0, at] = 1
     X[:, at - 1 : at + 1] = np.outer(sizes, np.full(3, 3**-0.5))
-    X[1, at] *= away != 0
+    X[1, at] *= neighbour != 0
     make: Any = gaussian_regression if gaussian else partial(softmax_regression, classes=2)
     one, other = (
         make(jax.random.key(0), devices, X=features, y=target, partition="blocks", prior_std=1e3)

@@ -148,7 +148,7 @@ class AuditReport:
     @property
     def consistent(self) -> bool:
         """Whether no attack proves more than is claimed, and no sum changes by more."""
-        return not self.flagged and not any(found.flagged for found in self.sums)
+        return not self.flagged and not any(result.flagged for result in self.sums)
 
     @property
     def epsilon_lower(self) -> float:
@@ -173,7 +173,7 @@ class AuditReport:
             claim = f"the plan claims {self.epsilon:.4g} ({self.adjacency})"
             return f"No attack found more than ε ≥ {self.epsilon_lower:.4g} {sure}; {claim}."
         if not self.flagged:
-            worst_sum = max(self.sums, key=lambda found: found.ratio)
+            worst_sum = max(self.sums, key=lambda result: result.ratio)
             return (
                 f"BROKEN: in the {worst_sum.name}, {worst_sum.terms:,} terms of float32, one change of what is hidden "
                 f"moves what arrives {worst_sum.ratio:.6g} times as far as the plan claims ({self.adjacency}): losses "
@@ -195,7 +195,7 @@ class AuditReport:
             **{name: getattr(self, name) for name in proven},
             "trials": max((test.trials for test in self.tests), default=0),
             "tests": [{**asdict(test), "flagged": test.flagged} for test in self.tests],
-            "sums": [{**asdict(found), "flagged": found.flagged, "text": str(found)} for found in self.sums],
+            "sums": [{**asdict(result), "flagged": result.flagged, "text": str(result)} for result in self.sums],
         }
 
     def __str__(self) -> str:
@@ -207,5 +207,5 @@ class AuditReport:
                 f"ε ≥ {test.epsilon_gaussian:.4g} (counting alone {test.epsilon_counting:.4g}), "
                 f"claimed {test.epsilon_claimed:.4g}{mark}"
             )
-        lines += [f"  {found}" for found in self.sums]
+        lines += [f"  {result}" for result in self.sums]
         return "\n".join([*lines, SCOPE])

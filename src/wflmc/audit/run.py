@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike
 
 from wflmc.audit import attack as kinds
 from wflmc.audit.attack import MAIN_SHARE, PARTS, Attack
+from wflmc.audit.canary import Known
 from wflmc.audit.report import AuditReport, Errors, Finding, counting_threshold, largest_mu
 from wflmc.audit.summation import Summation, attack_sums
 from wflmc.audit.target import Target, attack_target
 from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import Plan
-from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import epsilon_spent
 
@@ -71,7 +71,7 @@ def audit(
     target = attack_target(plan, delta, device, csi_error)
     half, k = trials // 2, target.device
     part, runs, each = -(-half // PARTS), _affordable(plan, half // 5, 50_000), _affordable(plan, half // 10, 10_000)
-    made: dict[str, tuple[Callable[[Target, int, float], Attack], int, float]] = {
+    possible: dict[str, tuple[Callable[[Target, int, float], Attack], int, float]] = {
         "constant": (kinds.constant, half, risk),
         "turning": (partial(kinds.turning, key), part, risk),
         "runs": (kinds.by_sampler, runs, risk),
@@ -79,12 +79,12 @@ def audit(
     }
     sums: tuple[Summation, ...] = ()
     if np.isfinite(plan.example_clip[k] + plan.clip[k]):
-        made["record"] = kinds.full_device, part, risk
+        possible["record"] = kinds.full_device, part, risk
     model = None if posterior is None else _known_model(posterior, plan)
     if model is not None and target.signal[:, k].any():
-        made["model"] = partial(kinds.by_model, model), runs, risk
+        possible["model"] = partial(kinds.by_model, model), runs, risk
         sums = attack_sums(target, model) if "summation" in attacks else ()
-    chosen = [made[name] for name in ATTACKS if name in attacks and name in made]
+    chosen = [possible[name] for name in ATTACKS if name in attacks and name in possible]
     return _report(key, target, [make(target, n, _mu_limit(n, r)) for make, n, r in chosen], risk, progress, sums)
 
 
@@ -154,9 +154,9 @@ def _check_devices(posterior: Posterior, plan: Plan) -> None:
         raise InputError("posterior", f"{posterior.devices} devices", f"one of the plan's {plan.devices} devices")
 
 
-def _known_model(posterior: Posterior, plan: Plan) -> GaussianPosterior | SoftmaxPosterior:
+def _known_model(posterior: Posterior, plan: Plan) -> Known:
     """Return the posterior, unless it is one for which no canary is known."""
-    if not isinstance(posterior, GaussianPosterior | SoftmaxPosterior):
+    if not isinstance(posterior, Known):
         allowed = "a Gaussian or a softmax posterior; for others use audit_pair"
         raise InputError("posterior", type(posterior).__name__, allowed)
     _check_devices(posterior, plan)
@@ -192,8 +192,8 @@ def _report(
         risks = [risk * test.share / shares for test in attack.tests]
         cuts = np.zeros((2, 1, len(risks)))  # the balanced threshold, and the one for counting
         cuts[1, 0] = [
-            counting_threshold(test.reach, attack.trials, delta, own)
-            for test, delta, own in zip(attack.tests, deltas, risks, strict=True)
+            counting_threshold(test.visible_mu, attack.trials, delta, test_risk)
+            for test, delta, test_risk in zip(attack.tests, deltas, risks, strict=True)
         ]
         wrong = np.zeros((2, 2, len(risks)), dtype=int)
         for first in range(0, attack.trials, attack.chunk):
@@ -204,9 +204,9 @@ def _report(
             if progress is not None:
                 progress(done, work)
         results = []
-        for at, (test, delta, own) in enumerate(zip(attack.tests, deltas, risks, strict=True)):
+        for at, (test, delta, test_risk) in enumerate(zip(attack.tests, deltas, risks, strict=True)):
             balanced, tail = (Errors(int(errors[0, at]), int(errors[1, at]), attack.trials) for errors in wrong)
-            results.append(Finding.of(test, balanced, tail, delta, own))
+            results.append(Finding.of(test, balanced, tail, delta, test_risk))
         findings += _notable(results)
     loss, delta = float(target.loss[:, target.device].sum()), float(target.delta[target.device])
     epsilon, privacy = float(epsilon_spent(loss, delta)), target.plan.privacy

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.audit.attack import transmitted
+from wflmc.audit.canary import Known
 from wflmc.audit.target import Target
 from wflmc.dynamics import overdamped
 from wflmc.planning.plan import Rounds
-from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
+from wflmc.posterior import GaussianPosterior, gaussian_regression, softmax_regression
 from wflmc.sampling.kernel import Constants
 
 Array = NDArray[np.float64]
@@ -32,7 +33,7 @@ SHORTEST = 16
 LANES = (1, 8)
 """Sums that a processor may keep side by side: terms are repeated so often."""
 CHAINS = (1, 2)
-"""Chains that are worked out together."""
+"""Chains that are computed together."""
 FEATURE = 2.0**-10
 """Of a linear model, whose targets make the terms."""
 ROUNDING = 1e-9
@@ -62,20 +63,20 @@ class Summation:
         return f"{self.name}, {tried}: largest change / claimed = {self.ratio:.6g}{mark}"
 
 
-def neighbours(count: int, size: float, away: float = -1.0, lanes: int = 1) -> tuple[Array, Array]:
+def neighbours(count: int, size: float, neighbour: float = -1.0, lanes: int = 1) -> tuple[Array, Array]:
     """Return terms of two neighbouring sums, [count], none above `size` in magnitude; they differ in the first one.
 
     Args:
         count: at least 16 for every lane.
         size: the largest magnitude of a term.
-        away: the first term of the second sum, over that of the first: −1, or 0 where neighbours are empty.
+        neighbour: the first term of the second sum, over that of the first: −1, or 0 where neighbours are empty.
         lanes: how often every term but the first is repeated, for sums that are kept side by side.
     """
     length = count // lanes
     unit = 2.0 ** (np.floor(np.log2(size)) - 7)
     large = np.floor(size / unit) * unit  # of few digits, so that sums of it are exact
     peak = 2.0 ** np.floor(np.log2(large * length / 3))
-    before = peak - large * (1 + away) / 2  # from here the first terms lead to either side of the peak
+    before = peak - large * (1 + neighbour) / 2  # from here the first terms lead to either side of the peak
     ones, step = int(before // large), peak * 2.0**-24  # the spacing of floats below the peak
     head = [*[large] * ones, before - ones * large]
     drift = (length - 2 * len(head)) * step
@@ -83,7 +84,7 @@ def neighbours(count: int, size: float, away: float = -1.0, lanes: int = 1) -> t
     tail = [-(down % large), *[-large] * int(down // large)]
     many = [-0.9 * step] * (length - 1 - len(head) - len(tail))
     terms = np.zeros((2, count))
-    terms[:, 0] = large, away * large
+    terms[:, 0] = large, neighbour * large
     terms[:, lanes : lanes * length] = np.repeat([*head, *many, *tail], lanes)
     return terms[0], terms[1]
 
@@ -112,32 +113,29 @@ def change(
     """Return how far apart what arrives of two posteriors is, without noise, where all devices send at θ = 0.
 
     Args:
-        chains: how many are worked out together, on which the order of a sum may depend.
+        chains: how many are computed together, on which the order of a sum may depend.
         rounding: how much less clips act at, `Plan.rounding`.
     """
     by_example, full = bool(np.isfinite(example_clip)), np.ones(pair[0].devices)
     each = np.ones(chains, np.float32)
-    less = 1 + rounding
-    limit = np.float32(example_clip * full / less) if by_example else None
-    most = np.float32(clip * full / less)
-    constants = Constants(most, each[0], overdamped(), limit)
-    weight = each[:, None] * np.float32(full)
-    rounds = Rounds(each, np.float32(gain) * each, weight, None, None, constants)
+    limit = np.float32(example_clip * full / (1 + rounding)) if by_example else None
+    constants = Constants(np.float32(clip * full / (1 + rounding)), each[0], overdamped(), limit)
+    rounds = Rounds(each, np.float32(gain) * each, each[:, None] * np.float32(full), None, None, constants)
     start = jnp.zeros((chains, pair[0].dim))
     sent = [transmitted(side.on_accelerator(chains, 2.0**30, by_example), rounds, start).double for side in pair]
     return float(np.linalg.norm(sent[0] - sent[1], axis=1).max())
 
 
-def pairs(count: int, size: float, away: float) -> Iterator[list[Array]]:
+def pairs(count: int, size: float, neighbour: float) -> Iterator[list[Array]]:
     """Yield neighbours of all lengths up to count, each a quarter of the one before, filled up with zeros."""
     length = count
     while length >= SHORTEST:
         for lanes in (lanes for lanes in LANES if length >= SHORTEST * lanes):
-            yield [np.pad(side, (0, count - length)) for side in neighbours(length, size, away, lanes)]
+            yield [np.pad(side, (0, count - length)) for side in neighbours(length, size, neighbour, lanes)]
         length //= 4
 
 
-def attack_sums(target: Target, posterior: GaussianPosterior | SoftmaxPosterior) -> tuple[Summation, ...]:
+def attack_sums(target: Target, posterior: Known) -> tuple[Summation, ...]:
     """Search for neighbours whose sums part by more than the plan claims: records of a device, and devices.
 
     Args:
@@ -155,7 +153,7 @@ def attack_sums(target: Target, posterior: GaussianPosterior | SoftmaxPosterior)
     found = []
     for name, (count, size, alone) in sums.items():
         changes: list[float] = []
-        for terms in pairs(count, size / norm, target.away):
+        for terms in pairs(count, size / norm, target.neighbour):
             pair = [make(side, count if alone else 1) for side in terms]
             changes += [change(pair, *clips, gain, chains, plan.rounding) for chains in CHAINS]
         if changes:

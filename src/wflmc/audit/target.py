@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -42,18 +43,23 @@ class Target(NamedTuple):
     @property
     def rounds(self) -> Rounds:
         """As the kernel takes them."""
-        return kernel_rounds([self.plan])
+        return float32_rounds(self.plan)
 
     @property
-    def away(self) -> float:
+    def neighbour(self) -> float:
         """The factor of the canary in the neighbouring data set: −1, or 0 where neighbours are silent or empty."""
         return -1.0 if self.plan.privacy.adjacency == "replace" else 0.0
 
     @property
-    def middle(self) -> Array:
+    def midpoint(self) -> Array:
         """What arrives half way between the neighbours, [S, K]: half of the signal where one of them is silent."""
-        silent = self.away == 0 and self.plan.privacy.unit == "device"
+        silent = self.neighbour == 0 and self.plan.privacy.unit == "device"
         return self.signal if silent else np.zeros_like(self.signal)
+
+
+def float32_rounds(plan: Plan) -> Rounds:
+    """Return the rounds of a plan as the kernel takes them."""
+    return jax.tree.map(lambda values: np.asarray(values, np.float32), kernel_rounds([plan]))
 
 
 def attack_target(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: float | None) -> Target:
@@ -83,7 +89,7 @@ def attack_target(plan: Plan, delta: ArrayLike | None, device: int | None, csi_e
     largest = np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).max()
     empty = plan.privacy.unit == "record" and plan.privacy.adjacency == "add-remove"
     return Target(
-        # What devices hear does not change what they may send; canaries do not listen to noise.
+        # What devices receive does not change what they may send; canaries do not depend on that noise.
         plan=plan.replace(received=received, downlink_noise=0.0),
         device=worst,
         loss=loss,
@@ -95,7 +101,7 @@ def attack_target(plan: Plan, delta: ArrayLike | None, device: int | None, csi_e
 
 
 def above_cap(plan: Plan, factor: float = 2.0) -> Plan:
-    """A plan to attack the server's noise with: gains `factor` times those at which the channel alone is enough.
+    """Return a plan to attack the server's noise with: gains `factor` times those at which the channel alone is enough.
 
     No sensible plan sends so strongly. The server must add the rest of the noise, which hides nothing from itself;
     bound, objective and power share are those of the given plan, and mean nothing here.
@@ -109,10 +115,10 @@ def above_cap(plan: Plan, factor: float = 2.0) -> Plan:
 
 
 def window(loss: Array, limit: float) -> Mask:
-    """The rounds to listen to: a run of them that is claimed to lose as much as possible within a limit, [S].
+    """Return the rounds to attack: a run of them that is claimed to lose as much as possible within a limit, [S].
 
     An attack of n trials proves nothing about losses far beyond log n, but claims hold for any part of a transcript.
-    A device that is said never to send is listened to all the time.
+    A device that is said never to send is attacked in all rounds.
     """
     if not np.any(loss > 0):
         return np.ones(loss.size, dtype=bool)
@@ -133,14 +139,14 @@ def window(loss: Array, limit: float) -> Mask:
 
 
 def pairs(mask: Mask, first: int = 0) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Neighbours among the chosen rounds, two by two, beginning with the first or the second of them."""
+    """Return neighbours among the chosen rounds, two by two, beginning with the first or the second of them."""
     at = np.flatnonzero(mask)[first:]
     count = at.size // 2
     return at[0 : 2 * count : 2], at[1 : 2 * count : 2]
 
 
 def differences(signal: Array, mask: Mask, first: int = 0) -> Array:
-    """The best weights that cancel noise which is the same in two neighbouring rounds."""
+    """Return the best weights that cancel noise which is the same in two neighbouring rounds."""
     one, two = pairs(mask, first)
     weight = np.zeros(signal.shape)
     half = (signal[..., one] - signal[..., two]) / 2
@@ -149,7 +155,7 @@ def differences(signal: Array, mask: Mask, first: int = 0) -> Array:
 
 
 def scaled_differences(signal: Array, mask: Mask, gain: Array) -> Array:
-    """The best weights that cancel noise which is in two neighbouring rounds as their gains are."""
+    """Return the best weights that cancel noise which is in two neighbouring rounds as their gains are."""
     one, two = pairs(mask)
     weight = np.zeros(signal.shape)
     across = signal[..., one] * gain[two] - signal[..., two] * gain[one]

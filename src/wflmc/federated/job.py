@@ -104,10 +104,10 @@ class Job:
         if self.noise == "simulated" or not plan.clips:
             return None
         norm = self.gain * plan.clip * (1.0 if plan.received is None else plan.received)
-        together = norm.sum(1) if self.noise == "channel" else norm
+        total = norm.sum(1) if self.noise == "channel" else norm
         deviation = np.sqrt(self.share.max() if self.noise == "devices" else plan.noise_power)
         change = np.sqrt(2 * plan.loss * plan.noise_power)
-        return Lattice.fitted(float(deviation), change, norm, float(together.max()), plan.dim)
+        return Lattice.fitted(float(deviation), change, norm, float(total.max()), plan.dim)
 
     def round_noise(self, at: int, sent: NDArray[np.bool_]) -> float:
         """Return the variance of the noise in the sum of those who sent."""

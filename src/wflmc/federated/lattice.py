@@ -51,7 +51,7 @@ class Lattice(NamedTuple):
 
     @classmethod
     def fitted(cls, deviation: float, change: Array, norm: Array, total: float, dim: int) -> Lattice:
-        """The finest lattice on which sums are exact, with noise that costs what Gaussian noise of a deviation does.
+        """Return the finest lattice on which sums are exact, with noise as costly as Gaussian noise of a deviation.
 
         Args:
             change: how far neighbours can move a signal before it is rounded, [...]; 0 where none is sent.
@@ -73,57 +73,58 @@ class Lattice(NamedTuple):
         return (self.scale * self.step) ** 2
 
     def rounded(self, signal: ArrayLike) -> Array:
-        """The nearest point of the lattice."""
+        """Return the nearest point of the lattice."""
         return np.rint(np.asarray(signal, dtype=float) / self.step) * self.step
 
     def noisy(self, signal: ArrayLike) -> Array:
-        """The nearest point of the lattice, plus noise."""
+        """Return the nearest point of the lattice, plus noise."""
         nearest = self.rounded(signal)
         draws = discrete_gaussian(self.scale, nearest.size)
         return np.asarray(nearest + self.step * draws.reshape(nearest.shape))
 
 
 def discrete_gaussian(scale: int, count: int) -> Integers:
-    """Independent integers n with probabilities in proportion to exp(−n²/(2 scale²)), exactly."""
-    found = np.zeros(0, np.int64)
-    while found.size < count:
-        found = np.concatenate([found, _accepted(_discrete_laplace(scale, 64 + 3 * (count - found.size)), scale)])
-    return found[:count]
+    """Draw independent integers n with probabilities in proportion to exp(−n²/(2 scale²)), exactly."""
+    draws = np.zeros(0, np.int64)
+    while draws.size < count:
+        steps = _discrete_laplace(scale, 64 + 3 * (count - draws.size))
+        draws = np.concatenate([draws, steps[_gaussian_among(steps, scale)]])
+    return draws[:count]
 
 
-def _accepted(steps: Integers, scale: int) -> Integers:
-    """Those of discrete Laplace draws that are discrete Gaussian ones."""
+def _gaussian_among(steps: Integers, scale: int) -> NDArray[np.bool_]:
+    """Decide which of discrete Laplace draws are discrete Gaussian ones."""
     beyond = np.abs(steps) - scale
-    return steps[_below_exp((beyond / scale) ** 2 / 2, lambda i: Fraction(int(beyond[i]) ** 2, 2 * scale**2))]
+    return _below_exp((beyond / scale) ** 2 / 2, lambda i: Fraction(int(beyond[i]) ** 2, 2 * scale**2))
 
 
 def _discrete_laplace(scale: int, tries: int) -> Integers:
-    """Integers with probabilities in proportion to exp(−|n|/scale); fewer than were tried."""
+    """Draw integers with probabilities in proportion to exp(−|n|/scale); fewer than were tried."""
     below = (_words(tries) >> np.uint64(64 - scale.bit_length())).astype(np.int64)
     below = below[below < scale]
     below = below[_below_exp(below / scale, lambda i: Fraction(int(below[i]), scale))]
     wholes = np.zeros(below.size, np.int64)
-    going = np.arange(below.size)
-    while going.size:
-        going = going[_below_exp(np.ones(going.size), lambda i: Fraction(1))]
-        wholes[going] += 1
+    undecided = np.arange(below.size)
+    while undecided.size:
+        undecided = undecided[_below_exp(np.ones(undecided.size), lambda i: Fraction(1))]
+        wholes[undecided] += 1
     size = below + scale * wholes
     negative = _words(size.size) >> np.uint64(63) == 1
     return np.where(negative, -size, size)[~(negative & (size == 0))]
 
 
 def _below_exp(power: Array, exact: Callable[[int], Fraction]) -> NDArray[np.bool_]:
-    """True with probability exp(−power); `exact` gives a power as a fraction where float64 does not decide."""
+    """Return True with probability exp(−power); `exact` gives a power as a fraction where float64 does not decide."""
     words = _words(power.size)
     draws, chance = words * 2.0**-64, np.exp(-power)
-    found = draws < chance
+    below = draws < chance
     for i in np.flatnonzero(np.abs(draws - chance) < MARGIN):
-        found[i] = _decided(int(words[i]), exact(int(i)))
-    return np.asarray(found)
+        below[i] = _below_exactly(int(words[i]), exact(int(i)))
+    return np.asarray(below)
 
 
-def _decided(bits: int, power: Fraction) -> bool:
-    """Whether a uniform number that begins with these 64 bits is below exp(−power), by as many more as it takes."""
+def _below_exactly(bits: int, power: Fraction) -> bool:
+    """Decide whether a uniform number that begins with these 64 bits is below exp(−power), by more bits if needed."""
     length = 64
     while True:
         context = Context(prec=length // 3 + 30)  # Decimal.exp is rounded correctly
@@ -135,5 +136,5 @@ def _decided(bits: int, power: Fraction) -> bool:
 
 
 def _words(count: int) -> NDArray[np.uint64]:
-    """Uniform words of 64 bits."""
+    """Draw uniform words of 64 bits."""
     return np.frombuffer(token_bytes(8 * count), np.uint64)
