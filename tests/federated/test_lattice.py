@@ -66,10 +66,10 @@ def test_draws_are_those_of_opendp() -> None:
 def test_close_calls_are_decided_by_more_bits() -> None:
     power = Fraction(1, 3)
     bits = int(np.floor(np.exp(-1 / 3) * 2**53)) << 11
-    assert lattice._decided(bits - 2**13, power)
-    assert not lattice._decided(bits + 2**13, power)
+    assert lattice._below_exactly(bits - 2**13, power)
+    assert not lattice._below_exactly(bits + 2**13, power)
     exact = 13217669706954385033  # ⌊2⁶⁴ exp(−1/3)⌋; 0.77 of what may follow these bits is below
-    assert abs(np.mean([lattice._decided(exact, power) for _ in range(400)]) - 0.7719) < 4 * np.sqrt(0.18 / 400)
+    assert abs(np.mean([lattice._below_exactly(exact, power) for _ in range(400)]) - 0.7719) < 4 * np.sqrt(0.18 / 400)
 
 
 @pytest.mark.parametrize("scale", [16, 40])
