@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,19 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
 
 from wflmc.federated.device import Device
 from wflmc.federated.flower_client import client_app
+from wflmc.federated.flower_server import Transport
 from wflmc.federated.folder import write_federation
 from wflmc.federated.job import Job, federated_plan, make_job
-from wflmc.federated.server import Server, open_server
+from wflmc.federated.server import Server, open_server, serve
 from wflmc.privacy import Ledger
 from wflmc.sampling import Trace, sample
 from wflmc.scenario import Inputs, Scenario, build, validate
@@ -36,6 +43,15 @@ SCENARIO: dict[str, dict[str, Any]] = {
 }
 ROUNDING = 2e-5
 """Far above what some rounds of float32 differ by, far below a step of a chain (some 0.1)."""
+
+
+FIRST = 1000
+"""The first node id."""
+RAISED = 2
+"""Flower's code for a client app that raised."""
+
+Fault = Callable[[Message, int], Message | None]
+"""From a reply and the device that gave it to what arrives of it; None: nothing ever does."""
 
 
 class Federation(NamedTuple):
@@ -120,3 +136,88 @@ def expected_chain(job: Job, posterior: Any, sent: NDArray[np.bool_]) -> NDArray
 
 def _crc(name: str) -> int:
     return zlib.crc32(name.encode())
+
+
+def run_on_grid(server: Server, app: ClientApp, fault: Fault | None = None, progress: Any = None) -> None:
+    """All rounds by messages of Flower's in this process; answers come at once, so what has not come will not."""
+    grid = LocalGrid(app, server.job.plan.devices, fault)
+    nodes = {node: k for k, node in enumerate(grid.get_node_ids())}
+    serve(server, Transport(grid, server.job, nodes, deadline=0.0), progress)
+
+
+class LocalGrid(Grid):
+    """A Flower grid in this process, which hands every message to the client app at once; device k is node 1000 + k.
+
+    Args:
+        app: of all devices; a context's node_config says which one is meant, by its partition-id.
+        devices: K.
+        fault: what becomes of replies on their way, for tests.
+    """
+
+    def __init__(self, app: ClientApp, devices: int, fault: Fault | None = None) -> None:
+        # Flower's messages ask who sends them; in its own runtimes these are set by the process around an app.
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+        self._app, self._fault = app, fault
+        self._replies: dict[str, Message] = {}
+        self._context = {
+            FIRST + k: Context(1, FIRST + k, {"partition-id": k, "num-partitions": devices}, RecordDict(), {})
+            for k in range(devices)
+        }
+
+    def set_run(self, run: Any) -> None:
+        """Do nothing: there is one run."""
+
+    @property
+    def run(self) -> Any:
+        """The run that this grid serves."""
+        return None
+
+    def create_message(self, *args: Any, **how: Any) -> Message:
+        """Refuse: the transport makes its messages itself."""
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        """Return all nodes."""
+        return list(self._context)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand over messages; return their ids."""
+        return [self._deliver(message) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies to messages with these ids, each of them once."""
+        return [self._replies.pop(ident) for ident in message_ids if ident in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Hand over messages and return the replies; nothing takes time."""
+        del timeout
+        return self.pull_messages(self.push_messages(messages))
+
+    def _deliver(self, message: Message) -> str:
+        ident, node = uuid.uuid4().hex, message.metadata.dst_node_id
+        sent = _transferred(message, ident)
+        try:
+            answer: Message | None = self._app(sent, self._context[node])
+        except Exception as error:  # as Flower does: the server gets an error in place of a reply
+            answer = Message(Error(RAISED, f"{type(error)}:<'{error}'>"), reply_to=sent)
+        assert answer is not None
+        _address(answer, uuid.uuid4().hex)
+        if self._fault is not None:
+            answer = self._fault(answer, node - FIRST)
+        if answer is not None:
+            self._replies[ident] = answer if answer.has_error() else _transferred(answer, answer.metadata.message_id)
+        return ident
+
+
+def _address(message: Message, ident: str) -> None:
+    """Write on a message what Flower's link writes on it."""
+    message.metadata.__dict__.update(_message_id=ident, _run_id=1)
+
+
+def _transferred(message: Message, ident: str) -> Message:
+    """Return the message as the other end reads it: as bytes and back."""
+    _address(message, ident)
+    objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    received: Any = inflate_object_from_contents(message.object_id, objects)
+    _address(received, ident)
+    return received

@@ -26,7 +26,7 @@ from wflmc.scenario import build, load_scenario
 
 from ..cli_tools import strict
 from ..conftest import count
-from ..federation_tools import ROUNDING
+from ..federation_tools import ROUNDING, app_of, run_on_grid
 
 SCENARIO = """
 [posterior]
@@ -119,13 +119,15 @@ def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(
 def test_a_federation_with_absences_has_its_own_numbers_and_a_page(
     call: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, calls = simulation.run_in_process, []
+    calls = []
 
     def fault(message: Any, device: int) -> Any:
         calls.append(device)
         return None if device == 1 and len(calls) < 8 else message
 
-    monkeypatch.setattr(simulation, "run_in_process", lambda *args, **how: run(*args, **how, fault=fault))
+    monkeypatch.setattr(
+        simulation, "run_in_process", lambda server, devices, _: run_on_grid(server, app_of(devices), fault)
+    )
     ideal = ("--noise", "devices", "--set", "policy.power=noiseless-dp")
     code, out, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out", *ideal, "--json")
     assert code == 0, err

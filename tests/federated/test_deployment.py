@@ -39,14 +39,13 @@ from wflmc.federated.loopback import ENDS, HOST, Loopback, environment, free_por
 from wflmc.federated.messages import Reception
 from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
 from wflmc.federated.server import open_server, read_log, trace_of
-from wflmc.federated.simulation import FIRST, LocalGrid
 from wflmc.runs import make_plan
 from wflmc.sampling.checkpoint import Checkpoint
 from wflmc.scenario import load_scenario
 from wflmc.scenario.build import build
 
 from ..conftest import FULL
-from ..federation_tools import ROUNDING
+from ..federation_tools import FIRST, ROUNDING, LocalGrid
 
 ROOT = Path(__file__).parents[2]
 DEVICES, CHAINS = 3, 2

@@ -26,10 +26,10 @@ from wflmc.federated.folder import open_device
 from wflmc.federated.job import Job, make_job
 from wflmc.federated.messages import Reception, Request, Terms
 from wflmc.federated.server import Server, open_server, read_log, rescale, serve, trace_of
-from wflmc.federated.simulation import devices_in, run_in_process
+from wflmc.federated.simulation import devices_in
 from wflmc.sampling.checkpoint import Checkpoint
 
-from ..federation_tools import ROUNDING, SCENARIO, Federation, apart, app_of, expected_chain, federation
+from ..federation_tools import ROUNDING, SCENARIO, Federation, apart, app_of, expected_chain, federation, run_on_grid
 
 KINETIC = {"sampler.dynamics": "kinetic", "sampler.step_size": 0.02, "policy.power": "equal"}
 SYSTEMS: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 def test_federated_chain_is_the_simulators(tmp_path: Path, name: str) -> None:
     made = federation(tmp_path, SYSTEMS[name])
     server = made.server()
-    run_in_process(server, devices_in(tmp_path))
+    run_on_grid(server, devices_in(tmp_path))
     found, simulated = trace_of(server, made.inputs.posterior), made.simulated()
     moved = float(np.abs(np.diff(simulated.theta, axis=1)).max())
     assert apart(found, simulated) < ROUNDING < moved
@@ -82,7 +82,7 @@ def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
     job = make_job(key, posterior, link, plan, chains=2)
     devices = [Device(posterior.device(k), job.terms(k)) for k in range(3)]
     server = open_server(job, tmp_path)
-    run_in_process(server, app_of(devices))
+    run_on_grid(server, app_of(devices))
     assert apart(trace_of(server, posterior), wflmc.sample(key, posterior, plan, chains=2)) < ROUNDING
 
 
@@ -126,7 +126,7 @@ def test_update_and_ledger_follow_those_who_sent(tmp_path: Path) -> None:
 def test_all_present_is_what_the_formulas_say(tmp_path: Path) -> None:
     made = federation(tmp_path)
     server = made.server()
-    run_in_process(server, made.app())
+    run_on_grid(server, made.app())
     wanted = expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)[3:]
     np.testing.assert_allclose(np.asarray(trace_of(server).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
 
@@ -184,7 +184,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, Server]
     """A federation that nothing has disturbed."""
     made = federation(tmp_path_factory.mktemp("whole"))
     server = made.server()
-    run_in_process(server, made.app())
+    run_on_grid(server, made.app())
     return made, server
 
 
@@ -195,10 +195,10 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
     made, undisturbed = whole
     devices, server = made.devices(), open_server(made.job, tmp_path)
     with crash(server, 3, moment):
-        run_in_process(server, app_of(devices))
+        run_on_grid(server, app_of(devices))
     again = open_server(made.job, tmp_path)
     assert again.checkpoint.load().rounds == (4 if moment == "after keeping" else 3)
-    run_in_process(again, app_of(devices))
+    run_on_grid(again, app_of(devices))
     assert apart(trace_of(again), trace_of(undisturbed)) == 0
     assert again.ledger is not None
     assert undisturbed.ledger is not None
@@ -268,7 +268,7 @@ def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(tmp_path: Path)
 def test_a_checkpoint_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
     """From the start again, with other senders, the same noise would be under other sums."""
     made = federation(tmp_path)
-    run_in_process(made.server(), made.app())
+    run_on_grid(made.server(), made.app())
     (tmp_path / "server" / "progress.npz").unlink()
     with pytest.raises(InputError, match="the ledger has 7 rounds"):
         made.server()
@@ -290,7 +290,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_log_that_was_cut_short_is_read(tmp_path: Path) -> None:
     made = federation(tmp_path)
-    run_in_process(made.server(), made.app())
+    run_on_grid(made.server(), made.app())
     log = tmp_path / "server" / "rounds.jsonl"
     log.write_text(log.read_text()[:-9])
     assert [line["round"] for line in read_log(tmp_path / "server")] == list(range(6))
@@ -299,7 +299,7 @@ def test_a_log_that_was_cut_short_is_read(tmp_path: Path) -> None:
 def test_a_trace_does_not_give_the_noise_away(tmp_path: Path) -> None:
     made = federation(tmp_path)
     server = made.server()
-    run_in_process(server, made.app())
+    run_on_grid(server, made.app())
     assert trace_of(server).key is None
 
 
@@ -324,7 +324,7 @@ def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path) -> Non
 
 def test_a_ledger_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
     made = federation(tmp_path)
-    run_in_process(made.server(), made.app())
+    run_on_grid(made.server(), made.app())
     lines = (tmp_path / "server" / "ledger.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "server" / "ledger.jsonl").write_text("".join(lines[:-1]))
     with pytest.raises(InputError, match=r"with 7 lines.* counts 8"):
@@ -419,7 +419,7 @@ def test_devices_know_their_channels_as_badly_as_the_plan_says(tmp_path: Path) -
 def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) -> None:
     made = federation(tmp_path, {"link.csi_error": 0.1}, releases=3)
     server = made.server()
-    run_in_process(server, devices_in(tmp_path))
+    run_on_grid(server, devices_in(tmp_path))
     assert server.ledger is not None
     np.testing.assert_allclose(server.ledger.spent, 3 * made.job.plan.spent, rtol=1e-12)
     assert np.max(server.ledger.spent / server.ledger.budget) == pytest.approx(1)
@@ -431,7 +431,7 @@ def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) ->
 
 def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(tmp_path: Path) -> None:
     made = federation(tmp_path, {"privacy.epsilon": None, "privacy.delta": None})
-    run_in_process(made.server(), made.app())
+    run_on_grid(made.server(), made.app())
     plan = made.job.plan.replace(gain=made.job.plan.gain * 0.9)
     other = replace(made.job, plan=plan)
     assert other.run != made.job.run

@@ -25,10 +25,9 @@ from wflmc.federated.flower_server import Transport
 from wflmc.federated.folder import open_device
 from wflmc.federated.messages import Request, read_request, short, write_request
 from wflmc.federated.server import Server, read_log, serve, trace_of
-from wflmc.federated.simulation import FIRST, LocalGrid, run_in_process
 from wflmc.privacy import Ledger
 
-from ..federation_tools import ROUNDING, Federation, apart, app_of, federation
+from ..federation_tools import FIRST, ROUNDING, Federation, LocalGrid, apart, app_of, federation, run_on_grid
 
 BAD = 2
 """The device whose replies go wrong."""
@@ -136,7 +135,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 def without(made: Federation) -> Server:
     """The chain where the device is silent from the second round on."""
     server = made.server("without")
-    run_in_process(server, made.app(), fault=from_the_second_on(lambda message: None))
+    run_on_grid(server, made.app(), fault=from_the_second_on(lambda message: None))
     return server
 
 
@@ -169,7 +168,7 @@ def test_a_bad_reply_counts_as_absent(made: Federation, without: Server, name: s
 
     fault = from_the_second_on(spoil)
     server = made.server(name.replace(" ", "-"))
-    run_in_process(server, made.app(), fault=remember)
+    run_on_grid(server, made.app(), fault=remember)
     assert apart(trace_of(server), trace_of(without)) == 0
     assert server.ledger is not None
     assert without.ledger is not None
@@ -192,7 +191,7 @@ def test_a_device_that_fails_is_absent_and_tells_nothing(
     devices = made.devices()
     monkeypatch.setattr(devices[BAD], "answer", fail)
     server = made.server("failing")
-    run_in_process(server, app_of(devices))
+    run_on_grid(server, app_of(devices))
     reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {None}
     assert reasons
     assert all("could not answer" in str(reason) and "42" not in str(reason) for reason in reasons)

@@ -183,9 +183,9 @@ def test_devices_of_a_federation_know_the_labels(tmp_path, data):
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
     from wflmc.federated.folder import open_device
     from wflmc.federated.server import trace_of
-    from wflmc.federated.simulation import devices_in, run_in_process
+    from wflmc.federated.simulation import devices_in
 
-    from ..federation_tools import ROUNDING, federation
+    from ..federation_tools import ROUNDING, federation, run_on_grid
 
     X, classes = data
     np.savez(tmp_path / "d.npz", X=X, y=np.array(["cat", "dog", "owl"])[classes])
@@ -195,7 +195,7 @@ def test_devices_of_a_federation_know_the_labels(tmp_path, data):
     assert set.union(*held) == {"cat", "dog", "owl"}
     assert held[0] == {"cat"}
     server = made.server()
-    run_in_process(server, devices_in(tmp_path / "f"))
+    run_on_grid(server, devices_in(tmp_path / "f"))
     np.testing.assert_allclose(trace_of(server).theta, made.simulated().theta, atol=ROUNDING)
     np.savez(tmp_path / "f" / "device-0" / "data.npz", X=X, y=classes)
     open_device.cache_clear()

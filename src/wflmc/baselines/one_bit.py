@@ -63,22 +63,14 @@ def sbfl(
     gains = [np.abs(link.gains(iterations * devices, devices))[slot, np.arange(devices)] for link in links]
     snr = np.stack([link.snr(devices) for link in links])
     number = jnp.arange(len(links)) if numbers is None else jnp.asarray(numbers)
-    return np.asarray(_descend(key, posterior, np.stack(gains), snr, number, sizes, step, momentum, init))
+    return np.asarray(_descend(key, posterior, init, (np.stack(gains), snr, number), sizes, step, momentum))
 
 
 @partial(jax.jit, static_argnames=("init",))
 def _descend(
-    key: jax.Array,
-    posterior: Posterior,
-    gains: jax.Array,
-    snr: jax.Array,
-    number: jax.Array,
-    sizes: jax.Array,
-    step: jax.Array,
-    momentum: jax.Array,
-    init: str,
+    key: jax.Array, posterior: Posterior, init: str, experiments: Any, sizes: Any, step: Any, momentum: Any
 ) -> jax.Array:
-    """Run all experiments at once: gains[experiment, iteration, device], snr[experiment, device]."""
+    """Run all experiments at once: (gains[experiment, iteration, device], snr[experiment, device], their numbers)."""
 
     def experiment(gain: jax.Array, snr: jax.Array, number: jax.Array) -> jax.Array:
         theta = posterior.draw_initial(jax.random.fold_in(named(key, "init"), number), init)
@@ -95,7 +87,7 @@ def _descend(
         (theta, _), _ = jax.lax.scan(iterate, (theta, jnp.zeros_like(theta)), (jnp.arange(gain.shape[0]), gain))
         return theta
 
-    return jax.vmap(experiment)(gains, snr, number)
+    return jax.vmap(experiment)(*experiments)
 
 
 def estimate(gradient: jax.Array, gain: jax.Array, snr: jax.Array, noise: jax.Array) -> jax.Array:

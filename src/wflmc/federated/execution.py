@@ -22,7 +22,7 @@ from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, evaluate, preload
 from wflmc.federated import simulation
 from wflmc.federated.deployment import prepare
-from wflmc.federated.folder import SERVER, write_federation
+from wflmc.federated.folder import DEVICE, SERVER, open_device, write_federation
 from wflmc.federated.job import NOISES, Job, federated_plan, make_job
 from wflmc.federated.loopback import run_on_loopback
 from wflmc.federated.server import LEDGER, LOG, Server, open_server, read_log, trace_of
@@ -175,13 +175,13 @@ def _run(
     server: Server, place: Path, options: Options, progress: simulation.Progress, say: Callable[[str], None]
 ) -> None:
     """Run all rounds that are left."""
-    devices, deadline = simulation.devices_in(place), options.deadline
+    devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":
-        simulation.run_in_process(server, devices, progress=progress)
+        simulation.run_in_process(server, [open_device(place / DEVICE.format(k)) for k in range(devices)], progress)
     elif options.runtime == "simulation":
-        simulation.run_in_engine(server, devices, progress=progress, deadline=deadline)
+        simulation.run_in_engine(server, simulation.devices_in(place), progress=progress, deadline=deadline)
     else:
-        prepare(place, server.job.plan.devices)
+        prepare(place, devices)
         run_on_loopback(place, deadline=deadline, say=say, progress=progress)
 
 

@@ -28,7 +28,7 @@ from wflmc.errors import InputError
 from wflmc.federated.job import Job
 from wflmc.federated.messages import Reception, RejectedError, Request, read_reply, write_request
 from wflmc.federated.registration import TABLE, DeploymentError, read_nodes
-from wflmc.federated.server import Exchange, Server, open_server, serve
+from wflmc.federated.server import Exchange, Server, open_server, serve, superpose
 from wflmc.privacy.ledger import TOLERANCE
 
 log = logging.getLogger("wflmc.federated")
@@ -92,12 +92,7 @@ class Transport:
                 failed = message is not None and message.has_error()
                 absent[request.device] = str(error) if failed else f"rejected, {error}"
         absent |= {one.device: f"late: no answer within {self.deadline:g} s" for one, _ in waiting.values()}
-        total = np.zeros((job.chains, job.plan.dim))
-        for one in requests:  # in the order of the devices, so that the sum does not depend on who was first
-            if one.device in signals:
-                part = one.arrives * signals[one.device].astype(float)
-                total += job.lattice.rounded(part) if job.noise == "channel" and job.lattice else part
-        return Reception(total, np.isin(np.arange(job.plan.devices), list(signals)), absent)
+        return superpose(job, requests, signals, absent)
 
     def _push(self, contents: list[tuple[RecordDict, int]], kind: str = "gradient") -> list[str]:
         """Send records to nodes; return an id for each, "" where it could not be sent."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -187,6 +187,18 @@ def _requests(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray
         gain, arrives = float(job.gain[at, k]), float(job.known[at, k] * received[k])
         requests.append(Request(int(k), plan.start + at, place, gain, known, arrives, batch))
     return requests
+
+
+def superpose(
+    job: Job, requests: list[Request], signals: Mapping[int, NDArray[np.float32]], absent: dict[int, str]
+) -> Reception:
+    """Return what the server receives where these devices send these signals[chain, m], superposed as by the air."""
+    total = np.zeros((job.chains, job.plan.dim))
+    for request in requests:  # in the order of the devices, so that the sum does not depend on who was first
+        if request.device in signals:
+            part = request.arrives * signals[request.device].astype(float)
+            total += job.lattice.rounded(part) if job.noise == "channel" and job.lattice else part
+    return Reception(total, np.isin(np.arange(job.plan.devices), list(signals)), absent)
 
 
 def rescale(job: Job, at: int, sent: NDArray[np.bool_]) -> tuple[float, Any]:
