@@ -155,7 +155,7 @@ def test_every_kind_of_plan_holds(few, name):
 def test_softmax_models_hold(examples, promise, rounds):
     """Few rows and many rows are worked out in different ways; examples are clipped in both, in every round."""
     posterior, plan = softmax_of(examples, promise, rounds)
-    goal = target.attack_target(plan, None, None, None)
+    goal = target.attack_target(plan)
     sides = canary_pair(posterior, goal.device, target.RAW * 30)
     one, two = (
         attack._clean_signal(side.on_accelerator(1, 2.0**30), attack._slow_plan(goal, 6, 1e-12)) for side in sides

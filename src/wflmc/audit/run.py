@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 
 import jax
@@ -22,6 +22,7 @@ from wflmc.posterior.base import Posterior
 from wflmc.privacy import epsilon_spent
 
 Progress = Callable[[int, int], None]
+Sums = tuple[Summation, ...]
 
 ATTACKS = ("constant", "turning", "runs", "record", "devices", "model", "summation")
 WORK = 2 * 10**8
@@ -77,7 +78,7 @@ def audit(
         "runs": (kinds.by_sampler, runs, risk),
         "devices": (kinds.every_device, each, risk / plan.devices),
     }
-    sums: tuple[Summation, ...] = ()
+    sums: Sums = ()
     if np.isfinite(plan.example_clip[k] + plan.clip[k]):
         possible["record"] = kinds.full_device, part, risk
     model = None if posterior is None else _known_model(posterior, plan)
@@ -89,27 +90,17 @@ def audit(
 
 
 def audit_model(
-    key: jax.Array,
-    plan: Plan,
-    posterior: Posterior,
-    *,
-    trials: int = 100_000,
-    confidence: float = 0.99,
-    delta: ArrayLike | None = None,
-    device: int | None = None,
-    csi_error: float | None = None,
-    progress: Progress | None = None,
+    key: jax.Array, plan: Plan, posterior: Posterior, *, trials: int = 100_000, confidence: float = 0.99
 ) -> AuditReport:
     """Attack a model's own gradients and clipping, in whole runs of `wflmc.sample` on two canary data sets.
 
     Args:
         posterior: says which kind of model, and how many devices; its data are not used.
-        key, plan, trials, confidence, delta, device, csi_error, progress: as of `audit`.
+        key, plan, trials, confidence: as of `audit`.
     """
     risk, half = _risk(trials, confidence), trials // 2
-    target = attack_target(plan, delta, device, csi_error)
-    model = _known_model(posterior, plan)
-    return _report(key, target, [kinds.by_model(model, target, half, _mu_limit(half, risk))], risk, progress)
+    target, model = attack_target(plan), _known_model(posterior, plan)
+    return _report(key, target, [kinds.by_model(model, target, half, _mu_limit(half, risk))], risk, None)
 
 
 def audit_pair(
@@ -133,7 +124,7 @@ def audit_pair(
         key, plan, device, trials, confidence, delta, progress: as of `audit`.
     """
     risk, half = _risk(trials, confidence), trials // 2
-    target = attack_target(plan, delta, device, None)
+    target = attack_target(plan, delta, device)
     for side in (plus, minus):
         _check_devices(side, plan)
     attack = kinds.by_pair(target, (plus, minus), reach, half, _mu_limit(half, risk), "pair of data sets")
@@ -174,12 +165,7 @@ def _mu_limit(trials: int, risk: float) -> float:
 
 
 def _report(
-    key: jax.Array,
-    target: Target,
-    attacks: Sequence[Attack],
-    risk: float,
-    progress: Progress | None,
-    sums: tuple[Summation, ...] = (),
+    key: jax.Array, target: Target, attacks: list[Attack], risk: float, progress: Progress | None, sums: Sums = ()
 ) -> AuditReport:
     """Run all attacks, share the probability to be wrong among their tests, and report."""
     shares = sum(test.share for attack in attacks for test in attack.tests)

@@ -62,7 +62,9 @@ def float32_rounds(plan: Plan) -> Rounds:
     return jax.tree.map(lambda values: np.asarray(values, np.float32), kernel_rounds([plan]))
 
 
-def attack_target(plan: Plan, delta: ArrayLike | None, device: int | None, csi_error: float | None) -> Target:
+def attack_target(
+    plan: Plan, delta: ArrayLike | None = None, device: int | None = None, csi_error: float | None = None
+) -> Target:
     """Check what was asked for, and take the plan at its worst: all devices as strong as they may arrive."""
     if not plan.clips:
         raise InputError("plan", "a scheme that does not clip", "one that clips: without it nothing is promised")
@@ -88,16 +90,10 @@ def attack_target(plan: Plan, delta: ArrayLike | None, device: int | None, csi_e
     amplitude = plan.uncertainty * plan.weight / plan.scale[:, None]
     largest = np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).max()
     empty = plan.privacy.unit == "record" and plan.privacy.adjacency == "add-remove"
-    return Target(
-        # What devices receive does not change what they may send; canaries do not depend on that noise.
-        plan=plan.replace(received=received, downlink_noise=0.0),
-        device=worst,
-        loss=loss,
-        delta=deltas,
-        signal=plan.gain[:, None] * amplitude * half,
-        raw=float(min(RAW * largest * max(1.0, 1 / plan.gain.min()), 1e15)),
-        others=half if empty else np.zeros(devices),
-    )
+    # What devices receive does not change what they may send; canaries do not depend on that noise.
+    attacked = plan.replace(received=received, downlink_noise=0.0)
+    signal, raw = plan.gain[:, None] * amplitude * half, RAW * largest * max(1.0, 1 / plan.gain.min())
+    return Target(attacked, worst, loss, deltas, signal, float(min(raw, 1e15)), half if empty else np.zeros(devices))
 
 
 def above_cap(plan: Plan, factor: float = 2.0) -> Plan:

@@ -18,11 +18,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from wflmc.errors import InputError
+
+Key = ec.EllipticCurvePrivateKey
 
 CURVE = ec.SECP384R1()
 """Flower takes keys of devices on the NIST curves alone."""
@@ -36,13 +40,13 @@ def write_authority(folder: Path) -> None:
 
     Its ca.key signs certificates of the server: whoever has it can pretend to be the server. Devices get its ca.crt.
     """
-    key, name = _write_key(folder / "ca.key"), _name("wflmc federation")
+    key, name = _write_key(folder / "ca.key"), "wflmc federation"
     extensions = {
         x509.BasicConstraints(ca=True, path_length=0): True,
         _usage("key_cert_sign", "crl_sign"): True,
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()): False,
     }
-    (folder / "ca.crt").write_bytes(_certificate(name, key, name, key, CA_DAYS, extensions))
+    (folder / "ca.crt").write_bytes(_certificate(name, key, _name(name), key, CA_DAYS, extensions))
 
 
 def write_server_certificate(authority: Path, folder: Path, hosts: Sequence[str]) -> None:
@@ -56,8 +60,8 @@ def write_server_certificate(authority: Path, folder: Path, hosts: Sequence[str]
     for name in ("ca.key", "ca.crt"):
         if not (authority / name).exists():
             raise InputError("ca", str(authority), f"the folder of the authority, with {name}")
-    signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    signer = load_key((authority / "ca.key").read_bytes(), None)
+    assert isinstance(signer, Key)
     issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes()).subject
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     extensions = {
@@ -67,16 +71,14 @@ def write_server_certificate(authority: Path, folder: Path, hosts: Sequence[str]
         x509.SubjectAlternativeName([_host(host) for host in hosts]): False,
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()): False,
     }
-    certificate = _certificate(
-        _name("superlink"), _write_key(folder / "server.key"), issuer, signer, SERVER_DAYS, extensions
-    )
-    (folder / "server.pem").write_bytes(certificate)
+    key = _write_key(folder / "server.key")
+    (folder / "server.pem").write_bytes(_certificate("superlink", key, issuer, signer, SERVER_DAYS, extensions))
 
 
 def write_device_key(folder: Path) -> None:
     """Write key and key.pub, by which a device proves who it is, as `ssh-keygen -t ecdsa -b 384` makes them."""
-    key, openssh = _write_key(folder / "key", serialization.PrivateFormat.OpenSSH), serialization.Encoding.OpenSSH
-    public = key.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH)
+    key = _write_key(folder / "key", PrivateFormat.OpenSSH)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     (folder / "key.pub").write_bytes(public + b"\n")
 
 
@@ -87,30 +89,23 @@ def write_secret(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _write_key(
-    path: Path, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
-) -> ec.EllipticCurvePrivateKey:
+def _write_key(path: Path, form: PrivateFormat = PrivateFormat.PKCS8) -> Key:
     """Draw a new private key and write it."""
     key = ec.generate_private_key(CURVE)
-    write_secret(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    write_secret(path, key.private_bytes(Encoding.PEM, form, NoEncryption()))
     return key
 
 
 def _certificate(
-    subject: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Name,
-    signer: ec.EllipticCurvePrivateKey,
-    days: int,
-    extensions: dict[x509.ExtensionType, bool],
+    subject: str, key: Key, issuer: x509.Name, signer: Key, days: int, extensions: dict[x509.ExtensionType, bool]
 ) -> bytes:
     """Return a signed certificate; `extensions` says of each whether it is critical."""
-    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    builder = x509.CertificateBuilder(issuer, _name(subject), key.public_key(), x509.random_serial_number())
     builder = builder.not_valid_before(datetime.now(UTC) - EARLIER)
     builder = builder.not_valid_after(datetime.now(UTC) + timedelta(days=days))
     for extension, critical in extensions.items():
         builder = builder.add_extension(extension, critical)
-    return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+    return builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM)
 
 
 def _name(text: str) -> x509.Name:
