@@ -30,10 +30,10 @@ def test_interrupt(call, scenario, tmp_path, monkeypatch):
 SLOW_PLAN = """
 from wflmc.evaluation import burn_in
 block = burn_in._block
-def told(*arguments):
+def reported(*arguments):
     print("a block of compiled work", flush=True)
     return block(*arguments)
-burn_in._block = told
+burn_in._block = reported
 from wflmc.cli import main
 main()
 """
@@ -72,9 +72,9 @@ def test_usage_errors_name_no_variable(call, arguments, says):
 
 def test_help_and_version(call):
     assert call("--version")[1] == f"wflmc {wflmc.__version__}\n"
-    told = {"plan": "Scenario file (TOML)", "run": "Scenario file (TOML)", "reproduce": "fig2 fig3a", "data": "mnist"}
-    told |= {"new": "NAME", "doctor": "what to install"}
-    for command, part in told.items():
+    reported = {"plan": "Scenario file (TOML)", "run": "Scenario file (TOML)", "reproduce": "fig2 fig3a", "data": "mnist"}
+    reported |= {"new": "NAME", "doctor": "what to install"}
+    for command, part in reported.items():
         code, out, _ = call(command, "--help")
         assert code == 0
         assert f"Example: wflmc {command}" in out

@@ -52,12 +52,12 @@ def test_every_package_is_in_the_extra_that_is_said_to_bring_it():
         assert set(feature.packages) <= names(brought), feature.name
 
 
-def test_every_package_beyond_the_core_is_told():
-    told = {package for feature in doctor.FEATURES for package in feature.packages}
+def test_every_package_beyond_the_core_is_listed():
+    listed = {package for feature in doctor.FEATURES for package in feature.packages}
     # Without these two there is no command line to ask.
-    assert names(PROJECT["dependencies"]) <= told | set(doctor.CORE) | {"click", "typer"}
+    assert names(PROJECT["dependencies"]) <= listed | set(doctor.CORE) | {"click", "typer"}
     for extra in ("convex", "dp", "openml"):
-        assert names(PROJECT["optional-dependencies"][extra]) <= told | {"attrs"}
+        assert names(PROJECT["optional-dependencies"][extra]) <= listed | {"attrs"}
 
 
 @pytest.mark.parametrize("how", ["no module", "no package"])

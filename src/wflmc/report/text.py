@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -12,7 +12,9 @@ from wflmc.dynamics import from_constants
 from wflmc.evaluation.causes import SHOWN
 from wflmc.privacy import HIDDEN
 from wflmc.report.blocks import asset
-from wflmc.studies import Claim, Row
+
+if TYPE_CHECKING:
+    from wflmc.studies import Claim, Row
 
 WORTH_SAYING = 0.001
 """Rounding of sums that a table shows."""
