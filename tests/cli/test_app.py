@@ -72,9 +72,9 @@ def test_usage_errors_name_no_variable(call, arguments, says):
 
 def test_help_and_version(call):
     assert call("--version")[1] == f"wflmc {wflmc.__version__}\n"
-    reported = {"plan": "Scenario file (TOML)", "run": "Scenario file (TOML)", "reproduce": "fig2 fig3a", "data": "mnist"}
-    reported |= {"new": "NAME", "doctor": "what to install"}
-    for command, part in reported.items():
+    parts = {"plan": "Scenario file (TOML)", "run": "Scenario file (TOML)", "reproduce": "fig2 fig3a", "data": "mnist"}
+    parts |= {"new": "NAME", "doctor": "what to install"}
+    for command, part in parts.items():
         code, out, _ = call(command, "--help")
         assert code == 0
         assert f"Example: wflmc {command}" in out
