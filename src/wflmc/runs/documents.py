@@ -14,7 +14,7 @@ from wflmc.dynamics import Dynamics, from_constants
 from wflmc.errors import InputError
 from wflmc.evaluation import Calibration, Evaluation, exact_ess, exact_w2_sq, reliability
 from wflmc.planning import Plan
-from wflmc.posterior.base import HasLaw, Posterior
+from wflmc.posterior.base import HasLaw, Posterior, Predicts
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.privacy.reference import epsilon_by_dp_accounting
 from wflmc.scenario import Inputs, Scenario
@@ -284,51 +284,36 @@ def plan_document(
     seconds: float,
     compare: bool = False,
     causes: list[dict[str, Any]] | None = None,
+    law: ExactLaw | None = None,
 ) -> dict[str, Any]:
     """Return the content of plan.json, which `wflmc plan --json` prints: plain data.
 
     Args:
         compare: whether dp-accounting is asked for its ε too.
         causes: the diagnosis, where one was made.
+        law: as `exact_law` gives it, where it has been computed already.
     """
     spent = plan.spent if plan.clips else None
-    budget, law = plan.privacy.budget(plan.devices), exact_law(inputs.posterior, plan)
+    budget, law = plan.privacy.budget(plan.devices), law or exact_law(inputs.posterior, plan)
     document = {
         "constants": {
-            "mu": plan.mu,
-            "L": plan.L,
-            "step_size": float(plan.step_size[-1]),
-            "gamma": plan.gamma,
-            "dim": plan.dim,
-            "devices": plan.devices,
+            **_attributes(plan, "mu", "L", "gamma", "dim", "devices", "burn_in", "initial_w2_sq"),
+            "step_size": plan.step_size[-1],
             "rounds": len(plan.rounds),
-            "burn_in": plan.burn_in,
             "samples": len(plan.rounds) - plan.burn_in,
-            "initial_w2_sq": plan.initial_w2_sq,
             **plan.dynamics.constants,
         },
-        "step_size": plan.step_size,
-        "regime": plan.regime,
-        "regime_share": plan.regime_share,
-        "gain": plan.gain,
-        "threshold": plan.threshold,
-        "active_devices": plan.active_devices,
-        "bound": plan.bound,
-        "objective": plan.objective,
-        "lower_bound": plan.lower_bound,
-        "gap": plan.gap,
+        **_attributes(plan, "step_size", "regime", "regime_share", "gain", "threshold", "active_devices", "bound"),
+        **_attributes(plan, "objective", "lower_bound", "gap", "warnings"),
         "max_round_noise": plan.noise_limit,
-        "classes": getattr(inputs.posterior, "class_names", None) or None,  # a regression has none
+        "classes": inputs.posterior.class_names if isinstance(inputs.posterior, Predicts) else None,
         "coordinates": "parameters" if inputs.posterior.coordinates is None else "whitened",
         "whitening": None if inputs.release is None else inputs.release.summary(budget),
         "privacy": {
-            "budget": float(budget.min()),
-            "accountant": plan.privacy.accountant,
-            "unit": plan.privacy.unit,
-            "adjacency": plan.privacy.adjacency,
-            "rounding": plan.rounding,
-            "spent_max": None if spent is None else float(spent.max()),
-            "epsilon_spent": plan.epsilon_spent,
+            **_attributes(plan.privacy, "accountant", "unit", "adjacency"),
+            **_attributes(plan, "rounding", "epsilon_spent"),
+            "budget": budget.min(),
+            "spent_max": None if spent is None else spent.max(),
             "epsilon_by": _epsilon_by(plan, compare),
             "epsilon_each": plan.privacy.epsilons_spent(plan.spent + plan.ledger) if plan.clips else None,
             "spent": spent,
@@ -339,13 +324,16 @@ def plan_document(
         "exact_ess_min": law.ess_min,
         "diagnosis": causes,
         "not_covered": [item._asdict() for item in inputs.not_covered],
-        "warnings": list(plan.warnings),
         "seconds": seconds,
         "version": __version__,
         "scenario": _json_scenario(scenario),
         "files": file_digests(scenario, PUBLIC_FILES),
     }
     return PlanFile.model_validate(plain(document)).model_dump(exclude_unset=True)
+
+
+def _attributes(source: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
 
 
 def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
@@ -394,15 +382,12 @@ def summary_document(
         ledger: as `ledger_document` gives it.
     """
     distance, scores = evaluation.w2_sq, evaluation.scores
-    same = (
-        "exact_w2_sq", "exact_ess_min", "rhat_max", "ess_min", "ess_tail_min", "frozen", "clip_rate",
-        "example_clip_rate", "epsilon_spent", "adjacency",
-    )  # fmt: skip
     document = {
-        **{name: getattr(evaluation, name) for name in same},
+        **_attributes(evaluation, "exact_w2_sq", "exact_ess_min", "rhat_max", "ess_min", "ess_tail_min", "frozen"),
+        **_attributes(evaluation, "clip_rate", "example_clip_rate", "epsilon_spent", "adjacency"),
         **evaluation.mean_scores,
         "owner_only": OWNER_ONLY,
-        "w2_sq": None if distance is None else {name: getattr(distance, name) for name in Distance.model_fields},
+        "w2_sq": None if distance is None else _attributes(distance, *Distance.model_fields),
         "reliability": reliability(scores)._asdict() if isinstance(scores, Calibration) else None,
         "diagnosis": causes,
         "not_covered": beyond,

@@ -42,7 +42,9 @@ def make_plan(
         initial_w2_sq: as of `plan`.
         before: the plan of those rounds.
     """
-    policy = scenario.policy
+    options = scenario.policy.model_dump() | {"power": power or scenario.policy.power}
+    if options["max_round_noise"] == "inf":
+        options["max_round_noise"] = np.inf
     scenario = settle_burn_in(scenario, inputs)
     with scenario_keys():
         result = plan(
@@ -53,17 +55,11 @@ def make_plan(
             step_schedule=scenario.sampler.step_schedule if power is None else "constant",
             burn_in=int(scenario.sampler.burn_in),
             samples=scenario.sampler.samples,
-            power=power or policy.power,
-            schedule=policy.schedule,
-            senders=policy.senders,
-            csi=policy.csi,
-            objective=policy.objective,
-            bound=policy.bound,
+            **options,
             init=scenario.sampler.init,
             initial_w2_sq=initial_w2_sq or scenario.posterior.initial_w2_sq or None,
             ledger=inputs.spent if ledger is None else ledger,
             start=start if inputs.release is None else start + len(inputs.release.loss),
-            max_round_noise=np.inf if policy.max_round_noise == "inf" else policy.max_round_noise,
             solver=solver,
             before=before,
             dynamics=inputs.dynamics,
