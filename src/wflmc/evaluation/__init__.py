@@ -12,13 +12,14 @@ from wflmc.evaluation.scores import (
     reliability,
 )
 from wflmc.evaluation.summary import Evaluation, evaluate
-from wflmc.evaluation.wasserstein import estimate_w2_sq, exact_ess, exact_w2_sq, floor_w2_sq, has_law
+from wflmc.evaluation.wasserstein import ExactLaw, estimate_w2_sq, exact_ess, exact_law, exact_w2_sq, floor_w2_sq
 
 __all__ = [
     "Calibration",
     "Cause",
     "Change",
     "Evaluation",
+    "ExactLaw",
     "Reliability",
     "advise",
     "calibration",
@@ -27,9 +28,9 @@ __all__ = [
     "estimate_w2_sq",
     "evaluate",
     "exact_ess",
+    "exact_law",
     "exact_w2_sq",
     "floor_w2_sq",
-    "has_law",
     "predictive_scores",
     "preload",
     "regression_scores",

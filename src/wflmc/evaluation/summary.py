@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.errors import InputError, Shown
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.evaluation.scores import Calibration, Regression, predictive_scores, regression_scores
-from wflmc.evaluation.wasserstein import Distance, estimate_w2_sq, exact_ess, exact_w2_sq, with_floor
+from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exact_law, with_floor
 from wflmc.posterior import Gaussian, GaussianPosterior
 from wflmc.posterior.base import HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
@@ -155,7 +155,12 @@ class Evaluation(Shown):
         return "\n".join(f"{name:<25}{value}" for name, value in (*lines, ("ε spent (per chain)", spent)))
 
 
-def evaluate(trace: Trace, posterior: Posterior | None, test: tuple[ArrayLike, ArrayLike] | None = None) -> Evaluation:
+def evaluate(
+    trace: Trace,
+    posterior: Posterior | None,
+    test: tuple[ArrayLike, ArrayLike] | None = None,
+    law: ExactLaw | None = None,
+) -> Evaluation:
     """Return distance to the posterior (where it is known), R-hat, ESS, clip rate, test scores and privacy spent.
 
     The privacy is that of one chain; chains are replicas for evaluation, and publishing several from the same
@@ -165,6 +170,7 @@ def evaluate(trace: Trace, posterior: Posterior | None, test: tuple[ArrayLike, A
         trace: of `sample`.
         posterior: None where nobody holds all of the data: then only R-hat, ESS and the privacy are evaluated.
         test: features[n, d] and targets[n], or labels[n] as in the training data, on which predictions are scored.
+        law: of the plan's chains, where it has been computed already.
     """
     if not isinstance(trace, Trace):
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
@@ -174,13 +180,14 @@ def evaluate(trace: Trace, posterior: Posterior | None, test: tuple[ArrayLike, A
         distance = _distance(trace.theta, known.exact)
         if known.coordinates is not None:
             moving = _distance(known.coordinates.of(trace.theta), known.exact_in_coordinates)
+    law = law or exact_law(posterior, plans)
     spent = [plan.epsilon_spent for plan in plans if plan.epsilon_spent is not None]
     bounds = [plan.bound[plan.burn_in :].max() for plan in plans if plan.bound is not None]
     return Evaluation(
         w2_sq=distance,
         moving_w2_sq=moving,
-        exact_w2_sq=None if known is None else tuple(exact_w2_sq(known, plans).tolist()),
-        exact_ess_min=None if known is None else float(exact_ess(known, plans).min()),
+        exact_w2_sq=law.w2_sq,
+        exact_ess_min=law.ess_min,
         bound=None if len(bounds) < len(plans) else float(max(bounds)),
         burn_in=trace.plan.burn_in,
         **diagnose(trace.theta)._asdict(),

@@ -43,9 +43,20 @@ class Distance(NamedTuple):
         return (self.floor or 0.0) + 5 * max(self.worst_se, self.floor_sd)
 
 
-def has_law(posterior: object) -> bool:
-    """Return whether a model knows the exact law of its chains."""
-    return isinstance(posterior, HasLaw)
+class ExactLaw(NamedTuple):
+    """What is known of a plan's chains while no gradient is clipped; None for models whose law is not known."""
+
+    w2_sq: tuple[float, ...] | None
+    """W2² to the posterior, [S]."""
+    ess_min: float | None
+    """Effective sample size of one chain, the smallest of all parameters."""
+
+
+def exact_law(posterior: object, plan: Plan | Sequence[Plan]) -> ExactLaw:
+    """Return the exact law of a plan's chains, as far as it is known."""
+    if not isinstance(posterior, HasLaw):
+        return ExactLaw(None, None)
+    return ExactLaw(tuple(exact_w2_sq(posterior, plan).tolist()), float(exact_ess(posterior, plan).min()))
 
 
 def _checked(posterior: object) -> HasLaw:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from wflmc.errors import InputError, unknown
-from wflmc.evaluation import Evaluation, exact_w2_sq, has_law
+from wflmc.evaluation import Evaluation, exact_w2_sq
 from wflmc.evaluation.causes import Change, Setting, find_causes
 from wflmc.planning import Plan
+from wflmc.posterior.base import HasLaw
 from wflmc.runs.planning import make_plan, settle_burn_in
 from wflmc.scenario.build import Inputs, build, build_privacy
 from wflmc.scenario.files import plain
@@ -64,7 +65,7 @@ def solve_for(
     """
     _check(scenario, key, target, metric)
     inputs = build(scenario)
-    if metric == "exact" and not has_law(inputs.posterior):
+    if metric == "exact" and not isinstance(inputs.posterior, HasLaw):
         raise InputError("--metric", metric, f"'bound' with posterior.model = {scenario.posterior.model!r}")
     if key != "sampler.burn_in":
         scenario = settle_burn_in(scenario, inputs)

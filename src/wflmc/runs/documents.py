@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from wflmc.dynamics import Dynamics, from_constants
 from wflmc.errors import InputError
-from wflmc.evaluation import Calibration, Evaluation, exact_ess, exact_w2_sq, reliability
+from wflmc.evaluation import Calibration, Evaluation, ExactLaw, exact_law, reliability
 from wflmc.planning import Plan
-from wflmc.posterior.base import HasLaw, Posterior, Predicts
+from wflmc.posterior.base import Predicts
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.privacy.reference import epsilon_by_dp_accounting
 from wflmc.scenario import Inputs, Scenario
@@ -259,22 +259,6 @@ def read_document(path: Path, model: type[Model], key: str) -> Model:
         raise InputError(key, str(path), f"a readable file ({error.strerror})") from None
     except (ValueError, RecursionError):
         raise InputError(key, str(path), "as wflmc wrote it (it is not JSON)") from None
-
-
-class ExactLaw(NamedTuple):
-    """What is known of a plan's chains while nothing is clipped; None for models whose law is not known."""
-
-    w2_sq: list[float] | None
-    """W2² to the posterior, [S]."""
-    ess_min: float | None
-    """Effective sample size of one chain, the smallest of all parameters."""
-
-
-def exact_law(posterior: Posterior, plan: Plan) -> ExactLaw:
-    """Return the exact law of a plan's chains, as far as it is known."""
-    if not isinstance(posterior, HasLaw):
-        return ExactLaw(None, None)
-    return ExactLaw(exact_w2_sq(posterior, plan).tolist(), float(exact_ess(posterior, plan).min()))
 
 
 def plan_document(

@@ -29,7 +29,7 @@ from wflmc.errors import (
     missing,
     without_data,
 )
-from wflmc.evaluation import Evaluation, evaluate, preload
+from wflmc.evaluation import Evaluation, evaluate, exact_law, preload
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.privacy import ForeignLedgerError, Ledger
@@ -143,10 +143,11 @@ def run_scenario(request: Request, folder: Path | None, bar: ProgressBar, say: S
 
 def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
     task = task._replace(scenario=with_values(task.scenario, {"sampler.burn_in": task.plan.burn_in}))
+    law = exact_law(task.inputs.posterior, task.plan)
     if task.resumed and task.checkpoint is not None:  # as it was made: a plan that is read again has no certificate
         document = json.loads((task.checkpoint / "plan.json").read_text(encoding="utf-8"))
     else:
-        document = plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began)
+        document = plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began, law=law)
     before = _stored_trace(task) if task.settings.start else None
     preload()
     ledger, release = _open_ledger(task), task.inputs.release
@@ -165,7 +166,7 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
             raise
         if before is not None:
             trace = _join(before, trace, task.plan)
-        evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test)
+        evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test, law)
         summary = summary_document(
             evaluation,
             (*task.plan.warnings, SIMULATED),

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import jax
 
 from wflmc.errors import InputError
-from wflmc.evaluation import Evaluation, evaluate
+from wflmc.evaluation import Evaluation, evaluate, exact_law
 from wflmc.planning import Plan
-from wflmc.runs.documents import exact_law
 from wflmc.runs.execution import store_for
 from wflmc.runs.planning import make_plan
 from wflmc.sampling import Trace, sample
