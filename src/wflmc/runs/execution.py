@@ -88,20 +88,11 @@ class Task(NamedTuple):
     plan: Plan
     folder: Path | None
     ledger: Path | None
+    key: jax.Array
+    """Of starts and noise."""
     settings: Settings
     resumed: bool = False
     """Whether the folder holds samples of this run already."""
-    secret: jax.Array | None = None
-    """The key, where the seed is secret."""
-
-    @property
-    def key(self) -> jax.Array:
-        """The seed of starts and noise."""
-        seed = self.scenario.sampler.seed
-        if isinstance(seed, int):
-            return jax.random.key(seed)
-        assert self.secret is not None
-        return self.secret
 
     @property
     def checkpoint(self) -> Path | None:
@@ -193,7 +184,7 @@ def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
         if request.overrides:
             raise conflict("--set", request.overrides[0], "with --plan, which is already made")
         scenario, inputs, plan = read_plan(request.plan)
-        secret = _secret(scenario)
+        key = _new_key(scenario)
         if np.any(plan.ledger > inputs.spent * (1 + 1e-9)) and request.ledger is None:
             raise missing("--ledger", "with a plan that was made from what a ledger leaves")
     else:
@@ -201,23 +192,24 @@ def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
         if folder is not None and _is_stopped_here(folder, scenario, request):
             say(f"Going on with the run that was stopped in {request.out}.")
             return _stopped_task(folder, request.memory)
-        secret = _secret(scenario)
-        inputs = build(scenario, secret)
+        key = _new_key(scenario)
+        inputs = build(scenario, key)
         spent = None if request.ledger is None else spent_before(request.ledger, inputs)
         plan = make_plan(scenario, inputs, ledger=spent)
     path = None if request.ledger is None else Path(request.ledger).resolve()
     if path is None and folder is not None and plan.clips:
         path = folder / "ledger.jsonl"
     settings = Settings(memory=request.memory, asked=to_toml(scenario), keep_burn_in=bool(request.keep_burn_in))
-    task = Task(scenario, inputs, plan, folder, path, settings, secret=secret)
+    task = Task(scenario, inputs, plan, folder, path, key, settings)
     if folder is not None:
         _refuse_folder(folder, task, request, say)
     return task
 
 
-def _secret(scenario: Scenario) -> jax.Array | None:
-    """Return a new key where the scenario's seed is secret: rounds that are added later have noise of their own."""
-    return secret_key() if scenario.sampler.seed == "secret" else None
+def _new_key(scenario: Scenario) -> jax.Array:
+    """Return the key of a scenario's seed; a new one where it is secret, also for rounds that are added later."""
+    seed = scenario.sampler.seed
+    return secret_key() if seed == "secret" else jax.random.key(seed)
 
 
 def _refuse_folder(folder: Path, task: Task, request: Request, say: Say) -> None:
@@ -291,7 +283,7 @@ def _resume_task(request: Request) -> Task:
     kept = _summary(folder).ledger
     path = None if kept is None else folder / kept.file
     settings = Settings(start=len(plan.rounds), memory=request.memory)
-    task = Task(scenario, inputs, plan, folder, path, settings, secret=_secret(scenario))
+    task = Task(scenario, inputs, plan, folder, path, _new_key(scenario), settings)
     ledger = _open_ledger(task)
     longer = extend_plan(scenario, inputs, plan, request.more, plan.ledger if ledger is None else ledger.spent)
     return task._replace(scenario=longer[0], plan=longer[1])
@@ -323,7 +315,9 @@ def _stopped_task(folder: Path, memory: float | None) -> Task:
         raise InputError("--resume", str(path), "there: without it the noise of rounds that were sent is not known")
     ledger = None if settings.ledger is None else folder / settings.ledger
     settings = settings.model_copy(update={"memory": memory or settings.memory})
-    return Task(scenario, inputs, plan, folder, ledger, settings, resumed=True, secret=secret)
+    return Task(
+        scenario, inputs, plan, folder, ledger, _new_key(scenario) if secret is None else secret, settings, resumed=True
+    )
 
 
 def _summary(folder: Path) -> SummaryFile:
@@ -358,9 +352,9 @@ def _write_checkpoint(task: Task, document: dict[str, Any], before: Trace | None
     if not task.resumed and folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)
-    if task.secret is not None:
+    if task.scenario.sampler.seed == "secret":
         with replacing(folder / SECRET, mode=0o600) as file:
-            file.write(np.asarray(jax.random.key_data(task.secret)).tobytes())
+            file.write(np.asarray(jax.random.key_data(task.key)).tobytes())
     write_text(folder / "plan.json", to_json(document))
     if before is not None and before.velocity is not None:
         with replacing(folder / VELOCITY) as file:
