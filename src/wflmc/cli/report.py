@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -73,16 +72,11 @@ def _page(source: Path | None, explore: bool) -> str:
     """Return the page as HTML."""
     from wflmc.report import explorer
     from wflmc.report.pages import render_folder
+    from wflmc.runs.documents import PlanFile, read_document
 
     if source is None:
         return explorer.explorer_page(explorer.paper_study())
     if not explore:
         return render_folder(source)
-    try:
-        document = json.loads((source / "plan.json").read_text(encoding="utf-8"))
-        if not isinstance(document, dict):
-            raise ValueError
-    except (OSError, ValueError):
-        allowed = "the folder of a run: --explore starts at the point of its plan.json"
-        raise InputError("FOLDER", str(source), allowed) from None
-    return explorer.explorer_page(explorer.constants_of(document))
+    plan = read_document(source / "plan.json", PlanFile, "FOLDER")
+    return explorer.explorer_page(explorer.constants_of(plan))

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wflmc.errors import InputError
 from wflmc.planning.bound import BOUNDS
 from wflmc.privacy import ACCOUNTANTS, ADJACENCIES, UNITS
 from wflmc.report.blocks import Html, Section, as_script, asset, join, page, plot, text
 from wflmc.report.figure import LIMIT_LOOKS
+from wflmc.runs.documents import PlanFile
 from wflmc.scenario import validate
 
 MOST_ROUNDS = 10_000
@@ -104,38 +104,25 @@ def paper_study() -> Constants:
     return Constants(mu, L, posterior.initial_w2_sq("prior"), 0.4 / (mu + L))
 
 
-def constants_of(document: dict[str, Any]) -> Constants:
-    """Return the point of a plan, from its JSON; of unlike devices the one that limits the others.
+def constants_of(plan: PlanFile) -> Constants:
+    """Return the point of a plan; of unlike devices the one that limits the others.
 
     What Theorem 1 does not know starts at what comes nearest: a fading channel at a static one of its mean power,
     several kept samples at one kept after as many rounds, no promise at the paper's, kinetic steps at 0.4/(μ+L).
     """
-    try:
-        scenario, given = validate(document["scenario"]), document["constants"]
-        values = {name: given[name] for name in ("mu", "L", "dim", "devices", "rounds", "step_size", "initial_w2_sq")}
-    except (KeyError, TypeError):
-        wanted = "as `wflmc plan --json` and `wflmc run --out` write it"
-        raise InputError("plan.json", "a file without a plan's constants", wanted) from None
-    values["initial_w2_sq"] = values["initial_w2_sq"] or values["dim"]
+    scenario, c = validate(plan.scenario), plan.constants
+    link, privacy = scenario.link, scenario.privacy
+    values: dict[str, Any] = {name: getattr(c, name) for name in ("mu", "L", "dim", "devices", "rounds", "step_size")}
+    values["initial_w2_sq"] = c.initial_w2_sq or c.dim
     if scenario.sampler.dynamics == "kinetic":
-        values["step_size"] = 0.4 / (values["mu"] + values["L"])
-    sections = {"link": ("snr_db", "power", "noise_power"), "privacy": ("epsilon", "delta", "clip", "example_clip")}
-    for section, names in sections.items():
-        for name in names:
-            each = getattr(getattr(scenario, section), name)
-            if each is not None:
-                # Of unlike devices the ones that limit the others: the weakest, the strictest, the largest gradients.
-                values[name] = float(np.max(each) if "clip" in name else np.min(each))
-    for name, value in values.items():
-        values[name] = min(max(value, CONTROLS[name].least), CONTROLS[name].most)
-    privacy = scenario.privacy
-    return Constants(
-        **values,
-        unit=privacy.unit,
-        adjacency=privacy.adjacency,
-        accountant=privacy.accountant,
-        bound=scenario.policy.bound,
-    )
+        values["step_size"] = 0.4 / (c.mu + c.L)
+    limits = {name: getattr(link, name) for name in ("snr_db", "power", "noise_power")}
+    limits |= {name: getattr(privacy, name) for name in ("epsilon", "delta", "clip", "example_clip")}
+    # Of unlike devices the ones that limit the others: the weakest, the strictest, the largest gradients.
+    values |= {n: float(np.max(v) if "clip" in n else np.min(v)) for n, v in limits.items() if v is not None}
+    values = {name: min(max(v, CONTROLS[name].least), CONTROLS[name].most) for name, v in values.items()}
+    chosen = {name: getattr(privacy, name) for name in ("unit", "adjacency", "accountant")}
+    return Constants(**values, **chosen, bound=scenario.policy.bound)
 
 
 def section(constants: Constants) -> Section:

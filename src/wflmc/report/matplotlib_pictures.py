@@ -82,37 +82,22 @@ def _draw_panel(axes: Any, panel: Panel, figure: Figure) -> None:
 
 
 def _draw_shades(axes: Any, shades: Sequence[Shade], hatched: bool) -> list[Any]:
-    common = {"transform": axes.get_xaxis_transform(), "edgecolor": "grey", "alpha": 0.25, "linewidth": 0, "zorder": 0}
-    return [
-        axes.broken_barh(
-            [(start, end - start) for start, end in shade.ranges],
-            (0, 1),
-            facecolor=shade.color,
-            hatch=shade.hatch if hatched else None,
-            label=shade.name,
-            **common,
-        )
-        for shade in shades
-    ]
+    look = {"transform": axes.get_xaxis_transform(), "edgecolor": "grey", "alpha": 0.25, "linewidth": 0, "zorder": 0}
+    patches = []
+    for shade in shades:
+        widths = [(start, end - start) for start, end in shade.ranges]
+        fill = {"facecolor": shade.color, "hatch": shade.hatch if hatched else None, "label": shade.name}
+        patches.append(axes.broken_barh(widths, (0, 1), **look, **fill))
+    return patches
 
 
 def _draw_line(axes: Any, line: Line, offset: float) -> None:
     """Draw a curve with hollow markers, ten at most and staggered, as curves coincide in places."""
     x, y = line.x, np.array(line.y, dtype=float)
     every = max(1, len(y) // 10)
-    axes.plot(
-        x,
-        y,
-        linestyle=line.dash or "none",
-        marker=line.marker,
-        markevery=(int(offset * every), every),
-        markersize=5.5,
-        fillstyle="none",
-        color=line.color,
-        linewidth=line.width,
-        drawstyle="steps-mid" if line.step else "default",
-        label=line.name,
-    )
+    marks = {"marker": line.marker, "markevery": (int(offset * every), every), "markersize": 5.5, "fillstyle": "none"}
+    look = {"color": line.color, "linestyle": line.dash or "none", "linewidth": line.width, "label": line.name}
+    axes.plot(x, y, drawstyle="steps-mid" if line.step else "default", **marks, **look)
     if line.error is not None:
         down, up = line.reach
         axes.fill_between(x, y - down, y + up, color=line.color, alpha=0.12, linewidth=0)

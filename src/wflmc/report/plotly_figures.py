@@ -69,21 +69,12 @@ def draw(name: str, figure: Figure) -> Html:
 
 def axis_layout(axis: Axis) -> dict[str, Any]:
     """Return an axis as Plotly takes it; all that differs between kinds of scale is said in each."""
-    layout: dict[str, Any] = {
-        "title": {"text": axis.label, "standoff": 8},
-        "type": axis.kind or ("log" if axis.log else "linear"),
-        "automargin": True,
-        "gridcolor": "#e6e9ee",
-        "zeroline": False,
-        "exponentformat": "power",
-        "separatethousands": True,
-        "rangemode": "tozero" if axis.zero else "normal",
-    }
-    if axis.ticks is not None:
-        layout["tickvals"] = axis.ticks
-    if axis.range is not None:
-        layout["range"] = np.log10(axis.range) if axis.log else axis.range
-    return layout
+    look = {"automargin": True, "gridcolor": "#e6e9ee", "zeroline": False, "title": {"text": axis.label, "standoff": 8}}
+    kind = axis.kind or ("log" if axis.log else "linear")
+    numbers = {"exponentformat": "power", "separatethousands": True, "rangemode": "tozero" if axis.zero else "normal"}
+    ends = {} if axis.range is None else {"range": np.log10(axis.range) if axis.log else axis.range}
+    ticks = {} if axis.ticks is None else {"tickvals": axis.ticks}
+    return {**look, "type": kind, **numbers, **ends, **ticks}
 
 
 def thin(count: int, most: int = MOST_POINTS) -> list[int]:
@@ -127,22 +118,13 @@ def _traces(item: Item) -> list[dict[str, Any]]:
 
 def _background(figure: Figure, y: str) -> list[dict[str, Any]]:
     """Return the shades and the vertical line of a panel, as shapes."""
-    common = {"xref": "x", "yref": f"{y} domain"}
-    shapes: list[dict[str, Any]] = [
-        {
-            **common,
-            "type": "path",
-            "path": " ".join(f"M{start},0V1H{end}V0Z" for start, end in shade.ranges),
-            "fillcolor": shade.color,
-            "opacity": 0.25,
-            "line": {"width": 0},
-            "layer": "below",
-            "name": shade.name,
-            "showlegend": y == "y",
-        }
-        for shade in figure.shades
-    ]
+    place: dict[str, Any] = {"xref": "x", "yref": f"{y} domain", "showlegend": y == "y"}
+    look = {"type": "path", "opacity": 0.25, "line": {"width": 0}, "layer": "below"}
+    shapes = []
+    for shade in figure.shades:
+        path = " ".join(f"M{start},0V1H{end}V0Z" for start, end in shade.ranges)
+        shapes.append({**place, **look, "path": path, "fillcolor": shade.color, "name": shade.name})
     if figure.vertical is not None:
-        ends = {"x0": figure.vertical, "x1": figure.vertical, "y0": 0, "y1": 1}
-        shapes.append({**common, "type": "line", **ends, "line": {"color": INK, "width": 1}})
+        ends = {"x0": figure.vertical, "x1": figure.vertical, "y0": 0, "y1": 1, "showlegend": False}
+        shapes.append({**place, "type": "line", **ends, "line": {"color": INK, "width": 1}})
     return shapes

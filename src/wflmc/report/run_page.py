@@ -107,16 +107,10 @@ def _state(run: Run) -> Html:
     kind = "devices" if federation is not None else "simulated devices"
     how = "over an ideal link" if run.ideal else "over the air"
     cases = [
-        (
-            planned,
-            f"{{plan.constants.devices}} {kind} sampled {{plan.constants.dim}} parameters in {{plan.constants.rounds}} "
-            f"rounds {how}.",
-        ),
+        (planned, f"{{plan.constants.devices}} {kind} sampled {{plan.constants.dim}} parameters {how}."),
+        (planned, "There were {plan.constants.rounds} rounds."),
         (planned and chains == 1, "There is one chain; kept draws: {plan.constants.samples}."),
-        (
-            planned and chains != 1,
-            "{chains} chains repeat the experiment; kept draws: {plan.constants.samples}.",
-        ),
+        (planned and chains != 1, "{chains} chains repeat the experiment; kept draws: {plan.constants.samples}."),
         (planned and federation is None, SIMULATED),
         (federation, "The devices were a federation on Flower: {sent} of {asked} expected messages arrived."),
         (federation, "" if federation is None else NOISE[federation.noise]),
@@ -124,16 +118,10 @@ def _state(run: Run) -> Html:
         (run.stopped, "<code>wflmc run --resume {run.folder}</code> continues it."),
         (run.summary is None and not run.stopped, "summary.json is missing: the results of the run are not known."),
     ]
-    words = sentences(
-        cases,
-        plan=run.plan,
-        run=run,
-        chains=chains,
-        recorded=0 if run.ledger is None else len(run.ledger.entries),
-        sent=0 if federation is None else sum(federation.sent),
-        asked=0 if federation is None else sum(federation.asked),
-    )
-    return Html(f"<p>{words}</p>")
+    recorded = 0 if run.ledger is None else len(run.ledger.entries)
+    sent, asked = (0, 0) if federation is None else (sum(federation.sent), sum(federation.asked))
+    given = {"plan": run.plan, "run": run, "chains": chains, "recorded": recorded, "sent": sent, "asked": asked}
+    return paragraph("{words}", words=sentences(cases, **given))
 
 
 def _boxes(run: Run) -> list[tuple[str, object, object]]:
@@ -219,10 +207,7 @@ def _chains(run: Run, draws: Draws) -> Html:
     size = "The worst parameter has an effective sample size of {summary.ess_min:whole}, and of "
     cases = [
         (rhat is None and ess is None, unknown),
-        (
-            rhat is not None,
-            "R-hat, spread between chains over that within them, is at most {summary.rhat_max:4}.",
-        ),
+        (rhat is not None, "R-hat, spread between chains over that within them, is at most {summary.rhat_max:4}."),
         (rhat is None and ess is not None, "R-hat compares chains with each other, and there is one."),
         (ess is not None, size + "{summary.ess_tail_min:whole} in its tails."),
         (few, "Kept draws per chain: {kept}, too few to follow a chain."),
@@ -354,7 +339,7 @@ def _ledger(run: Run) -> Html:
 
 def _explorer(run: Run, plan: PlanFile) -> tuple[list[Section], list[str]]:
     """Return Theorem 1 with sliders, from the setting nearest to the run's plan; or why there is none."""
-    start = explorer.constants_of({"scenario": plan.scenario, "constants": plan.constants.model_dump()})
+    start = explorer.constants_of(plan)
     section, reason = explorer.section(start), outside_theorem(run)
     if reason:
         words = missing(

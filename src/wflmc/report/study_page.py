@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from wflmc.errors import InputError
 from wflmc.planning.solvers.single_sample import DP, LMC, POWER
 from wflmc.report.blocks import Html, Section, boxes, data, grid, join, missing, page, paragraph, table, text
 from wflmc.report.figure import LIMIT_LOOKS, LOOKS, Axis, Band, Figure, Item, Line, Note, Panel
@@ -18,6 +17,7 @@ from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import draw
 from wflmc.report.tables import read_rows
 from wflmc.report.text import CONTRADICTS, verdict
+from wflmc.runs.documents import read_document
 from wflmc.studies import FIGURES, Row, Setting
 
 PLACES = ("optimized", "equal", "no-dp", "noiseless-dp", "noiseless", "sbfl")
@@ -127,20 +127,11 @@ def curves(rows: Sequence[Row]) -> list[Line]:
     lines = []
     for rank, scheme in enumerate(dict.fromkeys(row.scheme for row in rows)):
         place = PLACES.index(scheme) if scheme in PLACES else rank % len(LOOKS)
-        chosen = [row for row in rows if row.scheme == scheme and row.y is not None]
         color, marker, dash = LOOKS[place]
-        lines.append(
-            Line(
-                [row.x for row in chosen],
-                [row.y for row in chosen],
-                NAMES.get(scheme, scheme),
-                color,
-                dash,
-                marker,
-                width=max(0.9, 3.2 - 0.45 * rank),
-                error=[row.y_se or 0.0 for row in chosen] if any(row.y_se for row in chosen) else None,
-            )
-        )
+        chosen = [row for row in rows if row.scheme == scheme and row.y is not None]
+        x, y, error = ([getattr(row, name) for row in chosen] for name in ("x", "y", "y_se"))
+        width, name = max(0.9, 3.2 - 0.45 * rank), NAMES.get(scheme, scheme)
+        lines.append(Line(x, y, name, color, dash, marker, width, error=error if any(error) else None))
     return lines
 
 
@@ -216,7 +207,8 @@ def is_study(folder: Path) -> bool:
 
 def render_study(folder: Path) -> str:
     """Return the page of the study in a folder."""
-    claims = _read_claims(folder / "claims.json")
+    path = folder / "claims.json"
+    claims = read_document(path, ClaimsFile, "report") if path.exists() else None
     tables = {path.stem: read_rows(path) for path in sorted(folder.glob("*.csv")) if _figure_of(path.stem)}
     names = [name for name in KNOWN if any(_figure_of(table) == name for table in tables)]
     listed = ", ".join(names) or "no figure"
@@ -233,15 +225,6 @@ def render_study(folder: Path) -> str:
 def _figure_of(table: str) -> str | None:
     """Return the figure that a table belongs to: the longest name that it begins with."""
     return max((name for name in KNOWN if f"{table}_".startswith(f"{name}_")), key=len, default=None)
-
-
-def _read_claims(path: Path) -> ClaimsFile | None:
-    try:
-        return ClaimsFile.model_validate_json(path.read_bytes()) if path.exists() else None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError("report", str(path), f"as wflmc wrote it ({where}: {first['msg']})") from None
 
 
 def _statements(claims: ClaimsFile | None, listed: str) -> Html:
