@@ -154,7 +154,6 @@ class Figure:
     small: bool = False
     """On a page, without legend and buttons."""
     legend: bool = True
-    vertical: float | None = None
-    """Where a vertical line crosses all panels."""
-    vertical_name: str = ""
+    burn_in: int = 0
+    """Rounds to the left of a vertical line, where x are rounds."""
     shades: Sequence[Shade] = ()

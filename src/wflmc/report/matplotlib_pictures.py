@@ -55,9 +55,9 @@ def _canvas(figure: Figure) -> Any:
     if figure.shades:
         patches = [_draw_shades(axes, figure.shades, hatched=axes is every[-1]) for axes in every]
         canvas.legend(handles=patches[-1], loc="outside lower center", ncols=3, fontsize=9)
-    if figure.vertical_name:
+    if figure.burn_in:
         place = {"transform": every[0].get_xaxis_transform(), "va": "bottom", "ha": "left", "fontsize": 8}
-        every[0].text(figure.vertical, 1.0, f" {figure.vertical_name}", **place)
+        every[0].text(figure.burn_in + 0.5, 1.0, " draws are kept from here", **place)
     return canvas
 
 
@@ -73,8 +73,8 @@ def _draw_panel(axes: Any, panel: Panel, figure: Figure) -> None:
             axes.bar(item.x, item.y, width=item.width, color=item.color, edgecolor="white", label=item.name)
     for note in panel.notes:
         axes.text(note.x, note.y, note.text, ha="center", va="center", fontsize=9, bbox=BOX)
-    if figure.vertical is not None:
-        axes.axvline(figure.vertical, color="black", linewidth=1)
+    if figure.burn_in:
+        axes.axvline(figure.burn_in + 0.5, color="black", linewidth=1)
     axes.set_title(panel.title, fontsize=10, parse_math=False, loc="left" if figure.stacked else "center")
     axes.tick_params(labelleft=True)
     axes.grid(alpha=0.3, which="both")

@@ -26,9 +26,9 @@ DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 
 def draw(name: str, figure: Figure) -> Html:
     """Return a figure as a part of a page, in the place `figure-NAME`."""
-    count = len(figure.panels)
-    inner = (GAP + PANEL) * sum(panel.height for panel in figure.panels) if count > 1 else 320
-    inner += 20 * len(figure.panels[0].items) if count == 1 else 0  # room for a legend of as many lines
+    count, total = len(figure.panels), sum(panel.height for panel in figure.panels)
+    inner = 320 + 20 * len(figure.panels[0].items)  # with room for a legend of as many lines
+    inner = int((GAP + PANEL) * total) if count > 1 else inner
     layout: dict[str, Any] = {
         "height": 190 if figure.small else inner + 110,
         "margin": {"l": 10, "r": 10, "t": 10, "b": 30} if figure.small else {"l": 70, "r": 15, "t": 30, "b": 60},
@@ -40,25 +40,19 @@ def draw(name: str, figure: Figure) -> Html:
         "annotations": [],
         "shapes": [],
     }
-    traces: list[dict[str, Any]] = []
-    top, scale = 1.0, inner / sum(panel.height for panel in figure.panels)
+    traces, top = list[dict[str, Any]](), 1.0
     for index, panel in enumerate(figure.panels):
         y = f"y{index + 1}" if index else "y"
-        bottom = max(0.0, top - panel.height * scale / inner)
+        bottom = max(0.0, top - panel.height / total)
         end = top - GAP / inner if count > 1 else top
-        layout[y.replace("y", "yaxis")] = {
-            **axis_layout(panel.y),
-            "domain": [bottom, end],
-            "nticks": 3 if panel.y.log and count > 1 else 5,
-            "showticklabels": not figure.small,
-        }
+        ticks = {"nticks": 3 if panel.y.log and count > 1 else 5, "showticklabels": not figure.small}
+        layout[y.replace("y", "yaxis")] = {**axis_layout(panel.y), "domain": [bottom, end], **ticks}
         for item in panel.items:
-            traces += [
-                {"yaxis": y, "showlegend": panel.needs_legend and bool(item.name), **trace} for trace in _traces(item)
-            ]
+            place = {"yaxis": y, "showlegend": panel.needs_legend and bool(item.name)}
+            traces += [{**place, **trace} for trace in _traces(item)]
         if count > 1:
-            place = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": end, "yanchor": "bottom"}
-            layout["annotations"].append({**place, "text": panel.title, "showarrow": False})
+            corner = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": end, "yanchor": "bottom"}
+            layout["annotations"].append({**corner, "text": panel.title, "showarrow": False})
         layout["annotations"] += [{**note._asdict(), "yref": y, "showarrow": False} for note in panel.notes]
         layout["shapes"] += _background(figure, y)
         top = bottom
@@ -124,7 +118,7 @@ def _background(figure: Figure, y: str) -> list[dict[str, Any]]:
     for shade in figure.shades:
         path = " ".join(f"M{start},0V1H{end}V0Z" for start, end in shade.ranges)
         shapes.append({**place, **look, "path": path, "fillcolor": shade.color, "name": shade.name})
-    if figure.vertical is not None:
-        ends = {"x0": figure.vertical, "x1": figure.vertical, "y0": 0, "y1": 1, "showlegend": False}
+    if figure.burn_in:
+        ends = {"x0": figure.burn_in + 0.5, "x1": figure.burn_in + 0.5, "y0": 0, "y1": 1, "showlegend": False}
         shapes.append({**place, "type": "line", **ends, "line": {"color": INK, "width": 1}})
     return shapes

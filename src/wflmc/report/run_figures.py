@@ -34,7 +34,7 @@ from wflmc.report.figure import (
 )
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import thin
-from wflmc.runs.documents import PlanFile, Spending
+from wflmc.runs.documents import Bins, PlanFile, Spending
 from wflmc.runs.folder import Draws, Run
 from wflmc.scenario.build import build_privacy
 
@@ -86,17 +86,9 @@ def figure_of_plan(rounds: Plan | PlanFile, devices: int, burn_in: int, plan: Pl
         caption += f" Draws are kept from the vertical line on, round {burn_in + 1:,}."
     if plan is not None:
         caption += " Background colours show which limit a round sits at."
-    return Figure(
-        panels,
-        Axis("round", range=(0.5, len(x) + 0.5)),
-        "" if plan is None else _title(plan),
-        caption,
-        stacked=True,
-        width=9,
-        vertical=burn_in + 0.5 if burn_in else None,
-        vertical_name="draws are kept from here" if burn_in else "",
-        shades=[] if plan is None else _shades(plan),
-    )
+    title, shades = ("", []) if plan is None else (_title(plan), _shades(plan))
+    axis = Axis("round", range=(0.5, len(x) + 0.5))
+    return Figure(panels, axis, title, caption, stacked=True, width=9, burn_in=burn_in, shades=shades)
 
 
 def _title(plan: Plan) -> str:
@@ -144,11 +136,9 @@ def _shades(plan: Plan) -> list[Shade]:
     """Return the ranges of rounds that sit at each limit."""
     edges = [0, *(np.flatnonzero(np.diff(plan.limit)) + 1).tolist(), len(plan.rounds)]
     shades = []
-    for name, share in plan.regime_share.items():
+    for name in (name for name, share in plan.regime_share.items() if share):
         here = [(a + 0.5, b + 0.5) for a, b in pairwise(edges) if REGIMES[plan.limit[a]] == name]
-        if share:
-            label = f"round is {name} ({share:.0%})"
-            shades.append(Shade(label, *LIMIT_LOOKS[name], here))
+        shades.append(Shade(f"round is {name} ({plan.regime_share[name]:.0%})", *LIMIT_LOOKS[name], here))
     return shades
 
 
@@ -182,8 +172,7 @@ def distance_figure(run: Run, plan: PlanFile) -> Figure | None:
         caption += " The bound is in whitened coordinates."
     panel = Panel(lines, Axis("bound on W2²" if alone else "W2² to the posterior", log=True))
     x = Axis("round", range=(0.5, c.rounds + 0.5))
-    burn_in = c.burn_in + 0.5 if c.burn_in else None
-    return Figure([panel], x, caption=caption, vertical=burn_in) if lines else None
+    return Figure([panel], x, caption=caption, burn_in=c.burn_in) if lines else None
 
 
 def slowest(theta: NDArray[np.float64]) -> list[int]:
@@ -208,8 +197,7 @@ def traces_figure(run: Run, draws: Draws) -> Figure:
     if burn_in:
         caption += " Burn-in is left of the vertical line."
     axis = Axis("round" if burn_in else "kept draw")
-    vertical = burn_in + 0.5 if burn_in else None
-    return Figure(panels, axis, caption=caption, stacked=True, legend=False, vertical=vertical)
+    return Figure(panels, axis, caption=caption, stacked=True, legend=False, burn_in=burn_in)
 
 
 def autocorrelation_figure(run: Run, draws: Draws) -> Figure:
@@ -294,10 +282,8 @@ def epsilon_figure(run: Run) -> Figure | None:
     privacy, spent = build_privacy(run.scenario), np.cumsum(losses, axis=0)
     rounds, devices = spent.shape
     worst = int(np.argmax(spent[-1] / privacy.budget(devices)))
-    promised, delta = (
-        float(np.broadcast_to(np.asarray(given, dtype=float), devices)[worst])
-        for given in (privacy.epsilon, privacy.delta)
-    )
+    each = [np.broadcast_to(np.asarray(given, dtype=float), devices) for given in (privacy.epsilon, privacy.delta)]
+    promised, delta = float(each[0][worst]), float(each[1][worst])
     drawn = thin(rounds, 300)
     lines = [
         Line(np.add(drawn, 1), epsilon_spent(spent[drawn, worst], delta, name), f"{name} accountant", color, width=2)
@@ -311,25 +297,22 @@ def epsilon_figure(run: Run) -> Figure | None:
 
 def draw_reliability(bins: Reliability, about: str, path: Path) -> list[Path]:
     """Draw the reliability diagram of a run; return the files (.png and .svg)."""
-    figure = reliability_figure(bins.confidence, bins.observed, bins.share, about)
-    return draw_picture(figure, path.with_suffix(".png"), path.with_suffix(".svg"))
+    return draw_picture(reliability_figure(bins, about), path.with_suffix(".png"), path.with_suffix(".svg"))
 
 
-def reliability_figure(confidence: Any, observed: Any, share: Any, about: str = "") -> Figure:
+def reliability_figure(bins: Reliability | Bins, about: str = "") -> Figure:
     """Return confidence against accuracy, bin by bin, over all chains; bins of few examples are left out."""
-    count, full = len(share), [index for index, part in enumerate(share) if part > 1e-3]
-    seen = Line([confidence[i] for i in full], [observed[i] for i in full], "predictions", RED, marker="o")
-    ideal = Line([0, 1], [0, 1], "perfect calibration", "#8a93a0")
-    centres = [(index + 0.5) / count for index in range(count)]
-    return Figure(
-        [
-            Panel([ideal, seen], Axis("accuracy", range=(0, 1.02)), height=2),
-            Panel([Bars(centres, share, "share of examples", width=1 / count)], Axis("share", zero=True), height=0.7),
-        ],
-        Axis("confidence", range=(0, 1)),
-        f"Reliability on the test set\n{about}",
+    count, full = len(bins.share), [index for index, part in enumerate(bins.share) if part > 1e-3]
+    x, y = [bins.confidence[i] for i in full], [bins.observed[i] for i in full]
+    lines = [Line([0, 1], [0, 1], "perfect calibration", "#8a93a0"), Line(x, y, "predictions", RED, marker="o")]
+    bars = Bars([(i + 0.5) / count for i in range(count)], bins.share, "share of examples", width=1 / count)
+    caption = (
         "Of predictions made with a confidence of 80 %, 80 % should be right: on the diagonal. Below it the model is "
-        "overconfident, above it underconfident. Bars show how many predictions have that confidence.",
-        stacked=True,
-        width=5.2,
+        "overconfident, above it underconfident. Bars show how many predictions have that confidence."
     )
+    panels = [
+        Panel(lines, Axis("accuracy", range=(0, 1.02)), height=2),
+        Panel([bars], Axis("share", zero=True), height=0.7),
+    ]
+    title = f"Reliability on the test set\n{about}"
+    return Figure(panels, Axis("confidence", range=(0, 1)), title, caption, stacked=True, width=5.2)

@@ -12,22 +12,7 @@ from wflmc.evaluation.comparison import Comparison
 from wflmc.posterior.base import HasLaw
 from wflmc.privacy import HIDDEN
 from wflmc.report import explorer, run_figures
-from wflmc.report.blocks import (
-    Html,
-    Section,
-    boxes,
-    data,
-    fold,
-    grid,
-    join,
-    missing,
-    number,
-    page,
-    paragraph,
-    percent,
-    table,
-    text,
-)
+from wflmc.report.blocks import Html, Section, boxes, data, fold, grid, join, missing, page, paragraph, table, text
 from wflmc.report.plotly_figures import draw
 from wflmc.report.scenario_words import explorer_changes, outside_theorem, scenario_rows, sentences
 from wflmc.report.verdicts import MARKS, all_verdicts, comparison, worst_exact
@@ -75,10 +60,9 @@ def render_run(folder: Path) -> str:
     ]
     more, scripts = ([], []) if plan is None else _explorer(run, plan)
     command = "run" if summary is None or summary.federation is None else "federate"
-    lead = f"{OWNER_ONLY} Results of wflmc {command} in this folder."
+    lead = f"{OWNER_ONLY} Results of wflmc {command} in this folder. Figures can be zoomed, and legends clicked."
     lead += "" if summary is None else f" The run took {summary.seconds:.3g} seconds."
     lead += "" if plan is None else f" wflmc {plan.version} planned it."
-    lead += " Figures can be zoomed, and legends clicked."
     return page(f"Run {folder.resolve().name}", lead, [*sections, *more], scripts)
 
 
@@ -161,7 +145,7 @@ def _epsilon_box(plan: PlanFile | None, summary: SummaryFile | None) -> tuple[st
     if plan is None or (summary or plan.privacy).epsilon_spent is None:
         return "–", "no ε can be stated: nothing is clipped, or nothing is promised"
     promised = plan.scenario.get("privacy", {}).get("epsilon")
-    of = f"of {number(promised)} " if isinstance(promised, float | int) else ""
+    of = f"of {promised:g} " if isinstance(promised, float | int) else ""
     key = "plan.privacy" if summary is None else "summary"
     return f"{{{key}.epsilon_spent:4}}", of + "({plan.privacy.adjacency}), for the worst device, per chain"
 
@@ -181,7 +165,8 @@ def _scenario(run: Run) -> Html:
 
 def _plan(run: Run, plan: PlanFile) -> Html:
     """Return the plan over the rounds with the limits behind it, then the distance over the rounds."""
-    shares = [f"{LIMITS[name]} in {percent(part)} of the rounds" for name, part in plan.regime_share.items() if part]
+    shares = [(LIMITS[name], part) for name, part in plan.regime_share.items() if part]
+    limits = ", ".join(text("{name} in {part:percent} of the rounds", name=n, part=part) for n, part in shares)
     rebuilt, distance = None if run.rebuilt is None else run.rebuilt.plan, run_figures.distance_figure(run, plan)
     cases = [
         (run.ideal, "The link is ideal: no channel limits what devices transmit."),
@@ -190,7 +175,7 @@ def _plan(run: Run, plan: PlanFile) -> Html:
         (rebuilt is None, "Noise and limits of each round need the data again: {run.not_rebuilt}"),
         (distance is None, "Neither a bound nor an exact law is known for this model and these dynamics."),
     ]
-    parts = [Html("<p>"), sentences(cases, plan=plan, run=run, limits=", ".join(shares)), Html("</p>")]
+    parts = [Html("<p>"), sentences(cases, plan=plan, run=run, limits=Html(limits)), Html("</p>")]
     parts.append(
         draw("plan", run_figures.figure_of_plan(plan, plan.constants.devices, plan.constants.burn_in, rebuilt))
     )
@@ -258,12 +243,10 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
             "–" if compared.law is None else data(f"law.sd.{k}", float(compared.expected[k])),
             data(f"sd.{k}", float(compared.deviation[k])),
         ]
-        each = diagnose(draws.theta[:, :, k : k + 1]) if rank < LISTED else None
-        rows.append(
-            row
-            if each is None
-            else [*row, text("{each.rhat_max:4}", each=each), text("{each.ess_min:whole}", each=each)]
-        )
+        if rank < LISTED:
+            each = diagnose(draws.theta[:, :, k : k + 1])
+            row += [text("{each.rhat_max:4}", each=each), text("{each.ess_min:whole}", each=each)]
+        rows.append(row)
     head = ("parameter", "posterior mean", "samples' mean", "z", "posterior s.d.", "samples' s.d.", "R-hat", "ESS")
     parts = [Html("<h3>Means and standard deviations</h3>"), grid([table(rows[:LISTED], head)], "numbers")]
     if rows[LISTED:]:
@@ -286,8 +269,7 @@ def _scores(summary: SummaryFile) -> Html:
     bins = summary.reliability
     if bins is None:
         return join([scores, note])
-    diagram = run_figures.reliability_figure(bins.confidence, bins.observed, bins.share)
-    return join([grid([draw("reliability", diagram), scores]), note])
+    return join([grid([draw("reliability", run_figures.reliability_figure(bins)), scores]), note])
 
 
 def _privacy(run: Run, plan: PlanFile) -> Html:
@@ -326,15 +308,14 @@ def _ledger(run: Run) -> Html:
         return missing("There is no ledger in the folder: numbers are those of the plan.")
     rounds, summary = len(run.ledger.entries), run.summary
     federation = None if summary is None else summary.federation
+    when = "it was transmitted" if federation is None else "its sum was used"
     later = 0 if summary is None or summary.ledger is None else rounds - summary.ledger.rounds
     cases = [
-        (federation is None, "Rounds in the ledger: {rounds}, each written before it was transmitted."),
-        (federation, "Rounds in the ledger: {rounds}, each written before its sum was used."),
-        (True, "Its hash chain is intact."),
+        (True, "Rounds in the ledger: {rounds}, each written before {when}. Its hash chain is intact."),
         (federation and federation.absences, "Table and bars are of the plan, in which no device is absent."),
         (later > 0, "{later} of them were written after this run had ended."),
     ]
-    return paragraph("{words}", words=sentences(cases, rounds=rounds, later=later))
+    return paragraph("{words}", words=sentences(cases, rounds=rounds, later=later, when=when))
 
 
 def _explorer(run: Run, plan: PlanFile) -> tuple[list[Section], list[str]]:

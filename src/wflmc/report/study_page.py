@@ -143,9 +143,8 @@ def _floor(rows: Sequence[Row]) -> list[Line]:
 
 def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None) -> Figure:
     """Return figure 2: which limit binds, over SNR and step size."""
-    edges = {
-        name: {row.x: row.y for row in rows if row.scheme == name and row.y is not None} for name in (LMC, POWER, DP)
-    }
+    known = [row for row in rows if row.y is not None]
+    edges = {name: {row.x: row.y or 0.0 for row in known if row.scheme == name} for name in (LMC, POWER, DP)}
     power, privacy = edges[POWER], edges[DP]
     if power and privacy:
         # Where they meet, between two rows: the edge of power is proportional to the SNR, that of privacy is constant.
@@ -153,8 +152,7 @@ def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None
         meet = min(max(last + 10 * math.log10(privacy[first] / power[last]), last), first)
         edges = {name: dict(sorted([*edge.items(), (meet, privacy[first])])) for name, edge in edges.items()}
     top = 1.3 * max(edges[LMC].values(), default=1.0) if setting is None else setting.step(0.5)
-    items: list[Item] = []
-    notes = []
+    items, notes = list[Item](), []
     for name, edge in edges.items():
         x, y = list(edge), list(edge.values())
         below, above = ([0.0] * len(x), y) if name == LMC else (y, [top] * len(x))
@@ -162,18 +160,17 @@ def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None
             items.append(Band(x, below, above, name, LIMIT_LOOKS[name][0], 0.45, hatch=LIMIT_LOOKS[name][1]))
             middle = len(x) // 2
             notes.append(Note(x[middle], 0.5 * (below[middle] + above[middle]), name))
-    for factor, name in () if setting is None else ((0.4, "fig. 3a"), (0.13, "fig. 3b")):
-        height = setting.step(factor) if setting is not None else 0.0
-        items.append(Line([min(edges[LMC]), max(edges[LMC])], [height] * 2, f"step size of {name}", dash=":", width=1))
-        notes.append(Note(max(edges[LMC]) - 2, height, name))
-    return Figure(
-        [Panel(items, Axis("step size η", range=(0.0, top)), key="fig2", notes=notes)],
-        Axis("SNR = P/(m N0) (dB)", range=(min(edges[LMC]), max(edges[LMC]))),
-        f"Regimes of Theorem 1\n{about}",
-        "Below the edge, the channel noise is no more than Langevin sampling needs. Above it, transmit power or "
-        "privacy limits the gain.",
-        legend=False,
+    ends = min(edges[LMC]), max(edges[LMC])
+    steps = {} if setting is None else {"fig. 3a": setting.step(0.4), "fig. 3b": setting.step(0.13)}
+    for name, step in steps.items():
+        items.append(Line(ends, [step] * 2, dash=":", width=1))
+        notes.append(Note(ends[1] - 2, step, name))
+    caption = (
+        "Below the edge, channel noise is no more than Langevin sampling needs; above it, power or privacy limits."
     )
+    panel = Panel(items, Axis("step size η", range=(0.0, top)), key="fig2", notes=notes)
+    snr = Axis("SNR = P/(m N0) (dB)", range=ends)
+    return Figure([panel], snr, f"Regimes of Theorem 1\n{about}", caption, legend=False)
 
 
 def score_of(table: str) -> str:
@@ -239,12 +236,13 @@ def _statements(claims: ClaimsFile | None, listed: str) -> Html:
         ("differ", str(verdicts.count("differs")), "here; the reason is beside each"),
         ("contradict the paper itself", str(verdicts.count(CONTRADICTS)), "its own theorem or numbers"),
     ]
+
+    def cell(key: str, given: float | str | None) -> str:
+        return given if isinstance(given, str) else data(f"claims.{key}", given, 4)
+
     rows = []
-    for index, (claim, name) in enumerate(zip(claims.claims, verdicts, strict=True)):
-        paper, ours = (
-            given if isinstance(given, str) else data(f"claims.{index}.{key}", given, 4)
-            for key, given in (("paper", claim.paper), ("ours", claim.ours))
-        )
+    for i, (claim, name) in enumerate(zip(claims.claims, verdicts, strict=True)):
+        paper, ours = cell(f"{i}.paper", claim.paper), cell(f"{i}.ours", claim.ours)
         rows.append((claim.figure, claim.statement, paper, ours, f"{MARKS[name]} {name}", claim.note))
     head = ("figure", "statement", "paper", "ours", "verdict", "why")
     return join([boxes(counts), grid([table(rows, head)], "wide")])

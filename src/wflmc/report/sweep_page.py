@@ -52,8 +52,8 @@ def _figure(columns: Columns, keys: list[str]) -> Html:
         return missing("No column has a number to draw.")
     if len(columns[keys[0]]) > MOST_DRAWN:
         return missing("More than {n} points are not drawn; sweep.csv has them all.", n=f"{MOST_DRAWN:,}")
-    # Values of a key are numbers, or names as they stand.
-    places = {key: numbers[key] if None not in numbers[key] else list(columns[key]) for key in keys}
+    # Values of the keys of an axis are numbers; others, and those that are no numbers, stand as they are.
+    places = {key: columns[key] if key in keys[2:] or None in numbers[key] else numbers[key] for key in keys}
     draw = _curve if len(keys) == 1 else _map
     traces, layout, caption = draw(numbers, places, chosen)
     common = {"height": 480, "margin": {"l": 70, "r": 20, "t": 60, "b": 55}, "modebar": {"remove": UNWANTED}}
@@ -83,17 +83,15 @@ def _curve(numbers: dict[str, Any], places: dict[str, Any], chosen: list[str]) -
     order = sorted(range(len(x)), key=lambda i: i if isinstance(x[i], str) else x[i])
 
     def shown(name: str) -> dict[str, Any]:
-        errors = numbers.get(f"{name}_se")
-        bars: dict[str, Any] = {"visible": False}
-        if errors is not None:
-            bars = {"type": "data", "visible": True, "array": [2 * (errors[i] or 0.0) for i in order]}
+        errors = numbers.get(f"{name}_se", [0.0] * len(x))
+        bars = {"type": "data", "visible": any(errors), "array": [2 * (errors[i] or 0.0) for i in order]}
         return {"y": [numbers[name][i] for i in order], "error_y": bars}
 
-    buttons = []
-    for name in chosen:
+    def button(name: str) -> dict[str, Any]:
         change = {part: [value] for part, value in shown(name).items()}
-        args = [change, {"yaxis": _axis(name, numbers[name])}]
-        buttons.append({"label": name, "method": "update", "args": args})
+        return {"label": name, "method": "update", "args": [change, {"yaxis": _axis(name, numbers[name])}]}
+
+    buttons = [button(name) for name in chosen]
     traces = [{"x": [x[i] for i in order], "mode": "lines+markers", **shown(chosen[0])}]
     layout = {"xaxis": _axis(key, x), "yaxis": _axis(chosen[0], numbers[chosen[0]]), "updatemenus": _menu(buttons)}
     return traces, layout, f"Over {key}; bars are two standard errors where there are any."
@@ -115,15 +113,12 @@ def _map(numbers: dict[str, Any], places: dict[str, Any], chosen: list[str]) -> 
         {**look, **{part: values[i] for part, values in shown[0].items()}, "visible": i == 0} for i in range(len(parts))
     ]
     buttons = [{"label": n, "method": "restyle", "args": [change]} for n, change in zip(chosen, shown, strict=True)]
-    axes = (axis_layout(Axis(key, kind="category")) for key in (first, second))
-    layout: dict[str, Any] = {**dict(zip(("xaxis", "yaxis"), axes, strict=True)), "updatemenus": _menu(buttons)}
+    horizontal, vertical = (axis_layout(Axis(key, kind="category")) for key in (first, second))
+    layout: dict[str, Any] = {"xaxis": horizontal, "yaxis": vertical, "updatemenus": _menu(buttons)}
     if len(parts) > 1:
         steps = []
         for index, part in enumerate(parts):
-            label = ", ".join(
-                f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-                for (key, _), value in zip(others, part, strict=True)
-            )
+            label = ", ".join(f"{key}={value}" for (key, _), value in zip(others, part, strict=True))
             visible = {"visible": [index == other for other in range(len(parts))]}
             steps.append({"label": label, "method": "restyle", "args": [visible]})
         layout |= {"sliders": [{"steps": steps, "pad": {"t": 60}, "currentvalue": {"prefix": ""}}], "height": 580}

@@ -267,8 +267,7 @@ def predictions(run: Run) -> Verdict | None:
     if run.summary is None or run.summary.accuracy is None or run.summary.ece is None:
         return None
     sentence = (
-        "{summary.accuracy:percent} of test examples are labelled correctly, and stated confidences are off by "
-        "{summary.ece:percent} on average"
+        "{summary.accuracy:percent} of test labels are right; confidences are off by {summary.ece:percent} on average"
     )
     return decide(
         run,
