@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.audit.canary import Canary, CanaryPerDevice, Known, TurningCanary, canary_pair, direction
+from wflmc.audit.canary import Canary, CanaryPerDevice, TurningCanary, canary_pair, direction
 from wflmc.audit.target import RAW, Array, Mask, Target, differences, float32_rounds, pairs, scaled_differences, window
 from wflmc.dynamics import overdamped
 from wflmc.errors import InputError
@@ -19,12 +19,14 @@ from wflmc.keys import host_generator, named
 from wflmc.planning import Plan
 from wflmc.planning.plan import Rounds
 from wflmc.posterior.base import Posterior
+from wflmc.posterior.regression import Regression
 from wflmc.posterior.summation import Sum, as_pair
 from wflmc.sampling import sample
 from wflmc.sampling.kernel import State, step, transmit
 from wflmc.sampling.runner import CHAINS
 
 Statistics = NDArray[Any]
+Canaries = Canary | CanaryPerDevice
 
 MAIN_SHARE = 14.0
 """Share of the main test in the probability to be wrong, where each other attack's tests have 1."""
@@ -108,15 +110,15 @@ def _question(
 
 @partial(jax.jit, static_argnames=("count",))
 def _filtered(
-    key: jax.Array, posterior: Any, rounds: Rounds, signs: jax.Array, weight: jax.Array, first: Any, count: int
+    key: jax.Array, canary: Canaries, rounds: Rounds, signs: jax.Array, weight: jax.Array, first: Any, count: int
 ) -> jax.Array:
     """Return Σ_s weight[s] y[s] of `count` transcripts by the kernel, round by round.
 
     With weight[S, test] all tests see the first coordinate, with weight[S, 1, m] there is one for each coordinate; a
-    posterior may differ from trial to trial. It turns with signs[S].
+    canary may differ from trial to trial. It turns with signs[S].
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(count))
-    dim, all_rounds = posterior.example.shape[-1], jax.tree.map(jnp.asarray, rounds)
+    dim, all_rounds = canary.example.shape[-1], jax.tree.map(jnp.asarray, rounds)
     by_coordinate = weight.ndim == 3
     axis = 0 if by_coordinate else None
 
@@ -124,7 +126,7 @@ def _filtered(
         state, total = carry
         index, sign, filters = at
         now = all_rounds[index]
-        turned = posterior._replace(example=sign * posterior.example, base=sign * posterior.base)
+        turned = canary._replace(example=sign * canary.example, base=sign * canary.base)
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
         state, info = jax.vmap(step, (0, axis, CHAINS, None), (CHAINS, 0))(round_keys, turned, state, now)
         received = info.received if by_coordinate else info.received[:, :1]
@@ -263,7 +265,7 @@ def _slow_plan(target: Target, dim: int, reach: float) -> Plan:
     )
 
 
-def _transcripts(key: jax.Array, posterior: Any, plan: Plan, first: int, count: int) -> tuple[Array, Array]:
+def _transcripts(key: jax.Array, posterior: Posterior, plan: Plan, first: int, count: int) -> tuple[Array, Array]:
     """Return y[trial, S, m] and θ before each round, from what `wflmc.sample` returns: a run that starts at 0."""
     trace = sample(key, posterior, plan, count, numbers=range(first, first + count))
     after = np.asarray(trace.theta, dtype=np.float64)
@@ -287,7 +289,7 @@ def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
     tests = [whole, *(whole._replace(name=names[first], visible_mu=visible) for first in offsets)]
 
     def side(key: jax.Array, which: int, first: int, count: int) -> Statistics:
-        canary = TurningCanary(np.float32((1.0, target.neighbour)[which]) * example, base, turn)
+        canary: Any = TurningCanary(np.float32((1.0, target.neighbour)[which]) * example, base, turn)
         received, before = _transcripts(key, canary, plan, first, count)
         signs = direction(before.astype(np.float32), turn).astype(np.float64)
         filters = [expected * signs * mask, *(differences(expected * signs, mask, first) for first in offsets)]
@@ -297,7 +299,7 @@ def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
     return _attack(tests, trials, len(plan.rounds), side)
 
 
-def by_model(posterior: Known, target: Target, trials: int, mu_limit: float) -> Attack:
+def by_model(posterior: Regression, target: Target, trials: int, mu_limit: float) -> Attack:
     """Attack whole runs on two canary data sets for a model of this kind."""
     plan, k = target.plan, target.device
     size = RAW * float(np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).max())

@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, blocks, gaussian_regression, softmax_regression
+from wflmc.posterior import GaussianPosterior, blocks, gaussian_regression, softmax_regression
 from wflmc.posterior.base import Posterior
+from wflmc.posterior.regression import Regression
 from wflmc.posterior.softmax import FEW_ROWS
 
-Known = GaussianPosterior | SoftmaxPosterior
-"""Models that there are canaries for."""
 Sums = tuple[jax.Array, jax.Array]
 """What the kernel asks of a posterior: Σ_k weight_k clip(g_k), and the norms ‖g_k‖ before the clip, [K]."""
 
@@ -117,7 +116,7 @@ def direction(theta: Any, turn: Any) -> Any:
 
 
 def canary_pair(
-    posterior: Known, device: int, size: float, neighbour: float = -1.0, others: float = 0.0
+    posterior: Regression, device: int, size: float, neighbour: float = -1.0, others: float = 0.0
 ) -> tuple[Posterior, Posterior]:
     """Return two posteriors of one kind, as small as can be, with as many devices and gradients ±size on one of them.
 

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 
 from wflmc.audit import attack as kinds
 from wflmc.audit.attack import MAIN_SHARE, PARTS, Attack
-from wflmc.audit.canary import Known
 from wflmc.audit.report import AuditReport, Errors, Finding, counting_threshold, largest_mu
 from wflmc.audit.summation import Summation, attack_sums
 from wflmc.audit.target import Target, attack_target
@@ -19,6 +18,7 @@ from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import Plan
 from wflmc.posterior.base import Posterior
+from wflmc.posterior.regression import Regression
 from wflmc.privacy import epsilon_spent
 
 Progress = Callable[[int, int], None]
@@ -145,9 +145,9 @@ def _check_devices(posterior: Posterior, plan: Plan) -> None:
         raise InputError("posterior", f"{posterior.devices} devices", f"one of the plan's {plan.devices} devices")
 
 
-def _known_model(posterior: Posterior, plan: Plan) -> Known:
+def _known_model(posterior: Posterior, plan: Plan) -> Regression:
     """Return the posterior, unless it is one for which no canary is known."""
-    if not isinstance(posterior, Known):
+    if not isinstance(posterior, Regression):
         allowed = "a Gaussian or a softmax posterior; for others use audit_pair"
         raise InputError("posterior", type(posterior).__name__, allowed)
     _check_devices(posterior, plan)

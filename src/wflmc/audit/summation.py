@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.audit.attack import transmitted
-from wflmc.audit.canary import Known
 from wflmc.audit.target import Target
 from wflmc.dynamics import overdamped
 from wflmc.planning.plan import Rounds
 from wflmc.posterior import GaussianPosterior, gaussian_regression, softmax_regression
+from wflmc.posterior.regression import Regression
 from wflmc.sampling.kernel import Constants
 
 Array = NDArray[np.float64]
@@ -135,7 +135,7 @@ def pairs(count: int, size: float, neighbour: float) -> Iterator[list[Array]]:
         length //= 4
 
 
-def attack_sums(target: Target, posterior: Known) -> tuple[Summation, ...]:
+def attack_sums(target: Target, posterior: Regression) -> tuple[Summation, ...]:
     """Search for neighbours whose sums part by more than the plan claims: records of a device, and devices.
 
     Args:

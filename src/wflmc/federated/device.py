@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from wflmc.errors import InputError, OverspendError, without_data
 from wflmc.federated.messages import Request, Terms
 from wflmc.keys import digest
+from wflmc.posterior import GaussianPosterior
 from wflmc.posterior.base import Posterior
+from wflmc.posterior.regression import Regression
 from wflmc.posterior.summation import Sum, as_pair
 from wflmc.privacy import Ledger, round_loss
 from wflmc.sampling import default_memory
@@ -45,9 +47,10 @@ class Device:
     def __init__(self, posterior: Posterior, terms: Terms, ledger: Ledger | None = None, secret: bytes = b"") -> None:
         if posterior.dim != terms.dim:
             raise InputError("data", f"a model of {posterior.dim} parameters", f"one of {terms.dim}, as in the terms")
-        for name in ("features", "target"):
-            if np.any(np.abs(getattr(posterior, name, 0.0)) > LARGEST):
-                raise InputError("data", f"numbers above {LARGEST:g}", "scaled to moderate size")
+        numbers = [posterior.features] if isinstance(posterior, Regression) else []
+        numbers += [posterior.target] if isinstance(posterior, GaussianPosterior) else []
+        if any(np.any(np.abs(values) > LARGEST) for values in numbers):
+            raise InputError("data", f"numbers above {LARGEST:g}", "scaled to moderate size")
         self.terms, self.ledger, self.secret = terms, ledger, secret
         self._last = LastAnswer(None if ledger is None or ledger.path is None else ledger.path.with_name("answer.npz"))
         self._data = posterior.digest

@@ -26,7 +26,7 @@ from wflmc.federated.certificates import write_secret
 from wflmc.federated.device import Device
 from wflmc.federated.job import Job
 from wflmc.federated.messages import Terms
-from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
+from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.privacy import Ledger
 from wflmc.scenario.build import Inputs, build_posterior
 from wflmc.scenario.schema import Scenario
@@ -78,9 +78,10 @@ def open_device(folder: Path) -> Device:
     except (OSError, ValueError, KeyError) as error:
         raise InputError("device", str(folder), f"the folder of a device, with X and y in data.npz ({error})") from None
     share_of_prior = about["prior_std"] * about["devices"] ** 0.5
-    common = {"X": X, "y": y, "intercept": about["intercept"], "prior_std": share_of_prior}
+    common: dict[str, Any] = {"X": X, "y": y, "intercept": about["intercept"], "prior_std": share_of_prior}
+    posterior: GaussianPosterior | SoftmaxPosterior
     if about["model"] == "gaussian":
-        posterior: Any = gaussian_regression(jax.random.key(0), 1, **common)
+        posterior = gaussian_regression(jax.random.key(0), 1, **common)
     else:
         posterior = softmax_regression(jax.random.key(0), 1, classes=about["classes"], **common)
     if about["whitening"] is not None:
