@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -68,7 +66,7 @@ def test_ar1():
 
 def test_simulated_chains_have_it_and_follow_the_exact_law(posterior):
     """Steps, senders and noise of every round differ: means over the kept samples spread as they should."""
-    plan = dataclasses.replace(varied(posterior), clip=np.full(30, np.inf))
+    plan = varied(posterior).replace(clip=np.full(30, np.inf))
     theta = np.asarray(wflmc.sample(jax.random.key(7), posterior, plan, chains=CHAINS).theta, dtype=float)
     seen = np.diagonal(posterior.exact.covariance) / theta.mean(1).var(0, ddof=1)
     exact = exact_ess(posterior, plan)

@@ -200,7 +200,8 @@ def test_burn_in_is_the_first_round_after_which_rhat_stays_low(monkeypatch, post
     """A scripted R-hat: low at first, high up to round 30, low again from round 31 on."""
     script = np.full(200, 1.001)
     script[10:30] = 1.5
-    monkeypatch.setattr(burn_in, "_block", lambda *arguments: (arguments[2], script[arguments[4] : arguments[4] + 64]))
+    blocks = iter(np.split(script, [64, 128, 192]))
+    monkeypatch.setattr(burn_in, "_block", lambda posterior, now, state, keys: (state, next(blocks)))
     assert choose_burn_in(jax.random.key(0), posterior, 1e-4, 200) == 30
 
 

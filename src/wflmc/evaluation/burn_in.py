@@ -9,7 +9,6 @@ remembered start can cause, is compared with the variance inside the groups.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import plan
 from wflmc.planning.plan import Rounds
+from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.sampling.kernel import State, kernel_rounds, step
 from wflmc.sampling.runner import CHAINS, default_memory, starts
@@ -33,15 +33,15 @@ BLOCK = 64
 
 
 def nested_rhat(theta: jax.Array) -> jax.Array:
-    """√((W + B)/W) of theta[group, member, m] for each parameter, [m]."""
+    """Return √((W + B)/W) of theta[group, member, m] for each parameter, [m]."""
     between = jnp.var(theta.mean(1), axis=0, ddof=1)
     within = jnp.var(theta, axis=1, ddof=1).mean(0)
     return jnp.sqrt((within + between) / within)
 
 
 @jax.jit
-def _block(posterior: Any, now: Rounds, state: State, keys: jax.Array) -> tuple[State, jax.Array]:
-    """BLOCK rounds of all chains; the largest R-hat after each."""
+def _block(posterior: Posterior, now: Rounds, state: State, keys: jax.Array) -> tuple[State, jax.Array]:
+    """Run BLOCK rounds of all chains; also return the largest R-hat after each."""
 
     def body(state: State, _: object) -> tuple[State, jax.Array]:
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.round)
@@ -52,9 +52,9 @@ def _block(posterior: Any, now: Rounds, state: State, keys: jax.Array) -> tuple[
 
 
 def choose_burn_in(
-    key: jax.Array, posterior: Any, step_size: float, limit: int, dynamics: Dynamics = OVERDAMPED
+    key: jax.Array, posterior: Posterior, step_size: float, limit: int, dynamics: Dynamics = OVERDAMPED
 ) -> int:
-    """The smallest S_b after which R-hat over the chains stays below 1.01, by a noiseless pilot.
+    """Return the smallest S_b after which R-hat over the chains stays below 1.01, by a noiseless pilot.
 
     The pilot is a simulation on pooled data, in which real devices take no part. It starts from draws of the
     prior, because equal starts would hide what R-hat looks for, and goes on until R-hat has stayed below the
@@ -76,12 +76,8 @@ def choose_burn_in(
     )
     needed = dynamics.rounds_to_forget(step_size, posterior.mu, ideal.gamma)
     if needed > limit:
-        raise InputError(
-            "max_burn_in",
-            limit,
-            f"at least {needed:.3g}, which a step of {step_size:.3g} with mu = {posterior.mu:.3g} takes to forget the "
-            "start (or give burn_in)",
-        )
+        why = f"which a step of {step_size:.3g} with mu = {posterior.mu:.3g} takes to forget the start"
+        raise InputError("max_burn_in", limit, f"at least {needed:.3g}, {why} (or give burn_in)")
     now = jax.tree.map(jnp.asarray, kernel_rounds([ideal])[0])
     posterior = posterior.on_accelerator(GROUPS * MEMBERS, default_memory() / 4)
     key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
@@ -97,6 +93,5 @@ def choose_burn_in(
         settled = int(remembers[-1]) + 1 if remembers.size else 0
         if 2 * settled + BLOCK // 2 <= rhat.size or (rhat.size == limit and 2 * settled <= limit):
             return settled
-    raise InputError(
-        "max_burn_in", limit, f"larger: R-hat over the chains has not settled below {RHAT_LIMIT} (or give burn_in)"
-    )
+    allowed = f"larger: R-hat over the chains has not settled below {RHAT_LIMIT} (or give burn_in)"
+    raise InputError("max_burn_in", limit, allowed)

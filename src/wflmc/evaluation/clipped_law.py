@@ -1,15 +1,15 @@
-"""What clipped chains will do, without running them: mean and variance round by round along the cost's main directions.
+"""A forecast of clipped chains without running them: mean and variance of every round, along the main directions.
 
-The exact law of a chain knows no clipping. Here clipped gradients are replaced by their average effect: in every round
-the norm that a device's gradient typically has, at the distance at which the chains then are, says by which factor
-clipping shortens it. Chains that noise throws farther than clipped gradients can bring back are found in this way, and
-so is the bias of devices that are clipped unlike. Devices are taken to curve alike.
+The exact law of a chain ignores clipping. Here clipped gradients are replaced by their average effect: in every round
+the typical norm of a device's gradient, at the present distance of the chains, gives the factor by which clipping
+shortens it. This detects chains that noise drives farther than clipped gradients can bring back, and the bias of
+devices that are clipped unequally. All devices are assumed to have the same curvature.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from scipy.special import ndtr
 from wflmc.dynamics import Quadratic
 from wflmc.errors import InputError, without_data
 from wflmc.planning import Plan
+from wflmc.posterior.base import Posterior
 
 Array = NDArray[np.float64]
 
@@ -26,12 +27,12 @@ MOST = 2**21
 
 
 class Forecast(NamedTuple):
-    """What to expect of the kept rounds; squares are in units of the posterior's own variance."""
+    """A forecast of the kept rounds; squares are in units of the posterior's variance."""
 
     w2_sq: float
     """W2² over the posterior's total variance, worst or average as the plan's objective says."""
     alike: float
-    """The same with every direction of the posterior counting alike: in posterior standard deviations."""
+    """The same with equal weight for every direction of the posterior: in posterior variances."""
     error: float
     """The variance of one chain's mean over its draws: 1/ESS."""
     clipped: float
@@ -54,9 +55,9 @@ class Model(NamedTuple):
     """Norm of every example's gradient at the mode, [N]; None where it is not known."""
 
 
-def model_of(plan: Plan, posterior: Any) -> Model:
-    """The quadratic model of a posterior; where none is at hand, one with the plan's μ, L and distance at the start."""
-    if hasattr(posterior, "quadratic") and posterior.devices * posterior.dim <= MOST:
+def model_of(plan: Plan, posterior: Posterior | None) -> Model:
+    """Return the quadratic model of a posterior; without one, a model of the plan's μ, L and distance at the start."""
+    if posterior is not None and posterior.devices * posterior.dim <= MOST:
         with suppress(InputError):  # a cost in which no mode was found
             cost = posterior.quadratic(plan.init)
             return Model(cost, posterior.sizes / posterior.sizes.sum(), posterior.example_norms(cost.mode))
@@ -71,7 +72,7 @@ def model_of(plan: Plan, posterior: Any) -> Model:
 
 
 def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = True, start: bool = True) -> Forecast:
-    """What to expect of a plan.
+    """Forecast the kept rounds of a plan.
 
     Args:
         clipping, excess, start: whether gradients are clipped, noise is above what Langevin sampling needs, and chains
@@ -81,10 +82,14 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
     noise = plan.noise_variance if excess else np.minimum(plan.noise_variance, plan.langevin_noise)
     clip = plan.clip if clipping else np.full(plan.devices, np.inf)
     limits = _example_limits(plan, model) if clipping else None
-    mean, spread, together = _begin(plan, cost, start)
-    kept, total, least = [], np.zeros(precision.size), 1.0
+    parts, size = 1 + plan.dynamics.has_velocity, precision.size
+    mean, lagged, total = np.zeros((parts, size)), np.zeros((parts, size)), np.zeros(size)
+    covariance = np.zeros((parts, parts, size))
+    covariance[-1, -1] = 1.0  # of the velocity, where there is one
+    mean[0], covariance[0, 0] = (cost.away, cost.start) if start else (0.0, 1 / precision)
+    kept, least = [], 1.0
     norms_sq, weights, kick, std = (cost.pull**2).sum(-1), plan.weight_received, plan.kick, precision**-0.5
-    lost = np.zeros(precision.size)
+    lost = np.zeros(size)
     if limits is not None and model.examples is not None:
         # What clipping takes from examples at the mode no longer adds up to zero; it points anywhere.
         lost = np.sqrt((np.maximum(model.examples - limits, 0.0) ** 2).sum() * precision / precision.sum())
@@ -93,58 +98,36 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
             reach, factor, slope = precision * mean[0], 1.0, 1.0
             if limits is not None and model.examples is not None:
                 # One example adds (u·d) u to its gradient at a distance d.
-                moved = precision.sum() * float(reach @ mean[0] + precision @ spread[0][0]) / limits.size**2
+                moved = precision.sum() * float(reach @ mean[0] + precision @ covariance[0, 0]) / limits.size**2
                 factor = float(np.mean(np.minimum(1.0, limits / np.sqrt(model.examples**2 + moved))))
                 slope = _slope(model.examples, limits, moved)
-            far_sq = share**2 * (reach @ reach + precision**2 @ spread[0][0]) + 2 * share * (cost.pull @ reach)
+            far_sq = share**2 * (reach @ reach + precision**2 @ covariance[0, 0]) + 2 * share * (cost.pull @ reach)
             norm = factor * np.sqrt(np.maximum(norms_sq + far_sq, 1e-300))
             left = np.minimum(1.0, clip / norm)
             least = min(least, float(left.min()) * factor)
             weight = weights[s] * left * slope
-            matrix, enters = plan.dynamics.round_by_direction(float(plan.step_size[s]), precision * (weight @ share))
+            by_direction = plan.dynamics.round_by_direction(float(plan.step_size[s]), precision * (weight @ share))
+            matrix, enters = np.array(by_direction[0]), np.array(by_direction[1])
             push = kick[s] * (factor * (weights[s] * left) @ cost.pull + (weights[s] @ left) / left.size * lost)
             fresh = noise[s] + plan.downlink_noise * (kick[s] * precision) ** 2 * ((weight * share) ** 2).sum()
-            mean = [row - each * push for row, each in zip(_apply(matrix, mean), enters, strict=True)]
-            spread = _covariance(matrix, spread, fresh, enters)
+            mean = (matrix * mean).sum(1) - enters[:, None] * push
+            covariance = np.einsum("ikd,kjd->ijd", matrix, np.einsum("ikd,jkd->ijd", covariance, matrix))
+            covariance += np.multiply.outer(np.outer(enters, enters), fresh)
             if s >= plan.burn_in:
-                together = [row + own for row, own in zip(_apply(matrix, together), spread[0], strict=True)]
-                total += 2 * together[0] - spread[0][0]
-                off = mean[0] ** 2 + (np.sqrt(np.maximum(spread[0][0], 0.0)) - std) ** 2
+                lagged = (matrix * lagged).sum(1) + covariance[0]  # Σ over the kept rounds before of the covariance
+                total += 2 * lagged[0] - covariance[0, 0]
+                off = mean[0] ** 2 + (np.sqrt(np.maximum(covariance[0, 0], 0.0)) - std) ** 2
                 kept.append((off.sum(), precision @ off, (norm > clip).mean(), factor * left.mean()))
     far, alike, clipped, shortened = np.nan_to_num(np.array(kept), nan=np.inf).T
-    size, draws = float((1 / precision).sum()), len(plan.rounds) - plan.burn_in
-    of = np.mean if plan.objective_name == "average" else np.max
-    error = float(np.nan_to_num(total.sum(), nan=np.inf)) / draws**2 / size
+    variance, draws = float((1 / precision).sum()), len(plan.rounds) - plan.burn_in
+    summary = np.mean if plan.objective_name == "average" else np.max
+    error = float(np.nan_to_num(total.sum(), nan=np.inf)) / draws**2 / variance
     means = float(clipped.mean()), float(shortened.mean())
-    return Forecast(float(of(far)) / size, float(of(alike)) / precision.size, error, *means, least > 0.99)
-
-
-Columns = list[Array]
-"""Position, and with kinetic dynamics velocity, each along all directions, [d]."""
-
-
-def _begin(plan: Plan, cost: Quadratic, start: bool) -> tuple[Columns, list[Columns], Columns]:
-    """Mean and covariance of the start, or of the posterior; and zeros."""
-    none, one = np.zeros(cost.precision.size), np.ones(cost.precision.size)
-    away, apart = (cost.away, cost.start) if start else (none, 1 / cost.precision)
-    parts = 1 + plan.dynamics.has_velocity
-    spread = [[apart, none], [none, one]]
-    return [away, none][:parts], [row[:parts] for row in spread[:parts]], [none, none][:parts]
-
-
-def _apply(matrix: list[Columns], columns: Columns) -> Columns:
-    return [np.asarray(sum(a * c for a, c in zip(row, columns, strict=True))) for row in matrix]
-
-
-def _covariance(matrix: list[Columns], spread: list[Columns], fresh: Array, enters: list[float]) -> list[Columns]:
-    """A C Aᵀ + fresh noise; C is symmetric."""
-    columns = [_apply(matrix, column) for column in spread]
-    moved = [_apply(matrix, list(row)) for row in zip(*columns, strict=True)]
-    return [[c + fresh * a * b for c, b in zip(row, enters, strict=True)] for row, a in zip(moved, enters, strict=True)]
+    return Forecast(float(summary(far)) / variance, float(summary(alike)) / size, error, *means, least > 0.99)
 
 
 def _slope(examples: Array, limits: Array, moved: float) -> float:
-    """How much of a change of its gradient an example still sends, on average: that of those that are not clipped.
+    """Return the share of a change of its gradient that an example still transmits, on average.
 
     For a number clipped at ±c this is exact: the slope of the best linear fit to it is P(|e + δ| < c), δ ~ N(0, moved).
     """
@@ -153,7 +136,7 @@ def _slope(examples: Array, limits: Array, moved: float) -> float:
 
 
 def _example_limits(plan: Plan, model: Model) -> Array | None:
-    """The clip of every example, [N]; None where examples are not clipped one by one, or nothing is known of them."""
+    """Return the clip of every example, [N]; None where examples are not clipped one by one, or are not known."""
     if model.examples is None or not np.isfinite(plan.example_clip).any():
         return None
     return np.repeat(plan.example_clip, np.rint(model.share * model.examples.size).astype(int))
