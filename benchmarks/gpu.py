@@ -51,7 +51,7 @@ def main() -> None:
     links = [wflmc.Link(channel.rayleigh(1e-4), 20.0, seed=seed) for seed in range(50)]
     plans = wflmc.plan_many(
         posterior, links, wflmc.Privacy(50, 0.1, 300, "paper"), step_size=2 / (posterior.mu + posterior.L),
-        burn_in=ROUNDS - 50, samples=50, objective="average", bound="paper", initial_w2_sq=0.0,
+        burn_in=ROUNDS - 50, samples=50, policy=wflmc.Policy(objective="average", bound="paper"), initial_w2_sq=0.0,
     )  # fmt: skip
     seconds = best(lambda: wflmc.sample(jax.random.key(0), posterior, plans * (CHAINS // 50)))
     flops = CHAINS * ROUNDS * 2 * 2 * 12_000 * 30 * 10

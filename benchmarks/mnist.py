@@ -130,7 +130,7 @@ def measure() -> tuple[np.ndarray, str]:
     classes, step = posterior.classes, 2 / (posterior.mu + posterior.L)
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.rayleigh(1e-4), snr_db=20), wflmc.Privacy(50, 0.1, 300),
-        step_size=step, burn_in=ROUNDS - 1, samples=1, objective="average", initial_w2_sq=0.0,
+        step_size=step, burn_in=ROUNDS - 1, samples=1, policy=wflmc.Policy(objective="average"), initial_w2_sq=0.0,
     )  # fmt: skip
     rows, linear = rows_of(posterior)
     theta = jnp.asarray(np.random.default_rng(0).standard_normal((CHAINS, posterior.dim)), jnp.float32)

@@ -36,8 +36,7 @@ def program_of(rounds: int, devices: int, snr_db: float, objective: str, correla
         step_size=0.4 / (posterior.mu + posterior.L),
         burn_in=rounds // 2,
         samples=rounds - rounds // 2,
-        objective=objective,
-        power=POLICIES["optimized"]._replace(allocate=capture),
+        policy=wflmc.Policy(POLICIES["optimized"]._replace(allocate=capture), objective=objective),
     )
     return seen[0]
 

@@ -34,8 +34,8 @@ class Case(NamedTuple):
 def _sample(posterior: object, chains: int, burn_in: int, samples: int, **keywords: object) -> object:
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.rayleigh(1.0), snr_db=20), wflmc.Privacy(50, 0.1, 300),
-        step_size=1 / (posterior.mu + posterior.L), burn_in=burn_in, samples=samples, power="equal", schedule="all",
-        objective="average", initial_w2_sq=1.0,
+        step_size=1 / (posterior.mu + posterior.L), burn_in=burn_in, samples=samples,
+        policy=wflmc.Policy("equal", "all", "average"), initial_w2_sq=1.0,
     )  # fmt: skip
     return wflmc.sample(jax.random.key(0), posterior, plan, chains, **keywords)
 

@@ -59,10 +59,10 @@ def run(posterior, privacy, snr_db, chains, burn_in=300, samples=200):
     """Traces of sampling and of descent (penalised maximum likelihood): one link, one promise, as many rounds."""
     link = wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=snr_db)
     # Kinetic steps mix in far fewer rounds, but a promise's noise weighs more on them.
-    kinetic = {"step_size": 1 / posterior.L**0.5, "dynamics": "kinetic"}
+    kinetic = {"step_size": 1 / posterior.L**0.5, "sampler": wflmc.Sampler(dynamics="kinetic")}
     how = kinetic if privacy.epsilon is None else {"step_size": 1 / posterior.L}
     rounds = {"burn_in": burn_in, "samples": samples, "initial_w2_sq": 1.0}
-    sampling = wflmc.plan(posterior, link, privacy, power="equal", schedule="all", **rounds, **how)
+    sampling = wflmc.plan(posterior, link, privacy, policy=wflmc.Policy("equal", "all"), **rounds, **how)
     descent = wflmc.baselines.gradient_descent(
         posterior, link, privacy, step_size=1 / posterior.L, rounds=burn_in + samples, average=samples, schedule="all"
     )

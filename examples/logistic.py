@@ -64,9 +64,8 @@ def exact_posterior(posterior, chains=60, burn_in=250, samples=150):
         step_size=1 / posterior.L**0.5,
         burn_in=burn_in,
         samples=samples,
-        power="equal",
-        schedule="all",
-        dynamics="kinetic",
+        sampler=wflmc.Sampler(dynamics="kinetic"),
+        policy=wflmc.Policy(power="equal", schedule="all"),
     )
     return wflmc.sample(jax.random.key(1), posterior, plan, chains=chains)
 
@@ -77,9 +76,11 @@ def private(posterior, epsilon, step_size, unit="record", rounds=200, chains=40)
     clip = EXAMPLE_CLIP * TRAIN / DEVICES
     by_record = {"unit": "record", "example_clip": EXAMPLE_CLIP} if unit == "record" else {}
     privacy = wflmc.Privacy(epsilon=epsilon, delta=DELTA, clip=clip, **by_record)
-    half, common = rounds // 2, {"step_size": step_size, "schedule": "all"}
-    sampling = wflmc.plan(posterior, link, privacy, burn_in=half, samples=half, power="equal", **common)
-    descent = wflmc.baselines.gradient_descent(posterior, link, privacy, rounds=rounds, average=half, **common)
+    half, policy = rounds // 2, wflmc.Policy(power="equal", schedule="all")
+    sampling = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in=half, samples=half, policy=policy)
+    descent = wflmc.baselines.gradient_descent(
+        posterior, link, privacy, step_size=step_size, rounds=rounds, average=half, schedule="all"
+    )
     return [wflmc.sample(jax.random.key(2), posterior, plan, chains=chains) for plan in (sampling, descent)]
 
 

@@ -64,11 +64,12 @@ def private(posterior, epsilon, step_size, rounds=400, chains=8):
     link = wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=30)
     clip = EXAMPLE_CLIP * TRAIN / DEVICES
     privacy = wflmc.Privacy(epsilon=epsilon, delta=DELTA, clip=clip, unit="record", example_clip=EXAMPLE_CLIP)
-    keep, common = rounds // 4, {"step_size": step_size, "schedule": "all"}
-    sampling = wflmc.plan(
-        posterior, link, privacy, burn_in=rounds - keep, samples=keep, power="equal", initial_w2_sq=1.0, **common
+    keep, policy = rounds // 4, wflmc.Policy(power="equal", schedule="all")
+    steps = {"step_size": step_size, "burn_in": rounds - keep, "samples": keep}
+    sampling = wflmc.plan(posterior, link, privacy, **steps, policy=policy, initial_w2_sq=1.0)
+    descent = wflmc.baselines.gradient_descent(
+        posterior, link, privacy, step_size=step_size, rounds=rounds, average=keep, schedule="all"
     )
-    descent = wflmc.baselines.gradient_descent(posterior, link, privacy, rounds=rounds, average=keep, **common)
     return [wflmc.sample(jax.random.key(2), posterior, plan, chains=chains) for plan in (sampling, descent)]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from docs.draw.style import BLUE, GREY, new_figure, save
 
 import wflmc
+from wflmc.planning.options import plan_arguments
 
 POLICIES: dict[str, dict[str, Any]] = {
     "optimized": {},
@@ -40,7 +41,7 @@ def plan_of(name: str) -> Any:
     keywords = dict(POLICIES[name])
     privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30, accountant=keywords.pop("accountant", "exact"))
     step = 0.4 / (posterior.mu + posterior.L)
-    return wflmc.plan(posterior, link, privacy, step_size=step, burn_in=50, samples=50, **keywords)
+    return wflmc.plan(posterior, link, privacy, step_size=step, burn_in=50, samples=50, **plan_arguments(keywords))
 
 
 def table(names: Iterable[str]) -> str:

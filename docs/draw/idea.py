@@ -95,7 +95,7 @@ def draw_loudness() -> None:
     posterior = wflmc.gaussian_regression(jax.random.key(3), devices=30, dim=2)
     step, privacy = 0.4 / (posterior.mu + posterior.L), wflmc.Privacy(epsilon=1, delta=0.01, clip=30)
     ideal = wflmc.Link(wflmc.channel.static(), snr_db=100)
-    keywords = {"step_size": step, "burn_in": 60, "samples": 40, "power": "no-dp"}
+    keywords = {"step_size": step, "burn_in": 60, "samples": 40, "policy": wflmc.Policy("no-dp")}
     at_cap = wflmc.plan(posterior, ideal, privacy, **keywords)
     figure = new_figure(9.5, 3.5)
     panels = figure.subplots(1, 3, sharex=True, sharey=True)

@@ -19,7 +19,7 @@ def _single_sample(posterior: Any, snr_db: float, epsilon: float) -> Any:
     link = wflmc.Link(wflmc.channel.static(power=1e-4), snr_db=snr_db)
     privacy = wflmc.Privacy(epsilon=epsilon, delta=0.01, clip=30)
     keywords = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 1}
-    return wflmc.plan(posterior, link, privacy, schedule="all", **keywords)
+    return wflmc.plan(posterior, link, privacy, policy=wflmc.Policy(schedule="all"), **keywords)
 
 
 def _limits(posterior: Any, levels: Any, epsilons: Any) -> Any:
@@ -99,7 +99,7 @@ def draw_step_sizes() -> None:
     link = wflmc.Link(wflmc.channel.rayleigh(power=0.01), snr_db=20)
     privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30)
     factors = np.geomspace(0.05, 1.6, 26)
-    keywords = {"burn_in": 50, "samples": 50, "max_round_noise": 2}
+    keywords = {"burn_in": 50, "samples": 50, "policy": wflmc.Policy(max_round_noise=2)}
     made = [
         wflmc.plan(posterior, link, privacy, step_size=factor / (posterior.mu + posterior.L), **keywords)
         for factor in factors

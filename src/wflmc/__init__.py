@@ -16,11 +16,19 @@ from wflmc.version import __version__
 
 TYPE_CHECKING = False  # type checkers know better; typing takes longer to import than all else here
 if TYPE_CHECKING:
-    from wflmc import audit, baselines, channel, data, evaluation, planning, posterior, privacy, sampling
+    from wflmc import audit as audit
+    from wflmc import baselines as baselines
+    from wflmc import channel as channel
+    from wflmc import data as data
+    from wflmc import evaluation as evaluation
+    from wflmc import planning as planning
+    from wflmc import posterior as posterior
+    from wflmc import privacy as privacy
+    from wflmc import sampling as sampling
     from wflmc.channel import Link
     from wflmc.errors import InputError, SamplingError
     from wflmc.evaluation import advise, evaluate, exact_w2_sq
-    from wflmc.planning import Plan, plan, plan_many
+    from wflmc.planning import Plan, Policy, Sampler, plan, plan_many
     from wflmc.posterior import gaussian_regression, posterior_from, softmax_regression
     from wflmc.preconditioning import release_whitening
     from wflmc.privacy import Privacy
@@ -30,28 +38,22 @@ __all__ = [
     "InputError",
     "Link",
     "Plan",
+    "Policy",
     "Privacy",
+    "Sampler",
     "SamplingError",
     "Trace",
     "__version__",
     "advise",
-    "audit",
-    "baselines",
     "channel",
-    "data",
     "evaluate",
-    "evaluation",
     "exact_w2_sq",
     "gaussian_regression",
     "plan",
     "plan_many",
-    "planning",
-    "posterior",
     "posterior_from",
-    "privacy",
     "release_whitening",
     "sample",
-    "sampling",
     "softmax_regression",
 ]
 
@@ -59,7 +61,7 @@ _HOMES = {
     "channel": ("Link",),
     "errors": ("InputError", "SamplingError"),
     "evaluation": ("advise", "evaluate", "exact_w2_sq"),
-    "planning": ("Plan", "plan", "plan_many"),
+    "planning": ("Plan", "Policy", "Sampler", "plan", "plan_many"),
     "posterior": ("gaussian_regression", "posterior_from", "softmax_regression"),
     "preconditioning": ("release_whitening",),
     "privacy": ("Privacy",),

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
 import wflmc
 from wflmc import channel
+from wflmc.posterior.base import Posterior
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
+class Target(Posterior):
     """A posterior as planning sees it, with constants of one's choice."""
 
-    mu: float
-    L: float
-    dim: int
-    devices: int
-    distance: float = 5.0
+    dim = devices = 0
+
+    def __init__(self, mu, L, dim, devices, distance=5.0) -> None:
+        self.mu, self.L, self.dim, self.devices, self.distance = mu, L, dim, devices, distance
+        self.sizes = np.full(devices, 10**6)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         return self.distance

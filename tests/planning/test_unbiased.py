@@ -15,7 +15,7 @@ import wflmc
 from wflmc import channel
 from wflmc.errors import InputError
 from wflmc.evaluation import exact_w2_sq
-from wflmc.planning.schedule import best_senders, by_standing, sampling_variance
+from wflmc.planning.schedule import best_senders, by_quality, sampling_variance
 
 from ..conftest import count
 from .scenarios import Target, check_limits
@@ -150,8 +150,8 @@ def test_limits_hold_and_permuting_devices_permutes_the_plan(seed, power, csi):
     q, order = int(generator.integers(1, devices + 1)), generator.permutation(devices)
     standing = generator.random((rounds, devices))
     lots = generator.random((rounds, devices))
-    first = by_standing(standing, lots, q).active
-    np.testing.assert_array_equal(first[:, order], by_standing(standing[:, order], lots[:, order], q).active)
+    first = by_quality(standing, lots, q).active
+    np.testing.assert_array_equal(first[:, order], by_quality(standing[:, order], lots[:, order], q).active)
     for s in range(rounds):
         assert standing[s][first[s]].min() >= standing[s][~first[s]].max(initial=-1)
     link = wflmc.Link(channel.rayleigh(list(10 ** generator.uniform(-3, 0, devices))), snr_db=15.0, seed=seed)
@@ -170,7 +170,7 @@ def test_the_number_of_senders_is_the_best_one():
     u, lots, cap = generator.random((n, 4)), generator.random((n, 4)), generator.gamma(1.0, 1.0, (n, 4))
     errors = []
     for q in (1, 2, 3, 4):
-        weakest = np.where(by_standing(u, lots, q).active, cap, np.inf).min(-1)
+        weakest = np.where(by_quality(u, lots, q).active, cap, np.inf).min(-1)
         errors.append(sampling_variance(clip, q) + 5 * np.maximum(0, (4 / q) ** 2 / weakest - 2 / 0.5).mean())
     assert best_senders(u, lots, clip, cap, 0.5, 5.0) == 1 + np.argmin(errors)
     target = Target(1147.0, 1360.0, 5, 30)

@@ -16,15 +16,15 @@ from wflmc.errors import InputError
 from wflmc.planning import Plan, plan
 from wflmc.planning.advice import estimates, input_warnings
 from wflmc.planning.bound import Allocation, Problem
-from wflmc.planning.options import Options, Target
-from wflmc.planning.policies import Policy
+from wflmc.planning.options import Options, Policy, Sampler
 from wflmc.planning.solvers.program import HEADROOM
 from wflmc.planning.solvers.single_sample import DP, POWER, REGIMES
+from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 
 
 def gradient_descent(
-    posterior: Target,
+    posterior: Posterior,
     link: Link,
     privacy: Privacy,
     *,
@@ -59,11 +59,10 @@ def gradient_descent(
         step_size=step_size,
         burn_in=rounds - average,
         samples=average,
-        power=Policy(loudest),
-        schedule=schedule,
-        init=init,
-        initial_w2_sq=0.0,
+        sampler=Sampler(init=init),
+        policy=Policy(loudest, schedule),
         ledger=ledger,
+        initial_w2_sq=0.0,
     )
     planned = plan(posterior, link, privacy, **vars(options))
     at_power = planned.power_share >= 1 - 1e-9

@@ -19,7 +19,7 @@ from wflmc.channel import Link
 from wflmc.dynamics import OVERDAMPED, Dynamics
 from wflmc.errors import InputError
 from wflmc.keys import named
-from wflmc.planning import plan
+from wflmc.planning import Policy, Sampler, plan
 from wflmc.planning.plan import Rounds
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
@@ -71,8 +71,8 @@ def choose_burn_in(
         step_size=step_size,
         burn_in=0,
         samples=1,
-        power="noiseless",
-        dynamics=dynamics,
+        sampler=Sampler(dynamics=dynamics),
+        policy=Policy("noiseless"),
     )
     needed = dynamics.rounds_to_forget(step_size, posterior.mu, ideal.gamma)
     if needed > limit:

@@ -21,6 +21,7 @@ from wflmc.evaluation.summary import Evaluation
 from wflmc.planning import Plan
 from wflmc.planning import plan as make_plan
 from wflmc.planning.advice import expansion
+from wflmc.planning.options import plan_arguments
 from wflmc.planning.solvers.single_sample import REGIMES
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
 from wflmc.posterior.base import Posterior
@@ -156,14 +157,16 @@ def advise(
         for key, value in changes.items():
             section, _, name = key.partition(".")
             parts[section][name] = value
-        new_link, promise = dataclasses.replace(link, **parts["link"]), dataclasses.replace(privacy, **parts["privacy"])
-        return make_plan(posterior, new_link, promise, **keywords | parts["sampler"] | parts["policy"])
+        other_link, other = dataclasses.replace(link, **parts["link"]), dataclasses.replace(privacy, **parts["privacy"])
+        arguments = plan_arguments(keywords | parts["sampler"] | parts["policy"])
+        return make_plan(posterior, other_link, other, **arguments)
 
-    slow = keywords.get("objective") == "exact" or keywords.get("csi") == "causal"
+    sampler, policy = (plan_arguments(keywords)[part] for part in ("sampler", "policy"))
     plan = replan({})
-    if keywords.get("step_schedule") == "planned":  # which takes some seventy plans
+    if sampler.step_schedule == "planned":  # which takes some seventy plans
         keywords |= {"step_size": plan.step_size, "step_schedule": "constant"}
-    setting = Setting(link.snr_db, keywords.get("power", "optimized"), replan, slow)
+    slow = policy.objective == "exact" or policy.csi == "causal"
+    setting = Setting(link.snr_db, policy.power, replan, slow)
     return find_causes(plan, posterior, setting, evaluation)
 
 

@@ -3,7 +3,20 @@
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.build import plan, plan_many
 from wflmc.planning.exact.proxy import Proxy
+from wflmc.planning.options import Policy, Sampler
 from wflmc.planning.plan import Plan
-from wflmc.planning.policies import POLICIES, Policy, policy
+from wflmc.planning.policies import POLICIES, PowerPolicy, policy_named
 
-__all__ = ["POLICIES", "Allocation", "Plan", "Policy", "Problem", "Proxy", "plan", "plan_many", "policy"]
+__all__ = [
+    "POLICIES",
+    "Allocation",
+    "Plan",
+    "Policy",
+    "PowerPolicy",
+    "Problem",
+    "Proxy",
+    "Sampler",
+    "plan",
+    "plan_many",
+    "policy_named",
+]

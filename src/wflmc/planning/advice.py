@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from wflmc.channel import Link
 from wflmc.planning.bound import Problem
-from wflmc.planning.options import Options, Target
+from wflmc.planning.options import Options
 from wflmc.planning.plan import Plan
+from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 
 UNSCALED, UNLIKE = 30.0, 100.0
@@ -20,17 +19,17 @@ UNSCALED, UNLIKE = 30.0, 100.0
 UNSCALED_FEATURES = "Features are not scaled"
 
 
-def input_warnings(posterior: Any, link: Link | None, privacy: Privacy) -> tuple[str, ...]:
+def input_warnings(posterior: Posterior, link: Link | None, privacy: Privacy) -> tuple[str, ...]:
     """What to look at before anything is sent; without a link, it is an ideal one."""
     fading = None if link is None else link.fading
     return (*getattr(fading, "warnings", ()), *_large_delta(posterior, privacy), *_unscaled(posterior))
 
 
-def _large_delta(posterior: Any, privacy: Privacy) -> list[str]:
+def _large_delta(posterior: Posterior, privacy: Privacy) -> list[str]:
     """A mechanism that publishes one of N units in full, picked at random, is (0, 1/N)-private."""
-    sizes = getattr(posterior, "sizes", None)
-    if privacy.epsilon is None or privacy.delta is None or sizes is None:
+    if privacy.epsilon is None or privacy.delta is None:
         return []
+    sizes = posterior.sizes
     unit, count = ("example", int(np.sum(sizes))) if privacy.unit == "record" else ("device", len(sizes))
     delta = float(np.max(privacy.delta))
     if delta <= 1 / count:
@@ -42,9 +41,9 @@ def _large_delta(posterior: Any, privacy: Privacy) -> list[str]:
     ]
 
 
-def _unscaled(posterior: Any) -> list[str]:
+def _unscaled(posterior: Posterior) -> list[str]:
     """Features of unlike or large size, by which chains move; sizes are only said to a power of ten."""
-    scales = getattr(posterior, "feature_scales", None)
+    scales = posterior.feature_scales
     if scales is None or not scales.any():
         return []
     largest, median = int(np.argmax(scales)), float(np.median(scales[scales > 0]))
@@ -54,7 +53,8 @@ def _unscaled(posterior: Any) -> list[str]:
         return []
     size = 10 ** round(np.log10(scales[largest] / (median if unlike else 1.0)))
     compared = "the median column" if unlike else "a standardised one"
-    name = f" ({posterior.columns[largest]})" if posterior.columns else ""
+    columns = getattr(posterior, "columns", ())  # the names of features, which only some models have
+    name = f" ({columns[largest]})" if columns else ""
     column = "after whitening a direction" if whitened else f"column {largest} of X{name}, counted from 0,"
     return [
         f"{UNSCALED_FEATURES}: {column} is some {size:,} times as large as {compared}. It alone decides L, the "
@@ -62,11 +62,11 @@ def _unscaled(posterior: Any) -> list[str]:
     ]
 
 
-def plan_warnings(posterior: Target, made: Plan, problem: Problem, options: Options) -> tuple[str, ...]:
+def plan_warnings(posterior: Posterior, made: Plan, problem: Problem, options: Options) -> tuple[str, ...]:
     """All warnings about a plan; those that every plan like it has come last."""
     return (
         *_spread(made),
-        *_of_the_plan(made, problem, getattr(posterior, "coordinates", None) is not None),
+        *_of_the_plan(made, problem, posterior.coordinates is not None),
         *_divergence(posterior, made),
         *_oracle(made, options),
         *estimates(posterior, options),
@@ -92,43 +92,42 @@ def _spread(made: Plan) -> list[str]:
     ]
 
 
-def estimates(posterior: Target, options: Options) -> list[str]:
+def estimates(posterior: Posterior, options: Options) -> list[str]:
     """Models without a closed form can only estimate their constants, and how far the start is from the posterior."""
     found = []
-    guessed = getattr(posterior, "estimated", ())
+    guessed = posterior.estimated
     if guessed:
         found.append(
             f"{' and '.join(guessed)} {'is' if len(guessed) == 1 else 'are'} estimated by the Hessian at the start and "
             "at a mode: the bound is no proof, and epsilon does not cover what that tells of the data."
         )
-    if getattr(posterior, "batch", None):
+    if posterior.batch:
         found.append("Mini-batches make gradients noisier, which the bound and the server's noise do not know.")
-    if options.initial_w2_sq is None and getattr(posterior, "start_is_estimate", False):
-        so = ", and the bound is no better" if options.motion.has_bound else ""
+    if options.initial_w2_sq is None and posterior.start_is_estimate:
+        so = ", and the bound is no better" if options.sampler.motion.has_bound else ""
         found.append(f"W2² of the start is a Laplace estimate{so}.")
     return found
 
 
 def _oracle(made: Plan, options: Options) -> list[str]:
     """A plan for the exact law looks at the posterior."""
-    if made.lower_bound is None or options.proxy is not None or made.privacy.epsilon is None:
+    if made.lower_bound is None or options.policy.proxy is not None or made.privacy.epsilon is None:
         return []
-    if options.objective != "exact":
+    if options.policy.objective != "exact":
         return []
     return [ORACLE]
 
 
-def expansion(posterior: Any, made: Plan) -> float:
+def expansion(posterior: Posterior, made: Plan) -> float:
     """The largest factor by which a round of a plan can stretch an error; 1 where it is not known to be above it."""
-    known = getattr(posterior, "expansion", None)
-    if known is None or made.active_devices.min() == made.devices:
+    if made.active_devices.min() == made.devices:
         return 1.0
     step = made.dynamics.stretching_step(made.step_size)
     largest = float(step.max())
-    return max(1.0, float(known(largest, made.weight * (step / largest)[:, None])))
+    return max(1.0, float(posterior.expansion(largest, made.weight * (step / largest)[:, None])))
 
 
-def _divergence(posterior: Target, made: Plan) -> list[str]:
+def _divergence(posterior: Posterior, made: Plan) -> list[str]:
     """Partial participation may undo what η < 2/L or h < 2/√L ensures; models that know their Hessian can tell."""
     factor = expansion(posterior, made)
     if factor <= 1:

@@ -1,4 +1,4 @@
-"""Making plans: who sends, how strongly, and what that is worth; one at a time or hundreds for a study."""
+"""Making plans: who transmits, how strongly, and what that is worth; one at a time or hundreds for a study."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import dataclasses
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.channel import Link
-from wflmc.dynamics import AnyResponse, Dynamics, Motion, continued
+from wflmc.channel import Gains, Link
+from wflmc.dynamics import AnyResponse, Contraction, Dynamics, Motion, continued
 from wflmc.errors import InputError
 from wflmc.planning import causal
 from wflmc.planning.advice import input_warnings, plan_warnings
 from wflmc.planning.bound import Allocation, Problem, discretization_error, noise_weight
 from wflmc.planning.exact.distance import Distances
-from wflmc.planning.exact.proxy import Proxy
-from wflmc.planning.options import KnowsLaw, Options, SumsExactly, Target, check_inputs
+from wflmc.planning.options import Options, Policy, Sampler, checked_options
 from wflmc.planning.plan import Plan
-from wflmc.planning.policies import Policy, policy
-from wflmc.planning.schedule import Rule
+from wflmc.planning.policies import PowerPolicy, policy_named
+from wflmc.planning.schedule import Rule, Schedule
 from wflmc.planning.solvers import single_sample
 from wflmc.planning.steps import plan_steps
+from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.posterior.summation import LARGEST_MARGIN
 from wflmc.privacy import Privacy
 
@@ -37,6 +38,7 @@ NOTHING = 1e-9
 """Share of a budget that is rounding, not something left to spend."""
 USUAL_LIMIT = 2.0
 """The limit on a round's noise for plans by the exact law, which would else make early rounds as loud as they like."""
+SAMPLER, POLICY = Sampler(), Policy()
 
 
 class Prepared(NamedTuple):
@@ -46,110 +48,73 @@ class Prepared(NamedTuple):
     allocate: Callable[[Problem], Allocation]
     finish: Callable[[Allocation], Plan]
 
+    def plan(self) -> Plan:
+        """Solve it."""
+        return self.finish(self.allocate(self.problem))
+
 
 def plan(
-    posterior: Target,
+    posterior: Posterior,
     link: Link,
     privacy: Privacy,
     *,
     step_size: ArrayLike,
     burn_in: int,
     samples: int,
-    power: str | Policy = "optimized",
-    schedule: str = "threshold",
-    objective: str = "worst",
-    bound: str = "corrected",
-    init: str = "prior",
-    initial_w2_sq: float | None = None,
-    max_round_noise: float | None = None,
+    sampler: Sampler = SAMPLER,
+    policy: Policy = POLICY,
     ledger: ArrayLike | None = None,
-    start: int = 0,
-    solver: str = "own",
-    step_schedule: str = "constant",
-    proxy: Proxy | None = None,
-    before: Plan | None = None,
-    dynamics: str | Dynamics = "overdamped",
-    friction: float = 2.0,
-    csi: str = "full",
-    senders: int = 0,
+    initial_w2_sq: float | None = None,
+    **deprecated: Any,
 ) -> Plan:
-    """Decide who sends and how strongly in every round.
+    """Decide which devices transmit and how strongly in every round.
 
     Args:
+        posterior: the model, its data split over devices.
+        link: the channels, and what devices may transmit.
+        privacy: the promise; `Privacy()` promises nothing.
         step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u rounds; with kinetic dynamics
             h, below 2/√L.
-        burn_in: S_b, rounds that are thrown away; samples: S_u, rounds that are kept.
-        power: optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own.
-        schedule: threshold, all, or unbiased (as many in every round, each device as often); the noiseless schemes
-            always have everyone.
-        objective: worst or average of the bound over the kept rounds; or exact, the worst true W2² of the chain's law
-            while nothing is clipped, for which `optimized` and `noiseless-dp` choose all noise themselves.
-        bound: corrected, or paper for the formula as printed.
-        init: prior or zero, where the chain starts.
-        initial_w2_sq: W2² between start and posterior, where a public value is known; else computed.
-        max_round_noise: M, a limit on the noise of every round: √m σ ≤ M η Σ ℓ_k, M times what all clipped
-            gradients together can undo. For `optimized` and `noiseless-dp`; chains may be lost without it. By default
-            there is none, but for objective = "exact" (which knows of no clipping) 2 where that can be afforded.
+        burn_in: S_b, rounds that are discarded.
+        samples: S_u, rounds that are kept.
+        sampler: the chain, beyond that.
+        policy: who transmits, and how strongly.
         ledger: loss that each device has spent before, [K]; the plan makes do with what is left.
-        start: the round to begin with, where rounds came before: channels and noise go on from there.
-        solver: own, or cvxpy as an independent reference (without a certificate).
-        step_schedule: constant, or planned: `step_size` is that of the kept rounds, and those of burn-in are searched
-            for (some seventy plans; see `wflmc.planning.steps`).
-        proxy: for objective = "exact", a public stand-in for the posterior, which else is looked at itself.
-        before: for objective = "exact", the plan of the rounds that came before, whose law the chain goes on from.
-        dynamics: overdamped as in the paper; or kinetic, with a velocity: fewer rounds where μ and L are far apart. No
-            bound is known for it: `optimized` needs objective = "exact", else `noiseless-dp` takes equal parts.
-        friction: γ_f of kinetic dynamics.
-        csi: full, where the channels of all rounds are known beforehand as in the paper; or causal, where a round's
-            power is decided by the channels up to it and a forecast of the others (without a certificate).
-        senders: q, the devices that send in a round with schedule = "unbiased"; 0: chosen by the fading law.
+        initial_w2_sq: W2² between start and posterior, where a public value is known; else computed.
+        **deprecated: the fields of `sampler` and `policy` as keywords, as in version 0.1.
+
+    Returns:
+        The plan, which is all that `wflmc.sample` needs.
     """
-    options = Options(
-        step_size=step_size,
-        burn_in=burn_in,
-        samples=samples,
-        power=power,
-        schedule=schedule,
-        objective=objective,
-        bound=bound,
-        init=init,
-        initial_w2_sq=initial_w2_sq,
-        max_round_noise=max_round_noise,
-        ledger=ledger,
-        start=start,
-        solver=solver,
-        step_schedule=step_schedule,
-        proxy=proxy,
-        before=before,
-        dynamics=dynamics,
-        friction=friction,
-        csi=csi,
-        senders=senders,
-    )
-    check_inputs(posterior, link, privacy)
-    prepared = _prepare(posterior, link, privacy, options)
-    return prepared.finish(prepared.allocate(prepared.problem))
+    check_posterior(posterior)
+    if not isinstance(link, Link):
+        raise InputError("link", type(link).__name__, "a wflmc.Link")
+    if not isinstance(privacy, Privacy):
+        raise InputError("privacy", type(privacy).__name__, "a wflmc.Privacy; wflmc.Privacy() promises nothing")
+    given = {"step_size": step_size, "burn_in": burn_in, "samples": samples, "sampler": sampler, "policy": policy}
+    options = checked_options(given | {"ledger": ledger, "initial_w2_sq": initial_w2_sq}, deprecated)
+    return _prepare(_Setting(posterior, link, privacy, options)).plan()
 
 
 def plan_many(
-    posterior: Target, links: Sequence[Link], privacy: Privacy, *, workers: int = 1, **keywords: Any
+    posterior: Posterior, links: Sequence[Link], privacy: Privacy, *, workers: int = 1, **keywords: Any
 ) -> list[Plan]:
-    """One plan for each link, as a study needs them by the hundred; `keywords` are those of `plan`.
+    """Make one plan for each link, as a study needs them by the hundred; `keywords` are those of `plan`.
 
     Args:
         workers: processes that share the optimisation. Starting them costs a few seconds, which pays for thousands of
             plans or long ones; a script that uses them needs the usual `if __name__ == "__main__":`.
     """
-    prepared = [_prepare(posterior, link, privacy, Options(**keywords)) for link in links]
-    problems = [item.problem for item in prepared]
-    solvers = [item.allocate for item in prepared]
-    if workers <= 1 or len(problems) < 2:
-        allocations = [solve(problem) for solve, problem in zip(solvers, problems, strict=True)]
-    else:
-        # Not fork: JAX runs threads, and a forked copy of them may hang.
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            chunk = -(-len(problems) // (4 * workers))
-            allocations = list(pool.map(_solve, solvers, problems, chunksize=chunk))
+    deprecated = {name: keywords.pop(name) for name in [*keywords] if name not in Options.__dataclass_fields__}
+    options = checked_options(keywords, deprecated)
+    prepared = [_prepare(_Setting(posterior, link, privacy, options)) for link in links]
+    if workers <= 1 or len(prepared) < 2:
+        return [item.plan() for item in prepared]
+    # Not fork: JAX runs threads, and a forked copy of them may hang.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        chunk = -(-len(prepared) // (4 * workers))
+        work = [item.allocate for item in prepared], [item.problem for item in prepared]
+        allocations = list(pool.map(_solve, *work, chunksize=chunk))
     return [item.finish(allocation) for item, allocation in zip(prepared, allocations, strict=True)]
 
 
@@ -157,136 +122,249 @@ def _solve(allocate: Callable[[Problem], Allocation], problem: Problem) -> Alloc
     return allocate(problem)
 
 
-def _prepare(posterior: Target, link: Link, privacy: Privacy, options: Options, usual_step: float = np.inf) -> Prepared:
-    """Schedule, caps and budgets: everything up to the power of the rounds.
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    """What a plan is made for, and what follows from it alone."""
 
-    Args:
-        usual_step: rounds with a larger step than this may not be noisier than clipped gradients can undo.
-    """
-    _check_size(options, posterior.devices)
-    if options.step_schedule == "planned":
-        return _with_planned_steps(posterior, link, privacy, options)
-    devices, dim, rounds = posterior.devices, posterior.dim, options.burn_in + options.samples
-    mu, L, step_size = float(posterior.mu), float(posterior.L), _step_sizes(options.step_size, rounds)
-    scheme = policy(options.power) if isinstance(options.power, str) else options.power
-    dynamics = options.motion
-    constants = dynamics.contraction(step_size, mu, L)
-    excess_weight = noise_weight(options.bound, dim)
-    clip = privacy.clips(devices)
-    rounding = _rounding(posterior, privacy) if scheme.clips else 0.0
+    posterior: Posterior
+    link: Link
+    privacy: Privacy
+    options: Options
+    usual_step: float = np.inf
+    """Rounds with a larger step than this may not be noisier than clipped gradients can undo."""
 
-    now = slice(options.start, None)
-    known = link.gains(options.start + rounds, devices)
-    received = link.mismatch(options.start + rounds, devices) if scheme.wireless else None
-    uncertainty = link.uncertainty if scheme.wireless else 1.0
+    @cached_property
+    def scheme(self) -> PowerPolicy:
+        """How power is chosen."""
+        power = self.options.policy.power
+        if isinstance(power, PowerPolicy):
+            return power
+        return policy_named(power) if isinstance(power, str) else PowerPolicy(power)
+
+    @cached_property
+    def step_size(self) -> Array:
+        """η[S] from a number or one for each round."""
+        eta, rounds = np.asarray(self.options.step_size, dtype=float), self.options.burn_in + self.options.samples
+        if eta.ndim > 0 and eta.shape != (rounds,):
+            allowed = f"a number, or {rounds} of them, one per round"
+            raise InputError("step_size", f"an array of shape {eta.shape}", allowed)
+        return eta * np.ones(rounds)
+
+    @cached_property
+    def dynamics(self) -> Dynamics:
+        """How chains move."""
+        return self.options.sampler.motion
+
+    @cached_property
+    def contraction(self) -> Contraction:
+        """Constants of the bound, [S]; step sizes that are too large are refused."""
+        return self.dynamics.contraction(self.step_size, float(self.posterior.mu), float(self.posterior.L))
+
+    @cached_property
+    def clip(self) -> Array:
+        """ℓ[K]."""
+        return self.privacy.clips(self.posterior.devices)
+
+    @cached_property
+    def discretization(self) -> Array:
+        """Lemma 2, [S]."""
+        return discretization_error(self.step_size, float(self.posterior.L), self.posterior.dim)
+
+    @property
+    def first(self) -> int:
+        """The number of the first round."""
+        return self.options.sampler.start
+
+
+class _Participation(NamedTuple):
+    """Who transmits in every round, and what follows from it."""
+
+    rule: Rule
+    schedule: Schedule
+    known: Gains
+    """h[S, K] as devices know it."""
+    received: Array | None
+    """|h/ĥ|[S, K], None where both are equal."""
+    scale: Array
+    """K/K_a, [S]."""
+    power_cap: Array
+    """[S]."""
+    forecast: Rule
+    """The rule for rounds that are only imagined."""
+    downlink: float
+    """Variance of the downlink noise."""
+
+    @property
+    def weight(self) -> Array:
+        """Of every device's gradient, [S, K]."""
+        return self.schedule.active * self.scale[:, None]
+
+
+class _Limits(NamedTuple):
+    """What limits the power of rounds beside the devices' transmit power."""
+
+    budget: Array
+    """B_k of a, [K]; infinite without privacy."""
+    before: Array
+    """Loss spent before, [K]."""
+    floor: Array
+    """The least a, [S]."""
+    noise: float
+    """M of that floor."""
+
+
+def _participation(setting: _Setting) -> _Participation:
+    """Choose the active devices of every round."""
+    link, scheme, clip = setting.link, setting.scheme, setting.clip
+    devices, rounds, now = setting.posterior.devices, setting.step_size.size, slice(setting.first, None)
+    known = link.gains(setting.first + rounds, devices)
+    received = link.mismatch(setting.first + rounds, devices) if scheme.wireless else None
     if received is not None:
         known, received = known / received, received[now]  # what devices know, and plans are made of
     gains = np.abs(known).astype(float)[now]
-    reach = dim * link.snr(devices) / clip**2
-    worth = dynamics.noise_step(step_size)
-    rule = Rule(options.schedule if scheme.wireless else "all", clip, reach, worth, excess_weight, uncertainty)
-    usual = dataclasses.replace(rule, step_size=float(worth[-1]))  # for rounds that are only imagined
-    standing = None
+    _ = setting.contraction  # refuses step sizes before anything is divided by them
+    worth = setting.dynamics.noise_step(setting.step_size)
+    rule = Rule(
+        setting.options.policy.schedule if scheme.wireless else "all",
+        clip,
+        setting.posterior.dim * link.snr(devices) / clip**2,
+        worth,
+        noise_weight(setting.options.policy.bound, setting.posterior.dim),
+        link.uncertainty if scheme.wireless else 1.0,
+    )
+    usual = dataclasses.replace(rule, step_size=float(worth[-1]))
+    ranking = None
     if rule.name == "unbiased":
-        chosen = causal.choose_senders(options.senders, link, usual)
+        chosen = causal.choose_senders(setting.options.policy.senders, link, usual)
         rule, usual = (dataclasses.replace(each, senders=chosen) for each in (rule, usual))
-        how_good, lots = link.quality(known)
-        standing = (how_good[now], lots[now])
-    who = rule(gains, standing)
+        quality, lots = link.quality(known)
+        ranking = (quality[now], lots[now])
+    who = rule(gains, ranking)
     power_cap = rule.power_cap(gains, who.active) if scheme.wireless else np.full(rounds, np.inf)
+    downlink = link.downlink_noise * setting.posterior.prior_power if scheme.wireless else 0.0
     scale = devices / who.active.sum(-1)
-    weight = who.active * scale[:, None]
-    downlink = link.downlink_noise * getattr(posterior, "prior_power", 1.0) if scheme.wireless else 0.0
-    discretization = discretization_error(step_size, L, dim)
-    allocate = scheme.allocate
-    if options.csi == "causal" and scheme.wireless:
-        allocate = causal.causally(
-            allocate, causal.forecast(link.fading.law, usual, known[now], float(discretization[-1]))
-        )
-    before = _ledger(options.ledger, devices)
-    budget = _budget(privacy, devices, before) / uncertainty**2 if scheme.private else np.full(devices, np.inf)
+    return _Participation(rule, who, known[now], received, scale, power_cap, usual, downlink)
+
+
+def _limits(setting: _Setting, who: _Participation) -> _Limits:
+    """Find what is left of the budgets, and how much noise a round may have."""
+    policy, devices, active = setting.options.policy, setting.posterior.devices, who.schedule.active
+    before = _ledger(setting.options.ledger, devices)
+    budget = np.full(devices, np.inf)
+    if setting.scheme.private:
+        budget = _budget(setting.privacy, devices, before) / who.rule.uncertainty**2
 
     def least(limit: ArrayLike) -> Array:
         """a at which a round's noise is `limit` times what all clipped gradients can undo, [S]."""
-        return np.asarray(dim * (scale / (np.asarray(limit) * clip.sum())) ** 2)
+        return np.asarray(setting.posterior.dim * (who.scale / (np.asarray(limit) * setting.clip.sum())) ** 2)
 
-    noise_limit = np.inf if options.max_round_noise is None else options.max_round_noise
-    if options.max_round_noise is None and options.objective == "exact" and scheme.optimal:
+    noise_limit = np.inf if policy.max_round_noise is None else policy.max_round_noise
+    if policy.max_round_noise is None and policy.objective == "exact" and setting.scheme.optimal:
         floor = least(USUAL_LIMIT)
-        affordable = np.all(floor <= power_cap) and np.all(floor @ who.active <= budget)
+        affordable = np.all(floor <= who.power_cap) and np.all(floor @ active <= budget)
         noise_limit = USUAL_LIMIT if affordable else np.inf
-    limit = np.where(step_size > usual_step, np.minimum(noise_limit, 1.0), noise_limit)
-    start = posterior.initial_w2_sq(options.init) if options.initial_w2_sq is None else options.initial_w2_sq
-    problem = Problem(
-        contraction=constants,
+    limit = np.where(setting.step_size > setting.usual_step, np.minimum(noise_limit, 1.0), noise_limit)
+    return _Limits(budget, before, least(limit), noise_limit)
+
+
+def _problem(setting: _Setting, who: _Participation, limits: _Limits) -> Problem:
+    """State the power problem."""
+    posterior, options, step_size = setting.posterior, setting.options, setting.step_size
+    start = posterior.initial_w2_sq(options.sampler.init) if options.initial_w2_sq is None else options.initial_w2_sq
+    exact = options.policy.objective == "exact"
+    # What noise in the received θ adds to a gradient, on average.
+    downlink_error = who.downlink * posterior.downlink_error(who.weight) if who.downlink else np.zeros(step_size.size)
+    return Problem(
+        contraction=setting.contraction,
         step_size=step_size,
         burn_in=options.burn_in,
-        objective=options.objective,
+        objective=options.policy.objective,
         start=start,
-        error=discretization + step_size**2 * (rule.error(who.active) + _heard_error(posterior, downlink, weight)),
-        noise_weight=excess_weight,
-        scale=scale,
-        active=who.active,
-        budget=budget,
-        power_cap=power_cap,
-        floor=least(limit),
-        noise_limit=noise_limit,
-        solver=options.solver,
-        dynamics=dynamics,
-        response=_response(posterior, options, weight, downlink) if options.objective == "exact" else None,
-        fills_up=options.objective != "exact" or not scheme.optimal,
+        error=setting.discretization + step_size**2 * (who.rule.error(who.schedule.active) + downlink_error),
+        noise_weight=who.rule.weight,
+        scale=who.scale,
+        active=who.schedule.active,
+        budget=limits.budget,
+        power_cap=who.power_cap,
+        floor=limits.floor,
+        noise_limit=limits.noise,
+        solver=options.policy.solver,
+        dynamics=setting.dynamics,
+        response=_response(setting, who) if exact else None,
+        fills_up=not exact or not setting.scheme.optimal,
     )
 
-    def finish(allocation: Allocation) -> Plan:
-        bounds = problem.bound(allocation.a) if dynamics.has_bound else None
-        server_noise = problem.server_noise(allocation.a)
-        value = np.nan if bounds is None else problem.value(bounds)
-        if problem.response is not None:
-            noise = (problem.kick * scale) ** 2 / allocation.a + server_noise
-            value = float(Distances(problem.response)(noise).max())
-        made = Plan.of(
-            step_size=step_size,
-            gain=np.sqrt(allocation.a * link.noise_power),
-            weight=weight,
-            clip=clip if scheme.clips else np.full(devices, np.inf),
-            example_clip=privacy.example_clips(devices) if scheme.clips else np.full(devices, np.inf),
-            noise_power=link.noise_power,
-            server_noise=server_noise,
-            burn_in=options.burn_in,
-            init=options.init,
-            threshold=who.threshold,
-            bound=bounds,
-            objective=value,
-            objective_name=options.objective,
-            lower_bound=allocation.lower_bound,
-            regime=_regime(problem) if np.all(gains == gains[0]) else None,
-            power_share=allocation.a / power_cap,
-            limit=_limit(problem, allocation.a, not scheme.optimal or options.csi == "causal"),
-            privacy=privacy,
-            gamma=float(constants.gamma[options.burn_in :].max()),
-            mu=mu,
-            L=L,
-            dim=dim,
-            initial_w2_sq=start,
-            ledger=before,
-            start=options.start,
-            received=received,
-            uncertainty=uncertainty,
-            enforced=scheme.private,
-            dynamics=dynamics,
-            downlink_noise=downlink,
-            noise_limit=noise_limit,
-            rounding=rounding,
-        )
-        about_inputs = input_warnings(posterior, link if scheme.wireless else None, privacy)
-        return made.replace(warnings=(*about_inputs, *plan_warnings(posterior, made, problem, options)))
 
-    return Prepared(problem, allocate, finish)
+def _finish(
+    setting: _Setting, who: _Participation, limits: _Limits, problem: Problem, rounding: float, allocation: Allocation
+) -> Plan:
+    """Make the plan of an allocation, with its certificate and its warnings."""
+    posterior, link, options, scheme = setting.posterior, setting.link, setting.options, setting.scheme
+    devices, unclipped = posterior.devices, np.full(posterior.devices, np.inf)
+    bounds = problem.bound(allocation.a) if setting.dynamics.has_bound else None
+    server_noise = problem.server_noise(allocation.a)
+    value = np.nan if bounds is None else problem.value(bounds)
+    if problem.response is not None:
+        noise = (problem.kick * who.scale) ** 2 / allocation.a + server_noise
+        value = float(Distances(problem.response)(noise).max())
+    gains = np.abs(who.known)
+    made = Plan.of(
+        step_size=setting.step_size,
+        gain=np.sqrt(allocation.a * link.noise_power),
+        weight=who.weight,
+        server_noise=server_noise,
+        received=who.received,
+        threshold=who.schedule.threshold,
+        bound=bounds,
+        power_share=allocation.a / who.power_cap,
+        limit=_limit(problem, allocation.a, not scheme.optimal or options.policy.csi == "causal"),
+        objective=value,
+        objective_name=options.policy.objective,
+        lower_bound=allocation.lower_bound,
+        regime=_regime(problem) if np.all(gains == gains[0]) else None,
+        gamma=float(problem.contraction.gamma[options.burn_in :].max()),
+        noise_limit=limits.noise,
+        privacy=setting.privacy,
+        clip=setting.clip if scheme.clips else unclipped,
+        example_clip=setting.privacy.example_clips(devices) if scheme.clips else unclipped,
+        noise_power=link.noise_power,
+        burn_in=options.burn_in,
+        init=options.sampler.init,
+        mu=float(posterior.mu),
+        L=float(posterior.L),
+        dim=posterior.dim,
+        initial_w2_sq=problem.start,
+        ledger=limits.before,
+        start=setting.first,
+        uncertainty=who.rule.uncertainty,
+        enforced=scheme.private,
+        dynamics=setting.dynamics,
+        downlink_noise=who.downlink,
+        rounding=rounding,
+    )
+    about_inputs = input_warnings(posterior, link if scheme.wireless else None, setting.privacy)
+    return made.replace(warnings=(*about_inputs, *plan_warnings(posterior, made, problem, options)))
+
+
+def _prepare(setting: _Setting) -> Prepared:
+    """Schedule, caps and budgets: everything up to the power of the rounds."""
+    _check_size(setting.options, setting.posterior.devices)
+    if setting.options.sampler.step_schedule == "planned":
+        return _with_planned_steps(setting)
+    rounding = _rounding(setting.posterior, setting.privacy) if setting.scheme.clips else 0.0
+    who = _participation(setting)
+    limits = _limits(setting, who)
+    problem, allocate = _problem(setting, who, limits), setting.scheme.allocate
+    if setting.options.policy.csi == "causal" and setting.scheme.wireless:
+        law, usual = setting.link.fading.law, who.forecast
+        ahead = causal.forecast(law, usual, who.known, float(setting.discretization[-1]))
+        allocate = causal.causally(allocate, ahead)
+    return Prepared(problem, allocate, partial(_finish, setting, who, limits, problem, rounding))
 
 
 def _check_size(options: Options, devices: int) -> None:
     """Refuse a plan that does not fit into a usual memory, before anything of its size is made."""
-    rounds = options.start + options.burn_in + options.samples
+    rounds = options.sampler.start + options.burn_in + options.samples
     needed = PAIR_BYTES * rounds * max(devices, 3)  # there are some numbers for every round alone
     if needed > MEMORY:
         name = "samples" if options.samples >= options.burn_in else "burn_in"
@@ -295,37 +373,27 @@ def _check_size(options: Options, devices: int) -> None:
         raise InputError(name, getattr(options, name), f"{allowed}; `wflmc plan --capacity` estimates such a plan")
 
 
-def _with_planned_steps(posterior: Target, link: Link, privacy: Privacy, options: Options) -> Prepared:
-    """The step sizes of burn-in by a search over whole plans; large steps are only taken where they can be undone."""
+def _with_planned_steps(setting: _Setting) -> Prepared:
+    """Search for the step sizes of burn-in over whole plans; large steps are only taken where they can be undone."""
+    options = setting.options
     kept = float(np.asarray(options.step_size))
+    constant = dataclasses.replace(options.sampler, step_schedule="constant")
 
     def prepared(steps: Array) -> Prepared:
-        given = dataclasses.replace(options, step_size=steps, step_schedule="constant")
-        return _prepare(posterior, link, privacy, given, usual_step=kept * (1 + 1e-9))
+        given = dataclasses.replace(options, step_size=steps, sampler=constant)
+        return _prepare(dataclasses.replace(setting, options=given, usual_step=kept * (1 + 1e-9)))
 
-    def make(steps: Array) -> Plan:
-        found = prepared(steps)
-        return found.finish(found.allocate(found.problem))
-
-    steps = plan_steps(make, kept, options.burn_in, options.samples)
-    found = prepared(steps)
+    steps = plan_steps(lambda steps: prepared(steps).plan(), kept, options.burn_in, options.samples)
+    best = prepared(steps)
     if np.ptp(steps) > 0 or options.burn_in == 0:
-        return found
+        return best
     note = "No other step sizes of burn-in were found better: step_schedule = 'planned' has kept the constant one."
 
     def finish(allocation: Allocation) -> Plan:
-        plan = found.finish(allocation)
+        plan = best.finish(allocation)
         return plan.replace(warnings=(*plan.warnings, note))
 
-    return found._replace(finish=finish)
-
-
-def _step_sizes(step_size: ArrayLike, rounds: int) -> Array:
-    """η[S] from a number or one for each round."""
-    eta = np.asarray(step_size, dtype=float)
-    if eta.ndim > 0 and eta.shape != (rounds,):
-        raise InputError("step_size", f"an array of shape {eta.shape}", f"a number, or {rounds} of them, one per round")
-    return eta * np.ones(rounds)
+    return best._replace(finish=finish)
 
 
 def _ledger(ledger: ArrayLike | None, devices: int) -> Array:
@@ -346,12 +414,12 @@ def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
     return left / (2 * privacy.sensitivity(devices) ** 2)
 
 
-def _rounding(posterior: Target, privacy: Privacy) -> float:
+def _rounding(posterior: Posterior, privacy: Privacy) -> float:
     """e of `Plan.rounding`; where float32 would blur more than a little, the plan is refused."""
     clip, example_clip = privacy.clips(posterior.devices), privacy.example_clips(posterior.devices)
     # What rounding may add to a change is the same for all neighbours, which may differ by less than 2 min(c, ℓ).
     less = float(np.max(np.minimum(clip, example_clip) / privacy.sensitivity(posterior.devices)))
-    found = less * posterior.margin(clip, example_clip) if isinstance(posterior, SumsExactly) else 0.0
+    found = less * posterior.margin(clip, example_clip)
     if found <= LARGEST_MARGIN:
         return found
     sizes = f"a float32 sum of {posterior.devices:,} devices that send up to {clip.max():.3g} each"
@@ -362,31 +430,20 @@ def _rounding(posterior: Target, privacy: Privacy) -> float:
     raise InputError(name, given.tolist() if given.size > 1 else given[0], f"{allowed}: {why}")
 
 
-def _heard_error(posterior: Target, downlink: float, weight: Array) -> Array:
-    """Mean squared error of a round's gradient from the noise in what devices hear of θ, [S]."""
-    if downlink == 0:
-        return np.zeros(len(weight))
-    known = getattr(posterior, "downlink_error", None)
-    worst = posterior.dim * (weight.sum(-1) * posterior.L) ** 2  # no device is less smooth than all together
-    return np.asarray(downlink * (worst if known is None else known(weight)))
-
-
-def _response(posterior: Target, options: Options, weight: Array, downlink: float) -> AnyResponse:
+def _response(setting: _Setting, who: _Participation) -> AnyResponse:
     """How the kept rounds' law answers to the noise of this plan's rounds, by the proxy or the posterior itself."""
-    step_size, burn_in, before = _step_sizes(options.step_size, len(weight)), options.burn_in, options.before
+    posterior, proxy, before = setting.posterior, setting.options.policy.proxy, setting.options.sampler.before
+    step_size, weight, burn_in = setting.step_size, who.weight, setting.options.burn_in
     if before is not None:
         step_size, weight = np.append(before.step_size, step_size), np.concatenate([before.weight, weight])
         burn_in += len(before.rounds)
-    motion = Motion(step_size, weight, options.init, options.motion, downlink)
-    if options.proxy is not None:
-        found: AnyResponse = options.proxy.response(posterior.dim, motion, burn_in)
-    elif isinstance(posterior, KnowsLaw):
-        found = posterior.response(motion, burn_in)
-    else:
-        raise InputError("objective", "exact", "worst or average, or given with a proxy: this model knows no law")
-    if not all(np.all(np.abs(part) < 1e100) for part in (found.effect, found.covariance, found.shift)):
+    motion = Motion(step_size, weight, setting.options.sampler.init, setting.dynamics, who.downlink)
+    by: AnyResponse = (
+        posterior.response(motion, burn_in) if proxy is None else proxy.response(posterior.dim, motion, burn_in)
+    )
+    if not all(np.all(np.abs(part) < 1e100) for part in (by.effect, by.covariance, by.shift)):
         raise InputError("objective", "exact", "worst or average here: the chain diverges and its law overflows")
-    return found if before is None else continued(found, before.noise_variance)
+    return by if before is None else continued(by, before.noise_variance)
 
 
 def _regime(problem: Problem) -> str | None:

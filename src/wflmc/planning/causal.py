@@ -35,7 +35,7 @@ TOLERANCE = 1e-4
 
 
 def simulated(law: GaussMarkov, rule: Rule) -> tuple[Gains, tuple[Array, Array] | None]:
-    """Independent rounds h[n, K] of a law, for `unbiased` with standing and lots; the same ones for every link."""
+    """Independent rounds h[n, K] of a law, for `unbiased` with ranking and lots; the same ones for every link."""
     generator = host_generator(jax.random.key(0), "forecast")
     before, noise = complex_normal(generator, 2, SIMULATED, rule.clip.size)
     first = law.draw_first(before)
@@ -54,10 +54,10 @@ def choose_senders(given: int, link: Link, rule: Rule) -> int:
         raise InputError("senders", given, f"{allowed}{why}")
     if given or law is None:
         return given
-    gains, standing = simulated(law, rule)
-    assert standing is not None
+    gains, ranking = simulated(law, rule)
+    assert ranking is not None
     return best_senders(
-        *standing, rule.clip, rule.reach * np.abs(gains) ** 2, float(np.asarray(rule.step_size)), rule.weight
+        *ranking, rule.clip, rule.reach * np.abs(gains) ** 2, float(np.asarray(rule.step_size)), rule.weight
     )
 
 
@@ -116,10 +116,10 @@ class Forecast:
         soon = soon._replace(active=(soon.active * paths + self.typical.active) / (paths + 1))
         return soon.then(self.typical.repeated(rounds - near))
 
-    def of(self, gains: Gains, standing: tuple[Array, Array] | None = None) -> Outlook:
+    def of(self, gains: Gains, ranking: tuple[Array, Array] | None = None) -> Outlook:
         """Rounds with gains h[n, K]."""
         size, eta = np.abs(gains), float(np.asarray(self.rule.step_size))
-        active = self.rule(size, standing).active
+        active = self.rule(size, ranking).active
         scale = active.shape[1] / active.sum(-1)
         cap = np.minimum(self.rule.power_cap(size, active), eta * scale**2 / 2)
         return Outlook(active.astype(float), scale, cap, self.discretization + eta**2 * self.rule.error(active))

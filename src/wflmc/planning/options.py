@@ -1,49 +1,76 @@
-"""What planning is asked for, and what it must know of a posterior."""
+"""What planning is asked for: the chain (`Sampler`), and who transmits how strongly (`Policy`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.channel import Link
-from wflmc.dynamics import AnyResponse, Dynamics, Motion, by_name
+from wflmc.dynamics import Dynamics, by_name
 from wflmc.errors import InputError
+from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.exact.proxy import Proxy
 from wflmc.planning.plan import Plan
-from wflmc.planning.policies import Policy
+from wflmc.planning.policies import PowerPolicy
 from wflmc.planning.steps import SCHEDULES
-from wflmc.privacy import Privacy
 
 
-class Target(Protocol):
-    """What planning must know of a posterior."""
+@dataclass(frozen=True)
+class Sampler:
+    """The chain, as in the `sampler` section of a scenario; step size, burn-in and samples are arguments of `plan`."""
+
+    step_schedule: str = "constant"
+    """constant, or planned: `step_size` is that of the kept rounds, and those of burn-in are searched for (some seventy
+    plans; see `wflmc.planning.steps`)."""
+    init: str = "prior"
+    """prior or zero, where the chain starts."""
+    dynamics: str | Dynamics = "overdamped"
+    """overdamped as in the paper; or kinetic, with a velocity: fewer rounds where μ and L are far apart. No bound is
+    known for it: `optimized` needs objective = "exact", else `noiseless-dp` takes equal parts."""
+    friction: float = 2.0
+    """γ_f of kinetic dynamics."""
+    start: int = 0
+    """The round to begin with, where rounds came before: channels and noise continue from there."""
+    before: Plan | None = None
+    """For objective = "exact", the plan of the rounds that came before, whose law the chain continues from."""
 
     @property
-    def mu(self) -> float: ...
-    @property
-    def L(self) -> float: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def devices(self) -> int: ...
-    def initial_w2_sq(self, init: str = ...) -> float: ...
+    def motion(self) -> Dynamics:
+        """The dynamics, with their friction."""
+        return by_name(self.dynamics, self.friction)
 
 
-@runtime_checkable
-class KnowsLaw(Protocol):
-    """A posterior that can tell how the law of its chains answers to noise, itself or by an approximation."""
+@dataclass(frozen=True)
+class Policy:
+    """Who transmits, and how strongly, as in the `policy` section of a scenario."""
 
-    def response(self, motion: Motion, burn_in: int) -> AnyResponse: ...
-
-
-@runtime_checkable
-class SumsExactly(Protocol):
-    """A posterior that says how much its sums round."""
-
-    def margin(self, clip: Any, example_clip: Any) -> float: ...
+    power: str | PowerPolicy | Callable[[Problem], Allocation] = "optimized"
+    """optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own."""
+    schedule: str = "threshold"
+    """threshold, all, or unbiased (as many in every round, each device equally often); the noiseless schemes always
+    have all devices."""
+    objective: str = "worst"
+    """worst or average of the bound over the kept rounds; or exact, the worst true W2² of the chain's law while nothing
+    is clipped, for which `optimized` and `noiseless-dp` choose all noise themselves."""
+    senders: int = 0
+    """q, the active devices of a round with schedule = "unbiased"; 0: chosen by the fading law."""
+    csi: str = "full"
+    """full, where the channels of all rounds are known beforehand as in the paper; or causal, where a round's power is
+    decided by the channels up to it and a forecast of the others (without a certificate)."""
+    bound: str = "corrected"
+    """corrected, or paper for the formula as printed."""
+    max_round_noise: float | None = None
+    """M, a limit on the noise of every round: √m σ ≤ M η Σ ℓ_k, M times what all clipped gradients together can undo.
+    For `optimized` and `noiseless-dp`; chains may be lost without it. By default there is none, but for
+    objective = "exact" (which knows of no clipping) 2 where that can be afforded."""
+    proxy: Proxy | None = None
+    """For objective = "exact", a public stand-in for the posterior, which else is looked at itself."""
+    solver: str = "own"
+    """own, or cvxpy as an independent reference (without a certificate)."""
 
 
 @dataclass(frozen=True)
@@ -53,72 +80,68 @@ class Options:
     step_size: ArrayLike
     burn_in: int
     samples: int
-    power: str | Policy = "optimized"
-    schedule: str = "threshold"
-    objective: str = "worst"
-    bound: str = "corrected"
-    init: str = "prior"
-    initial_w2_sq: float | None = None
-    max_round_noise: float | None = None
+    sampler: Sampler = Sampler()
+    policy: Policy = Policy()
     ledger: ArrayLike | None = None
-    start: int = 0
-    solver: str = "own"
-    step_schedule: str = "constant"
-    proxy: Proxy | None = None
-    before: Plan | None = None
-    dynamics: str | Dynamics = "overdamped"
-    friction: float = 2.0
-    csi: str = "full"
-    senders: int = 0
-
-    @property
-    def motion(self) -> Dynamics:
-        """The dynamics, with their friction."""
-        return by_name(self.dynamics, self.friction)
+    initial_w2_sq: float | None = None
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        if self.csi not in ("full", "causal"):
-            raise InputError("csi", self.csi, "one of full, causal")
-        if self.csi == "causal" and self.objective == "exact":
-            raise InputError("objective", "exact", "worst or average with csi = 'causal'")
-        if self.csi == "causal" and (self.step_schedule != "constant" or np.ptp(self.step_size) > 0):
-            raise InputError("csi", "causal", "full with step sizes that change from round to round")
-        if self.motion.has_velocity and self.step_schedule != "constant":
-            raise InputError("step_schedule", self.step_schedule, "constant with dynamics = 'kinetic'")
-        by_name(self.dynamics, self.friction)
-        if self.start < 0:
-            raise InputError("start", self.start, "at least 0")
-        if self.burn_in < 0:
-            raise InputError("burn_in", self.burn_in, "at least 0")
-        if self.samples < 1:
-            raise InputError("samples", self.samples, "at least 1")
-        if self.step_schedule not in SCHEDULES:
-            raise InputError("step_schedule", self.step_schedule, f"one of {', '.join(SCHEDULES)}")
-        if self.step_schedule == "planned" and np.ndim(self.step_size):
-            raise InputError("step_schedule", "planned", "'constant' with a step size that changes with the round")
-        if self.max_round_noise is not None and not self.max_round_noise > 0:
-            raise InputError("max_round_noise", self.max_round_noise, "a number above 0")
-        if self.initial_w2_sq is not None and not 0 <= self.initial_w2_sq < np.inf:
-            raise InputError("initial_w2_sq", self.initial_w2_sq, "finite and at least 0")
-
-    def _check_numbers(self) -> None:
-        for name in ("burn_in", "samples", "start", "senders"):
-            value = getattr(self, name)
+        sampler, policy = self.sampler, self.policy
+        whole = {"burn_in": self.burn_in, "samples": self.samples, "start": sampler.start, "senders": policy.senders}
+        for name, value in whole.items():
             if not isinstance(value, int | np.integer) or isinstance(value, bool):
                 raise InputError(name, value, "a whole number")
         try:
-            np.asarray(self.step_size, dtype=float)
+            steps = np.asarray(self.step_size, dtype=float)
         except (TypeError, ValueError):
             allowed = "a number, or one for each round (expressions such as '0.4/(mu+L)' are for scenario files)"
             raise InputError("step_size", self.step_size, allowed) from None
+        causal, planned = policy.csi == "causal", sampler.step_schedule == "planned"
+        limit, distance = policy.max_round_noise, self.initial_w2_sq
+        rules: list[tuple[str, Any, Any, str]] = [
+            ("csi", policy.csi, policy.csi not in ("full", "causal"), "one of full, causal"),
+            ("objective", "exact", causal and policy.objective == "exact", "worst or average with csi = 'causal'"),
+            ("csi", "causal", causal and (planned or np.ptp(steps) > 0), "full with step sizes that change by round"),
+            ("step_schedule", "planned", planned and sampler.motion.has_velocity, "constant with dynamics = 'kinetic'"),
+            ("start", sampler.start, sampler.start < 0, "at least 0"),
+            ("burn_in", self.burn_in, self.burn_in < 0, "at least 0"),
+            ("samples", self.samples, self.samples < 1, "at least 1"),
+            (
+                "step_schedule",
+                sampler.step_schedule,
+                sampler.step_schedule not in SCHEDULES,
+                f"one of {', '.join(SCHEDULES)}",
+            ),
+            ("step_schedule", "planned", planned and steps.ndim, "'constant' with a step size for every round"),
+            ("max_round_noise", limit, limit is not None and not limit > 0, "a number above 0"),
+            ("initial_w2_sq", distance, distance is not None and not 0 <= distance < np.inf, "finite and at least 0"),
+        ]
+        for name, value, wrong, allowed in rules:
+            if wrong:
+                raise InputError(name, value, allowed)
 
 
-def check_inputs(posterior: object, link: object, privacy: object) -> None:
-    """Refuse arguments that are in the wrong place."""
-    if not hasattr(posterior, "mu") or not hasattr(posterior, "initial_w2_sq"):
-        raise InputError("posterior", type(posterior).__name__, "a posterior, such as that of wflmc.posterior_from(…)")
-    if not isinstance(link, Link):
-        raise InputError("link", type(link).__name__, "a wflmc.Link")
-    if not isinstance(privacy, Privacy):
-        raise InputError("privacy", type(privacy).__name__, "a wflmc.Privacy; wflmc.Privacy() promises nothing")
+def plan_arguments(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `plan` for keywords of which some are fields of its `sampler` or its `policy`.
+
+    >>> plan_arguments({"burn_in": 50, "power": "equal"})["policy"].power
+    'equal'
+    """
+    names = {kind: {field.name for field in fields(kind)} for kind in (Options, Sampler, Policy)}
+    unknown = set(keywords) - set().union(*names.values())
+    if unknown:
+        raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
+    arguments = {name: value for name, value in keywords.items() if name in names[Options]}
+    for part, kind in (("sampler", Sampler), ("policy", Policy)):
+        changes = {name: value for name, value in keywords.items() if name in names[kind]}
+        arguments[part] = replace(keywords.get(part, kind()), **changes)
+    return arguments
+
+
+def checked_options(keywords: Mapping[str, Any], deprecated: Mapping[str, Any]) -> Options:
+    """Return the options of `plan`; fields of sampler and policy as keywords, as in version 0.1, go in 0.3."""
+    if deprecated:
+        parts = "sampler=wflmc.Sampler(…) or policy=wflmc.Policy(…)"
+        text = f"plan({', '.join(f'{name}=…' for name in deprecated)}) is deprecated: it belongs into {parts}"
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return Options(**plan_arguments({**keywords, **deprecated}))

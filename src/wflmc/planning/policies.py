@@ -20,7 +20,7 @@ LEAST_NOISE = 1e-9
 """Of the 2η of Langevin sampling: an ideal link could do with none at all, and would then send infinitely strongly."""
 
 
-class Policy(NamedTuple):
+class PowerPolicy(NamedTuple):
     """How power is chosen, and which parts of the system the scheme has."""
 
     allocate: Callable[[Problem], Allocation]
@@ -96,16 +96,16 @@ def at_caps(problem: Problem) -> Allocation:
     return Allocation(problem.cap)
 
 
-POLICIES: dict[str, Policy] = {
-    "optimized": Policy(optimal, optimal=True),
-    "equal": Policy(equal),
-    "no-dp": Policy(at_caps, private=False),
-    "noiseless-dp": Policy(ideal, wireless=False, optimal=True),
-    "noiseless": Policy(at_caps, wireless=False, private=False, clips=False),
+POLICIES: dict[str, PowerPolicy] = {
+    "optimized": PowerPolicy(optimal, optimal=True),
+    "equal": PowerPolicy(equal),
+    "no-dp": PowerPolicy(at_caps, private=False),
+    "noiseless-dp": PowerPolicy(ideal, wireless=False, optimal=True),
+    "noiseless": PowerPolicy(at_caps, wireless=False, private=False, clips=False),
 }
 
 
-def policy(name: str) -> Policy:
+def policy_named(name: str) -> PowerPolicy:
     """The policy registered under a name."""
     if name not in POLICIES:
         raise InputError("power", name, f"one of {', '.join(POLICIES)}")

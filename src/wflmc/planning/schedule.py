@@ -86,24 +86,24 @@ def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: 
     return Schedule(threshold, gains >= threshold[:, None])
 
 
-def by_standing(standing: Array, lots: Array, senders: int) -> Schedule:
+def by_quality(quality: Array, lots: Array, senders: int) -> Schedule:
     """In every round the devices whose channels are best for them, always as many; lots decide between equals.
 
     Where u[s, k] are independent and alike over devices, every subset is as likely, whatever the path losses.
     """
-    order = np.lexsort((lots, -standing), axis=-1)
-    active = np.zeros(standing.shape, dtype=bool)
+    order = np.lexsort((lots, -quality), axis=-1)
+    active = np.zeros(quality.shape, dtype=bool)
     np.put_along_axis(active, order[..., :senders], True, -1)
-    return Schedule(np.full(standing.shape[:-1], np.nan), active)
+    return Schedule(np.full(quality.shape[:-1], np.nan), active)
 
 
-def best_senders(standing: Array, lots: Array, clip: Array, device_cap: Array, step_size: float, weight: float) -> int:
+def best_senders(quality: Array, lots: Array, clip: Array, device_cap: Array, step_size: float, weight: float) -> int:
     """The number of senders with the least mean error of a round under full power, over simulated rounds [n, K].
 
     It weighs sampling variance against excess noise, in the units of `threshold_schedule`.
     """
     devices = clip.size
-    order = np.lexsort((lots, -standing), axis=-1)
+    order = np.lexsort((lots, -quality), axis=-1)
     cap = np.minimum.accumulate(np.take_along_axis(device_cap, order, -1), axis=-1)
     sending = np.arange(1, devices + 1)
     excess = np.maximum(0.0, (devices / sending) ** 2 / cap - 2 / step_size).mean(0)
@@ -131,10 +131,10 @@ class Rule:
         if self.name not in RULES:
             raise InputError("schedule", self.name, f"one of {', '.join(RULES)}")
 
-    def __call__(self, gains: Array, standing: tuple[Array, Array] | None = None) -> Schedule:
+    def __call__(self, gains: Array, ranking: tuple[Array, Array] | None = None) -> Schedule:
         """Who sends, given |h|[S, K], and for `unbiased` how good that is for each device, with lots."""
-        if standing is not None:
-            return by_standing(*standing, self.senders)
+        if ranking is not None:
+            return by_quality(*ranking, self.senders)
         if self.name == "all":
             return everyone(gains)
         return threshold_schedule(gains, self.clip, self.reach * gains**2, self.step_size, self.weight)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
 from wflmc.evaluation import choose_burn_in
-from wflmc.planning import Allocation, Plan, Policy, Problem, plan, policy
+from wflmc.planning import Allocation, Plan, Policy, PowerPolicy, Problem, Sampler, plan, policy_named
 from wflmc.planning.advice import UNSCALED_FEATURES
 from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
 from wflmc.scenario.build import Inputs, build, step_sizes
@@ -27,7 +27,7 @@ SAME = 1 + 1e-9
 def make_plan(
     scenario: Scenario,
     inputs: Inputs,
-    power: Policy | None = None,
+    power: PowerPolicy | None = None,
     solver: str = "own",
     ledger: ArrayLike | None = None,
     start: int = 0,
@@ -42,27 +42,29 @@ def make_plan(
         initial_w2_sq: as of `plan`.
         before: the plan of those rounds.
     """
-    options = scenario.policy.model_dump() | {"power": power or scenario.policy.power}
-    if options["max_round_noise"] == "inf":
-        options["max_round_noise"] = np.inf
     scenario = settle_burn_in(scenario, inputs)
+    section, release = scenario.policy, 0 if inputs.release is None else len(inputs.release.loss)
+    sampler = Sampler(
+        step_schedule=scenario.sampler.step_schedule if power is None else "constant",
+        init=scenario.sampler.init,
+        dynamics=inputs.dynamics,
+        start=start + release,
+        before=before,
+    )
+    limit = np.inf if section.max_round_noise == "inf" else section.max_round_noise
+    given = section.model_dump() | {"power": power or section.power, "max_round_noise": limit, "solver": solver}
     with scenario_keys():
         result = plan(
             inputs.posterior,
             inputs.link,
             inputs.privacy,
             step_size=step_sizes(scenario, inputs.posterior),
-            step_schedule=scenario.sampler.step_schedule if power is None else "constant",
             burn_in=int(scenario.sampler.burn_in),
             samples=scenario.sampler.samples,
-            **options,
-            init=scenario.sampler.init,
-            initial_w2_sq=initial_w2_sq or scenario.posterior.initial_w2_sq or None,
+            sampler=sampler,
+            policy=Policy(**given),
             ledger=inputs.spent if ledger is None else ledger,
-            start=start if inputs.release is None else start + len(inputs.release.loss),
-            solver=solver,
-            before=before,
-            dynamics=inputs.dynamics,
+            initial_w2_sq=initial_w2_sq or scenario.posterior.initial_w2_sq or None,
         )
     # Where a promise is made and all constants are public, a plan says nothing about the data.
     warnings = [text for text in result.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
@@ -109,7 +111,9 @@ def read_plan(path: str | Path, key: jax.Array | None = None, option: str = "--p
 
     spent = document.privacy.spent_before
     paid = inputs.spent if spent is None else np.maximum(spent, inputs.spent)
-    result = make_plan(scenario, inputs, policy(scenario.policy.power)._replace(allocate=given_power), ledger=paid)
+    result = make_plan(
+        scenario, inputs, policy_named(scenario.policy.power)._replace(allocate=given_power), ledger=paid
+    )
     budget = plain(float(result.privacy.budget(result.devices).min()))
     values = {"rounds": len(result.rounds), "devices": result.devices, **result.values()}
     now = {f"constants.{name}": values[name] for name in _COMPARED} | {"privacy.budget": budget}
@@ -183,7 +187,7 @@ def extend_plan(
         before=plan,
     )
     a = np.concatenate([plan.gain, added.gain]) ** 2 / inputs.link.noise_power
-    scheme = policy(scenario.policy.power)._replace(allocate=lambda problem: Allocation(a))
+    scheme = policy_named(scenario.policy.power)._replace(allocate=lambda problem: Allocation(a))
     return longer, make_plan(longer, inputs, scheme, ledger=before)
 
 

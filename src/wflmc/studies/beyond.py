@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from wflmc.evaluation import estimate_w2_sq, exact_ess, exact_w2_sq
 from wflmc.planning import Plan, plan_many
+from wflmc.planning.options import plan_arguments
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.preconditioning import release_whitening
 from wflmc.privacy import Privacy
@@ -39,7 +40,7 @@ def _plans(setting: MultiSample, snr_db: float, privacy: Privacy, **options: Any
     """Return one plan for each channel, with figure 6's rounds and step size unless the options give others."""
     burn_in = setting.rounds // 2
     given = {"step_size": setting.step_size, "burn_in": burn_in, "samples": setting.rounds - burn_in, **options}
-    return plan_many(setting.posterior, setting.links(snr_db), privacy, **given)
+    return plan_many(setting.posterior, setting.links(snr_db), privacy, **plan_arguments(given))
 
 
 def _worst(posterior: Any, plans: Sequence[Plan]) -> NDArray[np.float64]:

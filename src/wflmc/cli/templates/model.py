@@ -23,7 +23,7 @@ plan = wflmc.plan(
     step_size=0.4 / (posterior.mu + posterior.L),
     burn_in=50,
     samples=50,
-    max_round_noise=1.0,
+    policy=wflmc.Policy(max_round_noise=1.0),
 )
 print(f"bound on W2²             {plan.objective:.3g}")
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.planning import POLICIES, Plan, plan_many
+from wflmc.planning.options import plan_arguments
 from wflmc.privacy import Privacy
 from wflmc.studies.study import Row, Tables
 
@@ -89,5 +90,5 @@ def plans_of(scheme: str, posterior: Any, links: Sequence[Link], privacy: Privac
     """Return one plan of a scheme for each link."""
     wireless = POLICIES[scheme].wireless  # on an ideal link all experiments have the same plan
     seen = links if wireless else links[:1]
-    plans = plan_many(posterior, seen, privacy, power=scheme, **options)
+    plans = plan_many(posterior, seen, privacy, **plan_arguments({"power": scheme, **options}))
     return plans if wireless else plans * len(links)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from wflmc import channel
 from wflmc.channel import Link
-from wflmc.planning import Plan, plan
+from wflmc.planning import Plan, Policy, plan
 from wflmc.planning.solvers.single_sample import DP, LMC, POWER, regime
 from wflmc.privacy import Privacy
 from wflmc.studies.engines import Progress
@@ -44,9 +44,7 @@ class Setting:
             step_size=step_size,
             burn_in=self.burn_in,
             samples=1,
-            power=scheme,
-            schedule="all",
-            bound="paper",
+            policy=Policy(scheme, schedule="all", bound="paper"),
         )
 
 
