@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -11,14 +13,19 @@ from wflmc import channel
 from wflmc.posterior.base import Posterior
 
 
+@dataclasses.dataclass(frozen=True)
 class Target(Posterior):
     """A posterior as planning sees it, with constants of one's choice."""
 
-    dim = devices = 0
+    mu: float
+    L: float
+    dim: int = 1
+    devices: int = 1
+    distance: float = 5.0
 
-    def __init__(self, mu, L, dim, devices, distance=5.0) -> None:
-        self.mu, self.L, self.dim, self.devices, self.distance = mu, L, dim, devices, distance
-        self.sizes = np.full(devices, 10**6)
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.full(self.devices, 10**6)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         return self.distance

@@ -118,9 +118,9 @@ def _oracle(made: Plan, options: Options) -> list[str]:
     return [ORACLE]
 
 
-def expansion(posterior: Posterior, made: Plan) -> float:
+def expansion(posterior: Posterior | None, made: Plan) -> float:
     """The largest factor by which a round of a plan can stretch an error; 1 where it is not known to be above it."""
-    if made.active_devices.min() == made.devices:
+    if posterior is None or made.active_devices.min() == made.devices:
         return 1.0
     step = made.dynamics.stretching_step(made.step_size)
     largest = float(step.max())
