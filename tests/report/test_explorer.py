@@ -18,7 +18,6 @@ from wflmc.planning.solvers.single_sample import REGIMES, regime
 from wflmc.report import explorer
 from wflmc.report.blocks import plotly
 from wflmc.runs import make_plan
-from wflmc.runs.documents import PlanFile
 from wflmc.scenario import build, load_scenario
 
 from ..cli_tools import STATIC, strict
@@ -300,7 +299,7 @@ def test_a_link_budget_and_odd_ways(light, plan_of, scenario):
     """130 dB of path loss; then keys, ends of sliders, addresses that name little, and a mistake in a fold."""
     budget = {"link.power": 1e-13, "link.snr_db": 132, "link.noise_power": 1.26e-14}
     document = plan_of(scenario, *(word for pair in budget.items() for word in ("--set", "{}={}".format(*pair))))
-    found = visit(light(explorer.constants_of(PlanFile.model_validate(document))), HELPERS + ODD_WAYS)
+    found = visit(light(explorer.constants_of(document)), HELPERS + ODD_WAYS)
     assert found.complaints == []
     answer = SimpleNamespace(**found.answer)
     start = answer.start
@@ -320,7 +319,7 @@ def test_plans_beyond_the_limits_start_within_them(plan_of, scenario):
     document = plan_of(scenario, "--no-compare")
     document["scenario"]["privacy"]["clip"] = 1e9
     document["scenario"]["link"]["power"] = 1e-40
-    found = explorer.constants_of(PlanFile.model_validate(document))
+    found = explorer.constants_of(document)
     assert (found.clip, found.power) == (1e6, 1e-30)
 
 
@@ -372,7 +371,7 @@ def test_points_that_theorem_1_does_not_know(plan_of, tmp_path):
     other = STATIC.replace("epsilon = 8.0\ndelta = 0.01\n", "").replace('"static"', '"rayleigh"')
     path.write_text(other.replace("[sampler]", '[sampler]\ndynamics = "kinetic"') + 'power = "equal"\n')
     document = plan_of(path, "--no-compare")
-    found = explorer.constants_of(PlanFile.model_validate(document))
+    found = explorer.constants_of(document)
     assert found.epsilon == 8.0
     assert found.step_size == pytest.approx(0.4 / (found.mu + found.L))
     assert found.power == 1e-4

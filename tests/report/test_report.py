@@ -29,7 +29,7 @@ from wflmc.report.verdicts import (
     privacy,
     resembles,
 )
-from wflmc.runs.documents import Federation, PlanFile
+from wflmc.runs.documents import Federation
 from wflmc.runs.execution import Request, run_scenario
 from wflmc.runs.folder import read_run
 
@@ -577,7 +577,7 @@ def test_without_arviz(runs, monkeypatch):
 def test_the_explorer_starts_at_the_plan(runs, pages):
     plan = files_of(runs["gaussian"])["plan"]
     assert 'id="explorer"' in pages["gaussian"]
-    start = explorer.constants_of(PlanFile.model_validate(plan))
+    start = explorer.constants_of(plan)
     assert (start.epsilon, start.delta, start.clip, start.snr_db) == (8.0, 0.01, 30.0, 30.0)
     assert all(script in pages["gaussian"] for script in explorer.scripts(start))
 

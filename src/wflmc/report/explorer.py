@@ -104,12 +104,13 @@ def paper_study() -> Constants:
     return Constants(mu, L, posterior.initial_w2_sq("prior"), 0.4 / (mu + L))
 
 
-def constants_of(plan: PlanFile) -> Constants:
-    """Return the point of a plan; of unlike devices the one that limits the others.
+def constants_of(document: PlanFile | dict[str, Any]) -> Constants:
+    """Return the point of a plan, from its JSON; of unlike devices the one that limits the others.
 
     What Theorem 1 does not know starts at what comes nearest: a fading channel at a static one of its mean power,
     several kept samples at one kept after as many rounds, no promise at the paper's, kinetic steps at 0.4/(μ+L).
     """
+    plan = PlanFile.model_validate(document)
     scenario, c = validate(plan.scenario), plan.constants
     link, privacy = scenario.link, scenario.privacy
     values: dict[str, Any] = {name: getattr(c, name) for name in ("mu", "L", "dim", "devices", "rounds", "step_size")}

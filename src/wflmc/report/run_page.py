@@ -25,7 +25,6 @@ LIMITS = {
     "power-limited": "transmit power (power-limited)",
     "dp-limited": "privacy (dp-limited)",
 }
-FEWEST_DRAWS = 4
 DRAWN, LISTED, FOLDED = 5, 12, 100
 """Parameters whose marginals are drawn, that are listed, and that are listed when asked for."""
 SCORES = {
@@ -187,7 +186,7 @@ def _plan(run: Run, plan: PlanFile) -> Html:
 def _chains(run: Run, draws: Draws) -> Html:
     """Return R-hat and effective sample sizes in words, traces, and autocorrelation."""
     rhat, ess = (None, None) if run.summary is None else (run.summary.rhat_max, run.summary.ess_min)
-    few = draws.theta.shape[1] < FEWEST_DRAWS
+    few = draws.theta.shape[1] < 4
     unknown = "R-hat and effective sample size are not known: they need ArviZ and four draws, R-hat several chains."
     size = "The worst parameter has an effective sample size of {summary.ess_min:whole}, and of "
     cases = [
