@@ -35,8 +35,10 @@ SCORES = {
     "brier": ("Brier score", "squared error of the probabilities, 0 to 2; 0 is ideal"),
 }
 ACCOUNTANTS = {"exact": "exact composition of the rounds", "paper": "the paper's sufficient condition, a larger ε"}
+EMULATED = "The emulated channel added the noise, at the server: its process read every message without it."
 NOISE = {
-    "channel": "The emulated channel added the noise, at the server: its process read every message without it.",
+    "channel": EMULATED,
+    "simulated": EMULATED,
     "devices": "Every device added its share of the noise itself, and the server read every message with it.",
 }
 
