@@ -55,7 +55,7 @@ class Shown:
     """A value that shows itself in one line, and in notebooks as a small table, by `_facts` alone."""
 
     def _facts(self) -> Mapping[str, Any]:
-        """What is shown: texts, numbers, arrays by their range. None is left out; a name in the plural counts."""
+        """Return what is shown: texts, numbers, arrays by their range; None is left out, a plural name counts."""
         return {}
 
     def __repr__(self) -> str:

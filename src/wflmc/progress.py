@@ -12,7 +12,7 @@ ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[float], None
 
 @contextmanager
 def progress_bar(task: str, total: int) -> Iterator[Any]:
-    """A bar with the time left on a terminal, silence elsewhere; yields a function that sets what is done."""
+    """Show a bar with the time left on a terminal, nothing elsewhere; yield a function that sets what is done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

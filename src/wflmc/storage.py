@@ -138,7 +138,7 @@ def _is_at(file: IO[Any], path: Path) -> bool:
 
 
 def writable_folder(path: str, option: str = "--out") -> Path:
-    """The folder to write to, made if need be, and tried before any long work."""
+    """Return the folder to write to, made if need be, and tried before any long work."""
     folder = Path(os.path.expanduser(path))
     try:
         if not path:
@@ -155,7 +155,7 @@ def writable_folder(path: str, option: str = "--out") -> Path:
 
 @contextmanager
 def output_folder(path: str, option: str = "--out") -> Iterator[Path]:
-    """The folder to write to, made if need be, for this process alone."""
+    """Yield the folder to write to, made if need be, for this process alone."""
     folder = Path(os.path.expanduser(path))
     with removed_if_empty(folder), sole_writer(writable_folder(path, option), option):
         yield folder

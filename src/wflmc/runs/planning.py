@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, conflict
 from wflmc.evaluation import choose_burn_in
 from wflmc.planning import Allocation, Plan, Policy, PowerPolicy, Problem, Sampler, plan, policy_named
 from wflmc.planning.advice import UNSCALED_FEATURES
@@ -114,20 +114,20 @@ def read_plan(path: str | Path, key: jax.Array | None = None, option: str = "--p
     result = make_plan(
         scenario, inputs, policy_named(scenario.policy.power)._replace(allocate=given_power), ledger=paid
     )
-    budget = plain(float(result.privacy.budget(result.devices).min()))
-    values = {"rounds": len(result.rounds), "devices": result.devices, **result.values()}
-    now = {f"constants.{name}": values[name] for name in _COMPARED} | {"privacy.budget": budget}
-    then = {f"constants.{name}": getattr(document.constants, name) for name in _COMPARED}
-    then["privacy.budget"] = document.privacy.budget
-    for name, value in now.items():
-        given = then[name]
-        if value != given and (value is None or given is None or not math.isclose(value, given, rel_tol=SAME - 1)):
-            raise InputError(f"{option}: {name}", given, f"{value!r}, as its scenario gives")
+    _check_constants(document, result, option)
     return scenario, inputs, result
 
 
-_COMPARED = ("mu", "L", "dim", "devices", "rounds", "initial_w2_sq")
-"""Constants that a plan which is read again must share with its file."""
+def _check_constants(document: PlanFile, result: Plan, option: str) -> None:
+    """Refuse a plan whose constants are not those that its scenario gives again."""
+    names, then = ("mu", "L", "dim", "initial_w2_sq"), document.constants
+    pairs = {f"constants.{name}": (getattr(then, name), getattr(result, name)) for name in names}
+    pairs["constants.devices"] = then.devices, result.devices
+    pairs["constants.rounds"] = then.rounds, len(result.rounds)
+    pairs["privacy.budget"] = document.privacy.budget, plain(float(result.privacy.budget(result.devices).min()))
+    for name, (given, value) in pairs.items():
+        if value != given and (value is None or given is None or not math.isclose(value, given, rel_tol=SAME - 1)):
+            raise InputError(f"{option}: {name}", given, f"{value!r}, as its scenario gives")
 
 
 def _settled_scenario(document: PlanFile, option: str) -> Scenario:
@@ -173,6 +173,9 @@ def extend_plan(
     """
     by_plan = plan.spent if plan.clips else np.zeros(plan.devices)
     before = np.maximum(plan.ledger, spent - by_plan)
+    empty = np.flatnonzero(before + by_plan >= plan.privacy.budget(plan.devices) / SAME)
+    if plan.enforced and plan.clips and empty.size:
+        raise conflict("--more", more, f"here: nothing is left to spend of the budget of device {empty[0]}")
     steps = np.append(plan.step_size, np.full(more, plan.step_size[-1]))
     constant = {"sampler.step_schedule": "constant"}
     samples = scenario.sampler.samples + more

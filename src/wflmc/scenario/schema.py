@@ -93,7 +93,7 @@ class SamplerSection(_Section):
     seed: Seed | Literal["secret"] = 0
 
     def dynamics_for(self, mu: float, L: float) -> Dynamics:
-        """The dynamics, for a posterior with these constants."""
+        """Return the dynamics for a posterior with these constants."""
         friction = self.friction
         if self.dynamics == "kinetic" and isinstance(friction, str):
             friction = float(evaluate_expression("sampler.friction", friction, {"mu": mu, "L": L}))
