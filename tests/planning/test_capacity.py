@@ -11,7 +11,7 @@ import pytest
 import wflmc
 from wflmc import channel
 from wflmc.errors import InputError
-from wflmc.planning.capacity import Radio, Size, Traits, capacity, traits_of
+from wflmc.planning.capacity import Radio, Size, Traits, estimate_capacity, traits_of
 
 from .scenarios import Target, make
 
@@ -23,7 +23,9 @@ def by_name(found):
 
 
 def test_the_huge_case_by_hand():
-    found = capacity(HUGE, Traits(senders=0.5), Radio(bandwidth=20e6, power=0.2, efficiency=2.0, coherence=0.05))
+    found = estimate_capacity(
+        HUGE, Traits(senders=0.5), Radio(bandwidth=20e6, power=0.2, efficiency=2.0, coherence=0.05)
+    )
     assert {name: tuple(cost) for name, cost in found.costs.items()} == {
         "channel_uses": ("", 1e8, 1e12),
         "uplink_airtime": ("s", 2.5, 2.5e4),  # 1e8 numbers, two a symbol, 20e6 symbols a second
@@ -54,7 +56,7 @@ def test_a_small_case_by_hand():
         power=0.5, power_most=0.75, ledger=False, kinetic=True, server_noise=True, noisy_broadcast=True,
         budget=2.0, loss_factor=1.5, power_factor=4.0, received_snr=0.01,
     )  # fmt: skip
-    found = capacity(size, traits, Radio(bandwidth=10.0, power=3.0, efficiency=4.0, coherence=0.11))
+    found = estimate_capacity(size, traits, Radio(bandwidth=10.0, power=3.0, efficiency=4.0, coherence=0.11))
     round_costs = {name: cost.round for name, cost in found.costs.items()}
     assert round_costs == pytest.approx({
         "channel_uses": 11, "uplink_airtime": 0.55, "broadcast_airtime": 0.55, "digital_uplink_airtime": 61.6,
@@ -81,7 +83,7 @@ def test_a_small_case_by_hand():
     ],
 )
 def test_blocks_are_counted_without_rounding_errors(bandwidth, coherence, parameters, helps):
-    found = capacity(Size(1, parameters, 1, 1), Traits(), Radio(bandwidth=bandwidth, coherence=coherence))
+    found = estimate_capacity(Size(1, parameters, 1, 1), Traits(), Radio(bandwidth=bandwidth, coherence=coherence))
     assert by_name(found)["coherence"].helps == helps
 
 
@@ -96,7 +98,7 @@ def test_energy_is_that_of_the_plans_own_powers(posterior):
     np.testing.assert_allclose(share.max(1), plan.power_share)
     traits = traits_of(plan, link)
     assert traits.senders == pytest.approx(plan.active_devices.mean() / 30)
-    costs = capacity(Size(30, plan.dim, 40, 20), traits, Radio(bandwidth=1e6, power=0.5)).costs
+    costs = estimate_capacity(Size(30, plan.dim, 40, 20), traits, Radio(bandwidth=1e6, power=0.5)).costs
     joules = 0.5 * plan.dim / 2e6 * share
     assert costs["energy_of_all_devices"].in_all == pytest.approx(joules.sum())
     assert costs["largest_energy_of_a_device"].in_all == pytest.approx(joules.sum(0).max())
@@ -106,7 +108,7 @@ def test_energy_is_that_of_the_plans_own_powers(posterior):
 def test_an_ideal_link_radiates_nothing(posterior):
     link = wflmc.Link(channel.static())
     plan = wflmc.plan(posterior, link, wflmc.Privacy(), step_size=1e-4, burn_in=1, samples=1, power="noiseless")
-    found = capacity(Size(30, 5, 2, 1), traits_of(plan, link))
+    found = estimate_capacity(Size(30, 5, 2, 1), traits_of(plan, link))
     assert found.costs["energy_of_all_devices"] == ("J", None, None)
     assert found.costs["ledger"].in_all == 0
     assert [by_name(found)[name].ratio for name in ("privacy", "power")] == [0, 0]
@@ -117,7 +119,7 @@ def test_an_ideal_link_radiates_nothing(posterior):
 def test_privacy_and_power_end_where_no_plan_with_a_noise_limit_is_left(name, margin):
     """The planner itself refuses max_round_noise = 1 exactly where the model says that it cannot be had."""
     target, rounds = Target(100.0, 200.0, 40, 6), 10
-    needs = by_name(capacity(Size(target.devices, target.dim, rounds, 1), Traits()))[name].needs
+    needs = by_name(estimate_capacity(Size(target.devices, target.dim, rounds, 1), Traits()))[name].needs
     assert needs == pytest.approx(2 * 40 * 10 / 36 if name == "privacy" else 1 / 36)
     promise = {"epsilon": None, "delta": None}
     if name == "privacy":
@@ -146,7 +148,7 @@ def test_the_conditions_of_unlike_devices_are_those_of_the_planner(name, schedul
     keywords = {"step_size": 1e-3, "burn_in": 9, "samples": 1, "schedule": schedule, "senders": 2}
     keywords["ledger"] = privacy.budget(6) * np.linspace(0, 0.5, 6)
     plan = wflmc.plan(target, link, privacy, **keywords)
-    ratio = by_name(capacity(Size(6, 40, 10, 1), traits_of(plan, link)))[name].ratio
+    ratio = by_name(estimate_capacity(Size(6, 40, 10, 1), traits_of(plan, link)))[name].ratio
     with pytest.raises(InputError) as refused:
         wflmc.plan(target, link, privacy, **keywords, max_round_noise=1e-6)
     least, cause = re.match(r"at least (\S+): (.+) allows", refused.value.allowed).groups()
@@ -207,4 +209,4 @@ def test_bad_sizes_are_refused_in_a_sentence(call, scenario, arguments, sentence
 
 def test_python_refuses_them_too():
     with pytest.raises(InputError, match="devices = 0 was given, but it must be a whole number between"):
-        capacity(Size(0, 1, 1, 1), Traits())
+        estimate_capacity(Size(0, 1, 1, 1), Traits())

@@ -79,22 +79,22 @@ class Evaluation(Shown):
         clipped, examples, rhat = self.clip_rate["samples"] or 0.0, self.example_clip_rate or 0.0, self.rhat_max or 0.0
         law = "exact law" if self.bound is None else "bound"
         some = ", ".join(map(str, self.frozen[:5])) + ", …" * (len(self.frozen) > 5)
-        found = []
+        texts = []
         if clipped > 0.01:
-            found.append(f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {law} ignores.")
+            texts.append(f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {law} ignores.")
         if examples > 0.01:
-            found.append(
+            texts.append(
                 f"{examples:.0%} of the examples are clipped, which the bound and the exact law ignore: the chains "
                 "sample a posterior in which these weigh less."
             )
         if rhat > RHAT_CONCERN:
-            found.append(f"R-hat is {rhat:.3g}: the chains have not forgotten their start, or are too short to tell.")
+            texts.append(f"R-hat is {rhat:.3g}: the chains have not forgotten their start, or are too short to tell.")
         if self.frozen:
-            found.append(
+            texts.append(
                 f"{len(self.frozen)} of the parameters never moved in at least one chain ({some}): these have not "
                 "converged, whatever R-hat says of the others. The step size may be too small for float32."
             )
-        return (*found, *self._distance_warnings())
+        return (*texts, *self._distance_warnings())
 
     def _distance_warnings(self) -> Iterator[str]:
         distance, exact, moved = self.w2_sq, self.worst_exact, self.moving_w2_sq or self.w2_sq

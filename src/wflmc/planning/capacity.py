@@ -2,7 +2,7 @@
 
 Every number is a closed form of a few others; nothing of the size in question is built.
 
->>> found = capacity(Size(devices=10**6, parameters=10**8, rounds=10**4, samples=5000), Traits())
+>>> found = estimate_capacity(Size(devices=10**6, parameters=10**8, rounds=10**4, samples=5000), Traits())
 >>> found.costs["uplink_airtime"].round, found.costs["digital_uplink"].round
 (2.5, 400000000000000.0)
 """
@@ -144,7 +144,7 @@ def check(values: Mapping[str, float], prefix: str = "") -> None:
             raise InputError(prefix + name, value, allowed)
 
 
-def capacity(size: Size, traits: Traits, radio: Radio | None = None) -> Capacity:
+def estimate_capacity(size: Size, traits: Traits, radio: Radio | None = None) -> Capacity:
     """Count what `size` costs for a plan with these traits, and compare what it needs with what there is."""
     radio, devices, m, rounds = radio or Radio(), *size[:3]
     check({"devices": devices, "parameters": m, "rounds": rounds, **radio._asdict()})
@@ -187,7 +187,7 @@ def document(plan: Plan, link: Link, examples: float, given: Mapping[str, float]
     sizes = int(given.get("devices", plan.devices)), int(given.get("parameters", plan.dim))
     size = Size(*sizes, rounds, max(1, round(kept * rounds)), examples, 6.0 if "parameters" in given else 4.0)
     traits, radio = traits_of(plan, link), Radio(**{name: given[name] for name in Radio._fields if name in given})
-    costs, conditions = capacity(size, traits, radio)
+    costs, conditions = estimate_capacity(size, traits, radio)
     return {
         "size": size._asdict(),
         "costs": {name: cost._asdict() for name, cost in costs.items()},

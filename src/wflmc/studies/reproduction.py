@@ -64,12 +64,12 @@ class Reproduction:
 
     def claims(self, tables: Tables) -> list[Claim]:
         """Return the paper's stated outcomes of the figures whose tables there are, with our numbers."""
-        found = fig6_fig7.claims(tables)
+        claims = fig6_fig7.claims(tables)
         if set(NAMES) & set(tables):
-            found = [*fig2_to_fig5.claims(Setting(self.gaussian)), *found]
-        found = [*on_data(self.gaussian, found), *fig8.claims(tables)]
+            claims = [*fig2_to_fig5.claims(Setting(self.gaussian)), *claims]
+        claims = [*on_data(self.gaussian, claims), *fig8.claims(tables)]
         if self.experiments is None:
-            return found
+            return claims
         doubt = f"; only {self.experiments} experiments, which may not decide it"
         few = {name for name, usual in EXPERIMENTS.items() if self.experiments < usual / 2}
-        return [claim._replace(note=claim.note + doubt) if claim.figure in few else claim for claim in found]
+        return [claim._replace(note=claim.note + doubt) if claim.figure in few else claim for claim in claims]
