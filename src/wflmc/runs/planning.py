@@ -44,16 +44,16 @@ def make_plan(
     """
     scenario = settle_burn_in(scenario, inputs)
     section, release = scenario.policy, 0 if inputs.release is None else len(inputs.release.loss)
-    sampler = Sampler(
-        step_schedule=scenario.sampler.step_schedule if power is None else "constant",
-        init=scenario.sampler.init,
-        dynamics=inputs.dynamics,
-        start=start + release,
-        before=before,
-    )
     limit = np.inf if section.max_round_noise == "inf" else section.max_round_noise
     given = section.model_dump() | {"power": power or section.power, "max_round_noise": limit, "solver": solver}
     with scenario_keys():
+        sampler = Sampler(
+            step_schedule=scenario.sampler.step_schedule if power is None else "constant",
+            init=scenario.sampler.init,
+            dynamics=inputs.dynamics,
+            start=start + release,
+            before=before,
+        )
         result = plan(
             inputs.posterior,
             inputs.link,
