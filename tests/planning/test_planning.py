@@ -232,3 +232,14 @@ def test_plans_do_not_need_jax_arrays(posterior):
         value = getattr(plan, name)
         assert isinstance(value, np.ndarray), name
         assert value.dtype == np.float64, name
+
+
+def test_keywords_of_version_0_1_still_work():
+    target, link = Target(1.0, 2.0, 3, 2), wflmc.Link(wflmc.channel.static(0.01), snr_db=20)
+    rounds = {"step_size": 0.1, "burn_in": 3, "samples": 2}
+    with pytest.warns(DeprecationWarning, match=r"plan\(power=…, init=…\) is deprecated: .* policy=wflmc.Policy"):
+        old = wflmc.plan(target, link, wflmc.Privacy(5, 0.01, 3), **rounds, power="equal", init="zero")
+    values = {"sampler": wflmc.Sampler(init="zero"), "policy": wflmc.Policy(power="equal")}
+    assert old.digest == wflmc.plan(target, link, wflmc.Privacy(5, 0.01, 3), **rounds, **values).digest
+    with pytest.raises(TypeError, match="unexpected keyword argument 'strength'"):
+        wflmc.plan(target, link, wflmc.Privacy(5, 0.01, 3), **rounds, strength=2)

@@ -8,6 +8,7 @@ import numpy as np
 import wflmc
 from wflmc import channel
 from wflmc.planning import POLICIES, Allocation
+from wflmc.planning.options import plan_arguments
 
 CHAINS = 20_000
 
@@ -19,10 +20,9 @@ def make(posterior, power="no-dp", *, factor=None, step=0.8, friction=2.0, csi_e
     if factor is not None:
         power = POLICIES["noiseless"]._replace(allocate=lambda problem: Allocation(factor * problem.lmc_cap))
     defaults = {"burn_in": 11, "samples": 1, "step_size": step / posterior.L**0.5, "dynamics": "kinetic"}
-    return wflmc.plan(
-        posterior, link, keywords.pop("privacy", wflmc.Privacy(15, 0.01, 300)), power=power,
-        friction=friction * posterior.mu**0.5, **{**defaults, **keywords},
-    )  # fmt: skip
+    promise = keywords.pop("privacy", wflmc.Privacy(15, 0.01, 300))
+    chosen = {"power": power, "friction": friction * posterior.mu**0.5, **defaults, **keywords}
+    return wflmc.plan(posterior, link, promise, **plan_arguments(chosen))
 
 
 def ill_conditioned():
