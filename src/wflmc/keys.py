@@ -39,23 +39,23 @@ def secret_key(secret: bytes | None = None) -> jax.Array:
 
 
 def named(key: jax.Array, name: str) -> jax.Array:
-    """The sub-key of `key` that belongs to `name`."""
+    """Return the sub-key of `key` that belongs to `name`."""
     check_key(key)
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
 def host_generator(key: jax.Array, name: str) -> np.random.Generator:
-    """A NumPy generator for float64 draws on the host, seeded by the sub-key of `key` for `name`."""
+    """Return a NumPy generator for float64 draws on the host, seeded by the sub-key of `key` for `name`."""
     words = np.asarray(jax.random.key_data(named(key, name))).ravel()
     return np.random.default_rng([int(word) for word in words])
 
 
 def digest(*values: ArrayLike | bytes) -> str:
-    """A short name for arrays and texts; equal ones have equal names, others practically never."""
-    found = hashlib.sha256()
+    """Return a short name for arrays and texts; equal ones have equal names, others practically never."""
+    total = hashlib.sha256()
     for value in values:
         if not isinstance(value, bytes):
             array = np.ascontiguousarray(value)
             value = f"{array.dtype}{array.shape}".encode() + array.tobytes()
-        found.update(len(value).to_bytes(8, "little") + value)
-    return found.hexdigest()[:32]
+        total.update(len(value).to_bytes(8, "little") + value)
+    return total.hexdigest()[:32]

@@ -233,7 +233,8 @@ def test_what_it_cannot_do_it_says(few, small):
     with pytest.raises(wflmc.InputError, match="solver"):
         planned(few, solver="cvxpy")
 
-    class Unknown:
+    class Unknown(wflmc.posterior.Posterior):
+        sizes = few.sizes
         mu, L, dim, devices = few.mu, few.L, few.dim, few.devices
         initial_w2_sq = few.initial_w2_sq
 

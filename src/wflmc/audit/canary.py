@@ -5,6 +5,7 @@ They clip by the code that all models clip by, and go through the sampler's own 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,7 +38,11 @@ class Canary(NamedTuple):
     base: Any
     """[K, m]."""
 
-    def clipped_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
+    @property
+    def batch(self) -> None:
+        """Canaries draw no mini-batches."""
+
+    def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
         """Return Σ_k weight_k clip(base_k + clip(example_k)), and the norms before the device's clip."""
         del theta, key
         gradient = self.base + _limited(self.example, jnp.linalg.norm(self.example, axis=1), example_clip)
@@ -53,7 +58,11 @@ class CanaryPerDevice(NamedTuple):
     base: Any
     """What the server knows, [K]."""
 
-    def clipped_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
+    @property
+    def batch(self) -> None:
+        """Canaries draw no mini-batches."""
+
+    def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
         """Return the sum and the norms, as `Canary` does."""
         del theta, key
         gradient = self.base + _limited(self.example, jnp.abs(self.example), example_clip)
@@ -61,7 +70,9 @@ class CanaryPerDevice(NamedTuple):
         return blocks.clip_factor(weight, clip, norm) * gradient, norm
 
 
-class TurningCanary(NamedTuple):
+@partial(jax.tree_util.register_dataclass, data_fields=["example", "base", "turn"], meta_fields=[])
+@dataclass(frozen=True, repr=False)
+class TurningCanary(Posterior):
     """A canary that whole runs of `wflmc.sample` can have: θ, which the server knows, says which way it points.
 
     It sends in the first of two parameters; the second one, all noise, turns it.
@@ -97,16 +108,16 @@ class TurningCanary(NamedTuple):
     def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> TurningCanary:
         """Return the same, in float32 on the accelerator."""
         del chains, limit, by_example
-        return TurningCanary(*(jnp.asarray(value, jnp.float32) for value in self))
+        return jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), self)
 
     def draw_initial(self, key: jax.Array, init: str = "zero") -> jax.Array:
         """Return θ[0] = 0."""
         del key, init
         return jnp.zeros(2)
 
-    def clipped_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
+    def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
         """Return the sum and the norms, as `Canary` does."""
-        total, norm = CanaryPerDevice(self.example, self.base).clipped_sum(theta, weight, clip, key, example_clip)
+        total, norm = CanaryPerDevice(self.example, self.base).unrounded_sum(theta, weight, clip, key, example_clip)
         return jnp.stack([direction(theta, self.turn) * total.sum(), jnp.zeros(())]), norm
 
 

@@ -190,13 +190,13 @@ def _write_figure(folder: Path, figure: str, tables: Tables, about: str, work: R
     """Write the tables of a figure and draw it; return the pictures."""
     from wflmc.report import study_page, text
     from wflmc.report import tables as csv_tables
-    from wflmc.studies import NAMES, Setting
+    from wflmc.studies import NAMES
 
     for table, rows in tables.items():
         csv_tables.write_csv(folder / f"{table}.csv", rows)
     picture = folder / f"{figure}.png"
     if figure in NAMES:
-        return study_page.draw_closed_form(figure, Setting(work.gaussian), tables[figure], about, picture)
+        return study_page.draw_closed_form(figure, work.closed_form, tables[figure], about, picture)
     written = study_page.draw_study(figure, tables, about, picture)
     if figure == "beyond":
         write_text(folder / "ablation.md", text.ablation(tables))

@@ -247,8 +247,8 @@ def _clipped(plan: Plan, model: Model, now: Forecast, evaluation: Evaluation | N
 
 def _unlike_devices(plan: Plan, posterior: Posterior | None, setting: Setting | None) -> list[Cause]:
     """Return the cause that active devices are so unlike the others that a step stretches errors."""
-    factor, change = expansion(posterior, plan), None
-    if factor <= 1:
+    factor, change = 1.0 if posterior is None else expansion(posterior, plan), None
+    if posterior is None or factor <= 1:
         return []
     if setting is not None:
         with suppress(InputError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.evaluation.wasserstein import floor_w2_sq
-from wflmc.posterior import Gaussian, GaussianPosterior, SoftmaxPosterior
+from wflmc.posterior import Gaussian, GaussianPosterior, Posterior, SoftmaxPosterior
 
 Array = NDArray[np.float64]
 
@@ -73,7 +73,7 @@ def compare(theta: Array, law: Gaussian | None) -> Comparison:
     return Comparison(theta.mean((0, 1)), error, deviation, law)
 
 
-def law_of(posterior: Any) -> Gaussian | None:
+def law_of(posterior: Posterior) -> Gaussian | None:
     """Return the exact law of a posterior, or its Laplace approximation; None where neither is known."""
     if isinstance(posterior, GaussianPosterior):
         return posterior.exact

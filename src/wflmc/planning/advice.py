@@ -53,7 +53,7 @@ def _unscaled(posterior: Posterior) -> list[str]:
         return []
     size = 10 ** round(np.log10(scales[largest] / (median if unlike else 1.0)))
     compared = "the median column" if unlike else "a standardised one"
-    columns = getattr(posterior, "columns", ())  # the names of features, which only some models have
+    columns = posterior.columns
     name = f" ({columns[largest]})" if columns else ""
     column = "after whitening a direction" if whitened else f"column {largest} of X{name}, counted from 0,"
     return [

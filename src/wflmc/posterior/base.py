@@ -26,7 +26,28 @@ ClippedSum = tuple[Total, jax.Array]
 """A sum over devices, and the norm of each device's gradient before clipping, [K]."""
 
 
-class Posterior(Protocol):
+class SumsGradients(Protocol):
+    """What a round asks of a posterior."""
+
+    @property
+    def batch(self) -> int | None:
+        """Examples that each device draws for a round; None: all of them."""
+
+    def unrounded_sum(
+        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
+    ) -> ClippedSum:
+        """Return Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖) before it is rounded to float32, and the norms ‖g_k‖, [K].
+
+        Args:
+            theta: θ[m], or what each device received of it, [K, m].
+            weight: [K], 0 for a device that does not transmit.
+            clip: ℓ[K], may be infinite.
+            key: draws the mini-batches of models that have some.
+            example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
+        """
+
+
+class Posterior(SumsGradients, Protocol):
     """p(θ|D) of data D that are spread over K devices, with the negative log-density f = Σ_k f_k as its cost.
 
     Chains may move in coordinates φ other than the parameters θ. Constants, gradients and starts are those of φ.
@@ -44,6 +65,8 @@ class Posterior(Protocol):
     """Examples that each device draws for a round; None: all of them."""
     estimated: tuple[str, ...] = ()
     """Which of mu and L are estimates from the data."""
+    columns: tuple[str, ...] = ()
+    """The names of the features, where there are some."""
     start_is_estimate: bool = False
     """Whether `initial_w2_sq` is an estimate, as of posteriors without a closed form."""
     block: int = 1
@@ -69,19 +92,6 @@ class Posterior(Protocol):
 
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """Draw the start of one chain, [m]."""
-
-    def unrounded_sum(
-        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
-    ) -> ClippedSum:
-        """Return Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖) before it is rounded to float32, and the norms ‖g_k‖, [K].
-
-        Args:
-            theta: θ[m], or what each device received of it, [K, m].
-            weight: [K], 0 for a device that does not transmit.
-            clip: ℓ[K], may be infinite.
-            key: draws the mini-batches of models that have some.
-            example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
-        """
 
     def clipped_sum(
         self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
@@ -161,7 +171,6 @@ class HasLaw(Protocol):
     @property
     def coordinates(self) -> Coordinates | None:
         """The map between φ and θ; None where they are the same."""
-        ...
 
     @property
     def exact(self) -> Gaussian:
@@ -182,7 +191,6 @@ class Predicts(Protocol):
     @property
     def class_names(self) -> Any:
         """The label of every class, [C]."""
-        ...
 
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:
         """Return p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C]."""

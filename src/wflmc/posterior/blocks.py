@@ -18,23 +18,23 @@ all of it."""
 
 
 def pad_to_blocks(values: NDArray[Any], block: int) -> Any:
-    """values[K, ...] on the device, with zeros for the devices that fill up the last block."""
+    """Return values[K, ...] on the accelerator, with zeros for the devices that fill up the last block."""
     missing = -len(values) % (block * grouped(len(values), block))
     return jnp.asarray(np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)]))
 
 
 def split_blocks(values: Any, block: int) -> jax.Array:
-    """values[K', ...] as [K'/block, block, ...]."""
+    """Return values[K', ...] as [K'/block, block, ...]."""
     return jnp.asarray(values).reshape(-1, block, *values.shape[1:])
 
 
 def grouped(devices: int, block: int) -> int:
-    """How many blocks of devices float32 adds, where a whole device may change, before a pair takes over."""
+    """Return how many blocks of devices float32 adds, where a whole device may change, before a pair takes over."""
     return 1 if devices <= FEW else part_size(-(-devices // block), max(1, FEW // block))
 
 
 def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit: float) -> int:
-    """How many devices to take at a time; in equal blocks, as few of them as the limit allows."""
+    """Return how many devices to take at a time; in equal blocks, as few of them as the limit allows."""
     if jax.default_backend() == "cpu":
         limit = min(limit, max(CPU_BLOCK, theta_bytes))
     most = int(np.clip(limit // max(1.0, bytes_per_device), 1, min(devices, DEVICES)))
@@ -46,7 +46,7 @@ def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit:
 def scan_blocks(
     add: Callable[..., tuple[Any, jax.Array]], blocks: Any, start: Any, *limits: jax.Array, by_device: bool = False
 ) -> tuple[Any, jax.Array]:
-    """A sum over devices, one block after the other.
+    """Return a sum over devices, one block after the other.
 
     Args:
         add: from the sum so far, a block's data, and its part of each of `limits`, [chain, block], to the new sum and
@@ -84,7 +84,7 @@ def scan_blocks(
 
 
 def clip_factor(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Array:
-    """weight · min(1, clip/norm); a device may have no gradient at all, and 0/0 is no reason to clip.
+    """Return weight · min(1, clip/norm); a device may have no gradient at all, and 0/0 is no reason to clip.
 
     A norm that is not a number is no reason to send unclipped: it spreads, and the sampler stops.
     """
@@ -92,14 +92,14 @@ def clip_factor(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Arra
 
 
 def row_norms(rows: jax.Array) -> jax.Array:
-    """‖u‖ of rows[..., d], whose sum_squares may be too large or too small for float32."""
+    """Return ‖u‖ of rows[..., d], whose squares may be too large or too small for float32."""
     largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
     scaled = rows / jnp.where(largest > 0, largest, 1.0)
     return largest[..., 0] * jnp.sqrt(sum_squares(scaled))
 
 
 def batch_chains(function: Callable[..., Any], chain_arguments: int) -> Callable[..., Any]:
-    """A function of one chain whose `vmap` over chains is one call of `function` for all of them.
+    """Return a function of one chain whose `vmap` over chains is one call of `function` for all of them.
 
     Args:
         function: takes data and then arguments with a leading chain axis, and returns values with one; all but the

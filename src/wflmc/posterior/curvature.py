@@ -20,7 +20,7 @@ SETTLED, PRECISION = 0.01, 1e-5
 
 
 def eigenvalues(product: Callable[[Array], Array], dim: int) -> Array:
-    """All eigenvalues of a symmetric matrix, ascending; of a large one the smallest and the largest by Lanczos.
+    """Return all eigenvalues of a symmetric matrix, ascending; of a large one the smallest and the largest by Lanczos.
 
     Args:
         product: H v for v[m].
@@ -32,13 +32,13 @@ def eigenvalues(product: Callable[[Array], Array], dim: int) -> Array:
         matrix = np.stack([product(row) for row in np.eye(dim)])
         return np.asarray(np.linalg.eigvalsh((matrix + matrix.T) / 2))
     whole = LinearOperator((dim, dim), matvec=lambda v: product(np.ravel(v)), dtype=float)
-    begin = np.random.default_rng(0).standard_normal(dim)
-    return np.array([_end(whole, which, begin) for which in ("SA", "LA")])
+    start = np.random.default_rng(0).standard_normal(dim)
+    return np.array([_end(whole, which, start) for which in ("SA", "LA")])
 
 
-def _end(whole: Any, which: str, begin: Array) -> float:
+def _end(whole: Any, which: str, start: Array) -> float:
     try:
-        return float(eigsh(whole, k=1, which=which, v0=begin, tol=1e-3, maxiter=100, return_eigenvectors=False)[0])
+        return float(eigsh(whole, k=1, which=which, v0=start, tol=1e-3, maxiter=100, return_eigenvectors=False)[0])
     except ArpackNoConvergence:
         return np.nan
 
@@ -49,7 +49,7 @@ def find_mode(
     start: Array,
     steps: int = 500,
 ) -> tuple[Array, str]:
-    """Where a cost is least, from `start`: [m]; and, where none was found, why.
+    """Return where a cost is least, from `start`: [m]; and, where none was found, why.
 
     Args:
         product: the Hessian at θ[m] times v[m].
@@ -62,8 +62,8 @@ def find_mode(
         broken = broken or not (np.isfinite(value) and np.all(np.isfinite(gradient)))
         return value, gradient
 
-    found = minimize(watched, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 30})
-    mode = np.asarray(found.x, dtype=float)
+    best = minimize(watched, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 30})
+    mode = np.asarray(best.x, dtype=float)
     value, gradient = value_and_gradient(mode)
     # The optimiser's own word is no measure: it ends "abnormally" where float32 has no lower value to offer.
     if _gain(gradient, product(mode, gradient)) <= SETTLED + PRECISION * abs(value):
@@ -74,6 +74,6 @@ def find_mode(
 
 
 def _gain(gradient: Array, product: Array) -> float:
-    """By how much the best step along the gradient would lower a quadratic cost; nan where that has no value."""
+    """Return by how much the best step along the gradient would lower a quadratic cost; nan where that has no value."""
     square, curve = float(gradient @ gradient), abs(float(gradient @ product))
     return square**2 / (2 * curve) if curve > 0 else (0.0 if square == 0 else np.nan)

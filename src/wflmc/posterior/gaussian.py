@@ -173,7 +173,7 @@ class GaussianPosterior(Regression):
         return np.asarray(np.asarray(weight, dtype=float) ** 2 @ (self.hessian**2).sum((-1, -2)))
 
     def chain(self, motion: Motion) -> LinearChain:
-        """A chain that is never clipped, as a linear one."""
+        """Return a chain that is never clipped, as a linear one."""
         eta, weights = np.asarray(motion.step_size, dtype=float), np.asarray(motion.weight, dtype=float)
         hessian, linear = np.tensordot(weights, self.hessian, 1), weights @ self.linear
         readout = np.eye(self.dim) if self.coordinates is None else self.coordinates.matrix.T
@@ -189,7 +189,7 @@ class GaussianPosterior(Regression):
     def law(
         self, step_size: ArrayLike, weight: ArrayLike, noise_variance: ArrayLike, init: str = "prior", **others: Any
     ) -> Gaussian:
-        """Exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
+        """Return the exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
 
         Args:
             noise_variance: σ²[..., S] of the whole update noise; all else is that of `Motion`.
@@ -197,7 +197,7 @@ class GaussianPosterior(Regression):
         return self.chain(Motion(step_size, weight, init, **others)).law(noise_variance)
 
     def response(self, motion: Motion, burn_in: int) -> Response:
-        """How the exact law of the rounds after `burn_in` answers to noise, for one chain (no leading axes)."""
+        """Return how the exact law of the rounds after `burn_in` depends on noise, for one chain (no leading axes)."""
         return self.chain(motion).response(burn_in, self.exact)
 
     def quadratic(self, init: str = "prior") -> Quadratic:
@@ -248,7 +248,7 @@ def _assemble(
 
 
 def _clipped_sum(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> ClippedSum:
-    """theta[chain, m] or [chain, K, m], weight[chain, K], clip[chain, K] -> sums[chain, m], norms[chain, K]."""
+    """Return sums[chain, m], norms[chain, K] for theta[chain, m] or [chain, K, m], weight and clip [chain, K]."""
     bound = summation.signal_bound(weight, clip)
 
     def add(total: Total, data: Any, w: jax.Array, limit: jax.Array, *received: jax.Array) -> ClippedSum:
@@ -277,7 +277,7 @@ def _zero(theta: jax.Array) -> jax.Array:
 def _clipped_sum_by_examples(
     blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
 ) -> ClippedSum:
-    """The same with every example clipped first, from the examples themselves; `share` of the prior's curvature."""
+    """Return the same with every example clipped first; `share` of the prior's curvature is a device's own."""
     bound = summation.signal_bound(weight, clip)
 
     def add(total: Sum, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *received: jax.Array) -> Any:

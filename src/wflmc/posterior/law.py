@@ -94,7 +94,7 @@ class LinearChain(NamedTuple):
         return total / len(covariance) ** 2
 
     def response(self, burn_in: int, target: Gaussian) -> Response:
-        """Return how θ after burn-in answers to the noise of every round, for one chain (no leading axes)."""
+        """Return how θ after burn-in depends on the noise of every round, for one chain (no leading axes)."""
         rounds = self.matrix.shape[0]
         still = self._read(self.states(np.zeros(rounds)))
         with np.errstate(over="ignore", invalid="ignore"):

@@ -17,41 +17,41 @@ ROWS_TOGETHER = 128
 
 
 def columns_of(theta: jax.Array, dim: int) -> jax.Array:
-    """theta[chain, ..., m] as [..., d, C, chain]: chains side by side are what makes the matrix products large."""
+    """Return theta[chain, ..., m] as [..., d, C, chain]: chains side by side make the matrix products large."""
     return jnp.moveaxis(theta.reshape(*theta.shape[:-1], -1, dim).swapaxes(-1, -2), 0, -1)
 
 
 def _rows(columns: jax.Array) -> jax.Array:
-    """[d, C, chain] as theta[chain, m] again."""
+    """Return [d, C, chain] as theta[chain, m] again."""
     return columns.transpose(2, 1, 0).reshape(columns.shape[-1], -1)
 
 
 def product(left: jax.Array, right: jax.Array) -> jax.Array:
-    """left[i, j] right[j, ...], in full float32 also where an accelerator would rather round."""
+    """Return left[i, j] right[j, ...], in full float32 also where an accelerator would rather round."""
     flat = jnp.matmul(left, right.reshape(right.shape[0], -1), precision="highest")
     return flat.reshape(-1, *right.shape[1:])
 
 
 def softmax(logits: jax.Array) -> jax.Array:
-    """p(class|u) from logits[n, C, chain]."""
+    """Return p(class|u) from logits[n, C, chain]."""
     raised = jnp.exp(logits - logits.max(1, keepdims=True))
     return raised / raised.sum(1, keepdims=True)
 
 
 def pull(share: Any, columns: jax.Array) -> jax.Array:
-    """A device's share of the prior's gradient; `share` of the curvature is a number, or a matrix [d, d]."""
+    """Return a device's share of the prior's gradient; `share` of the curvature is a number, or a matrix [d, d]."""
     if jnp.ndim(share) == 0:
         return share * columns
     return jnp.einsum("ij,...jcx->...icx", share, columns, precision="highest")
 
 
 def _residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """p(class|u) − 1[class = label] from logits[n, C, chain] and labels[n]."""
+    """Return p(class|u) − 1[class = label] from logits[n, C, chain] and labels[n]."""
     return softmax(logits) - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)[..., None]
 
 
 def _limited(residual: jax.Array, u: jax.Array, limit: jax.Array, rows: int) -> jax.Array:
-    """residual[n, C, chain] with every example's gradient, ‖r‖ ‖u‖ long, clipped to limit[chain, block]."""
+    """Return residual[n, C, chain] with every example's gradient, ‖r‖ ‖u‖ long, clipped to limit[chain, block]."""
     most = jnp.repeat(limit.T, rows, axis=0)
     length = jnp.sqrt(jnp.sum(residual**2, axis=1)) * row_norms(u)[:, None]
     return residual * clip_factor(jnp.ones(()), most, length)[:, None]
@@ -60,7 +60,7 @@ def _limited(residual: jax.Array, u: jax.Array, limit: jax.Array, rows: int) -> 
 def gradients_of(
     data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array, example_clip: jax.Array | None = None
 ) -> Sum:
-    """Gradients of a block of devices for all chains, [block, d, C, chain].
+    """Return the gradients of a block of devices for all chains, [block, d, C, chain].
 
     Args:
         columns: [d, C, chain], or [block, d, C, chain] where each device has its own.
@@ -96,7 +96,7 @@ def _weighted(features: jax.Array, residual: jax.Array) -> jax.Array:
 
 
 def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> ClippedSum:
-    """theta[chain, m], and weight, clip and perhaps example_clip [chain, K] -> sums[chain, m], norms[chain, K].
+    """Return sums[chain, m] and norms[chain, K] for theta[chain, m] and weight, clip, perhaps example_clip [chain, K].
 
     With theta[chain, K, m] each device takes its own.
     """
@@ -127,7 +127,7 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
 
 
 def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Sum, jax.Array]:
-    """The same for devices of few rows, without any device's own gradient.
+    """Return the same for devices of few rows, without any device's own gradient.
 
     With residuals r = p − 1[label] the gradient is Uᵀr + pulled, the latter a share of the prior's. Its norm follows
     from the few products of a device's rows, ‖Uᵀr‖² = Σ_ij (u_i·u_j)(r_i·r_j) and (Uᵀr)·pulled = Σ_i r_i·(u_i·pulled),
@@ -180,7 +180,7 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
 
 
 def _added(u: jax.Array, clipped: jax.Array, rows: int, bound: jax.Array) -> Sum:
-    """uᵀ clipped, u[n, d] and clipped[n, C, chain], where float32 adds whole devices of no more than so many rows."""
+    """Return uᵀ clipped for u[n, d] and clipped[n, C, chain], where float32 adds whole devices of few rows."""
     size = summation.part_size(len(u) // rows, ROWS_TOGETHER // rows) * rows
     if len(u) <= size:
         return as_pair(product(u.T, clipped))
@@ -193,7 +193,7 @@ def _added(u: jax.Array, clipped: jax.Array, rows: int, bound: jax.Array) -> Sum
 
 
 def rounding_of(dim: int, classes: int) -> float:
-    """Of a device's squared norm by the products of its rows, relative to the square of their lengths' sum."""
+    """Return the rounding of a device's squared norm by products of rows, over the square of their lengths' sum."""
     return (dim + classes + 48) * summation.UNIT
 
 

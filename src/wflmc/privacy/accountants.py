@@ -52,7 +52,7 @@ def _bisect(above: Callable[[Array], NDArray[np.bool_]], low: Array, high: Array
 
 
 def _log_delta(epsilon: Array, mu: Array) -> Array:
-    """log δ(ε) of a μ-GDP mechanism: log[Φ(a) − e^ε Φ(b)], a = −ε/μ + μ/2, b = −ε/μ − μ/2.
+    """Return log δ(ε) of a μ-GDP mechanism: log[Φ(a) − e^ε Φ(b)], a = −ε/μ + μ/2, b = −ε/μ − μ/2.
 
     e^ε φ(b) = φ(a), so for a < 0 the two terms share the factor φ(a) and their difference is one of
     scaled error functions: no overflow, and no cancellation worth mentioning down to μ ~ 1e-9.
@@ -94,7 +94,7 @@ def _exact_delta(loss: Array, epsilon: Array) -> Array:
 
 
 def _paper_constant(delta: Array) -> Array:
-    """C⁻¹(1/δ) with C(x) = √π x exp(x²): 2x² is the Wright omega function of log 2 − 2 log δ − log π."""
+    """Return C⁻¹(1/δ) with C(x) = √π x exp(x²): 2x² is the Wright omega function of log 2 − 2 log δ − log π."""
     return np.sqrt(special.wrightomega(_LOG_2 - 2 * np.log(delta) - np.log(np.pi)) / 2)
 
 

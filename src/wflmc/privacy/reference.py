@@ -11,7 +11,7 @@ from wflmc.privacy.accountants import epsilon_spent
 
 
 def epsilon_by_dp_accounting(losses: NDArray[np.float64], delta: float) -> dict[str, float | None]:
-    """ε of rounds with these losses, by privacy loss distributions (`pld`) and by Rényi divergences (`rdp`).
+    """Return ε of rounds with these losses, by privacy loss distributions (`pld`) and by Rényi divergences (`rdp`).
 
     Rényi divergences are added up round by round. The loss distribution is that of one Gaussian mechanism with the
     sum of the losses, which is what Gaussian rounds compose to. None where dp-accounting is not installed, or where it

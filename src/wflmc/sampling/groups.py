@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from wflmc.errors import Found, InputError
 from wflmc.keys import host_generator
+from wflmc.posterior import CustomPosterior
 from wflmc.posterior.custom.checks import checked_arrays, shape_of
 from wflmc.posterior.custom.model import per_example
+from wflmc.posterior.regression import Regression
 from wflmc.progress import progress_bar
 from wflmc.storage import replacing, reserve
 from wflmc.version import __version__
@@ -44,7 +46,7 @@ Theta = Callable[[NDArray[np.intp]], NDArray[Any]]
 class Request(NamedTuple):
     """Which groups the model is to add, as the arguments of `Trace.to_arviz` say."""
 
-    posterior: Any = None
+    posterior: Regression | CustomPosterior | None = None
     predictive: Predictive = False
     features: Any = None
     log_likelihood: bool = False
@@ -106,13 +108,13 @@ def _in_short(plan: Plan) -> str:
     return json.dumps(facts)
 
 
-def _variables(theta: NDArray[Any], posterior: Any) -> Any:
+def _variables(theta: NDArray[Any], posterior: Regression | CustomPosterior | None) -> Any:
     """The parameters of theta[chain, draw, m]: by their names where a model of one's own has named them."""
     import xarray as xr
 
     chains, draws, dim = theta.shape
     coords: dict[str, Any] = {"chain": np.arange(chains), "draw": np.arange(draws)}
-    if posterior is not None and hasattr(posterior, "unflatten") and posterior.dim == dim:
+    if isinstance(posterior, CustomPosterior) and posterior.dim == dim:
         return xr.Dataset(_named(posterior.unflatten(theta), DRAWN, "theta"), coords=coords)
     return xr.Dataset({"theta": ((*DRAWN, "parameter"), theta)}, coords={**coords, "parameter": np.arange(dim)})
 
@@ -156,11 +158,12 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     import xarray as xr
 
     posterior = request.posterior
-    if not hasattr(posterior, "observed") or posterior.dim != samples.shape[-1]:
+    if not isinstance(posterior, Regression | CustomPosterior) or posterior.dim != samples.shape[-1]:
         raise InputError("posterior", type(posterior).__name__, "the model of these samples, for what it predicts")
     observed, device = posterior.observed
-    own = hasattr(posterior, "unflatten")
-    data = _named(observed if own else {"X": posterior.covariates, "y": observed}, ("observation",), "y")
+    own = isinstance(posterior, CustomPosterior)
+    given = {"X": posterior.covariates, "y": observed} if isinstance(posterior, Regression) else observed
+    data = _named(given, ("observation",), "y")
     kept, thinning = _thinned(samples.shape[:2], request.draws)
     chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
     works, drawn = _works(lambda at: samples[chain[at], draw[at]], chain.size, request)
@@ -240,7 +243,8 @@ def _computed(works: dict[str, Work], draws: int, progress: Advance | None) -> d
 def _works(theta: Theta, draws: int, request: Request) -> tuple[dict[str, Work], list[str]]:
     """What is to be computed for each group, and the names of the outcomes that are drawn."""
     posterior = request.posterior
-    draw = _drawn_by_function if hasattr(posterior, "unflatten") else _drawn_by_model
+    assert posterior is not None
+    draw = _drawn_by_function if isinstance(posterior, CustomPosterior) else _drawn_by_model
     works: dict[str, Work] = {}
     drawn: list[str] = []
     if request.predictive:
@@ -248,9 +252,14 @@ def _works(theta: Theta, draws: int, request: Request) -> tuple[dict[str, Work],
     if request.features is not None:
         works["predictions"], drawn = draw(theta, draws, request, request.features)
     if request.log_likelihood:
-        size = 8 * (posterior.dim + posterior.observed[1].size * getattr(posterior, "classes", 1))
+        size = 8 * (posterior.dim + posterior.observed[1].size * _classes(posterior))
         works["log_likelihood"] = Work(lambda at: posterior.log_likelihood(theta(at)), size)
     return works, drawn
+
+
+def _classes(posterior: Regression | CustomPosterior) -> int:
+    """Return how many numbers a model computes for an example and draw."""
+    return max(1, posterior.classes) if isinstance(posterior, Regression) else 1
 
 
 def _drawn_by_model(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
@@ -258,14 +267,16 @@ def _drawn_by_model(theta: Theta, draws: int, request: Request, rows: Any) -> tu
     if callable(request.predictive):
         raise InputError("predictive", "a function", "True or False: this model draws by itself")
     posterior, group = request.posterior, "posterior_predictive" if rows is None else "predictions"
+    assert isinstance(posterior, Regression)
     generator = host_generator(jax.random.key(0), group)
     count = posterior.observed[1].size if rows is None else len(posterior.design_matrix(rows))
-    size = 8 * (posterior.dim + count * getattr(posterior, "classes", 1))
+    size = 8 * (posterior.dim + count * _classes(posterior))
     return Work(lambda at: posterior.simulate(generator, theta(at), rows), size), ["y"]
 
 
 def _drawn_by_function(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
     posterior, function = request.posterior, request.predictive
+    assert isinstance(posterior, CustomPosterior)
     wanted = "a JAX function of (key, parameters, example) that draws what this model would observe"
     if not callable(function):
         raise InputError("predictive", function, wanted)

@@ -31,6 +31,7 @@ from wflmc.dynamics import Dynamics
 from wflmc.errors import InputError
 from wflmc.keys import check_key, named
 from wflmc.planning.plan import Plan, Rounds
+from wflmc.posterior.base import ClippedSum, Posterior, SumsGradients, check_posterior
 from wflmc.posterior.summation import Sum, Total, times, two_sum
 
 
@@ -116,7 +117,7 @@ def broadcast(key: jax.Array, theta: jax.Array, now: Rounds) -> jax.Array:
     return theta + now.constants.downlink_std * jax.random.normal(key, shape, theta.dtype)
 
 
-def transmit(posterior: Any, theta: jax.Array, now: Rounds, key: jax.Array | None = None) -> tuple[Total, jax.Array]:
+def transmit(posterior: SumsGradients, theta: jax.Array, now: Rounds, key: jax.Array | None = None) -> ClippedSum:
     """What reaches the server before noise, α Σ_k r_k clip(g_k), and ‖g_k‖.
 
     r_k = weight_k / max weight, times what the channel made of it where devices knew it badly. The key is for models
@@ -125,8 +126,8 @@ def transmit(posterior: Any, theta: jax.Array, now: Rounds, key: jax.Array | Non
     amplitude = now.weight / now.weight.max()
     if now.received is not None:
         amplitude = amplitude * now.received
-    add = getattr(posterior, "unrounded_sum", posterior.clipped_sum)  # a model from elsewhere may have no pairs
-    total, norm = add(theta, amplitude, now.constants.clip, key=key, example_clip=now.constants.example_clip)
+    clip, example_clip = now.constants.clip, now.constants.example_clip
+    total, norm = posterior.unrounded_sum(theta, amplitude, clip, key=key, example_clip=example_clip)
     return times(now.gain, total) if isinstance(total, Sum) else now.gain * total, norm
 
 
@@ -153,9 +154,9 @@ def update(key: jax.Array, state: State, received: jax.Array, weight: jax.Array,
     return State(theta, state.round + 1, velocity)
 
 
-def step(key: jax.Array, posterior: Any, state: State, now: Rounds) -> tuple[State, Info]:
+def step(key: jax.Array, posterior: SumsGradients, state: State, now: Rounds) -> tuple[State, Info]:
     """Run one round: transmit ∘ receive ∘ update."""
-    batch_key = named(key, "batch") if getattr(posterior, "batch", None) else None
+    batch_key = named(key, "batch") if posterior.batch else None
     place = now.constants.dynamics.gradient_position(state.theta, state.velocity, now.step_size)
     signal, norm = transmit(posterior, broadcast(named(key, "downlink"), place, now), now, batch_key)
     received = receive(named(key, "noise"), signal, now)
@@ -167,13 +168,7 @@ def step(key: jax.Array, posterior: Any, state: State, now: Rounds) -> tuple[Sta
     return state, Info(received, norm, clip_rate, finite)
 
 
-def check_posterior(posterior: object) -> None:
-    """Refuse what has no gradients."""
-    if not hasattr(posterior, "clipped_sum"):
-        raise InputError("posterior", type(posterior).__name__, "a posterior, such as that of wflmc.posterior_from(…)")
-
-
-def check_belongs(plan: object, posterior: Any) -> None:
+def check_belongs(plan: object, posterior: Posterior) -> None:
     """Refuse a plan that was made for another posterior."""
     if not isinstance(plan, Plan):
         raise InputError("plan", type(plan).__name__, "a plan of wflmc.plan(…)")
@@ -185,7 +180,7 @@ def check_belongs(plan: object, posterior: Any) -> None:
         )
 
 
-def kernel(posterior: Any, plan: Plan) -> Kernel:
+def kernel(posterior: Posterior, plan: Plan) -> Kernel:
     """The plan as a kernel for loops of one's own; `state.round` says which round comes next."""
     check_posterior(posterior)
     check_belongs(plan, posterior)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from wflmc.errors import InputError
 from wflmc.keys import digest
 from wflmc.planning import Plan
+from wflmc.posterior import Posterior
 from wflmc.privacy import Ledger, refuse_overspending
 
 
@@ -24,7 +25,7 @@ def refuse_plans(plans: Sequence[Plan]) -> None:
 
 
 def name_run(
-    key: jax.Array, posterior: Any, plans: Sequence[Plan], number: NDArray[Any], initial: NDArray[Any] | None
+    key: jax.Array, posterior: Posterior, plans: Sequence[Plan], number: NDArray[Any], initial: NDArray[Any] | None
 ) -> str:
     """A name for all that is sent: what two runs share exactly if they send the same."""
     start = () if initial is None else (initial,)
@@ -34,7 +35,7 @@ def name_run(
     return digest(*plan_names, repr(kind).encode(), *model, np.asarray(jax.random.key_data(key)), number, *start)
 
 
-def run_name(key: jax.Array, posterior: Any, plan: Plan, chains: int) -> str:
+def run_name(key: jax.Array, posterior: Posterior, plan: Plan, chains: int) -> str:
     """The name under which `sample` charges its ledger for chains from their own starts."""
     return name_run(key, posterior, [plan], np.arange(chains), None)
 
@@ -67,7 +68,7 @@ class Account(NamedTuple):
         self.ledger.charge(self.run, self.plan.start + block.start, self.loss[block], self.noise)
 
 
-def open_account(ledger: Ledger, run: str, key: jax.Array, posterior: Any, plans: Sequence[Plan]) -> Account:
+def open_account(ledger: Ledger, run: str, key: jax.Array, posterior: Posterior, plans: Sequence[Plan]) -> Account:
     """The account of a run; a ledger of other devices, of another unit or adjacency or about other data is refused."""
     plan = plans[0]
     if len(plans) > 1:

@@ -18,9 +18,10 @@ from wflmc.dynamics import Dynamics
 from wflmc.errors import InputError, SamplingError
 from wflmc.keys import check_key, named
 from wflmc.planning.plan import Plan, Rounds
+from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.privacy import Ledger
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
-from wflmc.sampling.kernel import State, check_belongs, check_posterior, kernel_rounds, step
+from wflmc.sampling.kernel import State, check_belongs, kernel_rounds, step
 from wflmc.sampling.payment import Account, name_run, open_account, refuse_plans
 from wflmc.sampling.trace import Trace
 
@@ -57,7 +58,7 @@ class _Job(NamedTuple):
     """The chains that `sample` is asked for, checked."""
 
     key: jax.Array
-    posterior: Any
+    posterior: Posterior
     plans: list[Plan]
     zipped: bool
     """Whether every chain has a plan of its own."""
@@ -100,7 +101,7 @@ class _Chunks(NamedTuple):
 class _Machine(NamedTuple):
     """What chains are run on: the posterior on its accelerators, and how the work is cut."""
 
-    posterior: Any
+    posterior: Posterior
     chunks: _Chunks
     mesh: Mesh | None
 
@@ -136,7 +137,7 @@ def unpacked(values: ArrayLike, plan: Plan, done: int = 0) -> State:
 
 
 @partial(jax.jit, static_argnames=("init",))
-def _start(init_key: jax.Array, posterior: Any, chain: jax.Array, init: str) -> jax.Array:
+def _start(init_key: jax.Array, posterior: Posterior, chain: jax.Array, init: str) -> jax.Array:
     """θ[0] of every chain, [chain, m]."""
     return jax.vmap(lambda index: posterior.draw_initial(jax.random.fold_in(init_key, index), init))(chain)
 
@@ -148,7 +149,7 @@ def _velocities(key: jax.Array, theta: jax.Array, dynamics: Dynamics, chain: jax
     return jax.vmap(dynamics.draw_velocity)(keys, theta)
 
 
-def starts(key: jax.Array, posterior: Any, plan: Plan, chain: jax.Array, begin: State | None = None) -> State:
+def starts(key: jax.Array, posterior: Posterior, plan: Plan, chain: jax.Array, begin: State | None = None) -> State:
     """Return the states that chains of these numbers start from: what is not given of them is drawn."""
     if begin is None:
         begin = State(_start(named(key, "init"), posterior, chain, plan.init), jnp.zeros((), jnp.int32))
@@ -163,7 +164,7 @@ def chain_keys(key: jax.Array, chain: jax.Array) -> jax.Array:
 
 
 def _scan(
-    posterior: Any,
+    posterior: Posterior,
     rounds: Rounds,
     carry: _Carry,
     keys: jax.Array,
@@ -196,7 +197,7 @@ def _scan(
 
 @partial(jax.jit, static_argnames=("zipped", "mesh"), donate_argnames=("carry",))
 def _advance(
-    posterior: Any,
+    posterior: Posterior,
     rounds: Rounds,
     carry: _Carry,
     keys: jax.Array,
@@ -229,7 +230,7 @@ def _advance(
 
 def sample(
     key: jax.Array,
-    posterior: Any,
+    posterior: Posterior,
     plan: Plan | Sequence[Plan],
     chains: int | None = None,
     *,
@@ -294,7 +295,7 @@ def sample(
 
 def _check(
     key: jax.Array,
-    posterior: Any,
+    posterior: Posterior,
     plan: Plan | Sequence[Plan],
     chains: int | None,
     numbers: Sequence[int] | None,
@@ -360,23 +361,18 @@ def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, place
     return _Chunks(chains, -(-rounds // -(-rounds // min(most, rounds))))
 
 
-def _in(posterior: Any, way: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """The map from a chain's coordinates to `parameters`, or back; models without coordinates need none."""
-    return getattr(posterior, way, lambda values: values)
-
-
 def _width(plan: Plan) -> int:
     """Numbers that a chain carries: θ, and its velocity where the dynamics have one."""
     return plan.dim * (1 + plan.dynamics.has_velocity)
 
 
-def _positions(initial: ArrayLike, count: int, plan: Plan, posterior: Any) -> NDArray[np.float32]:
+def _positions(initial: ArrayLike, count: int, plan: Plan, posterior: Posterior) -> NDArray[np.float32]:
     """Where chains begin, in the coordinates that they move in; velocities are of these already."""
     given = np.asarray(initial, np.float32)
     shapes = [(count, plan.dim), (count, _width(plan))]
     if given.shape not in shapes or not np.all(np.isfinite(given)):
         raise InputError("initial", f"shape {given.shape}", f"finite, [{count} chains, {plan.dim} parameters]")
-    theta = np.asarray(_in(posterior, "coordinates_of")(given[:, : plan.dim]), np.float32)
+    theta = np.asarray(posterior.coordinates_of(given[:, : plan.dim]), np.float32)
     return np.concatenate([theta, given[:, plan.dim :]], axis=1)
 
 
@@ -433,7 +429,7 @@ class _Result:
         own = min(len(block.states), count - at)
         chains = slice(at, at + own)
         fresh = slice(max(rounds.start, skip) - skip, max(rounds.stop, skip) - skip)
-        self.theta[fresh, chains] = _in(self.job.posterior, "parameters")(block.kept[: fresh.stop - fresh.start, :own])
+        self.theta[fresh, chains] = self.job.posterior.parameters(block.kept[: fresh.stop - fresh.start, :own])
         self.clip_rate[fresh, chains] = block.clip_rate[max(skip - rounds.start, 0) :, :own]
         early = slice(rounds.start, min(rounds.stop, self.plan.burn_in))
         self.burn_in_rate[early] += block.clip_rate[: max(early.stop - early.start, 0), :own].sum(1) / count

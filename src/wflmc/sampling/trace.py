@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from wflmc.errors import Shown
 from wflmc.planning import Plan
+from wflmc.posterior import CustomPosterior
+from wflmc.posterior.regression import Regression
 from wflmc.sampling.groups import DRAWS, Advance, Predictive, Request, groups, write_groups
 
 
@@ -53,7 +55,7 @@ class Trace(Shown):
 
     def to_arviz(
         self,
-        posterior: Any = None,
+        posterior: Regression | CustomPosterior | None = None,
         predictive: Predictive = False,
         features: Any = None,
         attributes: dict[str, Any] | None = None,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from wflmc.evaluation import estimate_w2_sq, exact_ess, exact_w2_sq
 from wflmc.planning import Plan, plan_many
 from wflmc.planning.options import plan_arguments
-from wflmc.posterior import SoftmaxPosterior
+from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
 from wflmc.preconditioning import release_whitening
 from wflmc.privacy import Privacy
 from wflmc.sampling import sample
@@ -43,7 +43,7 @@ def _plans(setting: MultiSample, snr_db: float, privacy: Privacy, **options: Any
     return plan_many(setting.posterior, setting.links(snr_db), privacy, **plan_arguments(given))
 
 
-def _worst(posterior: Any, plans: Sequence[Plan]) -> NDArray[np.float64]:
+def _worst(posterior: GaussianPosterior, plans: Sequence[Plan]) -> NDArray[np.float64]:
     """Return the exact W2² of each plan, worst after burn-in."""
     return np.array([exact_w2_sq(posterior, plan)[plan.burn_in :].max() for plan in plans])
 

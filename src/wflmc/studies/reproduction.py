@@ -42,31 +42,46 @@ class Reproduction:
     def studies(self, figure: str) -> tuple[list[Study], str]:
         """Return the studies whose tables the figure shows, and the line under its title."""
         if figure in NAMES:
-            return [fig2_to_fig5.closed_form_study(figure, Setting(self.gaussian))], self.source
+            return [fig2_to_fig5.closed_form_study(figure, self.closed_form)], self.source
         count = self.experiments or EXPERIMENTS[figure]
-        chains = fig6_fig7.MultiSample(self.gaussian, experiments=count, memory=self.memory)
+        if figure in ("fig8", "heterogeneity"):
+            return self._mnist(figure, count)
+        chains = fig6_fig7.MultiSample(self._posterior, experiments=count, memory=self.memory)
         if figure in ("fig6", "fig7"):
             promise = f"ε = {chains.epsilon:g}, δ = {chains.delta:g} (replace)"
             about = f"{self.source}; {promise}, S = {chains.rounds}, {count} experiments"
             return [fig6_fig7.multi_sample_study(figure, chains)], about
         if figure == "record":
             return [record_study(chains)], f"{self.source}; {RECORD_SNR:g} dB, S = 100, {count} channels"
-        assert self.features is not None
-        images = fig8.Mnist(self.features, experiments=count, stop_se=self.stop_se, memory=self.memory)
-        if figure == "beyond":
-            few = replace(chains, experiments=min(count, 5))
-            about = f"left: {self.source}, ε = 15, δ = 0.01 (replace); middle and right: MNIST, {count} experiment"
-            parts = [beyond_gaussian(few), beyond_mnist(images), beyond_ablation(images)]
-            return parts, about + "s" * (count > 1)
-        study_of = fig8.mnist_study if figure == "fig8" else fig8.heterogeneity_study
+        few, images = replace(chains, experiments=min(count, 5)), self._images(count)
+        about = f"left: {self.source}, ε = 15, δ = 0.01 (replace); middle and right: MNIST, {count} experiment"
+        parts = [beyond_gaussian(few), beyond_mnist(images), beyond_ablation(images)]
+        return parts, about + "s" * (count > 1)
+
+    def _mnist(self, figure: str, count: int) -> tuple[list[Study], str]:
+        images, study_of = self._images(count), fig8.mnist_study if figure == "fig8" else fig8.heterogeneity_study
         about = f"12,000 images on 30 devices; ε = {images.epsilon:g}, δ = {images.delta:g} (replace), 550 + 50 rounds"
         return [study_of(images)], f"{about}, {'up to ' * (self.stop_se is not None)}{count} experiments"
+
+    def _images(self, count: int) -> fig8.Mnist:
+        assert self.features is not None
+        return fig8.Mnist(self.features, experiments=count, stop_se=self.stop_se, memory=self.memory)
+
+    @property
+    def closed_form(self) -> Setting:
+        """The setting of figures 2 to 5."""
+        return Setting(self._posterior)
+
+    @property
+    def _posterior(self) -> GaussianPosterior:
+        assert self.gaussian is not None
+        return self.gaussian
 
     def claims(self, tables: Tables) -> list[Claim]:
         """Return the paper's stated outcomes of the figures whose tables there are, with our numbers."""
         claims = fig6_fig7.claims(tables)
         if set(NAMES) & set(tables):
-            claims = [*fig2_to_fig5.claims(Setting(self.gaussian)), *claims]
+            claims = [*fig2_to_fig5.claims(self.closed_form), *claims]
         claims = [*on_data(self.gaussian, claims), *fig8.claims(tables)]
         if self.experiments is None:
             return claims

@@ -195,7 +195,7 @@ class CustomPosterior(Shown, Posterior):
         return plus(total, as_pair(prior)), lost
 
     def _at_a_time(self, by_example: bool) -> int:
-        """Examples of a device to work on at a time, in equal parts."""
+        """Return how many examples of a device to work on at a time, in equal parts."""
         count = self._longest
         if self.batch is not None and self.batch < count:
             return count  # only a mini-batch of them is
@@ -203,7 +203,7 @@ class CustomPosterior(Shown, Posterior):
         return -(-count // -(-count // most))
 
     def _bytes(self, by_example: bool) -> int:
-        """Memory that one example takes."""
+        """Return the memory that one example takes."""
         return 16 * self.model.numbers + (8 * self.dim if by_example else 0)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
@@ -291,7 +291,7 @@ class CustomPosterior(Shown, Posterior):
         return np.asarray(_hessian_product(self, at, along), dtype=float)
 
     def _initial(self, init: str) -> tuple[Array, float]:
-        """Mean[m] and standard deviation of the start."""
+        """Return mean[m] and standard deviation of the start."""
         check_init(init)
         return (self.start, self.initial_std) if init == "prior" else (0.0 * self.start, 0.0)
 

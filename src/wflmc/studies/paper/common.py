@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from wflmc.channel import Link
 from wflmc.planning import POLICIES, Plan, plan_many
 from wflmc.planning.options import plan_arguments
+from wflmc.posterior import Posterior
 from wflmc.privacy import Privacy
 from wflmc.studies.study import Row, Tables
 
@@ -33,7 +34,7 @@ class Claim(NamedTuple):
     note: str = ""
 
 
-def on_data(posterior: Any, claims: list[Claim]) -> list[Claim]:
+def on_data(posterior: Posterior | None, claims: list[Claim]) -> list[Claim]:
     """Return claims as they are for data of the paper's kind: five parameters, and μ + L near its 2508.
 
     On other data its statements need not hold, and that they do not says nothing about the paper.
@@ -86,7 +87,7 @@ def measured(figure: str, tables: Tables, rows: Sequence[Measured]) -> list[Clai
     return claims
 
 
-def plans_of(scheme: str, posterior: Any, links: Sequence[Link], privacy: Privacy, **options: Any) -> list[Plan]:
+def plans_of(scheme: str, posterior: Posterior, links: Sequence[Link], privacy: Privacy, **options: Any) -> list[Plan]:
     """Return one plan of a scheme for each link."""
     wireless = POLICIES[scheme].wireless  # on an ideal link all experiments have the same plan
     seen = links if wireless else links[:1]

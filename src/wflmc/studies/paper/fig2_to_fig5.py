@@ -12,6 +12,7 @@ from wflmc import channel
 from wflmc.channel import Link
 from wflmc.planning import Plan, Policy, plan
 from wflmc.planning.solvers.single_sample import DP, LMC, POWER, regime
+from wflmc.posterior import Posterior
 from wflmc.privacy import Privacy
 from wflmc.studies.engines import Progress
 from wflmc.studies.paper.common import SCHEMES, Claim, boundary
@@ -24,7 +25,7 @@ Array = NDArray[np.float64]
 class Setting:
     """The paper's single-sample study: |h| = 0.01, ε = 8, δ = 0.01, ℓ = 30, S_b = 50, S_u = 1, all devices active."""
 
-    posterior: Any
+    posterior: Posterior
     gain_power: float = 1e-4
     epsilon: float = 8.0
     delta: float = 0.01

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.evaluation import estimate_w2_sq, exact_w2_sq, floor_w2_sq
 from wflmc.planning import Plan
+from wflmc.posterior import GaussianPosterior
 from wflmc.privacy import Privacy
 from wflmc.sampling import sample
 from wflmc.studies.cache import identity_of
@@ -27,7 +27,7 @@ BURN_IN_GRID = tuple(float(x) for x in range(10, 100, 10))
 class MultiSample:
     """The paper's multi-sample study: Rayleigh fading of power 0.01, ε = 15, δ = 0.01, ℓ = 30, S = 100."""
 
-    posterior: Any
+    posterior: GaussianPosterior
     experiments: int = 100
     gain_power: float = 0.01
     epsilon: float = 15.0
