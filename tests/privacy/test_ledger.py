@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 
@@ -139,7 +138,7 @@ def test_a_spent_budget_stops_the_sampler_before_it_sends(paid_setting, monkeypa
         posterior, link, PROMISE, step_size=plan.step_size[0], burn_in=13, samples=20, power="no-dp"
     )  # fmt: skip
     with pytest.raises(OverspendError):
-        wflmc.sample(jax.random.key(2), posterior, dataclasses.replace(greedy, enforced=True), 2)
+        wflmc.sample(jax.random.key(2), posterior, greedy.replace(enforced=True), 2)
 
 
 def test_one_ledger_for_several_runs(tmp_path, call):
