@@ -120,7 +120,8 @@ def test_a_real_disk_that_is_full_and_then_enlarged(call, small, tmp_path):
         assert code == 0, err
         assert not (folder / ".checkpoint").exists()
     finally:
-        subprocess.run(["umount", disk], check=True)
+        # Lazily: a file of it may be open somewhere for a moment longer.
+        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 @pytest.mark.parametrize("command", ["new", "plan --plot", "sweep", "reproduce", "report"])
