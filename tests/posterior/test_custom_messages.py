@@ -53,7 +53,7 @@ REFUSED = {
     "L below an estimated mu": (r"at most L = 0.01 \(mu is an estimate", {"L": 0.01}),
     "many keys": (r"key is an array of type key<\w+> and shape \(3,\)", {"key": jax.random.split(KEY, 3)}),
     "a key of floats": (r"key is an array of type float32", {"key": jnp.arange(3.0)}),
-    "no spread": (r"initial_std = None", {"initial_std": None}),
+    "no spread": (r"initial_std is missing", {"initial_std": None}),
     "a spread in letters": (r"initial_std = '1'", {"initial_std": "1"}),
     "many spreads": (r"initial_std is an array of type float64.*a number", {"initial_std": np.ones(2)}),
     "mixed lists": (r"devices has single values beside lists", {"devices": [[0, 1], 5]}),

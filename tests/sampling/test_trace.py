@@ -159,7 +159,7 @@ def test_a_file_says_where_it_comes_from_and_holds_no_data(uneven, tmp_path):
 @pytest.mark.parametrize("keywords", [{"predictive": True}, {"log_likelihood": True}, {"features": np.ones((2, 3))}])
 def test_predictions_need_the_model(uneven, labelled, keywords):
     trace = traced(uneven[0])
-    with pytest.raises(InputError, match="posterior = None"):
+    with pytest.raises(InputError, match="posterior is missing"):
         trace.to_arviz(**keywords)
     for other in (labelled[0], [uneven[0]]):
         with pytest.raises(InputError, match="the model of these samples"):

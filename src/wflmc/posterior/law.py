@@ -61,16 +61,10 @@ class LinearChain(NamedTuple):
         spread = variance * (self.enters @ np.swapaxes(self.enters, -1, -2))
         if self.other is not None:
             spread = spread + self.other
-        mean, covariance = self.start
-        means, covariances = [], []
+        # Doubling does log2(S) times the arithmetic in log2(S) large calls: faster only while matrices are small.
+        compose = _by_doubling if self.matrix.shape[-1] <= 12 else _round_by_round
         with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
-            for s in range(self.matrix.shape[-3]):
-                a = self.matrix[..., s, :, :]
-                mean = np.einsum("...ij,...j->...i", a, mean) + self.offset[..., s, :]
-                covariance = a @ covariance @ np.swapaxes(a, -1, -2) + spread[..., s, :, :]
-                means.append(mean)
-                covariances.append(covariance)
-        return Gaussian(np.stack(means, axis=-2), np.stack(covariances, axis=-3))
+            return compose(self.start, self.matrix, self.offset, spread)
 
     def law(self, noise_variance: ArrayLike) -> Gaussian:
         """Return the law of θ[1..S] for σ²[..., S]: mean[..., S, m], covariance[..., S, m, m]."""
@@ -102,6 +96,34 @@ class LinearChain(NamedTuple):
             enters = np.broadcast_to(self.enters, (rounds, *self.enters.shape[-2:]))
             effect = effects(self.matrix, enters, self.readout, burn_in)
         return Response(still.covariance[burn_in:], effect, shift, target.covariance)
+
+
+def _by_doubling(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:
+    """Compose neighbouring maps, then maps of neighbours, and so on: composition is associative."""
+    matrix, offset = matrix.copy(), offset.copy()
+    shift = 1
+    while shift < matrix.shape[-3]:
+        late, early = np.s_[..., shift:, :, :], np.s_[..., :-shift, :, :]
+        a = matrix[late]
+        new_offset = offset[..., shift:, :] + np.einsum("...ij,...j->...i", a, offset[..., :-shift, :])
+        new_spread = spread[late] + a @ spread[early] @ np.swapaxes(a, -1, -2)
+        matrix[late] = a @ matrix[early]
+        offset[..., shift:, :] = new_offset
+        spread[late] = new_spread
+        shift *= 2
+    mean = np.einsum("...ij,...j->...i", matrix, start.mean) + offset
+    return Gaussian(mean, matrix @ start.covariance @ np.swapaxes(matrix, -1, -2) + spread)
+
+
+def _round_by_round(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:
+    mean, covariance = start
+    means, covariances = np.empty_like(offset), np.empty_like(matrix)
+    for s in range(matrix.shape[-3]):
+        a = matrix[..., s, :, :]
+        mean = np.einsum("...ij,...j->...i", a, mean) + offset[..., s, :]
+        covariance = a @ covariance @ np.swapaxes(a, -1, -2) + spread[..., s, :, :]
+        means[..., s, :], covariances[..., s, :, :] = mean, covariance
+    return Gaussian(means, covariances)
 
 
 def pool(laws: Gaussian) -> Gaussian:
