@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -154,13 +155,15 @@ class Plan(Shown):
 
     def replace(self, **changes: Any) -> Plan:
         """The same plan with other values of some fields."""
-        return Plan.of(**{**self.values(), **changes})
+        parts: dict[str, dict[str, Any]] = {}
+        for name, value in changes.items():
+            parts.setdefault(PART_OF[name], {})[name] = value
+        return replace(self, **{part: replace(getattr(self, part), **some) for part, some in parts.items()})
 
-    def __getattr__(self, name: str) -> Any:
-        """Read a field of a part."""
-        if name not in PART_OF:
-            raise AttributeError(f"a plan has no {name!r}")
-        return getattr(getattr(self, PART_OF[name]), name)
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Read a field of a part; below they become properties, which are faster."""
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -298,3 +301,7 @@ class Plan(Shown):
         if self.lower_bound is None:
             return None
         return 0.0 if self.objective <= self.lower_bound else 1 - self.lower_bound / self.objective
+
+
+for _name, _part in PART_OF.items():
+    setattr(Plan, _name, property(attrgetter(f"{_part}.{_name}")))
