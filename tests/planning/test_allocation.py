@@ -14,10 +14,10 @@ from scipy.optimize import brentq
 import wflmc
 from wflmc import channel
 from wflmc.planning import POLICIES
-from wflmc.planning.solvers import single_sample
+from wflmc.planning.solvers import closed_form
 from wflmc.planning.solvers.allocation import allocate
+from wflmc.planning.solvers.cvxpy_reference import solve_by_cvxpy
 from wflmc.planning.solvers.program import Program, round_bounds
-from wflmc.planning.solvers.reference import solve_by_cvxpy
 
 from ..conftest import count
 from .problems import activity, check, kept_value, random_program
@@ -297,8 +297,8 @@ def test_bad_programs_are_refused(change):
 
 def test_closed_form_is_used_where_there_is_one(posterior, monkeypatch):
     called = []
-    solve = single_sample.solve
-    monkeypatch.setattr(single_sample, "solve", lambda problem: called.append(1) or solve(problem))
+    solve = closed_form.solve
+    monkeypatch.setattr(closed_form, "solve", lambda problem: called.append(1) or solve(problem))
     keywords = {"step_size": 1e-4, "burn_in": 50, "schedule": "all"}
     for samples in (1, 2):
         link = wflmc.Link(channel.static(1e-4), snr_db=30)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import wflmc
 from wflmc import channel
 from wflmc.planning import POLICIES
-from wflmc.planning.solvers.single_sample import REGIMES
+from wflmc.planning.solvers.closed_form import REGIMES
 
 from .scenarios import Target, check_limits, fading_cases, make, static_cases
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from wflmc.planning import POLICIES
-from wflmc.planning.solvers import single_sample
+from wflmc.planning.solvers import closed_form
 
 from ..conftest import count
 from .scenarios import Target, check_limits, make, static_cases
@@ -119,5 +119,5 @@ def test_long_runs_stay_finite_and_certified(rounds):
 
 
 def test_regimes_broadcast():
-    names = single_sample.regime(np.array([1.0, 3.0, 3.0]), np.array([2.0, 1.0, 2.5]), 2.0)
+    names = closed_form.regime(np.array([1.0, 3.0, 3.0]), np.array([2.0, 1.0, 2.5]), 2.0)
     assert names.tolist() == ["lmc-limited", "power-limited", "dp-limited"]

@@ -14,7 +14,7 @@ import pytest
 import wflmc
 from wflmc.dynamics import overdamped
 from wflmc.planning.bound import discretization_error
-from wflmc.planning.solvers.single_sample import REGIMES, regime
+from wflmc.planning.solvers.closed_form import REGIMES, regime
 from wflmc.report import explorer
 from wflmc.report.blocks import plotly
 from wflmc.runs import make_plan

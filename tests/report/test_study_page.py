@@ -9,7 +9,7 @@ import pytest
 
 from wflmc import studies
 from wflmc.errors import InputError
-from wflmc.planning.solvers.single_sample import DP, LMC, POWER
+from wflmc.planning.solvers.closed_form import DP, LMC, POWER
 from wflmc.report.pages import render_folder
 from wflmc.report.plotly_figures import draw
 from wflmc.report.study_page import regimes

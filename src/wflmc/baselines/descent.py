@@ -17,8 +17,8 @@ from wflmc.planning import Plan, plan
 from wflmc.planning.advice import estimates, input_warnings
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.options import Options, Policy, Sampler
+from wflmc.planning.solvers.closed_form import DP, POWER, REGIMES
 from wflmc.planning.solvers.program import HEADROOM
-from wflmc.planning.solvers.single_sample import DP, POWER, REGIMES
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 

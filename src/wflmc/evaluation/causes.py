@@ -22,7 +22,7 @@ from wflmc.planning import Plan
 from wflmc.planning import plan as make_plan
 from wflmc.planning.advice import expansion
 from wflmc.planning.options import plan_arguments
-from wflmc.planning.solvers.single_sample import REGIMES
+from wflmc.planning.solvers.closed_form import REGIMES
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy

@@ -23,7 +23,7 @@ from wflmc.planning.options import Options, Policy, Sampler, checked_options
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import PowerPolicy, policy_named
 from wflmc.planning.schedule import Rule, Schedule
-from wflmc.planning.solvers import single_sample
+from wflmc.planning.solvers import closed_form
 from wflmc.planning.steps import plan_steps
 from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.posterior.summation import LARGEST_MARGIN
@@ -448,10 +448,10 @@ def _response(setting: _Setting, who: _Participation) -> AnyResponse:
 
 def _regime(problem: Problem) -> str | None:
     """Theorem 1's regime where it applies: limits that do not change over the rounds."""
-    if problem.objective == "exact" or not single_sample.is_static(problem):
+    if problem.objective == "exact" or not closed_form.is_static(problem):
         return None
-    share = single_sample.tightest(problem) / problem.rounds
-    return str(single_sample.regime(problem.lmc_cap[0], problem.power_cap[0], share))
+    share = closed_form.tightest(problem) / problem.rounds
+    return str(closed_form.regime(problem.lmc_cap[0], problem.power_cap[0], share))
 
 
 def _limit(problem: Problem, a: Array, shared: bool) -> NDArray[np.intp]:
@@ -468,6 +468,6 @@ def _limit(problem: Problem, a: Array, shared: bool) -> NDArray[np.intp]:
     near = 1 - (1e-9 if problem.fills_up else 1e-5)
     at_lmc, at_power = a >= near * problem.lmc_cap, a >= near * problem.power_cap
     at_lmc = (at_lmc & problem.fills_up) | (~at_power & ~held)
-    names = single_sample.REGIMES
-    kinds = [names.index(single_sample.LMC), names.index(single_sample.POWER)]
-    return np.select([at_lmc, at_power], kinds, names.index(single_sample.DP))
+    names = closed_form.REGIMES
+    kinds = [names.index(closed_form.LMC), names.index(closed_form.POWER)]
+    return np.select([at_lmc, at_power], kinds, names.index(closed_form.DP))

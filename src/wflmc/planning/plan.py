@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from wflmc.dynamics import OVERDAMPED, Dynamics, Motion
 from wflmc.errors import InputError, Shown
 from wflmc.keys import digest
-from wflmc.planning.solvers.single_sample import REGIMES
+from wflmc.planning.solvers.closed_form import REGIMES
 from wflmc.privacy import Privacy, round_loss
 
 Array = NDArray[np.float64]

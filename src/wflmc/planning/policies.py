@@ -11,10 +11,10 @@ from wflmc.dynamics import AnyResponse
 from wflmc.errors import InputError
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.exact import interior_point
-from wflmc.planning.solvers import single_sample
+from wflmc.planning.solvers import closed_form
 from wflmc.planning.solvers.allocation import allocate
+from wflmc.planning.solvers.cvxpy_reference import solve_by_cvxpy
 from wflmc.planning.solvers.program import HEADROOM
-from wflmc.planning.solvers.reference import solve_by_cvxpy
 
 LEAST_NOISE = 1e-9
 """Of the 2η of Langevin sampling: an ideal link could do with none at all, and would then send infinitely strongly."""
@@ -48,8 +48,8 @@ def optimal(problem: Problem) -> Allocation:
         return Allocation(problem.within_budget(a))
     if problem.affordable(problem.cap):
         return Allocation(problem.cap, problem.value(problem.bound(problem.cap)))
-    if problem.rounds - problem.burn_in == 1 and single_sample.is_static(problem) and not problem.floor.any():
-        return single_sample.solve(problem)
+    if problem.rounds - problem.burn_in == 1 and closed_form.is_static(problem) and not problem.floor.any():
+        return closed_form.solve(problem)
     solution = allocate(problem.program())
     return Allocation(solution.a, solution.lower_bound)
 

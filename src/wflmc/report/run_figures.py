@@ -13,7 +13,7 @@ from wflmc.errors import InputError
 from wflmc.evaluation import Reliability
 from wflmc.evaluation.comparison import Comparison, autocorrelation
 from wflmc.planning import Plan
-from wflmc.planning.solvers.single_sample import REGIMES
+from wflmc.planning.solvers.closed_form import REGIMES
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy import ACCOUNTANTS, epsilon_spent
 from wflmc.report.blocks import number, percent

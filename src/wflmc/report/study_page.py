@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from wflmc.planning.solvers.single_sample import DP, LMC, POWER
+from wflmc.planning.solvers.closed_form import DP, LMC, POWER
 from wflmc.report.blocks import Html, Section, boxes, data, grid, join, missing, page, paragraph, table, text
 from wflmc.report.figure import LIMIT_LOOKS, LOOKS, Axis, Band, Figure, Item, Line, Note, Panel
 from wflmc.report.matplotlib_pictures import draw_picture

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.planning.solvers.central_path import CentralPath
+from wflmc.planning.solvers.interior_point import CentralPath
 from wflmc.planning.solvers.program import HEADROOM, Array, Program, Usage, dual, round_bounds, tightest
 from wflmc.planning.solvers.water_filling import fill
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.planning import Plan, Policy, plan
-from wflmc.planning.solvers.single_sample import DP, LMC, POWER, regime
+from wflmc.planning.solvers.closed_form import DP, LMC, POWER, regime
 from wflmc.posterior import Posterior
 from wflmc.privacy import Privacy
 from wflmc.studies.engines import Progress
