@@ -116,7 +116,7 @@ def audit_pair(
     reach: float = 1e-6,
     progress: Progress | None = None,
 ) -> AuditReport:
-    """Attack two posteriors of one's own that differ in what `device` holds: for models that wflmc does not know.
+    """Attack two custom posteriors that differ in what `device` holds: for models that wflmc does not know.
 
     Args:
         plus, minus: the neighbours.

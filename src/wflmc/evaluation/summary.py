@@ -135,9 +135,9 @@ class Evaluation(Shown):
             value = f"{distance.worst:.3g} ± {distance.worst_se:.1g} (from chains){floor}"
             lines.append(("W2² worst after burn-in", value))
         if self.worst_exact is not None:
-            lines.append(("W2² worst after burn-in", f"{self.worst_exact:.3g} (exact, if unclipped)"))
+            lines.append(("W2² worst after burn-in", f"{self.worst_exact:.3g} (exact, no clipping)"))
         if self.exact_ess_min is not None:
-            lines.append(("ESS min of one chain", f"{self.exact_ess_min:.3g} of {draws} samples (exact, if unclipped)"))
+            lines.append(("ESS min of one chain", f"{self.exact_ess_min:.3g} of {draws} draws (exact, no clipping)"))
         if self.rhat_max is not None:
             lines.append(("R-hat max", f"{self.rhat_max:.4f}"))
         if self.ess_min is not None and self.ess_tail_min is not None:

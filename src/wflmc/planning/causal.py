@@ -252,6 +252,6 @@ def equal_shares(problem: Problem) -> Allocation:
 
 
 def causally(allocate: Callable[[Problem], Allocation], outlook: Forecast) -> Callable[[Problem], Allocation]:
-    """The same policy without knowledge of rounds to come; policies of one's own are taken as they are."""
+    """The same policy without knowledge of rounds to come; custom policies are taken as they are."""
     ways: dict[Any, Callable[[Problem], Allocation]] = {optimal: Controller(outlook), equal: equal_shares}
     return ways.get(allocate, allocate)

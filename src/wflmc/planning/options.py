@@ -49,7 +49,7 @@ class Policy:
     """Who transmits, and how strongly, as in the `policy` section of a scenario."""
 
     power: str | PowerPolicy | Callable[[Problem], Allocation] = "optimized"
-    """optimized, equal, no-dp, noiseless-dp or noiseless; or a policy of one's own."""
+    """optimized, equal, no-dp, noiseless-dp or noiseless; or a custom `PowerPolicy`."""
     schedule: str = "threshold"
     """threshold, all, or unbiased (as many in every round, each device equally often); the noiseless schemes always
     have all devices."""
@@ -68,7 +68,7 @@ class Policy:
     For `optimized` and `noiseless-dp`; chains may be lost without it. By default there is none, but for
     objective = "exact" (which knows of no clipping) 2 where that can be afforded."""
     proxy: Proxy | None = None
-    """For objective = "exact", a public stand-in for the posterior, which else is looked at itself."""
+    """For objective = "exact", a public stand-in for the posterior; without it the posterior itself is used."""
     solver: str = "own"
     """own, or cvxpy as an independent reference (without a certificate)."""
 

@@ -109,7 +109,7 @@ def _in_short(plan: Plan) -> str:
 
 
 def _variables(theta: NDArray[Any], posterior: Regression | CustomPosterior | None) -> Any:
-    """The parameters of theta[chain, draw, m]: by their names where a model of one's own has named them."""
+    """The parameters of theta[chain, draw, m]: by their names where a custom model has named them."""
     import xarray as xr
 
     chains, draws, dim = theta.shape

@@ -181,7 +181,7 @@ def check_belongs(plan: object, posterior: Posterior) -> None:
 
 
 def kernel(posterior: Posterior, plan: Plan) -> Kernel:
-    """The plan as a kernel for loops of one's own; `state.round` says which round comes next."""
+    """Return the plan as a kernel for a custom loop; `state.round` is the number of the next round."""
     check_posterior(posterior)
     check_belongs(plan, posterior)
     rounds = jax.tree.map(jnp.asarray, kernel_rounds([plan]))

@@ -72,15 +72,15 @@ class Trace(Shown):
         Args:
             posterior: adds observed_data, the outcomes with the device that holds each, and constant_data, the
                 covariates. These are the private data, which epsilon does not cover, as are the next two groups. The
-                parameters of a model of one's own come by their names.
+                parameters of a custom model come by their names.
             predictive: adds posterior_predictive, what the model would have observed instead. For a model of one's
                 own, a function of (key, parameters, example) that draws it, best as {name in the data: draw}.
             features: u[n, d]: adds predictions, outcomes drawn for these features, such as those of a test set, and
-                the features as predictions_constant_data. For a model of one's own, a pytree [n, ...] of what its
+                the features as predictions_constant_data. For a custom model, a pytree [n, ...] of what its
                 function `predictive` takes for an example.
             attributes: of every group, beside the version, the key that seeded the chains and the plan in short.
             log_likelihood: adds log_likelihood, log p(example|θ) of every example, for `arviz.loo`.
-            outcome: for a model of one's own, the names of the outcomes among its data; by default what `predictive`
+            outcome: for a custom model, the names of the outcomes among its data; by default what `predictive`
                 draws, else y, where (X, y) is such a pair. Where neither tells, all data count as outcomes.
             draws: for how many draws of all chains together outcomes and log-likelihoods are computed, evenly spaced;
                 None for all. The posterior group has all draws in any case.

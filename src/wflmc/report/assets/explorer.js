@@ -59,7 +59,7 @@ const WORDS = {
   delta: () => shown(state.delta),
   step_size: () => `${shown(state.step_size)} = ${shown(state.step_size * (state.mu + state.L))}/(μ+L)`,
   devices: () => `${state.devices}`,
-  rounds: () => `${state.rounds}: ${state.rounds - 1} thrown away, 1 kept`,
+  rounds: () => `${state.rounds}: ${state.rounds - 1} discarded, 1 kept`,
   clip: () => shown(state.clip),
 };
 

@@ -34,7 +34,7 @@ const VERDICTS = {
     "A higher SNR helps; a larger ε does not.",
   "dp-limited": (state, result) => {
     const held = Math.round(result.regime_share["dp-limited"] * state.rounds);
-    const late = "The best plan whispers early, where noise is still forgotten, and saves the budget for the end, " +
+    const late = "The optimal plan transmits weakly early, where noise is still forgotten, and saves the budget for the end, " +
       againstEqual(result.equal_objective / result.objective);
     const help = result.regime_share["power-limited"] ? ", and so does a higher SNR." : "; a higher SNR does not.";
     return `The promise (ε, δ) holds power back in ${held} of ${state.rounds} rounds. ` +
