@@ -7,7 +7,7 @@ a kick with the same gradient, half a drift,
     θ ← θ + (h/2) v,    v ← e v − (h/2)(1 + e) ĝ(θ) + √(1 − e²) ξ,    θ ← θ + (h/2) v,    e = exp(−γ_f h).
 
 The channel's noise in ĝ is part of the 2η, or of the 1 − e². `overdamped()` and `kinetic(friction)` are values with
-the same methods; nothing outside this module asks which of them a chain has.
+the same methods; how a velocity enters the step is known here alone.
 """
 
 from __future__ import annotations

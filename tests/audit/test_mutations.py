@@ -189,7 +189,7 @@ def test_silent_devices_that_send(few, mutate):
 
 def test_example_clip_skipped_by_the_kernel(few, record_plan, mutate):
     """The record hides inside the device's clip, which alone is larger than what is claimed of a record."""
-    mutate(kernel.transmit, "example_clip=now.constants.example_clip", "example_clip=None")
+    mutate(kernel.transmit, "example_clip=example_clip", "example_clip=None")
     found = names(audit.audit(KEY, record_plan, few, trials=TRIALS, attacks=["constant", "devices", "model"]))
     assert found >= {"matched filter", "every device", "gaussian model"}
 

@@ -25,7 +25,7 @@ from wflmc.runs.folder import read_run
 from wflmc.scenario import build, load_scenario
 
 from ..cli_tools import strict
-from ..conftest import count
+from ..conftest import FULL, count
 from ..federation_tools import ROUNDING, app_of, run_on_grid
 
 SCENARIO = """
@@ -279,6 +279,7 @@ def test_without_flower_a_sentence_says_what_to_install(
     assert "wflmc[flower]" in err
 
 
+@pytest.mark.skipif(not FULL, reason="starts ray, and make federation does too: make test-full runs it")
 def test_clients_in_flowers_simulation_engine_are_the_simulators_chain(small: Path, tmp_path: Path, call: Any) -> None:
     pytest.importorskip("ray", reason="Flower's simulation engine needs ray: pip install 'wflmc[flower]'")
     devices, rounds = count(4, 30), count(3, 20)

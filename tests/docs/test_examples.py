@@ -34,6 +34,7 @@ def agrees(theta, known):
         assert np.abs(z).max() < LIMIT, z
 
 
+@pytest.mark.skipif(not FULL, reason="four seconds of NUTS: make test-full runs it")
 def test_logistic_regression_agrees_with_nuts(logistic):
     """Kinetic Langevin has the exact law of a Gaussian posterior: no allowance beside Monte Carlo errors."""
     pytest.importorskip("blackjax")

@@ -50,6 +50,10 @@ class SumsGradients(Protocol):
 class Posterior(SumsGradients, Protocol):
     """p(θ|D) of data D that are spread over K devices, with the negative log-density f = Σ_k f_k as its cost.
 
+    A model is a JAX dataclass (`jax.tree_util.register_dataclass`) that derives from this class and defines `mu`, `L`,
+    `sizes`, `dim`, `digest`, `initial_w2_sq`, `draw_initial`, `unrounded_sum`, `gradients`, `example_norms`,
+    `on_accelerator`, `working_bytes`, `work` and `device`. Everything else has a default.
+
     Chains may move in coordinates φ other than the parameters θ. Constants, gradients and starts are those of φ.
     """
 
@@ -96,7 +100,7 @@ class Posterior(SumsGradients, Protocol):
     def clipped_sum(
         self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
     ) -> tuple[jax.Array, jax.Array]:
-        """Return `unrounded_sum` rounded to float32, [m], and the norms ‖g_k‖ before clip_factor, [K]."""
+        """Return `unrounded_sum` rounded to float32, [m], and the norms ‖g_k‖ before clipping, [K]."""
         total, norm = self.unrounded_sum(theta, weight, clip, key, example_clip)
         return total.rounded if isinstance(total, Sum) else total, norm
 
