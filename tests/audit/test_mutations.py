@@ -26,6 +26,9 @@ softmax = sys.modules["wflmc.posterior.softmax_sums"]
 blocks = sys.modules["wflmc.posterior.blocks"]
 
 
+only_full = pytest.mark.skipif(not FULL, reason="other mistakes of its kind are tried: make test-full runs it")
+
+
 @pytest.fixture
 def mutate(monkeypatch):
     """Replace a piece of a function's source, wherever in the package the function is known."""
@@ -129,6 +132,7 @@ def test_models_of_ones_own_are_attacked_in_pairs(few, plan):
         audit.audit_pair(KEY, plan, few, lost, device=0, trials=1000)
 
 
+@only_full
 def test_clip_after_scaling(few, plan, mutate):
     assert plan.gain.max() < 1
     mutate(kernel.transmit, "now.constants.clip, ", "now.constants.clip / now.gain, ")
@@ -176,6 +180,7 @@ def test_gain_off_by_root_two(plan, mutate):
     assert names(report) >= {"matched filter", "signs that vary", "whole runs"}
 
 
+@only_full
 def test_noise_too_weak(plan, mutate):
     mutate(channel.superpose, "jnp.sqrt(noise_power)", "0.8 * jnp.sqrt(noise_power)")
     assert "matched filter" in names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"]))
@@ -204,6 +209,7 @@ def test_device_clip_skipped_by_the_gaussian_model(few, plan, mutate):
     assert names(report) == {"gaussian model"}
 
 
+@only_full
 def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, mutate):
     again = {
         "wrap": lambda mutant: blocks.batch_chains(mutant, 4),
@@ -247,6 +253,7 @@ def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
     assert not report.consistent
 
 
+@only_full
 def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, mutate):
     plan = planned(few)
     mutate(
