@@ -107,7 +107,7 @@ class _Machine(NamedTuple):
 
     def name(self, skip: int) -> str:
         """How sums are cut: a round that is repeated must repeat the same sum, or their difference has no noise."""
-        blocks = f"{self.posterior.block}-{getattr(self.posterior, 'example_block', 0)}"
+        blocks = f"{self.posterior.block}-{self.posterior.example_block}"
         return f"{self.chunks}-{skip}-{blocks}-{jax.default_backend()}"
 
 
