@@ -174,7 +174,7 @@ class LocalGrid(Grid):
 
     def create_message(self, *args: Any, **how: Any) -> Message:
         """Refuse: the transport makes its messages itself."""
-        raise NotImplementedError
+        raise AssertionError("the transport makes its messages itself")
 
     def get_node_ids(self) -> list[int]:
         """Return all nodes."""

@@ -56,10 +56,6 @@ class Overdamped:
     unit: ClassVar[str] = "(mu+L)"
     """Of 1/step_size."""
     unstable: ClassVar[str] = "stretches errors {:.3g} times"
-    noise_formula: ClassVar[str] = "2η"
-    """What `langevin_noise` computes."""
-    moved: ClassVar[str] = "update"
-    """What gradients and noise act on."""
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -181,8 +177,6 @@ class Kinetic(Overdamped):
     symbol: ClassVar[str] = "h"
     unit: ClassVar[str] = "√L"
     unstable: ClassVar[str] = "is beyond 2/√L of theirs alone"
-    noise_formula: ClassVar[str] = "1 − e²"
-    moved: ClassVar[str] = "velocity"
 
     @property
     def parameters(self) -> dict[str, float]:

@@ -226,5 +226,5 @@ def _examples_clipped(trace: Trace, posterior: Posterior | None) -> float | None
     unreported = bool(np.all(np.isnan(trace.clip_rate)))  # by the devices of a federation
     if posterior is None or unreported or not any(np.isfinite(plan.example_clip).any() for plan in plans):
         return None
-    limits = [np.repeat(plan.example_clip, posterior.sizes) for plan in plans[: len(last)]]
+    limits = [np.repeat(plan.clips_at[1], posterior.sizes) for plan in plans[: len(last)]]
     return float(np.mean(posterior.example_norms(last) > np.stack(limits)))

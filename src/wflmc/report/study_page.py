@@ -18,7 +18,7 @@ from wflmc.report.plotly_figures import draw
 from wflmc.report.tables import read_rows
 from wflmc.report.text import CONTRADICTS, verdict
 from wflmc.runs.documents import read_document
-from wflmc.studies import FIGURES, Row, Setting
+from wflmc.studies import FIGURES, Claim, Row, Setting
 
 PLACES = ("optimized", "equal", "no-dp", "noiseless-dp", "noiseless", "sbfl")
 NAMES = {
@@ -178,23 +178,11 @@ def score_of(table: str) -> str:
     return SCORES.get(table.split("_", 1)[-1].removeprefix("ablation_"), table)
 
 
-class ClaimLine(BaseModel):
-    """One claim of claims.json."""
-
-    figure: str
-    statement: str
-    paper: float | str
-    ours: float | str | None
-    holds: bool
-    contradiction: bool = False
-    note: str = ""
-
-
 class ClaimsFile(BaseModel):
     """claims.json."""
 
     data: str
-    claims: list[ClaimLine]
+    claims: list[Claim]
 
 
 def is_study(folder: Path) -> bool:
