@@ -330,7 +330,7 @@ def retold(folder, **changes):
 def test_a_plan_of_another_run(copied):
     folder = copied()
     retold(folder, privacy={"epsilon": 3.0}, link={"snr_db": 0.0})
-    with pytest.raises(InputError, match=r"plan.json.*its hash is another one"):
+    with pytest.raises(InputError, match=r"plan.json.*the hash in digests.json differs"):
         render_folder(folder)
     (folder / "trace.nc").unlink()
     with pytest.raises(InputError, match=r"plan\.json"):
@@ -348,14 +348,14 @@ def test_a_scenario_or_a_trace_of_another_run(copied, file):
     else:
         with h5netcdf.File(folder / file, "a") as trace:
             trace["posterior"].attrs["scenario"] = changed
-    with pytest.raises(InputError, match=rf"{file}.*its hash is another one"):
+    with pytest.raises(InputError, match=rf"{file}.*the hash in digests.json differs"):
         render_folder(folder)
 
 
 def test_a_summary_of_another_run(copied):
     folder = copied()
     edited(folder / "summary.json", epsilon_spent=3.0)
-    with pytest.raises(InputError, match=r"summary.json.*its hash is another one"):
+    with pytest.raises(InputError, match=r"summary.json.*the hash in digests.json differs"):
         render_folder(folder)
     folder = copied("kinetic")
     ledger = json.loads((folder / "summary.json").read_text())["ledger"]

@@ -176,7 +176,7 @@ def _check_digests(folder: Path, stopped: bool) -> None:
         path = folder / name
         if path.exists() and _sha256(path) != digest:
             hint = f"; `wflmc run --resume {folder}` may mend it" * stopped
-            raise InputError("report", str(path), f"of the run that wrote {DIGESTS}: its hash is another one{hint}")
+            raise InputError("report", str(path), f"the file that its run wrote: the hash in {DIGESTS} differs{hint}")
 
 
 def _read_scenario(folder: Path, plan: PlanFile | None) -> tuple[Scenario | None, str | None]:
