@@ -9,7 +9,7 @@ import pytest
 
 import wflmc
 from wflmc.errors import Found
-from wflmc.posterior.curvature import find_mode
+from wflmc.posterior.custom.posterior import find_mode
 from wflmc.sampling import groups
 
 from .custom_tools import gaussian_likelihood, gaussian_prior
@@ -47,7 +47,7 @@ def masked(theta, example):
 
 REFUSED = {
     "int64 that would wrap": (r"data\[1\] has whole numbers that int32.*to 2147483647.*floats", {"data": (X, LARGE)}),
-    "no value away from the start": (r"initial leads to no mode: the search met nan", {"likelihood": walled}),
+    "no value away from the start": (r"initial leads to no mode.*is it nan nearby", {"likelihood": walled}),
     "wrong sign": (r"initial leads to no mode.*sign wrong", {"likelihood": lambda t, e: (e[1] - t @ e[0]) ** 2}),
     "mu above an estimated L": (r"mu = 1000.0.*at most L = .*L is an estimate", {"mu": 1e3}),
     "L below an estimated mu": (r"at most L = 0.01 \(mu is an estimate", {"L": 0.01}),
@@ -56,23 +56,23 @@ REFUSED = {
     "no spread": (r"initial_std is missing", {"initial_std": None}),
     "a spread in letters": (r"initial_std = '1'", {"initial_std": "1"}),
     "many spreads": (r"initial_std is an array of type float64.*a number", {"initial_std": np.ones(2)}),
-    "mixed lists": (r"devices has single values beside lists", {"devices": [[0, 1], 5]}),
-    "data of each device": (r"devices has lists of data.*np.repeat", {"devices": [X[:10], X[10:]]}),
-    "ids": (r"4 different numbers.*np.unique\(ids", {"devices": np.arange(40) % 4 + 10**12}),
+    "mixed lists": (r"devices is a list of 2 values.*a list of each", {"devices": [[0, 1], 5]}),
+    "data of each device": (r"devices is a list of 2 values.*the device", {"devices": [X[:10], X[10:]]}),
+    "ids": (r"devices is an array of type int64.*np.unique\(ids", {"devices": np.arange(40) % 4 + 10**12}),
     "floats": (r"devices is an array of type float64.*np.unique", {"devices": np.arange(40) % 4 + 0.5}),
-    "negative": (r"has negative numbers", {"devices": np.arange(40) % 4 - 1}),
-    "too few": (r"devices is an array of shape \(39,\)", {"devices": np.arange(39) % 4}),
+    "negative": (r"devices is an array.*the device \(0, 1, …\)", {"devices": np.arange(40) % 4 - 1}),
+    "too few": (r"devices is an array of type int64 and shape \(39,\)", {"devices": np.arange(39) % 4}),
     "truth for a number": (r"devices = True was given", {"devices": True}),
     "batch": (r"batch = True", {"batch": True}),
     "mu": (r"mu = True", {"mu": True}),
     "partition": (r"partition = 'by-label'.*iid or blocks", {"partition": "by-label", "devices": np.arange(40) % 4}),
-    "a list in data": (r"data\[1\] is a list of 40 values.*np.asarray", {"data": (X, list(Y))}),
+    "a list in data": (r"data has arrays of shapes.*np.asarray", {"data": (X, list(Y))}),
     "texts": (r"data\['y'\] has entries of type <U1.*integers", {"data": {"x": X, "y": np.array(["a"] * 40)}}),
     "complex data": (r"data has entries of type complex128", {"data": Y * 1j}),
     "width": (r"parameters of shape \(3,\) and ONE example of shape \(\(2,\), \(\)\)", {"initial": np.zeros(3)}),
-    "a text": (r"log_likelihood returns a str, but it must be a JAX", {"likelihood": lambda t, e: "no"}),
-    "loops": (r"in place of range\(n\)", {"likelihood": two_steps}),
-    "masks": (r"jnp.where\(mask, values, 0.0\)", {"likelihood": masked}),
+    "a text": (r"log_likelihood fails: TypeError.*str.*must be a JAX", {"likelihood": lambda t, e: "no"}),
+    "loops": (r"in place of if, range\(n\)", {"likelihood": two_steps}),
+    "masks": (r"jnp.where in place of .* masks", {"likelihood": masked}),
     "a whole likelihood": (r"returns int32\[\]", {"likelihood": lambda t, e: 0}),
     "a prior of truth": (r"log_prior returns bool\[\]", {"prior": lambda t: t[0] > 0}),
     "no example": (r"does not look at its example.*count once for every example", {"likelihood": lambda t, e: t[0]}),
@@ -86,20 +86,14 @@ def test_refused(what):
         make(**given)
 
 
-def test_a_forgotten_prior():
-    with pytest.raises(wflmc.InputError, match=r"log_prior is missing.*log_likelihood, log_prior, data"):
-        wflmc.posterior_from(gaussian_likelihood, (X, Y), initial=np.zeros(2), devices=4)
-
-
 @pytest.mark.parametrize(
     ("words", "function", "inputs"),
     [
         (r"inputs has arrays of shapes \(\)", lambda p, u: p[0], 1.0),
-        ("inputs has arrays without any", lambda p, u: p[0], X[:0]),
+        (r"shapes \(0, 2\).*at least one example", lambda p, u: p[0], X[:0]),
         (r"shapes \(40, 2\), \(3,\)", lambda p, u: p[0], (X, Y[:3])),
         ("inputs has entries of type <U1", lambda p, u: p[0], np.array(["a", "b"])),
-        ("function returns complex64.*real", lambda p, u: p[0] * 1j, X),
-        ("function returns nothing", lambda p, u: None, X),
+        ("function fails: ", lambda p, u: p["weights"], X),
     ],
 )
 def test_predictions_refused(words, function, inputs):
@@ -165,13 +159,11 @@ def test_words_cross_process_borders():
 def test_a_search_that_ends_early_says_so():
     curves = np.array([1.0, 100.0])
 
-    def search(steps, wall=-np.inf):
+    def search(steps):
         def cost(theta):
-            bad = np.nan if theta[0] < wall else 1.0
-            return bad * 0.5 * theta**2 @ curves, bad * curves * theta
+            return 0.5 * theta**2 @ curves, curves * theta
 
         return find_mode(cost, lambda _, v: curves * v, np.array([50.0, 1.0]), steps)
 
     assert search(500)[1] == ""
     assert "the gradient's norm is still" in search(1)[1]
-    assert "met nan" in search(500, wall=49.8)[1]

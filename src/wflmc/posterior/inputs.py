@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,12 @@ def check_init(init: str) -> None:
         raise InputError("init", init, f"one of {', '.join(INITS)}")
 
 
-def check_prior(prior_std: float) -> None:
-    """Refuse a prior without a proper width."""
-    if not (isinstance(prior_std, int | float | np.number) and 0 < prior_std < np.inf):
-        raise InputError("prior_std", prior_std, "a number, finite and above 0")
+def check_positive(numbers: Mapping[str, Any], or_zero: bool = False) -> None:
+    """Refuse what is not one finite number above 0, or 0 where that is welcome; `numbers` are by name."""
+    for name, value in numbers.items():
+        one = np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
+        if not (one and 0 <= value < np.inf and (or_zero or value)):
+            raise InputError(name, value, f"a number, finite and {'at least' if or_zero else 'above'} 0")
 
 
 def check_counts(**counts: int) -> None:

@@ -15,7 +15,7 @@ from wflmc.errors import InputError, Shown
 from wflmc.keys import digest
 from wflmc.posterior.base import Posterior, check_device
 from wflmc.posterior.coordinates import Coordinates, coordinates, whitening
-from wflmc.posterior.inputs import Names, check_counts, check_init, check_prior, with_intercept
+from wflmc.posterior.inputs import Names, check_counts, check_init, check_positive, with_intercept
 
 Array = NDArray[np.float64]
 
@@ -194,7 +194,7 @@ class Regression(Shown, Posterior):
 
 def check_regression(devices: int, prior_std: float, X: Any, y: Any) -> None:
     """Refuse what no regression can have."""
-    check_prior(prior_std)
+    check_positive({"prior_std": prior_std})
     check_counts(devices=devices)
     if (X is None) != (y is None):
         raise InputError("X" if X is None else "y", None, "given together with the other of X and y")

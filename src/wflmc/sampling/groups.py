@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from wflmc.errors import Found, InputError
 from wflmc.keys import host_generator
 from wflmc.posterior import CustomPosterior
-from wflmc.posterior.custom.checks import checked_arrays, shape_of
-from wflmc.posterior.custom.model import per_example
+from wflmc.posterior.custom.model import checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
 from wflmc.progress import progress_bar
 from wflmc.storage import replacing, reserve

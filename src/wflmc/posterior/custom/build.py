@@ -13,13 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import Found, InputError
 from wflmc.keys import check_key, host_generator, named
-from wflmc.posterior.custom.checks import checked_arrays, checked_parameters
-from wflmc.posterior.custom.model import TracedModel, costs_and_norms, trace_model
+from wflmc.posterior.custom.model import TracedModel, checked_arrays, costs_and_norms, trace_model
 from wflmc.posterior.custom.posterior import EXAMPLE_BYTES, CustomPosterior
-from wflmc.posterior.inputs import check_counts
+from wflmc.posterior.inputs import check_counts, check_positive
 from wflmc.posterior.partition import assign
-
-NUMBERED = "ids become such numbers by np.unique(ids, return_inverse=True)[1]"
 
 
 class Assignment(TypedDict, total=False):
@@ -32,10 +29,10 @@ class Assignment(TypedDict, total=False):
 def posterior_from(
     log_likelihood: Callable[[Any, Any], Any],
     log_prior: Callable[[Any], Any],
-    data: Any = None,
+    data: Any,
     *,
-    initial: Any = None,
-    devices: int | ArrayLike | Sequence[ArrayLike] | None = None,
+    initial: Any,
+    devices: int | ArrayLike | Sequence[ArrayLike],
     initial_std: float = 0.0,
     mu: float | None = None,
     L: float | None = None,
@@ -48,9 +45,9 @@ def posterior_from(
         log_likelihood: of parameters and ONE example, a number.
         log_prior: of parameters, up to a constant.
         data: a pytree of arrays [N, ...] with the examples along their first axis.
-        initial: parameters to start chains at, any pytree of floating-point arrays. It must be given: it says what
-            parameters there are, which the functions alone cannot.
-        devices: must be given too: how many; or the device of every example, [N]; or a list of each one's examples.
+        initial: parameters to start chains at, any pytree of floating-point arrays: it says what parameters there are,
+            which the functions alone cannot.
+        devices: how many; or the device of every example, [N]; or a list of each one's examples.
         initial_std: standard deviation of the starts around `initial`, the same for all parameters.
         mu, L: strong convexity and smoothness of −log p(θ|D), where public values are known. Else they are estimated by
             the Hessian at `initial` and at a mode, which depends on the data: no promise of privacy covers that.
@@ -59,19 +56,14 @@ def posterior_from(
         assignment: where `devices` is a number, `partition` is iid (default) or blocks, and `key` seeds iid
             (jax.random.key(0) unless given).
     """
-    if data is None:
-        instead = "posterior_from(log_likelihood, log_prior, data, initial=…, devices=…)"
-        missing = "data" if callable(log_prior) else "log_prior"
-        raise InputError(missing, Found("is missing"), f"given, as in {instead}")
     examples, count = checked_arrays("data", data)
-    if initial is None:
-        width = max([leaf.shape[-1] for leaf in jax.tree.leaves(examples) if leaf.ndim > 1], default=1)
-        such = f"np.zeros({width}) or {{'weights': np.zeros({width}), 'intercept': 0.0}}"
-        wanted = f"the parameters that chains start at, as log_prior takes them, such as {such}"
-        raise InputError("initial", Found("was not given"), wanted)
-    start, structure, shapes = checked_parameters(initial)
+    start, structure, shapes = _checked_parameters(initial)
     model = trace_model(log_likelihood, log_prior, structure, shapes, examples)
-    _check_numbers(mu, L, initial_std)
+    known = {name: value for name, value in (("mu", mu), ("L", L)) if value is not None}
+    check_positive(known)
+    check_positive({"initial_std": initial_std}, or_zero=True)
+    if mu is not None and L is not None and mu > L:
+        raise InputError("mu", mu, f"at most L = {L:g}")
     if batch is not None:
         check_counts(batch=batch)
     _check_start(model, examples, start)
@@ -84,29 +76,29 @@ def posterior_from(
         sizes=sizes,
         start=start,
         initial_std=float(initial_std),
-        mu=np.nan if mu is None else float(mu),
-        L=np.nan if L is None else float(L),
+        mu=float(known.get("mu", np.nan)),
+        L=float(known.get("L", np.nan)),
         model=model,
         prior_devices=len(parts),
         batch=None if batch is None or batch >= sizes.max() else int(batch),
-        estimated=tuple(name for name, value in (("mu", mu), ("L", L)) if value is None),
+        estimated=tuple(name for name in ("mu", "L") if name not in known),
     )
     return _with_estimates(posterior) if posterior.estimated else posterior
 
 
-def _check_numbers(mu: Any, L: Any, initial_std: Any) -> None:
-    for name, value in (("mu", mu), ("L", L)):
-        if value is not None and not (_is_number(value) and 0 < value < np.inf):
-            raise InputError(name, value, "a number above 0 and finite")
-    if mu is not None and L is not None and mu > L:
-        raise InputError("mu", mu, f"at most L = {L:g}")
-    if not (_is_number(initial_std) and 0 <= initial_std < np.inf):
-        raise InputError("initial_std", initial_std, "a number, finite and at least 0")
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether it is one real number, and no truth value."""
-    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
+def _checked_parameters(initial: Any) -> tuple[NDArray[np.float64], Any, tuple[tuple[int, ...], ...]]:
+    """Return the starting parameters as one flat array, their pytree structure and their shapes."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(initial)
+    for path, leaf in leaves:
+        if not jnp.issubdtype(np.asarray(leaf).dtype, jnp.floating):
+            instead = "leave out what is no parameter, as eqx.partition(model, eqx.is_inexact_array) does"
+            wanted = f"a floating-point array, such as 0.0 for 0: {instead}, and put it back as eqx.combine does"
+            raise InputError("initial" + jax.tree_util.keystr(path), leaf, wanted)
+    arrays = [np.asarray(leaf, dtype=float) for _, leaf in leaves]
+    flat = np.concatenate([np.zeros(0), *(array.ravel() for array in arrays)])
+    if not flat.size or not np.all(np.isfinite(flat)):
+        raise InputError("initial", Found("has no parameters, or nan or infinite ones"), "at least one array, finite")
+    return flat, structure, tuple(array.shape for array in arrays)
 
 
 def _check_start(model: TracedModel, examples: Any, start: NDArray[np.float64]) -> None:
@@ -114,13 +106,13 @@ def _check_start(model: TracedModel, examples: Any, start: NDArray[np.float64]) 
     theta, how_many = jnp.asarray(start, jnp.float32), len(jax.tree.leaves(examples)[0])
     at_a_time = min(how_many, max(1, EXAMPLE_BYTES // (8 * model.dim)))
     wanted = "finite at `initial`: start elsewhere, or mend it (log of 0? a root at 0? data that are nan?)"
-    for what, values in zip(("value", "gradient"), costs_and_norms(model, examples, theta, at_a_time), strict=True):
-        bad = np.flatnonzero(~np.isfinite(np.asarray(values)))
-        if bad.size:
-            given = Found(f"has a {what} that is nan or infinite at example {bad[0]}")
-            raise InputError("log_likelihood", given, wanted)
+    problem = "has a value or a gradient that is nan or infinite"
+    finite = [np.isfinite(values) for values in costs_and_norms(model, examples, theta, at_a_time)]
+    if not np.all(finite):
+        first = np.flatnonzero(~np.all(finite, axis=0))[0]
+        raise InputError("log_likelihood", Found(f"{problem} at example {first}"), wanted)
     if not all(np.all(np.isfinite(part)) for part in jax.value_and_grad(model.prior_cost)(theta)):
-        raise InputError("log_prior", Found("has a value or gradient that is nan or infinite"), wanted)
+        raise InputError("log_prior", Found(problem), wanted)
 
 
 def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
@@ -157,56 +149,21 @@ def examples_by_device(
     check_key(key)
     if partition not in ("iid", "blocks"):
         raise InputError("partition", partition, "iid or blocks; or give the device of every example as `devices`")
-    if devices is None:
-        wanted = f"how many devices share the {count} examples, or the device of each of them"
-        raise InputError("devices", Found("was not given"), wanted)
+    given = devices
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
         generator = host_generator(named(key, "data"), "partition")
         devices = assign(partition, np.zeros(count), int(devices), generator)
-    if isinstance(devices, list | tuple) and any(_axes(part) for part in devices):
-        parts = _checked_lists(devices, count)
+    if isinstance(devices, list | tuple) and any(np.ndim(part) for part in devices):
+        parts = [np.ravel(part) for part in devices]
+        valid = all(part.size for part in parts) and np.array_equal(np.sort(np.concatenate(parts)), np.arange(count))
     else:
-        owner = _checked_owners(np.asarray(devices), count)
-        parts = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
-    empty = [number for number, part in enumerate(parts) if not part.size]
-    if empty:
-        given = Found(f"has no example for device {empty[0]}")
-        raise InputError("devices", given, f"at least one example for every device: {NUMBERED}")
-    return parts
-
-
-def _axes(part: Any) -> int:
-    try:
-        return int(np.ndim(part))
-    except ValueError:  # rows of unlike length
-        return 2
-
-
-def _checked_lists(devices: Sequence[Any], count: int) -> list[NDArray[np.intp]]:
-    axes, wanted = [_axes(part) for part in devices], f"lists in which each of 0..{count - 1} is once"
-    if max(axes) > 1:
-        instead = "put the data together and give np.repeat(np.arange(K), [examples of each device])"
-        raise InputError("devices", Found("has lists of data"), f"the device of every example: {instead}; or {wanted}")
-    if min(axes) < 1:
-        raise InputError("devices", Found("has single values beside lists"), wanted)
-    parts = [np.asarray(part, dtype=None if len(part) else np.intp) for part in devices]
-    whole = np.concatenate(parts)
-    if whole.dtype.kind not in "iu" or not np.array_equal(np.sort(whole), np.arange(count)):
-        raise InputError("devices", Found(f"is a list of {len(parts)} lists"), f"{wanted}: the examples' numbers")
-    return parts
-
-
-def _checked_owners(owner: NDArray[Any], count: int) -> NDArray[np.intp]:
-    if owner.shape != (count,):
-        wanted = f"a number of devices, the device of each of the {count} examples, or a list of each device's examples"
-        given = Found(f"is an array of shape {owner.shape}") if owner.ndim else owner.tolist()
+        numbers, owner = np.unique(np.asarray(devices), return_inverse=True)
+        parts = np.split(np.argsort(owner, axis=None, kind="stable"), np.cumsum(np.bincount(owner.ravel()))[:-1])
+        valid = owner.shape == (count,) and np.array_equal(numbers, np.arange(numbers.size))
+    if not valid:
+        wanted = (
+            f"a number of devices, the device (0, 1, …) of each of the {count} examples, or a list of each device's "
+            "examples; np.unique(ids, return_inverse=True)[1] makes such numbers of ids"
+        )
         raise InputError("devices", given, wanted)
-    if owner.dtype.kind not in "iu":
-        problem = f"is an array of type {owner.dtype}"
-    elif owner.min() < 0:
-        problem = "has negative numbers"
-    elif owner.max() >= count:
-        problem = f"has {np.unique(owner).size} different numbers, not all below {count}"
-    else:
-        return owner
-    raise InputError("devices", Found(problem), f"the numbers 0, 1, … of devices, each with an example: {NUMBERED}")
+    return parts

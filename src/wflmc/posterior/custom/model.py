@@ -8,7 +8,7 @@ that compiled code, checkpoints and ledgers know the model again; functions that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,39 +16,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
+from numpy.typing import NDArray
 
 from wflmc.errors import Found, InputError
 from wflmc.keys import digest
 from wflmc.posterior.blocks import row_norms
-from wflmc.posterior.custom.checks import accelerator_dtype, check_number, checked_arrays, shape_of, shapes_of
 
 WORKING_BYTES = 2**24
 """Intermediate results at a time, where a function is computed for many draws and examples."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class TracedModel:
     """The functions, and how flat parameters are unflattened for them; equal where names are."""
 
-    likelihood: Any
+    likelihood: Any = field(compare=False, repr=False)
     """−log p(example|θ) as a jaxpr of θ[m] and the arrays of one example."""
-    prior: Any
+    prior: Any = field(compare=False, repr=False)
     """−log p(θ) as a jaxpr of θ[m]."""
-    structure: Any
+    structure: Any = field(compare=False, repr=False)
     """Of the parameters, as JAX flattens them."""
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...] = field(compare=False, repr=False)
     name: str = ""
-    numbers: int = 1
+    numbers: int = field(default=1, compare=False, repr=False)
     """Intermediate results of one example's log-likelihood, roughly: what a gradient must remember."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TracedModel) and self.name == other.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def __repr__(self) -> str:
-        return f"TracedModel({self.name})"
 
     @property
     def dim(self) -> int:
@@ -75,6 +66,66 @@ class TracedModel:
         return jaxpr_as_fun(traced)(*given)[0].astype(values[0].dtype)
 
 
+def checked_arrays(key: str, data: Any) -> tuple[Any, int]:
+    """Return a pytree of examples as NumPy arrays, and the number of examples."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(data)
+    arrays = [_checked_array(key + jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+    shapes = [array.shape for array in arrays]
+    if len({shape[:1] for shape in shapes}) != 1 or not shapes[0] or not shapes[0][0]:
+        wanted = "(X, y) of at least one example; np.asarray makes one of a list of numbers or rows"
+        given = Found(f"has arrays of shapes {', '.join(map(str, shapes[:6]))}" if arrays else "has no arrays")
+        raise InputError(key, given, f"an array, or arrays, with the examples along one first axis, such as {wanted}")
+    return jax.tree.unflatten(structure, arrays), shapes[0][0]
+
+
+def _checked_array(key: str, leaf: Any) -> NDArray[Any]:
+    """Return an array of real numbers that an accelerator can hold."""
+    array = np.asarray(leaf)
+    if array.dtype == np.longdouble:
+        array = array.astype(float)
+    if array.dtype.kind not in "fiub":
+        wanted = "real numbers: np.unique(values, return_inverse=True)[1] encodes texts as integers"
+        raise InputError(key, Found(f"has entries of type {array.dtype}"), wanted)
+    if array.dtype.kind in "iu" and array.size:
+        held = np.iinfo(accelerator_dtype(array.dtype))
+        if int(array.min()) < held.min or int(array.max()) > held.max:
+            allowed = f"whole numbers from {held.min} up to {held.max}: scale them, or give floats"
+            raise InputError(key, Found(f"has whole numbers that {held.dtype} cannot hold"), allowed)
+    return array
+
+
+def accelerator_dtype(dtype: Any) -> Any:
+    """Return the type of numbers on an accelerator: float32 for floats, at most 32 bits for whole numbers."""
+    return np.dtype(np.float32) if np.dtype(dtype).kind == "f" else jax.dtypes.canonicalize_dtype(dtype)
+
+
+def shape_of(key: str, function: Any, wanted: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the shapes of what `call`, which calls a person's function, would return; refuse a function that fails."""
+    if not callable(function):
+        raise InputError(key, function, wanted)
+    try:
+        return jax.eval_shape(call, *arguments)
+    except Exception as error:  # whatever a person's function may raise
+        said = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200].rstrip(".: ")
+        if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):  # values that are only being traced
+            wanted += ": use jax.numpy in place of numpy and float(), and jnp.where in place of if, range(n) and masks"
+        raise InputError(key, Found(f"fails: {said}"), wanted) from error
+
+
+def _check_number(key: str, wanted: str, result: Any, *kinds: Any) -> None:
+    """Refuse the shapes of a function's result where that is not one number of these kinds."""
+    leaves = jax.tree.leaves(result)
+    if len(leaves) != 1 or leaves[0].shape != () or not any(jnp.issubdtype(leaves[0].dtype, kind) for kind in kinds):
+        shown = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves) or "nothing"
+        raise InputError(key, Found(f"returns {shown}"), f"{wanted}, that returns one floating-point number")
+
+
+def _shapes_of(tree: Any) -> str:
+    """Return the shapes of a tree's arrays, in its structure, as a short text."""
+    shown = str(jax.tree.map(lambda leaf: tuple(leaf.shape), tree))
+    return shown if len(shown) <= 120 else shown[:117] + "..."
+
+
 def trace_model(
     log_likelihood: Callable[[Any, Any], Any],
     log_prior: Callable[[Any], Any],
@@ -86,8 +137,9 @@ def trace_model(
     model = TracedModel(None, None, structure, shapes)
     theta = np.zeros(model.dim, np.float32)
     example = jax.tree.map(lambda array: array[0].astype(accelerator_dtype(array.dtype)), data)
-    sizes = f"parameters of shape {shapes_of(model.unflatten(theta))}"
-    wanted = f"a JAX function of (parameters, example), with {sizes} and ONE example of shape {shapes_of(example)}"
+    sizes = f"parameters of shape {_shapes_of(model.unflatten(theta))}"
+    wanted = f"a JAX function of (parameters, example), with {sizes} and ONE example of shape {_shapes_of(example)}"
+    alone = f"a JAX function of parameters alone, with {sizes}"
 
     def likelihood(theta: Any, example: Any) -> Any:
         return log_likelihood(model.unflatten(theta), example)
@@ -95,15 +147,17 @@ def trace_model(
     def prior(theta: Any) -> Any:
         return log_prior(model.unflatten(theta))
 
-    check_number("log_likelihood", log_likelihood, wanted, likelihood, theta, example)
-    check_number("log_prior", log_prior, f"a JAX function of parameters alone, with {sizes}", prior, theta, whole=True)
+    found = shape_of("log_likelihood", log_likelihood, wanted, likelihood, theta, example)
+    _check_number("log_likelihood", wanted, found, jnp.floating)
+    found = shape_of("log_prior", log_prior, alone, prior, theta)
+    _check_number("log_prior", alone, found, jnp.floating, jnp.integer)  # 0 is the usual flat one
     with jax.default_matmul_precision("highest"):
         costs = (
             jax.make_jaxpr(lambda t, e: -jnp.asarray(likelihood(t, e), t.dtype))(theta, example),
             jax.make_jaxpr(lambda t: -jnp.asarray(prior(t), t.dtype))(theta),
         )
     for key, cost in zip(("log_likelihood", "log_prior"), costs, strict=True):
-        names = (equation.primitive.name for equation in _equations(cost.jaxpr))
+        names = [equation.primitive.name for jaxpr in _nested(cost) for equation in jaxpr.eqns]
         if any("callback" in name or "debug" in name for name in names):
             raise InputError(key, Found("calls back to Python"), "written in JAX alone: no callbacks, no debug prints")
     model = TracedModel(*costs, structure, shapes)
@@ -116,34 +170,29 @@ def trace_model(
         instead = "data that it takes from elsewhere would count once for every example of every device"
         raise InputError("log_likelihood", Found("does not look at its example"), f"{wanted}: {instead}")
     parts = [text.encode() for text in (str(structure), str(shapes), *map(str, gradients))]
-    name = digest(*parts, *(value for gradient in gradients for value in _constants(gradient)))
-    return replace(model, name=name, numbers=max(1, result_size(costs[0].jaxpr)))
+    inner = [jaxpr for gradient in gradients for jaxpr in _nested(gradient)]
+    constants = [value for jaxpr in inner for value in getattr(jaxpr, "consts", ())]
+    return replace(model, name=digest(*parts, *map(_plain, constants)), numbers=max(1, result_size(costs[0])))
 
 
-def _constants(traced: Any) -> Iterator[Any]:
-    """Yield all arrays that a traced function has taken from around it, also those of functions inside."""
-    for value in traced.consts:
-        typed = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-        yield np.asarray(jax.random.key_data(value) if typed else value)
-    for equation in traced.jaxpr.eqns:
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "jaxpr")):
-            if hasattr(value, "jaxpr") and hasattr(value, "consts"):
-                yield from _constants(value)
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Yield the equations of a jaxpr and of those that it calls."""
+def _nested(jaxpr: Any) -> Iterator[Any]:
+    """Yield a jaxpr and all that its equations call; closed ones have the arrays that they have taken from around."""
+    yield jaxpr
     for equation in jaxpr.eqns:
-        yield equation
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _equations(inner)
+            if hasattr(value, "eqns"):
+                yield from _nested(value)
+
+
+def _plain(value: Any) -> NDArray[Any]:
+    """Return a constant as an array, a random key by its data."""
+    typed = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(value) if typed else value)
 
 
 def result_size(jaxpr: Any) -> int:
     """Return how many numbers all equations of a jaxpr compute."""
-    outputs = (out for equation in _equations(jaxpr) for out in equation.outvars)
+    outputs = (out for inner in _nested(jaxpr) for equation in inner.eqns for out in equation.outvars)
     return sum(int(np.prod(getattr(out.aval, "shape", ()))) for out in outputs)
 
 
@@ -162,7 +211,7 @@ def costs_and_norms(model: TracedModel, examples: Any, theta: jax.Array, at_a_ti
 def per_example(function: Callable[[Any, Any], Any], draws: Any, examples: Any) -> Any:
     """Return function(draw, example) for all of draws[D, ...] and examples[n, ...], [D, n, ...]."""
     one = jax.tree.map(lambda values: values[0], (draws, examples))
-    numbers = result_size(jax.make_jaxpr(function)(*one).jaxpr)
+    numbers = result_size(jax.make_jaxpr(function)(*one))
     count, many = (len(jax.tree.leaves(values)[0]) for values in (draws, examples))
     at_a_time = int(np.clip(WORKING_BYTES // (4 * count * max(1, numbers)), 1, many))
 
@@ -176,12 +225,8 @@ def predictive_mean(model: TracedModel, function: Callable[[Any, Any], Any], the
     """Average function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
     given = jax.tree.map(jnp.asarray, checked_arrays("inputs", inputs)[0])
     one = jax.tree.map(lambda values: values[0], given)
-    wanted = f"a JAX function of (parameters, input), with ONE of the inputs of shape {shapes_of(one)}"
-    result = shape_of("function", function, wanted, lambda at, u: function(model.unflatten(at), u), theta[0, 0], one)
-    leaves = jax.tree.leaves(result)
-    if not leaves or any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves):
-        shown = ", ".join(str(leaf.dtype) for leaf in leaves) or "nothing"
-        raise InputError("function", Found(f"returns {shown}"), f"{wanted}, that returns real numbers")
+    wanted = f"a JAX function of (parameters, input), with ONE of the inputs of shape {_shapes_of(one)}"
+    shape_of("function", function, wanted, lambda at, u: function(model.unflatten(at), u), theta[0, 0], one)
     return _predictive_mean(model, function, theta, given)
 
 
