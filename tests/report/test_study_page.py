@@ -24,19 +24,18 @@ def study(tmp_path, posterior):
     """Tables and claims as `wflmc reproduce` writes them."""
     setting = studies.Setting(posterior)
     for name in ("fig2", "fig3a"):
-        write_csv(
-            tmp_path / f"{name}.csv", [row for x in (10.0, 20.0, 30.0) for row in studies.point(name, setting, x)]
-        )
+        rows = [row for x in (10.0, 20.0, 30.0) for row in studies.point(name, setting, x)]
+        write_csv(tmp_path / f"{name}.csv", Row._fields, rows)
     schemes = ("optimized", "equal", "noiseless")
     for name, error in (("fig6", 1e-4), ("fig6_exact", None), ("heterogeneity", 1e-3), ("beyond_ess", 0.5)):
         rows = [Row(name, scheme, x, 0.01 / x, error) for x in (10.0, 20.0) for scheme in schemes]
-        write_csv(tmp_path / f"{name}.csv", rows)
-    write_csv(tmp_path / "fig6_floor.csv", [Row("fig6", "floor", x, 1e-4) for x in (10.0, 20.0)])
-    write_csv(tmp_path / "beyond_ablation.csv", [Row("beyond", "ours", 20.0, 0.0123, 1e-3)])
+        write_csv(tmp_path / f"{name}.csv", Row._fields, rows)
+    write_csv(tmp_path / "fig6_floor.csv", Row._fields, [Row("fig6", "floor", x, 1e-4) for x in (10.0, 20.0)])
+    write_csv(tmp_path / "beyond_ablation.csv", Row._fields, [Row("beyond", "ours", 20.0, 0.0123, 1e-3)])
     claims = [
         Claim("fig3a", "power-limited up to (dB)", 16.6, 16.61948977, True),
         Claim("fig3b", "at high SNR the regime is", "lmc-limited", "dp-limited", False, True, "<b>why</b>"),
-        Claim("fig6", "ratio", 2.4, None, False),
+        Claim("fig6", "ratio", 2.4, None, False, data="mine.npz"),
     ]
     document = {"data": "mine.npz", "claims": [claim._asdict() for claim in claims]}
     (tmp_path / "claims.json").write_text(json.dumps(document))

@@ -14,8 +14,7 @@ from wflmc import channel
 from wflmc.data import Features
 from wflmc.evaluation import exact_ess
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.report.study_page import draw_study
-from wflmc.report.text import ablation
+from wflmc.report.study_page import write_study
 from wflmc.studies.beyond import ABLATION, RECIPES, beyond_ablation, beyond_gaussian, beyond_mnist
 from wflmc.studies.paper.fig6_fig7 import MultiSample
 from wflmc.studies.paper.fig8 import Mnist
@@ -67,9 +66,9 @@ def test_the_exact_objective_is_the_best_of_its_promise(tables):
 
 
 def test_pictures_and_tables_of_it(tables, tmp_path):
-    files = draw_study("beyond", tables, "a test", tmp_path / "beyond.png")
+    *files, table = write_study(tmp_path, "beyond", tables, "a test")
     assert all(map(is_picture, files))
-    text = ablation(tables)
+    text = table.read_text()
     assert text.count("\n| ") == 2 + 8 + len(SOME_LEFT_OUT)
     assert "| ours |" in text
 

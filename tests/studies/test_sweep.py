@@ -210,7 +210,7 @@ def test_plans_alone(sweep, tmp_path):
     ("arguments", "parts"),
     [
         ([], ["--grid"]),
-        (["--grid", "link=1,2"], ["--grid = 'link=1'", "section.key"]),
+        (["--grid", "link=1,2"], ["--grid = ['link=1,2']", "of the form KEY="]),
         (["--grid", "link.snr=1,2"], ["link.snr", "did you mean link.snr_db?"]),
         (["--grid", "link.snr_db=10,loud"], ["link.snr_db", "'loud'"]),
         (["--grid", "privacy.epsilon=1,-1"], ["--grid privacy.epsilon", "-1"]),

@@ -168,10 +168,9 @@ class AuditReport:
     @property
     def verdict(self) -> str:
         """One plain sentence."""
-        sure = f"({100 * self.confidence:g} % confidence)"
+        sure = f"({self.adjacency}, {100 * self.confidence:g} % confidence)"
         if self.consistent:
-            claim = f"the plan claims {self.epsilon:.4g} ({self.adjacency})"
-            return f"No attack found more than ε ≥ {self.epsilon_lower:.4g} {sure}; {claim}."
+            return f"No attack found more than ε ≥ {self.epsilon_lower:.4g} {sure}; the plan claims {self.epsilon:.4g}."
         if not self.flagged:
             worst_sum = max(self.sums, key=lambda result: result.ratio)
             return (
@@ -182,8 +181,7 @@ class AuditReport:
         worst = max(self.flagged, key=lambda test: test.excess)
         return (
             f"BROKEN: the attack '{worst.name}' on device {worst.device} proves ε ≥ {worst.epsilon_gaussian:.4g} "
-            f"{sure} in {worst.rounds} rounds, for which the plan claims {worst.epsilon_claimed:.4g} "
-            f"({self.adjacency})."
+            f"{sure} in {worst.rounds} rounds, for which the plan claims {worst.epsilon_claimed:.4g}."
         )
 
     def as_dict(self) -> dict[str, Any]:

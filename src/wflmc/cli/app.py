@@ -14,32 +14,20 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any
 
 import click
 import typer
 
-from wflmc.cli import (
-    FAILED,
-    audit,
-    data,
-    doctor,
-    exit_at_once,
-    federate,
-    interrupt_handler,
-    new,
-    plan,
-    publish,
-    report,
-    reproduce,
-    run,
-    sweep,
-)
+from wflmc.cli import FAILED, exit_at_once, interrupt_handler
 from wflmc.cli.shared import note
 from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
 from wflmc.version import __version__
 
+COMMANDS = "new plan run publish audit reproduce sweep federate report data doctor"
+"""Each is a module with a function `command`; the help has them in this order."""
 DONE, BAD_INPUT = 0, 2
 INTERRUPTED = 130
 """What typer returns when a command is interrupted."""
@@ -52,10 +40,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Bayesian federated learning over the air: plan it, sample with it, prove its privacy.",
 )
-for _module in (new, plan, run, publish, audit, reproduce, sweep, federate, report, data, doctor):
-    _paragraphs = inspect.cleandoc(_module.command.__doc__ or "").split("\n\n")
+for _name in COMMANDS.split():
+    _command = import_module(f"wflmc.cli.{_name}").command
+    _paragraphs = inspect.cleandoc(_command.__doc__).split("\n\n")
     _help = "\n\n".join(" ".join(paragraph.split()) for paragraph in _paragraphs)  # typer would keep line breaks
-    app.command(_module.__name__.rpartition(".")[2], help=_help)(_module.command)
+    app.command(_name, help=_help)(_command)
 
 
 @app.callback()
@@ -87,32 +76,33 @@ def exit_code(command: Callable[[], object]) -> int:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):  # a captured stream may not know its encoding
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    code, sentence = DONE, ""
     try:
         with interrupt_handler(_interrupt), warnings.catch_warnings():
             warnings.showwarning = partial(_show_warning, warnings.showwarning)
-            returned = command()
+            code = command()
         sys.stdout.flush()
-        code = returned if isinstance(returned, int) else DONE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+        return FAILED
     except KeyboardInterrupt:
         code = INTERRUPTED
     except InputError as error:
-        code, sentence = BAD_INPUT, str(error)
+        return _failed(BAD_INPUT, str(error))
     except click.UsageError as error:
-        code, sentence = BAD_INPUT, f"{error.format_message()} Try --help."
+        return _failed(BAD_INPUT, f"{error.format_message()} Try --help.")
     except (SamplingError, OverspendError, UnfinishedError) as error:
-        code, sentence = FAILED, str(error)
+        return _failed(FAILED, str(error))
     except MemoryError:
-        code, sentence = FAILED, "Out of memory: use fewer rounds, devices, parameters or chains."
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
-        code = FAILED
+        return _failed(FAILED, "Out of memory: use fewer rounds, devices, parameters or chains.")
     except OSError as error:
-        code, sentence = FAILED, f"{error.strerror or error}: {error.filename or 'output'}."
+        return _failed(FAILED, f"{error.strerror or error}: {error.filename or 'output'}.")
     if code == INTERRUPTED:
-        sentence = "Interrupted; files and points that were finished are kept."
-    if sentence:
-        note(sentence)
+        return _failed(INTERRUPTED, "Interrupted; files and points that were finished are kept.")
+    return code if isinstance(code, int) else DONE
+
+
+def _failed(code: int, sentence: str) -> int:
+    note(sentence)
     return code
 
 

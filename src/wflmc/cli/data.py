@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, note, print_json
+from wflmc.cli.shared import AsJson, note, option, print_json, renamed_keys
 from wflmc.errors import InputError
 
 
 def command(
     name: Annotated[str, typer.Argument(help="mnist")],
     folder: Annotated[
-        str | None, typer.Option("--data", metavar="DIR", help="Take it from this folder of idx files (plain or gz).")
+        str | None, option("DIR", "Take it from this folder of idx files (plain or gz).", "--data")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -27,10 +27,8 @@ def command(
 
     if name != "mnist":
         raise InputError("data", name, "'mnist'")
-    try:
+    with renamed_keys({"data": "--data"} if folder else {}):
         kept = fetch_mnist(folder, note)
-    except InputError as error:
-        raise InputError("--data" if folder else error.key, error.given, error.allowed) from None
     images = load_mnist(kept)
     train, test = len(images.train_labels), len(images.test_labels)
     if as_json:

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,118 +62,106 @@ def command(as_json: AsJson = False) -> None:
 
 def examine() -> dict[str, Any]:
     """Return everything that there is to say, as plain data."""
-    jax, problems = _try_jax()
-    if not problems:
-        problems = _try_planning()
+    jax: dict[str, Any] = {"backend": None, "devices": [], "note": None}
+    problems = []
+    for what, attempt in (("JAX does not compute", _try_jax), ("Planning fails", _try_planning)):
+        try:
+            attempt(jax)
+        except Exception as error:  # drivers and libraries fail in many ways
+            problems.append(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}"[:300])
+            break
     return {
         "works": not problems,
         "problems": problems,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "wflmc": {"version": __version__, "folder": str(Path(__file__).parents[1])},
-        "core": {name: _version(name) for name in CORE},
+        "core": _versions(CORE),
         "jax": jax,
         "features": [_feature(feature) for feature in FEATURES],
-        "mnist": _mnist(),
-        "cache": _cache(),
+        **_folders(),
     }
 
 
-def _try_jax() -> tuple[dict[str, Any], list[str]]:
-    """Return what JAX computes on, and what does not work."""
-    found: dict[str, Any] = {"backend": None, "devices": [], "note": None}
+def _try_jax(found: dict[str, Any]) -> None:
+    """Compute a sum with JAX; say in `found` what it computes on."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # take no GPU memory from other processes
-    try:
-        import jax
-
-        found["backend"] = jax.default_backend()
-        found["devices"] = [f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices()]
-        total = float(jax.numpy.arange(4.0).sum())
-    except Exception as error:  # drivers and libraries fail in many ways
-        return found, [f"JAX does not compute: {_short(error)}"]
-    if found["backend"] == "cpu" and shutil.which("nvidia-smi"):
-        found["note"] = "There is a GPU that JAX does not see: pip install 'jax[cuda12]' (or cuda13)."
-    return found, [] if total == 6 else ["JAX computes wrongly."]
-
-
-def _try_planning() -> list[str]:
-    """Make a small plan; return what does not work."""
     import jax
 
-    try:
-        import wflmc
-
-        posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
-        link, privacy = wflmc.Link(wflmc.channel.static(1e-4), snr_db=20), wflmc.Privacy(epsilon=8, delta=0.01, clip=30)
-        step_size = 0.4 / (posterior.mu + posterior.L)
-        spent = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in=5, samples=1).epsilon_spent
-    except Exception as error:
-        return [f"Planning fails: {_short(error)}"]
-    return [] if spent is not None and spent <= 8 * (1 + 1e-9) else [f"A plan for ε = 8 spends {spent}."]
+    found["backend"] = jax.default_backend()
+    found["devices"] = [f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices()]
+    if found["backend"] == "cpu" and shutil.which("nvidia-smi"):
+        found["note"] = "There is a GPU that JAX does not see: pip install 'jax[cuda12]' (or cuda13)."
+    if float(jax.numpy.arange(4.0).sum()) != 6:
+        raise ArithmeticError("0 + 1 + 2 + 3 is not 6")
 
 
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+def _try_planning(_: dict[str, Any]) -> None:
+    """Make a small plan."""
+    import jax
+
+    import wflmc
+
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
+    link, privacy = wflmc.Link(wflmc.channel.static(1e-4), snr_db=20), wflmc.Privacy(epsilon=8, delta=0.01, clip=30)
+    step_size = 0.4 / (posterior.mu + posterior.L)
+    spent = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in=5, samples=1).epsilon_spent
+    if spent is None or spent > 8 * (1 + 1e-9):
+        raise ArithmeticError(f"a plan for ε = 8 ({privacy.adjacency}) spends {spent}")
 
 
-def _version(package: str) -> str | None:
-    """Return the installed version; None where the package or its module is missing."""
-    try:
-        installed = util.find_spec(MODULES.get(package, package)) is not None
-        return metadata.version(package) if installed else None
-    except (metadata.PackageNotFoundError, ValueError):  # find_spec of a module that is switched off
-        return None
+def _versions(packages: Sequence[str]) -> dict[str, str | None]:
+    """Return the installed versions; None where a package or its module is missing."""
+    found = dict.fromkeys(packages)
+    for name in packages:
+        try:
+            found[name] = metadata.version(name) if util.find_spec(MODULES.get(name, name)) else None
+        except (metadata.PackageNotFoundError, ValueError):  # find_spec of a module that is switched off
+            continue
+    return found
 
 
 def _feature(feature: Feature) -> dict[str, Any]:
-    versions = {name: _version(name) for name in feature.packages}
+    versions = _versions(feature.packages)
     missing = [name for name, version in versions.items() if version is None]
     wanted = " ".join(missing) if feature.extra is None else f"'wflmc[{feature.extra}]'"
     return {"name": feature.name, "packages": versions, "install": f"pip install {wanted}" if missing else None}
 
 
-def _mnist() -> dict[str, Any]:
-    """Return where MNIST is, or how to get it."""
-    from wflmc.data import VARIABLE, find_mnist
+def _folders() -> dict[str, Any]:
+    """Return where MNIST is or how to get it, and whether the cache can be written; no folder is created."""
+    from wflmc.data import VARIABLE, cache_folder, find_mnist
 
     try:
-        folder, missing = find_mnist()
+        cache, (mnist, missing) = cache_folder(), find_mnist()
     except RuntimeError:  # a user without a home
-        return {"folder": None, "found": False, "get": f"let {VARIABLE} name a folder of its idx files"}
+        get = f"let {VARIABLE} name a folder of its idx files"
+        return {"mnist": {"folder": None, "found": False, "get": get}, "cache": {"folder": None, "writable": False}}
     get = f"a folder with {', '.join(missing)}, named by {VARIABLE}" if os.environ.get(VARIABLE) else "wflmc data mnist"
-    return {"folder": str(folder), "found": not missing, "get": get if missing else None}
-
-
-def _cache() -> dict[str, Any]:
-    """Return whether the cache can be written, judged by the nearest folder that exists: none is created."""
-    from wflmc.data import cache_folder
-
-    try:
-        folder = cache_folder()
-    except RuntimeError:
-        return {"folder": None, "writable": False}
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    return {"folder": str(folder), "writable": nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)}
+    nearest = next(path for path in (cache, *cache.parents) if path.exists())
+    writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    return {
+        "mnist": {"folder": str(mnist), "found": not missing, "get": get if missing else None},
+        "cache": {"folder": str(cache), "writable": writable},
+    }
 
 
 def as_text(found: dict[str, Any]) -> str:
     """Return the same for people."""
-    jax, mnist, cache = found["jax"], found["mnist"], found["cache"]
+    mnist, cache = found["mnist"], found["cache"]
     rows = [
         ("Python", f"{found['python']['version']}, {found['python']['executable']}"),
         ("wflmc", f"{found['wflmc']['version']}, {found['wflmc']['folder']}"),
-        ("core", _versions(found["core"])),
-        ("JAX computes on", ", ".join(jax["devices"]) or "no device"),
-        *((each["name"], _versions(each["packages"], each["install"])) for each in found["features"]),
+        ("JAX computes on", ", ".join(found["jax"]["devices"]) or "no device"),
+    ]
+    for each in ({"name": "core", "packages": found["core"], "install": None}, *found["features"]):
+        versions = ", ".join(f"{name} {version or 'missing'}" for name, version in each["packages"].items())
+        rows.append((each["name"], f"{versions}: {each['install']}" if each["install"] else versions))
+    rows += [
         ("MNIST", mnist["folder"] if mnist["found"] else f"not in {mnist['folder']}: {mnist['get']}"),
         ("cache", f"{cache['folder']}{'' if cache['writable'] else ': cannot be written, nothing is cached'}"),
+        *(("note", note) for note in [found["jax"]["note"]] if note),
+        *(("broken", problem) for problem in found["problems"]),
     ]
-    rows += [("note", jax["note"])] if jax["note"] else []
-    rows += [("broken", problem) for problem in found["problems"]]
     width = max(len(name) for name, _ in rows)
     verdict = "The core works." if found["works"] else "The core does not work."
     return "\n".join([*(f"{name:<{width}}  {text}" for name, text in rows), verdict])
-
-
-def _versions(versions: dict[str, str | None], install: str | None = None) -> str:
-    listed = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
-    return f"{listed}: {install}" if install else listed

@@ -6,10 +6,9 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from wflmc.cli import shared
 from wflmc.cli.run import draw_scores
-from wflmc.cli.shared import AsJson, Overrides, ScenarioPath, cache_compilations, note, print_json, warn
+from wflmc.cli.shared import flag, option
 from wflmc.errors import InputError
 from wflmc.progress import progress_bar
 from wflmc.storage import output_folder
@@ -17,61 +16,31 @@ from wflmc.storage import output_folder
 if TYPE_CHECKING:
     from wflmc.evaluation import Evaluation
 
+RUNTIMES = (
+    "simulation (Flower's engine), process (all in this one), or deployment (SuperLink and SuperNodes as processes on "
+    "this machine, with TLS and authentication)."
+)
+NOISES = (
+    "Who adds it: channel (emulated), devices (each its share), or simulated (from the seed, protects nobody: the "
+    "default unless --prepare is given)."
+)
+ADDRESS = "With --prepare: where devices reach the server; 127.0.0.1:8000 by default."
+
 
 def command(
-    scenario: ScenarioPath,
-    out: Annotated[
-        str, typer.Option("--out", metavar="DIR", help="Folder for the federation and for the files of its run.")
-    ],
-    overrides: Overrides = None,
-    runtime: Annotated[
-        str,
-        typer.Option(
-            "--runtime",
-            metavar="NAME",
-            help="simulation (Flower's engine), process (all in this one), or deployment (SuperLink and SuperNodes as "
-            "processes on this machine, with TLS and authentication).",
-        ),
-    ] = "simulation",
-    noise: Annotated[
-        str | None,
-        typer.Option(
-            "--noise",
-            metavar="NAME",
-            help="Who adds it: channel (emulated), devices (each its share), or simulated (from the seed, protects "
-            "nobody: the default unless --prepare is given).",
-        ),
-    ] = None,
-    tolerate: Annotated[
-        int,
-        typer.Option("--tolerate", metavar="N", help="With --noise devices: absences that a round survives."),
-    ] = 0,
-    chains: Annotated[
-        int | None,
-        typer.Option("--chains", metavar="N", help="Chains at a time; the scenario's, or 1 with --prepare."),
-    ] = None,
-    deadline: Annotated[
-        float, typer.Option("--deadline", metavar="SECONDS", help="A device that is later did not transmit.")
-    ] = 120.0,
-    ledger: Annotated[
-        str | None,
-        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; one of its own by default."),
-    ] = None,
-    prepare: Annotated[
-        bool, typer.Option("--prepare", help="Write folders, keys and commands for real machines, and run nothing.")
-    ] = False,
-    own_data: Annotated[
-        bool, typer.Option("--own-data", help="With --prepare: devices bring their own data.npz (X and y).")
-    ] = False,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address",
-            metavar="HOST:PORT",
-            help="With --prepare: where devices reach the server; 127.0.0.1:8000 by default.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
+    scenario: shared.ScenarioPath,
+    out: Annotated[str, option("DIR", "Folder for the federation and for the files of its run.")],
+    overrides: shared.Overrides = None,
+    runtime: Annotated[str, option("NAME", RUNTIMES)] = "simulation",
+    noise: Annotated[str | None, option("NAME", NOISES)] = None,
+    tolerate: Annotated[int, option("N", "With --noise devices: absences that a round survives.")] = 0,
+    chains: Annotated[int | None, option("N", "Chains at a time; the scenario's, or 1 with --prepare.")] = None,
+    deadline: Annotated[float, option("SECONDS", "A device that is later did not transmit.")] = 120.0,
+    ledger: Annotated[str | None, option("FILE", "Spend from this ledger; one of its own by default.")] = None,
+    prepare: Annotated[bool, flag("--prepare", "Write what real machines need (keys, commands); run nothing.")] = False,
+    own_data: Annotated[bool, flag("--own-data", "With --prepare: devices bring their own data.npz (X, y).")] = False,
+    address: Annotated[str | None, option("HOST:PORT", ADDRESS)] = None,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Run a scenario as a federation on Flower: the server holds the plan and the ledger, each device its own data.
 
@@ -88,19 +57,19 @@ def command(
     from wflmc.federated.execution import Options, run_federation
     from wflmc.report.text import diagnosis_lines
 
-    cache_compilations()
+    shared.cache_compilations()
     options = Options(
         scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address
     )
     options.check()
     with output_folder(out) as folder:
-        result = run_federation(options, folder, progress_bar, note)
+        result = run_federation(options, folder, progress_bar, shared.note)
         files, evaluation, summary = result.files, result.evaluation, result.summary
         if evaluation is not None:
             files += draw_scores(evaluation, result.scenario, folder)
-    warn(summary["warnings"])
+    shared.warn(summary["warnings"])
     if as_json:
-        print_json(summary)
+        shared.print_json(summary)
     elif evaluation is None:
         print(f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device.")
     else:

@@ -7,43 +7,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wflmc.cli.shared import AsJson, Overrides, ScenarioPath, note, print_json, show, warn
-from wflmc.errors import InputError
+from wflmc.cli import shared
+from wflmc.cli.shared import flag, option
+from wflmc.errors import conflict, missing
 from wflmc.progress import progress_bar
 
 if TYPE_CHECKING:
     from wflmc.scenario import Scenario
 
 
+SOLVE_FOR = "Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target."
+
+
 def _capacity(metavar: str, text: str) -> Any:
-    return typer.Option(metavar=metavar, help=f"With --capacity: {text}")
+    return option(metavar, f"With --capacity: {text}")
 
 
 def command(
-    scenario: ScenarioPath,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-    plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw the plan into this file (.png, .svg, .pdf).")
-    ] = None,
+    scenario: shared.ScenarioPath,
+    overrides: shared.Overrides = None,
+    as_json: shared.AsJson = False,
+    plot: Annotated[str | None, option("FILE", "Draw the plan into this file (.png, .svg, .pdf).")] = None,
     solver: Annotated[str, typer.Option(help="own, or cvxpy as an independent reference.")] = "own",
-    unknown: Annotated[
-        str | None,
-        typer.Option(
-            "--solve-for",
-            metavar="KEY",
-            help="Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target.",
-        ),
-    ] = None,
+    unknown: Annotated[str | None, option("KEY", SOLVE_FOR, "--solve-for")] = None,
     target: Annotated[float | None, typer.Option(help="W2² to reach after burn-in.")] = None,
     metric: Annotated[str, typer.Option(help="What must reach the target: bound, or exact (the true W2²).")] = "bound",
-    ledger: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Plan with the budget that this ledger of a run leaves.")
-    ] = None,
+    ledger: Annotated[str | None, option("FILE", "Plan with the budget that this ledger of a run leaves.")] = None,
     compare: Annotated[bool, typer.Option(help="Show ε by dp-accounting too (two seconds of imports).")] = True,
-    capacity: Annotated[
-        bool, typer.Option("--capacity", help="Show the costs: airtime, energy, operations, bytes.")
-    ] = False,
+    capacity: Annotated[bool, flag("--capacity", "Show the costs: airtime, energy, operations, bytes.")] = False,
     devices: Annotated[float | None, _capacity("K", "number of devices, such as 1e6.")] = None,
     parameters: Annotated[float | None, _capacity("M", "number of parameters.")] = None,
     rounds: Annotated[float | None, _capacity("S", "number of rounds, of which the same share is kept.")] = None,
@@ -65,18 +56,20 @@ def command(
     from wflmc.report import run_figures, text
     from wflmc.runs import diagnose, make_plan, plan_document
     from wflmc.runs.execution import spent_before
-    from wflmc.scenario import build, load_scenario
+    from wflmc.scenario import NotCovered, build, load_scenario
     from wflmc.scenario.files import plain
 
     began = time.perf_counter()
-    sizes = _capacity_sizes(
-        capacity, devices=devices, parameters=parameters, rounds=rounds, bandwidth=bandwidth, power=power,
-        efficiency=efficiency, coherence=coherence,
-    )  # fmt: skip
+    options = {"devices": devices, "parameters": parameters, "rounds": rounds, "bandwidth": bandwidth, "power": power}
+    options |= {"efficiency": efficiency, "coherence": coherence}
+    sizes = {name: value for name, value in options.items() if value is not None}
+    if sizes and not capacity:
+        raise conflict(f"--{next(iter(sizes))}", next(iter(sizes.values())), "without --capacity")
+    capacities.check(sizes, "--")
     if target is not None and unknown is None:
-        raise InputError("--target", target, "left out without --solve-for KEY")
+        raise conflict("--target", target, "without --solve-for KEY")
     if ledger is not None and unknown is not None:
-        raise InputError("--ledger", ledger, "left out with --solve-for")
+        raise conflict("--ledger", ledger, "with --solve-for")
     if plot is not None:
         run_figures.check_picture(plot)
     config, answer = load_scenario(scenario, overrides), None
@@ -88,38 +81,28 @@ def command(
     causes = diagnose(config, inputs, plan)
     document = plan_document(config, inputs, plan, time.perf_counter() - began, compare, causes)
     if capacity:
-        document["capacity"] = plain(
-            capacities.document(plan, inputs.link, float(inputs.posterior.sizes.mean()), sizes)
-        )
+        examples = float(inputs.posterior.sizes.mean())
+        document["capacity"] = plain(capacities.document(plan, inputs.link, examples, sizes))
     if answer is not None:
-        _add_answer(document, answer)
+        document["solve_for"] = {**answer, "answer": text.answer_sentence(answer, plan.privacy.adjacency)}
+        if metric == "exact" and document["not_covered"]:
+            why = "It was chosen by the exact distance to the posterior (--metric exact)."
+            document["not_covered"].append(NotCovered(f"--solve-for {unknown}", why)._asdict())
     if plot is not None:
         run_figures.draw_plan(plan, plot)
     if as_json:
-        warn(document["warnings"])
-        print_json(document)
+        shared.warn(document["warnings"])
+        shared.print_json(document)
     else:
-        show(text.plan_table(document))
-        for table in text.capacity_tables(document["capacity"]) if capacity else []:
-            show(table)
+        costs = text.capacity_tables(document["capacity"]) if capacity else []
+        for table in (text.plan_table(document), *costs):
+            shared.show(table)
         if plot is not None:
             print(f"Picture: {plot}")
     if answer is not None and not answer["reachable"]:
         if as_json:
-            note(answer["answer"])
+            shared.note(document["solve_for"]["answer"])
         raise typer.Exit(1)
-
-
-def _capacity_sizes(wanted: bool, **sizes: float | None) -> dict[str, float]:
-    """Return the options of --capacity that were given, checked."""
-    from wflmc.planning import capacity
-
-    given = {name: value for name, value in sizes.items() if value is not None}
-    if given and not wanted:
-        name, value = next(iter(given.items()))
-        raise InputError(f"--{name}", value, "left out without --capacity")
-    capacity.check(given, "--")
-    return given
 
 
 def _search(
@@ -129,20 +112,8 @@ def _search(
     from wflmc.runs import solve_for
 
     if target is None:
-        raise InputError("--target", target, "given with --solve-for")
+        raise missing("--target", "with --solve-for")
     with progress_bar("plans tried, at most", 330 if key == "sampler.burn_in" else 60) as advance:
         answer = solve_for(scenario, key, target, metric, solver, advance)
     document = answer._asdict()
     return document.pop("scenario"), {**document, "reachable": answer.value is not None}
-
-
-def _add_answer(document: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Add the answer of a search to the JSON of its plan, also as a sentence."""
-    from wflmc.report.text import answer_sentence
-    from wflmc.scenario import NotCovered
-
-    if answer["metric"] == "exact" and document["not_covered"]:
-        why = "It was chosen by the exact distance to the posterior (--metric exact)."
-        document["not_covered"].append(NotCovered(f"--solve-for {answer['key']}", why)._asdict())
-    answer["answer"] = answer_sentence(answer, document["privacy"]["adjacency"])
-    document["solve_for"] = answer

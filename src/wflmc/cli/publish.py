@@ -7,25 +7,18 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, print_json
+from wflmc.cli.shared import AsJson, flag, option, print_json
+
+ACCEPT = "Publish what depends on inputs that ε does not cover; list them."
 
 
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run (--out of `wflmc run`).")],
-    out: Annotated[str, typer.Option(metavar="FILE", help="New NetCDF file (.nc).")],
-    what: Annotated[
-        str, typer.Option(metavar="KIND", help="draws; predictions (for --features); moments (mean, covariance).")
-    ] = "draws",
-    features: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Public rows to predict: .npy, or .npz with an array X.")
-    ] = None,
-    chains: Annotated[
-        int, typer.Option(metavar="N", help="Only 1: more chains of the same devices cost N times the privacy loss.")
-    ] = 1,
-    accept: Annotated[
-        bool,
-        typer.Option("--accept-not-covered", help="Publish what depends on inputs that ε does not cover; list them."),
-    ] = False,
+    out: Annotated[str, option("FILE", "New NetCDF file (.nc).")],
+    what: Annotated[str, option("KIND", "draws; predictions (for --features); moments (mean, covariance).")] = "draws",
+    features: Annotated[str | None, option("FILE", "Public rows to predict: .npy, or .npz with an array X.")] = None,
+    chains: Annotated[int, option("N", "Only 1: N chains of the same devices cost N times the privacy loss.")] = 1,
+    accept: Annotated[bool, flag("--accept-not-covered", ACCEPT)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the part of a run that ε covers, its first chain, with a statement of what is promised to whom.

@@ -7,24 +7,19 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, print_json
+from wflmc.cli.shared import AsJson, flag, option, print_json
 from wflmc.errors import InputError
 from wflmc.storage import write_text
 
+FOLDER = "Folder of a run, a study or a sweep, as its --out named it."
+EXPLORE = "Write the explorer: sliders for a plan, starting at the paper's or FOLDER's."
+OUT = "FOLDER/report.html by default; explorer.html with --explore."
+
 
 def command(
-    folder: Annotated[
-        str | None,
-        typer.Argument(metavar="[FOLDER]", help="Folder of a run, a study or a sweep, as its --out named it."),
-    ] = None,
-    explore: Annotated[
-        bool,
-        typer.Option("--explore", help="Write the explorer: sliders for a plan, starting at the paper's or FOLDER's."),
-    ] = False,
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.html", help="FOLDER/report.html by default; explorer.html with --explore."),
-    ] = None,
+    folder: Annotated[str | None, typer.Argument(metavar="[FOLDER]", help=FOLDER)] = None,
+    explore: Annotated[bool, flag("--explore", EXPLORE)] = False,
+    out: Annotated[str | None, option("FILE.html", OUT)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file that opens offline: the results of a run or a study, or an explorer of plans.

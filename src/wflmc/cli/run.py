@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, Memory, Overrides, cache_compilations, note, parse_bytes, print_json, warn
+from wflmc.cli import shared
+from wflmc.cli.shared import flag, option
 from wflmc.progress import progress_bar
 from wflmc.storage import output_folder
 
@@ -19,32 +20,15 @@ if TYPE_CHECKING:
 
 def command(
     scenario: Annotated[str | None, typer.Argument(help="Scenario file (TOML).")] = None,
-    saved_plan: Annotated[
-        str | None, typer.Option("--plan", metavar="FILE", help="Run this saved plan (JSON of `wflmc plan`) instead.")
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option("--out", metavar="DIR", help="Folder for trace.nc, plan.json, summary.json, scenario.toml."),
-    ] = None,
-    overrides: Overrides = None,
-    memory: Memory = None,
-    ledger: Annotated[
-        str | None,
-        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; DIR/ledger.jsonl by default."),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            "--resume", metavar="DIR", help="Go on with the run in this folder, stopped or (--more) finished."
-        ),
-    ] = None,
-    more: Annotated[
-        int | None, typer.Option("--more", metavar="N", help="With --resume: N more rounds from what is left to spend.")
-    ] = None,
-    keep_burn_in: Annotated[
-        bool, typer.Option("--keep-burn-in", help="Also write the samples of burn-in (warmup_posterior).")
-    ] = False,
-    as_json: AsJson = False,
+    plan: Annotated[str | None, option("FILE", "Run this saved plan (JSON of `wflmc plan`) instead.")] = None,
+    out: Annotated[str | None, option("DIR", "Folder for trace.nc, plan.json, summary.json, scenario.toml.")] = None,
+    overrides: shared.Overrides = None,
+    memory: shared.Memory = None,
+    ledger: Annotated[str | None, option("FILE", "Spend from this ledger; DIR/ledger.jsonl by default.")] = None,
+    resume: Annotated[str | None, option("DIR", "Go on with this folder's run, stopped or (--more) finished.")] = None,
+    more: Annotated[int | None, option("N", "With --resume: N more rounds from what is left to spend.")] = None,
+    keep_burn_in: Annotated[bool, flag("--keep-burn-in", "Also write burn-in's samples (warmup_posterior).")] = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Plan a scenario, sample its chains and evaluate them.
 
@@ -55,19 +39,19 @@ def command(
     from wflmc.report.text import diagnosis_lines
     from wflmc.runs.execution import Request, run_scenario
 
-    cache_compilations()
-    limit = None if memory is None else parse_bytes(memory)
-    request = Request(scenario, saved_plan, out, overrides, limit, ledger, resume, more, keep_burn_in)
+    shared.cache_compilations()
+    limit = shared.parse_bytes(memory)
+    request = Request(scenario, plan, out, overrides, limit, ledger, resume, more, keep_burn_in)
     with _folder(out, resume) as folder:
-        result = run_scenario(request, folder, progress_bar, note)
+        result = run_scenario(request, folder, progress_bar, shared.note)
         files = [*result.files, *draw_scores(result.evaluation, result.scenario, folder)]
     summary = result.summary
     if as_json:
-        warn(summary["warnings"])
-        print_json(summary)
+        shared.warn(summary["warnings"])
+        shared.print_json(summary)
         return
     *warnings, simulated = summary["warnings"]
-    warn(warnings)
+    shared.warn(warnings)
     if files:
         print(summary["owner_only"])
     print("\n".join([str(result.evaluation), *diagnosis_lines(summary["diagnosis"])]))

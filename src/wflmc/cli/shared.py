@@ -6,6 +6,8 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,25 +16,25 @@ import typer
 from wflmc.errors import InputError
 from wflmc.storage import writable_folder
 
+
+def option(metavar: str | None, text: str, *names: str) -> Any:
+    """Return an option for a command's signature; without names it is called like its parameter."""
+    return typer.Option(*names, metavar=metavar, help=text)
+
+
+def flag(name: str, text: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(name, help=text)
+
+
+ENGINES = "Where points are computed: local, dask (workers on this machine), or dask:ADDRESS (a Dask scheduler)."
 ScenarioPath = Annotated[str, typer.Argument(help="Scenario file (TOML); docs/scenario.md lists its keys.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; may repeat.")
-]
-Memory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Limit for chains and gradients, such as 4GiB; 2GiB by default.")
-]
-EngineName = Annotated[
-    str,
-    typer.Option(
-        metavar="ENGINE",
-        help="Where points are computed: local, dask (workers on this machine), or dask:ADDRESS (a Dask scheduler).",
-    ),
-]
-Workers = Annotated[
-    int | None, typer.Option(metavar="N", help="With --engine dask: number of workers; one per core by default.")
-]
-Cache = Annotated[str | None, typer.Option(metavar="DIR", help="Folder for finished points; the user's by default.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Overrides = Annotated[list[str] | None, option("SECTION.KEY=VALUE", "Override a key; may repeat.", "--set")]
+Memory = Annotated[str | None, option("SIZE", "Limit for chains and gradients, such as 4GiB; 2GiB by default.")]
+EngineName = Annotated[str, option("ENGINE", ENGINES)]
+Workers = Annotated[int | None, option("N", "With --engine dask: number of workers; one per core by default.")]
+Cache = Annotated[str | None, option("DIR", "Folder for finished points; the user's by default.")]
+AsJson = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
 
 
 def parse_bytes(text: str | None) -> float | None:
@@ -43,6 +45,15 @@ def parse_bytes(text: str | None) -> float | None:
     if found is None or not float(found[1]) > 0:
         raise InputError("--memory", text, "a size above 0 such as 4GiB or 500MB")
     return float(found[1]) * (1024.0 if found[3] else 1000.0) ** ("kmgt".index(found[2]) + 1 if found[2] else 0)
+
+
+@contextmanager
+def renamed_keys(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors about arguments of functions name the options that gave them."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(names.get(error.key, error.key), error.given, error.allowed) from None
 
 
 def points_folder(option: str | None) -> Path:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wflmc.cli.shared import (
-    AsJson,
-    Cache,
-    EngineName,
-    Memory,
-    Overrides,
-    ScenarioPath,
-    Workers,
-    cache_compilations,
-    note,
-    parse_bytes,
-    points_folder,
-    print_json,
-)
-from wflmc.errors import InputError
+from wflmc.cli import shared
+from wflmc.cli.shared import flag, note, option
+from wflmc.errors import InputError, conflict
 from wflmc.progress import progress_bar
 from wflmc.storage import output_folder, write_text
 
@@ -33,28 +18,22 @@ if TYPE_CHECKING:
     from wflmc.runs.point import Task
     from wflmc.studies.engines import Failure
 
+GRID = "FIRST:LAST:STEP, both ends included, or v1,v2,...; may repeat, the first key changes slowest."
 Values = dict[str, str]
 """A grid point: the value of every grid key, as text."""
 
 
 def command(
-    scenario: ScenarioPath,
-    grids: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--grid",
-            metavar="KEY=VALUES",
-            help="FIRST:LAST:STEP, both ends included, or v1,v2,...; may repeat, the first key changes slowest.",
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    plan_only: Annotated[bool, typer.Option("--plan-only", help="Plan every point and run no chains.")] = False,
-    engine: EngineName = "local",
-    workers: Workers = None,
-    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for sweep.csv.")] = "out/sweep",
-    cache: Cache = None,
-    memory: Memory = None,
-    as_json: AsJson = False,
+    scenario: shared.ScenarioPath,
+    grids: Annotated[list[str] | None, option("KEY=VALUES", GRID, "--grid")] = None,
+    overrides: shared.Overrides = None,
+    plan_only: Annotated[bool, flag("--plan-only", "Plan every point and run no chains.")] = False,
+    engine: shared.EngineName = "local",
+    workers: shared.Workers = None,
+    out: Annotated[str, option("DIR", "Folder for sweep.csv.")] = "out/sweep",
+    cache: shared.Cache = None,
+    memory: shared.Memory = None,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Plan, sample and evaluate a scenario at every point of a grid, into one table.
 
@@ -63,40 +42,41 @@ def command(
 
     Example: wflmc sweep scenario.toml --grid link.snr_db=0:40:5 --grid privacy.epsilon=5,10,15 --out results
     """
+    from wflmc.report.tables import write_csv
     from wflmc.runs import point
     from wflmc.studies import open_engine
     from wflmc.studies.cache import key_of
     from wflmc.studies.engines import Failure
-    from wflmc.studies.grids import FORMS, parse_grid, points
+    from wflmc.studies.grids import FORMS, parse_grid, points, unquoted
     from wflmc.studies.study import run_tasks
 
-    cache_compilations()
-    if not grids:
-        raise InputError("--grid", None, FORMS)
+    shared.cache_compilations()
+    if not grids or not all("." in text.partition("=")[0] for text in grids):
+        raise InputError("--grid", grids, FORMS)
     axes = [parse_grid(text) for text in grids]
     where = [{axis.key: value for axis, value in zip(axes, values, strict=True)} for values in points(axes)]
-    tasks = _tasks(scenario, overrides or [], where, plan_only, parse_bytes(memory))
-    rows: dict[int, dict[str, Any]] = {}
+    tasks = _tasks(scenario, overrides or [], where, plan_only, shared.parse_bytes(memory))
+    names = point.columns(plan_only)
+    rows: dict[int, list[Any]] = {}
     failures: dict[int, Failure] = {}
     cached = 0
     with open_engine(engine, workers, note) as compute, output_folder(out) as folder:
-        finished = points_folder(cache)
+        finished = shared.points_folder(cache)
         keys = [key_of({"sweep": task.identity}) for task in tasks]
         with progress_bar("points", len(tasks)) as advance:
             for index, result, was_cached in run_tasks(point.measure, tasks, keys, finished, advance, note, compute):
                 if isinstance(result, Failure):
                     failures[index] = result
                 else:
-                    rows[index] = result
+                    rows[index] = [*map(unquoted, where[index].values()), *(result[name] for name in names)]
                     cached += was_cached
-        write_text(folder / "sweep.csv", _table(where, rows, point.columns(plan_only)))
-        _write_failures(folder / "failed.json", where, failures)
+        write_csv(folder / "sweep.csv", [*where[0], *names], [row for _, row in sorted(rows.items())])
+        _write_failures(folder / "failed.json", where, dict(sorted(failures.items())))
     if as_json:
         counts = {"points": len(tasks), "done": len(rows), "cached": cached, "failed": len(failures)}
-        print_json({"file": str(folder / "sweep.csv"), **counts})
+        shared.print_json({"file": str(folder / "sweep.csv"), **counts})
     else:
-        print(f"{len(rows)} of {len(tasks)} points ({cached} from the cache)")
-        print(f"Written to {folder / 'sweep.csv'}")
+        print(f"{len(rows)} of {len(tasks)} points ({cached} from the cache)\nWritten to {folder / 'sweep.csv'}")
     if failures:
         note(f"{len(failures)} points failed: {folder / 'failed.json'} lists them.")
         raise typer.Exit(1)
@@ -113,12 +93,12 @@ def _tasks(
 
     for text in overrides:
         if text.partition("=")[0].strip() in where[0]:
-            raise InputError("--set", text, "of another key: --grid gives this one its values")
+            raise conflict("--set", text, "where --grid gives this one its values")
     tasks: list[Task] = []
     known: dict[Any, dict[str, str]] = {}
     for values in where:
         given = [f"{key}={value}" for key, value in values.items()]
-        try:
+        with shared.renamed_keys({key: f"--grid {key}" for key in values}):
             scenario = load_scenario(path, [*overrides, *given])
             build_privacy(scenario)
             if scenario.sampler.seed == "secret" and not plan_only:
@@ -126,26 +106,8 @@ def _tasks(
             names = (scenario.posterior.data, scenario.link.fading, scenario.link.gains)
             if names not in known:  # large files are read once
                 known[names] = file_digests(scenario)
-        except InputError as error:
-            if error.key in values:
-                raise InputError(f"--grid {error.key}", error.given, error.allowed) from None
-            if error.key == "--set" and error.given in given:
-                raise InputError("--grid", error.given, error.allowed) from None
-            raise
         tasks.append(Task(scenario, known[names], plan_only, memory))
     return tasks
-
-
-def _table(where: Sequence[Values], rows: dict[int, dict[str, Any]], names: Sequence[str]) -> str:
-    """Return the table as CSV: grid keys first; floats to the last bit, and an empty cell where there is no number."""
-    from wflmc.studies.grids import unquoted
-
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*where[0], *names])
-    for index, row in sorted(rows.items()):
-        writer.writerow([*map(unquoted, where[index].values()), *(row[name] for name in names)])
-    return text.getvalue()
 
 
 def _write_failures(path: Path, where: Sequence[Values], failures: dict[int, Failure]) -> None:
@@ -155,10 +117,9 @@ def _write_failures(path: Path, where: Sequence[Values], failures: dict[int, Fai
     if not failures:
         path.unlink(missing_ok=True)
         return
-    document = [{"point": where[index], **failure._asdict()} for index, failure in sorted(failures.items())]
+    document = [{"point": where[index], **failure._asdict()} for index, failure in failures.items()]
     write_text(path, to_json({"failed": document}))
-    by_reason = defaultdict(list)
-    for index, failure in sorted(failures.items()):
-        by_reason[failure.reason].append(" ".join(f"{key}={value}" for key, value in where[index].items()))
-    for reason, (first, *others) in by_reason.items():
-        note(f"failed at {first}{f' and {len(others)} more' if others else ''}: {reason}")
+    for reason in dict.fromkeys(failure.reason for failure in failures.values()):
+        first, *others = (where[index] for index, failure in failures.items() if failure.reason == reason)
+        at = " ".join(f"{key}={value}" for key, value in first.items())
+        note(f"failed at {at}{f' and {len(others)} more' if others else ''}: {reason}")

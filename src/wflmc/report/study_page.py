@@ -15,9 +15,10 @@ from wflmc.report.blocks import Html, Section, boxes, data, grid, join, missing,
 from wflmc.report.figure import LIMIT_LOOKS, LOOKS, Axis, Band, Figure, Item, Line, Note, Panel
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import draw
-from wflmc.report.tables import read_rows
-from wflmc.report.text import CONTRADICTS, verdict
+from wflmc.report.tables import read_rows, write_csv
+from wflmc.report.text import CONTRADICTS, ablation, verdict
 from wflmc.runs.documents import read_document
+from wflmc.storage import write_text
 from wflmc.studies import FIGURES, Claim, Row, Setting
 
 PLACES = ("optimized", "equal", "no-dp", "noiseless-dp", "noiseless", "sbfl")
@@ -94,22 +95,23 @@ MARKS = {"holds": "✓", "differs": "✗", CONTRADICTS: "!"}
 Tables = Mapping[str, list[Row]]
 
 
-def draw_study(name: str, tables: Mapping[str, Sequence[Row]], about: str, path: Path) -> list[Path]:
-    """Draw the picture of a study with all its tables; return the files (.png and .svg)."""
-    figure = study_figure(name, tables, about)
-    return draw_picture(figure, path.with_suffix(".png"), path.with_suffix(".svg"))
+def write_study(folder: Path, name: str, tables: Tables, about: str, setting: Setting | None = None) -> list[Path]:
+    """Write the tables of a study and draw its picture; return the pictures, and the ablation's table.
+
+    Args:
+        setting: of figure 2, where the step sizes of figure 3 are marked.
+    """
+    for stem, rows in tables.items():
+        write_csv(folder / f"{stem}.csv", Row._fields, rows)
+    figure = regimes(tables[name], about, setting) if name == "fig2" else study_figure(name, tables, about)
+    written = draw_picture(figure, folder / f"{name}.png", folder / f"{name}.svg")
+    if name != "beyond":
+        return written
+    write_text(folder / "ablation.md", ablation(tables))
+    return [*written, folder / "ablation.md"]
 
 
-def draw_closed_form(name: str, setting: Setting, rows: Sequence[Row], source: str, path: Path) -> list[Path]:
-    """Draw the picture of one of figures 2 to 5; return the files (.png and .svg)."""
-    epsilon = "" if name == "fig5" else f"ε = {setting.epsilon:g}, "
-    about = f"{source}; {epsilon}δ = {setting.delta:g} (replace), {setting.burn_in} + 1 rounds"
-    if name != "fig2":
-        return draw_study(name, {name: rows}, about, path)
-    return draw_picture(regimes(rows, about, setting), path.with_suffix(".png"), path.with_suffix(".svg"))
-
-
-def study_figure(name: str, tables: Mapping[str, Sequence[Row]], about: str = "") -> Figure:
+def study_figure(name: str, tables: Tables, about: str = "") -> Figure:
     """Return the figure of a study, with those of its panels whose tables are there."""
     (title, x_label), log_x, panels = TITLES[name], name == "heterogeneity", []
     for shown in PANELS:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from wflmc.errors import InputError
 from wflmc.storage import write_text
@@ -14,21 +15,18 @@ from wflmc.studies import Row
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
-    """The columns of a CSV file with a header, as text."""
+    """Return the columns of a CSV file with a header, as text."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             head, *rows = [row for row in csv.reader(file) if row]
-    except OSError as error:
-        raise InputError("report", str(path), f"a readable file ({error.strerror})") from None
-    except (ValueError, csv.Error):
-        raise InputError("report", str(path), "a CSV file in UTF-8 with a header") from None
-    if len(set(head)) < len(head) or any(len(row) != len(head) for row in rows):
-        raise InputError("report", str(path), "a CSV file with as many cells in each row as its header names")
-    return {name: [row[index] for row in rows] for index, name in enumerate(head)}
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(head)
+        return {name: list(column) for name, column in zip(dict.fromkeys(head), columns, strict=True)}
+    except (OSError, ValueError, csv.Error):
+        raise InputError("report", str(path), "a CSV file in UTF-8, with as many cells in each row") from None
 
 
 def as_number(cell: str) -> float | None:
-    """The number of a cell; None where it is empty, no number, or not finite."""
+    """Return the number of a cell; None where it is empty, no number, or not finite."""
     try:
         found = float(cell)
     except ValueError:
@@ -37,23 +35,17 @@ def as_number(cell: str) -> float | None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The table of a figure, as studies write it."""
+    """Return the table of a figure, as studies write it."""
     columns = read_columns(path)
-    if list(columns) != list(Row._fields):
-        raise InputError("report", str(path), f"a table with the columns {', '.join(Row._fields)}")
-    rows = []
-    for figure, scheme, x, y, y_se in zip(*columns.values(), strict=True):
-        at = as_number(x)
-        if at is None or any(cell and as_number(cell) is None for cell in (y, y_se)):
-            raise InputError("report", str(path), "a table whose x, y and y_se are numbers, or empty")
-        rows.append(Row(figure, scheme, at, as_number(y), as_number(y_se)))
-    return rows
+    try:
+        cells = zip(*(columns[name] for name in Row._fields), strict=True)
+        return [Row(figure, scheme, float(x), as_number(y), as_number(y_se)) for figure, scheme, x, y, y_se in cells]
+    except (KeyError, ValueError):
+        raise InputError("report", str(path), f"a table with the columns {', '.join(Row._fields)}") from None
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write the tidy table of a figure."""
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table: floats to the last bit, and an empty cell where there is no number."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows([["" if value is None else value for value in row] for row in rows])
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
     write_text(path, text.getvalue())

@@ -62,7 +62,7 @@ def write_run(
         trace.save(folder / "trace.nc", attributes)
         hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
         digests.write(to_json({"trace.nc": _sha256(folder / "trace.nc"), **hashes}).encode())
-    files = [folder / name for name in ("trace.nc", *texts)]
+    files = [folder / name for name in ("trace.nc", *texts, DIGESTS)]
     inside = ledger is not None and ledger.resolve().parent == folder.resolve()
     return [*files, ledger] if inside and ledger is not None else files
 

@@ -42,7 +42,10 @@ class Reproduction:
     def studies(self, figure: str) -> tuple[list[Study], str]:
         """Return the studies whose tables the figure shows, and the line under its title."""
         if figure in NAMES:
-            return [fig2_to_fig5.closed_form_study(figure, self.closed_form)], self.source
+            setting = self.closed_form
+            epsilon = "" if figure == "fig5" else f"ε = {setting.epsilon:g}, "
+            about = f"{self.source}; {epsilon}δ = {setting.delta:g} (replace), {setting.burn_in} + 1 rounds"
+            return [fig2_to_fig5.closed_form_study(figure, setting)], about
         count = self.experiments or EXPERIMENTS[figure]
         if figure in ("fig8", "heterogeneity"):
             return self._mnist(figure, count)

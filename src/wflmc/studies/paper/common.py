@@ -32,6 +32,8 @@ class Claim(NamedTuple):
     contradiction: bool = False
     """The statement contradicts the paper's own theorem or numbers."""
     note: str = ""
+    data: str = ""
+    """What ours is from."""
 
 
 def on_data(posterior: Posterior | None, claims: list[Claim]) -> list[Claim]:
