@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Gains, Link
-from wflmc.dynamics import AnyResponse, Contraction, Dynamics, Motion, continued
+from wflmc.dynamics import AnyResponse, Motion, continued
 from wflmc.errors import InputError
 from wflmc.planning import causal
 from wflmc.planning.advice import input_warnings, plan_warnings
@@ -22,7 +23,7 @@ from wflmc.planning.exact.distance import Distances
 from wflmc.planning.options import Options, Policy, Sampler, checked_options
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import PowerPolicy, policy_named
-from wflmc.planning.schedule import Rule, Schedule
+from wflmc.planning.schedule import Rule, Schedule, by_quality
 from wflmc.planning.solvers import closed_form
 from wflmc.planning.steps import plan_steps
 from wflmc.posterior.base import Posterior, check_posterior
@@ -39,18 +40,6 @@ NOTHING = 1e-9
 USUAL_LIMIT = 2.0
 """The limit on a round's noise for plans by the exact law, which would else make early rounds as loud as they like."""
 SAMPLER, POLICY = Sampler(), Policy()
-
-
-class Prepared(NamedTuple):
-    """A plan but for its power: the problem, how to solve it, and what to make of the answer."""
-
-    problem: Problem
-    allocate: Callable[[Problem], Allocation]
-    finish: Callable[[Allocation], Plan]
-
-    def plan(self) -> Plan:
-        """Solve it."""
-        return self.finish(self.allocate(self.problem))
 
 
 def plan(
@@ -87,13 +76,12 @@ def plan(
         The plan, which is all that `wflmc.sample` needs.
     """
     check_posterior(posterior)
-    if not isinstance(link, Link):
-        raise InputError("link", type(link).__name__, "a wflmc.Link")
-    if not isinstance(privacy, Privacy):
-        raise InputError("privacy", type(privacy).__name__, "a wflmc.Privacy; wflmc.Privacy() promises nothing")
+    for name, value, kind in (("link", link, Link), ("privacy", privacy, Privacy)):
+        if not isinstance(value, kind):
+            raise InputError(name, type(value).__name__, f"a wflmc.{kind.__name__}")
     given = {"step_size": step_size, "burn_in": burn_in, "samples": samples, "sampler": sampler, "policy": policy}
     options = checked_options(given | {"ledger": ledger, "initial_w2_sq": initial_w2_sq}, deprecated)
-    return _prepare(_Setting(posterior, link, privacy, options)).plan()
+    return _prepare(posterior, link, privacy, options).plan()
 
 
 def plan_many(
@@ -107,259 +95,36 @@ def plan_many(
     """
     deprecated = {name: keywords.pop(name) for name in [*keywords] if name not in Options.__dataclass_fields__}
     options = checked_options(keywords, deprecated)
-    prepared = [_prepare(_Setting(posterior, link, privacy, options)) for link in links]
+    prepared = [_prepare(posterior, link, privacy, options) for link in links]
     if workers <= 1 or len(prepared) < 2:
         return [item.plan() for item in prepared]
     # Not fork: JAX runs threads, and a forked copy of them may hang.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         chunk = -(-len(prepared) // (4 * workers))
         work = [item.allocate for item in prepared], [item.problem for item in prepared]
-        allocations = list(pool.map(_solve, *work, chunksize=chunk))
+        allocations = list(pool.map(operator.call, *work, chunksize=chunk))
     return [item.finish(allocation) for item, allocation in zip(prepared, allocations, strict=True)]
 
 
-def _solve(allocate: Callable[[Problem], Allocation], problem: Problem) -> Allocation:
-    return allocate(problem)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Setting:
-    """What a plan is made for, and what follows from it alone."""
-
-    posterior: Posterior
-    link: Link
-    privacy: Privacy
-    options: Options
-    usual_step: float = np.inf
-    """Rounds with a larger step than this may not be noisier than clipped gradients can undo."""
-
-    @cached_property
-    def scheme(self) -> PowerPolicy:
-        """How power is chosen."""
-        power = self.options.policy.power
-        if isinstance(power, PowerPolicy):
-            return power
-        return policy_named(power) if isinstance(power, str) else PowerPolicy(power)
-
-    @cached_property
-    def step_size(self) -> Array:
-        """η[S] from a number or one for each round."""
-        eta, rounds = np.asarray(self.options.step_size, dtype=float), self.options.burn_in + self.options.samples
-        if eta.ndim > 0 and eta.shape != (rounds,):
-            allowed = f"a number, or {rounds} of them, one per round"
-            raise InputError("step_size", f"an array of shape {eta.shape}", allowed)
-        return eta * np.ones(rounds)
-
-    @cached_property
-    def dynamics(self) -> Dynamics:
-        """How chains move."""
-        return self.options.sampler.motion
-
-    @cached_property
-    def contraction(self) -> Contraction:
-        """Constants of the bound, [S]; step sizes that are too large are refused."""
-        return self.dynamics.contraction(self.step_size, float(self.posterior.mu), float(self.posterior.L))
-
-    @cached_property
-    def clip(self) -> Array:
-        """ℓ[K]."""
-        return self.privacy.clips(self.posterior.devices)
-
-    @cached_property
-    def discretization(self) -> Array:
-        """Lemma 2, [S]."""
-        return discretization_error(self.step_size, float(self.posterior.L), self.posterior.dim)
-
-    @property
-    def first(self) -> int:
-        """The number of the first round."""
-        return self.options.sampler.start
-
-
-class _Participation(NamedTuple):
-    """Who transmits in every round, and what follows from it."""
-
-    rule: Rule
-    schedule: Schedule
-    known: Gains
-    """h[S, K] as devices know it."""
-    received: Array | None
-    """|h/ĥ|[S, K], None where both are equal."""
-    scale: Array
-    """K/K_a, [S]."""
-    power_cap: Array
-    """[S]."""
-    forecast: Rule
-    """The rule for rounds that are only imagined."""
-    downlink: float
-    """Variance of the downlink noise."""
-
-    @property
-    def weight(self) -> Array:
-        """Of every device's gradient, [S, K]."""
-        return self.schedule.active * self.scale[:, None]
-
-
-class _Limits(NamedTuple):
-    """What limits the power of rounds beside the devices' transmit power."""
-
-    budget: Array
-    """B_k of a, [K]; infinite without privacy."""
-    before: Array
-    """Loss spent before, [K]."""
-    floor: Array
-    """The least a, [S]."""
-    noise: float
-    """M of that floor."""
-
-
-def _participation(setting: _Setting) -> _Participation:
-    """Choose the active devices of every round."""
-    link, scheme, clip = setting.link, setting.scheme, setting.clip
-    devices, rounds, now = setting.posterior.devices, setting.step_size.size, slice(setting.first, None)
-    known = link.gains(setting.first + rounds, devices)
-    received = link.mismatch(setting.first + rounds, devices) if scheme.wireless else None
-    if received is not None:
-        known, received = known / received, received[now]  # what devices know, and plans are made of
-    gains = np.abs(known).astype(float)[now]
-    _ = setting.contraction  # refuses step sizes before anything is divided by them
-    worth = setting.dynamics.noise_step(setting.step_size)
-    rule = Rule(
-        setting.options.policy.schedule if scheme.wireless else "all",
-        clip,
-        setting.posterior.dim * link.snr(devices) / clip**2,
-        worth,
-        noise_weight(setting.options.policy.bound, setting.posterior.dim),
-        link.uncertainty if scheme.wireless else 1.0,
-    )
-    usual = dataclasses.replace(rule, step_size=float(worth[-1]))
-    ranking = None
-    if rule.name == "unbiased":
-        chosen = causal.choose_senders(setting.options.policy.senders, link, usual)
-        rule, usual = (dataclasses.replace(each, senders=chosen) for each in (rule, usual))
-        quality, lots = link.quality(known)
-        ranking = (quality[now], lots[now])
-    who = rule(gains, ranking)
-    power_cap = rule.power_cap(gains, who.active) if scheme.wireless else np.full(rounds, np.inf)
-    downlink = link.downlink_noise * setting.posterior.prior_power if scheme.wireless else 0.0
-    scale = devices / who.active.sum(-1)
-    return _Participation(rule, who, known[now], received, scale, power_cap, usual, downlink)
-
-
-def _limits(setting: _Setting, who: _Participation) -> _Limits:
-    """Find what is left of the budgets, and how much noise a round may have."""
-    policy, devices, active = setting.options.policy, setting.posterior.devices, who.schedule.active
-    before = _ledger(setting.options.ledger, devices)
-    budget = np.full(devices, np.inf)
-    if setting.scheme.private:
-        budget = _budget(setting.privacy, devices, before) / who.rule.uncertainty**2
-
-    def least(limit: ArrayLike) -> Array:
-        """a at which a round's noise is `limit` times what all clipped gradients can undo, [S]."""
-        return np.asarray(setting.posterior.dim * (who.scale / (np.asarray(limit) * setting.clip.sum())) ** 2)
-
-    noise_limit = np.inf if policy.max_round_noise is None else policy.max_round_noise
-    if policy.max_round_noise is None and policy.objective == "exact" and setting.scheme.optimal:
-        floor = least(USUAL_LIMIT)
-        affordable = np.all(floor <= who.power_cap) and np.all(floor @ active <= budget)
-        noise_limit = USUAL_LIMIT if affordable else np.inf
-    limit = np.where(setting.step_size > setting.usual_step, np.minimum(noise_limit, 1.0), noise_limit)
-    return _Limits(budget, before, least(limit), noise_limit)
-
-
-def _problem(setting: _Setting, who: _Participation, limits: _Limits) -> Problem:
-    """State the power problem."""
-    posterior, options, step_size = setting.posterior, setting.options, setting.step_size
-    start = posterior.initial_w2_sq(options.sampler.init) if options.initial_w2_sq is None else options.initial_w2_sq
-    exact = options.policy.objective == "exact"
-    # What noise in the received θ adds to a gradient, on average.
-    downlink_error = who.downlink * posterior.downlink_error(who.weight) if who.downlink else np.zeros(step_size.size)
-    return Problem(
-        contraction=setting.contraction,
-        step_size=step_size,
-        burn_in=options.burn_in,
-        objective=options.policy.objective,
-        start=start,
-        error=setting.discretization + step_size**2 * (who.rule.error(who.schedule.active) + downlink_error),
-        noise_weight=who.rule.weight,
-        scale=who.scale,
-        active=who.schedule.active,
-        budget=limits.budget,
-        power_cap=who.power_cap,
-        floor=limits.floor,
-        noise_limit=limits.noise,
-        solver=options.policy.solver,
-        dynamics=setting.dynamics,
-        response=_response(setting, who) if exact else None,
-        fills_up=not exact or not setting.scheme.optimal,
+def _prepare(posterior: Posterior, link: Link, privacy: Privacy, options: Options) -> _Planning:
+    """Return everything up to the power of the rounds, with the step sizes of burn-in if they are to be planned."""
+    _check_size(options, posterior.devices)
+    if options.sampler.step_schedule == "constant":
+        return _Planning(posterior, link, privacy, options)
+    kept, constant = (
+        float(np.asarray(options.step_size)),
+        dataclasses.replace(options.sampler, step_schedule="constant"),
     )
 
+    def with_steps(steps: Array, *notes: str) -> _Planning:
+        given = dataclasses.replace(options, step_size=steps, sampler=constant)
+        return _Planning(posterior, link, privacy, given, kept * (1 + 1e-9), notes)
 
-def _finish(
-    setting: _Setting, who: _Participation, limits: _Limits, problem: Problem, rounding: float, allocation: Allocation
-) -> Plan:
-    """Make the plan of an allocation, with its certificate and its warnings."""
-    posterior, link, options, scheme = setting.posterior, setting.link, setting.options, setting.scheme
-    devices, unclipped = posterior.devices, np.full(posterior.devices, np.inf)
-    bounds = problem.bound(allocation.a) if setting.dynamics.has_bound else None
-    server_noise = problem.server_noise(allocation.a)
-    value = np.nan if bounds is None else problem.value(bounds)
-    if problem.response is not None:
-        noise = (problem.kick * who.scale) ** 2 / allocation.a + server_noise
-        value = float(Distances(problem.response)(noise).max())
-    gains = np.abs(who.known)
-    made = Plan.of(
-        step_size=setting.step_size,
-        gain=np.sqrt(allocation.a * link.noise_power),
-        weight=who.weight,
-        server_noise=server_noise,
-        received=who.received,
-        threshold=who.schedule.threshold,
-        bound=bounds,
-        power_share=allocation.a / who.power_cap,
-        limit=_limit(problem, allocation.a, not scheme.optimal or options.policy.csi == "causal"),
-        objective=value,
-        objective_name=options.policy.objective,
-        lower_bound=allocation.lower_bound,
-        regime=_regime(problem) if np.all(gains == gains[0]) else None,
-        gamma=float(problem.contraction.gamma[options.burn_in :].max()),
-        noise_limit=limits.noise,
-        privacy=setting.privacy,
-        clip=setting.clip if scheme.clips else unclipped,
-        example_clip=setting.privacy.example_clips(devices) if scheme.clips else unclipped,
-        noise_power=link.noise_power,
-        burn_in=options.burn_in,
-        init=options.sampler.init,
-        mu=float(posterior.mu),
-        L=float(posterior.L),
-        dim=posterior.dim,
-        initial_w2_sq=problem.start,
-        ledger=limits.before,
-        start=setting.first,
-        uncertainty=who.rule.uncertainty,
-        enforced=scheme.private,
-        dynamics=setting.dynamics,
-        downlink_noise=who.downlink,
-        rounding=rounding,
-    )
-    about_inputs = input_warnings(posterior, link if scheme.wireless else None, setting.privacy)
-    return made.replace(warnings=(*about_inputs, *plan_warnings(posterior, made, problem, options)))
-
-
-def _prepare(setting: _Setting) -> Prepared:
-    """Schedule, caps and budgets: everything up to the power of the rounds."""
-    _check_size(setting.options, setting.posterior.devices)
-    if setting.options.sampler.step_schedule == "planned":
-        return _with_planned_steps(setting)
-    rounding = _rounding(setting.posterior, setting.privacy) if setting.scheme.clips else 0.0
-    who = _participation(setting)
-    limits = _limits(setting, who)
-    problem, allocate = _problem(setting, who, limits), setting.scheme.allocate
-    if setting.options.policy.csi == "causal" and setting.scheme.wireless:
-        law, usual = setting.link.fading.law, who.forecast
-        ahead = causal.forecast(law, usual, who.known, float(setting.discretization[-1]))
-        allocate = causal.causally(allocate, ahead)
-    return Prepared(problem, allocate, partial(_finish, setting, who, limits, problem, rounding))
+    steps = plan_steps(lambda steps: with_steps(steps).plan(), kept, options.burn_in, options.samples)
+    if np.ptp(steps) > 0 or options.burn_in == 0:
+        return with_steps(steps)
+    note = "No other step sizes of burn-in were found better: step_schedule = 'planned' has kept the constant one."
+    return with_steps(steps, note)
 
 
 def _check_size(options: Options, devices: int) -> None:
@@ -373,77 +138,212 @@ def _check_size(options: Options, devices: int) -> None:
         raise InputError(name, getattr(options, name), f"{allowed}; `wflmc plan --capacity` estimates such a plan")
 
 
-def _with_planned_steps(setting: _Setting) -> Prepared:
-    """Search for the step sizes of burn-in over whole plans; large steps are only taken where they can be undone."""
-    options = setting.options
-    kept = float(np.asarray(options.step_size))
-    constant = dataclasses.replace(options.sampler, step_schedule="constant")
+class _Planning:
+    """Participation, budgets and the power problem of a plan; `finish` makes the plan of its solution.
 
-    def prepared(steps: Array) -> Prepared:
-        given = dataclasses.replace(options, step_size=steps, sampler=constant)
-        return _prepare(dataclasses.replace(setting, options=given, usual_step=kept * (1 + 1e-9)))
+    Args:
+        usual_step: rounds with a larger step than this may not be noisier than clipped gradients can undo.
+        notes: warnings of the plan beside those about its numbers.
+    """
 
-    steps = plan_steps(lambda steps: prepared(steps).plan(), kept, options.burn_in, options.samples)
-    best = prepared(steps)
-    if np.ptp(steps) > 0 or options.burn_in == 0:
-        return best
-    note = "No other step sizes of burn-in were found better: step_schedule = 'planned' has kept the constant one."
+    def __init__(
+        self,
+        posterior: Posterior,
+        link: Link,
+        privacy: Privacy,
+        options: Options,
+        usual_step: float = np.inf,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.posterior, self.link, self.privacy, self.options, self.notes = posterior, link, privacy, options, notes
+        devices, power, first = posterior.devices, options.policy.power, options.sampler.start
+        named = policy_named(power) if isinstance(power, str) else power
+        self.scheme = named if isinstance(named, PowerPolicy) else PowerPolicy(named)
+        self.step_size = np.asarray(options.step_size, dtype=float) * np.ones(options.burn_in + options.samples)
+        self.clip, self.example_clip = privacy.clips(devices), privacy.example_clips(devices)
+        self.rounding = self._rounding() if self.scheme.clips else 0.0
+        self.contraction = options.sampler.motion.contraction(self.step_size, float(posterior.mu), float(posterior.L))
+        known, self.received = link.gains(first + self.step_size.size, devices), None
+        self.uncertainty, self.downlink = 1.0, 0.0
+        if self.scheme.wireless:
+            self.uncertainty, self.downlink = link.uncertainty, link.downlink_noise * posterior.prior_power
+            received = link.mismatch(*known.shape)
+            if received is not None:  # plans are made of what devices know
+                known, self.received = known / received, received[first:]
+        self.known, self.gains = known[first:], np.abs(known[first:]).astype(float)
+        self.rule, self.schedule = self._participation(known)
+        active = self.schedule.active
+        self.scale = devices / active.sum(-1)
+        self.weight = active * self.scale[:, None]
+        self.before = self._spent_before()
+        self.problem = self._problem(usual_step)
 
-    def finish(allocation: Allocation) -> Plan:
-        plan = best.finish(allocation)
-        return plan.replace(warnings=(*plan.warnings, note))
+    def plan(self) -> Plan:
+        """Solve it."""
+        return self.finish(self.allocate(self.problem))
 
-    return best._replace(finish=finish)
-
-
-def _ledger(ledger: ArrayLike | None, devices: int) -> Array:
-    spent = np.zeros(devices) if ledger is None else np.asarray(ledger, dtype=float)
-    if spent.shape != (devices,) or not np.all((spent >= 0) & np.isfinite(spent)):
-        raise InputError("ledger", ledger, f"{devices} finite losses of at least 0, one per device")
-    return spent
-
-
-def _budget(privacy: Privacy, devices: int, ledger: Array) -> Array:
-    """B_k = (R_k − ledger_k)/(2 sensitivity_k²)."""
-    whole = privacy.budget(devices)
-    left = whole - ledger
-    empty = np.flatnonzero(left <= NOTHING * np.where(np.isfinite(whole), whole, 0.0))
-    if empty.size:
-        given = f"a loss of {ledger[empty[0]]:.6g} for device {empty[0]}"
-        raise InputError("ledger", given, f"below its budget of {whole[empty[0]]:.6g}: nothing is left to spend")
-    return left / (2 * privacy.sensitivity(devices) ** 2)
-
-
-def _rounding(posterior: Posterior, privacy: Privacy) -> float:
-    """e of `Plan.rounding`; where float32 would blur more than a little, the plan is refused."""
-    clip, example_clip = privacy.clips(posterior.devices), privacy.example_clips(posterior.devices)
-    # What rounding may add to a change is the same for all neighbours, which may differ by less than 2 min(c, ℓ).
-    less = float(np.max(np.minimum(clip, example_clip) / privacy.sensitivity(posterior.devices)))
-    found = less * posterior.margin(clip, example_clip)
-    if found <= LARGEST_MARGIN:
+    def _rounding(self) -> float:
+        """Return e of `Plan.rounding`; where float32 would blur more than a little, the plan is refused."""
+        # What rounding may add to a change is the same for all neighbours, which may differ by less than 2 min(c, ℓ).
+        smaller = np.minimum(self.clip, self.example_clip)
+        less = float(np.max(smaller / self.privacy.sensitivity(self.posterior.devices)))
+        found = less * self.posterior.margin(self.clip, self.example_clip)
+        if found > LARGEST_MARGIN:
+            by_example = np.isfinite(self.example_clip).any()
+            name, given = ("example_clip", self.example_clip) if by_example else ("clip", self.clip)
+            allowed = "nearer to clip, or clip smaller" if by_example else "nearer to one another"
+            why = f"a float32 sum hides a change of {smaller.min():.3g} only to within {found:.0%}"
+            raise InputError(name, np.unique(given).tolist(), f"{allowed}: {why}")
         return found
-    sizes = f"a float32 sum of {posterior.devices:,} devices that send up to {clip.max():.3g} each"
-    why = f"{sizes} hides a change of {np.minimum(clip, example_clip).min():.3g} only to within {found:.0%}"
-    name = "example_clip" if np.isfinite(example_clip).any() else "clip"
-    given = np.unique(example_clip if name == "example_clip" else clip)
-    allowed = "nearer to clip, or clip smaller" if name == "example_clip" else "nearer to one another"
-    raise InputError(name, given.tolist() if given.size > 1 else given[0], f"{allowed}: {why}")
 
+    def _participation(self, known: Gains) -> tuple[Rule, Schedule]:
+        """Choose the active devices of every round, given the gains from round 0 on."""
+        link, policy, dim = self.link, self.options.policy, self.posterior.dim
+        rule = Rule(
+            policy.schedule if self.scheme.wireless else "all",
+            self.clip,
+            dim * link.snr(self.posterior.devices) / self.clip**2,
+            self.options.sampler.motion.noise_step(self.step_size),
+            noise_weight(policy.bound, dim),
+            self.uncertainty,
+        )
+        if rule.name != "unbiased":
+            return rule, rule(self.gains)
+        rule = dataclasses.replace(rule, senders=causal.choose_senders(policy.senders, link, rule))
+        quality, lots = link.quality(known)
+        return rule, by_quality(quality[-len(self.gains) :], lots[-len(self.gains) :], rule.senders)
 
-def _response(setting: _Setting, who: _Participation) -> AnyResponse:
-    """How the kept rounds' law answers to the noise of this plan's rounds, by the proxy or the posterior itself."""
-    posterior, proxy, before = setting.posterior, setting.options.policy.proxy, setting.options.sampler.before
-    step_size, weight, burn_in = setting.step_size, who.weight, setting.options.burn_in
-    if before is not None:
-        step_size, weight = np.append(before.step_size, step_size), np.concatenate([before.weight, weight])
-        burn_in += len(before.rounds)
-    motion = Motion(step_size, weight, setting.options.sampler.init, setting.dynamics, who.downlink)
-    by: AnyResponse = (
-        posterior.response(motion, burn_in) if proxy is None else proxy.response(posterior.dim, motion, burn_in)
-    )
-    if not all(np.all(np.abs(part) < 1e100) for part in (by.effect, by.covariance, by.shift)):
-        raise InputError("objective", "exact", "worst or average here: the chain diverges and its law overflows")
-    return by if before is None else continued(by, before.noise_variance)
+    def _spent_before(self) -> Array:
+        """Return the loss spent before, [K]."""
+        ledger, devices = self.options.ledger, self.posterior.devices
+        spent = np.zeros(devices) if ledger is None else np.asarray(ledger, dtype=float)
+        if spent.shape != (devices,) or not np.all((spent >= 0) & np.isfinite(spent)):
+            raise InputError("ledger", ledger, f"{devices} finite losses of at least 0, one per device")
+        return spent
+
+    def _budget(self) -> Array:
+        """Return B_k = (R_k − ledger_k)/(2 sensitivity_k²), [K], over the square of the channels' uncertainty."""
+        whole = self.privacy.budget(self.posterior.devices)
+        left = whole - self.before
+        empty = np.flatnonzero(left <= NOTHING * np.where(np.isfinite(whole), whole, 0.0))
+        if empty.size:
+            given = f"a loss of {self.before[empty[0]]:.6g} for device {empty[0]}"
+            raise InputError("ledger", given, f"below its budget of {whole[empty[0]]:.6g}: nothing is left to spend")
+        return left / (2 * self.privacy.sensitivity(self.posterior.devices) ** 2) / self.uncertainty**2
+
+    def _problem(self, usual_step: float) -> Problem:
+        """State the power problem."""
+        posterior, options, step_size, active = self.posterior, self.options, self.step_size, self.schedule.active
+        policy, exact = options.policy, options.policy.objective == "exact"
+        budget = self._budget() if self.scheme.private else np.full(posterior.devices, np.inf)
+        power_cap = np.full(step_size.size, np.inf)
+        if self.scheme.wireless:
+            power_cap = self.rule.power_cap(self.gains, active)
+
+        def least(limit: ArrayLike) -> Array:
+            """a at which a round's noise is `limit` times what all clipped gradients can undo, [S]."""
+            return np.asarray(posterior.dim * (self.scale / (np.asarray(limit) * self.clip.sum())) ** 2)
+
+        noise_limit = np.inf if policy.max_round_noise is None else policy.max_round_noise
+        if policy.max_round_noise is None and exact and self.scheme.optimal:
+            floor = least(USUAL_LIMIT)
+            if np.all(floor <= power_cap) and np.all(floor @ active <= budget):
+                noise_limit = USUAL_LIMIT
+        limit = np.where(step_size > usual_step, np.minimum(noise_limit, 1.0), noise_limit)
+        error = self.rule.error(active)
+        if self.downlink:  # what noise in the received θ adds to a gradient, on average
+            error = error + self.downlink * posterior.downlink_error(self.weight)
+        start = options.initial_w2_sq
+        return Problem(
+            contraction=self.contraction,
+            step_size=step_size,
+            burn_in=options.burn_in,
+            objective=policy.objective,
+            start=posterior.initial_w2_sq(options.sampler.init) if start is None else start,
+            error=discretization_error(step_size, float(posterior.L), posterior.dim) + step_size**2 * error,
+            noise_weight=self.rule.weight,
+            scale=self.scale,
+            active=active,
+            budget=budget,
+            power_cap=power_cap,
+            floor=least(limit),
+            noise_limit=noise_limit,
+            solver=policy.solver,
+            dynamics=options.sampler.motion,
+            response=self._response() if exact else None,
+            fills_up=not exact or not self.scheme.optimal,
+        )
+
+    def _response(self) -> AnyResponse:
+        """Return how the kept rounds' law answers to this plan's noise, by the proxy or the posterior itself."""
+        proxy, sampler, burn_in = self.options.policy.proxy, self.options.sampler, self.options.burn_in
+        step_size, weight, before = self.step_size, self.weight, sampler.before
+        if before is not None:
+            step_size, weight = np.append(before.step_size, step_size), np.concatenate([before.weight, weight])
+            burn_in += len(before.rounds)
+        motion = Motion(step_size, weight, sampler.init, sampler.motion, self.downlink)
+        respond = self.posterior.response if proxy is None else partial(proxy.response, self.posterior.dim)
+        by: AnyResponse = respond(motion, burn_in)
+        if not all(np.all(np.abs(part) < 1e100) for part in (by.effect, by.covariance, by.shift)):
+            raise InputError("objective", "exact", "worst or average here: the chain diverges and its law overflows")
+        return by if before is None else continued(by, before.noise_variance)
+
+    @property
+    def allocate(self) -> Callable[[Problem], Allocation]:
+        """How the power of the rounds is found."""
+        if self.options.policy.csi == "full" or not self.scheme.wireless:
+            return self.scheme.allocate
+        usual = discretization_error(self.step_size, float(self.posterior.L), self.posterior.dim)[-1]
+        forecast = causal.forecast(self.link.fading.law, self.rule, self.known, float(usual))
+        return causal.causally(self.scheme.allocate, forecast)
+
+    def finish(self, allocation: Allocation) -> Plan:
+        """Make the plan of an allocation, with its certificate and its warnings."""
+        posterior, link, options, scheme, problem = self.posterior, self.link, self.options, self.scheme, self.problem
+        unclipped = np.full(posterior.devices, np.inf)
+        bounds = problem.bound(allocation.a) if problem.dynamics.has_bound else None
+        server_noise = problem.server_noise(allocation.a)
+        value = np.nan if bounds is None else problem.value(bounds)
+        if problem.response is not None:
+            noise = (problem.kick * problem.scale) ** 2 / allocation.a + server_noise
+            value = float(Distances(problem.response)(noise).max())
+        made = Plan.of(
+            step_size=self.step_size,
+            gain=np.sqrt(allocation.a * link.noise_power),
+            weight=self.weight,
+            server_noise=server_noise,
+            received=self.received,
+            threshold=self.schedule.threshold,
+            bound=bounds,
+            power_share=allocation.a / problem.power_cap,
+            limit=_limit(problem, allocation.a, not scheme.optimal or options.policy.csi == "causal"),
+            objective=value,
+            objective_name=problem.objective,
+            lower_bound=allocation.lower_bound,
+            regime=_regime(problem) if np.all(self.gains == self.gains[0]) else None,
+            gamma=float(problem.contraction.gamma[problem.burn_in :].max()),
+            noise_limit=problem.noise_limit,
+            privacy=self.privacy,
+            clip=self.clip if scheme.clips else unclipped,
+            example_clip=self.example_clip if scheme.clips else unclipped,
+            noise_power=link.noise_power,
+            burn_in=problem.burn_in,
+            init=options.sampler.init,
+            mu=float(posterior.mu),
+            L=float(posterior.L),
+            dim=posterior.dim,
+            initial_w2_sq=problem.start,
+            ledger=self.before,
+            start=options.sampler.start,
+            uncertainty=self.uncertainty,
+            enforced=scheme.private,
+            dynamics=problem.dynamics,
+            downlink_noise=self.downlink,
+            rounding=self.rounding,
+        )
+        about_inputs = input_warnings(posterior, link if scheme.wireless else None, self.privacy)
+        about_plan = plan_warnings(posterior, made, problem, options)
+        return made.replace(warnings=(*about_inputs, *about_plan, *self.notes))
 
 
 def _regime(problem: Problem) -> str | None:

@@ -56,9 +56,8 @@ def choose_senders(given: int, link: Link, rule: Rule) -> int:
         return given
     gains, ranking = simulated(law, rule)
     assert ranking is not None
-    return best_senders(
-        *ranking, rule.clip, rule.reach * np.abs(gains) ** 2, float(np.asarray(rule.step_size)), rule.weight
-    )
+    step_size = float(np.ravel(rule.step_size)[-1])
+    return best_senders(*ranking, rule.clip, rule.reach * np.abs(gains) ** 2, step_size, rule.weight)
 
 
 class Outlook(NamedTuple):
@@ -127,6 +126,7 @@ class Forecast:
 
 def forecast(law: GaussMarkov | None, rule: Rule, known: Gains, discretization: float) -> Forecast:
     """What can be said about rounds to come before any is there, and how to say more in each."""
+    rule = replace(rule, step_size=float(np.ravel(rule.step_size)[-1]))
     plain, chance = Forecast(law, rule, known, discretization), rule.name == "unbiased"
     if law is None or (law.constant and not chance):
         return plain

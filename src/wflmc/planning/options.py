@@ -96,7 +96,8 @@ class Options:
         except (TypeError, ValueError):
             allowed = "a number, or one for each round (expressions such as '0.4/(mu+L)' are for scenario files)"
             raise InputError("step_size", self.step_size, allowed) from None
-        causal, planned = policy.csi == "causal", sampler.step_schedule == "planned"
+        causal, schedule, rounds = policy.csi == "causal", sampler.step_schedule, self.burn_in + self.samples
+        planned, shape = schedule == "planned", f"an array of shape {steps.shape}"
         limit, distance = policy.max_round_noise, self.initial_w2_sq
         rules: list[tuple[str, Any, Any, str]] = [
             ("csi", policy.csi, policy.csi not in ("full", "causal"), "one of full, causal"),
@@ -106,13 +107,9 @@ class Options:
             ("start", sampler.start, sampler.start < 0, "at least 0"),
             ("burn_in", self.burn_in, self.burn_in < 0, "at least 0"),
             ("samples", self.samples, self.samples < 1, "at least 1"),
-            (
-                "step_schedule",
-                sampler.step_schedule,
-                sampler.step_schedule not in SCHEDULES,
-                f"one of {', '.join(SCHEDULES)}",
-            ),
+            ("step_schedule", schedule, schedule not in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
             ("step_schedule", "planned", planned and steps.ndim, "'constant' with a step size for every round"),
+            ("step_size", shape, steps.shape not in ((), (rounds,)), f"a number, or {rounds} of them, one per round"),
             ("max_round_noise", limit, limit is not None and not limit > 0, "a number above 0"),
             ("initial_w2_sq", distance, distance is not None and not 0 <= distance < np.inf, "finite and at least 0"),
         ]
