@@ -62,14 +62,14 @@ def test_own_data(plan_of, call, scenario, tmp_path, kind):
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        ("a,b\n1,2\n", "exactly one column y"),
+        ("a,b\n1,2\n", "exactly one of them y"),
         ("y,a\n1,x\n", "line 2 has none in column 2"),
         ("y,a\n1,\n", "line 2 has none in column 2"),
         ("x1,x2,y\n0,0.1,0.2,0.3\n", "3 columns; line 2 has 4"),
         ('"a,1",b,y\n1,2,3,4\n', "3 columns; line 2 has 4"),
-        ("1;2\n3;4\n", "exactly one column y"),
+        ("1;2\n3;4\n", "exactly one of them y"),
         ("y,a\n", "at least one row"),
-        (",a,y\n0,1,2\n", "all have a name"),
+        (",a,y\n0,1,2\n", "names every column"),
         ("", "at least one row"),
         ("1\n2\n", "at least one row"),
         ("\xff\xfe", "UTF-8"),

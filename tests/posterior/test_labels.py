@@ -155,9 +155,9 @@ def test_files(call, tmp_path, data):
 @pytest.mark.parametrize(
     ("rows", "part"),
     [
-        (["1,2,a", "1,3,4", "2,2,b"], "whose y are all numbers or all text; line 1 has none in column 3"),
+        (["1,2,a", "1,3,4", "2,2,b"], "y may be all text for a softmax model; line 1 has none in column 3"),
         (["1,2,a", "1,x,b", "2,2,b"], "line 2 has none in column "),
-        (["1,2,a", "1,3,", "2,2,b"], "whose y are all numbers or all text; line 1 has none in column 3"),
+        (["1,2,a", "1,3,", "2,2,b"], "y may be all text for a softmax model; line 1 has none in column 3"),
     ],
 )
 def test_bad_columns_of_labels(call, tmp_path, rows, part):

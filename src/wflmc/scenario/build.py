@@ -102,15 +102,9 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
     with scenario_keys():
         data = _load(scenario, key)
-        common: dict[str, Any] = {
-            "examples": section.examples,
-            "dim": section.dim,
-            "X": None if data is None else data.X,
-            "y": None if data is None else data.y,
-            "intercept": section.intercept,
-            "partition": section.partition,
-            "prior_std": section.prior_std,
-        }
+        common = section.model_dump(include={"examples", "dim", "intercept", "partition", "prior_std"})
+        if data is not None:
+            common |= {"X": data.X, "y": data.y}
         if section.model == "gaussian":
             posterior: Posterior = gaussian_regression(key, section.devices, **common)
         else:
@@ -169,16 +163,9 @@ def _preconditioned(
         return posterior.whitened(prior_on=section.prior_on), None
     if scenario.sampler.seed != "secret":
         key = jax.random.key(section.seed)
-    release = release_whitening(
-        secret_key() if key is None else key,
-        posterior,
-        link,
-        privacy,
-        clip=section.whiten_clip or None,
-        share=section.whiten_share,
-        rounds=section.whiten_rounds,
-        prior_on=section.prior_on,
-    )
+    how: dict[str, Any] = {"share": section.whiten_share, "rounds": section.whiten_rounds, "prior_on": section.prior_on}
+    key = secret_key() if key is None else key
+    release = release_whitening(key, posterior, link, privacy, clip=section.whiten_clip or None, **how)
     return posterior.whitened(release.matrix, section.prior_on), release
 
 
@@ -187,9 +174,8 @@ def _constant_warnings(scenario: Scenario, posterior: Posterior) -> list[str]:
     section, warnings = scenario.posterior, []
     mu, L = section.mu or posterior.mu, section.L or posterior.L
     if mu > L:
-        key, limit, other = ("mu", "at most L", section.L) if section.mu else ("L", "at least mu", section.mu)
-        allowed = limit + (f" = {other:g}" if other else ", as computed here")
-        raise InputError(f"posterior.{key}", section.mu or section.L, allowed)
+        key, limit = ("mu", "at most L") if section.mu else ("L", "at least mu")
+        raise InputError(f"posterior.{key}", section.mu or section.L, limit)  # which the data may tell, and this not
     if isinstance(posterior, SoftmaxPosterior):
         empty = posterior.classes - np.unique(posterior.real_rows(posterior.labels)).size
         if empty:
@@ -213,14 +199,13 @@ def build_link(scenario: Scenario) -> Link:
     """Return the channel of a scenario."""
     section = scenario.link
     with scenario_keys():
-        match section.fading:
-            case "static":
-                fading = channel.static(section.power)
-            case "rayleigh":
-                fading = channel.rayleigh(section.power, section.correlation)
-            case "rician":
-                fading = channel.rician(section.power, section.rician_k, section.correlation)
-            case "file":
-                fading = channel.from_array(load_gains(section.gains))
+        if section.fading == "file":
+            fading = channel.from_array(load_gains(section.gains))
+        elif section.fading == "static":
+            fading = channel.static(section.power)
+        elif section.fading == "rayleigh":
+            fading = channel.rayleigh(section.power, section.correlation)
+        else:
+            fading = channel.rician(section.power, section.rician_k, section.correlation)
         how = section.snr_db, section.noise_power, section.seed, section.csi_error, section.downlink_snr_db
         return Link(fading, *how)

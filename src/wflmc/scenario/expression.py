@@ -15,14 +15,12 @@ from wflmc.errors import InputError
 
 Value = float | NDArray[np.float64]
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.Pow: operator.pow,
-}
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
@@ -41,8 +39,7 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Valu
     >>> evaluate_expression("step_size", "min(0.2, 0.1*(1+3*(s<=2)))", {"s": np.arange(1.0, 5.0)})
     array([0.2, 0.2, 0.1, 0.1])
     """
-    listed = " and ".join([", ".join([*names][:-1]), [*names][-1]] if len(names) > 1 else names)
-    allowed = f"a number, or arithmetic (+ - * / **, brackets, min, max and < <= > >=) in {listed}"
+    allowed = f"a number, or arithmetic (+ - * / **, brackets, min, max and < <= > >=) in {', '.join(names)}"
 
     def value(node: ast.expr) -> Value:
         match node:
@@ -50,13 +47,10 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Valu
                 return float(number)
             case ast.Name(id=name) if name in names:
                 return names[name]
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-                result = _BINARY[type(op)](value(left), value(right))
-                if isinstance(result, complex):
-                    raise ValueError
-                return result
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
-                return 1.0 * _COMPARE[type(op)](value(left), value(right))
+            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
+                result = _OPERATORS[type(op)](value(left), value(right))
+                if not isinstance(result, complex):
+                    return 1.0 * result
             case ast.Call(func=ast.Name(id=name), args=[_, *_] as parts, keywords=[]) if name in _CALLS:
                 return functools.reduce(_CALLS[name], map(value, parts))
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):

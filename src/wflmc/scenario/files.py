@@ -34,12 +34,15 @@ def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scena
     for text in overrides or []:
         _override(content, text)
     scenario, folder = validate(content), file.resolve().parent
-    paths = {}
-    if is_data_path(scenario.posterior.data):
-        paths["posterior.data"] = scenario.posterior.data
-    if scenario.link.gains:
-        paths["link.gains"] = scenario.link.gains
-    return with_values(scenario, {key: str(folder / os.path.expanduser(given)) for key, given in paths.items()})
+    paths = _paths(scenario).items()
+    return with_values(scenario, {key: str(folder / os.path.expanduser(given)) for key, given in paths})
+
+
+def _paths(scenario: Scenario) -> dict[str, str]:
+    """Return the files that a scenario names, by key."""
+    data, gains = scenario.posterior.data, scenario.link.gains
+    named = {"link.gains": gains, "posterior.data": data if is_data_path(data) else ""}
+    return {key: path for key, path in named.items() if path}
 
 
 def _reason(error: Exception) -> str:
@@ -71,18 +74,14 @@ def file_digests(scenario: Scenario, keys: Collection[str] = ("posterior.data", 
 
     That of private data is a test for guesses: it must not be published.
     """
-    data, files, digests = scenario.posterior.data, {}, {}
-    if scenario.link.fading == "file" and scenario.link.gains:
-        files["link.gains"] = scenario.link.gains
-    if is_data_path(data):
-        files["posterior.data"] = data
-    for key, path in files.items():
-        if key in keys:
+    digests = {}
+    for key, path in _paths(scenario).items():
+        if key in keys and (key != "link.gains" or scenario.link.fading == "file"):
             try:
                 digests[key] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
             except OSError as error:
                 raise InputError(key, path, f"a file that can be read ({error.strerror})") from None
-    if data == "mnist" and "posterior.data" in keys:  # which is verified whenever it is read
+    if scenario.posterior.data == "mnist" and "posterior.data" in keys:  # which is verified whenever it is read
         digests["posterior.data"] = "".join(SHA256.values())
     return digests
 
@@ -127,6 +126,7 @@ def _load_npz(path: str | Path) -> DataSet:
 
 
 def _load_csv(path: str | Path, text_labels: bool) -> DataSet:
+    """Return the data set of a CSV; an error names the place, never what stands there."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             lines = {number: [cell.strip() for cell in row] for number, row in enumerate(csv.reader(file), 1)}
@@ -134,49 +134,33 @@ def _load_csv(path: str | Path, text_labels: bool) -> DataSet:
         raise InputError("data", str(path), "a CSV file in UTF-8 with commas between its columns") from None
     rows = {number: row for number, row in lines.items() if any(row)}
     names = next(iter(rows.values()), [])
-    # Where labels may be text, a first row of numbers that ends with a text is an example; y would be a name.
-    header = "y" in names or not all(map(_is_number, names[:-1] if text_labels else names))
-    if header:
-        rows.pop(next(iter(rows)))
-    _check_csv(path, names, rows, header)
-    target = names.index("y") if header else len(names) - 1
-    features = [column for column in range(len(names)) if column != target]
-    y: NDArray[Any] = np.array([row[target] for row in rows.values()])
-    if not text_labels or "" in y or any(map(_is_number, y)):
-        y = _numbers(path, rows, [target], "whose y are all numbers or all text" if text_labels else "of numbers")[:, 0]
-    columns = tuple(names[column] for column in features) if header else ()
-    return DataSet(_numbers(path, rows, features, "of numbers"), y, columns=columns)
-
-
-def _check_csv(path: str | Path, names: list[str], rows: dict[int, list[str]], header: bool) -> None:
-    """Refuse a table that is empty, ragged or without one column y."""
-    if header and "" in names:
-        raise InputError("data", str(path), "a CSV whose columns all have a name (an index column must go)")
-    if header and names.count("y") != 1:
-        raise InputError("data", str(path), "a CSV of numbers, or one whose header names exactly one column y")
-    if not rows or len(names) < 2:
-        raise InputError("data", str(path), "a CSV with at least one row, one feature column and y")
     for number, row in rows.items():
         if len(row) != len(names):
             raise InputError("data", str(path), f"a CSV of {len(names)} columns; line {number} has {len(row)}")
+    numbers = np.array([[_number(cell) for cell in row] for row in rows.values()]).reshape(len(rows), len(names))
+    # Where labels may be text, a first row of numbers that ends with a text is an example; y would be a name.
+    header = "y" in names or bool(np.isnan(numbers[:1, : len(names) - text_labels]).any())
+    if len(names) < 2 or len(rows) <= header or (header and ("" in names or names.count("y") != 1)):
+        wanted = "a CSV of at least one row of numbers, y the last of them, or with a header that names every column"
+        raise InputError("data", str(path), f"{wanted} and exactly one of them y")
+    target = names.index("y") if header else len(names) - 1
+    labels, numbers = np.array([row[target] for row in rows.values()])[header:], numbers[header:]
+    text = text_labels and np.all(labels != "") and bool(np.isnan(numbers[:, target]).all())
+    bad = np.argwhere(np.isnan(numbers) & ~(text & (np.arange(len(names)) == target)))
+    if bad.size:
+        line, column = [*rows][header + bad[0, 0]], bad[0, 1] + 1
+        wanted = "a CSV of numbers, in which y may be all text for a softmax model"
+        raise InputError("data", str(path), f"{wanted}; line {line} has none in column {column}")
+    y = labels if text else numbers[:, target]
+    columns = tuple(name for name in names if name != "y") if header else ()
+    return DataSet(np.delete(numbers, target, axis=1), y, columns=columns)
 
 
-def _numbers(path: str | Path, rows: dict[int, list[str]], columns: list[int], wanted: str) -> NDArray[np.float64]:
-    """Return the numbers in some columns, [N, columns]; an error names the place, never what stands there."""
+def _number(text: str) -> float:
     try:
-        return np.array([[float(row[column]) for column in columns] for row in rows.values()])
+        return float(text)
     except ValueError:
-        line, column = next((n, c) for n, row in rows.items() for c in columns if not _is_number(row[c]))
-        allowed = f"a CSV {wanted}; line {line} has none in column {column + 1}"
-        raise InputError("data", str(path), allowed) from None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        return math.nan
 
 
 def load_gains(path: str) -> NDArray[Any]:
@@ -208,11 +192,9 @@ def to_toml(scenario: Scenario) -> str:
 
 
 def _toml_value(value: object) -> str:
-    if isinstance(value, float) and math.isinf(value):
-        return "inf" if value > 0 else "-inf"
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    return json.dumps(value)
+    return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
 
 from wflmc.dynamics import Dynamics, by_name
 from wflmc.errors import InputError
@@ -194,6 +193,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
     random_link = link.csi_error > 0 or policy.schedule == "unbiased"
     nothing_drawn = posterior.data not in ("synthetic", "mnist") and posterior.partition in ("blocks", "by-label")
     fading, power = f"link.fading = {link.fading!r}", f"policy.power = {policy.power!r}"
+    ideal_link = f"{power} has an ideal link"
     without_limit = policy.power not in ("optimized", "noiseless-dp") or (kinetic and policy.power != "optimized")
     preconditioner = f"posterior.preconditioner = {posterior.preconditioner!r}"
     rules = [
@@ -202,13 +202,10 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
         ("link.power", link.fading == "file", fading),
         ("link.correlation", no_fading, fading),
         ("link.seed", no_fading and (ideal or not random_link), f"{fading} draws nothing"),
-        ("link.snr_db", ideal and not released, f"{power} has an ideal link"),
-        ("link.csi_error", ideal and not released, f"{power} has an ideal link"),
-        ("link.downlink_snr_db", ideal, f"{power} has an ideal link"),
+        *((f"link.{name}", ideal and not released, ideal_link) for name in ("snr_db", "csi_error")),
+        ("link.downlink_snr_db", ideal, ideal_link),
         ("posterior.seed", nothing_drawn, "nothing is drawn"),
-        ("posterior.whiten_clip", not released, preconditioner),
-        ("posterior.whiten_share", not released, preconditioner),
-        ("posterior.whiten_rounds", not released, preconditioner),
+        *((f"posterior.whiten_{name}", not released, preconditioner) for name in ("clip", "share", "rounds")),
         ("posterior.prior_on", posterior.preconditioner == "none", preconditioner),
         ("posterior.classes", posterior.model != "softmax", f"posterior.model = {posterior.model!r}"),
         ("privacy.example_clip", privacy.unit == "device", "privacy.unit = 'device'"),
@@ -238,35 +235,10 @@ def _explain(error: ValidationError, place: str) -> InputError:
     same_key = [problem for problem in problems if problem["loc"][:2] == first["loc"][:2]]
     fitting = [problem for problem in same_key if not problem["type"].endswith(("_type", "literal_error"))] or same_key
     given = fitting[0]["input"]
-    beyond_limits = all(problem["type"].startswith(("greater", "less")) for problem in fitting)
-    if given != given and beyond_limits:  # nan is on neither side of one
-        return InputError(place + key, given, "a number")
-    return InputError(place + key, given, " or ".join(dict.fromkeys(map(_allowed, fitting))))
-
-
-_PHRASES = {
-    "greater_than": "above {gt}",
-    "greater_than_equal": "at least {ge}",
-    "less_than": "below {lt}",
-    "less_than_equal": "at most {le}",
-    "literal_error": "{expected}",
-    "finite_number": "a finite number",
-    "float_type": "a number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "bool_type": "true or false",
-    "string_type": "a text",
-    "list_type": "a list of numbers",
-    "too_short": "a list that is not empty",
-}
-
-
-def _allowed(problem: ErrorDetails) -> str:
-    kind, limits = problem["type"], problem.get("ctx", {})
-    if kind == "greater_than_equal" and 0 < limits["ge"] < 1e-8:
-        return "above 0"
-    message = problem["msg"]
-    return _PHRASES[kind].format(**limits) if kind in _PHRASES else message[:1].lower() + message[1:]
+    if given != given and all(problem["type"].startswith(("greater", "less")) for problem in fitting):
+        return InputError(place + key, given, "a number")  # nan is on neither side of a limit
+    allowed = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in fitting)
+    return InputError(place + key, given, " or ".join(allowed))
 
 
 def _nearest(key: str) -> str:
@@ -274,10 +246,7 @@ def _nearest(key: str) -> str:
     section, _, name = key.partition(".")
     names = [f"{section}.{field}" for section, model in SECTIONS.items() for field in model.model_fields]
     elsewhere = [full for full in names if full.endswith("." + (name or section))]
-    if not name:
-        near = [f"[{found}]" for found in difflib.get_close_matches(section, list(SECTIONS), n=1)] or elsewhere
-        return f"section; did you mean {near[0]}?" if near else f"section ({', '.join(SECTIONS)})"
-    siblings = [full for full in names if full.startswith(section + ".")]
-    near = elsewhere or difflib.get_close_matches(key, siblings, n=1, cutoff=0.7)
-    near = near or difflib.get_close_matches(key, names, n=1)
-    return f"key; did you mean {near[0]}?" if near else f"key ({', '.join(siblings)})"
+    near = elsewhere or difflib.get_close_matches(key, names if name else SECTIONS, n=1)
+    siblings = [full for full in names if full.startswith(section + ".")] or [*SECTIONS]
+    kind = "key" if name else "section"
+    return f"{kind}; did you mean {near[0]}?" if near else f"{kind} ({', '.join(siblings)})"
