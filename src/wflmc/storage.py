@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import importlib
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -15,11 +15,8 @@ from typing import IO, Any
 
 from wflmc.errors import InputError
 
-fcntl: Any
-try:
-    fcntl = importlib.import_module("fcntl")
-except ImportError:  # Windows, which has a lock of its own
-    fcntl = None
+fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
+"""None on Windows, which has a lock of its own."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors that a full disk, a quota and a limit on the size of files give."""
@@ -67,6 +64,23 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a file whole or not at all."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add to a file, and return when all of it is on the disk."""
+    with naming_file(path), path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Keep other threads and processes that use the same file out; systems without such locks have one process."""
+    with path.open("ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def reserve(file: IO[bytes], size: int) -> None:

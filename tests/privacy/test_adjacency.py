@@ -191,10 +191,10 @@ def test_a_ledger_of_another_adjacency_is_refused(tmp_path, few):
 def test_a_ledger_from_before_is_one_of_replacement(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     ledger = privacy.Ledger(promise("replace"), 2)
-    del ledger._promise["adjacency"]
+    header = {name: value for name, value in ledger._header.items() if name != "adjacency"}
     ledger.path, ledger.chains = path, []
     path.touch()
-    ledger._append([ledger._header])
+    ledger._append([header])
     assert "adjacency" not in path.read_text()
     privacy.Ledger(promise("replace"), 2, path=path)
     with pytest.raises(InputError, match="with adjacency = replace"):

@@ -19,7 +19,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, OverspendError
 from wflmc.privacy.promise import Privacy
-from wflmc.storage import naming_file, replacing
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: one process at a time, then
-    fcntl = None  # type: ignore[assignment]
+from wflmc.storage import append_text, exclusive, replacing
 
 Array = NDArray[np.float64]
 
@@ -41,6 +36,10 @@ TOLERANCE = 1e-9
 """Relative rounding that plans and ledgers forgive each other."""
 ANCHORED = {"ledger": 2}
 """A line behind those of a ledger from before there were anchors: from here on it has one."""
+BEFORE_ANCHORS = (
+    "{} is from before ledgers were anchored: whether lines are missing from it cannot be told. From now on {} tells, "
+    "and names of new lines are secret; those of old ones are bare hashes of the data."
+)
 
 
 class ForeignLedgerError(InputError):
@@ -96,10 +95,8 @@ def noise_of_another_run(path: Path, run: str, noise: str) -> bool:
     """Return whether a ledger, of whatever promise, has a round of another run with this noise."""
     anchor, lines = Anchor.of(path), []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+        with suppress(ValueError, TypeError):  # no line of a ledger
             lines.append(dict(json.loads(text)))
-        except (ValueError, TypeError):  # no line of a ledger
-            lines.append({})
     if anchor is None and any(line.get("ledger") == 2 for line in lines):
         raise _without_anchor(path, len(lines))
     runs, noises = {run, anchor and anchor.name(run)}, {noise, anchor and anchor.name(noise)}
@@ -109,6 +106,11 @@ def noise_of_another_run(path: Path, run: str, noise: str) -> bool:
 def _damaged(path: Path, given: str, allowed: str) -> InputError:
     anew = "or delete both to begin a new ledger, which does not know what has been spent so far"
     return InputError("ledger", f"{path} with {given}", f"{allowed}, {anew}")
+
+
+def _shortened(path: Path, lines: int, wanted: int) -> InputError:
+    allowed = f"as long as it was: its anchor {anchor_path(path).name} counts {wanted}. Restore the longer copy"
+    return _damaged(path, f"{lines} line{'s' * (lines != 1)}", allowed)
 
 
 def _without_anchor(path: Path, lines: int) -> InputError:
@@ -148,42 +150,43 @@ class Ledger:
             enforced: whether budgets are kept to; a policy that ignores privacy is still written down.
             read_only: verify a file and leave it as it is, with or without its anchor; charges stay in memory.
         """
-        self.privacy, self.devices, self.path = privacy, devices, None if path is None else Path(path)
-        self.subject, self._read_only = subject, read_only
+        self.privacy, self.devices, self.subject = privacy, devices, subject
+        self.path = None if path is None else Path(path)
         self.budget = privacy.budget(devices) if enforced else np.full(devices, np.inf)
         self.spent = np.zeros(devices)
         self.entries: dict[tuple[str, int], Array] = {}
         self.chains: list[str] = []
         self._noise: dict[tuple[str, int], str] = {}
-        self._promise = {
-            "devices": devices,
-            "unit": privacy.unit,
-            "epsilon": _plain(privacy.epsilon, devices),
-            "delta": _plain(privacy.delta, devices),
-            "accountant": privacy.accountant,
-            "adjacency": privacy.adjacency,
-        }
         self._anchor = Anchor(0, "", secrets.token_bytes(32))
-        self._subject_name = ""
-        """The subject as the file has it."""
-        self._secret_missing = False
-        """Whether names are HMACs whose secret is not there."""
+        self._anchored = True
+        """Whether the anchor is that of the file."""
         self._keyed = True
         """Whether the names of the next line are HMACs already."""
+        self._subject_name = ""
+        """The subject as the file has it."""
         self._size = 0
         if self.path is None:
-            self._add(self._header)
+            self._append([self._header])
         elif read_only:
-            self._catch_up(self.path)
+            self._read(self.path)
             self.path = None
         else:
-            self.path.open("a").close()  # made where there is none
             with self._locked():
                 pass
 
     @property
     def _header(self) -> dict[str, Any]:
-        return {"ledger": 2, "subject": self.name(self.subject), **self._promise}
+        promise = self.privacy
+        return {
+            "ledger": 2,
+            "subject": self.name(self.subject),
+            "devices": self.devices,
+            "unit": promise.unit,
+            "epsilon": _plain(promise.epsilon, self.devices),
+            "delta": _plain(promise.delta, self.devices),
+            "accountant": promise.accountant,
+            "adjacency": promise.adjacency,
+        }
 
     def name(self, text: str) -> str:
         """Return the name of data, a run or noise as this ledger writes it: an HMAC with the ledger's secret."""
@@ -191,7 +194,8 @@ class Ledger:
 
     def is_about(self, subject: str) -> bool:
         """Return whether this may be whose data it is about; unknown where it names none or has no anchor."""
-        return self._secret_missing or self._subject_name in ("", subject, self.name(subject))
+        unknown = self._keyed and not self._anchored
+        return unknown or self._subject_name in ("", subject, self.name(subject))
 
     @property
     def chain(self) -> str:
@@ -253,10 +257,7 @@ class Ledger:
         if self.path is not None:
             anchor = self._anchor._replace(lines=len(self.chains) + len(lines), chain=chain)
             try:
-                with naming_file(self.path), self.path.open("a", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
+                append_text(self.path, text)
                 anchor.save(self.path)
             except OSError:
                 os.truncate(self.path, self._size)  # nothing of it will be sent
@@ -268,7 +269,8 @@ class Ledger:
 
     def _add(self, line: dict[str, Any]) -> None:
         """Add a line to what is known."""
-        self._subject_name = self._subject_name if self.chains else line["subject"]
+        if not self.chains:
+            self._subject_name = str(line.get("subject", ""))
         self.chains.append(_chained(self.chain, line))
         self._keyed = line.get("ledger", 2 if self._keyed else 1) == 2
         if "loss" in line:
@@ -283,47 +285,31 @@ class Ledger:
         if self.path is None:
             yield
             return
-        with self.path.open("rb") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            self._catch_up(self.path)
+        with exclusive(self.path):
+            self._read(self.path)
+            self._mend(self.path)
             yield
 
-    def _catch_up(self, path: Path) -> None:
+    def _read(self, path: Path) -> None:
         """Read what the file holds beyond what is known, and refuse what does not belong to it or is missing."""
-        anchor, head = Anchor.of(path), anchor_path(path).name
-        self._anchor, self._secret_missing = anchor or self._anchor, anchor is None
+        anchor = Anchor.of(path)
+        self._anchor, self._anchored = anchor or self._anchor, anchor is not None
         with path.open("rb") as file:
             if file.seek(0, os.SEEK_END) < self._size:
-                raise self._shortened(path, path.read_bytes().count(b"\n"), len(self.chains))
+                raise _shortened(path, path.read_bytes().count(b"\n"), len(self.chains))
             file.seek(self._size)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
         for text in whole.decode("utf-8", "replace").splitlines():
             self._read_line(path, text)
-        lines = len(self.chains)
-        if anchor is not None and lines < anchor.lines:
-            raise self._shortened(path, lines, anchor.lines)
-        if anchor is not None and anchor.lines and self.chains[anchor.lines - 1] != anchor.chain:
-            given = f"the hash {self.chains[anchor.lines - 1][:12]}… in line {anchor.lines}"
-            allowed = f"the ledger of its anchor {head}, where that line has {anchor.chain[:12]}…: restore that ledger"
-            raise _damaged(path, given, allowed)
         self._size += len(whole)
-        if self._read_only:
-            return
-        if len(whole) < len(content):
-            os.truncate(path, self._size)
-        if anchor is None:
-            self._begin_anchor(path)
-        if not self.chains:
-            self._append([self._header])
-        elif self._anchor.lines < lines:  # a crash has kept it from being written
-            self._anchor = self._anchor._replace(lines=lines, chain=self.chain)
-            self._anchor.save(path)
-
-    def _shortened(self, path: Path, lines: int, wanted: int) -> InputError:
-        allowed = f"as long as it was: its anchor {anchor_path(path).name} counts {wanted}. Restore the longer copy"
-        return _damaged(path, f"{lines} line{'s' * (lines != 1)}", allowed)
+        counted, known = self._anchor.lines, len(self.chains)
+        if known < counted:
+            raise _shortened(path, known, counted)
+        if counted and self.chains[counted - 1] != self._anchor.chain:
+            given = f"the hash {self.chains[counted - 1][:12]}… in line {counted}"
+            there = f"the ledger of its anchor {anchor_path(path).name}, where that line has {self._anchor.chain[:12]}…"
+            raise _damaged(path, given, f"{there}: restore that ledger")
 
     def _read_line(self, path: Path, text: str) -> None:
         """Verify a line of the file and add it to what is known."""
@@ -337,39 +323,36 @@ class Ledger:
                     raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError("ledger", str(path), f"a ledger; line {number} is not one of its lines") from None
+        self._add(line)
         if number == 1:
             self._refuse_others(path, line)
-        self._add(line)
         if chain != self.chain:
             raise InputError("ledger", str(path), f"as wflmc wrote it; line {number} or one above it has been changed")
 
     def _refuse_others(self, path: Path, header: dict[str, Any]) -> None:
-        for name, promised in self._promise.items():
+        if header.get("ledger") not in (1, 2):
+            raise InputError("ledger", str(path), "a ledger of this version of wflmc or of an earlier one")
+        for name, promised in list(self._header.items())[2:]:
             given = header.get(name, "replace" if name == "adjacency" else None)  # ledgers of old have no adjacency
             if given != promised:
                 raise ForeignLedgerError("ledger", f"{path} with {name} = {given}", f"one with {name} = {promised}")
-        if header.get("ledger") not in (1, 2):
-            raise InputError("ledger", str(path), "a ledger of this version of wflmc or of an earlier one")
-        self._secret_missing &= header["ledger"] == 2
-        self._subject_name = str(header.get("subject", ""))
         if self.subject and not self.is_about(self.subject):
             raise ForeignLedgerError("ledger", str(path), "about the same data")
 
-    def _begin_anchor(self, path: Path) -> None:
-        """Anchor a new ledger, or one from before there were anchors; refuse one whose anchor is missing."""
-        if self.chains and self._keyed:
-            raise _without_anchor(path, len(self.chains))
-        self._anchor = self._anchor._replace(lines=len(self.chains), chain=self.chain)
-        self._anchor.save(path)
-        self._secret_missing = False
-        if self.chains:
-            warnings.warn(
-                f"{path} is from before ledgers were anchored: whether lines are missing from it cannot be told. "
-                f"From now on {anchor_path(path).name} tells, and names of new lines are secret; those of old ones are "
-                "bare hashes of the data.",
-                LedgerWarning,
-                stacklevel=2,
-            )
+    def _mend(self, path: Path) -> None:
+        """Remove a line that was cut short; begin a new ledger, an anchor, or one that a crash has left behind."""
+        os.truncate(path, self._size)
+        known = len(self.chains)
+        if known and self._keyed and not self._anchored:
+            raise _without_anchor(path, known)
+        if not self._anchored or self._anchor.lines < known:
+            self._anchor = self._anchor._replace(lines=known, chain=self.chain)
+            self._anchor.save(path)
+            self._anchored = True
+        if not known:
+            self._append([self._header])
+        elif not self._keyed:
+            warnings.warn(BEFORE_ANCHORS.format(path, anchor_path(path).name), LedgerWarning, stacklevel=2)
             self._append([ANCHORED])
 
 
