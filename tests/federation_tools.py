@@ -28,8 +28,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from wflmc.federated.device import Device
 from wflmc.federated.flower_client import client_app
 from wflmc.federated.flower_server import Transport
-from wflmc.federated.folder import write_federation
-from wflmc.federated.job import Job, federated_plan, make_job
+from wflmc.federated.job import Job, federated_plan, make_job, write_federation
 from wflmc.federated.server import Server, open_server, serve
 from wflmc.privacy import Ledger
 from wflmc.sampling import Trace, sample

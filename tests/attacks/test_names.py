@@ -17,8 +17,8 @@ import jax
 import numpy as np
 import pytest
 
-from wflmc.federated.folder import open_device, write_federation
-from wflmc.federated.job import make_job
+from wflmc.federated.device import open_device
+from wflmc.federated.job import make_job, write_federation
 from wflmc.federated.server import open_server
 from wflmc.keys import digest
 from wflmc.privacy import Ledger

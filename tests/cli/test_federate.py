@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
-from wflmc.federated import simulation
+from wflmc.federated import execution
 from wflmc.federated.job import Job
 from wflmc.privacy import Ledger, Privacy
 from wflmc.privacy.ledger import Anchor
@@ -126,7 +126,7 @@ def test_a_federation_with_absences_has_its_own_numbers_and_a_page(
         return None if device == 1 and len(calls) < 8 else message
 
     monkeypatch.setattr(
-        simulation, "run_in_process", lambda server, devices, _: run_on_grid(server, app_of(devices), fault)
+        execution, "run_in_process", lambda server, devices, _: run_on_grid(server, app_of(devices), fault)
     )
     ideal = ("--noise", "devices", "--set", "policy.power=noiseless-dp")
     code, out, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out", *ideal, "--json")
@@ -214,9 +214,8 @@ def test_what_others_have_written_is_left_alone(call: Any, small: Path, tmp_path
 def test_a_federation_that_was_not_written_whole_is_written_again_and_moves_with_its_folder(
     call: Any, small: Path, tmp_path: Path
 ) -> None:
-    begun = tmp_path / "out" / "federation"
+    begun = tmp_path / "out" / "federation.part"
     begun.mkdir(parents=True)
-    (begun / "unfinished").write_text("")
     (begun / "about.json").write_text("{}")
     assert call("federate", small, "--runtime", "process", "--out", tmp_path / "out", "--json")[0] == 0
     (tmp_path / "out").rename(tmp_path / "moved")

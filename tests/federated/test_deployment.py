@@ -31,11 +31,9 @@ from flwr.app import Context, RecordDict
 import wflmc
 from wflmc.errors import InputError
 from wflmc.federated import certificates, flower_client, flower_server, registration
-from wflmc.federated.certificates import write_authority, write_secret, write_server_certificate
-from wflmc.federated.deployment import prepare
-from wflmc.federated.folder import write_federation
-from wflmc.federated.job import make_job
-from wflmc.federated.loopback import ENDS, HOST, Loopback, environment, free_port
+from wflmc.federated.certificates import write_authority, write_device_key, write_server_certificate
+from wflmc.federated.deployment import ENDS, HOST, Loopback, environment, free_port, prepare
+from wflmc.federated.job import make_job, write_federation
 from wflmc.federated.messages import Reception
 from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
 from wflmc.federated.server import open_server, read_log, trace_of
@@ -135,10 +133,10 @@ def test_secrets_are_their_owner_s_alone(folder, tmp_path):
     assert {_mode(folder / name) for name in ("ca", "server", "device-0")} == {0o700}
     assert not [path for path in (folder / "server").rglob("*") if path.name in ("ca.key", "key", "data.npz", "secret")]
     assert not [path for path in (folder / "device-0").rglob("*") if path.name in ("ca.key", "server.key", "job.npz")]
-    open_to_all = tmp_path / "open"
+    open_to_all = tmp_path / "key"
     open_to_all.write_text("x")
     open_to_all.chmod(0o644)
-    write_secret(open_to_all, b"y")
+    write_device_key(tmp_path)
     assert _mode(open_to_all) == 0o600
 
 
@@ -184,17 +182,6 @@ def test_preparing_again_keeps_keys_and_renews_what_was_taken_away(folder):
     assert [name for name in names if (folder / name).read_bytes() != before[name]] == ["device-1/key.pub"]
     copy = folder / "server" / "keys" / "device-1.pub"
     assert copy.read_bytes() == (folder / "device-1" / "key.pub").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key"), [({"address": "nowhere"}, "address"), ({"devices": DEVICES + 1}, "folder")]
-)
-def test_what_cannot_be_prepared_is_said(folder, arguments, key):
-    with pytest.raises(InputError) as found:
-        prepare(folder, **{"devices": DEVICES, **arguments})
-    assert found.value.key == key
-    with pytest.raises(InputError, match="server"):
-        prepare(folder / "device-0", 1)
 
 
 def test_a_certificate_can_be_renewed_by_the_same_authority(folder):

@@ -21,12 +21,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 import wflmc
 from wflmc.errors import InputError, OverspendError
 from wflmc.federated import lattice
-from wflmc.federated.device import Device
-from wflmc.federated.folder import open_device
+from wflmc.federated.device import Device, open_device
+from wflmc.federated.flower_server import devices_in
 from wflmc.federated.job import Job, make_job
 from wflmc.federated.messages import Reception, Request, Terms
 from wflmc.federated.server import Server, open_server, read_log, rescale, serve, trace_of
-from wflmc.federated.simulation import devices_in
 from wflmc.sampling.checkpoint import Checkpoint
 
 from ..federation_tools import ROUNDING, SCENARIO, Federation, apart, app_of, expected_chain, federation, run_on_grid

@@ -181,9 +181,9 @@ def test_labels_of_a_test_set_that_nobody_has_seen(call, tmp_path, data):
 def test_devices_of_a_federation_know_the_labels(tmp_path, data):
     """Each has its part with labels as in the data, and the model of all classes, whatever labels it has itself."""
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
-    from wflmc.federated.folder import open_device
+    from wflmc.federated.device import open_device
+    from wflmc.federated.flower_server import devices_in
     from wflmc.federated.server import trace_of
-    from wflmc.federated.simulation import devices_in
 
     from ..federation_tools import ROUNDING, federation, run_on_grid
 

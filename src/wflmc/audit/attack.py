@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.audit.canary import Canary, CanaryPerDevice, TurningCanary, canary_pair, direction
+from wflmc.audit.canary import Canary, TurningCanary, canary_pair, direction
 from wflmc.audit.target import RAW, Array, Mask, Target, differences, float32_rounds, pairs, scaled_differences, window
 from wflmc.dynamics import overdamped
 from wflmc.errors import InputError
@@ -26,7 +26,7 @@ from wflmc.sampling.kernel import State, step, transmit
 from wflmc.sampling.runner import CHAINS
 
 Statistics = NDArray[Any]
-Canaries = Canary | CanaryPerDevice
+Run = Callable[[jax.Array, int, int], tuple[Statistics, Statistics]]
 
 MAIN_SHARE = 14.0
 """Share of the main test in the probability to be wrong, where each other attack's tests have 1."""
@@ -60,33 +60,24 @@ class Attack(NamedTuple):
     """Of each data set."""
     chunk: int
     """Of them at a time."""
-    run: Callable[[jax.Array, int, int], tuple[Statistics, Statistics]]
+    run: Run
     """(key, first trial, count) -> statistics [count, test] of the transcripts of + and of −."""
 
 
-Side = Callable[[jax.Array, int, int, int], Statistics]
-"""(key, 0 for + or 1 for −, first trial, count) -> statistics [count, test]."""
-
-
-def _attack(tests: list[Question], trials: int, numbers: int, side: Side, least: int = 1) -> Attack:
-    """Return an attack whose two sides are computed apart, in equal chunks, at least so many of them.
+def _attack(tests: list[Question], trials: int, numbers: int, run: Run, least: int = 1) -> Attack:
+    """Return an attack in equal chunks, at least so many of them.
 
     Args:
         numbers: that one trial takes in a round.
     """
-    total, size = _chunks(trials, numbers, least)
-
-    def run(key: jax.Array, first: int, count: int) -> tuple[Statistics, Statistics]:
-        return side(named(key, "+"), 0, first, count), side(named(key, "-"), 1, first, count)
-
-    return Attack(tuple(tests), total, size, run)
-
-
-def _chunks(trials: int, numbers: int, least: int = 1) -> tuple[int, int]:
-    """Return how many trials to make, and how many of them at a time, in equal chunks."""
     chunks = max(least, -(-trials // max(1, CHUNK // (4 * numbers))))
     size = -(-trials // chunks)
-    return chunks * size, size
+    return Attack(tuple(tests), chunks * size, size, run)
+
+
+def _apart(side: Callable[[jax.Array, int, int, int], Statistics]) -> Run:
+    """Compute transcripts of + and − apart, by side(key, 0 for + or 1 for −, first trial, count)."""
+    return lambda key, first, count: (side(named(key, "+"), 0, first, count), side(named(key, "-"), 1, first, count))
 
 
 def _unit(weight: Array, noise_power: float) -> Array:
@@ -110,7 +101,7 @@ def _question(
 
 @partial(jax.jit, static_argnames=("count",))
 def _filtered(
-    key: jax.Array, canary: Canaries, rounds: Rounds, signs: jax.Array, weight: jax.Array, first: Any, count: int
+    key: jax.Array, canary: Canary, rounds: Rounds, signs: jax.Array, weight: jax.Array, first: Any, count: int
 ) -> jax.Array:
     """Return Σ_s weight[s] y[s] of `count` transcripts by the kernel, round by round.
 
@@ -169,7 +160,7 @@ def _by_kernel(
         statistics = np.asarray(_filtered(key, sides[which], rounds, turns, weight, first, count)) - midpoint
         return statistics[:, : len(tests)]
 
-    return _attack([question for question, _ in tests], trials, 2, side, chunks)
+    return _attack([question for question, _ in tests], trials, 2, _apart(side), chunks)
 
 
 def constant(target: Target, trials: int, mu_limit: float) -> Attack:
@@ -226,7 +217,6 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
     unit = np.stack([_unit(weight, plan.noise_power) for weight in weights.T], axis=1)
     midpoint, rounds = np.sum(target.midpoint * unit, axis=0), target.rounds
     weight, same = unit.astype(np.float32)[:, None], np.ones(len(plan.rounds), np.float32)
-    total, size = _chunks(trials, devices)
 
     def run(key: jax.Array, first: int, count: int) -> tuple[Statistics, Statistics]:
         generator = host_generator(jax.random.fold_in(key, first), "signs")
@@ -234,13 +224,12 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
         base = np.broadcast_to(-target.others.astype(np.float32), signs.shape)
         factors = np.where(signs > 0, 1, target.neighbour), np.where(signs > 0, target.neighbour, 1)
         one, two = (
-            np.asarray(_filtered(named(key, name), CanaryPerDevice(loud, base), rounds, same, weight, first, count))
-            - midpoint
+            np.asarray(_filtered(named(key, name), Canary(loud, base), rounds, same, weight, first, count)) - midpoint
             for name, loud in zip("+-", (target.raw * np.stack(factors)).astype(np.float32), strict=True)
         )
         return np.where(signs > 0, one, two), np.where(signs > 0, two, one)
 
-    return Attack(tuple(tests), total, size, run)
+    return _attack(tests, trials, devices, run)
 
 
 def _slow_plan(target: Target, dim: int, reach: float) -> Plan:
@@ -296,7 +285,7 @@ def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
         centred = received[..., 0] - signs * target.midpoint[:, k]
         return np.stack([np.sum(_unit(w, plan.noise_power) * centred, axis=1) for w in filters], axis=1)
 
-    return _attack(tests, trials, len(plan.rounds), side)
+    return _attack(tests, trials, len(plan.rounds), _apart(side))
 
 
 def by_model(posterior: Regression, target: Target, trials: int, mu_limit: float) -> Attack:
@@ -327,7 +316,8 @@ def by_pair(
         received, _ = _transcripts(key, sides[which], plan, first, count)
         return np.einsum("nsm,sm->n", received - midpoint, weight / size)[:, None]
 
-    return _attack([Question(name, k, int(mask.sum()), mu, mu)], trials, len(plan.rounds) * max(2, dim), side)
+    test = Question(name, k, int(mask.sum()), mu, mu)
+    return _attack([test], trials, len(plan.rounds) * max(2, dim), _apart(side))
 
 
 def _clean_signal(posterior: Posterior, plan: Plan) -> Array:

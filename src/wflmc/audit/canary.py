@@ -22,21 +22,13 @@ Sums = tuple[jax.Array, jax.Array]
 """What the kernel asks of a posterior: Σ_k weight_k clip(g_k), and the norms ‖g_k‖ before the clip, [K]."""
 
 
-def _limited(example: jax.Array, length: jax.Array, example_clip: jax.Array | None) -> jax.Array:
-    """Return examples [K, ...] of norms [K], clipped one by one where the plan says so."""
-    if example_clip is None:
-        return example
-    factor = blocks.clip_factor(jnp.ones(()), example_clip, length)
-    return example * factor.reshape(factor.shape + (1,) * (example.ndim - factor.ndim))
-
-
 class Canary(NamedTuple):
     """Each device's gradient is a part that the server knows and one example that it wants to know."""
 
     example: Any
-    """[K, m]."""
+    """[K, m]; or [K], where every device sends in a coordinate of its own, m = K."""
     base: Any
-    """[K, m]."""
+    """What the server knows, as `example`."""
 
     @property
     def batch(self) -> None:
@@ -45,29 +37,19 @@ class Canary(NamedTuple):
     def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
         """Return Σ_k weight_k clip(base_k + clip(example_k)), and the norms before the device's clip."""
         del theta, key
-        gradient = self.base + _limited(self.example, jnp.linalg.norm(self.example, axis=1), example_clip)
-        norm = jnp.linalg.norm(gradient, axis=1)
-        return blocks.clip_factor(weight, clip, norm) @ gradient, norm
+        example = self.example
+        if example_clip is not None:
+            factor = blocks.clip_factor(jnp.ones(()), example_clip, _lengths(example))
+            example = example * factor.reshape(factor.shape + (1,) * (example.ndim - factor.ndim))
+        gradient = self.base + example
+        norm = _lengths(gradient)
+        factor = blocks.clip_factor(weight, clip, norm)
+        return (factor * gradient if gradient.ndim == 1 else factor @ gradient), norm
 
 
-class CanaryPerDevice(NamedTuple):
-    """A canary on every device, each in a coordinate of its own: m = K."""
-
-    example: Any
-    """[K]."""
-    base: Any
-    """What the server knows, [K]."""
-
-    @property
-    def batch(self) -> None:
-        """Canaries draw no mini-batches."""
-
-    def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
-        """Return the sum and the norms, as `Canary` does."""
-        del theta, key
-        gradient = self.base + _limited(self.example, jnp.abs(self.example), example_clip)
-        norm = jnp.abs(gradient)
-        return blocks.clip_factor(weight, clip, norm) * gradient, norm
+def _lengths(gradient: jax.Array) -> jax.Array:
+    """Return the norms [K] of gradients [K, m] or [K]."""
+    return jnp.abs(gradient) if gradient.ndim == 1 else jnp.linalg.norm(gradient, axis=1)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["example", "base", "turn"], meta_fields=[])
@@ -117,7 +99,7 @@ class TurningCanary(Posterior):
 
     def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
         """Return the sum and the norms, as `Canary` does."""
-        total, norm = CanaryPerDevice(self.example, self.base).unrounded_sum(theta, weight, clip, key, example_clip)
+        total, norm = Canary(self.example, self.base).unrounded_sum(theta, weight, clip, key, example_clip)
         return jnp.stack([direction(theta, self.turn) * total.sum(), jnp.zeros(())]), norm
 
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from wflmc.audit.attack import Question
-from wflmc.audit.summation import Summation
+from wflmc.audit.summation import MORE, Summation
 from wflmc.privacy import epsilon_spent
 
 Array = NDArray[np.float64]
@@ -172,12 +172,9 @@ class AuditReport:
         if self.consistent:
             return f"No attack found more than ε ≥ {self.epsilon_lower:.4g} {sure}; the plan claims {self.epsilon:.4g}."
         if not self.flagged:
-            worst_sum = max(self.sums, key=lambda result: result.ratio)
-            return (
-                f"BROKEN: in the {worst_sum.name}, {worst_sum.terms:,} terms of float32, one change of what is hidden "
-                f"moves what arrives {worst_sum.ratio:.6g} times as far as the plan claims ({self.adjacency}): losses "
-                f"are {worst_sum.ratio**2:.6g} times as large."
-            )
+            sums = max(self.sums, key=lambda result: result.ratio)
+            moved = f"one change of what is hidden moves what arrives {sums.ratio:.6g} times as far as the plan claims"
+            return f"BROKEN: in the {sums.name}, {sums.terms:,} terms of float32, {moved} ({self.adjacency})."
         worst = max(self.flagged, key=lambda test: test.excess)
         return (
             f"BROKEN: the attack '{worst.name}' on device {worst.device} proves ε ≥ {worst.epsilon_gaussian:.4g} "
@@ -197,13 +194,10 @@ class AuditReport:
         }
 
     def __str__(self) -> str:
-        lines = [self.verdict]
-        for test in self.tests:
-            mark = "  <-- more than claimed" if test.flagged else ""
-            lines.append(
-                f"  {test.name}, device {test.device}, {test.rounds} rounds, {test.trials} trials: "
-                f"ε ≥ {test.epsilon_gaussian:.4g} (counting alone {test.epsilon_counting:.4g}), "
-                f"claimed {test.epsilon_claimed:.4g}{mark}"
-            )
-        lines += [f"  {result}" for result in self.sums]
-        return "\n".join([*lines, SCOPE])
+        lines = [
+            f"  {test.name}, device {test.device}, {test.rounds} rounds, {test.trials} trials: ε ≥ "
+            f"{test.epsilon_gaussian:.4g} (counting alone {test.epsilon_counting:.4g}), claimed "
+            f"{test.epsilon_claimed:.4g}{MORE * test.flagged}"
+            for test in self.tests
+        ]
+        return "\n".join([self.verdict, *lines, *(f"  {result}" for result in self.sums), SCOPE])

@@ -171,17 +171,12 @@ def _report(
     shares = sum(test.share for attack in attacks for test in attack.tests)
     done, work, findings = 0, sum(attack.trials for attack in attacks), []
     for number, attack in enumerate(attacks):
-        attack_key, deltas = (
-            jax.random.fold_in(named(key, "attack"), number),
-            [float(target.delta[test.device]) for test in attack.tests],
-        )
-        risks = [risk * test.share / shares for test in attack.tests]
-        cuts = np.zeros((2, 1, len(risks)))  # the balanced threshold, and the one for counting
-        cuts[1, 0] = [
-            counting_threshold(test.visible_mu, attack.trials, delta, test_risk)
-            for test, delta, test_risk in zip(attack.tests, deltas, risks, strict=True)
-        ]
-        wrong = np.zeros((2, 2, len(risks)), dtype=int)
+        attack_key = jax.random.fold_in(named(key, "attack"), number)
+        how = [(float(target.delta[test.device]), risk * test.share / shares) for test in attack.tests]
+        cuts = np.zeros((2, 1, len(how)))  # the balanced threshold, and the one for counting
+        for at, test in enumerate(attack.tests):
+            cuts[1, 0, at] = counting_threshold(test.visible_mu, attack.trials, *how[at])
+        wrong = np.zeros((2, 2, len(how)), dtype=int)
         for first in range(0, attack.trials, attack.chunk):
             plus, minus = attack.run(attack_key, first, attack.chunk)
             # Whatever cannot be compared counts as an error.
@@ -190,19 +185,15 @@ def _report(
             if progress is not None:
                 progress(done, work)
         results = []
-        for at, (test, delta, test_risk) in enumerate(zip(attack.tests, deltas, risks, strict=True)):
-            balanced, tail = (Errors(int(errors[0, at]), int(errors[1, at]), attack.trials) for errors in wrong)
-            results.append(Finding.of(test, balanced, tail, delta, test_risk))
-        findings += _notable(results)
+        for at, test in enumerate(attack.tests):
+            balanced, tail = (Errors(int(errors[0]), int(errors[1]), attack.trials) for errors in wrong[..., at])
+            results.append(Finding.of(test, balanced, tail, *how[at]))
+        if len({result.device for result in results}) > 1:  # of every device: those that prove too much, or the nearest
+            nearest = max(results, key=lambda result: result.excess)
+            results = [result for result in results if result.flagged] or [nearest]
+        findings += results
     loss, delta = float(target.loss[:, target.device].sum()), float(target.delta[target.device])
     epsilon, privacy = float(epsilon_spent(loss, delta)), target.plan.privacy
     return AuditReport(
         target.device, epsilon, delta, loss, privacy.unit, privacy.adjacency, 1 - risk, tuple(findings), sums
     )
-
-
-def _notable(results: list[Finding]) -> list[Finding]:
-    """Return, of an attack on every device, those that prove too much, else the one that comes nearest."""
-    if len({result.device for result in results}) == 1:
-        return results
-    return [result for result in results if result.flagged] or [max(results, key=lambda result: result.excess)]

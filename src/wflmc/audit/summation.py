@@ -38,6 +38,7 @@ FEATURE = 2.0**-10
 """Of a linear model, whose targets make the terms."""
 ROUNDING = 1e-9
 """Relative, of what a sum may be off before it is a finding."""
+MORE = "  <-- more than claimed"
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,8 @@ class Summation:
         return not self.ratio <= 1 + ROUNDING
 
     def __str__(self) -> str:
-        mark = "  <-- more than claimed" if self.flagged else ""
         tried = f"{self.terms:,} terms in float32, {self.tried} pairs of neighbours tried"
-        return f"{self.name}, {tried}: largest change / claimed = {self.ratio:.6g}{mark}"
+        return f"{self.name}, {tried}: largest change / claimed = {self.ratio:.6g}{MORE * self.flagged}"
 
 
 def neighbours(count: int, size: float, neighbour: float = -1.0, lanes: int = 1) -> tuple[Array, Array]:

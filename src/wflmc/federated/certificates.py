@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import ipaddress
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key as
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from wflmc.errors import InputError
+from wflmc.storage import replacing
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -82,17 +82,11 @@ def write_device_key(folder: Path) -> None:
     (folder / "key.pub").write_bytes(public + b"\n")
 
 
-def write_secret(path: Path, content: bytes) -> None:
-    """Write a file that only its owner reads, also where there was one that others could."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        os.chmod(path, 0o600)
-        file.write(content)
-
-
 def _write_key(path: Path, form: PrivateFormat = PrivateFormat.PKCS8) -> Key:
-    """Draw a new private key and write it."""
+    """Draw a new private key and write it, for its owner alone."""
     key = ec.generate_private_key(CURVE)
-    write_secret(path, key.private_bytes(Encoding.PEM, form, NoEncryption()))
+    with replacing(path, mode=0o600) as file:
+        file.write(key.private_bytes(Encoding.PEM, form, NoEncryption()))
     return key
 
 

@@ -1,4 +1,4 @@
-"""A federation on machines of its own: certificates, keys, Flower's app and the commands for every machine.
+"""A federation on machines of its own: certificates, keys, Flower's app, and the commands, also run on one machine.
 
 What `write_federation` has written gets, by `prepare`,
 
@@ -9,20 +9,37 @@ What `write_federation` has written gets, by `prepare`,
     server/flwr/config.toml                   where Flower's commands find the SuperLink
     device-k/ca.crt, key, key.pub             whom the device trusts, and what it proves itself with
     COMMANDS.md                               what to type on the server and on every device
+
+`Loopback` runs the same commands on this machine, SuperLink and SuperNodes as processes of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import random
+import re
 import shlex
 import shutil
-from collections.abc import Sequence
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from wflmc.errors import InputError
+import psutil
+
+import wflmc
 from wflmc.federated.certificates import write_authority, write_device_key, write_server_certificate
-from wflmc.federated.folder import DEVICE, SERVER
-from wflmc.federated.registration import KEYS
+from wflmc.federated.job import DEVICE, SERVER, Job
+from wflmc.federated.registration import KEYS, DeploymentError, flwr, register
+from wflmc.federated.server import Progress, read_log
+from wflmc.storage import write_text
 from wflmc.version import __version__
 
 LINK = "wflmc"
@@ -31,6 +48,18 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Flower asks its makers' servers nothing."""
 FIRST_PORT = 9094
 """Of the SuperNodes' own processes, on their own machines."""
+HOST = "127.0.0.1"
+GRACE = 15.0
+"""Seconds for a process to end when it is asked to."""
+PATIENCE = 180.0
+"""Seconds for a process to come up. Flower refuses a node for about a minute after it was killed."""
+WAIT = 240.0
+"""Seconds that a run waits for its devices before the first round."""
+LOOK = 15.0
+"""Seconds without a finished round after which a run is asked for its status; asking takes seconds of a core."""
+
+ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""What ends this process from outside: `kill`, and a terminal that is closed."""
 TEMPLATES = Path(__file__).with_name("templates")
 NODE = "\nDevice {k}, in the folder `{folder}`:\n\n```bash\n{quiet}\n{command}\n```\n"
 
@@ -52,25 +81,20 @@ def prepare(
         address: host and port at which devices reach the server.
         deadline: seconds that a round waits for its devices.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError("address", address, "host and port, such as 127.0.0.1:8000")
-    server, places = folder / SERVER, [folder / DEVICE.format(k) for k in range(devices)]
-    if missing := [place.name for place in (server, *places) if not place.is_dir()]:
-        raise InputError("folder", str(folder), f"that of a federation of {devices} devices, with {missing[0]}")
-    _write_certificates(folder / "ca", server, list(dict.fromkeys([*hosts, host.strip("[]")])))
+    server, host = folder / SERVER, address.rpartition(":")[0].strip("[]")
+    _write_certificates(folder / "ca", server, list(dict.fromkeys([*hosts, host])))
     for place in (server / KEYS, server / "app"):
         place.mkdir(exist_ok=True)
-    for place in places:
+    for place in (folder / DEVICE.format(k) for k in range(devices)):
         place.chmod(0o700)
         shutil.copyfile(server / "ca.crt", place / "ca.crt")
         if not (place / "key.pub").exists():
             write_device_key(place)
         shutil.copyfile(place / "key.pub", server / KEYS / f"{place.name}.pub")
     app = (TEMPLATES / "app.toml").read_text(encoding="utf-8").format(version=__version__)
-    (server / "app" / "pyproject.toml").write_text(app, encoding="utf-8")
+    write_text(server / "app" / "pyproject.toml", app)
     write_config(server / "flwr", server.resolve() / "ca.crt", address)
-    (folder / "COMMANDS.md").write_text(_commands(devices, address, deadline), encoding="utf-8")
+    write_text(folder / "COMMANDS.md", _commands(devices, address, deadline))
 
 
 def write_config(home: Path, certificate: Path, address: str) -> None:
@@ -78,7 +102,7 @@ def write_config(home: Path, certificate: Path, address: str) -> None:
     home.mkdir(exist_ok=True, parents=True)
     superlink = f"address = {json.dumps(address)}\nroot-certificates = {json.dumps(str(certificate))}\n"
     content = f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n{superlink}'
-    (home / "config.toml").write_text(content, encoding="utf-8")
+    write_text(home / "config.toml", content)
 
 
 def superlink_command(host: str, port: int | str, database: str = "superlink.db") -> list[str]:
@@ -126,3 +150,209 @@ def _shown(words: list[str]) -> str:
     """Return a command as it is typed; options on lines of their own where it is long."""
     text = " ".join(f'"{word}"' if "'" in word else shlex.quote(word) for word in words)
     return text if len(text) < 110 else text.replace(" --", " \\\n  --")
+
+
+class Part(NamedTuple):
+    """A process of the deployment, and where it writes."""
+
+    process: psutil.Popen
+    log: Path
+    since: float
+    """When it was started for the first time, by the monotonic clock."""
+
+    @property
+    def output(self) -> str:
+        """What it has written."""
+        return self.log.read_text(encoding="utf-8", errors="replace").strip()
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the SuperLink has let this SuperNode in."""
+        return "SuperNode ID:" in self.output
+
+    def tree(self) -> list[psutil.Process]:
+        """Return all processes below this one, and itself last."""
+        try:
+            return [*self.process.children(recursive=True), self.process]
+        except psutil.NoSuchProcess:
+            return []
+
+
+class Loopback:
+    """A prepared federation on this machine; all of its processes end with the `with` block.
+
+    Args:
+        folder: as `prepare` left it; gets a folder `loopback` with logs and Flower's own state.
+        port: of the SuperLink; a free one by default.
+        say: called with a sentence for everything that happens.
+    """
+
+    def __init__(self, folder: Path, *, port: int | None = None, say: Callable[[str], None] = print) -> None:
+        self.folder, self.server, self.say = folder.resolve(), folder.resolve() / SERVER, say
+        self.state = self.folder / "loopback"
+        self.env = environment(self.state / "flwr")
+        self.rounds, self.port = len(Job.load(self.server).plan.rounds), port or free_port()
+        self.link: Part | None = None
+        self.nodes: dict[int, Part] = {}
+        self._reported = 0
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Loopback:
+        write_config(self.state / "flwr", self.server / "ca.crt", f"{HOST}:{self.port}")
+        if threading.current_thread() is threading.main_thread():
+            for number in (one for one in ENDS if signal.getsignal(one) != signal.SIG_IGN):  # as nohup asks for
+                self._handlers[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        nodes, link = list(self.nodes.values()), [] if self.link is None else [self.link]
+        processes = [process for part in (*nodes, *link) for process in part.tree()]
+        try:
+            # First the ServerApp, which would take leaving devices for absent ones; the SuperLink last, as devices sign
+            # off there. What is started next time is then let in at once.
+            kill([process for part in link for process in part.tree()[:-1]])
+            for parts in (nodes, link):
+                for part in parts:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        part.process.terminate()
+                psutil.wait_procs([part.process for part in parts], GRACE)
+        finally:
+            kill(processes)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+
+    def start_link(self) -> None:
+        """Start the SuperLink, wait until it answers, and let the devices' keys in."""
+        command = superlink_command(HOST, self.port, str(self.state / "superlink.db"))
+        self.link = self._start("superlink", command, self.server, self.env)
+        while not self._listens():
+            if self.link.process.poll() is not None or time.monotonic() > self.link.since + PATIENCE:
+                raise DeploymentError(f"The SuperLink did not come up:\n{self.link.output[-1500:]}")
+            time.sleep(0.2)
+        self.say(f"SuperLink at {HOST}:{self.port}, process {self.link.process.pid}")
+        register(self.server, LINK, self.env, self.say)
+
+    def start_node(self, k: int) -> None:
+        """Start the SuperNode of a device; `supervise` starts it again should Flower refuse it."""
+        name, before = DEVICE.format(k), self.nodes.get(k)
+        command = supernode_command(f"{HOST}:{self.port}", free_port())
+        part = self._start(name, command, self.folder / name, environment(self.state / name))
+        if before is None:
+            self.say(f"SuperNode of device {k}, process {part.process.pid}")
+        self.nodes[k] = part if before is None or before.admitted else part._replace(since=before.since)
+
+    def submit(self, deadline: float, wait: float = WAIT) -> str:
+        """Start the run, or one that goes on where the last one was; return its id."""
+        return str(flwr(run_command(deadline, wait), self.env, self.server)["run-id"])
+
+    def wait(self, run: str, progress: Progress | None = None, until: int | None = None) -> None:
+        """Follow a run to its end, or until some rounds are done; nodes that Flower refused are started again."""
+        looked = time.monotonic()
+        while until is None or self._reported < until:
+            if self._report(progress):
+                looked = time.monotonic()
+            self.supervise()
+            if time.monotonic() - looked > (1.0 if self._reported >= self.rounds else LOOK):
+                status = flwr(["list", "--run-id", run, LINK], self.env)["runs"][0]["status"]
+                looked = time.monotonic()
+                if status == "finished:completed":
+                    self._report(progress)
+                    return
+                if status.startswith("finished"):
+                    raise DeploymentError(f"The run was not completed ({status}). Its log ends:\n{self._log(run)}")
+            time.sleep(0.2)
+
+    def supervise(self) -> None:
+        """Start again what Flower has refused; DeploymentError where that does not help."""
+        if self.link is None or self.link.process.poll() is not None:
+            raise DeploymentError(f"The SuperLink has ended:\n{self.link.output[-1500:] if self.link else ''}")
+        for k, part in self.nodes.items():
+            if part.process.poll() is None:
+                continue
+            if not part.admitted and time.monotonic() - part.since > PATIENCE:
+                raise DeploymentError(f"The SuperNode of device {k} is not let in:\n{part.output[-1500:]}")
+            time.sleep(1.0)
+            self.start_node(k)
+
+    def _start(self, name: str, command: list[str], folder: Path, env: Mapping[str, str]) -> Part:
+        """Start a process in a session of its own, so that Ctrl-C is for this one alone."""
+        log, how = self.state / f"{name}.log", {"cwd": folder, "env": env, "stdin": subprocess.DEVNULL}
+        with log.open("wb") as file:
+            process = psutil.Popen(command, **how, stdout=file, stderr=file, start_new_session=True)
+        return Part(process, log, time.monotonic())
+
+    def _listens(self) -> bool:
+        """Return whether the SuperLink has opened its port."""
+        with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=5):
+            return True
+        return False
+
+    def _report(self, progress: Progress | None) -> bool:
+        """Say who was absent in rounds that are new in the log; return whether there are any."""
+        rows = read_log(self.server)[self._reported :]
+        self._reported += len(rows)
+        for row in rows:
+            for device, reason in row["absent"].items():
+                self.say(f"round {row['round'] + 1}: device {device} absent: {reason}")
+        if rows and progress is not None:
+            progress(self._reported, self.rounds)
+        return bool(rows)
+
+    def _log(self, run: str) -> str:
+        words = ["flwr", "log", run, LINK, "--show"]
+        done = subprocess.run(words, env=self.env, capture_output=True, text=True, check=False, timeout=60)
+        return re.sub(r"\x1b\[\d+m", "", done.stdout or done.stderr).strip()[-2000:]
+
+
+def run_on_loopback(
+    folder: Path, *, deadline: float, say: Callable[[str], None], progress: Progress | None = None
+) -> None:
+    """Run a prepared federation on this machine, as separate processes with TLS and authentication, to its end.
+
+    A run that was stopped goes on where it was, with the same folder.
+
+    Args:
+        folder: as `prepare` left it.
+        deadline: seconds that a round waits for its devices.
+        say: called with a sentence for everything that happens.
+        progress: called with (rounds done, rounds in all).
+    """
+    with Loopback(folder, say=say) as loopback:
+        loopback.start_link()
+        for k in range(len(list(folder.glob(DEVICE.format("*"))))):
+            loopback.start_node(k)
+        loopback.wait(loopback.submit(deadline), progress)
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """End processes without any warning, and wait until they have ended."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, GRACE)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's processes: the same Python and wflmc as here, nothing asked of the network."""
+    home.mkdir(parents=True, exist_ok=True)
+    code = str(Path(wflmc.__file__).resolve().parents[1])
+    return {
+        "JAX_PLATFORMS": "cpu",
+        **os.environ,
+        **QUIET,
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), f"{HOST},localhost"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONPATH": os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+
+
+def free_port() -> int:
+    """Return a port that nobody uses, below those that systems give to connections, which could take it."""
+    for port in random.sample(range(10240, 32768), 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise DeploymentError("No free port was found on this machine.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-import threading
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +19,13 @@ from numpy.typing import NDArray
 from wflmc.errors import InputError, OverspendError, without_data
 from wflmc.federated.messages import Request, Terms
 from wflmc.keys import digest
-from wflmc.posterior import GaussianPosterior
+from wflmc.posterior import GaussianPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.base import Posterior
 from wflmc.posterior.regression import Regression
 from wflmc.posterior.summation import Sum, as_pair
 from wflmc.privacy import Ledger, round_loss
 from wflmc.sampling import default_memory
-from wflmc.storage import fcntl, replacing
+from wflmc.storage import exclusive, replacing
 
 LARGEST = 1e9
 """The largest parameter that a device answers for, and the largest number that its data may have: float32 holds the
@@ -156,6 +157,27 @@ def _gradient(posterior: Posterior, theta: jax.Array, clip: Any, example_clip: A
     return jax.vmap(chain, (0, None if keys is None else 0))(theta, keys)
 
 
+@lru_cache(maxsize=1024)
+def open_device(folder: Path) -> Device:
+    """Return the device of a folder, as `write_federation` left it; the same one again in the same process."""
+    terms = Terms.load(folder / "terms.json")
+    try:
+        about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        with np.load(folder / "data.npz", allow_pickle=False) as saved:
+            data = {"X": saved["X"], "y": saved["y"]}
+        secret = (folder / "secret").read_bytes()
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError("device", str(folder), f"the folder of a device, with X and y in data.npz ({error})") from None
+    classes = {} if about["model"] == "gaussian" else {"classes": about["classes"]}
+    make: Any = softmax_regression if classes else gaussian_regression
+    share_of_prior = about["prior_std"] * about["devices"] ** 0.5
+    posterior = make(jax.random.key(0), 1, **data, **classes, intercept=about["intercept"], prior_std=share_of_prior)
+    if about["whitening"] is not None:
+        posterior = posterior.whitened(np.array(about["whitening"]), about["prior_on"])
+        posterior = replace(posterior, subject="")  # else every device would be compiled anew
+    return Device(posterior, terms, terms.open_ledger(folder) if np.isfinite(terms.sensitivity) else None, secret)
+
+
 @without_data
 class Answer(NamedTuple):
     """What a device has been asked and has answered."""
@@ -177,18 +199,10 @@ class LastAnswer:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._memory: Answer | None = None
-        self._lock = threading.Lock()
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Keep other threads and processes out."""
-        with self._lock:
-            if self.path is None or fcntl is None:  # without locks of files a device is one process
-                yield
-                return
-            with self.path.with_suffix(".lock").open("ab") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                yield
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keep other threads and processes out of the file."""
+        return nullcontext() if self.path is None else exclusive(self.path.with_suffix(".lock"))
 
     def load(self) -> Answer | None:
         """Return the last answer, if there is one."""

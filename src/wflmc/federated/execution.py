@@ -6,7 +6,6 @@ files of a finished run stand beside it, as those of `wflmc run` do.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import time
@@ -20,28 +19,27 @@ import numpy as np
 
 from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, evaluate, preload
-from wflmc.federated import simulation
-from wflmc.federated.deployment import prepare
-from wflmc.federated.folder import DEVICE, SERVER, open_device, write_federation
-from wflmc.federated.job import NOISES, Job, federated_plan, make_job
-from wflmc.federated.loopback import run_on_loopback
-from wflmc.federated.server import LEDGER, LOG, Server, open_server, read_log, trace_of
+from wflmc.federated.deployment import prepare, run_on_loopback
+from wflmc.federated.device import open_device
+from wflmc.federated.flower_server import devices_in, run_in_engine
+from wflmc.federated.job import DEVICE, NOISES, SERVER, Job, federated_plan, make_job, write_federation
+from wflmc.federated.server import LEDGER, LOG, Progress, Server, open_server, read_log, run_in_process, trace_of
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.privacy import ACCOUNTANTS, Ledger
 from wflmc.progress import ProgressBar
 from wflmc.runs import diagnose, plan_document, summary_document
+from wflmc.runs.documents import Document, PlanFile, read_document
 from wflmc.runs.execution import spent_before
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml
 from wflmc.scenario.coverage import PRIVATE
 from wflmc.scenario.files import plain
+from wflmc.scenario.schema import with_values
 from wflmc.storage import naming_file, write_text
 
 RUNTIMES = ("simulation", "process", "deployment")
 STAND_IN = "data that stand in for the devices' own"
-UNFINISHED = "unfinished"
-"""In a federation that has not been written whole."""
 ADDRESS = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
 OTHER = {
     "asked": "scenario",
@@ -149,10 +147,19 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
         bar: shows progress.
         say: called with sentences for whoever waits.
     """
-    began = time.perf_counter()
+    began, place = time.perf_counter(), folder / "federation"
     scenario = load_scenario(options.scenario, options.overrides)
-    inputs, place = build(scenario), folder / "federation"
-    job, document = _resumed(folder, scenario, options) or _begin(folder, scenario, inputs, options)
+    inputs, about = build(scenario), options.identity(scenario)
+    if place.exists():
+        _refuse_other(folder, about)
+    else:
+        _begin(folder, scenario, inputs, options, about)
+    job = Job.load(place / SERVER)
+    if options.prepare and not (place / "COMMANDS.md").exists():
+        where = {} if options.address is None else {"address": options.address}
+        prepare(place, job.plan.devices, deadline=options.deadline, **where)
+    if job.plan.clips:
+        _open_ledger(job.plan, inputs, folder, about)
     server = open_server(job, place / SERVER)
     done, rounds = server.checkpoint.load().rounds, len(job.plan.rounds)
     if 0 < done < rounds:
@@ -168,71 +175,57 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
             say("The same command goes on with this federation.")
             raise
         server = open_server(job, place / SERVER)  # which another process may have charged
-    return _finish(folder, scenario, inputs, server, document, options, began)
+    return _finish(folder, scenario, inputs, server, options, began)
 
 
-def _run(
-    server: Server, place: Path, options: Options, progress: simulation.Progress, say: Callable[[str], None]
-) -> None:
+def _run(server: Server, place: Path, options: Options, progress: Progress, say: Callable[[str], None]) -> None:
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":
-        simulation.run_in_process(server, [open_device(place / DEVICE.format(k)) for k in range(devices)], progress)
+        run_in_process(server, [open_device(place / DEVICE.format(k)) for k in range(devices)], progress)
     elif options.runtime == "simulation":
-        simulation.run_in_engine(server, simulation.devices_in(place), progress=progress, deadline=deadline)
+        run_in_engine(server, devices_in(place), progress=progress, deadline=deadline)
     else:
         prepare(place, devices)
         run_on_loopback(place, deadline=deadline, say=say, progress=progress)
 
 
-def _resumed(folder: Path, scenario: Scenario, options: Options) -> tuple[Job, dict[str, Any]] | None:
-    """Return job and plan.json of the federation in the folder; any other is refused, for its ledgers' sake."""
-    place = folder / "federation"
-    if not (place / "about.json").exists() or (place / UNFINISHED).exists():
-        return None
-    try:
-        about, document = (json.loads((place / name).read_text("utf-8")) for name in ("about.json", "plan.json"))
-    except (OSError, ValueError):
-        raise InputError("--out", str(place / "about.json"), "as wflmc wrote it") from None
-    for name, value in options.identity(scenario).items():
-        if about.get(name) != value:
+def _refuse_other(folder: Path, about: dict[str, Any]) -> None:
+    """Refuse any federation in the folder but the one that is asked for, for its ledgers' sake."""
+    path = folder / "federation" / "about.json"
+    if not path.exists():
+        raise InputError("--out", str(path.parent), "a folder in which nothing else is called federation")
+    before = read_document(path, Document, "--out").model_dump()
+    for name, value in about.items():
+        if before.get(name) != value:
             what = OTHER.get(name, name)
             allowed = f"another folder: it holds a federation with another {what}, whose ledgers are to be kept"
             raise InputError("--out", str(folder), allowed)
-    return Job.load(place / SERVER), document
 
 
-def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Options) -> tuple[Job, dict[str, Any]]:
-    """Plan a federation and write its folders; return its job and plan.json."""
-    began, about, place = time.perf_counter(), options.identity(scenario), folder / "federation"
-    _check_folder(folder, about)
+def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Options, about: dict[str, Any]) -> None:
+    """Plan a federation and write its folders, all of them or none."""
+    began, part, ledger = time.perf_counter(), folder / "federation.part", folder / "ledger.jsonl"
+    if ledger.exists() and not options.prepare and about["ledger"] != str(ledger.resolve()):
+        allowed = f"a folder without the ledger of another run; --ledger {ledger} spends from that one"
+        raise InputError("--out", str(folder), allowed)
     if options.noise != "simulated":  # it cannot be drawn again; and data that stand in for others' are nobody's
         beyond = () if options.own_data else (item for item in inputs.not_covered if item.name != "sampler.seed")
         inputs = inputs._replace(not_covered=tuple(beyond))
     job = _job(scenario, inputs, options, about["chains"])
-    document = plan_document(_settled(scenario, job), inputs, received_plan(job), time.perf_counter() - began)
+    settled = with_values(scenario, {"sampler.burn_in": job.plan.burn_in})
+    document = plan_document(settled, inputs, received_plan(job), time.perf_counter() - began)
     document["noise"] = options.noise
     if job.plan.clips:
         document["privacy"] |= _costs(job)
-    if (place / UNFINISHED).exists():
-        shutil.rmtree(place)
-    place.mkdir()
-    write_text(place / UNFINISHED, "")
-    with naming_file(place):
-        write_federation(place, scenario, inputs, job, with_data=not options.own_data)
-        if options.prepare:
-            where = {} if options.address is None else {"address": options.address}
-            prepare(place, job.plan.devices, deadline=options.deadline, **where)
-            path = place / SERVER / "ledger.jsonl"  # of its own, which names nobody: the server may not try data
-        else:
-            write_text(place / SERVER / LEDGER, about["ledger"] or "../../ledger.jsonl")
-            path = Path(about["ledger"] or folder / "ledger.jsonl")
-        if job.plan.clips:
-            _open_ledger(job.plan, inputs, path, options.prepare)
-    write_text(place / "plan.json", to_json(document))
-    write_text(place / "about.json", to_json(about))
-    (place / UNFINISHED).unlink()
-    return job, document
+    shutil.rmtree(part, ignore_errors=True)  # of a command that was stopped
+    with naming_file(part):
+        write_federation(part, scenario, inputs, job, with_data=not options.own_data)
+    if not options.prepare:
+        write_text(part / SERVER / LEDGER, about["ledger"] or "../../ledger.jsonl")
+    write_text(part / "plan.json", to_json(document))
+    write_text(part / "about.json", to_json(about))
+    part.rename(folder / "federation")
 
 
 def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> Job:
@@ -251,26 +244,19 @@ def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> J
     return make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
 
 
-def _check_folder(folder: Path, about: dict[str, Any]) -> None:
-    """Leave alone what others have written, and ledgers above all."""
-    place, ledger = folder / "federation", folder / "ledger.jsonl"
-    if (place / UNFINISHED).exists():  # of a command that was stopped, with its ledger
-        return
-    if place.exists():
-        raise InputError("--out", str(place), "a folder in which nothing else is called federation")
-    if ledger.exists() and not about["real"] and about["ledger"] != str(ledger.resolve()):
-        allowed = f"a folder without the ledger of another run; --ledger {ledger} spends from that one"
-        raise InputError("--out", str(folder), allowed)
+def _open_ledger(plan: Plan, inputs: Inputs, folder: Path, about: dict[str, Any]) -> None:
+    """Begin or open the ledger of a federation, with what was spent before its first round.
 
-
-def _open_ledger(plan: Plan, inputs: Inputs, path: Path, real: bool) -> None:
-    """Begin or open the ledger of a federation, with what was spent before its first round."""
+    That of a real one names nobody: its server may not try whose data these are.
+    """
+    real, release = about["real"], inputs.release
+    path = folder / "federation" / SERVER / "ledger.jsonl" if real else about["ledger"] or folder / "ledger.jsonl"
     subject = "" if real else inputs.posterior.digest
     ledger = Ledger(plan.privacy, plan.devices, subject=subject, enforced=plan.enforced, path=path)
     if real and plan.ledger.any():
         ledger.charge("before", 0, plan.ledger[None])
-    elif not real and inputs.release is not None:
-        ledger.charge(inputs.release.name, 0, inputs.release.loss, inputs.release.noise)
+    elif not real and release is not None:
+        ledger.charge(release.name, 0, release.loss, release.noise)
 
 
 def received_plan(job: Job) -> Plan:
@@ -299,24 +285,11 @@ def _costs(job: Job) -> dict[str, Any]:
     return dict(plain(costs))
 
 
-def _settled(scenario: Scenario, job: Job, **more: Any) -> Scenario:
-    """Return the scenario with what planning has chosen."""
-    sampler = scenario.sampler.model_copy(update={"burn_in": job.plan.burn_in, **more})
-    return scenario.model_copy(update={"sampler": sampler})
-
-
-def _finish(
-    folder: Path,
-    scenario: Scenario,
-    inputs: Inputs,
-    server: Server,
-    document: dict[str, Any],
-    options: Options,
-    began: float,
-) -> Result:
+def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, options: Options, began: float) -> Result:
     """Evaluate the samples and write the files of a run."""
     preload()
     job, ledger = server.job, server.ledger
+    document = read_document(folder / "federation" / "plan.json", PlanFile, "--out").model_dump(exclude_unset=True)
     plan, known = received_plan(job), not options.own_data
     trace = replace(trace_of(server, inputs.posterior), plans=(plan,))
     evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
@@ -328,15 +301,14 @@ def _finish(
     summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes, beyond, part)
     summary["epsilon_spent"], summary["federation"] = about["epsilon_spent"], about
     shutil.copyfile(server.folder / LOG, folder / LOG)
-    path, settled = None if ledger is None else ledger.path, _settled(scenario, job, chains=job.chains)
-    files = write_run(folder, settled, trace, document, summary, path)
+    settled = with_values(scenario, {"sampler.burn_in": plan.burn_in, "sampler.chains": job.chains})
+    files = write_run(folder, settled, trace, document, summary, None if ledger is None else ledger.path)
     return Result(scenario, summary, evaluation, [*files, folder / LOG])
 
 
 def _account(server: Server, runtime: str) -> dict[str, Any]:
     """Return `federation` of summary.json: who sent, and what that cost by the ledger."""
-    job, rows = server.job, read_log(server.folder)
-    each = None if server.ledger is None else job.plan.privacy.epsilons_spent(server.ledger.spent)
+    job, rows, ledger = server.job, read_log(server.folder), server.ledger
     return {
         "runtime": runtime,
         "noise": job.noise,
@@ -346,7 +318,7 @@ def _account(server: Server, runtime: str) -> dict[str, Any]:
         "sent": [row["sent"] for row in rows],
         "absences": sum(len(row["absent"]) for row in rows),
         "empty_rounds": sum(row["sent"] == 0 for row in rows),
-        "epsilon_spent": None if each is None else plain(float(each.max())),
+        "epsilon_spent": None if ledger is None else plain(job.plan.privacy.epsilon_spent(ledger.spent)),
         "adjacency": job.plan.privacy.adjacency,
     }
 

@@ -14,8 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from wflmc.errors import InputError, OverspendError
-from wflmc.federated.device import Device
-from wflmc.federated.folder import open_device
+from wflmc.federated.device import Device, open_device
 from wflmc.federated.messages import read_request, write_reply
 
 log = logging.getLogger("wflmc.federated")

@@ -1,4 +1,4 @@
-"""The server's side on Flower: requests to devices and their answers, and the app that runs beside a SuperLink.
+"""The server's side on Flower: requests to devices and their answers, and what runs beside a SuperLink or in an engine.
 
 The app runs all rounds of the job in its folder that have not been run. Its run config:
 
@@ -12,26 +12,34 @@ Without one nodes are asked who they are, and believed.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import os
 import secrets
 import time
+import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from wflmc.errors import InputError
-from wflmc.federated.job import Job
-from wflmc.federated.messages import Reception, RejectedError, Request, read_reply, write_request
+from wflmc.federated.device import open_device
+from wflmc.federated.flower_client import client_app
+from wflmc.federated.job import DEVICE, Job
+from wflmc.federated.messages import Reception, RejectedError, Request, read_reply, short, write_request
 from wflmc.federated.registration import TABLE, DeploymentError, read_nodes
-from wflmc.federated.server import Exchange, Server, open_server, serve, superpose
+from wflmc.federated.server import Exchange, Progress, Server, open_server, serve, superpose
 from wflmc.privacy.ledger import TOLERANCE
 
 log = logging.getLogger("wflmc.federated")
+_say = partial(print, flush=True)
 
 POLL = 0.5
 """Seconds between two looks for answers: each is a request to the SuperLink, which has others to serve."""
@@ -72,26 +80,23 @@ class Transport:
 
     def __call__(self, requests: list[Request]) -> Reception:
         """Send the requests of a round, wait until the deadline, and add up what came."""
-        job, signals = self.job, {}
+        job, signals, late = self.job, {}, f"late: no answer within {self.deadline:g} s"
         self._complete()
         here = set(self.grid.get_node_ids())
-        absent = {one.device: "not connected" for one in requests if self.node.get(one.device) not in here}
-        asked = [(one, secrets.token_hex(16)) for one in requests if one.device not in absent]
-        idents = self._push([(write_request(one, job.run, nonce), self.node[one.device]) for one, nonce in asked])
-        absent |= {
-            one.device: "could not be reached" for ident, (one, _) in zip(idents, asked, strict=True) if not ident
-        }
-        waiting = {ident: about for ident, about in zip(idents, asked, strict=True) if ident}
-        for ident, message in self._answers(set(waiting)):
-            request, nonce = waiting.pop(ident)
+        absent = {one.device: late if self.node.get(one.device) in here else "not connected" for one in requests}
+        asked = [(one, secrets.token_hex(16)) for one in requests if absent[one.device] == late]
+        contents = [(write_request(one, job.run, nonce), self.node[one.device]) for one, nonce in asked]
+        about = dict(zip(self._push(contents), asked, strict=True))
+        for ident, message in self._answers(set(about)):
+            request, nonce = about[ident]
+            if message is not None and message.has_error():
+                absent[request.device] = f"error {message.error.code}: {short(message.error.reason)}"
+                continue
             try:
-                if message is None:
-                    raise RejectedError("malformed: not to be read")
                 signals[request.device] = read_reply(message, request, job.run, nonce, job.largest_norm(request))
+                del absent[request.device]
             except RejectedError as error:
-                failed = message is not None and message.has_error()
-                absent[request.device] = str(error) if failed else f"rejected, {error}"
-        absent |= {one.device: f"late: no answer within {self.deadline:g} s" for one, _ in waiting.values()}
+                absent[request.device] = f"rejected, {error}"
         return superpose(job, requests, signals, absent)
 
     def _push(self, contents: list[tuple[RecordDict, int]], kind: str = "gradient") -> list[str]:
@@ -99,9 +104,9 @@ class Transport:
         messages = [Message(content, node, f"query.{kind}", ttl=self.deadline) for content, node in contents]
         return list(self.grid.push_messages(messages))
 
-    def _answers(self, waiting: set[str]) -> Iterator[tuple[str, Message | None]]:
+    def _answers(self, idents: set[str]) -> Iterator[tuple[str, Message | None]]:
         """Yield (id of a request, its reply, None if unreadable) until all are here or the deadline has passed."""
-        end = time.monotonic() + self.deadline
+        end, waiting = time.monotonic() + self.deadline, idents - {""}
         while waiting:
             for ident, message in self._pull(sorted(waiting)):
                 if ident in waiting:
@@ -113,17 +118,16 @@ class Transport:
 
     def _pull(self, waiting: list[str]) -> list[tuple[str, Message | None]]:
         """Return what has come, all at once; one by one since somebody has sent what spoils that for all."""
-        replies: list[tuple[str, Message | None]] = []
-        for idents in [[ident] for ident in waiting] if self._one_by_one else [waiting]:
-            try:
-                replies += [(m.metadata.reply_to_message_id, m) for m in self.grid.pull_messages(idents)]
-            except UNREADABLE:
-                if not self._one_by_one:
-                    log.warning("A reply cannot be read; from now on they are fetched one by one.", exc_info=True)
-                    self._one_by_one = True
-                    return self._pull(waiting)
-                replies.append((idents[0], None))
-        return replies
+        if self._one_by_one and len(waiting) > 1:
+            return [reply for ident in waiting for reply in self._pull([ident])]
+        try:
+            return [(reply.metadata.reply_to_message_id, reply) for reply in self.grid.pull_messages(waiting)]
+        except UNREADABLE:
+            if self._one_by_one:
+                return [(waiting[0], None)]
+            log.warning("A reply cannot be read; from now on they are fetched one by one.", exc_info=True)
+            self._one_by_one = True
+            return self._pull(waiting)
 
     def _complete(self) -> bool:
         """Return whether all devices are known and connected, after asking nodes that are not known who they are.
@@ -135,7 +139,6 @@ class Transport:
         new = sorted(here - set(self.node.values()) - self._strangers)
         if missing and new and not self.trusted:  # nobody waits for a stranger
             asked = dict(zip(self._push([(RecordDict(), node) for node in new], "hello"), new, strict=True))
-            asked.pop("", None)
             replies = {asked[ident]: message for ident, message in self._answers(set(asked)) if message is not None}
             for node, message in sorted(replies.items()):
                 known = not message.has_error() and "about" in message.content
@@ -159,8 +162,10 @@ def main(grid: Grid, context: Context) -> None:
     deadline, wait = (_seconds(name, context.run_config.get(name)) for name in ("deadline", "wait"))
     job = Job.load(folder)
     server = open_server(job, folder)
-    _check_ledger(server)
-    done = server.checkpoint.load().rounds
+    ledger, done = server.ledger, server.checkpoint.load().rounds
+    if ledger is not None and np.any(ledger.spent < job.plan.ledger * (1 - TOLERANCE)):
+        allowed = "the one with which the federation was prepared: it lacks what devices had spent before"
+        raise InputError("ledger", str(ledger.path), allowed)
     _say(f"{done} of {len(job.plan.rounds)} rounds are done; waiting for {job.plan.devices} devices")
     nodes = {row.node: row.device for row in read_nodes(folder)} if (folder / TABLE).exists() else None
     serve(server, patient(Transport(grid, job, nodes, deadline, wait, POLL), wait), say=_say)
@@ -189,19 +194,46 @@ def patient(exchange: Exchange, wait: float, pause: float = 5.0) -> Exchange:
     return repeated
 
 
-def _check_ledger(server: Server) -> None:
-    """Refuse a ledger that has less than the plan takes as spent: it may have stayed on another machine."""
-    ledger = server.ledger
-    if ledger is not None and np.any(ledger.spent < server.job.plan.ledger * (1 - TOLERANCE)):
-        allowed = "the one with which the federation was prepared: it lacks what devices had spent before"
-        raise InputError("ledger", str(ledger.path), allowed)
-
-
 def _seconds(name: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         raise InputError(name, value, "a number of seconds")
     return float(value)
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
+def devices_in(folder: Path) -> ClientApp:
+    """Return the app of devices whose folders lie side by side, each named by its number."""
+    return client_app(lambda context: open_device(folder / DEVICE.format(context.node_config["partition-id"])))
+
+
+def run_in_engine(server: Server, app: ClientApp, *, progress: Progress | None = None, deadline: float = 600.0) -> None:
+    """Run all devices in Flower's simulation engine, which shares them out among processes (ray).
+
+    Args:
+        server, progress: as of `serve`.
+        app: of the devices, such as `devices_in(folder)`.
+        deadline: seconds that a round waits for its devices.
+    """
+    if importlib.util.find_spec("ray") is None:
+        allowed = "'process' where ray is missing: pip install 'wflmc[flower]' brings it"
+        raise InputError("runtime", "simulation", allowed)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # one accelerator is not for all these processes
+    from flwr.simulation import run_simulation
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    center = ServerApp()
+
+    @center.main()
+    def main(grid: Grid, context: Context) -> None:
+        del context
+        serve(server, Transport(grid, server.job, deadline=deadline, wait=deadline), progress)
+
+    backend: dict[str, Any] = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": os.cpu_count() or 1, "logging_level": "ERROR", "log_to_driver": False},
+    }
+    with warnings.catch_warnings():
+        # Ray starts its processes by fork and exec, which leaves JAX's threads alone.
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        run_simulation(center, app, server.job.plan.devices, backend_config=backend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -16,18 +17,20 @@ from numpy.typing import NDArray
 from wflmc.channel import Link
 from wflmc.dynamics import Dynamics, from_constants
 from wflmc.errors import InputError, without_data
-from wflmc.federated.certificates import write_secret
 from wflmc.federated.lattice import Lattice
 from wflmc.federated.messages import EARLIER, Request, Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
 from wflmc.planning.plan import PART_OF
+from wflmc.posterior import SoftmaxPosterior
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.runs.planning import make_plan
 from wflmc.sampling.runner import packed, starts
-from wflmc.scenario.build import Inputs
+from wflmc.scenario.build import Inputs, build_posterior
+from wflmc.scenario.files import plain
 from wflmc.scenario.schema import Scenario
+from wflmc.storage import replacing, write_text
 
 Array = NDArray[np.float64]
 
@@ -36,6 +39,8 @@ SLACK = 1e-3
 TAIL = 8.0
 """Standard deviations of a device's own noise beyond what may be expected of it; more has a chance of 1e-14."""
 
+SERVER, DEVICE = "server", "device-{}"
+"""Folders of a federation."""
 NOISES = ("channel", "devices", "simulated")
 
 
@@ -139,10 +144,8 @@ class Job:
     def terms(self, device: int) -> Terms:
         """Return what one device is to agree to."""
         plan, promise, lattice = self.plan, self.plan.privacy, self.lattice if self.noise == "devices" else None
-        epsilon, delta = (
-            None if value is None else float(np.broadcast_to(np.asarray(value, float), (plan.devices,))[device])
-            for value in (promise.epsilon, promise.delta)
-        )
+        values = (promise.epsilon, promise.delta)
+        epsilon, delta = (None if x is None else float(np.broadcast_to(x, (plan.devices,))[device]) for x in values)
         return Terms(
             run=self.run,
             device=device,
@@ -166,21 +169,16 @@ class Job:
 
     def save(self, folder: Path) -> None:
         """Write it into a folder: arrays into job.npz, all else into job.json."""
-        arrays, texts = {}, {}
-        owners = {"plan": self.plan.values() | self.plan.dynamics.parameters}
-        for owner, value in (("job", self), ("privacy", self.plan.privacy)):
-            owners[owner] = {field.name: getattr(value, field.name) for field in fields(value)}
-        for owner, content in owners.items():
-            for name, value in ((f"{owner}.{field}", value) for field, value in content.items()):
-                if owner == "privacy" and not isinstance(value, str | None):
-                    texts[name] = np.asarray(value).tolist()
-                elif isinstance(value, np.ndarray):
-                    arrays[name] = value
-                elif not isinstance(value, Plan | Privacy | Dynamics):
-                    texts[name] = value
-        write_secret(folder / "job.npz", b"")  # it has the key of the noise
-        np.savez(folder / "job.npz", allow_pickle=False, **arrays)
-        (folder / "job.json").write_text(json.dumps(texts, indent=1), encoding="utf-8")
+        plan, privacy = self.plan, self.plan.privacy
+        values = {f"plan.{name}": value for name, value in (plan.values() | plan.dynamics.parameters).items()}
+        values |= {f"privacy.{field.name}": plain(getattr(privacy, field.name)) for field in fields(privacy)}
+        values |= {f"job.{field.name}": getattr(self, field.name) for field in fields(self)}
+        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+        parts = (np.ndarray, Plan, Privacy, Dynamics)
+        texts = {name: value for name, value in values.items() if not isinstance(value, parts)}
+        with replacing(folder / "job.npz", mode=0o600) as file:  # it has the key of the noise
+            np.savez(file, allow_pickle=False, **arrays)
+        write_text(folder / "job.json", json.dumps(texts, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Job:
@@ -192,9 +190,10 @@ class Job:
                 for name, value in {**texts, **saved}.items():
                     owner, _, field = name.partition(".")
                     parts[owner][field] = value
-            values = {name: value for name, value in parts["plan"].items() if name in PART_OF}
-            values |= {"warnings": tuple(values["warnings"]), "privacy": Privacy(**parts["privacy"])}
-            return cls(plan=Plan.of(**values, dynamics=from_constants(parts["plan"])), **parts["job"])
+            dynamics, plan = from_constants(parts["plan"]), parts["plan"]
+            plan = {name: value for name, value in plan.items() if name in PART_OF}
+            plan |= {"warnings": tuple(plan["warnings"]), "privacy": Privacy(**parts["privacy"]), "dynamics": dynamics}
+            return cls(plan=Plan.of(**plan), **parts["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError("job", str(folder), f"{EARLIER} ({error})") from None
 
@@ -273,3 +272,43 @@ def federated_plan(
     left = np.where(np.isfinite(budget), np.maximum(budget - spent, 0.0), 0.0)
     plan = make_plan(scenario, inputs, ledger=spent + left * (1 - 1 / factor))
     return plan if factor == 1 else plan.replace(ledger=spent)
+
+
+def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job, *, with_data: bool = True) -> None:
+    """Write the folder of the server, which has none of the data, and those of all devices, `device-0`, `device-1`, ….
+
+    Each is all that one machine needs:
+
+        server/job.npz, job.json              the plan, the key of the noise, the channels
+        device-k/terms.json, model.json       what the device agrees to, and which model it computes
+        device-k/data.npz                     X and y of this device alone
+        device-k/secret                       salts the names of what it was asked
+        device-k/ledger.jsonl, answer.npz     what has left the device, once it has answered, and its last answer
+
+    Args:
+        with_data: whether devices get their part of the scenario's data; else each brings a data.npz of its own.
+    """
+    (folder / SERVER).mkdir(parents=True, exist_ok=True)
+    job.save(folder / SERVER)
+    raw, coordinates = build_posterior(scenario)[0], inputs.posterior.coordinates
+    about = {
+        "model": scenario.posterior.model,
+        "devices": job.plan.devices,
+        "prior_std": raw.prior_std,
+        "intercept": raw.intercept,
+        "prior_on": scenario.posterior.prior_on,
+        "classes": list(raw.class_names) if isinstance(raw, SoftmaxPosterior) else None,
+        "whitening": None if coordinates is None else np.asarray(coordinates.matrix).tolist(),
+    }
+    for k, spent in enumerate(job.plan.ledger):
+        place, terms = folder / DEVICE.format(k), job.terms(k)
+        place.mkdir(exist_ok=True)
+        terms.save(place / "terms.json")
+        if spent > 0:
+            terms.open_ledger(place).charge("before", 0, [[spent]])
+        write_text(place / "model.json", json.dumps(about))
+        with replacing(place / "secret", mode=0o600) as file:
+            file.write(secrets.token_bytes(32))
+        if with_data:
+            rows = raw.features[k, : raw.sizes[k]]
+            np.savez(place / "data.npz", X=rows[:, :-1] if raw.intercept else rows, y=raw.outcomes[k, : raw.sizes[k]])

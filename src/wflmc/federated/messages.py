@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from wflmc.errors import InputError, without_data
 from wflmc.federated.lattice import Lattice
-from wflmc.privacy import Privacy
+from wflmc.privacy import Ledger, Privacy
 
 HEADER = 4096
 """Bytes that an array of NumPy's may take beside its numbers."""
@@ -82,6 +82,10 @@ class Terms:
         example_clip = min(self.example_clip, 1e300) if unit == "record" else None
         return Privacy(epsilon, delta, min(self.clip, 1e300), accountant, unit, example_clip, adjacency)
 
+    def open_ledger(self, folder: Path) -> Ledger:
+        """Return the device's own ledger, in its folder."""
+        return Ledger(self.promise, 1, enforced=self.enforced, path=folder / "ledger.jsonl")
+
     def save(self, path: Path) -> None:
         """Write them as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
@@ -132,7 +136,7 @@ class Reception(NamedTuple):
 
 
 class RejectedError(Exception):
-    """A reply that is not one; its device counts as absent."""
+    """A reply that is none to what was asked; its device counts as absent."""
 
 
 def write_request(request: Request, run: str, nonce: str) -> RecordDict:
@@ -171,43 +175,38 @@ def _subject(request: Request, run: str, nonce: str) -> ConfigRecord:
     return ConfigRecord({"run": run, "round": request.round, "device": request.device, "nonce": nonce})
 
 
-def read_reply(message: Message, request: Request, run: str, nonce: str, limit: float) -> NDArray[np.float32]:
+def read_reply(message: Message | None, request: Request, run: str, nonce: str, limit: float) -> NDArray[np.float32]:
     """Return x_k[chain, m] of a reply.
 
     Args:
-        message: as it was received.
+        message: as it was received; None where Flower could not put it together.
         request, run, nonce: what it must be about.
         limit: the largest norm that the device's signal can have.
 
     Raises:
         RejectedError: it is not exactly what was asked for.
     """
-    if message.has_error():
-        raise RejectedError(f"error {message.error.code}: {short(message.error.reason)}")
-    content = message.content
-    if set(content) != {"signal", "about"}:
-        raise RejectedError(f"malformed: records {short(sorted(map(str, content)))}")
-    record, about, shape = content["signal"], content["about"], request.theta.shape
-    if not isinstance(about, ConfigRecord) or not isinstance(record, ArrayRecord) or len(record) != 1:
+    arrays, texts = ({}, {}) if message is None else (message.content.array_records, message.content.config_records)
+    if message is None or len(message.content) != 2 or (list(arrays), list(texts)) != (["signal"], ["about"]):
         raise RejectedError("malformed: not one array and one text record")
-    other = [name for name, value in _subject(request, run, nonce).items() if about.get(name) != value]
+    subject, shape = _subject(request, run, nonce), request.theta.shape
+    other = [name for name, value in subject.items() if texts["about"].get(name) != value]
     if other:
         raise RejectedError(f"replayed or meant for others: {other[0]} is not the one that was asked")
-    (array,) = record.values()
-    if len(array.data) > 4 * shape[0] * shape[1] + HEADER:
-        raise RejectedError(f"oversized: {len(array.data)} bytes for {4 * shape[0] * shape[1]}")
+    size = sum(len(array.data) for array in arrays["signal"].values())
+    if size > 4 * shape[0] * shape[1] + HEADER:
+        raise RejectedError(f"oversized: {size} bytes for {4 * shape[0] * shape[1]}")
     try:
-        signal = array.numpy()
+        (signal,) = arrays["signal"].to_numpy_ndarrays()
     except Exception as error:  # bytes from elsewhere fail in whatever way they like
         raise RejectedError(f"malformed: no array ({type(error).__name__})") from None
     if not isinstance(signal, np.ndarray) or signal.shape != shape or signal.dtype != np.float32:
         raise RejectedError(f"malformed: not float32 of shape {shape}")  # NumPy reads archives, too
-    if not np.all(np.isfinite(signal)):
-        raise RejectedError("not finite")
     norm = float(np.linalg.norm(signal.astype(float), axis=1).max())
-    if norm > limit:
-        raise RejectedError(f"oversized: norm {norm:.4g} where clipping leaves at most {limit:.4g}")
-    return np.asarray(signal)
+    if not norm <= limit:
+        fault = f"oversized: norm {norm:.4g} where clipping leaves at most {limit:.4g}"
+        raise RejectedError(fault if np.isfinite(norm) else "not finite")
+    return signal
 
 
 def short(text: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,21 +22,25 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError, SamplingError
+from wflmc.errors import InputError, OverspendError, SamplingError
+from wflmc.federated.device import Device
 from wflmc.federated.job import Job
 from wflmc.federated.messages import Reception, Request
 from wflmc.keys import named
 from wflmc.planning.plan import Rounds
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Ledger
-from wflmc.sampling import Trace
-from wflmc.sampling.checkpoint import Checkpoint, Progress, room
+from wflmc.sampling import Trace, checkpoint
+from wflmc.sampling.checkpoint import Checkpoint, room
 from wflmc.sampling.kernel import State, broadcast, kernel_rounds, receive, update
 from wflmc.sampling.runner import CHAINS, chain_keys, packed, unpacked
-from wflmc.storage import naming_file, sole_writer
+from wflmc.storage import append_text, sole_writer
 
 Exchange = Callable[[list[Request]], Reception]
 """From what is asked to what is received; the transport, with the superposition at the server's end of it."""
+
+Progress = Callable[[int, int], None]
+"""Called with (rounds done, rounds in all)."""
 
 LOG = "rounds.jsonl"
 LEDGER = "ledger.path"
@@ -80,7 +84,7 @@ def open_server(job: Job, folder: Path, ledger: str | Path | None = None) -> Ser
 def serve(
     server: Server,
     exchange: Exchange,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
     """Run all rounds that have not been run; every one is stored before the next is asked for.
@@ -112,7 +116,7 @@ def serve(
                 samples.flush()
             _log(server, at, scheduled, reception, time.perf_counter() - began, say)
             position, none = packed(state), np.zeros(0)
-            server.checkpoint.save(Progress(0, at + 1, position, none, none, position[:, plan.dim :]))
+            server.checkpoint.save(checkpoint.Progress(0, at + 1, position, none, none, position[:, plan.dim :]))
             with (server.folder / "progress.npz").open("r+b") as file:  # on the disk before the next round is paid for
                 os.fsync(file.fileno())
             if progress is not None:
@@ -245,13 +249,33 @@ def _move(keys: jax.Array, state: State, signal: jax.Array, scale: jax.Array, no
 
 def _log(server: Server, at: int, scheduled: NDArray[np.bool_], found: Reception, seconds: float, say: Any) -> None:
     """Write a line about a round: how many were asked, who of them did not send, and why."""
-    number, path = server.job.plan.start + at, server.folder / LOG
+    number = server.job.plan.start + at
     absent = {str(device): reason for device, reason in sorted(found.absent.items())}
     row = {"round": number, "asked": int(scheduled.sum()), "sent": int(found.sent.sum()), "absent": absent}
-    with naming_file(path), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**row, "seconds": round(seconds, 3)}) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_text(server.folder / LOG, json.dumps({**row, "seconds": round(seconds, 3)}) + "\n")
     if say is not None:
         reasons = "".join(f"; device {device} absent: {reason}" for device, reason in absent.items())
         say(f"round {number + 1}: {row['sent']} of {row['asked']} sent{reasons}")
+
+
+def run_in_process(server: Server, devices: Sequence[Device], progress: Progress | None = None) -> None:
+    """Run all devices one after the other in this process, without messages.
+
+    Rounds take milliseconds: for first steps, and for machines without room for Flower's simulation engine.
+
+    Args:
+        server: as `open_server` gives it.
+        devices: in the order of the plan.
+        progress: called with (rounds done, rounds in all).
+    """
+
+    def exchange(requests: list[Request]) -> Reception:
+        signals, absent = {}, {}
+        for request in requests:
+            try:
+                signals[request.device] = devices[request.device].answer(request)
+            except (InputError, OverspendError) as error:
+                absent[request.device] = f"refused by the device: {error}"
+        return superpose(server.job, requests, signals, absent)
+
+    serve(server, exchange, progress)
