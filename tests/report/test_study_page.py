@@ -8,9 +8,9 @@ import math
 import pytest
 
 from wflmc import studies
+from wflmc.cli.report import render_folder
 from wflmc.errors import InputError
 from wflmc.planning.solvers.closed_form import DP, LMC, POWER
-from wflmc.report.pages import render_folder
 from wflmc.report.plotly_figures import draw
 from wflmc.report.study_page import regimes
 from wflmc.report.tables import write_csv

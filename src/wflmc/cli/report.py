@@ -1,4 +1,4 @@
-"""`wflmc report`: a run, a study or the explorer as one HTML file that opens anywhere."""
+"""`wflmc report`: a run, a study, a sweep or the explorer as one HTML file that opens anywhere."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from wflmc.storage import write_text
 FOLDER = "Folder of a run, a study or a sweep, as its --out named it."
 EXPLORE = "Write the explorer: sliders for a plan, starting at the paper's or FOLDER's."
 OUT = "FOLDER/report.html by default; explorer.html with --explore."
+WANTED = "a folder that `wflmc run`, `federate`, `reproduce` or `sweep` has written with --out"
+RUN_FILES = ("summary.json", "plan.json", "trace.nc", ".checkpoint/plan.json")
 
 
 def command(
@@ -26,20 +28,15 @@ def command(
 
     Example: wflmc report --explore --out explorer.html
     """
-    if folder is None and not explore:
-        raise InputError("FOLDER", None, "the folder of a run or a study, or --explore without one")
     source = None if folder is None else Path(folder).expanduser()
+    if source is None and not explore:
+        raise InputError("FOLDER", None, f"{WANTED}, unless there is --explore")
     if source is not None and not source.is_dir():
-        allowed = "a folder that `wflmc run`, `federate`, `reproduce` or `sweep` has written with --out"
-        raise InputError("FOLDER", folder, allowed)
-    if out is not None:
-        target = Path(out).expanduser()
-    elif explore or source is None:
-        target = Path("explorer.html")
-    else:
-        target = source / "report.html"
+        raise InputError("FOLDER", folder, WANTED)
+    usual = Path("explorer.html") if explore or source is None else source / "report.html"
+    target = usual if out is None else Path(out).expanduser()
     _check_target(target)
-    write_text(target, _page(source, explore))
+    write_text(target, render_explorer(source) if explore or source is None else render_folder(source))
     if as_json:
         print_json({"file": str(target)})
     else:
@@ -48,30 +45,35 @@ def command(
 
 def _check_target(target: Path) -> None:
     """Refuse to replace anything but a page."""
-    if not target.parent.is_dir() or target.is_dir():
-        raise InputError("--out", str(target), "a file name in a folder that exists")
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise InputError("--out", str(target), "a name that ends in .html")
-    if not target.exists():
-        return
-    try:
-        with target.open("rb") as file:
-            begin = file.read(200).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    except OSError as error:
-        raise InputError("--out", str(target), f"a file that can be written ({error.strerror})") from None
-    if begin and not begin.startswith((b"<!doctype html", b"<html")):
-        raise InputError("--out", str(target), "a new file, or an HTML page to replace; this one holds something else")
+    if not target.parent.is_dir() or target.is_dir() or target.suffix.lower() not in (".html", ".htm"):
+        raise InputError("--out", str(target), "a file name that ends in .html, in a folder that exists")
+    if target.exists():
+        try:
+            begin = target.read_bytes()[:200].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+        except OSError as error:
+            raise InputError("--out", str(target), f"a file that can be written ({error.strerror})") from None
+        if begin and not begin.startswith((b"<!doctype html", b"<html")):
+            raise InputError("--out", str(target), "a new file, or a page to replace; this one holds something else")
 
 
-def _page(source: Path | None, explore: bool) -> str:
-    """Return the page as HTML."""
+def render_folder(folder: Path) -> str:
+    """Return the page of what `wflmc run`, `federate`, `reproduce` or `sweep` has written to a folder."""
+    from wflmc.report import run_page, study_page, sweep_page
+
+    if any((folder / name).exists() for name in RUN_FILES):
+        return run_page.render_run(folder)
+    if (folder / "sweep.csv").exists():
+        return sweep_page.render_sweep(folder)
+    if study_page.is_study(folder):
+        return study_page.render_study(folder)
+    raise InputError("folder", str(folder), f"{WANTED}, and finished")
+
+
+def render_explorer(folder: Path | None) -> str:
+    """Return the explorer, starting at the plan of a run, or at the paper's study."""
     from wflmc.report import explorer
-    from wflmc.report.pages import render_folder
     from wflmc.runs.documents import PlanFile, read_document
 
-    if source is None:
+    if folder is None:
         return explorer.explorer_page(explorer.paper_study())
-    if not explore:
-        return render_folder(source)
-    plan = read_document(source / "plan.json", PlanFile, "FOLDER")
-    return explorer.explorer_page(explorer.constants_of(plan))
+    return explorer.explorer_page(explorer.constants_of(read_document(folder / "plan.json", PlanFile, "FOLDER")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,7 @@ from wflmc.planning.solvers.closed_form import REGIMES
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy import ACCOUNTANTS, epsilon_spent
 from wflmc.report.blocks import number, percent
-from wflmc.report.figure import (
-    BLUE,
-    COLORS,
-    GREEN,
-    LIMIT_LOOKS,
-    RED,
-    Axis,
-    Band,
-    Bars,
-    Figure,
-    Item,
-    Line,
-    Panel,
-    Shade,
-)
+from wflmc.report.figure import BLUE, COLORS, GREEN, LIMIT_LOOKS, RED, Axis, Band, Bars, Figure, Line, Panel, Shade
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import thin
 from wflmc.runs.documents import Bins, PlanFile, Spending
@@ -49,46 +36,50 @@ FAR_OUT = 6.0
 """Quartile ranges beyond the quartiles from which on samples are not drawn."""
 UNLIKE = 0.1
 """Heights of bars over that of the law that cannot be drawn to one scale."""
+RELIABILITY = (
+    "Of predictions made with a confidence of 80 %, 80 % should be right: on the diagonal. Below it the model is "
+    "overconfident, above it underconfident. Bars show how many predictions have that confidence."
+)
 
 
 def check_picture(path: str) -> None:
     """Refuse a file that could not be drawn, before any work."""
     target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise InputError("--plot", path, f"a file name that ends in {', '.join(SUFFIXES)}")
-    if not target.parent.is_dir():
-        raise InputError("--plot", path, "in a folder that exists")
+    if target.suffix.lower() not in SUFFIXES or not target.parent.is_dir():
+        raise InputError("--plot", path, f"a file name that ends in {', '.join(SUFFIXES)}, in a folder that exists")
 
 
 def draw_plan(plan: Plan, path: str | Path) -> Path:
     """Draw a plan as a picture; return the file."""
-    return draw_picture(figure_of_plan(plan, plan.devices, plan.burn_in, plan), Path(path))[0]
+    return draw_picture(plan_figure(plan), Path(path))[0]
 
 
-def figure_of_plan(rounds: Plan | PlanFile, devices: int, burn_in: int, plan: Plan | None) -> Figure:
-    """Return stacked panels over the rounds; those that need the data again only with the plan itself."""
-    x = np.arange(1, len(rounds.gain) + 1)
+def plan_figure(plan: Plan | PlanFile) -> Figure:
+    """Return stacked panels over the rounds; those that need the data again only of the plan itself."""
+    size = plan if isinstance(plan, Plan) else plan.constants
+    x = np.arange(1, len(plan.gain) + 1)
 
     def panel(title: str, name: str, y: Any, axis: Axis) -> Panel:
         return Panel([Line(x, y, name, step=True)], axis, title)
 
-    panels = [panel("gain α: received amplitude per unit of gradient", "gain α", rounds.gain, Axis(log=True))]
-    panels += [] if plan is None else _planned(plan, x)
-    title = f"active devices, of {devices}"
-    panels.append(panel(title, "active devices", rounds.active_devices, Axis(range=(0, 1.08 * devices))))
-    if np.nan_to_num(np.array(rounds.threshold, dtype=float)).any():
+    panels = [panel("gain α: received amplitude per unit of gradient", "gain α", plan.gain, Axis(log=True))]
+    panels += _planned(plan, x) if isinstance(plan, Plan) else []
+    title = f"active devices, of {size.devices}"
+    panels.append(panel(title, "active devices", plan.active_devices, Axis(range=(0, 1.08 * size.devices))))
+    if np.nan_to_num(np.array(plan.threshold, dtype=float)).any():
         title = "threshold: the weakest channel |h| with which a device transmits"
-        panels.append(panel(title, "threshold", rounds.threshold, Axis(zero=True)))
-    if min(rounds.step_size) < max(rounds.step_size):
-        panels.append(panel("step size η", "step size", rounds.step_size, Axis(zero=True)))
+        panels.append(panel(title, "threshold", plan.threshold, Axis(zero=True)))
+    if min(plan.step_size) < max(plan.step_size):
+        panels.append(panel("step size η", "step size", plan.step_size, Axis(zero=True)))
     caption = "The plan round by round, computed before anything was transmitted."
-    if burn_in:
-        caption += f" Draws are kept from the vertical line on, round {burn_in + 1:,}."
-    if plan is not None:
-        caption += " Background colours show which limit a round sits at."
-    title, shades = ("", []) if plan is None else (_title(plan), _shades(plan))
+    if size.burn_in:
+        caption += f" Draws are kept from the vertical line on, round {size.burn_in + 1:,}."
     axis = Axis("round", range=(0.5, len(x) + 0.5))
-    return Figure(panels, axis, title, caption, stacked=True, width=9, burn_in=burn_in, shades=shades)
+    figure = Figure(panels, axis, "", caption, stacked=True, width=9, burn_in=size.burn_in)
+    if not isinstance(plan, Plan):
+        return figure
+    caption += " Background colours show which limit a round sits at."
+    return replace(figure, title=_title(plan), caption=caption, shades=_shades(plan))
 
 
 def _title(plan: Plan) -> str:
@@ -109,27 +100,24 @@ def _planned(plan: Plan, x: Any) -> list[Panel]:
         title = "transmit power of the weakest active device, % of its limit"
         panels.append(Panel([share], Axis(range=(0, 105)), title))
     needed, total = plan.langevin_noise, plan.noise_variance
-    noise: list[Item] = [
-        Band(x, 0.1 * needed, needed, "noise that Langevin sampling needs", GREEN, 0.5, step=True),
-        Band(x, needed, total, "excess noise", RED, 0.4, step=True),
-        Line(x, total, "noise", step=True, width=1),
-    ]
+    needs = Band(x, 0.1 * needed, needed, "noise that Langevin sampling needs", GREEN, 0.5, step=True)
+    excess = Band(x, needed, total, "excess noise", RED, 0.4, step=True)
     moved = "parameters" if plan.bound is not None else "velocity"
-    panels.append(Panel(noise, Axis(log=True), f"noise variance σ² of the update of the {moved}"))
+    title = f"noise variance σ² of the update of the {moved}"
+    panels.append(Panel([needs, excess, Line(x, total, "noise", step=True, width=1)], Axis(log=True), title))
     if not plan.clips:
         return panels
     spent = plan.ledger + np.cumsum(plan.loss, axis=0)
     most = int(np.argmax(spent[-1]))
-    losses: list[Item] = [
-        Band(x, spent.min(1), spent.max(1), "all devices", BLUE, 0.25, step=True),
+    lines = [
         Line(x, spent[:, most], f"device {most}, which spends most", BLUE, step=True),
         Line(x, np.median(spent, axis=1), "median device", BLUE, "--", step=True),
     ]
     budget = float(plan.privacy.budget(plan.devices)[most])
     if np.isfinite(budget):
-        losses.append(Line([x[0], x[-1]], [budget] * 2, f"budget of device {most}", dash=":"))
-    panels.append(Panel(losses, Axis(zero=True), "privacy loss so far, Σ 2(αℓ)²/N0"))
-    return panels
+        lines.append(Line([x[0], x[-1]], [budget] * 2, f"budget of device {most}", dash=":"))
+    devices = Band(x, spent.min(1), spent.max(1), "all devices", BLUE, 0.25, step=True)
+    return [*panels, Panel([devices, *lines], Axis(zero=True), "privacy loss so far, Σ 2(αℓ)²/N0")]
 
 
 def _shades(plan: Plan) -> list[Shade]:
@@ -152,27 +140,26 @@ def parameter_name(run: Run, index: int) -> str:
     return f"θ[{index}] (class {posterior.class_names[label]}, {'intercept' if last else f'feature {feature}'})"
 
 
-def distance_figure(run: Run, plan: PlanFile) -> Figure | None:
+def distance_figure(run: Run) -> Figure | None:
     """Return bound, exact law and estimate of W2² over the rounds; None where none of them is known."""
-    c, lines = plan.constants, []
+    plan, c = run.plan, run.plan.constants
+    estimate = None if run.summary is None else run.summary.w2_sq
     rounds = list(range(1, c.rounds + 1))
-    if plan.bound is not None:
-        lines.append(Line(rounds, plan.bound, "bound", RED, width=2))
-    if plan.exact_w2_sq is not None:
-        lines.append(Line(rounds, plan.exact_w2_sq, "exact law, no clipping", BLUE, width=2))
-    alone = plan.bound is not None and len(lines) == 1
-    caption = "Squared distance of the samples' law to the posterior, round by round."
-    if alone:
-        caption = "A bound on the squared distance of the samples' law to the posterior, without clipping."
-    if run.summary is not None and run.summary.w2_sq is not None:
-        estimate = run.summary.w2_sq.per_round
-        lines.append(Line(rounds[c.burn_in :], estimate, "estimated from the chains", GREEN, dash="", marker="o"))
+    lines = [
+        Line(rounds, values, name, color, width=2)
+        for name, values, color in (("bound", plan.bound, RED), ("exact law, no clipping", plan.exact_w2_sq, BLUE))
+        if values is not None
+    ]
+    caption = "Squared distance of the samples' law to the posterior, round by round; bound and law ignore clipping."
+    if estimate is not None:
+        kept = rounds[c.burn_in :]
+        lines.append(Line(kept, estimate.per_round, "estimated from the chains", GREEN, dash="", marker="o"))
         caption += " The estimate from chains cannot fall below a floor that their number sets; the exact law can."
     if plan.coordinates == "whitened" and plan.bound is not None:
         caption += " The bound is in whitened coordinates."
-    panel = Panel(lines, Axis("bound on W2²" if alone else "W2² to the posterior", log=True))
+    label = "bound on W2²" if [line.name for line in lines] == ["bound"] else "W2² to the posterior"
     x = Axis("round", range=(0.5, c.rounds + 0.5))
-    return Figure([panel], x, caption=caption, burn_in=c.burn_in) if lines else None
+    return Figure([Panel(lines, Axis(label, log=True))], x, caption=caption, burn_in=c.burn_in) if lines else None
 
 
 def slowest(theta: NDArray[np.float64]) -> list[int]:
@@ -184,7 +171,7 @@ def traces_figure(run: Run, draws: Draws) -> Figure:
     """Return a few parameters of the first chains over the rounds."""
     chains, kept, dim = draws.theta.shape
     theta, burn_in = draws.theta[:FEW], 0
-    if draws.early is not None and run.plan is not None:
+    if draws.early is not None:
         theta, burn_in = np.concatenate([draws.early[:FEW], theta], axis=1), run.plan.constants.burn_in
     x = [*range(1, burn_in + 1, draws.every), *range(burn_in + 1, burn_in + 1 + kept * draws.every, draws.every)]
     panels = []
@@ -192,10 +179,8 @@ def traces_figure(run: Run, draws: Draws) -> Figure:
         lines = [Line(x, np.round(chain[:, index], 6), color=COLORS[i], width=1) for i, chain in enumerate(theta)]
         panels.append(Panel(lines, title=parameter_name(run, index)))
     caption = f"{len(theta)} of {chains:,} chain{'s' * (chains > 1)}, a colour each. Good chains cover the same ground."
-    if dim > FEW:
-        caption += " The parameters shown mix most slowly."
-    if burn_in:
-        caption += " Burn-in is left of the vertical line."
+    caption += " The parameters shown mix most slowly." * (dim > FEW)
+    caption += " Burn-in is left of the vertical line." * bool(burn_in)
     axis = Axis("round" if burn_in else "kept draw")
     return Figure(panels, axis, caption=caption, stacked=True, legend=False, burn_in=burn_in)
 
@@ -247,30 +232,30 @@ def histogram_range(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def spent_figure(spending: Spending) -> Figure:
-    """Return the privacy loss of every device beside its budget."""
-    total, shares, each = spending.total or [], spending.shares, spending.epsilon_each
+    """Return the privacy loss of every device beside its budget; of many devices, those that spend most."""
+    total, shares, each, how = spending.total or [], spending.shares, spending.epsilon_each, spending.adjacency
     devices = list(range(len(total)))
-    caption = "Every device. Bars show its privacy loss, dashes its budget."
     if len(total) > MANY:
         devices = np.argsort(-np.asarray(shares or total), kind="stable")[:MANY].tolist()
-        caption = caption.replace("Every device.", f"The {MANY} of {len(total):,} devices that spend most.")
     hover = []
     for k in devices:
         part = "" if shares is None else f", {percent(shares[k])} of its budget"
-        epsilon = "" if each is None else f", ε = {number(each[k], 4)} ({spending.adjacency})"
+        epsilon = "" if each is None else f", ε = {number(each[k], 4)} ({how})"
         hover.append(f"device {k}: loss {total[k]:.4g}{part}{epsilon}")
     names = [str(k) for k in devices]
-    items: list[Item] = [Bars(names, [total[k] for k in devices], "spent", hover=hover)]
-    if shares is not None:
-        items.append(Line(names, [spending.budgets[k] for k in devices], "budget", dash="", marker="_", width=2))
-    if spending.spent_before is not None:
-        caption += " Losses of earlier runs are included."
-    return Figure([Panel(items, Axis("privacy loss", zero=True))], Axis("device", kind="category"), caption=caption)
+    bars = Bars(names, [total[k] for k in devices], "spent", hover=hover)
+    lines = [Line(names, [spending.budgets[k] for k in devices], "budget", dash="", marker="_", width=2)]
+    caption = (
+        f"Devices that spend most, {len(devices):,} of {len(total):,}. Bars show the privacy loss, that of earlier "
+    )
+    caption += "runs included, and dashes the budget."
+    panel = Panel([bars, *([] if shares is None else lines)], Axis("privacy loss", zero=True))
+    return Figure([panel], Axis("device", kind="category"), caption=caption)
 
 
 def epsilon_figure(run: Run) -> Figure | None:
     """Return ε of the device nearest to its budget after every round; None where there is no δ to state it at."""
-    if run.scenario is None or run.scenario.privacy.delta is None:
+    if run.scenario.privacy.delta is None:
         return None
     if run.ledger is not None and run.ledger.entries:
         losses, source = np.stack(list(run.ledger.entries.values())), "as recorded in the ledger"
@@ -282,17 +267,19 @@ def epsilon_figure(run: Run) -> Figure | None:
     privacy, spent = build_privacy(run.scenario), np.cumsum(losses, axis=0)
     rounds, devices = spent.shape
     worst = int(np.argmax(spent[-1] / privacy.budget(devices)))
-    each = [np.broadcast_to(np.asarray(given, dtype=float), devices) for given in (privacy.epsilon, privacy.delta)]
-    promised, delta = float(each[0][worst]), float(each[1][worst])
+    promised, delta = (
+        float(np.broadcast_to(np.asarray(given, dtype=float), devices)[worst])
+        for given in (privacy.epsilon, privacy.delta)
+    )
     drawn = thin(rounds, 300)
     lines = [
         Line(np.add(drawn, 1), epsilon_spent(spent[drawn, worst], delta, name), f"{name} accountant", color, width=2)
         for name, color in zip(ACCOUNTANTS, COLORS, strict=False)
     ]
     lines.append(Line([1, rounds], [promised] * 2, "promised", dash="--"))
-    caption = f"ε of device {worst}, the one nearest to its budget, after every round, {source}."
-    y = Axis(f"ε so far ({privacy.adjacency})", zero=True)
-    return Figure([Panel(lines, y)], Axis("round"), caption=caption)
+    how = privacy.adjacency
+    caption = f"ε ({how}) of device {worst}, the one nearest to its budget, after every round, {source}."
+    return Figure([Panel(lines, Axis(f"ε so far ({how})", zero=True))], Axis("round"), caption=caption)
 
 
 def draw_reliability(bins: Reliability, about: str, path: Path) -> list[Path]:
@@ -306,13 +293,7 @@ def reliability_figure(bins: Reliability | Bins, about: str = "") -> Figure:
     x, y = [bins.confidence[i] for i in full], [bins.observed[i] for i in full]
     lines = [Line([0, 1], [0, 1], "perfect calibration", "#8a93a0"), Line(x, y, "predictions", RED, marker="o")]
     bars = Bars([(i + 0.5) / count for i in range(count)], bins.share, "share of examples", width=1 / count)
-    caption = (
-        "Of predictions made with a confidence of 80 %, 80 % should be right: on the diagonal. Below it the model is "
-        "overconfident, above it underconfident. Bars show how many predictions have that confidence."
-    )
-    panels = [
-        Panel(lines, Axis("accuracy", range=(0, 1.02)), height=2),
-        Panel([bars], Axis("share", zero=True), height=0.7),
-    ]
+    upper = Panel(lines, Axis("accuracy", range=(0, 1.02)), height=2)
+    lower = Panel([bars], Axis("share", zero=True), height=0.7)
     title = f"Reliability on the test set\n{about}"
-    return Figure(panels, Axis("confidence", range=(0, 1)), title, caption, stacked=True, width=5.2)
+    return Figure([upper, lower], Axis("confidence", range=(0, 1)), title, RELIABILITY, stacked=True, width=5.2)

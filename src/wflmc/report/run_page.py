@@ -14,7 +14,7 @@ from wflmc.privacy import HIDDEN
 from wflmc.report import explorer, run_figures
 from wflmc.report.blocks import Html, Section, boxes, data, fold, grid, join, missing, page, paragraph, table, text
 from wflmc.report.plotly_figures import draw
-from wflmc.report.scenario_words import explorer_changes, outside_theorem, scenario_rows, sentences
+from wflmc.report.scenario_words import scenario_rows, sentences
 from wflmc.report.verdicts import MARKS, all_verdicts, comparison, worst_exact
 from wflmc.runs.documents import SIMULATED, PlanFile, SummaryFile
 from wflmc.runs.folder import Draws, Run, read_run
@@ -41,35 +41,54 @@ NOISE = {
     "simulated": EMULATED,
     "devices": "Every device added its share of the noise itself, and the server read every message with it.",
 }
+LAPLACE = (
+    "Lines are the Laplace approximation, a Gaussian at the posterior's mode. The posterior itself has no closed form "
+    "and is slightly skewed, so small differences may be those of the approximation."
+)
+HEAD = ("parameter", "posterior mean", "samples' mean", "z", "posterior s.d.", "samples' s.d.", "R-hat", "ESS")
+HIDES = (
+    "What is hidden: {hidden} (adjacency: {how}). Each round in which a device transmits costs it a privacy loss, and "
+    "losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, and "
+    "publishing several of them from the same real devices would add their losses up."
+)
+NEAREST = (
+    "Theorem 1 with sliders, started at its setting nearest to this run: a static channel of the mean power that all "
+    "devices know, a noiseless broadcast, one draw kept after all rounds, devices that are alike and all transmit, one "
+    "step size, and power that minimises the bound; without a promise, the paper's (8, 0.01) ({adjacency}). Where this "
+    "run is different, so are the numbers above."
+)
+OUTSIDE = (
+    "The explorer computes Theorem 1, which is not about this run: it needs a channel, and does not hold for kinetic "
+    "dynamics. <code>wflmc report {folder} --explore</code> makes one for the nearest setting."
+)
 
 
 def render_run(folder: Path) -> str:
     """Return the page of the run in a folder."""
     run = read_run(folder)
-    plan, summary, draws = run.plan, run.summary, run.draws
-    no_plan = missing("There is nothing to show: plan.json is missing.")
+    summary, draws = run.summary, run.draws
     why = "the run is not finished" if run.stopped else "{file} is missing"
     no_draws, no_summary = (missing(f"There is nothing to show: {why}.", file=f) for f in ("trace.nc", "summary.json"))
+    explorer_section, scripts = _explorer(run)
     sections = [
         Section("answer", "In short", answer_section(run)),
         Section("setting", "The scenario", _scenario(run)),
-        Section("plan", "The plan", no_plan if plan is None else _plan(run, plan)),
+        Section("plan", "The plan", _plan(run, run.plan)),
         Section("chains", "The chains", no_draws if draws is None else _chains(run, draws)),
         Section("samples", "Samples and posterior", no_draws if draws is None else _samples(run, draws)),
         Section("scores", "Predictions", no_summary if summary is None else _scores(summary)),
-        Section("spent", "Privacy", no_plan if plan is None else _privacy(run, plan)),
+        Section("spent", "Privacy", _privacy(run, run.plan)),
+        explorer_section,
     ]
-    more, scripts = ([], []) if plan is None else _explorer(run, plan)
     command = "run" if summary is None or summary.federation is None else "federate"
     lead = f"{OWNER_ONLY} Results of wflmc {command} in this folder. Figures can be zoomed, and legends clicked."
     lead += "" if summary is None else f" The run took {summary.seconds:.3g} seconds."
-    lead += "" if plan is None else f" wflmc {plan.version} planned it."
-    return page(f"Run {folder.resolve().name}", lead, [*sections, *more], scripts)
+    return page(f"Run {folder.resolve().name}", f"{lead} wflmc {run.plan.version} planned it.", sections, scripts)
 
 
 def answer_section(run: Run) -> Html:
     """Return sentences, boxes, verdicts, the diagnosis and warnings."""
-    warnings = run.summary.warnings if run.summary is not None else run.plan.warnings if run.plan is not None else []
+    warnings = run.plan.warnings if run.summary is None else run.summary.warnings
     warnings = [warning for warning in warnings if not warning.startswith(SIMULATED.partition(".")[0])]
     item = '<li class="{v.mark}"><b class="mark">{symbol}</b>{v.reason}</li>'
     judged = join(text(item, v=verdict, symbol=MARKS[verdict.mark]) for verdict in all_verdicts(run))
@@ -87,16 +106,14 @@ def answer_section(run: Run) -> Html:
 
 def _state(run: Run) -> Html:
     """Return what the folder is, and what is missing from it."""
-    federation = None if run.summary is None else run.summary.federation
-    planned, chains = run.plan and run.scenario, run.scenario and run.scenario.sampler.chains
-    kind = "devices" if federation is not None else "simulated devices"
+    federation, chains = None if run.summary is None else run.summary.federation, run.scenario.sampler.chains
+    kind = "simulated devices" if federation is None else "devices"
     how = "over an ideal link" if run.ideal else "over the air"
+    repeated = "There is one chain" if chains == 1 else "{chains} chains repeat the experiment"
     cases = [
-        (planned, f"{{plan.constants.devices}} {kind} sampled {{plan.constants.dim}} parameters {how}."),
-        (planned, "There were {plan.constants.rounds} rounds."),
-        (planned and chains == 1, "There is one chain; kept draws: {plan.constants.samples}."),
-        (planned and chains != 1, "{chains} chains repeat the experiment; kept draws: {plan.constants.samples}."),
-        (planned and federation is None, SIMULATED),
+        (True, f"{{plan.constants.devices}} {kind} sampled {{plan.constants.dim}} parameters {how}."),
+        (True, f"There were {{plan.constants.rounds}} rounds. {repeated}; kept draws: {{plan.constants.samples}}."),
+        (federation is None, SIMULATED),
         (federation, "The devices were a federation on Flower: {sent} of {asked} expected messages arrived."),
         (federation, "" if federation is None else NOISE[federation.noise]),
         (run.stopped, "This run was stopped before its end. {recorded} rounds are in its ledger."),
@@ -106,56 +123,53 @@ def _state(run: Run) -> Html:
     recorded = 0 if run.ledger is None else len(run.ledger.entries)
     sent, asked = (0, 0) if federation is None else (sum(federation.sent), sum(federation.asked))
     given = {"plan": run.plan, "run": run, "chains": chains, "recorded": recorded, "sent": sent, "asked": asked}
-    return paragraph("{words}", words=sentences(cases, **given))
+    return sentences(cases, **given)
 
 
 def _boxes(run: Run) -> list[tuple[str, object, object]]:
     """Return the numbers to look at first: what it is, the number, and a word on it."""
     plan, summary, exact = run.plan, run.summary, worst_exact(run.plan)
     estimate = None if summary is None else summary.w2_sq
-    error = "± {summary.w2_sq.worst_se:2}, worst kept round, from chains"
-    error += "" if estimate is None or estimate.floor is None else "; perfect chains show {summary.w2_sq.floor:2}"
-    bound = plan is not None and plan.objective is not None and plan.bound is not None
-    label = "planned W2²" if plan and plan.scenario.get("policy", {}).get("objective") == "exact" else "bound on W2²"
+    error = "± {summary.w2_sq.worst_se:2}, worst kept round, from chains; perfect chains show {summary.w2_sq.floor:2}"
+    label = "planned W2²" if run.scenario.policy.objective == "exact" else "bound on W2²"
+    size = "of the worst parameter, all chains together; {summary.ess_tail_min:whole} in its tails"
     labelled = summary is not None and summary.accuracy is not None
     contents = [
         (estimate, "distance to the posterior, W2²", "{summary.w2_sq.worst}", error),
         (exact is not None, "W2² by the exact law", "{exact}", "worst kept round, without clipping"),
-        (bound, label, "{plan.objective}", _bound_note(plan, summary)),
-        (plan, "privacy spent, ε", *_epsilon_box(plan, summary)),
+        (plan.objective is not None and plan.bound is not None, label, "{plan.objective}", _bound_note(run)),
+        (True, "privacy spent, ε", *_epsilon_box(run)),
         (labelled, "accuracy on the test set", "{summary.accuracy:percent}", "mean over chains"),
         (labelled, "calibration error (ECE)", "{summary.ece}", "confidence against accuracy"),
         (summary, "largest R-hat", "{summary.rhat_max:4}", "1 when chains agree"),
-        (summary, "effective sample size", "{summary.ess_min:whole}", "of the worst parameter, all chains together"),
+        (summary, "effective sample size", "{summary.ess_min:whole}", size),
     ]
     given = {"plan": plan, "summary": summary, "exact": exact}
     return [(label, text(value, **given), text(note, **given)) for holds, label, value, note in contents if holds]
 
 
-def _bound_note(plan: PlanFile | None, summary: SummaryFile | None) -> str:
+def _bound_note(run: Run) -> str:
     """Return whether the chains contradict the bound."""
-    if summary is not None and any("above the plan's bound" in warning for warning in summary.warnings):
+    if run.summary is not None and any("above the plan's bound" in warning for warning in run.summary.warnings):
         return "✗ the chains are above it: it holds only while nothing is clipped"
-    if plan is not None and (plan.objective or 0.0) > (plan.constants.initial_w2_sq or np.inf):
+    if (run.plan.objective or 0.0) > (run.plan.constants.initial_w2_sq or np.inf):
         return "above the start: it says nothing here"
     return "computed before anything was transmitted; holds while nothing is clipped"
 
 
-def _epsilon_box(plan: PlanFile | None, summary: SummaryFile | None) -> tuple[str, str]:
+def _epsilon_box(run: Run) -> tuple[str, str]:
     """Return ε spent, and what was promised."""
-    if plan is None or (summary or plan.privacy).epsilon_spent is None:
+    if (run.summary or run.plan.privacy).epsilon_spent is None:
         return "–", "no ε can be stated: nothing is clipped, or nothing is promised"
-    promised = plan.scenario.get("privacy", {}).get("epsilon")
-    of = f"of {promised:g} " if isinstance(promised, float | int) else ""
-    key = "plan.privacy" if summary is None else "summary"
+    promised = run.scenario.privacy.epsilon
+    of = f"of {promised:g} " if isinstance(promised, float) else ""
+    key = "plan.privacy" if run.summary is None else "summary"
     return f"{{{key}.epsilon_spent:4}}", of + "({plan.privacy.adjacency}), for the worst device, per chain"
 
 
 def _scenario(run: Run) -> Html:
     """Return the scenario in words, with the file folded below."""
-    if run.scenario is None:
-        return missing("Neither scenario.toml nor plan.json is in the folder, so the scenario is not known.")
-    rows = table(scenario_rows(run.scenario, run))
+    rows = table(scenario_rows(run))
     if run.scenario_text is None:
         return join([rows, missing("scenario.toml is missing; this is what plan.json says.")])
     again = "<p>Saved as <code>scenario.toml</code>, <code>wflmc run scenario.toml --out DIR</code> repeats it.</p>"
@@ -168,41 +182,28 @@ def _plan(run: Run, plan: PlanFile) -> Html:
     """Return the plan over the rounds with the limits behind it, then the distance over the rounds."""
     shares = [(LIMITS[name], part) for name, part in plan.regime_share.items() if part]
     limits = ", ".join(text("{name} in {part:percent} of the rounds", name=n, part=part) for n, part in shares)
-    rebuilt, distance = None if run.rebuilt is None else run.rebuilt.plan, run_figures.distance_figure(run, plan)
+    distance = run_figures.distance_figure(run)
     cases = [
         (run.ideal, "The link is ideal: no channel limits what devices transmit."),
         (not run.ideal, "What limits the gain: {limits}."),
         (plan.gap is not None, "The objective is within a relative {plan.gap:1} of the proven optimum."),
-        (rebuilt is None, "Noise and limits of each round need the data again: {run.not_rebuilt}"),
+        (run.rebuilt is None, "Noise and limits of each round need the data again: {run.not_rebuilt}"),
         (distance is None, "Neither a bound nor an exact law is known for this model and these dynamics."),
     ]
-    parts = [Html("<p>"), sentences(cases, plan=plan, run=run, limits=Html(limits)), Html("</p>")]
-    parts.append(
-        draw("plan", run_figures.figure_of_plan(plan, plan.constants.devices, plan.constants.burn_in, rebuilt))
-    )
+    rounds = run_figures.plan_figure(plan if run.rebuilt is None else run.rebuilt.plan)
+    parts = [sentences(cases, plan=plan, run=run, limits=Html(limits)), draw("plan", rounds)]
     if distance is not None:
         parts += [Html("<h3>Distance to the posterior</h3>"), draw("distance", distance)]
     return join(parts)
 
 
 def _chains(run: Run, draws: Draws) -> Html:
-    """Return R-hat and effective sample sizes in words, traces, and autocorrelation."""
-    rhat, ess = (None, None) if run.summary is None else (run.summary.rhat_max, run.summary.ess_min)
-    few = draws.theta.shape[1] < 4
-    unknown = "R-hat and effective sample size are not known: they need ArviZ and four draws, R-hat several chains."
-    size = "The worst parameter has an effective sample size of {summary.ess_min:whole}, and of "
-    cases = [
-        (rhat is None and ess is None, unknown),
-        (rhat is not None, "R-hat, spread between chains over that within them, is at most {summary.rhat_max:4}."),
-        (rhat is None and ess is not None, "R-hat compares chains with each other, and there is one."),
-        (ess is not None, size + "{summary.ess_tail_min:whole} in its tails."),
-        (few, "Kept draws per chain: {kept}, too few to follow a chain."),
-    ]
-    words = paragraph("{words}", words=sentences(cases, summary=run.summary, kept=draws.theta.shape[1]))
-    if few:
-        return words
-    traces, correlation = run_figures.traces_figure(run, draws), run_figures.autocorrelation_figure(run, draws)
-    return join([words, grid([draw("traces", traces), draw("autocorrelation", correlation)])])
+    """Return traces and autocorrelation."""
+    kept = draws.theta.shape[1]
+    if kept < 4:
+        return missing("Kept draws per chain: {kept}, too few to follow a chain.", kept=kept)
+    figures = {"traces": run_figures.traces_figure, "autocorrelation": run_figures.autocorrelation_figure}
+    return grid(draw(name, figure(run, draws)) for name, figure in figures.items())
 
 
 def _samples(run: Run, draws: Draws) -> Html:
@@ -211,15 +212,11 @@ def _samples(run: Run, draws: Draws) -> Html:
     assert compared is not None
     rebuilt, law = run.rebuilt, compared.law
     exact = rebuilt is not None and isinstance(rebuilt.inputs.posterior, HasLaw)
-    laplace = (
-        "Lines are the Laplace approximation, a Gaussian at the posterior's mode. The posterior itself has no closed "
-        "form and is slightly skewed, so small differences may be those of the approximation."
-    )
     cases = [
         (rebuilt is None, "The posterior is not known here, so samples are shown alone: {run.not_rebuilt}"),
         (rebuilt and law is None, "The posterior has no closed form, and too many parameters for an approximation."),
         (law and exact, "Lines are the exact posterior, which this model has in closed form."),
-        (law and not exact, laplace),
+        (law and not exact, LAPLACE),
         (draws.every > 1, "Of this long trace every {every}th draw was read."),
     ]
     order = list(range(compared.mean.size))
@@ -227,7 +224,7 @@ def _samples(run: Run, draws: Draws) -> Html:
         order = np.argsort(-np.nan_to_num(np.abs(compared.z), nan=-1)).tolist()
     drawn = sorted(order[:DRAWN] if len(order) > 2 * DRAWN else order)
     tiles = (draw(f"marginal{k}", run_figures.marginal_figure(run, draws, compared, k)) for k in drawn)
-    words = paragraph("{words}", words=sentences(cases, run=run, every=draws.every))
+    words = sentences(cases, run=run, every=draws.every)
     return join([words, grid(tiles, "tiles"), _parameters(run, draws, compared, order)])
 
 
@@ -236,41 +233,37 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
     rows: list[list[object]] = []
     for rank, k in enumerate(order[: LISTED + FOLDED]):
         error = f" ± {compared.error[k]:.1g}" if np.isfinite(compared.error[k]) else ""
+        law = None if compared.law is None else float(compared.law.mean[k])
         row: list[object] = [
             run_figures.parameter_name(run, k),
-            "–" if compared.law is None else data(f"law.mean.{k}", float(compared.law.mean[k]), 4),
+            data(f"law.mean.{k}", law, 4),
             join([data(f"mean.{k}", float(compared.mean[k]), 4), error]),
             f"{compared.z[k]:+.1f}" if np.isfinite(compared.z[k]) else "–",
-            "–" if compared.law is None else data(f"law.sd.{k}", float(compared.expected[k])),
+            data(f"law.sd.{k}", None if law is None else float(compared.expected[k])),
             data(f"sd.{k}", float(compared.deviation[k])),
         ]
         if rank < LISTED:
             each = diagnose(draws.theta[:, :, k : k + 1])
             row += [text("{each.rhat_max:4}", each=each), text("{each.ess_min:whole}", each=each)]
         rows.append(row)
-    head = ("parameter", "posterior mean", "samples' mean", "z", "posterior s.d.", "samples' s.d.", "R-hat", "ESS")
-    parts = [Html("<h3>Means and standard deviations</h3>"), grid([table(rows[:LISTED], head)], "numbers")]
+    parts = [Html("<h3>Means and standard deviations</h3>"), grid([table(rows[:LISTED], HEAD)], "numbers")]
     if rows[LISTED:]:
         title = f"The next {len(rows) - LISTED} of {len(order):,} parameters, largest |z| first"
-        parts.append(fold(title, grid([table(rows[LISTED:], head[:-2])], "numbers")))
+        parts.append(fold(title, grid([table(rows[LISTED:], HEAD[:-2])], "numbers")))
     return join(parts)
 
 
 def _scores(summary: SummaryFile) -> Html:
     """Return the reliability diagram beside the scores."""
-    rows = [
-        (name, data(f"summary.{key}", getattr(summary, key)), meaning)
-        for key, (name, meaning) in SCORES.items()
-        if getattr(summary, key) is not None
-    ]
-    if not rows:
+    known = {key: value for key in SCORES if (value := getattr(summary, key)) is not None}
+    if not known:
         return missing("There are no scores: the data have no test set (arrays X_test and y_test).")
-    scores = table(rows, ("score", "value", "meaning"))
-    note = paragraph("Each chain predicts with the mean over its kept draws; scores are then averaged over chains.")
-    bins = summary.reliability
-    if bins is None:
-        return join([scores, note])
-    return join([grid([draw("reliability", run_figures.reliability_figure(bins)), scores]), note])
+    rows = [(SCORES[key][0], data(f"summary.{key}", value), SCORES[key][1]) for key, value in known.items()]
+    parts: list[object] = [table(rows, ("score", "value", "meaning"))]
+    if summary.reliability is not None:
+        parts = [grid([draw("reliability", run_figures.reliability_figure(summary.reliability)), *parts])]
+    note = "Each chain predicts with the mean over its kept draws; scores are then averaged over chains."
+    return join([*parts, paragraph(note)])
 
 
 def _privacy(run: Run, plan: PlanFile) -> Html:
@@ -278,24 +271,17 @@ def _privacy(run: Run, plan: PlanFile) -> Html:
     spending, how = plan.privacy, plan.privacy.adjacency
     if spending.spent is None:
         return missing("This scheme does not clip gradients: no finite ε would be true, and no ledger is kept.")
-    note = paragraph(
-        "What is hidden: {hidden} (adjacency: {how}). Each round in which a device transmits costs it a privacy loss, "
-        "and losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, and "
-        "publishing several of them from the same real devices would add their losses up.",
-        hidden=HIDDEN[spending.unit, how],
-        how=how,
-    )
     accountants = missing("Nothing is promised, so there is no δ to state an ε at; losses are shown as they are.")
     if spending.epsilon_by is not None:
-        delta = None if run.scenario is None else run.scenario.privacy.delta
         rows = [
             (name, data(f"plan.privacy.epsilon_by.{name}", epsilon, 5), ACCOUNTANTS.get(name, "by dp-accounting"))
             for name, epsilon in spending.epsilon_by.items()
         ]
-        head = text("ε at δ = {delta:spread} ({how})", delta=delta, how=how)
+        head = text("ε at δ = {delta:spread} ({how})", delta=run.scenario.privacy.delta, how=how)
         accountants = table(rows, ("accountant", head, "what it is"))
     epsilon = run_figures.epsilon_figure(run)
     figures = [draw("spent", run_figures.spent_figure(spending)), "" if epsilon is None else draw("epsilon", epsilon)]
+    note = paragraph(HIDES, hidden=HIDDEN[spending.unit, how], how=how)
     parts = [note, accountants, grid(figures), _ledger(run)]
     if plan.not_covered:
         rests = {True: "yes: wflmc publish refuses it unless told to accept it", False: "no: only this folder shows it"}
@@ -316,26 +302,14 @@ def _ledger(run: Run) -> Html:
         (federation and federation.absences, "Table and bars are of the plan, in which no device is absent."),
         (later > 0, "{later} of them were written after this run had ended."),
     ]
-    return paragraph("{words}", words=sentences(cases, rounds=rounds, later=later, when=when))
+    return sentences(cases, rounds=rounds, later=later, when=when)
 
 
-def _explorer(run: Run, plan: PlanFile) -> tuple[list[Section], list[str]]:
+def _explorer(run: Run) -> tuple[Section, list[str]]:
     """Return Theorem 1 with sliders, from the setting nearest to the run's plan; or why there is none."""
-    start = explorer.constants_of(plan)
-    section, reason = explorer.section(start), outside_theorem(run)
-    if reason:
-        words = missing(
-            "The explorer computes Theorem 1, which is not about this run: {why}. <code>wflmc report {folder} "
-            "--explore</code> makes one for the nearest setting of the theorem.",
-            why=reason,
-            folder=run.folder,
-        )
-        return [section._replace(html=words)], []
-    changes = [] if run.scenario is None else explorer_changes(run.scenario, plan)
-    words = paragraph("Theorem 1 with sliders, started at this very run.")
-    if changes:
-        difference = (
-            "Not this run, but the nearest setting of Theorem 1, so numbers differ from those above: {changes}."
-        )
-        words = missing(difference, changes="; ".join(changes))
-    return [section._replace(html=join([words, Html(section.html)]))], explorer.scripts(start)
+    start = explorer.constants_of(run.plan)
+    section = explorer.section(start)
+    if run.ideal or run.scenario.sampler.dynamics == "kinetic":
+        return section._replace(html=missing(OUTSIDE, folder=run.folder)), []
+    words = missing(NEAREST, adjacency=start.adjacency)
+    return section._replace(html=join([words, Html(section.html)])), explorer.scripts(start)

@@ -101,14 +101,14 @@ class Rebuilt(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run folder; a part is None where its file is missing."""
+    """A run folder; a part beside the plan is None where its file is missing."""
 
     folder: Path
     stopped: bool
     """Whether rounds are still to be run."""
-    plan: PlanFile | None
+    plan: PlanFile
     summary: SummaryFile | None
-    scenario: Scenario | None
+    scenario: Scenario
     scenario_text: str | None
     draws: Draws | None
     ledger: Ledger | None
@@ -119,7 +119,7 @@ class Run:
     @property
     def ideal(self) -> bool:
         """Whether there is no channel between devices and server."""
-        return self.scenario is not None and self.scenario.policy.power in ("noiseless", "noiseless-dp")
+        return self.scenario.policy.power in ("noiseless", "noiseless-dp")
 
     @property
     def noise(self) -> Any:
@@ -145,14 +145,13 @@ def read_run(folder: Path) -> Run:
     unfinished = stopped and not (folder / "summary.json").exists()
     _check_digests(folder, stopped)
     path = (folder / ".checkpoint" if unfinished else folder) / "plan.json"
-    plan = read_document(path, PlanFile, "report") if path.exists() else None
+    plan = read_document(path, PlanFile, "report")
     results = folder / "summary.json"
     summary = read_document(results, SummaryFile, "report") if results.exists() else None
     scenario, text = _read_scenario(folder, plan)
     draws = None if unfinished else _read_draws(folder / "trace.nc", plan)
     ledger = _read_ledger(folder, summary, scenario)
-    rebuilt, why = (None, "plan.json is missing") if plan is None else _rebuild(path, ledger)
-    return Run(folder, stopped, plan, summary, scenario, text, draws, ledger, rebuilt, why)
+    return Run(folder, stopped, plan, summary, scenario, text, draws, ledger, *_rebuild(path, ledger))
 
 
 def _damaged(path: Path, why: str) -> InputError:
@@ -179,7 +178,7 @@ def _check_digests(folder: Path, stopped: bool) -> None:
             raise InputError("report", str(path), f"the file that its run wrote: the hash in {DIGESTS} differs{hint}")
 
 
-def _read_scenario(folder: Path, plan: PlanFile | None) -> tuple[Scenario | None, str | None]:
+def _read_scenario(folder: Path, plan: PlanFile) -> tuple[Scenario, str | None]:
     """Return the resolved scenario and its text; from the plan where the file is missing."""
     path = folder / "scenario.toml"
     if path.exists():
@@ -187,7 +186,7 @@ def _read_scenario(folder: Path, plan: PlanFile | None) -> tuple[Scenario | None
             return load_scenario(path), path.read_text(encoding="utf-8")
         except InputError as error:
             raise _damaged(path, str(error)) from None
-    return None if plan is None else validate(plan.scenario, f"{folder / 'plan.json'}: "), None
+    return validate(plan.scenario, f"{folder / 'plan.json'}: "), None
 
 
 def _rebuild(path: Path, ledger: Ledger | None) -> tuple[Rebuilt | None, str]:
@@ -200,7 +199,7 @@ def _rebuild(path: Path, ledger: Ledger | None) -> tuple[Rebuilt | None, str]:
     return Rebuilt(inputs, plan), ""
 
 
-def _read_draws(path: Path, plan: PlanFile | None) -> Draws | None:
+def _read_draws(path: Path, plan: PlanFile) -> Draws | None:
     import h5netcdf
 
     if not path.exists():
@@ -209,7 +208,7 @@ def _read_draws(path: Path, plan: PlanFile | None) -> Draws | None:
         with h5netcdf.File(path) as file:
             theta = file["posterior"]["theta"]
             chains, draws, dim = theta.shape
-            draws = draws if plan is None else min(draws, plan.constants.samples)  # a crash may have left more
+            draws = min(draws, plan.constants.samples)  # a crash may have left more
             every = max(1, -(-(4 * chains * draws * dim) // TRACE_BYTES))
             kept = np.asarray(theta[:, : draws : min(every, draws)], dtype=float)
             early = None
@@ -219,16 +218,16 @@ def _read_draws(path: Path, plan: PlanFile | None) -> Draws | None:
         raise _damaged(path, str(error).strip("'\"")) from None
     if not np.all(np.isfinite(kept)):
         raise _damaged(path, "a sample is not a finite number")
-    if plan is not None and (draws, dim) != (plan.constants.samples, plan.constants.dim):
+    if (draws, dim) != (plan.constants.samples, plan.constants.dim):
         raise _damaged(path, "its samples are not those of plan.json")
     return Draws(kept, min(every, draws), early)
 
 
-def _read_ledger(folder: Path, summary: SummaryFile | None, scenario: Scenario | None) -> Ledger | None:
+def _read_ledger(folder: Path, summary: SummaryFile | None, scenario: Scenario) -> Ledger | None:
     """Return the ledger, every line of it verified; the run has to be in it."""
     part = None if summary is None else summary.ledger
     path = folder / ("ledger.jsonl" if part is None else part.file)
-    if not path.is_file() or scenario is None:
+    if not path.is_file():
         return None
     try:
         with path.open(encoding="utf-8") as file:
