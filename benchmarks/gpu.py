@@ -33,9 +33,9 @@ def bytes_per_round(posterior, plans) -> float:
     theta = jnp.zeros((chains, posterior.dim))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(chains))
     rounds = runner.kernel_rounds(plans, zipped=True)[:1]
-    carry = runner._Carry(runner.State(theta, jnp.zeros((), jnp.int32)), theta[None])
+    carry = runner.State(theta, jnp.zeros((), jnp.int32)), theta[None]
     compiled = runner._advance.lower(
-        ready, rounds, carry, keys, 0, 0, 1, zipped=True, mesh=None
+        ready, rounds, carry, keys, (0, 0, 1), zipped=True, mesh=None
     ).compile()  # fmt: skip
     found = compiled.cost_analysis()
     found = found[0] if isinstance(found, list) else found

@@ -115,8 +115,7 @@ def serve(
                 samples[at - plan.burn_in] = np.asarray(state.theta)
                 samples.flush()
             _log(server, at, scheduled, reception, time.perf_counter() - began, say)
-            position, none = packed(state), np.zeros(0)
-            server.checkpoint.save(checkpoint.Progress(0, at + 1, position, none, none, position[:, plan.dim :]))
+            server.checkpoint.save(checkpoint.Progress(0, at + 1, packed(state), np.zeros(0)))
             with (server.folder / "progress.npz").open("r+b") as file:  # on the disk before the next round is paid for
                 os.fsync(file.fileno())
             if progress is not None:

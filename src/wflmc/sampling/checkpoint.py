@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wflmc.errors import InputError
 from wflmc.storage import naming_file, replacing, reserve
@@ -19,14 +18,11 @@ class Progress(NamedTuple):
     """The first of the chains that are run together now; all before it are finished."""
     rounds: int = 0
     """Rounds that these have done."""
-    theta: NDArray[Any] | None = None
-    """Where these are, [chain, m]; with kinetic dynamics and their velocities, [chain, 2m]."""
-    clip_rate: NDArray[Any] | None = None
-    """[draw, chain]."""
-    burn_in_rate: NDArray[Any] | None = None
-    """[S_b]."""
-    velocity: NDArray[Any] | None = None
-    """After the last round that each chain has done, [chain, m]; [chain, 0] for overdamped dynamics."""
+    theta: Any = None
+    """Where every chain is after the last round that it has done, [chain, m]; with kinetic dynamics and their
+    velocities, [chain, 2m]."""
+    clip_rate: Any = None
+    """[round, chain]."""
 
 
 class Checkpoint(NamedTuple):

@@ -47,11 +47,8 @@ class Execution(NamedTuple):
     progress: Advance | None = None
 
 
-class _Carry(NamedTuple):
-    """What the scan carries: the chains' states, and their kept draws of this block of rounds, [draw, chain, m]."""
-
-    state: State
-    kept: jax.Array
+Carry = tuple[State, jax.Array]
+"""What the scan carries: the chains' states, and their kept draws of this block of rounds, [draw, chain, m]."""
 
 
 class _Job(NamedTuple):
@@ -78,49 +75,20 @@ class _Job(NamedTuple):
         """The plan, or the first of them."""
         return self.plans[0]
 
-    @property
-    def by_example(self) -> bool:
-        """Whether examples are clipped one by one."""
-        return any(np.isfinite(plan.example_clip).any() for plan in self.plans)
-
-
-class _Need(NamedTuple):
-    """Bytes and operations of one chain in one round."""
-
-    memory: float
-    work: float
-
-
-class _Chunks(NamedTuple):
-    """How the work is cut: chains at a time, and rounds between two looks of the host."""
-
-    chains: int
-    rounds: int
-
 
 class _Machine(NamedTuple):
-    """What chains are run on: the posterior on its accelerators, and how the work is cut."""
+    """What chains are run on, and how the work is cut: chains at a time, and rounds between two looks of the host."""
 
     posterior: Posterior
-    chunks: _Chunks
+    """On its accelerators."""
     mesh: Mesh | None
+    chains: int
+    rounds: int
 
     def name(self, skip: int) -> str:
         """How sums are cut: a round that is repeated must repeat the same sum, or their difference has no noise."""
         blocks = f"{self.posterior.block}-{self.posterior.example_block}"
-        return f"{self.chunks}-{skip}-{blocks}-{jax.default_backend()}"
-
-
-class _Block(NamedTuple):
-    """A block of rounds of a chunk of chains."""
-
-    rounds: slice
-    kept: NDArray[Any]
-    """Draws of its kept rounds, [draw, chain, m]."""
-    clip_rate: NDArray[Any]
-    """[round, chain]."""
-    states: NDArray[Any]
-    """Where chains are after it, with kinetic dynamics and their velocities, [chain, m or 2m]."""
+        return f"{self.chains}-{self.rounds}-{skip}-{blocks}-{jax.default_backend()}"
 
 
 def packed(state: State) -> NDArray[Any]:
@@ -164,32 +132,25 @@ def chain_keys(key: jax.Array, chain: jax.Array) -> jax.Array:
 
 
 def _scan(
-    posterior: Posterior,
-    rounds: Rounds,
-    carry: _Carry,
-    keys: jax.Array,
-    skip: jax.Array,
-    start: jax.Array,
-    stop: jax.Array,
-    zipped: bool,
-) -> tuple[_Carry, jax.Array, jax.Array]:
+    posterior: Posterior, rounds: Rounds, carry: Carry, keys: jax.Array, bounds: Any, zipped: bool
+) -> tuple[Carry, jax.Array, jax.Array]:
     """Run a block of rounds for all chains: the carry, whether all were finite [S, 1], and clip rates [S, chain].
 
     Every round writes its draws at its place among the kept ones of the block. Rounds of burn-in all write to the
     first place, where the first kept round overwrites them: burn-in takes no memory and no second compilation.
     """
-    axis, first = 0 if zipped else None, carry.state.round
+    axis, first, (skip, start, stop) = 0 if zipped else None, carry[0].round, bounds
 
-    def body(carry: _Carry, changing: Rounds) -> tuple[_Carry, tuple[jax.Array, jax.Array]]:
-        now, index = replace(changing, constants=rounds.constants), carry.state.round
+    def body(carry: Carry, changing: Rounds) -> tuple[Carry, tuple[jax.Array, jax.Array]]:
+        (before, kept), now = carry, replace(changing, constants=rounds.constants)
+        index = before.round
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, start + index)
-        advance = jax.vmap(step, (0, None, CHAINS, axis), (CHAINS, 0))
-        state, info = advance(round_keys, posterior, carry.state, now)
+        state, info = jax.vmap(step, (0, None, CHAINS, axis), (CHAINS, 0))(round_keys, posterior, before, now)
         # The last block is filled up with rounds that do nothing.
-        held = jax.tree.map(lambda new, old: jnp.where(index < stop, new, old), state, carry.state)
+        held = jax.tree.map(lambda new, old: jnp.where(index < stop, new, old), state, before)
         place = jnp.maximum(index - jnp.maximum(skip, first), 0)
-        kept = carry.kept.at[place].set(held.theta)
-        return _Carry(held._replace(round=state.round), kept), (info.finite.all(keepdims=True), info.clip_rate)
+        done = held._replace(round=state.round), kept.at[place].set(held.theta)
+        return done, (info.finite.all(keepdims=True), info.clip_rate)
 
     carry, (finite, clip_rate) = jax.lax.scan(body, carry, replace(rounds, constants=None))
     return carry, finite, clip_rate
@@ -197,35 +158,30 @@ def _scan(
 
 @partial(jax.jit, static_argnames=("zipped", "mesh"), donate_argnames=("carry",))
 def _advance(
-    posterior: Posterior,
-    rounds: Rounds,
-    carry: _Carry,
-    keys: jax.Array,
-    skip: int,
-    start: int,
-    stop: int,
-    *,
-    zipped: bool,
-    mesh: Mesh | None,
-) -> tuple[_Carry, jax.Array, jax.Array]:
-    """`_scan`, with the chains spread over the accelerators of a mesh: each works on its own, nothing is exchanged."""
-    places = jnp.asarray(skip), jnp.asarray(start), jnp.asarray(stop)
+    posterior: Posterior, rounds: Rounds, carry: Carry, keys: jax.Array, bounds: Any, *, zipped: bool, mesh: Mesh | None
+) -> tuple[Carry, jax.Array, jax.Array]:
+    """`_scan`, with the chains spread over the accelerators of a mesh: each works on its own, nothing is exchanged.
+
+    Args:
+        bounds: rounds without kept draws, the number of the plan's first round, and the number of its rounds.
+    """
+    bounds = jax.tree.map(jnp.asarray, bounds)
     if mesh is None:
-        return _scan(posterior, rounds, carry, keys, *places, zipped)
+        return _scan(posterior, rounds, carry, keys, bounds, zipped)
     spec: Any = PartitionSpec
     chain, of_round, everywhere = spec("chain"), spec(None, "chain"), spec()
     per_round, constant = (of_round, chain) if zipped else (everywhere, everywhere)
     specs = jax.tree.map(lambda _: per_round, replace(rounds, constants=None))
     specs = replace(specs, constants=jax.tree.map(lambda _: constant, rounds.constants))
-    carried = _Carry(jax.tree.map(lambda values: chain if values.ndim else everywhere, carry.state), of_round)
+    carried = jax.tree.map(lambda values: chain if values.ndim else everywhere, carry[0]), of_round
     split = jax.shard_map(
         partial(_scan, zipped=zipped),
         mesh=mesh,
-        in_specs=(everywhere, specs, carried, chain, *[everywhere] * 3),
+        in_specs=(everywhere, specs, carried, chain, everywhere),
         out_specs=(carried, of_round, of_round),
         check_vma=False,
     )
-    return split(posterior, rounds, carry, keys, *places)
+    return split(posterior, rounds, carry, keys, bounds)
 
 
 def sample(
@@ -270,27 +226,27 @@ def sample(
     run = ""
     if ledger is not None or how.checkpoint is not None:
         run = name_run(key, posterior, job.plans, job.number, job.initial)
-    checkpoint = None
+    checkpoint, account, saved = None, None, Progress()
     if how.checkpoint is not None:
         checkpoint = Checkpoint(Path(how.checkpoint), f"{run}-{machine.name(job.skip)}")
-    saved = Progress() if checkpoint is None else checkpoint.load()
-    account = None
+        saved = checkpoint.load()
+    count, rounds = job.number.size, len(job.plan.rounds)
     if ledger is not None:
         account = open_account(ledger, run, key, posterior, job.plans)
-        account.check(sent=len(job.plan.rounds) if saved.at else saved.rounds)
-    result = _Result(job, saved, how.store if checkpoint is None else checkpoint.samples)
-    chunk, rounds = machine.chunks.chains, len(job.plan.rounds)
-    work, done = rounds * -(-job.number.size // chunk), rounds * (saved.at // chunk) + saved.rounds
-    for at in range(saved.at, job.number.size, chunk):
-        for block in _run(job, machine, account, at, saved if at == saved.at else Progress()):
-            result.collect(at, block)
-            done += block.rounds.stop - block.rounds.start
-            if checkpoint is not None:
-                result.theta.flush()
-                checkpoint.save(result.progress(at, block))
-            if how.progress is not None:
-                how.progress(done, work)
-    return result.trace()
+        account.check(sent=rounds if saved.at else saved.rounds)
+    store = how.store if checkpoint is None else checkpoint.samples
+    theta = room((rounds - job.skip, count, job.plan.dim), store, saved.theta is not None)
+    if saved.theta is None:
+        states = np.zeros((count, _width(job.plan)), np.float32)
+        saved = Progress(0, 0, states, np.zeros((rounds, count), np.float32))
+    for done in _run(job, machine, account, theta, saved):
+        saved = done
+        if checkpoint is not None:
+            theta.flush()
+            checkpoint.save(done)
+        if how.progress is not None:
+            how.progress(rounds * (done.at // machine.chains) + done.rounds, rounds * -(-count // machine.chains))
+    return _trace(job, theta.swapaxes(0, 1), saved)
 
 
 def _check(
@@ -326,39 +282,33 @@ def _check(
 
 
 def _machine(job: _Job, how: Execution) -> _Machine:
-    """Cut the work into chunks, and bring the posterior to the accelerators."""
+    """Cut the work into equal parts within the memory limit, and bring the posterior to the accelerators."""
     if how.memory is not None and not (isinstance(how.memory, int | float) and how.memory > 0):
         raise InputError("memory", how.memory, "a number of bytes above 0")
     places = list(jax.devices() if how.accelerators is None else how.accelerators)
     if not places:
         raise InputError("accelerators", "none", "at least one of jax.devices()")
     mesh = Mesh(np.array(places), ("chain",)) if len(places) > 1 or how.accelerators is not None else None
-    limit = default_memory() if how.memory is None else how.memory
-    need = _Need(job.posterior.working_bytes(1, job.by_example), job.posterior.work(job.by_example))
-    draws = len(job.plan.rounds) - job.skip
-    chunks = _chunks(need, job.plan, job.number.size, draws, limit, len(places))
-    ready = job.posterior.on_accelerator(-(-chunks.chains // len(places)), limit / 4, job.by_example)
-    return _Machine(ready, chunks, mesh)
+    limit, by_example = how.memory or default_memory(), any(np.isfinite(p.example_clip).any() for p in job.plans)
+    posterior, count, rounds = job.posterior, job.number.size, len(job.plan.rounds)
+    one = posterior.working_bytes(1, by_example) + 16.0 * _width(job.plan)
+    if one > limit:
+        raise InputError("memory", f"{limit:.3g} bytes", f"at least {one:.3g} bytes, which one chain takes")
+    groups = -(-count // int(min(count, max(1, (limit / 2) // one))))
+    per_place = -(-count // (groups * len(places)))
+    chains = per_place * len(places)
+    kept = int(max(1, (limit / 4) // (4.0 * chains * job.plan.dim)))
+    work = BLOCK_WORK if jax.default_backend() == "cpu" else 256 * BLOCK_WORK
+    most = int(max(1, work // (chains * posterior.work(by_example))))
+    if rounds - job.skip > kept:  # only kept rounds take memory; burn-in may be cut as coarsely as the work allows
+        most = min(most, kept)
+    ready = posterior.on_accelerator(per_place, limit / 4, by_example)
+    return _Machine(ready, mesh, chains, -(-rounds // -(-rounds // min(most, rounds))))
 
 
 def default_memory() -> int:
     """The limit of memory where none is given."""
     return MEMORY if jax.default_backend() == "cpu" else 8 * MEMORY
-
-
-def _chunks(need: _Need, plan: Plan, count: int, draws: int, limit: float, places: int) -> _Chunks:
-    """Chains at a time and rounds at a time, in equal parts, within a limit of bytes."""
-    one, rounds = need.memory + 16.0 * _width(plan), len(plan.rounds)
-    if one > limit:
-        raise InputError("memory", f"{limit:.3g} bytes", f"at least {one:.3g} bytes, which one chain takes")
-    groups = -(-count // int(min(count, max(1, (limit / 2) // one))))
-    chains = -(-count // (groups * places)) * places
-    kept = int(max(1, (limit / 4) // (4.0 * chains * plan.dim)))
-    work = BLOCK_WORK if jax.default_backend() == "cpu" else 256 * BLOCK_WORK
-    most = int(max(1, work // (chains * need.work)))
-    # Only kept rounds take memory; burn-in may be cut as coarsely as the work allows.
-    most = most if draws <= kept else min(most, kept)
-    return _Chunks(chains, -(-rounds // -(-rounds // min(most, rounds))))
 
 
 def _width(plan: Plan) -> int:
@@ -376,83 +326,57 @@ def _positions(initial: ArrayLike, count: int, plan: Plan, posterior: Posterior)
     return np.concatenate([theta, given[:, plan.dim :]], axis=1)
 
 
-def _run(job: _Job, machine: _Machine, account: Account | None, at: int, saved: Progress) -> Iterator[_Block]:
-    """Run a chunk of chains block by block, from chain `at` on and from where it was saved."""
-    plan, skip, size, mesh = job.plan, job.skip, machine.chunks.rounds, machine.mesh
-    # A last chunk that is not full is filled up with a chain again, so that nothing is compiled anew.
-    chosen = np.minimum(np.arange(at, at + machine.chunks.chains), job.number.size - 1)
-    rounds = kernel_rounds([plan], False) if not job.zipped else kernel_rounds([job.plans[i] for i in chosen], True)
-    chain, total = jnp.asarray(job.number[chosen]), len(plan.rounds)
-    begin = None if job.initial is None else job.initial[chosen]
-    if saved.rounds:
-        begin = saved.theta
-    given = None if begin is None else unpacked(begin, plan)
-    theta, _, velocity = starts(job.key, machine.posterior, plan, chain, given)
-    keys = chain_keys(job.key, chain)
-    kept = jnp.zeros((min(size, total - skip), chain.size, plan.dim), theta.dtype)
-    if mesh is not None:  # where they will come back, so that the second block is compiled no more than the first
-        spec: Any = PartitionSpec
-        theta, velocity, keys = jax.device_put((theta, velocity, keys), NamedSharding(mesh, spec("chain")))
-        kept = jax.device_put(kept, NamedSharding(mesh, spec(None, "chain")))
-    for first in range(saved.rounds, total, size):
-        block = slice(first, min(first + size, total))
-        length = block.stop - block.start
-        if account is not None:
-            account.charge(block)
-        filled = rounds[block if length == size else np.minimum(np.arange(first, first + size), total - 1)]
-        carry = _Carry(State(theta, jnp.asarray(first, jnp.int32), velocity), kept)
-        carry, finite, rate = _advance(
-            machine.posterior, filled, carry, keys, skip, plan.start, total, zipped=job.zipped, mesh=mesh
-        )
-        (theta, _, velocity), kept = carry
-        _raise_if_lost(np.asarray(finite)[:length], first)
-        fresh = block.stop - max(block.start, min(skip, block.stop))
-        yield _Block(block, np.asarray(kept[:fresh]), np.asarray(rate)[:length], packed(carry.state))
+def _run(job: _Job, machine: _Machine, account: Account | None, theta: Any, saved: Progress) -> Iterator[Progress]:
+    """Run chains chunk by chunk and rounds block by block from where they were saved, and write the draws to theta."""
+    plan, skip, size, mesh, count = job.plan, job.skip, machine.rounds, machine.mesh, job.number.size
+    total, states, rates = len(plan.rounds), saved.theta, saved.clip_rate
+    for at in range(saved.at, count, machine.chains):
+        # A last chunk that is not full is filled up with a chain again, so that nothing is compiled anew.
+        chosen = np.minimum(np.arange(at, at + machine.chains), count - 1)
+        own = slice(at, chosen[-1] + 1)
+        rounds = kernel_rounds([job.plans[i] for i in chosen], True) if job.zipped else kernel_rounds([plan])
+        chain, done = jnp.asarray(job.number[chosen]), saved.rounds if at == saved.at else 0
+        begin = states if done else job.initial
+        given = None if begin is None else unpacked(begin[chosen], plan)
+        state, keys = starts(job.key, machine.posterior, plan, chain, given), chain_keys(job.key, chain)
+        kept = jnp.zeros((min(size, total - skip), chain.size, plan.dim), state.theta.dtype)
+        if mesh is not None:  # where they will come back, so that the second block is compiled no more than the first
+            spec: Any = PartitionSpec
+            of_chains, of_draws = NamedSharding(mesh, spec("chain")), NamedSharding(mesh, spec(None, "chain"))
+            position, velocity, keys = jax.device_put((state.theta, state.velocity, keys), of_chains)
+            state, kept = state._replace(theta=position, velocity=velocity), jax.device_put(kept, of_draws)
+        for first in range(done, total, size):
+            block = slice(first, min(first + size, total))
+            if account is not None:
+                account.charge(block)
+            filled = rounds[np.minimum(np.arange(first, first + size), total - 1)]
+            carry = state._replace(round=jnp.asarray(first, jnp.int32)), kept
+            (state, kept), finite, rate = _advance(
+                machine.posterior, filled, carry, keys, (skip, plan.start, total), zipped=job.zipped, mesh=mesh
+            )
+            length, mine = block.stop - first, own.stop - at
+            _raise_if_lost(np.asarray(finite)[:length], first)
+            new = block.stop - max(first, min(skip, block.stop))  # rounds whose draws are kept
+            draws = np.asarray(kept[:new])[:, :mine]
+            theta[block.stop - skip - new : block.stop - skip, own] = job.posterior.parameters(draws)
+            rates[block, own], states[own] = np.asarray(rate)[:length, :mine], packed(state)[:mine]
+            yield Progress(at, block.stop, states, rates)
 
 
-class _Result:
-    """The draws and statistics of all chains as they come in."""
-
-    def __init__(self, job: _Job, saved: Progress, store: str | Path | None) -> None:
-        plan, count = job.plan, job.number.size
-        draws = len(plan.rounds) - job.skip
-        self.job, self.plan = job, plan
-        self.theta = room((draws, count, plan.dim), store, saved.theta is not None)
-        self.clip_rate = np.zeros((draws, count), np.float32) if saved.clip_rate is None else saved.clip_rate
-        self.burn_in_rate = np.zeros(plan.burn_in) if saved.burn_in_rate is None else saved.burn_in_rate
-        none = np.zeros((count, _width(plan) - plan.dim), np.float32)
-        self.velocity = none if saved.velocity is None else saved.velocity
-
-    def collect(self, at: int, block: _Block) -> None:
-        """Take a block of the chains from `at` on."""
-        count, skip, rounds = self.job.number.size, self.job.skip, block.rounds
-        own = min(len(block.states), count - at)
-        chains = slice(at, at + own)
-        fresh = slice(max(rounds.start, skip) - skip, max(rounds.stop, skip) - skip)
-        self.theta[fresh, chains] = self.job.posterior.parameters(block.kept[: fresh.stop - fresh.start, :own])
-        self.clip_rate[fresh, chains] = block.clip_rate[max(skip - rounds.start, 0) :, :own]
-        early = slice(rounds.start, min(rounds.stop, self.plan.burn_in))
-        self.burn_in_rate[early] += block.clip_rate[: max(early.stop - early.start, 0), :own].sum(1) / count
-        self.velocity[chains] = block.states[:own, self.plan.dim :]
-
-    def progress(self, at: int, block: _Block) -> Progress:
-        """What a checkpoint has to keep after a block."""
-        return Progress(at, block.rounds.stop, block.states, self.clip_rate, self.burn_in_rate, self.velocity)
-
-    def trace(self) -> Trace:
-        """The trace of all chains."""
-        theta, rate = self.theta.swapaxes(0, 1), self.clip_rate.T
-        before = self.plan.burn_in - self.job.skip
-        return Trace(
-            theta=theta[:, before:],
-            clip_rate=rate[:, before:],
-            burn_in_clip_rate=self.burn_in_rate,
-            warmup=theta[:, :before] if self.job.keep_burn_in else None,
-            plans=tuple(self.job.plans),
-            velocity=self.velocity if self.plan.dynamics.has_velocity else None,
-            warmup_clip_rate=rate[:, :before] if self.job.keep_burn_in else None,
-            key=tuple(np.ravel(jax.random.key_data(self.job.key)).tolist()),
-        )
+def _trace(job: _Job, theta: NDArray[Any], done: Progress) -> Trace:
+    """Return the trace of all chains, whose kept draws are theta[chain, draw, m]."""
+    plan, states, rates = job.plan, done.theta, done.clip_rate
+    burn_in, before = plan.burn_in, plan.burn_in - job.skip
+    return Trace(
+        theta=theta[:, before:],
+        clip_rate=rates[burn_in:].T,
+        burn_in_clip_rate=(rates[:burn_in].sum(1) / job.number.size).astype(float),
+        warmup=theta[:, :before] if job.keep_burn_in else None,
+        plans=tuple(job.plans),
+        velocity=states[:, plan.dim :] if plan.dynamics.has_velocity else None,
+        warmup_clip_rate=rates[:burn_in].T if job.keep_burn_in else None,
+        key=tuple(np.ravel(jax.random.key_data(job.key)).tolist()),
+    )
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
