@@ -40,6 +40,8 @@ Predictive = bool | Callable[[Any, Any, Any], Any]
 Advance = Callable[[int, int], None]
 Theta = Callable[[NDArray[np.intp]], NDArray[Any]]
 """From the numbers of draws to their parameters, [draw, m]."""
+Work = tuple[Callable[[NDArray[np.intp]], Any], int]
+"""From the numbers of draws to a pytree of arrays [draw, n, ...]; and about how many numbers one draw takes."""
 
 
 class Request(NamedTuple):
@@ -53,14 +55,10 @@ class Request(NamedTuple):
     draws: int | None = DRAWS
     progress: Advance | None = None
 
-
-class Work(NamedTuple):
-    """What is computed for every draw."""
-
-    run: Callable[[NDArray[np.intp]], Any]
-    """From the numbers of draws to a pytree of arrays [draw, n, ...]."""
-    size: int
-    """Bytes that one draw takes, roughly."""
+    @property
+    def alone(self) -> str:
+        """What an outcome that is drawn without a name is called."""
+        return self.outcome if isinstance(self.outcome, str) else "y"
 
 
 def groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -> dict[str, Any]:
@@ -88,23 +86,17 @@ def groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) ->
 
 def _in_short(plan: Plan) -> str:
     """What a plan is about, as JSON; numbers of each device or round as a list where they differ."""
-
-    def one(values: Any) -> Any:
-        found = np.unique(values)
-        return float(found[0]) if found.size == 1 else np.asarray(values).tolist()
-
+    varying = {"step_size": plan.step_size, "clip": plan.clip} if plan.clips else {"step_size": plan.step_size}
     facts = {
         "devices": plan.devices,
         "rounds": len(plan.rounds),
         "burn_in": plan.burn_in,
         "dynamics": plan.dynamics.name,
-        "step_size": one(plan.step_size),
         "epsilon_spent": plan.epsilon_spent,
         "adjacency": plan.privacy.adjacency,
     }
-    if plan.clips:
-        facts["clip"] = one(plan.clip)
-    return json.dumps(facts)
+    lists = {name: np.asarray(values).tolist() for name, values in varying.items()}
+    return json.dumps(facts | {name: each[0] if len(set(each)) == 1 else each for name, each in lists.items()})
 
 
 def _variables(theta: NDArray[Any], posterior: Regression | CustomPosterior | None) -> Any:
@@ -156,52 +148,50 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     """The groups of what was observed, and of what the model says of it: the same every time."""
     import xarray as xr
 
-    posterior = request.posterior
+    posterior, features = request.posterior, request.features
     if not isinstance(posterior, Regression | CustomPosterior) or posterior.dim != samples.shape[-1]:
         raise InputError("posterior", type(posterior).__name__, "the model of these samples, for what it predicts")
     observed, device = posterior.observed
-    own = isinstance(posterior, CustomPosterior)
-    given = {"X": posterior.covariates, "y": observed} if isinstance(posterior, Regression) else observed
-    data = _named(given, ("observation",), "y")
+    if isinstance(posterior, Regression):
+        observed = {"X": posterior.covariates, "y": observed}
+    data = _named(observed, ("observation",), "y")
     kept, thinning = _thinned(samples.shape[:2], request.draws)
     chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
     works, drawn = _works(lambda at: samples[chain[at], draw[at]], chain.size, request)
     names = _outcome_names(data, drawn, request.outcome)
-    alone = {"log_likelihood": names[0] if len(names) == 1 else "log_likelihood"}
 
     held, private = {"observation": np.arange(device.size), "device": ("observation", device)}, {"privacy": PRIVATE}
-    made = {"observed_data": xr.Dataset({name: data[name] for name in names}, held, private)}
-    if len(names) < len(data):
-        made["constant_data"] = xr.Dataset({name: data[name] for name in data if name not in names}, held, private)
+    constant = [name for name in data if name not in names]
+    made = {
+        group: xr.Dataset({name: data[name] for name in some}, held, private)
+        for group, some in (("observed_data", names), ("constant_data", constant))
+        if some
+    }
     for group, values in _computed(works, chain.size, request.progress).items():
         split = jax.tree.map(lambda leaf: leaf.reshape(*map(len, kept), *leaf.shape[1:]), values)
-        variables = _named(split, (*DRAWN, "observation"), alone.get(group, _alone(request.outcome)))
+        alone = request.alone if group != "log_likelihood" else names[0] if len(names) == 1 else group
+        variables = _named(split, (*DRAWN, "observation"), alone)
         made[group] = xr.Dataset(variables, dict(zip(DRAWN, kept, strict=True)), {"thinning": thinning})
         if group != "predictions":
             made[group] = made[group].assign_coords(held).assign_attrs(private)
-    if request.features is not None:
-        given = jax.tree.map(np.asarray, request.features) if own else np.asarray(request.features, dtype=float)
+    if features is not None:
+        given = np.asarray(features, dtype=float) if isinstance(posterior, Regression) else features
         rows = {"observation": np.arange(made["predictions"].sizes["observation"])}
         made["predictions"] = made["predictions"].assign_coords(rows)
         made["predictions_constant_data"] = xr.Dataset(_named(given, ("observation",), "X"), rows)
     return made
 
 
-def _alone(outcome: str | Sequence[str] | None) -> str:
-    """What an outcome that is drawn without a name is called."""
-    return outcome if isinstance(outcome, str) else "y"
-
-
 def _outcome_names(data: dict[str, Any], drawn: list[str], outcome: str | Sequence[str] | None) -> list[str]:
     """Which of the data are outcomes: those named, those drawn, or y; all of them where nobody can tell."""
     if outcome is None and not drawn:
         return ["y"] if "y" in data else list(data)
-    given = drawn if outcome is None else np.atleast_1d(outcome)
-    names = [str(name) for name in given if outcome is not None or name in data]
-    if not names or not set(names) <= set(data):
-        raise InputError("outcome", outcome, f"the name of what is observed, of {', '.join(data)}")
-    if drawn and not set(names) <= set(drawn):
-        raise InputError("outcome", outcome, f"what `predictive` draws: {', '.join(drawn)}")
+    names = (
+        [name for name in drawn if name in data] if outcome is None else [str(one) for one in np.atleast_1d(outcome)]
+    )
+    if not names or not set(names) <= set(data) & set(drawn or data):
+        known = f"the name of what is observed, of {', '.join(data)}"
+        raise InputError("outcome", outcome, f"{known}, and is drawn, of {', '.join(drawn)}" if drawn else known)
     return names
 
 
@@ -221,64 +211,58 @@ def _thinned(shape: tuple[int, ...], most: int | None) -> tuple[list[NDArray[np.
 
 def _computed(works: dict[str, Work], draws: int, progress: Advance | None) -> dict[str, Any]:
     """What every work makes of all draws, in chunks of about CHUNK_BYTES."""
-    total, before = draws * len(works), 0
+    total = draws * len(works)
     made: dict[str, Any] = {}
     bar = progress_bar("outcomes", total) if progress is None else nullcontext(lambda done: progress(done, total))
     with bar as advance:
-        for group, work in works.items():
-            size = -(-draws // -(-draws * work.size // CHUNK_BYTES))
-            for at in range(0, draws, size):
+        for before, (group, (run, size)) in enumerate(works.items()):
+            chunk = -(-draws // -(-draws * 8 * size // CHUNK_BYTES))
+            for at in range(0, draws, chunk):
                 # The last chunk is filled up, so that nothing is compiled for it.
-                part = jax.tree.map(np.asarray, work.run(np.minimum(np.arange(at, at + size), draws - 1)))
+                part = jax.tree.map(np.asarray, run(np.minimum(np.arange(at, at + chunk), draws - 1)))
                 if not at:
                     made[group] = jax.tree.map(lambda leaf: np.empty((draws, *leaf.shape[1:]), leaf.dtype), part)
                 for whole, values in zip(jax.tree.leaves(made[group]), jax.tree.leaves(part), strict=True):
-                    whole[at : at + size] = values[: draws - at]
-                advance(before + min(at + size, draws))
-            before += draws
+                    whole[at : at + chunk] = values[: draws - at]
+                advance(before * draws + min(at + chunk, draws))
     return made
 
 
 def _works(theta: Theta, draws: int, request: Request) -> tuple[dict[str, Work], list[str]]:
     """What is to be computed for each group, and the names of the outcomes that are drawn."""
-    posterior = request.posterior
-    assert posterior is not None
-    draw = _drawn_by_function if isinstance(posterior, CustomPosterior) else _drawn_by_model
-    works: dict[str, Work] = {}
+    posterior: Any = request.posterior
     drawn: list[str] = []
+    works: dict[str, Work] = {}
+    draw = _drawn_by_function if isinstance(posterior, CustomPosterior) else _drawn_by_model
     if request.predictive:
         works["posterior_predictive"], drawn = draw(theta, draws, request, None)
     if request.features is not None:
         works["predictions"], drawn = draw(theta, draws, request, request.features)
     if request.log_likelihood:
-        size = 8 * (posterior.dim + posterior.observed[1].size * _classes(posterior))
-        works["log_likelihood"] = Work(lambda at: posterior.log_likelihood(theta(at)), size)
+        numbers = _numbers(posterior, posterior.observed[1].size)
+        works["log_likelihood"] = lambda at: posterior.log_likelihood(theta(at)), numbers
     return works, drawn
 
 
-def _classes(posterior: Regression | CustomPosterior) -> int:
-    """Return how many numbers a model computes for an example and draw."""
-    return max(1, posterior.classes) if isinstance(posterior, Regression) else 1
+def _numbers(posterior: Regression | CustomPosterior, count: int) -> int:
+    """Return how many numbers a model computes for a draw and `count` examples."""
+    return posterior.dim + count * (max(1, posterior.classes) if isinstance(posterior, Regression) else 1)
 
 
 def _drawn_by_model(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
     del draws
     if callable(request.predictive):
         raise InputError("predictive", "a function", "True or False: this model draws by itself")
-    posterior, group = request.posterior, "posterior_predictive" if rows is None else "predictions"
-    assert isinstance(posterior, Regression)
-    generator = host_generator(jax.random.key(0), group)
+    posterior: Any = request.posterior
+    generator = host_generator(jax.random.key(0), "posterior_predictive" if rows is None else "predictions")
     count = posterior.observed[1].size if rows is None else len(posterior.design_matrix(rows))
-    size = 8 * (posterior.dim + count * _classes(posterior))
-    return Work(lambda at: posterior.simulate(generator, theta(at), rows), size), ["y"]
+    return (lambda at: posterior.simulate(generator, theta(at), rows), _numbers(posterior, count)), ["y"]
 
 
 def _drawn_by_function(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
-    posterior, function = request.posterior, request.predictive
-    assert isinstance(posterior, CustomPosterior)
+    posterior: Any = request.posterior
+    function: Any = request.predictive
     wanted = "a JAX function of (key, parameters, example) that draws what this model would observe"
-    if not callable(function):
-        raise InputError("predictive", function, wanted)
     given = posterior.observed[0] if rows is None else checked_arrays("features", rows)[0]
     examples = jax.tree.map(jnp.asarray, given)
     count = len(jax.tree.leaves(examples)[0])
@@ -290,11 +274,11 @@ def _drawn_by_function(theta: Theta, draws: int, request: Request, rows: Any) ->
 
     first = (keys[0], jnp.asarray(theta(np.arange(1))[0])), jax.tree.map(lambda values: values[0], numbered)
     result = shape_of("predictive", function, wanted, outcome, *first)
-    drawn = [*_named(result, (), _alone(request.outcome))]
+    drawn = [*_named(result, (), request.alone)]
     if not drawn:
         raise InputError("predictive", Found("returns nothing"), wanted)
-    size = 8 * (posterior.dim + count * sum(leaf.size for leaf in jax.tree.leaves(result)))
-    return Work(lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered), size), drawn
+    size = posterior.dim + count * sum(leaf.size for leaf in jax.tree.leaves(result))
+    return (lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered), size), drawn
 
 
 def write_groups(path: str | Path, made: dict[str, Any]) -> None:
