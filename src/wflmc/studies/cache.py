@@ -6,21 +6,21 @@ the settings of JAX. Whatever changes a result changes the name.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 import platform
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
+from wflmc.keys import digest
 from wflmc.storage import replacing
 from wflmc.version import __version__
 
@@ -42,20 +42,9 @@ Warn = Callable[[str], None]
 """Called with a sentence for the user."""
 
 
-def digest(*trees: Any) -> str:
-    """Return the SHA-256 of the numbers in some trees of arrays."""
-    total = hashlib.sha256()
-    for leaf in jax.tree.leaves(trees):
-        array = np.ascontiguousarray(leaf)
-        total.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-    return total.hexdigest()
-
-
 def identity_of(setting: Any, data: str) -> dict[str, Any]:
-    """Return everything that decides a study's results, as plain values: the fields of a dataclass, `data` digested."""
-    fields = {field.name: getattr(setting, field.name) for field in dataclasses.fields(setting)}
-    content = digest(fields.pop(data))
-    return {**fields, "data": content}
+    """Return everything that decides a study's results, as plain values: its fields, of which `data` is digested."""
+    return {**vars(setting), data: digest(*jax.tree.leaves(getattr(setting, data)))}
 
 
 @cache
@@ -100,19 +89,13 @@ def key_of(content: dict[str, Any]) -> str:
 def load(folder: Path, key: str, warn: Warn) -> Any | None:
     """Return the result stored under a key, or None where there is none or its file is damaged."""
     path = _path(folder, key)
-    try:
-        content = json.loads(path.read_bytes())
-        result = content["result"]
-        if content["check"] != _check(key, result):
-            raise ValueError("check sum")
-        return result
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-    except (ValueError, KeyError, TypeError):
-        problem = "is damaged"
-    warn(f"{path} {problem}; its point is computed again.")
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads(path.read_bytes())
+        if content["check"] == _check(key, content["result"]):
+            return content["result"]
+    warn(f"{path} is damaged or cannot be read; its point is computed again.")
     return None
 
 

@@ -45,6 +45,9 @@ RESUME = "Finished points are kept: the same command goes on."
 def open_cluster(address: str | None, workers: int | None, warn: Warn) -> Iterator[Engine]:
     """Yield the engine of a cluster that is started, or connected to, at the first task.
 
+    Dask repeats a task whose worker, or whose result, is lost. One that loses its worker time and again is a failure.
+    A worker that cannot be used ends the work: it would fail every point that it is given.
+
     Args:
         address: of a scheduler, or the JSON file that it writes; None starts workers on this machine.
         workers: number of workers on this machine.
@@ -53,56 +56,42 @@ def open_cluster(address: str | None, workers: int | None, warn: Warn) -> Iterat
     with ExitStack() as stack:
 
         @functools.cache
-        def client() -> Any:
+        def open_client() -> Any:
             stack.enter_context(dask.config.set(SETTINGS))
             stack.enter_context(distributed.utils.silence_logging_cmgr(logging.CRITICAL))  # we report it ourselves
             return stack.enter_context(_start(stack, workers) if address is None else _connect(address, warn))
 
         def compute(work: Work, tasks: Sequence[Any], progress: Progress) -> Iterator[tuple[int, Any]]:
             del progress  # workers do not report parts of points
-            if tasks:
-                yield from _compute(client(), work, tasks)
+            if not tasks:
+                return
+            client, batch = open_client(), uuid.uuid4().hex[:12]
+            indices = {f"wflmc-{batch}-{index}": index for index in range(len(tasks))}
+            # Pickled here and not by Dask: a scheduler needs neither this package nor JAX.
+            pickled = [cloudpickle.dumps(task) for task in tasks]
+            futures = client.map(_pickled_by_value(work), pickled, key=list(indices), pure=False)
+            try:
+                for future in distributed.as_completed(futures):
+                    yield indices[future.key], _result(future)
+                    future.release()
+            except distributed.CancelledError:
+                raise StudyError(f"The scheduler is gone, or has dropped the work. {RESUME}") from None
+            finally:
+                client.cancel([future for future in futures if not future.done()])
 
         yield compute
 
 
-def _compute(client: Any, work: Work, tasks: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Compute points as tasks of Dask, whose results come back as values.
-
-    Dask repeats a task whose worker, or whose result, is lost. One that loses its worker time and again is a failure.
-    A worker that cannot be used ends the work: it would fail every point that it is given.
-    """
-    batch = uuid.uuid4().hex[:12]
-    indices = {f"wflmc-{batch}-{index}": index for index in range(len(tasks))}
-    # Pickled here and not by Dask: a scheduler needs neither this package nor JAX.
-    pickled = [cloudpickle.dumps(task) for task in tasks]
-    futures = client.map(_pickled_by_value(work), pickled, key=list(indices), pure=False)
-    try:
-        for future in distributed.as_completed(futures):
-            yield indices[future.key], _result(future)
-            future.release()
-    except distributed.CancelledError:
-        raise StudyError(f"The scheduler is gone, or has dropped the work. {RESUME}") from None
-    finally:
-        client.cancel([future for future in futures if not future.done()])
-
-
 def _start(stack: ExitStack, workers: int | None) -> Any:
     """Return a client of workers on this machine, which end with the stack."""
-    config: Any = jax.config
-    environment = {}
-    if config.jax_compilation_cache_dir is not None:  # workers share compiled code with this process
-        environment = {
-            "JAX_COMPILATION_CACHE_DIR": config.jax_compilation_cache_dir,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(config.jax_persistent_cache_min_compile_time_secs),
-        }
+    # Workers share compiled code with this process.
+    shared = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    environment = {name.upper(): str(value) for name in shared if (value := getattr(jax.config, name)) is not None}
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wflmc-dask-"))
     with _interrupts_deferred():
         cluster = distributed.LocalCluster(
             n_workers=workers or (dask.system.CPU_COUNT if jax.default_backend() == "cpu" else 1),
             threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
             dashboard_address="127.0.0.1:0",  # any free port; 8787 may be another cluster's
             scheduler_kwargs={"dashboard": False},
             worker_dashboard_address=None,
@@ -119,26 +108,22 @@ def _connect(address: str, warn: Warn) -> Any:
     """Return a client of the scheduler at an address, or of the one that writes a JSON file."""
     where = {"address": address}
     if address.endswith(".json"):
-        where = {"scheduler_file": os.path.expanduser(address)}
-        _wait_for(where["scheduler_file"], warn)
+        file = os.path.expanduser(address)
+        where, deadline = {"scheduler_file": file}, time.monotonic() + WAIT
+        if not os.path.exists(file):
+            warn(f"{file} is not there yet; waiting up to {WAIT:.0f} s for a scheduler to write it.")
+        while not os.path.exists(file):
+            if time.monotonic() > deadline:
+                raise InputError("--engine", f"dask:{file}", "the file that a Dask scheduler has written")
+            time.sleep(0.1)
     try:
         client = distributed.Client(**where)
     except (OSError, ValueError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError("--engine", f"dask:{address}", f"where a Dask scheduler answers ({why})") from None
     if not client.scheduler_info(n_workers=1)["workers"]:
         warn(f"The scheduler at {address} has no workers yet; waiting for them.")
     return client
-
-
-def _wait_for(file: str, warn: Warn) -> None:
-    if not os.path.exists(file):
-        warn(f"{file} is not there yet; waiting up to {WAIT:.0f} s for a scheduler to write it.")
-    deadline = time.monotonic() + WAIT
-    while not os.path.exists(file):
-        if time.monotonic() > deadline:
-            raise InputError("--engine", f"dask:{file}", "the file that a Dask scheduler has written")
-        time.sleep(0.1)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -34,11 +34,8 @@ class StudyError(UnfinishedError):
     """Points of a study failed, or the workers are gone; the sentence says what to do."""
 
 
-class Engine(Protocol):
-    """Computes tasks."""
-
-    def __call__(self, work: Work, tasks: Sequence[Any], progress: Progress, /) -> Iterator[tuple[int, Any]]:
-        """Yield indices of tasks with their results, or failures, in the order of completion."""
+Engine = Callable[[Work, Sequence[Any], Progress], Iterator[tuple[int, Any]]]
+"""Computes tasks: yields their indices with their results, or failures, in the order of completion."""
 
 
 def local(work: Work, tasks: Sequence[Any], progress: Progress) -> Iterator[tuple[int, Any]]:
@@ -58,8 +55,6 @@ def attempt(work: Work, task: Any, progress: Progress) -> Any:
         return work(task, progress)
     except (InputError, SamplingError, OverspendError) as error:
         return Failure(str(error))
-    except MemoryError:
-        return Failure("This needs more memory than there is.")
     except Exception as error:
         return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
 

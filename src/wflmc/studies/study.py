@@ -5,6 +5,7 @@ An interrupted study continues where it stopped, and a finished one is read back
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,14 +74,9 @@ def run_study(study: Study, folder: Path | None, progress: Progress, warn: Warn,
     Raises:
         StudyError: points failed; the others have been computed and are cached.
     """
-    measure = study.measure  # without the study: what is sent to workers should be small
-
-    def work(point: Point, share: Progress) -> dict[str, list[list[Any]]]:
-        return {name: [list(row) for row in rows] for name, rows in measure(point, share).items()}
-
     keys = [study.key(point) for point in study.points]
     results, failures = {}, 0
-    for index, result, _ in run_tasks(work, study.points, keys, folder, progress, warn, engine):
+    for index, result, _ in run_tasks(study.measure, study.points, keys, folder, progress, warn, engine):
         if isinstance(result, Failure):
             failures += 1
             trace = f"\n{result.traceback}" if result.traceback else ""
@@ -108,10 +104,8 @@ def run_tasks(
         keys: names that results are cached under, one for each task.
         folder, progress, warn, engine: those of `run_study`.
     """
-    cached = {}
-    for index, key in enumerate(keys):
-        if folder is not None and (result := load(folder, key, warn)) is not None:
-            cached[index] = result
+    found = {} if folder is None else {index: load(folder, key, warn) for index, key in enumerate(keys)}
+    cached = {index: result for index, result in found.items() if result is not None}
     done = len(cached)
     progress(done)
     for index, result in cached.items():
@@ -125,14 +119,13 @@ def run_tasks(
         yield index, result, False
 
 
-def _assemble(study: Study, results: list[dict[str, list[list[Any]]]]) -> Tables:
+def _assemble(study: Study, results: list[dict[str, list[Any]]]) -> Tables:
     """Return one list of rows per table; a result that holds at every x is repeated at every x."""
     xs = [point.x for point in study.points if point.x is not None]
-    tables: Tables = {}
+    tables: Tables = defaultdict(list)
     for point, result in zip(study.points, results, strict=True):
-        for name, plain in result.items():
-            rows = [Row(*row) for row in plain]
-            repeated = [row._replace(x=x) for x in xs for row in rows] if point.x is None else rows
-            tables.setdefault(name, []).extend(repeated)
+        for name, rows in result.items():
+            places = xs if point.x is None else [point.x]
+            tables[name] += [Row(*row)._replace(x=x) for x in places for row in rows]
     rank = {scheme: index for index, scheme in enumerate(study.order)}
     return {name: sorted(rows, key=lambda row: (row.x, rank.get(row.scheme, 0))) for name, rows in tables.items()}
