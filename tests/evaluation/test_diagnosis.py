@@ -18,7 +18,7 @@ from wflmc.evaluation.clipped_law import forecast, model_of
 from wflmc.posterior import Gaussian, GaussianPosterior, w2_squared
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.report.text import diagnosis_lines
-from wflmc.runs import diagnose, make_plan
+from wflmc.runs import diagnose_plan, make_plan
 from wflmc.scenario import build, validate
 from wflmc.scenario.coverage import data_warnings
 from wflmc.scenario.schema import with_values
@@ -161,7 +161,7 @@ def followed():
         inputs = build(scenario)
         plan = make_plan(scenario, inputs)
         theta, rate = chains(inputs.posterior, plan)
-        causes = diagnose(scenario, inputs, plan, measured(rate))
+        causes = diagnose_plan(scenario, inputs, plan, measured(rate))
         change = next((cause["change"] for cause in causes if cause["change"] is not None), None)
         after = None
         if change is not None:
@@ -265,7 +265,7 @@ def test_good_settings_get_no_advice():
     scenario = of(GAUSSIAN, {"sampler.burn_in": 40, "sampler.samples": 300, "link.snr_db": 60.0,
                              "privacy.epsilon": 500.0})  # fmt: skip
     inputs = build(scenario)
-    assert diagnose(scenario, inputs, make_plan(scenario, inputs)) == []
+    assert diagnose_plan(scenario, inputs, make_plan(scenario, inputs)) == []
     assert "nothing stands out" in diagnosis_lines([])[0]
 
 
@@ -282,7 +282,7 @@ def test_data_are_not_looked_at_where_constants_are_public(monkeypatch):
     scenario = of(GAUSSIAN, public)
     inputs = build(scenario)
     monkeypatch.setattr(GaussianPosterior, "quadratic", lambda *_: pytest.fail("data were looked at"))
-    first = diagnose(scenario, inputs, make_plan(scenario, inputs))[0]
+    first = diagnose_plan(scenario, inputs, make_plan(scenario, inputs))[0]
     assert (first["change"]["key"], first["change"]["direction"]) == ("privacy.clip", "down")
 
 

@@ -54,7 +54,7 @@ def command(
     """
     from wflmc.planning import capacity as capacities
     from wflmc.report import run_figures, text
-    from wflmc.runs import diagnose, make_plan, plan_document
+    from wflmc.runs import diagnose_plan, make_plan, plan_document
     from wflmc.runs.execution import spent_before
     from wflmc.scenario import NotCovered, build, load_scenario
     from wflmc.scenario.files import plain
@@ -78,7 +78,7 @@ def command(
     inputs = build(config)
     spent = None if ledger is None else spent_before(ledger, inputs, must_exist=True)
     plan = make_plan(config, inputs, solver=solver, ledger=spent)
-    causes = diagnose(config, inputs, plan)
+    causes = diagnose_plan(config, inputs, plan)
     document = plan_document(config, inputs, plan, time.perf_counter() - began, compare, causes)
     if capacity:
         examples = float(inputs.posterior.sizes.mean())

@@ -8,9 +8,9 @@ diagnostics, not test scores: settings chosen by these would be fitted to the te
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
 from wflmc.evaluation.summary import Evaluation
-from wflmc.planning import Plan
-from wflmc.planning import plan as make_plan
-from wflmc.planning.advice import expansion
+from wflmc.planning import Plan, plan
 from wflmc.planning.options import plan_arguments
 from wflmc.planning.solvers.closed_form import REGIMES
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
@@ -42,16 +40,14 @@ LARGEST_TRIAL = 2**19
 DRAWS = "too few draws"
 SHOWN = 2
 """Causes for which changes are tried and that are shown; lists have them all."""
-CONFLICTS = {"sampler.burn_in": "rounds", "sampler.samples": "rounds", "privacy.example_clip": "privacy.clip"}
-"""Groups of keys of which one diagnosis does not raise one and lower another."""
+ALIKE = {"sampler.samples": "sampler.burn_in", "privacy.example_clip": "privacy.clip"}
+"""Keys of which one diagnosis changes only one: it would not raise the one and lower the other."""
 
-CLIPS = ("privacy.clip", "privacy.example_clip")
-RAISED_CLIPS = tuple(f"{key} up" for key in CLIPS)
-QUIETER = (*CLIPS, "policy.max_round_noise", "sampler.step_size", "sampler.burn_in")
+QUIETER = ("privacy.clip", "privacy.example_clip", "policy.max_round_noise", "sampler.step_size", "sampler.burn_in")
 FREE = {
     "noise": (*QUIETER, "sampler.samples", "policy.power"),
     "clipping": QUIETER,
-    "start": ("sampler.step_size", "sampler.burn_in", "sampler.init", *CLIPS),
+    "start": ("sampler.step_size", "sampler.burn_in", "sampler.init", "privacy.clip", "privacy.example_clip"),
     "step": ("sampler.step_size",),
     "draws": ("sampler.step_size", "sampler.samples"),
 }
@@ -62,6 +58,13 @@ WEAKER = {
     "privacy.epsilon": " (a weaker promise)",
     "privacy.unit": " (a weaker promise: it hides an example, not a device)",
 }
+NAMES = {
+    ("clipping", "privacy.clip", "up"): "clip too small",
+    ("clipping", "privacy.example_clip", "up"): "clip too small",
+    ("start", "sampler.step_size", "up"): "step size too small",
+    ("start", "sampler.burn_in", "up"): "burn-in too short",
+}
+"""Names of causes by the change that helps against them."""
 QUICK = {"policy.objective": "worst", "policy.csi": "full"}
 """Settings of plans that are made in milliseconds."""
 
@@ -93,6 +96,17 @@ class Change(NamedTuple):
         """Return what is expected after the change."""
         return np.inf if self.expected is None else self.expected[1]
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return what JSON has of it."""
+        expected = self.expected and {"before": self.expected[0], "after": self.expected[1], "exact": self.exact}
+        changed = {"key": self.key, "value": self.value, "direction": self.direction}
+        return {**changed, "with": dict(self.others), "expected": expected}
+
+    def __str__(self) -> str:
+        texts = {key: value if isinstance(value, str) else f"{value:g}" for key, value in self.values.items()}
+        return " with ".join(f"{key} = {text}" for key, text in texts.items())
+
 
 class Cause(NamedTuple):
     """One reason why samples are not those of the posterior."""
@@ -110,31 +124,36 @@ class Cause(NamedTuple):
         text = f"{self.cause[:1].upper()}{self.cause[1:]}: {self.evidence}."
         if self.change is None:
             return text
-        settings = " with ".join(_assignment(key, value) for key, value in self.change.values.items())
-        text += f" {'Then try' if self.change.then else 'Try'} {settings}{WEAKER.get(self.change.key, '')}"
-        if self.change.expected is None:
-            return f"{text}."
-        quantity = "1/ESS of a chain" if self.cause == DRAWS else "W2² in posterior variances"
-        numbers = "expected {} falls from {:.2g} to {:.2g}".format(quantity, *self.change.expected)
-        text += f": {numbers if self.change.exact else 'better samples in a forecast'}."
-        if self.instead is not None:
-            text += f" Without it, {_assignment(self.instead.key, self.instead.value)} helps."
-        return text
+        text += f" {'Then try' if self.change.then else 'Try'} {self.change}{WEAKER.get(self.change.key, '')}"
+        if self.change.expected is not None:
+            quantity = "1/ESS of a chain" if self.cause == DRAWS else "W2² in posterior variances"
+            numbers = "expected {} falls from {:.2g} to {:.2g}".format(quantity, *self.change.expected)
+            text += f": {numbers if self.change.exact else 'better samples in a forecast'}"
+        return f"{text}." if self.instead is None else f"{text}. Without it, {self.instead} helps."
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return what JSON has of it."""
+        changes = {name: each and each.document for name, each in (("change", self.change), ("instead", self.instead))}
+        return {"cause": self.cause, "evidence": self.evidence, "cost": self.cost, **changes, "text": str(self)}
 
 
-def _assignment(key: str, value: float | int | str) -> str:
-    return f"{key} = {value if isinstance(value, str) else f'{value:g}'}"
+class Asked(NamedTuple):
+    """What a plan was made with: the arguments of `plan`."""
 
+    posterior: Posterior
+    link: Link
+    privacy: Privacy
+    keywords: Mapping[str, Any]
 
-class Setting(NamedTuple):
-    """What a plan was made with, and how to make it with other values."""
-
-    snr_db: Any
-    power: Any
-    replan: Callable[[Mapping[str, Any]], Plan]
-    """Make the plan with some keys changed; raises InputError where that is not possible."""
-    slow: bool = False
-    """Whether that takes long: the search for changes then uses `QUICK`."""
+    def replan(self, changes: Mapping[str, Any]) -> Plan:
+        """Make the plan with other values of some keys; raises InputError where that is not possible."""
+        link, privacy, sampler, policy = (
+            {key.partition(".")[2]: value for key, value in changes.items() if key.startswith(section)}
+            for section in ("link.", "privacy.", "sampler.", "policy.")
+        )
+        other, promise = dataclasses.replace(self.link, **link), dataclasses.replace(self.privacy, **privacy)
+        return plan(self.posterior, other, promise, **plan_arguments({**self.keywords, **sampler, **policy}))
 
 
 def advise(
@@ -151,110 +170,85 @@ def advise(
         arguments of `Link`, `Privacy` and `plan` behind the point. Clips are suggested by the size of the devices'
         gradients: epsilon does not cover the advice.
     """
-
-    def replan(changes: Mapping[str, Any]) -> Plan:
-        parts: dict[str, dict[str, Any]] = {"link": {}, "privacy": {}, "sampler": {}, "policy": {}}
-        for key, value in changes.items():
-            section, _, name = key.partition(".")
-            parts[section][name] = value
-        other_link, other = dataclasses.replace(link, **parts["link"]), dataclasses.replace(privacy, **parts["privacy"])
-        arguments = plan_arguments(keywords | parts["sampler"] | parts["policy"])
-        return make_plan(posterior, other_link, other, **arguments)
-
-    sampler, policy = (plan_arguments(keywords)[part] for part in ("sampler", "policy"))
-    plan = replan({})
-    if sampler.step_schedule == "planned":  # which takes some seventy plans
-        keywords |= {"step_size": plan.step_size, "step_schedule": "constant"}
-    slow = policy.objective == "exact" or policy.csi == "causal"
-    setting = Setting(link.snr_db, policy.power, replan, slow)
-    return find_causes(plan, posterior, setting, evaluation)
+    asked = Asked(posterior, link, privacy, keywords)
+    return find_causes(asked.replan({}), posterior, asked, evaluation)
 
 
 def find_causes(
-    plan: Plan, posterior: Posterior | None, setting: Setting | None = None, evaluation: Evaluation | None = None
+    plan: Plan, posterior: Posterior | None, asked: Asked | None = None, evaluation: Evaluation | None = None
 ) -> tuple[Cause, ...]:
-    """Return the causes of a plan that is made already, as `advise` does; without its setting no changes are tried."""
+    """Return the causes of a plan that is made already, as `advise` does.
+
+    Args:
+        posterior: None where the data are not to be looked at.
+        asked: None where no changes are to be tried.
+        evaluation: of a trace of the plan.
+    """
     model = model_of(plan, posterior)
     now, ideal = forecast(plan, model), forecast(plan, model, clipping=False, excess=False, start=False)
-    search = _Search(plan, posterior, model, now, setting)
+    search = _Search(plan, posterior, model, now, asked)
     # A warning about the data themselves, such as features of unlike scale, would come first here.
-    causes = [*_unlike_devices(plan, posterior, setting), *_narrow_prior(model, posterior)]
-    rhat = None if evaluation is None else evaluation.rhat_max
-    measured = "" if rhat is None else f" (R-hat is {rhat:.3g})"
+    causes = _narrow_prior(model, posterior)
     for kind, cost in _costs(plan, model, now, ideal):
         change, instead = search.best(kind) if len(causes) < SHOWN else (None, None)
-        turn = "" if change is None else f"{change.key} {change.direction}"
-        match kind:
-            case "noise":
-                name, evidence = _noise(plan)
-            case "clipping":
-                name = "clip too small" if turn in RAISED_CLIPS else "clipped gradients"
-                evidence = _clipped(plan, model, now, evaluation)
-            case "start":
-                why = {"sampler.step_size up": "step size too small", "sampler.burn_in up": "burn-in too short"}
-                name = why.get(turn, "start not forgotten")
-                evidence = f"after {plan.burn_in} rounds chains are {cost**0.5:.2g} posterior standard deviations"
-                evidence += f" from where they should be{measured}"
-            case _:
-                name, scaled = "step size too large", plan.step_size[-1] * plan.dynamics.step_scale(plan.mu, plan.L)
-                evidence = f"{scaled:.3g}/{plan.dynamics.unit} alone spreads samples too widely"
+        name, evidence = _evidence(kind, cost, plan, model, now, evaluation)
+        if change is not None:
+            name = NAMES.get((kind, change.key, change.direction), name)
         causes.append(Cause(name, evidence, cost, change, instead))
-    draws = len(plan.rounds) - plan.burn_in
-    if draws > 1 and ideal.error > FEW_DRAWS and now.alike < 1:  # else they are too bad to ask for more of them
-        evidence = f"{draws} draws of a chain are worth {1 / ideal.error:.2g} independent ones{measured}"
-        change, _ = search.best("draws") if len(causes) < SHOWN else (None, None)
-        causes.append(Cause(DRAWS, evidence, ideal.error, change))
     return tuple(causes)
 
 
 def _costs(plan: Plan, model: Model, now: Forecast, ideal: Forecast) -> list[tuple[str, float]]:
-    """Return what each cause costs, the largest first; none where samples are good."""
-    if now.alike < GOOD:
-        return []
-
-    def cost(**without: bool) -> float:
-        alike = forecast(plan, model, **without).alike
-        if np.isfinite(now.alike):
-            return now.alike - alike
-        return np.inf if np.isfinite(alike) else 0.0
-
-    costs = [("noise", cost(excess=False)), ("clipping", cost(clipping=False)), ("start", cost(start=False))]
-    large = [each for each in (*costs, ("step", ideal.alike)) if each[1] >= 0.1 * now.alike]
-    return sorted(large, key=lambda each: -each[1])
-
-
-def _noise(plan: Plan) -> tuple[str, str]:
-    """Return what makes noise too strong, and how strong it is."""
-    power = plan.limit[plan.burn_in :] == REGIMES.index("power-limited")
-    name, by = ("channel noise", "transmit power") if np.mean(power) > 0.5 else ("privacy noise", "privacy")
-    if plan.noise_ratio > 1.05:
-        return name, f"{plan.noise_ratio:.3g} times what Langevin sampling needs after burn-in, limited by {by}"
-    most = float((plan.noise_variance / plan.langevin_noise).max())
-    return "noise of burn-in", f"up to {most:.3g} times what Langevin sampling needs in early rounds"
+    """Return what each cause costs, the largest first; too few draws come last."""
+    costs: dict[str, float] = {}
+    if now.alike >= GOOD:
+        for kind, part in (("noise", "excess"), ("clipping", "clipping"), ("start", "start")):
+            alike = forecast(plan, model, **{part: False}).alike
+            costs[kind] = now.alike - alike if np.isfinite(now.alike) else np.inf * np.isfinite(alike)
+        costs["step"] = ideal.alike
+    large = sorted((each for each in costs.items() if each[1] >= 0.1 * now.alike), key=lambda each: -each[1])
+    several = len(plan.rounds) - plan.burn_in > 1
+    if several and ideal.error > FEW_DRAWS and now.alike < 1:  # else they are too bad to ask for more of them
+        large.append(("draws", ideal.error))
+    return large
 
 
-def _clipped(plan: Plan, model: Model, now: Forecast, evaluation: Evaluation | None) -> str:
-    """Return how many gradients are clipped, and how many would be at the posterior, without noise and start."""
-    left = forecast(plan, model, excess=False, start=False).shortened
-    if np.isfinite(plan.example_clip).any():
-        rate = None if evaluation is None else evaluation.example_clip_rate
-        share = "" if rate is None else f"{rate:.0%} of the examples' gradients were clipped after burn-in; "
-        return f"{share}at the posterior clipping leaves {left:.0%} of the examples' gradients"
-    rate = None if evaluation is None else evaluation.clip_rate["samples"]
-    share = f"{now.clipped:.0%} of gradients are expected to be" if rate is None else f"{rate:.0%} of gradients were"
-    return f"{share} clipped after burn-in; at the posterior itself clipping would leave {left:.0%} of them"
+def _evidence(
+    kind: str, cost: float, plan: Plan, model: Model, now: Forecast, evaluation: Evaluation | None
+) -> tuple[str, str]:
+    """Return the usual name of a cause, and what shows it."""
+    rhat = None if evaluation is None else evaluation.rhat_max
+    measured = "" if rhat is None else f" (R-hat is {rhat:.3g})"
+    match kind:
+        case "noise":
+            by = "power" if np.mean(plan.limit[plan.burn_in :] == REGIMES.index("power-limited")) > 0.5 else "privacy"
+            if plan.noise_ratio > 1.05:
+                times = f"{plan.noise_ratio:.3g} times what Langevin sampling needs after burn-in"
+                return {"power": "channel noise"}.get(by, "privacy noise"), f"{times}, limited by {by}"
+            most = float((plan.noise_variance / plan.langevin_noise).max())
+            return "noise of burn-in", f"up to {most:.3g} times what Langevin sampling needs in early rounds"
+        case "clipping":
+            left = forecast(plan, model, excess=False, start=False).shortened
+            return "clipped gradients", f"{_clipped(plan, now, evaluation)}; at the posterior {left:.0%} would be left"
+        case "start":
+            off = f"{cost**0.5:.2g} posterior standard deviations from where they should be{measured}"
+            return "start not forgotten", f"after {plan.burn_in} rounds chains are {off}"
+        case "step":
+            scaled = plan.step_size[-1] * plan.dynamics.step_scale(plan.mu, plan.L)
+            return "step size too large", f"{scaled:.3g}/{plan.dynamics.unit} alone spreads samples too widely"
+    draws = f"{len(plan.rounds) - plan.burn_in} draws of a chain"
+    return DRAWS, f"{draws} are worth {1 / cost:.2g} independent ones{measured}"
 
 
-def _unlike_devices(plan: Plan, posterior: Posterior | None, setting: Setting | None) -> list[Cause]:
-    """Return the cause that active devices are so unlike the others that a step stretches errors."""
-    factor, change = 1.0 if posterior is None else expansion(posterior, plan), None
-    if posterior is None or factor <= 1:
-        return []
-    if setting is not None:
-        with suppress(InputError):
-            if expansion(posterior, setting.replan({"policy.schedule": "all"})) <= 1:
-                change = Change("policy.schedule", "all", "to")
-    return [Cause("unlike devices", f"a round in which some send stretches errors {factor:.3g} times", factor, change)]
+def _clipped(plan: Plan, now: Forecast, evaluation: Evaluation | None) -> str:
+    """Return how many gradients of devices or examples were clipped, or are expected to be."""
+    examples = bool(np.isfinite(plan.example_clip).any())
+    rate = None
+    if evaluation is not None:
+        rate = evaluation.example_clip_rate if examples else evaluation.clip_rate["samples"]
+    if rate is not None:
+        return f"{rate:.0%} of {'examples' if examples else 'gradients'} were clipped"
+    return "examples are clipped" if examples else f"{now.clipped:.0%} of gradients are expected to be clipped"
 
 
 def _narrow_prior(model: Model, posterior: Posterior | None) -> list[Cause]:
@@ -280,78 +274,77 @@ class _Search:
     """The search for changes that help: plans with one key changed, on top of the changes that were accepted before."""
 
     def __init__(
-        self, plan: Plan, posterior: Posterior | None, model: Model, now: Forecast, setting: Setting | None
+        self, plan: Plan, posterior: Posterior | None, model: Model, now: Forecast, asked: Asked | None
     ) -> None:
-        self.plan, self.posterior, self.model, self.now, self.setting = plan, posterior, model, now, setting
+        self.plan, self.posterior, self.model, self.base, self.asked = plan, posterior, model, now, asked
         self.accepted: dict[str, Any] = {}
-        self.directions: dict[str, str] = {}
-        """Of the keys, and groups of keys, that causes before have named."""
-        self.forecasts: dict[Any, Forecast | None] = {}
-        quick = self._forecast(QUICK) if setting is not None and setting.slow else None
-        self.base, self.quick = (now, {}) if quick is None else (quick, QUICK)
+        self.quick: dict[str, str] = {}
+        self.named: set[str] = set()
+        """Keys that causes before have named."""
+        if asked is None:
+            return
+        policy = plan_arguments(asked.keywords)["policy"]
+        if not _uniform(plan.step_size):  # planning them takes some seventy plans
+            settled = {"step_size": plan.step_size, "step_schedule": "constant"}
+            self.asked = asked._replace(keywords={**asked.keywords, **settled})
+        if policy.objective == "exact" or policy.csi == "causal":  # slow plans: the search is among quick ones
+            self.quick, self.base = QUICK, self._forecast(QUICK) or now
 
     def best(self, kind: str) -> tuple[Change | None, Change | None]:
         """Return the change that helps most against a cause, of a key that no cause before it has named.
 
         Where it costs privacy or power, also the best that does not.
         """
-        if self.setting is None or len(self.plan.rounds) * self.plan.devices > LARGEST_TRIAL:
+        enough = kind != "draws" and self.base.alike < GOOD  # by the change before
+        if self.asked is None or enough or len(self.plan.rounds) * self.plan.devices > LARGEST_TRIAL:
             return None, None
-        if kind != "draws" and self.base.alike < GOOD:
-            return None, None  # the change before is enough
-        free = self._preferred(FREE[kind], kind)
-        paid = None if free is not None and free.after <= GOOD else self._preferred(PAID.get(kind, ()), kind)
-        pays = free is None or (paid is not None and paid.after < CHEAPER * free.after)
-        asked = (paid, free) if pays else (free,)
-        chosen = [change for each in asked if each is not None and (change := self._confirmed(each, kind)) is not None]
-        for change in chosen:
-            self.directions |= {change.key: "", CONFLICTS.get(change.key, change.key): change.direction}
-        if not chosen:
-            return None, None
-        first = chosen[0]._replace(then=bool(self.accepted))
-        self.accepted |= first.values
-        self.base = self._forecast(self.quick) or self.base
-        self.now = (self._forecast({}) or self.now) if self.quick else self.base
-        return first, chosen[1] if len(chosen) > 1 else None
-
-    def _confirmed(self, change: Change, kind: str) -> Change | None:
-        """Return the change if it helps the plan itself and not only the quick one."""
-        return _helped(change, self.now, self._forecast(change.values), kind) if self.quick else change
+        change, instead = self._preferred(FREE[kind], kind), None
+        if change is None or change.after > GOOD:
+            paid = self._preferred(PAID.get(kind, ()), kind)
+            if paid is not None and (change is None or paid.after < CHEAPER * change.after):
+                change, instead = paid, change
+        if change is not None:
+            self.named |= {ALIKE.get(each.key, each.key) for each in (change, instead) if each is not None}
+            change = change._replace(then=bool(self.accepted))
+            self.accepted |= change.values
+            self.base = self._forecast({}) or self.base
+        return change, instead
 
     def _preferred(self, keys: Iterable[str], kind: str) -> Change | None:
-        """Return the first key's change that brings nearly as much as the best one."""
-        return _nearly_best((self._smallest(key, kind) for key in keys if key not in self.directions), 2)
+        """Return the first key's smallest change that brings nearly as much as the best one."""
+        free = (key for key in keys if ALIKE.get(key, key) not in self.named)
+        return _nearly_best((_nearly_best(self._helpful(key, kind), 1.25) for key in free), 2)
 
-    def _smallest(self, key: str, kind: str) -> Change | None:
-        """Return the smallest change of a key that brings nearly all that it can."""
-        before = self.directions.get(CONFLICTS.get(key, key))
-        allowed = (change for change in self._changes(key) if before in (None, change.direction))
-        tried = (_helped(each, self.base, self._forecast({**self.quick, **each.values}), kind) for each in allowed)
-        return _nearly_best(tried, 1.25)
+    def _helpful(self, key: str, kind: str) -> Iterator[Change]:
+        """Yield the changes of a key that help, with what is expected of them, the smallest first."""
+        now = self.base
+        for change in self._changes(key):
+            if (then := self._forecast(change.values)) is None:
+                continue
+            if kind == "draws":
+                before, after, helps = now.error, then.error, then.alike < max(1.1 * now.alike, GOOD / 2)
+            else:
+                before, after, helps = now.alike, then.alike, then.w2_sq < now.w2_sq
+                helps = helps and then.w2_sq + then.error < now.w2_sq + now.error
+            if helps and after < BETTER * before:
+                yield change._replace(expected=(before, after), exact=now.exact and then.exact)
 
     def _forecast(self, changes: Mapping[str, Any]) -> Forecast | None:
         """Return the forecast of the plan with further changes; None where it cannot be made."""
-        assert self.setting is not None
-        values = {**self.accepted, **changes}
-        name = tuple(values.items())
-        if name not in self.forecasts:
-            self.forecasts[name] = None
-            with suppress(InputError):
-                plan = self.setting.replan(values)
-                model = self.model if plan.init == self.plan.init else model_of(plan, self.posterior)
-                self.forecasts[name] = forecast(plan, model)
-        return self.forecasts[name]
+        assert self.asked is not None
+        with suppress(InputError):
+            plan = self.asked.replan({**self.quick, **self.accepted, **changes})
+            return forecast(plan, self.model if plan.init == self.plan.init else model_of(plan, self.posterior))
+        return None
 
-    def _changes(self, key: str) -> Iterator[Change]:
+    def _changes(self, key: str) -> Iterable[Change]:
         """Return what to try for a key, the smallest changes first."""
-        plan, setting = self.plan, self.setting
-        assert setting is not None
-        factors = 2.0 ** np.array([1, -1, 2, -2, 3, -3, 4, -4])
-        epsilon, unit, examples = plan.privacy.epsilon, plan.privacy.unit, self.model.examples
+        plan, factors, examples = self.plan, 2.0 ** np.array([1, -1, 2, -2, 3, -3, 4, -4]), self.model.examples
+        epsilon, unit, snr_db = plan.privacy.epsilon, plan.privacy.unit, cast("Any", self.asked).link.snr_db
         match key:
             case "sampler.step_size" if _uniform(plan.step_size):
-                now, limit = plan.step_size[0], plan.dynamics.largest_step(plan.mu, plan.L)
-                return _numbers(key, now, (value for value in now * factors if value < limit))
+                values = plan.step_size[0] * factors
+                return _numbers(key, plan.step_size[0], values[values < plan.dynamics.largest_step(plan.mu, plan.L)])
             case "sampler.burn_in" | "sampler.samples":
                 now = plan.burn_in if key.endswith("burn_in") else len(plan.rounds) - plan.burn_in
                 values = np.rint(max(now, 8) * factors).astype(int)
@@ -362,44 +355,30 @@ class _Search:
             case "privacy.example_clip" if unit == "record" and examples is not None and _uniform(plan.example_clip):
                 return _numbers(key, plan.example_clip[0], np.quantile(examples, [0.5, 0.75, 0.9]))
             case "privacy.unit" if unit == "device" and epsilon is not None and examples is not None:
-                clips = [{"privacy.example_clip": _rounded(norm)} for norm in np.quantile(examples, [0.9, 0.75])]
-                return (Change(key, "record", "to", clip) for clip in clips)
+                clips = np.quantile(examples, [0.9, 0.75])
+                return [Change(key, "record", "to", {"privacy.example_clip": _rounded(clip)}) for clip in clips]
             case "privacy.epsilon" if epsilon is not None and np.ndim(epsilon) == 0:
-                return _numbers(key, float(np.asarray(epsilon)), float(np.asarray(epsilon)) * np.array([2, 4]))
-            case "link.snr_db" if np.ndim(setting.snr_db) == 0:
-                return (Change(key, float(setting.snr_db) + more, "up") for more in (5, 10, 20, 30, 40))
-            case "policy.max_round_noise" if plan.noise_limit == np.inf and setting.power != "equal":
-                return (Change(key, limit, "down") for limit in (2.0, 1.0))
-            case "policy.power" if setting.power == "equal":
-                return iter([Change(key, "optimized", "to")])
+                return _numbers(key, float(np.asarray(epsilon)), np.asarray(epsilon) * np.array([2.0, 4.0]))
+            case "link.snr_db" if np.ndim(snr_db) == 0:
+                return [Change(key, float(snr_db) + more, "up") for more in (5, 10, 20, 30, 40)]
+            case "policy.max_round_noise" if plan.noise_limit == np.inf:
+                return [Change(key, limit, "down") for limit in (2.0, 1.0)]
+            case "policy.power":
+                return [Change(key, "optimized", "to")]
             case "sampler.init" if plan.init == "prior":
-                return iter([Change(key, "zero", "to")])
-        return iter(())
+                return [Change(key, "zero", "to")]
+        return []
 
 
 def _nearly_best(changes: Iterable[Change | None], slack: float) -> Change | None:
     """Return the first change that brings nearly as much as the best; one that is good enough ends the search."""
     helpful: list[Change] = []
-    for change in changes:
-        helpful += [] if change is None else [change]
-        if change is not None and change.after <= GOOD:
+    for change in filter(None, changes):
+        helpful.append(change)
+        if change.after <= GOOD:
             break
     enough = max(GOOD, slack * min((change.after for change in helpful), default=0.0))
     return next((change for change in helpful if change.after <= enough), None)
-
-
-def _helped(change: Change, now: Forecast, then: Forecast | None, kind: str) -> Change | None:
-    """Return the change with what is expected of it; None where it does not help or cannot be made."""
-    if then is None:
-        return None
-    if kind == "draws":
-        expected = now.error, then.error
-        helps = then.error < BETTER * now.error and then.alike < max(1.1 * now.alike, GOOD / 2)
-    else:
-        expected = now.alike, then.alike
-        helps = then.alike < BETTER * now.alike and then.w2_sq < now.w2_sq
-        helps = helps and then.w2_sq + then.error < now.w2_sq + now.error
-    return change._replace(expected=expected, exact=now.exact and then.exact) if helps else None
 
 
 def _uniform(values: Any) -> bool:
@@ -411,8 +390,8 @@ def _rounded(value: Any) -> float | int:
     return int(value) if isinstance(value, int | np.integer) else float(f"{value:.2g}")
 
 
-def _numbers(key: str, now: float, values: Iterable[Any]) -> Iterator[Change]:
+def _numbers(key: str, now: float, values: Iterable[Any]) -> list[Change]:
     """Return changes to numbers, the nearest to the present one first."""
     others = sorted({_rounded(value) for value in values} - {_rounded(now)})
-    for value in sorted(others, key=lambda value: abs(np.log(value / max(now, 1e-9)))):
-        yield Change(key, value, "up" if value > now else "down")
+    others.sort(key=lambda value: abs(np.log(value / max(now, 1e-9))))
+    return [Change(key, value, "up" if value > now else "down") for value in others]

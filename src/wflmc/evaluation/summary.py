@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +19,11 @@ from wflmc.sampling import Trace
 FEW_CHAINS = 20
 RHAT_CONCERN = 1.2
 """Well above what chains of fifty correlated draws show when all is well."""
+
+
+FROM_CHAINS = "{0.worst:.3g} ± {0.worst_se:.1g} (from chains); as many perfect ones show {0.floor:.2g}"
+EXCESS = "{:.3g} times what sampling needs: samples spread some {:.2g} times too wide"
+UNKNOWN = Distance(np.zeros(0), np.nan, np.nan)
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,82 +81,60 @@ class Evaluation(Shown):
     def warnings(self) -> tuple[str, ...]:
         """Return warnings derived from the samples; `wflmc.advise` says what would help."""
         clipped, examples, rhat = self.clip_rate["samples"] or 0.0, self.example_clip_rate or 0.0, self.rhat_max or 0.0
+        distance, moved = self.w2_sq or UNKNOWN, self.moving_w2_sq or self.w2_sq or UNKNOWN
+        exact, bound = (np.nan if value is None else value for value in (self.worst_exact, self.bound))
         law = "exact law" if self.bound is None else "bound"
         some = ", ".join(map(str, self.frozen[:5])) + ", …" * (len(self.frozen) > 5)
-        texts = []
-        if clipped > 0.01:
-            texts.append(f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {law} ignores.")
-        if examples > 0.01:
-            texts.append(
-                f"{examples:.0%} of the examples are clipped, which the bound and the exact law ignore: the chains "
-                "sample a posterior in which these weigh less."
-            )
-        if rhat > RHAT_CONCERN:
-            texts.append(f"R-hat is {rhat:.3g}: the chains have not forgotten their start, or are too short to tell.")
-        if self.frozen:
-            texts.append(
-                f"{len(self.frozen)} of the parameters never moved in at least one chain ({some}): these have not "
-                "converged, whatever R-hat says of the others. The step size may be too small for float32."
-            )
-        return (*texts, *self._distance_warnings())
-
-    def _distance_warnings(self) -> Iterator[str]:
-        distance, exact, moved = self.w2_sq, self.worst_exact, self.moving_w2_sq or self.w2_sq
-        if distance is None or exact is None or moved is None:
-            return
-        if distance.worst > 10 * exact + distance.resolution:
-            yield (
-                f"The chains are at W2² = {distance.worst:.3g}, the exact law without clipping at {exact:.3g}: "
-                "clipping keeps them away from it."
-            )
-        if self.bound is not None and moved.worst > self.bound + moved.resolution:
-            where = "" if self.moving_w2_sq is None else " in the coordinates that they move in"
-            yield f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {self.bound:.3g}."
+        where = "" if self.moving_w2_sq is None else " in the coordinates that they move in"
+        kept_away, above = distance.worst > 10 * exact + distance.resolution, moved.worst > bound + moved.resolution
+        rules = {
+            f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {law} ignores.": clipped > 0.01,
+            f"{examples:.0%} of the examples are clipped, which the bound and the exact law ignore: the chains sample "
+            "a posterior in which these weigh less.": examples > 0.01,
+            f"R-hat is {rhat:.3g}: the chains have not forgotten their start, or are too short to tell.": rhat
+            > RHAT_CONCERN,
+            f"{len(self.frozen)} of the parameters never moved in at least one chain ({some}): these have not "
+            "converged, whatever R-hat says of the others. The step size may be too small for float32.": self.frozen,
+            f"The chains are at W2² = {distance.worst:.3g}, the exact law without clipping at {exact:.3g}: clipping "
+            "keeps them away from it.": kept_away,
+            f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {bound:.3g}.": above,
+        }
+        return tuple(text for text, holds in rules.items() if holds)
 
     def _facts(self) -> dict[str, Any]:
+        same = {name: getattr(self, name) for name in ("bound", "rhat_max", "ess_min", "epsilon_spent")}
         return {
             "w2_sq": None if self.w2_sq is None else self.w2_sq.worst,
             "exact_w2_sq": self.worst_exact,
-            "bound": self.bound,
-            "rhat_max": self.rhat_max,
-            "ess_min": self.ess_min,
+            **same,
+            "adjacency": None if self.epsilon_spent is None else self.adjacency,
             **self.mean_scores,
             "clip_rate": self.clip_rate["samples"],
-            "epsilon_spent": self.epsilon_spent,
-            "adjacency": None if self.epsilon_spent is None else self.adjacency,
             "warnings": len(self.warnings),
         }
 
     def __str__(self) -> str:
-        distance, means, wider = self.w2_sq, self.mean_scores, f"{self.noise_ratio**0.5:.2g}"
-        draws = len(self.exact_w2_sq or ()) - self.burn_in
+        chains, draws = self.w2_sq, len(self.exact_w2_sq or ()) - self.burn_in
         words = {"accuracy": "accuracy", "rmse": "RMSE", "ece": "ECE", "nll": "NLL", "brier": "Brier"}
+        means = self.mean_scores
         scores = ", ".join(f"{word} {means[name]:.4f}" for name, word in words.items() if means[name] is not None)
-        early, late = ("–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values())
-        lines = []
-        if distance is not None:
-            floor = "" if distance.floor is None else f"; as many perfect ones show {distance.floor:.2g}"
-            value = f"{distance.worst:.3g} ± {distance.worst_se:.1g} (from chains){floor}"
-            lines.append(("W2² worst after burn-in", value))
-        if self.worst_exact is not None:
-            lines.append(("W2² worst after burn-in", f"{self.worst_exact:.3g} (exact, no clipping)"))
-        if self.exact_ess_min is not None:
-            lines.append(("ESS min of one chain", f"{self.exact_ess_min:.3g} of {draws} draws (exact, no clipping)"))
-        if self.rhat_max is not None:
-            lines.append(("R-hat max", f"{self.rhat_max:.4f}"))
-        if self.ess_min is not None and self.ess_tail_min is not None:
-            lines.append(("ESS min", f"{self.ess_min:.0f} bulk, {self.ess_tail_min:.0f} tail"))
-        if scores:
-            lines.append(("test set", f"{scores} (mean over chains)"))
-        if self.noise_ratio > 1.05:
-            needed = f"{self.noise_ratio:.3g} times what sampling needs"
-            lines.append(("noise after burn-in", f"{needed}: samples spread some {wider} times too wide"))
-        lines.append(("gradients clipped", f"{early} in burn-in, {late} after"))
-        if self.example_clip_rate is not None:
-            lines.append(("examples clipped", f"{self.example_clip_rate:.2%} at the last samples"))
+        rates = ("–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values())
+        noise, wider = self.noise_ratio if self.noise_ratio > 1.05 else None, self.noise_ratio**0.5
         whose = f"for the worst device ({self.adjacency}){', earlier spending included' * self.spent_before}"
-        spent = "none stated" if self.epsilon_spent is None else f"{self.epsilon_spent:.4g} {whose}"
-        return "\n".join(f"{name:<25}{value}" for name, value in (*lines, ("ε spent (per chain)", spent)))
+        rows: list[tuple[Any, ...]] = [
+            ("W2² worst after burn-in", FROM_CHAINS, chains),
+            ("W2² worst after burn-in", "{:.3g} (exact, no clipping)", self.worst_exact),
+            ("ESS min of one chain", "{:.3g} of {} draws (exact, no clipping)", self.exact_ess_min, draws),
+            ("R-hat max", "{:.4f}", self.rhat_max),
+            ("ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min),
+            ("test set", "{} (mean over chains)", scores or None),
+            ("noise after burn-in", EXCESS, noise, wider),
+            ("gradients clipped", "{} in burn-in, {} after", *rates),
+            ("examples clipped", "{:.2%} at the last samples", self.example_clip_rate),
+            ("ε spent (per chain)", "{:.4g} {}", self.epsilon_spent, whose),
+            ("ε spent (per chain)", "{}", "none stated" if self.epsilon_spent is None else None),
+        ]
+        return "\n".join(f"{name:<25}{form.format(*values)}" for name, form, *values in rows if None not in values)
 
 
 def evaluate(

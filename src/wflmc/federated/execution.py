@@ -28,7 +28,7 @@ from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.privacy import ACCOUNTANTS, Ledger
 from wflmc.progress import ProgressBar
-from wflmc.runs import diagnose, plan_document, summary_document
+from wflmc.runs import diagnose_plan, plan_document, summary_document
 from wflmc.runs.documents import Document, PlanFile, read_document
 from wflmc.runs.execution import spent_before
 from wflmc.runs.folder import ledger_document, write_run
@@ -295,7 +295,7 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
     about = _account(server, "deployment" if options.prepare else options.runtime)
     alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own
-    causes = diagnose(scenario, inputs, plan, evaluation, changes=alike)
+    causes = diagnose_plan(scenario, inputs, plan, evaluation, changes=alike)
     warnings, beyond = (*plan.warnings, *_notes(job, about["absences"])), document.get("not_covered", [])
     part = None if ledger is None else ledger_document(ledger, folder)
     summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes, beyond, part)

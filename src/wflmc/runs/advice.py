@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from wflmc.errors import InputError, unknown
 from wflmc.evaluation import Evaluation, exact_w2_sq
-from wflmc.evaluation.causes import Change, Setting, find_causes
+from wflmc.evaluation.causes import Asked, find_causes
 from wflmc.planning import Plan
 from wflmc.posterior.base import HasLaw
-from wflmc.runs.planning import make_plan, settle_burn_in
+from wflmc.runs.planning import make_plan, plan_keywords, settle_burn_in
 from wflmc.scenario.build import Inputs, build, build_privacy
 from wflmc.scenario.files import plain
 from wflmc.scenario.schema import Scenario, irrelevant, with_values
@@ -160,7 +160,7 @@ def _first_count(low: int, high: int, measure: Callable[[float], float], target:
     return next((value for value in around if measure(value) <= target), min(around, key=measure, default=best))
 
 
-def diagnose(
+def diagnose_plan(
     scenario: Scenario, inputs: Inputs, plan: Plan, evaluation: Evaluation | None = None, *, changes: bool = True
 ) -> list[dict[str, Any]]:
     """Return what keeps samples from the posterior, worst first; empty where they are expected to be good.
@@ -171,38 +171,7 @@ def diagnose(
     Args:
         changes: whether changes are tried, by plans with other values.
     """
-    settled = {"sampler.burn_in": plan.burn_in, "sampler.step_schedule": "constant"}
-    if scenario.sampler.step_schedule == "planned":
-        settled["sampler.step_size"] = plan.step_size.tolist()
-
-    def replan(values: Mapping[str, Any]) -> Plan:
-        return make_plan(*with_changes(with_values(scenario, settled), inputs, values), ledger=plan.ledger)
-
-    slow = scenario.policy.objective == "exact" or scenario.policy.csi == "causal"
-    setting = Setting(scenario.link.snr_db, scenario.policy.power, replan, slow) if changes else None
-    causes = find_causes(plan, None if inputs.public else inputs.posterior, setting, evaluation)
-    return [
-        {
-            "cause": cause.cause,
-            "evidence": cause.evidence,
-            "cost": plain(float(cause.cost)),
-            "change": None if cause.change is None else _change(cause.change),
-            "instead": None if cause.instead is None else _change(cause.instead),
-            "text": str(cause),
-        }
-        for cause in causes
-    ]
-
-
-def _change(change: Change) -> dict[str, Any]:
-    expected = None
-    if change.expected is not None:
-        before, after = change.expected
-        expected = {"before": plain(float(before)), "after": plain(float(after)), "exact": change.exact}
-    return {
-        "key": change.key,
-        "value": change.value,
-        "direction": change.direction,
-        "with": dict(change.others),
-        "expected": expected,
-    }
+    keywords = plan_keywords(with_values(scenario, {"sampler.burn_in": plan.burn_in}), inputs, ledger=plan.ledger)
+    asked = Asked(inputs.posterior, inputs.link, inputs.privacy, keywords) if changes else None
+    causes = find_causes(plan, None if inputs.public else inputs.posterior, asked, evaluation)
+    return [plain(cause.document) for cause in causes]

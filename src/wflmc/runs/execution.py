@@ -35,7 +35,7 @@ from wflmc.planning import Plan
 from wflmc.privacy import ForeignLedgerError, Ledger
 from wflmc.privacy.ledger import move_ledger, noise_of_another_run
 from wflmc.progress import ProgressBar
-from wflmc.runs.advice import diagnose
+from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import SIMULATED, Document, SummaryFile, plan_document, read_document, summary_document
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import extend_plan, make_plan, read_plan
@@ -162,7 +162,7 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
             evaluation,
             (*task.plan.warnings, SIMULATED),
             time.perf_counter() - began,
-            diagnose(task.scenario, task.inputs, task.plan, evaluation),
+            diagnose_plan(task.scenario, task.inputs, task.plan, evaluation),
             document.get("not_covered", []),
             None if ledger is None else ledger_document(ledger, task.folder),
         )

@@ -25,6 +25,23 @@ SAME = 1 + 1e-9
 
 
 def make_plan(
+    scenario: Scenario, inputs: Inputs, power: PowerPolicy | None = None, solver: str = "own", **others: Any
+) -> Plan:
+    """Return the plan of a scenario, by its own policy or a given one.
+
+    Args:
+        others: see `plan_keywords`.
+    """
+    scenario = settle_burn_in(scenario, inputs)
+    with scenario_keys():
+        keywords = plan_keywords(scenario, inputs, power, solver, **others)
+        result = plan(inputs.posterior, inputs.link, inputs.privacy, **keywords)
+    # Where a promise is made and all constants are public, a plan says nothing about the data.
+    warnings = [text for text in result.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
+    return result.replace(warnings=(*inputs.warnings, *warnings, *data_warnings(inputs.not_covered)))
+
+
+def plan_keywords(
     scenario: Scenario,
     inputs: Inputs,
     power: PowerPolicy | None = None,
@@ -33,8 +50,8 @@ def make_plan(
     start: int = 0,
     initial_w2_sq: float | None = None,
     before: Plan | None = None,
-) -> Plan:
-    """Return the plan of a scenario, by its own policy or a given one.
+) -> dict[str, Any]:
+    """Return the keywords of `wflmc.plan` for a scenario whose burn-in is settled.
 
     Args:
         ledger: what devices have spent before, [K], a release that whitening took included.
@@ -42,33 +59,24 @@ def make_plan(
         initial_w2_sq: as of `plan`.
         before: the plan of those rounds.
     """
-    scenario = settle_burn_in(scenario, inputs)
-    section, release = scenario.policy, 0 if inputs.release is None else len(inputs.release.loss)
-    limit = np.inf if section.max_round_noise == "inf" else section.max_round_noise
-    given = section.model_dump() | {"power": power or section.power, "max_round_noise": limit, "solver": solver}
-    with scenario_keys():
-        sampler = Sampler(
-            step_schedule=scenario.sampler.step_schedule if power is None else "constant",
-            init=scenario.sampler.init,
+    section, policy = scenario.sampler, scenario.policy
+    limit = np.inf if policy.max_round_noise == "inf" else policy.max_round_noise
+    given = policy.model_dump() | {"power": power or policy.power, "max_round_noise": limit, "solver": solver}
+    return {
+        "step_size": step_sizes(scenario, inputs.posterior),
+        "burn_in": int(section.burn_in),
+        "samples": section.samples,
+        "sampler": Sampler(
+            step_schedule=section.step_schedule if power is None else "constant",
+            init=section.init,
             dynamics=inputs.dynamics,
-            start=start + release,
+            start=start + (0 if inputs.release is None else len(inputs.release.loss)),
             before=before,
-        )
-        result = plan(
-            inputs.posterior,
-            inputs.link,
-            inputs.privacy,
-            step_size=step_sizes(scenario, inputs.posterior),
-            burn_in=int(scenario.sampler.burn_in),
-            samples=scenario.sampler.samples,
-            sampler=sampler,
-            policy=Policy(**given),
-            ledger=inputs.spent if ledger is None else ledger,
-            initial_w2_sq=initial_w2_sq or scenario.posterior.initial_w2_sq or None,
-        )
-    # Where a promise is made and all constants are public, a plan says nothing about the data.
-    warnings = [text for text in result.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
-    return result.replace(warnings=(*inputs.warnings, *warnings, *data_warnings(inputs.not_covered)))
+        ),
+        "policy": Policy(**given),
+        "ledger": inputs.spent if ledger is None else ledger,
+        "initial_w2_sq": initial_w2_sq or scenario.posterior.initial_w2_sq or None,
+    }
 
 
 def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
