@@ -95,7 +95,7 @@ def answer_section(run: Run) -> Html:
     parts = [_state(run), boxes(_boxes(run)), Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')]
     causes = None if run.summary is None else run.summary.diagnosis
     if causes is not None:
-        shown = join(text("<li>{cause}</li>", cause=cause.text) for cause in causes[:SHOWN])
+        shown = join(text("<li>{cause}</li>", cause=cause["text"]) for cause in causes[:SHOWN])
         note = "From the plan and the chains; test scores are not used, so that settings are not chosen by them."
         parts += [Html(f"<h3>What would help?</h3><ol>{shown or 'Nothing stands out.'}</ol>"), paragraph(note)]
     if warnings:

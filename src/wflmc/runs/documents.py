@@ -35,6 +35,10 @@ What a plan takes from the data are its constants, which are compared; and a led
 """
 
 
+BY_ROUND = ("step_size", "gain", "threshold", "active_devices", "bound", "exact_w2_sq")
+"""Lists of plan.json with one number for every round."""
+
+
 class Document(BaseModel):
     """Part of a JSON file; keys that other commands or versions add are kept as they are."""
 
@@ -85,7 +89,7 @@ class Spending(Document):
         """Loss of every device, that of earlier runs with it."""
         if self.spent is None or self.spent_before is None:
             return self.spent
-        return [now + before for now, before in zip(self.spent, self.spent_before, strict=True)]
+        return np.add(self.spent, self.spent_before).tolist()
 
     @property
     def shares(self) -> list[float] | None:
@@ -139,16 +143,12 @@ class PlanFile(Document):
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
         """Refuse lists without one number for every round, or for every device."""
-        rounds = ("step_size", "gain", "threshold", "active_devices", "bound", "exact_w2_sq")
-        devices = ("spent", "spent_before", "budgets", "epsilon_each")
-        for document, names, size in (
-            (self, rounds, self.constants.rounds),
-            (self.privacy, devices, self.constants.devices),
-        ):
-            for name in names:
-                values = getattr(document, name)
-                if values is not None and len(values) != size:
-                    raise ValueError(f"{name} has {len(values)} numbers, not {size}")
+        rounds, devices = self.constants.rounds, self.constants.devices
+        sizes = [(name, getattr(self, name), rounds) for name in BY_ROUND]
+        sizes += [(name, values, devices) for name, values in self.privacy if isinstance(values, list)]
+        for name, values, size in sizes:
+            if values is not None and len(values) != size:
+                raise ValueError(f"{name} has {len(values)} numbers, not {size}")
         return self
 
 
@@ -175,12 +175,6 @@ class Bins(Document):
     observed: list[float | None]
     share: list[float]
 
-    @model_validator(mode="after")
-    def _check_lengths(self) -> Self:
-        if not len(self.confidence) == len(self.observed) == len(self.share):
-            raise ValueError("the lists have different lengths")
-        return self
-
 
 class LedgerPart(Document):
     """`ledger` of summary.json."""
@@ -190,13 +184,6 @@ class LedgerPart(Document):
     chain: str
     spent: list[float]
     share_of_budget: float | None
-
-
-class Cause(Document):
-    """One item of a diagnosis."""
-
-    cause: str
-    text: str
 
 
 class Federation(Document):
@@ -232,7 +219,7 @@ class SummaryFile(Document):
     reliability: Bins | None
     epsilon_spent: float | None
     adjacency: str = "replace"
-    diagnosis: list[Cause] | None = None
+    diagnosis: list[dict[str, Any]] | None = None
     not_covered: list[Uncovered] = []
     warnings: list[str]
     seconds: float
@@ -279,14 +266,10 @@ def plan_document(
     """
     spent = plan.spent if plan.clips else None
     budget, law = plan.privacy.budget(plan.devices), law or exact_law(inputs.posterior, plan)
+    constants = _attributes(plan, "mu", "L", "gamma", "dim", "devices", "burn_in", "initial_w2_sq")
+    sizes = {"rounds": len(plan.rounds), "samples": len(plan.rounds) - plan.burn_in}
     document = {
-        "constants": {
-            **_attributes(plan, "mu", "L", "gamma", "dim", "devices", "burn_in", "initial_w2_sq"),
-            "step_size": plan.step_size[-1],
-            "rounds": len(plan.rounds),
-            "samples": len(plan.rounds) - plan.burn_in,
-            **plan.dynamics.constants,
-        },
+        "constants": {**constants, **sizes, "step_size": plan.step_size[-1], **plan.dynamics.constants},
         **_attributes(plan, "step_size", "regime", "regime_share", "gain", "threshold", "active_devices", "bound"),
         **_attributes(plan, "objective", "lower_bound", "gap", "warnings"),
         "max_round_noise": plan.noise_limit,
@@ -304,8 +287,7 @@ def plan_document(
             "spent_before": plan.ledger if plan.ledger.any() else None,
             "budgets": budget,
         },
-        "exact_w2_sq": law.w2_sq,
-        "exact_ess_min": law.ess_min,
+        **{f"exact_{name}": value for name, value in law._asdict().items()},
         "diagnosis": causes,
         "not_covered": [item._asdict() for item in inputs.not_covered],
         "seconds": seconds,
@@ -326,13 +308,12 @@ def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
     if not plan.clips or privacy.delta is None:
         return None
     found: dict[str, float | None] = {name: privacy.epsilon_spent(total, name) for name in ACCOUNTANTS}
-    if compare:
-        each = privacy.epsilons_spent(total, "exact")
-        assert each is not None
+    each = privacy.epsilons_spent(total, "exact")
+    if compare and each is not None:
         worst = int(np.argmax(each))
-        delta = float(np.broadcast_to(privacy.delta, each.shape)[worst])
         rounds = np.append(plan.loss[:, worst], plan.ledger[worst])
-        found.update(epsilon_by_dp_accounting(rounds[rounds > 0], delta))
+        delta = float(np.broadcast_to(privacy.delta, each.shape)[worst])
+        found |= epsilon_by_dp_accounting(rounds[rounds > 0], delta)
     return found
 
 

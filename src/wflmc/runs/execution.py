@@ -6,7 +6,6 @@ are written at the end.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import tempfile
@@ -20,23 +19,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from wflmc.errors import (
-    InputError,
-    OverspendError,
-    SamplingError,
-    UnfinishedError,
-    conflict,
-    missing,
-    without_data,
-)
+from wflmc import errors
+from wflmc.errors import InputError, conflict, missing
 from wflmc.evaluation import Evaluation, evaluate, exact_law, preload
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.privacy import ForeignLedgerError, Ledger
 from wflmc.privacy.ledger import move_ledger, noise_of_another_run
 from wflmc.progress import ProgressBar
+from wflmc.runs import documents
 from wflmc.runs.advice import diagnose_plan
-from wflmc.runs.documents import SIMULATED, Document, SummaryFile, plan_document, read_document, summary_document
+from wflmc.runs.documents import SIMULATED, Document, PlanFile, SummaryFile, read_document
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import extend_plan, make_plan, read_plan
 from wflmc.sampling import Trace, default_memory, run_name, sample
@@ -50,6 +43,11 @@ Say = Callable[[str], None]
 CHECKPOINT, SETTINGS = ".checkpoint", "about.json"
 VELOCITY = "velocity.npy"
 """In a checkpoint: of kinetic chains that are continued, when they had stopped."""
+STORED = (
+    "posterior/theta", "sample_stats/clip_rate", "sample_stats/last_velocity", "warmup_posterior/theta",
+    "warmup_sample_stats/clip_rate",
+)  # fmt: skip
+"""What is read of trace.nc when rounds are added."""
 SECRET = "secret"
 """In a checkpoint: the key, where the seed is secret; it goes with the checkpoint when the run ends."""
 
@@ -79,7 +77,7 @@ class Settings(Document):
     keep_burn_in: bool = False
 
 
-@without_data
+@errors.without_data
 class Task(NamedTuple):
     """What is to be run: a plan, of which the first `start` rounds may have been run before."""
 
@@ -121,24 +119,24 @@ def run_scenario(request: Request, folder: Path | None, bar: ProgressBar, say: S
     task = _new_task(request, folder, say) if request.resume is None else _resume_task(request)
     try:
         return _run(task, bar, say, began)
-    except KeyboardInterrupt:
-        if task.folder is not None and _settings(task.folder) is not None:
-            say(f"wflmc run --resume {task.folder} goes on with this run.")
-        raise
-    except OSError as error:
-        if error.errno not in FULL or task.folder is None or _settings(task.folder) is None:
+    except (KeyboardInterrupt, OSError) as error:
+        if task.folder is None or _settings(task.folder) is None:
             raise
-        hint = f"wflmc run --resume {task.folder} goes on with this run when there is room"
-        raise UnfinishedError(f"{error.strerror}: {error.filename or task.folder}; {hint}.") from None
+        hint = f"wflmc run --resume {task.folder} goes on with this run"
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise errors.UnfinishedError(f"{error.strerror}: {error.filename or task.folder}; {hint}.") from None
+        say(f"{hint}.")
+        raise
 
 
 def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
     task = task._replace(scenario=with_values(task.scenario, {"sampler.burn_in": task.plan.burn_in}))
     law = exact_law(task.inputs.posterior, task.plan)
     if task.resumed and task.checkpoint is not None:  # as it was made: a plan that is read again has no certificate
-        document = json.loads((task.checkpoint / "plan.json").read_text(encoding="utf-8"))
+        path = task.checkpoint / "plan.json"
+        document = read_document(path, PlanFile, "--resume").model_dump(exclude_unset=True)
     else:
-        document = plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began, law=law)
+        document = documents.plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began, law=law)
     before = _stored_trace(task) if task.settings.start else None
     preload()
     ledger, release = _open_ledger(task), task.inputs.release
@@ -151,14 +149,16 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
             if ledger is not None and release is not None:
                 ledger.charge(release.name, 0, release.loss, release.noise)
             trace = _sample(task, before, ledger, Path(scratch), bar)
-        except (SamplingError, OverspendError):  # would fail again in the same round
+        except (errors.SamplingError, errors.OverspendError):  # would fail again in the same round
             if task.checkpoint is not None:
                 shutil.rmtree(task.checkpoint)
             raise
         if before is not None:
-            trace = _join(before, trace, task.plan)
+            both = {name: (getattr(before, name), getattr(trace, name)) for name in ("theta", "clip_rate")}
+            joined: Any = {name: np.concatenate(parts, axis=1) for name, parts in both.items()}
+            trace = replace(before, **joined, plans=(task.plan,), velocity=trace.velocity, key=trace.key)
         evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test, law)
-        summary = summary_document(
+        summary = documents.summary_document(
             evaluation,
             (*task.plan.warnings, SIMULATED),
             time.perf_counter() - began,
@@ -202,7 +202,7 @@ def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
     settings = Settings(memory=request.memory, asked=to_toml(scenario), keep_burn_in=bool(request.keep_burn_in))
     task = Task(scenario, inputs, plan, folder, path, key, settings)
     if folder is not None:
-        _refuse_folder(folder, task, request, say)
+        _refuse_folder(folder, task, request.ledger is None, say)
     return task
 
 
@@ -212,7 +212,7 @@ def _new_key(scenario: Scenario) -> jax.Array:
     return secret_key() if seed == "secret" else jax.random.key(seed)
 
 
-def _refuse_folder(folder: Path, task: Task, request: Request, say: Say) -> None:
+def _refuse_folder(folder: Path, task: Task, own_ledger: bool, say: Say) -> None:
     """Refuse a folder whose samples or noise must not be mixed with this run's; set another run's ledger aside."""
     scenario = folder / "scenario.toml"
     finished = scenario.is_file() and (folder / "trace.nc").is_file()
@@ -224,12 +224,9 @@ def _refuse_folder(folder: Path, task: Task, request: Request, say: Say) -> None
     name = run_name(task.key, task.inputs.posterior, task.plan, task.scenario.sampler.chains)
     for path in sorted(folder.glob("ledger*.jsonl")):
         if noise_of_another_run(path, name, noise_name(task.key)):
-            allowed = (
-                "another one, or given with another --out where only one of the two is shown to others: "
-                f"{path.name} has another run with the noise of this seed, and who sees both can take it away"
-            )
-            raise InputError("sampler.seed", task.scenario.sampler.seed, allowed)
-    if request.ledger is None and task.ledger is not None and task.ledger.exists():
+            why = f"{path.name} has another run with the noise of this seed, and who sees both can take it away"
+            raise InputError("sampler.seed", task.scenario.sampler.seed, f"another one, or given another --out: {why}")
+    if own_ledger and task.ledger is not None and task.ledger.exists():
         _set_aside(task, task.ledger, name, say)
 
 
@@ -258,25 +255,17 @@ def spent_before(path: str, inputs: Inputs, must_exist: bool = False) -> Any:
 
 def _resume_task(request: Request) -> Task:
     """Go on with the run in a folder: with one that was stopped, or with more rounds of one that is finished."""
-    for option, value in (
-        ("scenario", request.scenario),
-        ("--plan", request.plan),
-        ("--out", request.out),
-        ("--set", request.overrides),
-        ("--ledger", request.ledger),
-        ("--keep-burn-in", request.keep_burn_in),
-    ):
+    for name, value in request._replace(resume=None, more=None, memory=None)._asdict().items():
         if value:
+            option = {"scenario": name, "overrides": "--set"}.get(name, f"--{name.replace('_', '-')}")
             raise conflict(option, value, "with --resume, which goes on with what a folder holds")
     folder = Path(str(request.resume)).expanduser()
     if _settings(folder) is not None:
         if request.more is not None:
             raise conflict("--more", request.more, "until the run that was stopped is finished")
         return _stopped_task(folder, request.memory)
-    if (folder / "federation").exists():
-        raise InputError("--resume", str(folder), "a folder of `wflmc run`; `wflmc federate` goes on with a federation")
-    if not (folder / "summary.json").exists():
-        raise InputError("--resume", str(folder), "a folder that `wflmc run --out` has written")
+    if not (folder / "summary.json").exists() or (folder / "federation").exists():
+        raise InputError("--resume", str(folder), "a folder that `wflmc run --out` has written, not wflmc federate")
     if request.more is None or request.more < 1:
         raise InputError("--more", request.more, "a number of rounds above 0: the run in this folder is finished")
     scenario, inputs, plan = read_plan(folder / "plan.json", option="--resume")
@@ -315,9 +304,8 @@ def _stopped_task(folder: Path, memory: float | None) -> Task:
         raise InputError("--resume", str(path), "there: without it the noise of rounds that were sent is not known")
     ledger = None if settings.ledger is None else folder / settings.ledger
     settings = settings.model_copy(update={"memory": memory or settings.memory})
-    return Task(
-        scenario, inputs, plan, folder, ledger, _new_key(scenario) if secret is None else secret, settings, resumed=True
-    )
+    key = _new_key(scenario) if secret is None else secret
+    return Task(scenario, inputs, plan, folder, ledger, key, settings, resumed=True)
 
 
 def _summary(folder: Path) -> SummaryFile:
@@ -337,11 +325,10 @@ def _open_ledger(task: Task) -> Ledger | None:
         return _ledger_at(task, task.ledger)
     assert task.folder is not None
     before = _summary(task.folder).ledger
-    if not task.ledger.exists():
-        raise InputError("ledger", str(task.ledger), "the ledger of the run in this folder; it is missing")
-    ledger = _ledger_at(task, task.ledger)
-    if before is None or before.chain not in ledger.chains:
-        raise InputError("ledger", str(task.ledger), "the ledger of the run in this folder; rounds are missing from it")
+    ledger = _ledger_at(task, task.ledger) if task.ledger.exists() else None
+    if ledger is None or before is None or before.chain not in ledger.chains:
+        allowed = f"the ledger of the run in this folder; {'it is' if ledger is None else 'rounds are'} missing"
+        raise InputError("ledger", str(task.ledger), allowed)
     return ledger
 
 
@@ -376,9 +363,8 @@ def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Pa
     draws = len(plan.rounds) - (0 if settings.keep_burn_in else plan.burn_in)
     initial = None
     if before is not None:  # where the chains were when they stopped, with their velocities if they have any
-        initial = before.theta[:, -1]
-        if before.velocity is not None:
-            initial = np.concatenate([initial, before.velocity], axis=1)
+        last = (before.theta[:, -1], before.velocity)
+        initial = np.concatenate([part for part in last if part is not None], axis=1)
     with bar("sampling", len(plan.rounds)) as advance:
         return sample(
             task.key,
@@ -401,13 +387,8 @@ def _stored_trace(task: Task) -> Trace:
 
     assert task.folder is not None
     with h5netcdf.File(task.folder / "trace.nc") as file:
-        theta, stats = file["posterior"]["theta"][...], file["sample_stats"]
-        rate = stats["clip_rate"][...]
-        velocity = stats["last_velocity"][...] if "last_velocity" in stats else None
-        warmup = warmup_rate = None
-        if "warmup_posterior" in file:
-            warmup = file["warmup_posterior"]["theta"][...]
-            warmup_rate = file["warmup_sample_stats"]["clip_rate"][...]
+        parts: list[Any] = [None if (part := file.get(name)) is None else part[...] for name in STORED]
+    theta, rate, velocity, warmup, warmup_rate = parts
     plan, kept = task.plan, task.settings.start - task.plan.burn_in
     theta, rate = theta[:, :kept], rate[:, :kept]  # a crash at the very end may have left the new ones too
     if task.resumed and velocity is not None:  # and their velocity
@@ -417,15 +398,3 @@ def _stored_trace(task: Task) -> Trace:
         raise InputError("--resume", str(task.folder), "a folder whose trace.nc belongs to its plan.json")
     burn_in_rate = np.full(plan.burn_in, _summary(task.folder).clip_rate.burn_in or 0.0)
     return Trace(theta, rate, burn_in_rate, warmup, (plan,), velocity, warmup_rate)
-
-
-def _join(before: Trace, after: Trace, plan: Plan) -> Trace:
-    """Return one trace of rounds that were run before and after."""
-    return replace(
-        before,
-        theta=np.concatenate([before.theta, after.theta], axis=1),
-        clip_rate=np.concatenate([before.clip_rate, after.clip_rate], axis=1),
-        plans=(plan,),
-        velocity=after.velocity,
-        key=after.key,
-    )
