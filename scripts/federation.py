@@ -33,7 +33,7 @@ from wflmc.federated.job import DEVICE, SERVER, Job, make_job, write_federation
 from wflmc.federated.registration import flwr
 from wflmc.federated.server import open_server, read_log, trace_of
 from wflmc.planning import Plan
-from wflmc.runs import make_plan
+from wflmc.runs.planning import make_plan
 from wflmc.scenario import load_scenario
 from wflmc.scenario.build import Inputs, build
 

@@ -22,8 +22,8 @@ from wflmc.federated.job import make_job, write_federation
 from wflmc.federated.server import open_server
 from wflmc.keys import digest
 from wflmc.privacy import Ledger
-from wflmc.runs import read_plan
 from wflmc.runs.execution import Request, run_scenario
+from wflmc.runs.planning import read_plan
 from wflmc.sampling import run_name
 from wflmc.sampling.payment import noise_name
 from wflmc.scenario import build, load_scenario

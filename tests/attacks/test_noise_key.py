@@ -12,7 +12,7 @@ import pytest
 import wflmc
 from wflmc import preconditioning
 from wflmc.keys import named
-from wflmc.runs import make_plan
+from wflmc.runs.planning import make_plan
 from wflmc.sampling.runner import chain_keys
 from wflmc.scenario import build, load_scenario
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.runs import make_plan
+from wflmc.runs.planning import make_plan
 from wflmc.scenario import build, load_scenario
 
 from ..cli_tools import FADING, is_picture, strict, with_set, write_gains

@@ -18,7 +18,8 @@ from wflmc.evaluation.clipped_law import forecast, model_of
 from wflmc.posterior import Gaussian, GaussianPosterior, w2_squared
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.report.text import diagnosis_lines
-from wflmc.runs import diagnose_plan, make_plan
+from wflmc.runs.advice import diagnose_plan
+from wflmc.runs.planning import make_plan
 from wflmc.scenario import build, validate
 from wflmc.scenario.coverage import data_warnings
 from wflmc.scenario.schema import with_values

@@ -37,7 +37,7 @@ from wflmc.federated.job import make_job, write_federation
 from wflmc.federated.messages import Reception
 from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
 from wflmc.federated.server import open_server, read_log, trace_of
-from wflmc.runs import make_plan
+from wflmc.runs.planning import make_plan
 from wflmc.sampling.checkpoint import Checkpoint
 from wflmc.scenario import load_scenario
 from wflmc.scenario.build import build

@@ -17,7 +17,7 @@ from wflmc.planning.bound import discretization_error
 from wflmc.planning.solvers.closed_form import REGIMES, regime
 from wflmc.report import explorer
 from wflmc.report.blocks import plotly
-from wflmc.runs import make_plan
+from wflmc.runs.planning import make_plan
 from wflmc.scenario import build, load_scenario
 
 from ..cli_tools import STATIC, strict

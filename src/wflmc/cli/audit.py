@@ -35,7 +35,7 @@ def command(
 
     from wflmc import audit
     from wflmc.report.text import audit_table
-    from wflmc.runs import make_plan
+    from wflmc.runs.planning import make_plan
     from wflmc.scenario import build, load_scenario
 
     began = time.perf_counter()

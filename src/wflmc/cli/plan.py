@@ -54,8 +54,10 @@ def command(
     """
     from wflmc.planning import capacity as capacities
     from wflmc.report import run_figures, text
-    from wflmc.runs import diagnose_plan, make_plan, plan_document
+    from wflmc.runs.advice import diagnose_plan
+    from wflmc.runs.documents import plan_document
     from wflmc.runs.execution import spent_before
+    from wflmc.runs.planning import make_plan
     from wflmc.scenario import NotCovered, build, load_scenario
     from wflmc.scenario.files import plain
 
@@ -109,7 +111,7 @@ def _search(
     scenario: Scenario, key: str, target: float | None, metric: str, solver: str
 ) -> tuple[Scenario, dict[str, Any]]:
     """Return the scenario at the smallest value of `key` that reaches the target, and the answer as plain data."""
-    from wflmc.runs import solve_for
+    from wflmc.runs.advice import solve_for
 
     if target is None:
         raise missing("--target", "with --solve-for")

@@ -28,7 +28,7 @@ def command(
 
     Example: wflmc publish results --out draws.nc
     """
-    from wflmc.runs import publish_run, statement_lines
+    from wflmc.runs.publish import publish_run, statement_lines
 
     given = None if features is None else Path(features).expanduser()
     target = Path(out).expanduser()

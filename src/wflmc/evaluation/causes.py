@@ -204,7 +204,7 @@ def _costs(plan: Plan, model: Model, now: Forecast, ideal: Forecast) -> list[tup
     if now.alike >= GOOD:
         for kind, part in (("noise", "excess"), ("clipping", "clipping"), ("start", "start")):
             alike = forecast(plan, model, **{part: False}).alike
-            costs[kind] = now.alike - alike if np.isfinite(now.alike) else np.inf * np.isfinite(alike)
+            costs[kind] = 0.0 if alike == now.alike else now.alike - alike  # both may be infinite
         costs["step"] = ideal.alike
     large = sorted((each for each in costs.items() if each[1] >= 0.1 * now.alike), key=lambda each: -each[1])
     several = len(plan.rounds) - plan.burn_in > 1

@@ -28,8 +28,8 @@ from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.privacy import ACCOUNTANTS, Ledger
 from wflmc.progress import ProgressBar
-from wflmc.runs import diagnose_plan, plan_document, summary_document
-from wflmc.runs.documents import Document, PlanFile, read_document
+from wflmc.runs.advice import diagnose_plan
+from wflmc.runs.documents import Document, PlanFile, plan_document, read_document, summary_document
 from wflmc.runs.execution import spent_before
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml
@@ -302,7 +302,8 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     summary["epsilon_spent"], summary["federation"] = about["epsilon_spent"], about
     shutil.copyfile(server.folder / LOG, folder / LOG)
     settled = with_values(scenario, {"sampler.burn_in": plan.burn_in, "sampler.chains": job.chains})
-    files = write_run(folder, settled, trace, document, summary, None if ledger is None else ledger.path)
+    contents = {"plan.json": document, "summary.json": summary}
+    files = write_run(folder, settled, trace, contents, None if ledger is None else ledger.path)
     return Result(scenario, summary, evaluation, [*files, folder / LOG])
 
 

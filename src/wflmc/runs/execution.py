@@ -168,7 +168,8 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
         )
         files = []
         if task.folder is not None:
-            files = write_run(task.folder, task.scenario, trace, document, summary, task.ledger)
+            contents = {"plan.json": document, "summary.json": summary}
+            files = write_run(task.folder, task.scenario, trace, contents, task.ledger)
     if task.checkpoint is not None:
         shutil.rmtree(task.checkpoint)
     return Result(task.scenario, summary, evaluation, files)

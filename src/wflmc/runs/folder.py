@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,26 +29,21 @@ from wflmc.scenario.coverage import OWNER_ONLY
 from wflmc.storage import replacing
 
 DIGESTS = "digests.json"
+QUOTES = "'\""
 TRACE_BYTES = 2**28
 """Of samples that are read; of longer traces every so many-th."""
 
 
 def write_run(
-    folder: Path,
-    scenario: Scenario,
-    trace: Trace,
-    document: dict[str, Any],
-    summary: dict[str, Any],
-    ledger: Path | None,
+    folder: Path, scenario: Scenario, trace: Trace, documents: Mapping[str, dict[str, Any]], ledger: Path | None
 ) -> list[Path]:
     """Write the files of a run: all of them have their room on the disk before the first takes its place.
 
     Args:
-        document: the content of plan.json.
-        summary: the content of summary.json.
+        documents: the contents of plan.json and summary.json.
         ledger: that was charged; where it is in the folder it is one of the files that are returned.
     """
-    texts = {"scenario.toml": to_toml(scenario), "plan.json": to_json(document), "summary.json": to_json(summary)}
+    texts = {"scenario.toml": to_toml(scenario), **{name: to_json(content) for name, content in documents.items()}}
     attributes: dict[str, Any] = {"privacy": OWNER_ONLY, "scenario": texts["scenario.toml"]}
     if scenario.sampler.seed == "secret":
         trace = replace(trace, key=None)
@@ -63,8 +59,7 @@ def write_run(
         hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
         digests.write(to_json({"trace.nc": _sha256(folder / "trace.nc"), **hashes}).encode())
     files = [folder / name for name in ("trace.nc", *texts, DIGESTS)]
-    inside = ledger is not None and ledger.resolve().parent == folder.resolve()
-    return [*files, ledger] if inside and ledger is not None else files
+    return files if ledger is None or ledger.resolve().parent != folder.resolve() else [*files, ledger]
 
 
 def ledger_document(ledger: Ledger, folder: Path | None) -> dict[str, Any]:
@@ -154,8 +149,13 @@ def read_run(folder: Path) -> Run:
     return Run(folder, stopped, plan, summary, scenario, text, draws, ledger, *_rebuild(path, ledger))
 
 
-def _damaged(path: Path, why: str) -> InputError:
-    return InputError("report", str(path), f"as wflmc wrote it ({why})")
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Name the file in what goes wrong while it is read."""
+    try:
+        yield
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise InputError("report", str(path), f"as wflmc wrote it ({str(error).strip(QUOTES)})") from None
 
 
 def _sha256(path: Path) -> str:
@@ -167,10 +167,8 @@ def _check_digests(folder: Path, stopped: bool) -> None:
     """Refuse a file that is not as the run wrote it; earlier versions have left no digests."""
     if not (folder / DIGESTS).exists():
         return
-    try:
+    with _reading(folder / DIGESTS):
         digests = dict(json.loads((folder / DIGESTS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        raise _damaged(folder / DIGESTS, "it is not JSON") from None
     for name, digest in digests.items():
         path = folder / name
         if path.exists() and _sha256(path) != digest:
@@ -182,10 +180,8 @@ def _read_scenario(folder: Path, plan: PlanFile) -> tuple[Scenario, str | None]:
     """Return the resolved scenario and its text; from the plan where the file is missing."""
     path = folder / "scenario.toml"
     if path.exists():
-        try:
+        with _reading(path):
             return load_scenario(path), path.read_text(encoding="utf-8")
-        except InputError as error:
-            raise _damaged(path, str(error)) from None
     return validate(plan.scenario, f"{folder / 'plan.json'}: "), None
 
 
@@ -204,23 +200,15 @@ def _read_draws(path: Path, plan: PlanFile) -> Draws | None:
 
     if not path.exists():
         return None
-    try:
-        with h5netcdf.File(path) as file:
-            theta = file["posterior"]["theta"]
-            chains, draws, dim = theta.shape
-            draws = min(draws, plan.constants.samples)  # a crash may have left more
-            every = max(1, -(-(4 * chains * draws * dim) // TRACE_BYTES))
-            kept = np.asarray(theta[:, : draws : min(every, draws)], dtype=float)
-            early = None
-            if "warmup_posterior" in file and file["warmup_posterior"]["theta"].shape[1]:
-                early = np.asarray(file["warmup_posterior"]["theta"][:, ::every], dtype=float)
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise _damaged(path, str(error).strip("'\"")) from None
-    if not np.all(np.isfinite(kept)):
-        raise _damaged(path, "a sample is not a finite number")
-    if (draws, dim) != (plan.constants.samples, plan.constants.dim):
-        raise _damaged(path, "its samples are not those of plan.json")
-    return Draws(kept, min(every, draws), early)
+    with _reading(path), h5netcdf.File(path) as file:
+        theta, warmup = file["posterior/theta"], file.get("warmup_posterior/theta")
+        chains, draws, dim = theta.shape
+        draws = min(draws, plan.constants.samples)  # a crash may have left more
+        if (draws, dim) != (plan.constants.samples, plan.constants.dim):
+            raise ValueError("its samples are not those of plan.json")
+        every = min(draws, max(1, -(-(4 * chains * draws * dim) // TRACE_BYTES)))
+        early = None if warmup is None or not warmup.shape[1] else np.asarray(warmup[:, ::every], dtype=float)
+        return Draws(np.asarray(theta[:, :draws:every], dtype=float), every, early)
 
 
 def _read_ledger(folder: Path, summary: SummaryFile | None, scenario: Scenario) -> Ledger | None:
@@ -229,14 +217,10 @@ def _read_ledger(folder: Path, summary: SummaryFile | None, scenario: Scenario) 
     path = folder / ("ledger.jsonl" if part is None else part.file)
     if not path.is_file():
         return None
-    try:
+    with _reading(path):
         with path.open(encoding="utf-8") as file:
             devices = json.loads(file.readline())["devices"]
         ledger = Ledger(build_privacy(scenario), devices, path=path, read_only=True)
-    except InputError as error:
-        raise _damaged(path, error.allowed) from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise _damaged(path, "its first line is not that of a ledger") from None
-    if part is not None and part.chain not in ledger.chains:
-        raise _damaged(path, "rounds are missing that summary.json counts, or it is another run's ledger")
+        if part is not None and part.chain not in ledger.chains:
+            raise ValueError("rounds are missing that summary.json counts, or it is another run's ledger")
     return ledger

@@ -119,54 +119,45 @@ def read_plan(path: str | Path, key: jax.Array | None = None, option: str = "--p
 
     spent = document.privacy.spent_before
     paid = inputs.spent if spent is None else np.maximum(spent, inputs.spent)
-    result = make_plan(
-        scenario, inputs, policy_named(scenario.policy.power)._replace(allocate=given_power), ledger=paid
-    )
+    power = policy_named(scenario.policy.power)._replace(allocate=given_power)
+    result = make_plan(scenario, inputs, power, ledger=paid)
     _check_constants(document, result, option)
     return scenario, inputs, result
 
 
 def _check_constants(document: PlanFile, result: Plan, option: str) -> None:
     """Refuse a plan whose constants are not those that its scenario gives again."""
-    names, then = ("mu", "L", "dim", "initial_w2_sq"), document.constants
-    pairs = {f"constants.{name}": (getattr(then, name), getattr(result, name)) for name in names}
-    pairs["constants.devices"] = then.devices, result.devices
-    pairs["constants.rounds"] = then.rounds, len(result.rounds)
-    pairs["privacy.budget"] = document.privacy.budget, plain(float(result.privacy.budget(result.devices).min()))
-    for name, (given, value) in pairs.items():
+    now = {name: getattr(result, name) for name in ("mu", "L", "dim", "initial_w2_sq", "devices")}
+    now |= {"rounds": len(result.rounds), "budget": plain(float(result.privacy.budget(result.devices).min()))}
+    then = document.constants.model_dump() | {"budget": document.privacy.budget}
+    for name, value in now.items():
+        given = then[name]
         if value != given and (value is None or given is None or not math.isclose(value, given, rel_tol=SAME - 1)):
             raise InputError(f"{option}: {name}", given, f"{value!r}, as its scenario gives")
 
 
 def _settled_scenario(document: PlanFile, option: str) -> Scenario:
     """Return the scenario of a plan, with everything in it that planning decided."""
-    settled: dict[str, Any] = {
-        "burn_in": document.constants.burn_in,
-        "step_schedule": "constant",
-        "step_size": _one_or_each(np.asarray(document.step_size)),
-    }
-    settled |= document.constants.motion.parameters
+    settled = {"burn_in": document.constants.burn_in, "step_schedule": "constant"}
+    settled |= {"step_size": _one_or_each(np.asarray(document.step_size)), **document.constants.motion.parameters}
     sampler = {**document.scenario.get("sampler", {}), **settled}
     return validate({**document.scenario, "sampler": sampler}, f"{option}: ")
 
 
 def _given_power(document: PlanFile, problem: Problem, noise_power: float, option: str) -> Allocation:
     """Return the power of a plan's file, checked against the limits of its scenario."""
-    gain = np.asarray(document.gain)
+    gain, allowed = np.asarray(document.gain), ""
     if not np.all((gain > 0) & np.isfinite(gain)) or gain.shape != (problem.rounds,):
         raise InputError(f"{option}: gain", document.gain, f"{problem.rounds} finite numbers above 0")
-    if document.active_devices != problem.active.sum(-1).tolist():
-        allowed = "the schedule that the plan's own scenario gives"
-        raise InputError(f"{option}: active_devices", document.active_devices, allowed)
     a = gain**2 / noise_power
-    over = a > problem.power_cap * SAME
+    share, over = a @ problem.active / problem.budget, a > problem.power_cap * SAME
     if np.any(over):
-        first = int(np.argmax(over))
-        raise InputError(f"{option}: gain", float(gain[first]), f"within the power limit of round {first + 1}")
-    share = a @ problem.active / problem.budget
-    if np.any(share > SAME):
-        worst = int(np.argmax(share))
-        allowed = f"within every privacy budget; device {worst} would spend {share[worst]:.4g} times its own"
+        allowed = f"within the power limit of round {int(np.argmax(over)) + 1}"
+    elif np.any(share > SAME):
+        allowed = f"within every privacy budget; device {np.argmax(share)} would spend {share.max():.4g} times its own"
+    elif document.active_devices != problem.active.sum(-1).tolist():
+        allowed = "those of the schedule that the plan's own scenario gives"
+    if allowed:
         raise InputError(f"{option}: gain", document.gain, allowed)
     return Allocation(a)
 

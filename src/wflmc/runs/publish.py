@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from wflmc.errors import InputError, missing, unknown
+from wflmc.errors import InputError
 from wflmc.posterior.inputs import with_intercept
+from wflmc.privacy import HIDDEN
 from wflmc.runs.documents import PlanFile, Uncovered, read_document
 from wflmc.sampling.groups import write_groups
 from wflmc.scenario import NotCovered, Scenario, not_covered, validate
@@ -20,13 +21,6 @@ from wflmc.scenario.build import build_privacy
 from wflmc.version import __version__
 
 KINDS = ("draws", "predictions", "moments")
-HIDDEN = {
-    ("device", "replace"): "all data of one device, replaced by any other",
-    ("device", "add-remove"): "one device, which sends or is silent",
-    ("record", "replace"): "one example of one device, replaced by any other",
-    ("record", "add-remove"): "one example of one device, which is there or replaced by an empty one",
-}
-"""How neighbouring data sets differ, by unit and adjacency."""
 ROUNDING = 1e-6
 """Relative, of sums of losses."""
 
@@ -60,11 +54,8 @@ def publish_run(
     _check_promise(run, plan, scenario, chains)
     if uncovered and not accept_not_covered:
         names = ", ".join(item.name for item in uncovered)
-        allowed = (
-            f"a run whose published file rests on nothing that epsilon does not cover; this one rests on {names}. "
-            "not_covered in its plan.json says what to declare or to change; --accept-not-covered publishes it as it "
-            "is, with this list in its statement"
-        )
+        hint = "not_covered in its plan.json says what to change, and --accept-not-covered publishes it as it is"
+        allowed = f"a run of which epsilon covers all that is published; this one rests on {names}. {hint}"
         raise InputError("RUN", str(run), allowed)
     groups = _groups(what, _first_chain(run, plan), plan, scenario, features)
     statement = _statement(what, plan, scenario, uncovered)
@@ -82,18 +73,18 @@ def statement_lines(statement: dict[str, Any]) -> list[str]:
 
 
 def _check_arguments(what: str, features: Path | None, out: Path) -> None:
-    if what not in KINDS:
-        raise unknown("--what", what, KINDS)
-    if what == "predictions" and features is None:
-        raise missing("--features", "with --what predictions: a file of the rows to predict")
-    if what != "predictions" and features is not None:
-        raise InputError("--features", str(features), "given with --what predictions alone")
-    if features is not None and not features.is_file():
-        raise InputError("--features", str(features), "a file that exists")
-    if out.exists():
-        raise InputError("--out", str(out), "a new file: it exists already")
-    if out.suffix != ".nc" or not out.parent.is_dir():
-        raise InputError("--out", str(out), "a file that ends in .nc, in a folder that exists")
+    predicts, given = what == "predictions", None if features is None else str(features)
+    for wrong, option, value, allowed in (
+        (what not in KINDS, "--what", what, f"one of {', '.join(KINDS)}"),
+        (predicts and features is None, "--features", None, "given with --what predictions: the rows to predict"),
+        (features is not None and not predicts, "--features", given, "given with --what predictions alone"),
+        (features is not None and not features.is_file(), "--features", given, "a file that exists"),
+        (out.exists(), "--out", str(out), "a new file: it exists already"),
+        (out.suffix != ".nc", "--out", str(out), "a file that ends in .nc"),
+        (not out.parent.is_dir(), "--out", str(out), "a file that ends in .nc, in a folder that exists"),
+    ):
+        if wrong:
+            raise InputError(option, value, allowed)
 
 
 def _finished(run: Path) -> tuple[PlanFile, Scenario, list[Uncovered | NotCovered]]:
@@ -119,10 +110,8 @@ def _check_promise(run: Path, plan: PlanFile, scenario: Scenario, chains: int) -
     spent, total = np.asarray(plan.privacy.spent), np.asarray(plan.privacy.total)
     if np.any(total > promise.budget(spent.size) * (1 + ROUNDING)):
         raise InputError("RUN", str(run), "a run within its budget; this one has spent more")
-    if chains < 1:
-        raise InputError("--chains", chains, "1")
-    if chains > 1:
-        one, several = promise.epsilon_spent(total), promise.epsilon_spent(total + (chains - 1) * spent)
+    if chains != 1:
+        one, several = promise.epsilon_spent(total), promise.epsilon_spent(total + max(0, chains - 1) * spent)
         cost = f"{chains} times the loss, ε = {several:.4g} instead of {one:.4g}"
         raise InputError("--chains", chains, f"1: {chains} chains of the same devices cost {cost}")
 
@@ -133,7 +122,7 @@ def _first_chain(run: Path, plan: PlanFile) -> NDArray[np.float32]:
 
     try:
         with h5netcdf.File(run / "trace.nc") as file:
-            return np.asarray(file["posterior"]["theta"][0, : plan.constants.samples], np.float32)
+            return np.asarray(file["posterior/theta"][0, : plan.constants.samples], np.float32)
     except (OSError, KeyError, ValueError, IndexError):
         raise InputError("RUN", str(run / "trace.nc"), "as wflmc wrote it") from None
 
@@ -192,24 +181,20 @@ def _statement(
     but = "Epsilon does not hold for what is listed as not covered. " if uncovered else ""
     if any(item.name == "sampler.seed" for item in uncovered):
         but += "As the seed of the noise can be guessed, it holds for nobody who tries. "
-    noise = (
-        "Noise was drawn in float32: attacks on its low-order bits are not excluded."
-        if plan.noise == "simulated"
-        else "Noise was drawn exactly, on a lattice, from the operating system's entropy."
-    )
+    noise = "in float32: attacks on its low-order bits are not excluded"
+    if plan.noise != "simulated":
+        noise = "exactly, on a lattice, from the operating system's entropy"
     return {
         "what": what,
-        "epsilon": section.epsilon,
-        "delta": section.delta,
-        "accountant": section.accountant,
-        "unit": section.unit,
+        **{name: getattr(section, name) for name in ("epsilon", "delta", "accountant", "unit")},
         "adjacency": adjacency,
         "promise": (
             f"{but}Every device is promised (ε, δ) = {largest} differential privacy against whoever sees this file and "
-            f"nothing else of its run, by the {section.accountant} accountant. Neighbouring data sets differ in "
+            f"nothing else of its run, by the {section.accountant} accountant. It hides "
             f"{HIDDEN[section.unit, adjacency]} (unit = {section.unit}, adjacency = {adjacency}). The file is made of "
             "one chain; one more chain of the same devices, published or observed, adds its loss."
         ),
-        "assumes": f"The numbers of devices and of their examples, the channels and the schedule are public. {noise}",
+        "assumes": "The numbers of devices and of their examples, the channels and the schedule are public. Noise was "
+        f"drawn {noise}.",
         "not_covered": [item.text for item in uncovered],
     }
