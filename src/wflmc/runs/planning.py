@@ -156,7 +156,7 @@ def _given_power(document: PlanFile, problem: Problem, noise_power: float, optio
     elif np.any(share > SAME):
         allowed = f"within every privacy budget; device {np.argmax(share)} would spend {share.max():.4g} times its own"
     elif document.active_devices != problem.active.sum(-1).tolist():
-        allowed = "those of the schedule that the plan's own scenario gives"
+        allowed = "one for the active_devices that the plan's own scenario gives"
     if allowed:
         raise InputError(f"{option}: gain", document.gain, allowed)
     return Allocation(a)
