@@ -129,11 +129,11 @@ def _check_constants(document: PlanFile, result: Plan, option: str) -> None:
     """Refuse a plan whose constants are not those that its scenario gives again."""
     now = {name: getattr(result, name) for name in ("mu", "L", "dim", "initial_w2_sq", "devices")}
     now |= {"rounds": len(result.rounds), "budget": plain(float(result.privacy.budget(result.devices).min()))}
-    then = document.constants.model_dump() | {"budget": document.privacy.budget}
+    then = {**document.constants.model_dump(), "budget": document.privacy.budget}
     for name, value in now.items():
-        given = then[name]
+        given, place = then[name], "privacy" if name == "budget" else "constants"
         if value != given and (value is None or given is None or not math.isclose(value, given, rel_tol=SAME - 1)):
-            raise InputError(f"{option}: {name}", given, f"{value!r}, as its scenario gives")
+            raise InputError(f"{option}: {place}.{name}", given, f"{value!r}, as its scenario gives")
 
 
 def _settled_scenario(document: PlanFile, option: str) -> Scenario:
