@@ -320,7 +320,7 @@ def test_plans_beyond_the_limits_start_within_them(plan_of, scenario):
     document["scenario"]["privacy"]["clip"] = 1e9
     document["scenario"]["link"]["power"] = 1e-40
     found = explorer.constants_of(document)
-    assert (found.clip, found.power) == (1e6, 1e-30)
+    assert (found["clip"], found["power"]) == (1e6, 1e-30)
 
 
 def test_nothing_is_asked_of_the_network(tour, page):
@@ -372,6 +372,6 @@ def test_points_that_theorem_1_does_not_know(plan_of, tmp_path):
     path.write_text(other.replace("[sampler]", '[sampler]\ndynamics = "kinetic"') + 'power = "equal"\n')
     document = plan_of(path, "--no-compare")
     found = explorer.constants_of(document)
-    assert found.epsilon == 8.0
-    assert found.step_size == pytest.approx(0.4 / (found.mu + found.L))
-    assert found.power == 1e-4
+    assert found["epsilon"] == 8.0
+    assert found["step_size"] == pytest.approx(0.4 / (found["mu"] + found["L"]))
+    assert found["power"] == 1e-4

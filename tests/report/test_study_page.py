@@ -54,8 +54,10 @@ def test_a_study(study):
     assert page.drawings["fig6"][1]["yaxis"]["type"] == "log"
     assert page.drawings["heterogeneity"][1]["xaxis"]["type"] == "log"
     assert page.curve("fig6", "floor of the estimator (perfect samples)")["y"] == [1e-4, 1e-4]
-    assert page.values["beyond_ablation.ours"] == 0.0123
-    assert set(page.drawings) == {"fig2", "fig3a", "fig6", "fig6_exact", "heterogeneity", "beyond_ess"}
+    assert page.values["beyond_ablation.ours.20"] == 0.0123
+    assert page.values["beyond_ess.equal.10"] == 0.001
+    assert page.values["beyond_ess.ours.20"] is None
+    assert set(page.drawings) == {"fig2", "fig3a", "fig6", "fig6_exact", "heterogeneity"}
     assert f"wflmc reproduce fig2 fig3a fig6 beyond heterogeneity --data FILE --out {study}" in page.text
 
 

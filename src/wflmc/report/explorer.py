@@ -17,33 +17,17 @@ from wflmc.scenario import validate
 MOST_ROUNDS = 10_000
 MOST_DEVICES = 10_000
 MOST_DIM = 1_000
+ROOM = 20
+"""Steps of a slider on both sides of where it starts."""
 SCRIPTS = ("explorer_privacy.js", "explorer_theorem.js", "explorer_words.js", "explorer_pictures.js", "explorer.js")
 
 
-class Constants(NamedTuple):
-    """Where the explorer starts: a static channel, one kept sample, all devices alike and all active."""
-
-    mu: float
-    L: float
-    initial_w2_sq: float
-    """W2² between start and posterior."""
-    step_size: float
-    dim: int = 5
-    devices: int = 30
-    rounds: int = 51
-    snr_db: float = 20.0
-    power: float = 1e-4
-    """|h|²."""
-    noise_power: float = 1.0
-    epsilon: float = 8.0
-    delta: float = 0.01
-    clip: float = 30.0
-    example_clip: float = 9.0
-    unit: str = "device"
-    adjacency: str = "replace"
-    accountant: str = "exact"
-    bound: str = "corrected"
-    map_axis: str = "epsilon"
+START: dict[str, Any] = {
+    **{"dim": 5, "devices": 30, "rounds": 51, "snr_db": 20.0, "power": 1e-4, "noise_power": 1.0},
+    **{"epsilon": 8.0, "delta": 0.01, "clip": 30.0, "example_clip": 9.0, "unit": "device", "adjacency": "replace"},
+    **{"accountant": "exact", "bound": "corrected", "map_axis": "epsilon"},
+}
+"""Where the explorer starts, beside mu, L, initial_w2_sq and step_size: as in the paper's single-sample study."""
 
 
 class Control(NamedTuple):
@@ -93,7 +77,7 @@ CAPTIONS = {
 }
 
 
-def paper_study() -> Constants:
+def paper_study() -> dict[str, Any]:
     """Return the paper's single-sample study on synthetic data, figure 3a at 20 dB."""
     import jax
 
@@ -101,10 +85,10 @@ def paper_study() -> Constants:
 
     posterior = gaussian_regression(jax.random.key(0), devices=30)
     mu, L = posterior.mu, posterior.L
-    return Constants(mu, L, posterior.initial_w2_sq("prior"), 0.4 / (mu + L))
+    return {**START, "mu": mu, "L": L, "initial_w2_sq": posterior.initial_w2_sq("prior"), "step_size": 0.4 / (mu + L)}
 
 
-def constants_of(document: PlanFile | dict[str, Any]) -> Constants:
+def constants_of(document: PlanFile | dict[str, Any]) -> dict[str, Any]:
     """Return the point of a plan, from its JSON; of unlike devices the one that limits the others.
 
     What Theorem 1 does not know starts at what comes nearest: a fading channel at a static one of its mean power,
@@ -123,10 +107,10 @@ def constants_of(document: PlanFile | dict[str, Any]) -> Constants:
     values |= {n: float(np.max(v) if "clip" in n else np.min(v)) for n, v in limits.items() if v is not None}
     values = {name: min(max(v, CONTROLS[name].least), CONTROLS[name].most) for name, v in values.items()}
     chosen = {name: getattr(privacy, name) for name in ("unit", "adjacency", "accountant")}
-    return Constants(**values, **chosen, bound=scenario.policy.bound)
+    return {**START, **values, **chosen, "bound": scenario.policy.bound}
 
 
-def section(constants: Constants) -> Section:
+def section(constants: Mapping[str, Any]) -> Section:
     """Return controls, figures and results; `scripts` bring them to life."""
     controls = {key: _control(key, control, constants) for key, control in CONTROLS.items()}
     choices = {key: _choice(key, *choice) for key, choice in CHOICES.items()}
@@ -143,14 +127,14 @@ def section(constants: Constants) -> Section:
     return Section("explorer", "Explore", f"<style>{asset('explorer.css')}</style>{content}")
 
 
-def scripts(constants: Constants) -> list[str]:
+def scripts(constants: Mapping[str, Any]) -> list[str]:
     """Return what the page computes and draws by itself, started at these constants."""
     colors = {name: color for name, (color, _) in LIMIT_LOOKS.items()}
-    given = f"const START = {as_script(constants._asdict())}, COLORS = {as_script(colors)};"
+    given = f"const START = {as_script(constants)}, COLORS = {as_script(colors)};"
     return ['(() => {\n"use strict";\n' + "\n".join([given, *map(asset, SCRIPTS)]) + "})();"]
 
 
-def explorer_page(constants: Constants) -> str:
+def explorer_page(constants: Mapping[str, Any]) -> str:
     """Return the explorer alone, as a whole file."""
     lead = (
         "Theorem 1 of wireless federated Langevin Monte Carlo: one kept sample over a static channel, power optimised. "
@@ -159,31 +143,20 @@ def explorer_page(constants: Constants) -> str:
     return page("Which limit binds?", lead, [section(constants)], scripts(constants))
 
 
-def _control(key: str, control: Control, constants: Constants) -> Html:
+def _control(key: str, control: Control, constants: Mapping[str, Any]) -> Html:
     """Return a number with its slider, or alone; its limits are for the script, which says them in words."""
-    start = getattr(constants, key)
-    parts = {**control._asdict(), "key": key, "value": repr(start), "step": "1" if control.whole else "any"}
+    parts = {**control._asdict(), "key": key, "value": repr(constants[key]), "step": "1" if control.whole else "any"}
     parts |= {"least": f"{control.least:g}", "most": f"{control.most:g}"}
     if not control.step:
         return text(asset("explorer_number.html"), **parts)
-    low, high = _ends(key, control, float(start), constants.L)
-    scale = "log" if control.log else "linear"
+    here = constants[key] * constants["L"] / 2 if key == "step_size" else constants[key]
+    here = round((np.log10(here) if control.log else here) / control.step)
+    # Wide enough to hold the start, with room beside it; steps of 2/L and more are of no use.
+    low, high = min(control.low, (here - ROOM) * control.step), max(control.high, (here + ROOM) * control.step)
+    parts |= {"low": f"{low:g}", "high": f"{min(high, 0) if key == 'step_size' else high:g}"}
+    parts |= {"slide": f"{control.step:g}", "scale": "log" if control.log else "linear"}
     note = Html(asset("explorer_devices.html")) if key == "devices" else ""
-    parts |= {"low": f"{low:g}", "high": f"{high:g}", "slide": f"{control.step:g}", "scale": scale, "note": note}
-    return text(asset("explorer_slider.html"), **parts)
-
-
-def _ends(key: str, control: Control, start: float, L: float) -> tuple[float, float]:
-    """Return where a slider begins and ends: wide enough to hold the start, with room around it."""
-    here, least, most = start * L / 2 if key == "step_size" else start, control.least, control.most
-    if control.log:
-        here, least, most = np.log10([here, least, most])
-    if control.low <= here <= control.high:
-        return control.low, control.high
-    room = (control.high - control.low) / 2
-    low = max(min(control.low, here - room), least)
-    high = max(control.high, here) if key == "step_size" else min(max(control.high, here + room), most)
-    return np.ceil(low / control.step) * control.step, np.floor(high / control.step) * control.step
+    return text(asset("explorer_slider.html"), **parts, note=note)
 
 
 def _choice(key: str, label: str, options: Mapping[str, str]) -> Html:

@@ -12,7 +12,21 @@ from wflmc.evaluation.comparison import Comparison
 from wflmc.posterior.base import HasLaw
 from wflmc.privacy import HIDDEN
 from wflmc.report import explorer, run_figures
-from wflmc.report.blocks import Html, Section, boxes, data, fold, grid, join, missing, page, paragraph, table, text
+from wflmc.report.blocks import (
+    Html,
+    Section,
+    boxes,
+    data,
+    fold,
+    grid,
+    join,
+    missing,
+    page,
+    paragraph,
+    percent,
+    table,
+    text,
+)
 from wflmc.report.plotly_figures import draw
 from wflmc.report.scenario_words import scenario_rows, sentences
 from wflmc.report.verdicts import MARKS, all_verdicts, comparison, worst_exact
@@ -20,13 +34,8 @@ from wflmc.runs.documents import SIMULATED, PlanFile, SummaryFile
 from wflmc.runs.folder import Draws, Run, read_run
 from wflmc.scenario.coverage import OWNER_ONLY
 
-LIMITS = {
-    "lmc-limited": "the noise that Langevin sampling needs (lmc-limited)",
-    "power-limited": "transmit power (power-limited)",
-    "dp-limited": "privacy (dp-limited)",
-}
-DRAWN, LISTED, FOLDED = 5, 12, 100
-"""Parameters whose marginals are drawn, that are listed, and that are listed when asked for."""
+DRAWN, LISTED = 5, 12
+"""Parameters whose marginals are drawn, and that are listed."""
 SCORES = {
     "accuracy": ("accuracy", "share of test examples with the right label"),
     "ece": ("ECE", "mean gap between confidence and accuracy over 20 bins; 0 is ideal"),
@@ -35,16 +44,14 @@ SCORES = {
     "brier": ("Brier score", "squared error of the probabilities, 0 to 2; 0 is ideal"),
 }
 ACCOUNTANTS = {"exact": "exact composition of the rounds", "paper": "the paper's sufficient condition, a larger ε"}
-EMULATED = "The emulated channel added the noise, at the server: its process read every message without it."
-NOISE = {
-    "channel": EMULATED,
-    "simulated": EMULATED,
-    "devices": "Every device added its share of the noise itself, and the server read every message with it.",
-}
+AT_SERVER = "The emulated channel added the noise, at the server: its process read every message without it."
+AT_DEVICES = "Every device added its share of the noise itself, and the server read every message with it."
 LAPLACE = (
     "Lines are the Laplace approximation, a Gaussian at the posterior's mode. The posterior itself has no closed form "
     "and is slightly skewed, so small differences may be those of the approximation."
 )
+BOUND = "computed before anything was transmitted; holds while nothing is clipped"
+PROMISED = "({plan.privacy.adjacency}), worst device, per chain; promised: {promised:spread}"
 HEAD = ("parameter", "posterior mean", "samples' mean", "z", "posterior s.d.", "samples' s.d.", "R-hat", "ESS")
 HIDES = (
     "What is hidden: {hidden} (adjacency: {how}). Each round in which a device transmits costs it a privacy loss, and "
@@ -109,21 +116,20 @@ def _state(run: Run) -> Html:
     federation, chains = None if run.summary is None else run.summary.federation, run.scenario.sampler.chains
     kind = "simulated devices" if federation is None else "devices"
     how = "over an ideal link" if run.ideal else "over the air"
-    repeated = "There is one chain" if chains == 1 else "{chains} chains repeat the experiment"
     cases = [
         (True, f"{{plan.constants.devices}} {kind} sampled {{plan.constants.dim}} parameters {how}."),
-        (True, f"There were {{plan.constants.rounds}} rounds. {repeated}; kept draws: {{plan.constants.samples}}."),
+        (True, "There were {plan.constants.rounds} rounds."),
+        (True, "Number of chains: {chains}; kept draws: {plan.constants.samples}."),
         (federation is None, SIMULATED),
         (federation, "The devices were a federation on Flower: {sent} of {asked} expected messages arrived."),
-        (federation, "" if federation is None else NOISE[federation.noise]),
+        (federation, AT_DEVICES if federation and federation.noise == "devices" else AT_SERVER),
         (run.stopped, "This run was stopped before its end. {recorded} rounds are in its ledger."),
         (run.stopped, "<code>wflmc run --resume {run.folder}</code> continues it."),
         (run.summary is None and not run.stopped, "summary.json is missing: the results of the run are not known."),
     ]
     recorded = 0 if run.ledger is None else len(run.ledger.entries)
     sent, asked = (0, 0) if federation is None else (sum(federation.sent), sum(federation.asked))
-    given = {"plan": run.plan, "run": run, "chains": chains, "recorded": recorded, "sent": sent, "asked": asked}
-    return sentences(cases, **given)
+    return sentences(cases, plan=run.plan, run=run, chains=chains, recorded=recorded, sent=sent, asked=asked)
 
 
 def _boxes(run: Run) -> list[tuple[str, object, object]]:
@@ -133,38 +139,20 @@ def _boxes(run: Run) -> list[tuple[str, object, object]]:
     error = "± {summary.w2_sq.worst_se:2}, worst kept round, from chains; perfect chains show {summary.w2_sq.floor:2}"
     label = "planned W2²" if run.scenario.policy.objective == "exact" else "bound on W2²"
     size = "of the worst parameter, all chains together; {summary.ess_tail_min:whole} in its tails"
+    spent = "{plan.privacy.epsilon_spent:4}" if summary is None else "{summary.epsilon_spent:4}"
     labelled = summary is not None and summary.accuracy is not None
     contents = [
         (estimate, "distance to the posterior, W2²", "{summary.w2_sq.worst}", error),
         (exact is not None, "W2² by the exact law", "{exact}", "worst kept round, without clipping"),
-        (plan.objective is not None and plan.bound is not None, label, "{plan.objective}", _bound_note(run)),
-        (True, "privacy spent, ε", *_epsilon_box(run)),
+        (plan.objective is not None and plan.bound is not None, label, "{plan.objective}", BOUND),
+        (True, "privacy spent, ε", spent, PROMISED),
         (labelled, "accuracy on the test set", "{summary.accuracy:percent}", "mean over chains"),
         (labelled, "calibration error (ECE)", "{summary.ece}", "confidence against accuracy"),
         (summary, "largest R-hat", "{summary.rhat_max:4}", "1 when chains agree"),
         (summary, "effective sample size", "{summary.ess_min:whole}", size),
     ]
-    given = {"plan": plan, "summary": summary, "exact": exact}
+    given = {"plan": plan, "summary": summary, "exact": exact, "promised": run.scenario.privacy.epsilon}
     return [(label, text(value, **given), text(note, **given)) for holds, label, value, note in contents if holds]
-
-
-def _bound_note(run: Run) -> str:
-    """Return whether the chains contradict the bound."""
-    if run.summary is not None and any("above the plan's bound" in warning for warning in run.summary.warnings):
-        return "✗ the chains are above it: it holds only while nothing is clipped"
-    if (run.plan.objective or 0.0) > (run.plan.constants.initial_w2_sq or np.inf):
-        return "above the start: it says nothing here"
-    return "computed before anything was transmitted; holds while nothing is clipped"
-
-
-def _epsilon_box(run: Run) -> tuple[str, str]:
-    """Return ε spent, and what was promised."""
-    if (run.summary or run.plan.privacy).epsilon_spent is None:
-        return "–", "no ε can be stated: nothing is clipped, or nothing is promised"
-    promised = run.scenario.privacy.epsilon
-    of = f"of {promised:g} " if isinstance(promised, float) else ""
-    key = "plan.privacy" if run.summary is None else "summary"
-    return f"{{{key}.epsilon_spent:4}}", of + "({plan.privacy.adjacency}), for the worst device, per chain"
 
 
 def _scenario(run: Run) -> Html:
@@ -180,18 +168,17 @@ def _scenario(run: Run) -> Html:
 
 def _plan(run: Run, plan: PlanFile) -> Html:
     """Return the plan over the rounds with the limits behind it, then the distance over the rounds."""
-    shares = [(LIMITS[name], part) for name, part in plan.regime_share.items() if part]
-    limits = ", ".join(text("{name} in {part:percent} of the rounds", name=n, part=part) for n, part in shares)
+    limits = ", ".join(f"{name} {percent(share)}" for name, share in plan.regime_share.items() if share)
     distance = run_figures.distance_figure(run)
     cases = [
         (run.ideal, "The link is ideal: no channel limits what devices transmit."),
-        (not run.ideal, "What limits the gain: {limits}."),
+        (not run.ideal, "Rounds at each limit: {limits}."),
         (plan.gap is not None, "The objective is within a relative {plan.gap:1} of the proven optimum."),
         (run.rebuilt is None, "Noise and limits of each round need the data again: {run.not_rebuilt}"),
         (distance is None, "Neither a bound nor an exact law is known for this model and these dynamics."),
     ]
     rounds = run_figures.plan_figure(plan if run.rebuilt is None else run.rebuilt.plan)
-    parts = [sentences(cases, plan=plan, run=run, limits=Html(limits)), draw("plan", rounds)]
+    parts = [sentences(cases, plan=plan, run=run, limits=limits), draw("plan", rounds)]
     if distance is not None:
         parts += [Html("<h3>Distance to the posterior</h3>"), draw("distance", distance)]
     return join(parts)
@@ -231,9 +218,10 @@ def _samples(run: Run, draws: Draws) -> Html:
 def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) -> Html:
     """Return means and standard deviations beside the law, with diagnostics of the parameters listed first."""
     rows: list[list[object]] = []
-    for rank, k in enumerate(order[: LISTED + FOLDED]):
+    for k in order[:LISTED]:
         error = f" ± {compared.error[k]:.1g}" if np.isfinite(compared.error[k]) else ""
         law = None if compared.law is None else float(compared.law.mean[k])
+        each = diagnose(draws.theta[:, :, k : k + 1])
         row: list[object] = [
             run_figures.parameter_name(run, k),
             data(f"law.mean.{k}", law, 4),
@@ -241,16 +229,12 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
             f"{compared.z[k]:+.1f}" if np.isfinite(compared.z[k]) else "–",
             data(f"law.sd.{k}", None if law is None else float(compared.expected[k])),
             data(f"sd.{k}", float(compared.deviation[k])),
+            text("{each.rhat_max:4}", each=each),
+            text("{each.ess_min:whole}", each=each),
         ]
-        if rank < LISTED:
-            each = diagnose(draws.theta[:, :, k : k + 1])
-            row += [text("{each.rhat_max:4}", each=each), text("{each.ess_min:whole}", each=each)]
         rows.append(row)
-    parts = [Html("<h3>Means and standard deviations</h3>"), grid([table(rows[:LISTED], HEAD)], "numbers")]
-    if rows[LISTED:]:
-        title = f"The next {len(rows) - LISTED} of {len(order):,} parameters, largest |z| first"
-        parts.append(fold(title, grid([table(rows[LISTED:], HEAD[:-2])], "numbers")))
-    return join(parts)
+    title = f"<h3>Means and standard deviations</h3><p>Listed: {len(rows)} of {len(order):,} parameters.</p>"
+    return join([Html(title), grid([table(rows, HEAD)], "numbers")])
 
 
 def _scores(summary: SummaryFile) -> Html:
@@ -311,5 +295,5 @@ def _explorer(run: Run) -> tuple[Section, list[str]]:
     section = explorer.section(start)
     if run.ideal or run.scenario.sampler.dynamics == "kinetic":
         return section._replace(html=missing(OUTSIDE, folder=run.folder)), []
-    words = missing(NEAREST, adjacency=start.adjacency)
+    words = missing(NEAREST, adjacency=start["adjacency"])
     return section._replace(html=join([words, Html(section.html)])), explorer.scripts(start)

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import BaseModel
 
 from wflmc.planning.solvers.closed_form import DP, LMC, POWER
-from wflmc.report.blocks import Html, Section, boxes, data, grid, join, missing, page, paragraph, table, text
+from wflmc.report.blocks import Html, Section, data, fold, grid, join, missing, page, paragraph, table, text
 from wflmc.report.figure import LIMIT_LOOKS, LOOKS, Axis, Band, Figure, Item, Line, Note, Panel
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import draw
@@ -39,7 +38,6 @@ NAMES = {
 }
 ECE = "ECE (20 disjoint bins)"
 SCORES = {
-    "accuracy": "accuracy",
     "brier": "Brier score",
     "nll": "NLL (nats)",
     "ece": ECE,
@@ -50,16 +48,6 @@ SCORES = {
     "chains": "W2² of clipped chains",
     "ablation": ECE,
 }
-
-
-class Shown(NamedTuple):
-    """A table as a panel of a figure."""
-
-    figure: str
-    table: str
-    title: str
-    label: str
-    log: bool = False
 
 
 TITLES = {
@@ -73,23 +61,29 @@ TITLES = {
 }
 """Title and label of the x axis of every figure but the second."""
 EXACT = "exact law (no clipping, no Monte Carlo)"
-PANELS = [
-    *(Shown(name, name, "", "bound on W2² (as printed in the paper)", log=True) for name in FIGURES),
-    *(Shown(name, name, "estimated from chains", "worst W2² after burn-in", log=True) for name in ("fig6", "fig7")),
-    *(Shown(name, f"{name}_exact", EXACT, "worst W2² after burn-in", log=True) for name in ("fig6", "fig7")),
-    Shown("fig8", "fig8", "expected calibration error", ECE, log=True),
-    Shown("fig8", "fig8_accuracy", "accuracy", "accuracy"),
-    Shown("fig8", "fig8_nll", "negative log-likelihood", "NLL (nats)", log=True),
-    Shown("beyond", "beyond_w2", "figure 6's setting", "W2², worst after burn-in (exact law)", log=True),
-    Shown("beyond", "beyond", "figure 8's setting", ECE, log=True),
-    Shown("beyond", "beyond_accuracy", "figure 8's setting", "accuracy"),
-    Shown("heterogeneity", "heterogeneity_accuracy", "accuracy", "accuracy"),
-    Shown("heterogeneity", "heterogeneity", "expected calibration error", ECE),
-    Shown("heterogeneity", "heterogeneity_clip_rate", "gradients clipped after burn-in", "share of gradients"),
-    Shown("record", "record_budget", "privacy budget", "budget for Σ 2(αℓ)²/N0", log=True),
-    Shown("record", "record", "distance to the posterior", "exact W2², worst after burn-in", log=True),
-]
+WORST = Axis("worst W2² after burn-in", log=True)
+PANELS = {
+    **{name: ("", Axis("bound on W2² (as printed in the paper)", log=True)) for name in FIGURES},
+    **dict.fromkeys(("fig6", "fig7"), ("estimated from chains", WORST)),
+    **{f"{name}_exact": (EXACT, WORST) for name in ("fig6", "fig7")},
+    "fig8": ("expected calibration error", Axis(ECE, log=True)),
+    "fig8_accuracy": ("accuracy", Axis("accuracy")),
+    "fig8_nll": ("negative log-likelihood", Axis("NLL (nats)", log=True)),
+    "beyond_w2": ("figure 6's setting", Axis("W2², worst after burn-in (exact law)", log=True)),
+    "beyond": ("figure 8's setting", Axis(ECE, log=True)),
+    "beyond_accuracy": ("figure 8's setting", Axis("accuracy")),
+    "heterogeneity_accuracy": ("accuracy", Axis("accuracy")),
+    "heterogeneity": ("expected calibration error", Axis(ECE)),
+    "heterogeneity_clip_rate": ("gradients clipped after burn-in", Axis("share of gradients")),
+    "record_budget": ("privacy budget", Axis("budget for Σ 2(αℓ)²/N0", log=True)),
+    "record": ("distance to the posterior", Axis("exact W2², worst after burn-in", log=True)),
+}
+"""Title and y axis of the panel that shows a table."""
 KNOWN = ("fig2", *TITLES)
+COUNTS = (
+    "Of {all} statements of the paper, tested on {data}, {counts[0]} hold within the tolerance of each, {counts[1]} "
+    "differ here for the reason beside each, and {counts[2]} contradict the paper's own theorem or numbers."
+)
 MARKS = {"holds": "✓", "differs": "✗", CONTRADICTS: "!"}
 
 Tables = Mapping[str, list[Row]]
@@ -114,10 +108,10 @@ def write_study(folder: Path, name: str, tables: Tables, about: str, setting: Se
 def study_figure(name: str, tables: Tables, about: str = "") -> Figure:
     """Return the figure of a study, with those of its panels whose tables are there."""
     (title, x_label), log_x, panels = TITLES[name], name == "heterogeneity", []
-    for shown in PANELS:
-        if shown.figure == name and shown.table in tables:
-            lines = curves(tables[shown.table]) + _floor(tables.get(f"{shown.table}_floor", ()))
-            panels.append(Panel(lines, Axis(shown.label, shown.log), shown.title, shown.table))
+    for key, (about_it, axis) in PANELS.items():
+        if _figure_of(key) == name and key in tables:
+            lines = curves(tables[key]) + _floor(tables.get(f"{key}_floor", ()))
+            panels.append(Panel(lines, axis, about_it, key))
     ticks = sorted({x for panel in panels for line in panel.items for x in line.x})
     shared = len(panels) > 1 and name != "beyond"
     x = Axis(x_label, log_x, ticks=ticks if log_x else None)
@@ -175,11 +169,6 @@ def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None
     return Figure([panel], snr, f"Regimes of Theorem 1\n{about}", caption, legend=False)
 
 
-def score_of(table: str) -> str:
-    """Return what a table measures, by its name."""
-    return SCORES.get(table.split("_", 1)[-1].removeprefix("ablation_"), table)
-
-
 class ClaimsFile(BaseModel):
     """claims.json."""
 
@@ -220,22 +209,14 @@ def _statements(claims: ClaimsFile | None, listed: str) -> Html:
     if not claims.claims:
         return missing("The paper makes no statement about {listed}: this goes past the paper.", listed=listed)
     verdicts = [verdict(claim.holds, claim.contradiction) for claim in claims.claims]
-    counts = [
-        ("statements of the paper", str(len(verdicts)), f"tested on {claims.data or 'unknown data'}"),
-        ("hold", str(verdicts.count("holds")), "within the tolerance of each"),
-        ("differ", str(verdicts.count("differs")), "here; the reason is beside each"),
-        ("contradict the paper itself", str(verdicts.count(CONTRADICTS)), "its own theorem or numbers"),
-    ]
-
-    def cell(key: str, given: float | str | None) -> str:
-        return given if isinstance(given, str) else data(f"claims.{key}", given, 4)
-
+    counts = {name: verdicts.count(name) for name in ("holds", "differs", CONTRADICTS)}
     rows = []
     for i, (claim, name) in enumerate(zip(claims.claims, verdicts, strict=True)):
-        paper, ours = cell(f"{i}.paper", claim.paper), cell(f"{i}.ours", claim.ours)
-        rows.append((claim.figure, claim.statement, paper, ours, f"{MARKS[name]} {name}", claim.note))
-    head = ("figure", "statement", "paper", "ours", "verdict", "why")
-    return join([boxes(counts), grid([table(rows, head)], "wide")])
+        numbers = {"paper": claim.paper, "ours": claim.ours}
+        cells = [v if isinstance(v, str) else data(f"claims.{i}.{key}", v, 4) for key, v in numbers.items()]
+        rows.append((claim.figure, claim.statement, *cells, f"{MARKS[name]} {name}", claim.note))
+    note = paragraph(COUNTS, all=len(rows), data=claims.data or "unknown data", counts=list(counts.values()))
+    return join([note, grid([table(rows, ("figure", "statement", "paper", "ours", "verdict", "why"))], "wide")])
 
 
 def _figures(name: str, tables: Tables) -> Html:
@@ -249,44 +230,33 @@ def _figures(name: str, tables: Tables) -> Html:
         caption = f"{about[:1].upper()}{about[1:]}.{errors}"
         parts.append(draw(panel.key, replace(figure, panels=[replace(panel, title="")], caption=caption)))
     drawn = {panel.key for panel in figure.panels}
-    rest = {t: rows for t, rows in tables.items() if rows and t not in drawn and t.removesuffix("_floor") not in drawn}
-    single = {table: rows for table, rows in rest.items() if len({row.x for row in rows}) == 1}
+    rest = {t: rows for t, rows in tables.items() if rows and t.removesuffix("_floor") not in drawn}
     shown: list[object] = [paragraph("{title}.", title=title), grid(parts) if len(parts) > 1 else join(parts)]
-    if rest:
-        shown += [Html("<h3>Further measurements</h3>"), _one_x(single, x_label) if single else ""]
-        shown.append(grid(_rest(t, rows, x_label) for t, rows in rest.items() if t not in single))
-    return join(shown)
+    return join([*shown, _further(rest, x_label)] if rest else shown)
 
 
-def _rest(name: str, rows: list[Row], x_label: str) -> Html:
-    panel = Panel(curves(rows), Axis(score_of(name)))
-    return draw(name, Figure([panel], Axis(x_label), caption=f"{name}.csv. Bars are two standard errors."))
-
-
-def _one_x(tables: Tables, x_label: str) -> Html:
-    """Return tables of one x side by side: a row for each scheme, a column for each table."""
-    cells = {(name, row.scheme): row for name, rows in tables.items() for row in rows}
-    schemes = dict.fromkeys(scheme for _, scheme in cells)
-    x = next(iter(cells.values())).x
-    rows = [(scheme, *(_measured(name, cells.get((name, scheme))) for name in tables)) for scheme in schemes]
-    head = (f"at {x_label} = {x:g}", *map(score_of, tables))
-    return join([grid([table(rows, head)], "numbers"), paragraph("Means with their standard errors.")])
-
-
-def _measured(name: str, row: Row | None) -> object:
-    if row is None or row.y is None:
-        return "–"
-    error = f" ± {row.y_se:.1g}" if row.y_se and row.y_se > 1e-6 * abs(row.y) else ""
-    return join([data(f"{name}.{row.scheme}", row.y), error])
+def _further(tables: Tables, x_label: str) -> Html:
+    """Return tables side by side: a row for each scheme and x, a column for each table."""
+    cells = {(row.scheme, row.x, name): row for name, rows in tables.items() for row in rows}
+    rows = []
+    for scheme, x in dict.fromkeys(key[:2] for key in cells):
+        row = [scheme, f"{x:g}"]
+        for name in tables:
+            found = cells.get((scheme, x, name), Row("", scheme, x, None))
+            error = f" ± {found.y_se:.1g}" if found.y and found.y_se and found.y_se > 1e-6 * abs(found.y) else ""
+            row.append(join([data(f"{name}.{scheme}.{x:g}", found.y), error]))
+        rows.append(row)
+    scores = [name.split("_", 1)[-1].removeprefix("ablation_") for name in tables]
+    head = ("scheme", x_label, *(SCORES.get(score, score) for score in scores))
+    note = paragraph("Means with their standard errors.")
+    return fold("Further measurements", join([grid([table(rows, head)], "numbers"), note]))
 
 
 def _command(folder: Path, claims: ClaimsFile | None, names: list[str]) -> Html:
     own_data = claims is not None and claims.data and "synthetic" not in claims.data and claims.data != "MNIST"
+    option = " --data FILE" if own_data else ""
     return text(
-        "<pre>wflmc reproduce {names}{data} --out {folder}</pre><p>{where}<code>--experiments N</code> sets how often "
-        "measured figures are repeated; finished measurements are reused.</p>",
-        names=" ".join(names),
-        data=" --data FILE" if own_data else "",
-        folder=folder,
-        where="FILE is the data set named above. " if own_data else "",
+        "<pre>wflmc reproduce {names}{option} --out {folder}</pre><p>FILE is the data set named above, if any. "
+        "<code>--experiments N</code> sets how often measured figures are repeated; finished ones are reused.</p>",
+        **{"names": " ".join(names), "option": option, "folder": folder},
     )

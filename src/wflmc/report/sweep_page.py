@@ -109,17 +109,16 @@ def _map(numbers: dict[str, Any], places: dict[str, Any], chosen: list[str]) -> 
 
     shown = [_colours(name, cells(name)) for name in chosen]
     look = {"type": "heatmap", "x": across, "y": up, "colorscale": "Viridis", "xgap": 1, "ygap": 1}
-    traces = [
-        {**look, **{part: values[i] for part, values in shown[0].items()}, "visible": i == 0} for i in range(len(parts))
-    ]
+    slices_of = [{part: values[i] for part, values in shown[0].items()} for i in range(len(parts))]
+    traces = [{**look, **one, "visible": one is slices_of[0]} for one in slices_of]
     buttons = [{"label": n, "method": "restyle", "args": [change]} for n, change in zip(chosen, shown, strict=True)]
     horizontal, vertical = (axis_layout(Axis(key, kind="category")) for key in (first, second))
     layout: dict[str, Any] = {"xaxis": horizontal, "yaxis": vertical, "updatemenus": _menu(buttons)}
     if len(parts) > 1:
         steps = []
-        for index, part in enumerate(parts):
-            label = ", ".join(f"{key}={value}" for (key, _), value in zip(others, part, strict=True))
-            visible = {"visible": [index == other for other in range(len(parts))]}
+        for chosen_part in parts:
+            label = ", ".join(f"{key}={value}" for (key, _), value in zip(others, chosen_part, strict=True))
+            visible = {"visible": [part == chosen_part for part in parts]}
             steps.append({"label": label, "method": "restyle", "args": [visible]})
         layout |= {"sliders": [{"steps": steps, "pad": {"t": 60}, "currentvalue": {"prefix": ""}}], "height": 580}
     return traces, layout, f"Over {first} and {second}; a gap is a point without this number."
@@ -138,11 +137,8 @@ def _colours(name: str, slices: Any) -> dict[str, list[Any]]:
     bar: dict[str, Any] = {"title": {"text": name, "side": "right"}, "exponentformat": "power"}
     if _spans_decades(flat.tolist()):
         z, flat = np.log10(z), np.log10(flat)
-        digits = (1, 2, 5) if np.ptp(flat) < 3 else (1,)
-        powers = range(int(np.floor(flat.min())), int(np.ceil(flat.max())) + 1)
-        ticks = [
-            tick for p in powers for d in digits if flat.min() <= np.log10(tick := float(f"{d}e{p}")) <= flat.max()
-        ]
+        powers = 10 ** np.arange(np.floor(flat.min()), np.ceil(flat.max()) + 1)
+        ticks = np.outer(powers, (1, 2, 5) if np.ptp(flat) < 3 else (1,)).ravel()
         bar |= {"tickvals": np.log10(ticks), "ticktext": [f"{tick:g}" for tick in ticks]}
     low, high = (flat.min(), flat.max()) if flat.size else (0.0, 1.0)
     hover = f"%{{x}}, %{{y}}: %{{customdata:.6g}}<extra>{name}</extra>"

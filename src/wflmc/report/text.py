@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from wflmc.dynamics import from_constants
 from wflmc.evaluation.causes import SHOWN
@@ -31,8 +31,8 @@ def _number(value: object, digits: int = 5) -> str:
 
 
 def _span(values: Sequence[float], digits: int = 5) -> str:
-    low, high = min(values), max(values)
-    return _number(low, digits) if low == high else f"{_number(low, digits)} … {_number(high, digits)}"
+    low, high = _number(min(values), digits), _number(max(values), digits)
+    return low if low == high else f"{low} … {high}"
 
 
 def plan_table(document: dict[str, Any]) -> Table:
@@ -41,7 +41,7 @@ def plan_table(document: dict[str, Any]) -> Table:
     for name, words in (*_setting_rows(document), *_law_rows(document), *_privacy_rows(document["privacy"])):
         table.add_row(name, words)
     for line in diagnosis_lines(document["diagnosis"]):
-        table.add_row("diagnosis", line.removeprefix("diagnosis").strip())
+        table.add_row(*line.split(maxsplit=1))
     for warning in document["warnings"]:
         table.add_row("[yellow]warning[/yellow]", warning)
     return table
@@ -66,10 +66,9 @@ def _setting_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     shares = [f"{name} {share:.0%}" for name, share in document["regime_share"].items() if share]
     yield "rounds at each limit", ", ".join(shares)
     if whitening is not None:
-        share = whitening["share_of_budget"]
-        cost = "" if share is None else f" for {share:.2g} of the budget"
+        cost = f"for {_number(whitening['share_of_budget'], 2)} of the budget"
         hidden = f"noise hides {whitening['hidden']:.0%} of directions"
-        yield "whitening", f"released in {whitening['rounds']} rounds before{cost}; {hidden}"
+        yield "whitening", f"released in {whitening['rounds']} rounds before, {cost}; {hidden}"
     yield "gain α", _span(document["gain"])
     yield "active devices", _span(document["active_devices"])
 
@@ -105,14 +104,11 @@ def _privacy_rows(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
     worst = max(range(len(spent)), key=lambda k: spent[k] / (budgets[k] or 1.0))
     allowed = "no budget" if budgets[worst] is None else f"budget {budgets[worst]:.5g}"
     epsilon = "" if each is None else f", ε = {each[worst]:.5g} ({how})"
-    whose = ""
-    if each is not None and max(each) > min(each) * (1 + 1e-6) and len(set(budgets)) > 1:
-        whose = f", device {worst}; others from ε = {min(each):.4g} to {max(each):.4g} ({how})"
+    by = f"{privacy['accountant']} accountant"
     yield "privacy hides", f"{HIDDEN[privacy['unit'], how]} ({how})"
-    yield (
-        "privacy (worst device)",
-        f"loss {spent[worst]:.5g} ({allowed}){epsilon}, {privacy['accountant']} accountant{whose}",
-    )
+    yield "privacy (worst device)", f"loss {spent[worst]:.5g} ({allowed}){epsilon}, {by}, device {worst}"
+    if each is not None and len(set(budgets)) > 1:
+        yield "ε of all devices", f"{_span(each)} ({how})"
     if privacy["epsilon_by"] is not None:
         values = [f"{name} {value:.5g}" for name, value in privacy["epsilon_by"].items() if value is not None]
         yield "ε by each accountant", f"{', '.join(values)} ({how})"
@@ -141,9 +137,10 @@ def answer_sentence(asked: dict[str, Any], adjacency: str) -> str:
 
 def audit_table(document: dict[str, Any]) -> Table:
     """Return an audit's JSON document: every attack, what it proves, and what the plan claims."""
-    table = Table(title=f"Attacks, and what they prove of ε ({document['claimed']['adjacency']})")
-    for name in ("attack", "device", "rounds", "trials", "wrong + / −", "ε ≥", "by counting alone", "claimed"):
-        table.add_column(name, justify="left" if name == "attack" else "right", overflow="fold")
+    columns = ("device", "rounds", "trials", "wrong + / −", "ε ≥", "by counting alone", "claimed")
+    right = (Column(name, justify="right", overflow="fold") for name in columns)
+    title = f"Attacks, and what they prove of ε ({document['claimed']['adjacency']})"
+    table = Table(Column("attack", overflow="fold"), *right, title=title)
     for test in document["tests"]:
         table.add_row(
             test["name"],
@@ -191,9 +188,8 @@ def verdict(holds: bool, contradiction: bool) -> str:
 
 def claims_table(claims: Sequence[Claim]) -> Table:
     """Return every stated outcome with the paper's number and ours."""
-    table = Table(title="The paper's stated outcomes")
-    for name in ("figure", "statement", "paper", "ours", "verdict"):
-        table.add_column(name, overflow="fold")
+    names = ("figure", "statement", "paper", "ours", "verdict")
+    table = Table(*(Column(name, overflow="fold") for name in names), title="The paper's stated outcomes")
     for claim in claims:
         outcome = verdict(claim.holds, claim.contradiction) + (f" ({claim.note})" if claim.note else "")
         table.add_row(claim.figure, claim.statement, _number(claim.paper), _number(claim.ours), outcome)

@@ -37,12 +37,7 @@ AGREEMENT = (
     f" The largest R-hat is {{summary.rhat_max:4}} (usual limit {RHAT_LIMIT}, above {RHAT_CONCERN} is a concern); the "
     f"worst parameter has {{summary.ess_min:whole}} effective samples (usual are {ENOUGH_ESS})."
 )
-LIKENESS = (
-    " Standard deviations: {low} to {high} times the {law}'s. Means: off by up to {off:2} of them, |z| = {z:2}.{noise}"
-)
-EXCESS = (
-    "{count} of {rounds} kept rounds have more noise than sampling needs, up to {worst} times: samples spread wider."
-)
+LIKENESS = " Standard deviations: {low} to {high} times the {law}'s. Means: off by up to {off:2} of them, |z| = {z:2}."
 CLIPPED = (
     "{summary.clip_rate.samples:percent} of gradients in kept rounds, {summary.clip_rate.burn_in:percent} in burn-in"
 )
@@ -153,10 +148,10 @@ def comparison(run: Run) -> Comparison | None:
 
 
 def resembles(run: Run) -> Verdict | None:
-    """Judge means and standard deviations beside the law; where none is known, whether noise is too strong."""
-    compared, noise = comparison(run), noisy(run)
+    """Judge means and standard deviations beside the law, where it is known."""
+    compared = comparison(run)
     if compared is None or compared.law is None or run.draws is None or not np.all(compared.deviation > 0):
-        return noise
+        return None
     ess = None if run.summary is None else run.summary.ess_min
     doubt = 3 / np.sqrt(2 * (ess or run.draws.theta.shape[0]))  # relative, of a standard deviation
     ratio, off, z = compared.deviation / compared.expected, np.abs(compared.shift) / compared.expected, abs(compared.z)
@@ -167,28 +162,10 @@ def resembles(run: Run) -> Verdict | None:
         "Do samples resemble the posterior?",
         (factor > (1 + UNLIKE) * (1 + doubt) or shifted > UNLIKE, "bad", f"No.{LIKENESS}"),
         (factor > (1 + ALIKE) * (1 + doubt) or shifted > ALIKE, "note-mark", f"Roughly.{LIKENESS}"),
-        (True, "good", f"Yes.{LIKENESS.removesuffix('{noise}')}"),
+        (True, "good", f"Yes.{LIKENESS}"),
         law="posterior" if exact else "Laplace approximation",
-        noise="" if noise is None or noise.mark == "good" else Html(noise.reason.partition("</b>")[2]),
         **{"low": ratio.min(), "high": ratio.max(), "off": off.max()},
         z=None if np.isnan(z).all() else np.nanmax(z),
-    )
-
-
-def noisy(run: Run) -> Verdict | None:
-    """Judge the noise of the kept rounds against what sampling needs."""
-    if run.rebuilt is None:
-        return None
-    plan = run.rebuilt.plan
-    times = (run.noise / plan.langevin_noise)[plan.burn_in :]
-    return decide(
-        run,
-        "Too much noise?",
-        (times.max() >= 10, "bad", EXCESS),
-        (times.max() > 1 + 1e-6, "note-mark", EXCESS),
-        (run.ideal, "good", "No: the link is ideal, and the server adds just the noise that sampling needs."),
-        (True, "good", "No: the channel's noise never exceeds what sampling needs, and the server adds the rest."),
-        **{"count": int(np.sum(times > 1 + 1e-6)), "rounds": times.size, "worst": times.max()},
     )
 
 

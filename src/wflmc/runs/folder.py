@@ -116,19 +116,6 @@ class Run:
         """Whether there is no channel between devices and server."""
         return self.scenario.policy.power in ("noiseless", "noiseless-dp")
 
-    @property
-    def noise(self) -> Any:
-        """σ²[S] of the update: the plan's, or more where devices added noise for absences; None without a plan."""
-        if self.rebuilt is None:
-            return None
-        plan, federation = self.rebuilt.plan, None if self.summary is None else self.summary.federation
-        if federation is None or not federation.tolerate:
-            return plan.noise_variance
-        sent = np.asarray(federation.sent)
-        share = plan.noise_power / np.maximum(plan.active_devices - federation.tolerate, 1)
-        scale = plan.scale * plan.active_devices / np.maximum(sent, 1)
-        return np.maximum(plan.noise_variance, sent * share * (plan.kick * scale / plan.gain) ** 2)
-
 
 def read_run(folder: Path) -> Run:
     """Return everything in the folder of a run, finished or stopped.

@@ -55,7 +55,7 @@ function check(point) {
 
 const WORDS = {
   snr_db: () => `${shown(state.snr_db)} dB`,
-  epsilon: () => shown(state.epsilon),
+  epsilon: () => `${shown(state.epsilon)} (${state.adjacency})`,
   delta: () => shown(state.delta),
   step_size: () => `${shown(state.step_size)} = ${shown(state.step_size * (state.mu + state.L))}/(μ+L)`,
   devices: () => `${state.devices}`,

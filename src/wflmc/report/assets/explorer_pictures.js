@@ -7,6 +7,7 @@ const INK = {
 const AXES = {
   epsilon: "privacy level ε", delta: "privacy slack δ", step_size: "step size η", rounds: "rounds S", clip: "clip ℓ",
 };
+const axisName = ({ map_axis: axis, adjacency }) => AXES[axis] + (axis === "epsilon" ? ` (${adjacency})` : "");
 const MOST_DRAWN = 1000, ROWS = 61;
 const MAP = { l: 70, r: 20, t: 10, b: 50 };
 
@@ -82,16 +83,16 @@ function drawMap(state, result) {
   const here = {
     x: [state.snr_db], y: [state[axis]], mode: "markers", showlegend: false, cliponaxis: false,
     marker: { size: 15, color: "#ffffff", line: { color: "#000000", width: 3.5 } },
-    hovertemplate: `here: SNR %{x} dB, ${AXES[axis]} %{y}<extra>${NAMES[result.regime]}</extra>`,
+    hovertemplate: `here: SNR %{x} dB, ${axisName(state)} %{y}<extra>${NAMES[result.regime]}</extra>`,
   };
   const ends = [map.rows[0].y, map.rows.at(-1).y].map(Math.log10);
-  const words = `Regime map over SNR and ${AXES[axis]}; the present point is ${NAMES[result.regime]}.`;
+  const words = `Regime map over SNR and ${axisName(state)}; the present point is ${NAMES[result.regime]}.`;
   draw("explorer-map", [...all.map(regionTrace), here], {
     margin: MAP, hovermode: "closest", dragmode: false,
     annotations: all.flatMap((region) => regionLabel(region, map.x, here)),
     xaxis: { title: { text: "SNR (dB)" }, range: map.x, zeroline: false, fixedrange: true },
     yaxis: {
-      title: { text: AXES[axis] }, type: "log", range: ends, exponentformat: "power", dtick: 1, fixedrange: true,
+      title: { text: axisName(state) }, type: "log", range: ends, exponentformat: "power", dtick: 1, fixedrange: true,
     },
   }, words, { ...CONFIG, displayModeBar: false });
 }

@@ -37,7 +37,7 @@ const VERDICTS = {
     const late = "The optimal plan transmits weakly early, where noise is still forgotten, and saves the budget for the end, " +
       againstEqual(result.equal_objective / result.objective);
     const help = result.regime_share["power-limited"] ? ", and so does a higher SNR." : "; a higher SNR does not.";
-    return `The promise (ε, δ) holds power back in ${held} of ${state.rounds} rounds. ` +
+    return `The promise (ε, δ) (${state.adjacency}) holds power back in ${held} of ${state.rounds} rounds. ` +
       `${state.rounds > 1 ? late : ""}A larger ε helps${help}`;
   },
 };

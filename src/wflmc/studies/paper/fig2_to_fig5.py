@@ -64,7 +64,7 @@ FIGURES: dict[str, Figure] = {
     "fig3b": Figure("Bound against SNR, η = 0.13/(μ+L)", "SNR (dB)", "snr_db", step_factor=0.13),
     "fig4a": Figure("Bound against step size, 18 dB", "step size η", "step_size", snr_db=18.0),
     "fig4b": Figure("Bound against step size, 30 dB", "step size η", "step_size", snr_db=30.0),
-    "fig5": Figure("Bound against privacy level, 20 dB", "ε", "epsilon"),
+    "fig5": Figure("Bound against privacy level, 20 dB", "ε (δ = 0.01, replace)", "epsilon"),
 }
 NAMES = ("fig2", *FIGURES)
 STEP_FACTORS = np.linspace(0.1, 2.0, 96)
