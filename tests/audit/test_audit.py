@@ -11,7 +11,7 @@ import wflmc
 from wflmc import audit, channel
 from wflmc.audit import attack, target
 from wflmc.audit.canary import canary_pair
-from wflmc.audit.report import Errors, counting_threshold, epsilon_by_counting, largest_mu, mu_lower, rate_upper
+from wflmc.audit.run import Errors, counting_threshold, epsilon_by_counting, largest_mu, mu_lower, rate_upper
 from wflmc.privacy import epsilon_spent
 
 from ..conftest import FULL, count

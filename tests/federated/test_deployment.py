@@ -214,6 +214,8 @@ def _lost(device: int, number: int):
 
 def _serve(fed: Path, grid: LocalGrid, **config: object) -> None:
     given = {"folder": str(fed / "server"), "deadline": 0.0, "wait": 0.0, **config}
+    if not (fed / "server" / "nodes.json").exists():
+        _known(fed, {FIRST + k: k for k in range(DEVICES)})
     flower_server.app(grid, Context(1, 1, {}, RecordDict(), given))
 
 
@@ -300,7 +302,6 @@ def test_one_folder_has_one_run_at_a_time(folder):
         refused.append(device)
         return answer
 
-    _known(folder, {FIRST + k: k for k in range(DEVICES)})  # so that nobody is asked for a name before the rounds
     _serve(folder, _grid(folder, meanwhile))
     assert refused
 

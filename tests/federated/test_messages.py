@@ -21,12 +21,12 @@ import flwr.app as flwr
 from wflmc.errors import InputError, OverspendError
 from wflmc.federated.device import Device, open_device
 from wflmc.federated.flower_client import client_app
-from wflmc.federated.flower_server import Transport
+from wflmc.federated.flower_server import Transport, meet
 from wflmc.federated.messages import Request, read_request, short, write_request
 from wflmc.federated.server import Server, read_log, serve, trace_of
 from wflmc.privacy import Ledger
 
-from ..federation_tools import FIRST, ROUNDING, Federation, LocalGrid, apart, app_of, federation, run_on_grid
+from ..federation_tools import FIRST, Federation, LocalGrid, apart, app_of, federation, run_on_grid
 
 BAD = 2
 """The device whose replies go wrong."""
@@ -215,7 +215,7 @@ def test_a_reply_that_flower_cannot_put_together_is_absent(made: Federation) -> 
             return super().pull_messages(wanted)
 
     server = made.server("spoiled")
-    serve(server, Transport(Spoiled(made.app(), 5), made.job, NODES, deadline=0.0, wait=0.0))
+    serve(server, Transport(Spoiled(made.app(), 5), made.job, NODES, deadline=0.0))
     asked = made.job.plan.weight > 0
     log = read_log(server.folder)
     assert [set(line["absent"]) for line in log] == [{str(BAD)} if row[BAD] else set() for row in asked]
@@ -234,7 +234,7 @@ def test_late_answers_are_not_read(made: Federation) -> None:
             return now
 
     server = made.server("slow")
-    serve(server, Transport(Slow(made.app(), 5), made.job, NODES, deadline=0.02, wait=0.0, poll=0.001))
+    serve(server, Transport(Slow(made.app(), 5), made.job, NODES, deadline=0.02, poll=0.001))
     asked = int((made.job.plan.weight[:, BAD] > 0).sum())
     assert len(held) == asked
     assert sum("late" in line["absent"].get(str(BAD), "") for line in read_log(server.folder)) == asked
@@ -242,44 +242,14 @@ def test_late_answers_are_not_read(made: Federation) -> None:
     assert server.ledger.spent[BAD] == 0
 
 
-def test_nodes_are_asked_who_they_are_and_impostors_turned_away(made: Federation) -> None:
-    devices = made.devices()
-
-    # Nodes 5 and 6 say that they are devices 0 and 99.
-    class Stranger:
-        terms = type("Terms", (), {"device": 99})()
-
-    who: list[Any] = [*devices, devices[0], Stranger()]
-    grid = LocalGrid(app_of(who), 7)
-    post = Transport(grid, made.job, deadline=0.0, wait=0.0)
-    assert post.node == {k: FIRST + k for k in range(5)}
-    server = made.server("met")
-    serve(server, post)
-    assert apart(trace_of(server), made.simulated()) < ROUNDING
-
-
-def test_nobody_waits_for_a_stranger_once_all_are_here(made: Federation) -> None:
-    hellos: list[int] = []
-
-    class Silent(LocalGrid):
-        def push_messages(self, messages: Any) -> Any:
-            letters = list(messages)
-            hellos.extend(m.metadata.dst_node_id for m in letters if m.metadata.message_type == "query.hello")
-            return super().push_messages(letters)
-
-        def pull_messages(self, message_ids: Any) -> Any:
-            return [m for m in super().pull_messages(message_ids) if m.metadata.src_node_id != FIRST + 5]
-
-    devices = made.devices()
-    grid = Silent(app_of([*devices, devices[0]]), 6)
-    serve(made.server("silent"), Transport(grid, made.job, deadline=0.05, wait=0.0, poll=0.01))
-    assert sorted(hellos) == [*NODES, FIRST + 5]
+def test_nodes_of_an_engine_say_who_they_are(made: Federation) -> None:
+    assert meet(LocalGrid(made.app(), 5), 5, 0.0) == NODES
 
 
 def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
     nodes = {node: k for node, k in NODES.items() if k != BAD}
     server = made.server("unregistered")
-    serve(server, Transport(LocalGrid(made.app(), 5), made.job, nodes, deadline=0.0, wait=0.0))
+    serve(server, Transport(LocalGrid(made.app(), 5), made.job, nodes, deadline=0.0))
     reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {None}
     assert reasons == {"not connected"}
 

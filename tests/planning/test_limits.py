@@ -16,7 +16,7 @@ from wflmc import channel, privacy
 from wflmc.errors import InputError, OverspendError
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning import POLICIES
-from wflmc.privacy.reference import epsilon_by_dp_accounting
+from wflmc.privacy.accountants import epsilon_by_dp_accounting
 
 from ..conftest import count
 

@@ -14,7 +14,7 @@ import wflmc
 from wflmc import InputError, audit, channel, preconditioning, privacy
 from wflmc.federated.job import make_job
 from wflmc.federated.messages import Terms
-from wflmc.privacy.reference import epsilon_by_dp_accounting
+from wflmc.privacy.accountants import epsilon_by_dp_accounting
 
 from ..audit.audit_tools import KEY, TRIALS, planned
 from ..cli_tools import strict, with_set

@@ -37,7 +37,7 @@ import psutil
 import wflmc
 from wflmc.federated.certificates import write_authority, write_device_key, write_server_certificate
 from wflmc.federated.job import DEVICE, SERVER, Job
-from wflmc.federated.registration import KEYS, DeploymentError, flwr, register
+from wflmc.federated.registration import KEYS, DeploymentError, register
 from wflmc.federated.server import Progress, read_log
 from wflmc.storage import write_text
 from wflmc.version import __version__
@@ -52,11 +52,9 @@ HOST = "127.0.0.1"
 GRACE = 15.0
 """Seconds for a process to end when it is asked to."""
 PATIENCE = 180.0
-"""Seconds for a process to come up. Flower refuses a node for about a minute after it was killed."""
+"""Seconds for the SuperLink to come up."""
 WAIT = 240.0
 """Seconds that a run waits for its devices before the first round."""
-LOOK = 15.0
-"""Seconds without a finished round after which a run is asked for its status; asking takes seconds of a core."""
 
 ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """What ends this process from outside: `kill`, and a terminal that is closed."""
@@ -157,18 +155,16 @@ class Part(NamedTuple):
 
     process: psutil.Popen
     log: Path
-    since: float
-    """When it was started for the first time, by the monotonic clock."""
 
     @property
     def output(self) -> str:
-        """What it has written."""
-        return self.log.read_text(encoding="utf-8", errors="replace").strip()
+        """What it has written, without colours."""
+        return re.sub(r"\x1b\[\d+m", "", self.log.read_text(encoding="utf-8", errors="replace")).strip()
 
     @property
-    def admitted(self) -> bool:
-        """Whether the SuperLink has let this SuperNode in."""
-        return "SuperNode ID:" in self.output
+    def ended(self) -> bool:
+        """Whether it runs no longer."""
+        return self.process.poll() is not None
 
     def tree(self) -> list[psutil.Process]:
         """Return all processes below this one, and itself last."""
@@ -192,8 +188,7 @@ class Loopback:
         self.state = self.folder / "loopback"
         self.env = environment(self.state / "flwr")
         self.rounds, self.port = len(Job.load(self.server).plan.rounds), port or free_port()
-        self.link: Part | None = None
-        self.nodes: dict[int, Part] = {}
+        self.parts: dict[str, Part] = {}
         self._reported = 0
         self._handlers: dict[int, Any] = {}
 
@@ -205,13 +200,13 @@ class Loopback:
         return self
 
     def __exit__(self, *error: object) -> None:
-        nodes, link = list(self.nodes.values()), [] if self.link is None else [self.link]
-        processes = [process for part in (*nodes, *link) for process in part.tree()]
+        link = [self.parts.pop(name) for name in (LINK,) if name in self.parts]
+        processes = [process for part in (*self.parts.values(), *link) for process in part.tree()]
         try:
             # First the ServerApp, which would take leaving devices for absent ones; the SuperLink last, as devices sign
             # off there. What is started next time is then let in at once.
             kill([process for part in link for process in part.tree()[:-1]])
-            for parts in (nodes, link):
+            for parts in (list(self.parts.values()), link):
                 for part in parts:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         part.process.terminate()
@@ -224,62 +219,45 @@ class Loopback:
     def start_link(self) -> None:
         """Start the SuperLink, wait until it answers, and let the devices' keys in."""
         command = superlink_command(HOST, self.port, str(self.state / "superlink.db"))
-        self.link = self._start("superlink", command, self.server, self.env)
+        link, end = self._start(LINK, command, self.server, self.env), time.monotonic() + PATIENCE
         while not self._listens():
-            if self.link.process.poll() is not None or time.monotonic() > self.link.since + PATIENCE:
-                raise DeploymentError(f"The SuperLink did not come up:\n{self.link.output[-1500:]}")
+            if link.ended or time.monotonic() > end:
+                raise DeploymentError(f"The SuperLink did not come up:\n{link.output[-1500:]}")
             time.sleep(0.2)
-        self.say(f"SuperLink at {HOST}:{self.port}, process {self.link.process.pid}")
+        self.say(f"SuperLink at {HOST}:{self.port}, process {link.process.pid}")
         register(self.server, LINK, self.env, self.say)
 
     def start_node(self, k: int) -> None:
-        """Start the SuperNode of a device; `supervise` starts it again should Flower refuse it."""
-        name, before = DEVICE.format(k), self.nodes.get(k)
-        command = supernode_command(f"{HOST}:{self.port}", free_port())
-        part = self._start(name, command, self.folder / name, environment(self.state / name))
-        if before is None:
-            self.say(f"SuperNode of device {k}, process {part.process.pid}")
-        self.nodes[k] = part if before is None or before.admitted else part._replace(since=before.since)
+        """Start the SuperNode of a device."""
+        name, command = DEVICE.format(k), supernode_command(f"{HOST}:{self.port}", free_port())
+        self._start(name, command, self.folder / name, environment(self.state / name))
 
-    def submit(self, deadline: float, wait: float = WAIT) -> str:
-        """Start the run, or one that goes on where the last one was; return its id."""
-        return str(flwr(run_command(deadline, wait), self.env, self.server)["run-id"])
+    def submit(self, deadline: float, wait: float = WAIT) -> Part:
+        """Start the run, or one that goes on where the last one was; return the process that follows it."""
+        return self._start("run", ["flwr", *run_command(deadline, wait), "--stream"], self.server, self.env)
 
-    def wait(self, run: str, progress: Progress | None = None, until: int | None = None) -> None:
-        """Follow a run to its end, or until some rounds are done; nodes that Flower refused are started again."""
-        looked = time.monotonic()
-        while until is None or self._reported < until:
-            if self._report(progress):
-                looked = time.monotonic()
-            self.supervise()
-            if time.monotonic() - looked > (1.0 if self._reported >= self.rounds else LOOK):
-                status = flwr(["list", "--run-id", run, LINK], self.env)["runs"][0]["status"]
-                looked = time.monotonic()
-                if status == "finished:completed":
-                    self._report(progress)
-                    return
-                if status.startswith("finished"):
-                    raise DeploymentError(f"The run was not completed ({status}). Its log ends:\n{self._log(run)}")
+    def wait(self, run: Part, progress: Progress | None = None, until: int | None = None) -> None:
+        """Follow a run to its end, or until some rounds are done; start SuperNodes again that Flower has refused."""
+        ended = False
+        while not ended and (until is None or self._reported < until):
             time.sleep(0.2)
-
-    def supervise(self) -> None:
-        """Start again what Flower has refused; DeploymentError where that does not help."""
-        if self.link is None or self.link.process.poll() is not None:
-            raise DeploymentError(f"The SuperLink has ended:\n{self.link.output[-1500:] if self.link else ''}")
-        for k, part in self.nodes.items():
-            if part.process.poll() is None:
-                continue
-            if not part.admitted and time.monotonic() - part.since > PATIENCE:
-                raise DeploymentError(f"The SuperNode of device {k} is not let in:\n{part.output[-1500:]}")
-            time.sleep(1.0)
-            self.start_node(k)
+            ended = run.ended
+            self._report(progress)
+            for name in [name for name, part in self.parts.items() if part.ended and part is not run]:
+                if name == LINK:
+                    raise DeploymentError(f"The SuperLink has ended:\n{self.parts[name].output[-1500:]}")
+                time.sleep(1.0)  # Flower refuses a node for about a minute after it was killed
+                self.start_node(int(name.removeprefix(DEVICE.format(""))))
+        if ended and self._reported < self.rounds:
+            raise DeploymentError(f"The run was not completed. Its log ends:\n{run.output[-2000:]}")
 
     def _start(self, name: str, command: list[str], folder: Path, env: Mapping[str, str]) -> Part:
         """Start a process in a session of its own, so that Ctrl-C is for this one alone."""
         log, how = self.state / f"{name}.log", {"cwd": folder, "env": env, "stdin": subprocess.DEVNULL}
         with log.open("wb") as file:
             process = psutil.Popen(command, **how, stdout=file, stderr=file, start_new_session=True)
-        return Part(process, log, time.monotonic())
+        self.parts[name] = Part(process, log)
+        return self.parts[name]
 
     def _listens(self) -> bool:
         """Return whether the SuperLink has opened its port."""
@@ -287,8 +265,8 @@ class Loopback:
             return True
         return False
 
-    def _report(self, progress: Progress | None) -> bool:
-        """Say who was absent in rounds that are new in the log; return whether there are any."""
+    def _report(self, progress: Progress | None) -> None:
+        """Say who was absent in rounds that are new in the log."""
         rows = read_log(self.server)[self._reported :]
         self._reported += len(rows)
         for row in rows:
@@ -296,12 +274,6 @@ class Loopback:
                 self.say(f"round {row['round'] + 1}: device {device} absent: {reason}")
         if rows and progress is not None:
             progress(self._reported, self.rounds)
-        return bool(rows)
-
-    def _log(self, run: str) -> str:
-        words = ["flwr", "log", run, LINK, "--show"]
-        done = subprocess.run(words, env=self.env, capture_output=True, text=True, check=False, timeout=60)
-        return re.sub(r"\x1b\[\d+m", "", done.stdout or done.stderr).strip()[-2000:]
 
 
 def run_on_loopback(

@@ -40,40 +40,26 @@ from wflmc.storage import naming_file, write_text
 
 RUNTIMES = ("simulation", "process", "deployment")
 STAND_IN = "data that stand in for the devices' own"
+WORDS = {"asked": "scenario", "real": "kind of devices (real or simulated)", "own_data": "source of data"}
+"""What two federations differ in, where about.json has another name for it."""
 ADDRESS = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
-OTHER = {
-    "asked": "scenario",
-    "real": "kind of devices (real or simulated)",
-    "chains": "number of chains",
-    "own_data": "source of data",
-}
-"""What two federations differ in, in words."""
 
 EMULATED = (
     "The radio channel is emulated: the server's process reads every device's message before it adds the channel's "
-    "noise, and epsilon holds for what it keeps and shows, not against that process. --noise devices does not rely on "
-    "it."
+    "noise, and epsilon does not hold against that process. --noise devices does not rely on it."
 )
 NO_PROTECTION = (
-    "The noise is simulated: it is that of `wflmc run`, by sampler.seed, and protects nobody from whoever knows the "
-    "seed. --noise channel draws it from the operating system's entropy, on a lattice."
+    "The noise is simulated, from sampler.seed, and protects nobody from whoever knows the seed; --noise channel does."
 )
 ONE_BY_ONE = (
-    "Devices add the noise themselves, and the server reads every message: each is hidden by its own share of the "
-    "noise alone, {} times the loss of the sum, which plan and ledger count."
+    "A message is hidden by its device's own share of the noise alone: {} times the loss of the sum, which is counted."
 )
-LEFT = (
-    "Messages that came late or were rejected have left their devices all the same: they are not in this ledger, but "
-    "in those of the devices."
-)
+LEFT = "Messages that came late or were rejected are not in this ledger, but in those of the devices that sent them."
 SPARE = (
     "For {} absences every device adds 1/{} of the noise: with all there, sums have up to {:.3g} times the noise that "
     "they need. The exact law counts that; the bound and the plan's own warnings are for as many absent."
 )
-ABSENT = (
-    "{} times a device was asked and did not send: bound and exact law are those of the plan, in which all do; ledger "
-    "and chains are of what happened."
-)
+ABSENT = "{} times a device was asked and did not send; bound and exact law are those of the plan, in which all do."
 
 
 class Options(NamedTuple):
@@ -196,11 +182,10 @@ def _refuse_other(folder: Path, about: dict[str, Any]) -> None:
     if not path.exists():
         raise InputError("--out", str(path.parent), "a folder in which nothing else is called federation")
     before = read_document(path, Document, "--out").model_dump()
-    for name, value in about.items():
-        if before.get(name) != value:
-            what = OTHER.get(name, name)
-            allowed = f"another folder: it holds a federation with another {what}, whose ledgers are to be kept"
-            raise InputError("--out", str(folder), allowed)
+    other = [WORDS.get(name, name) for name, value in about.items() if before.get(name) != value]
+    if other:
+        allowed = f"another folder: it holds a federation with another {other[0]}, whose ledgers are to be kept"
+        raise InputError("--out", str(folder), allowed)
 
 
 def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Options, about: dict[str, Any]) -> None:

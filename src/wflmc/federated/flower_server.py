@@ -6,8 +6,7 @@ The app runs all rounds of the job in its folder that have not been run. Its run
     deadline    seconds that a round waits; a device that is late did not transmit
     wait        seconds to wait for devices before the first round, and for any of them later on
 
-Where the folder has a nodes.json, written when keys were registered, a device is the node with its key, and no other.
-Without one nodes are asked who they are, and believed.
+The folder has a nodes.json, written when keys were registered: a device is the node with its key, and no other.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from wflmc.federated.device import open_device
 from wflmc.federated.flower_client import client_app
 from wflmc.federated.job import DEVICE, Job
 from wflmc.federated.messages import Reception, RejectedError, Request, read_reply, short, write_request
-from wflmc.federated.registration import TABLE, DeploymentError, read_nodes
+from wflmc.federated.registration import DeploymentError, read_nodes
 from wflmc.federated.server import Exchange, Progress, Server, open_server, serve, superpose
 from wflmc.privacy.ledger import TOLERANCE
 
@@ -54,39 +53,27 @@ class Transport:
         grid: Flower's, of a run.
         job: what is run.
         nodes: which device is behind each node id. Ids belong to registered keys where SuperNodes are authenticated, so
-            that this table is what binds a device to its key. Without one nodes are asked, and believed.
+            that this table is what binds a device to its key.
         deadline: seconds that a round waits; a device that is late did not transmit.
-        wait: seconds to wait for devices to come up before the first round.
         poll: seconds between two looks for answers.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        job: Job,
-        nodes: Mapping[int, int] | None = None,
-        deadline: float = 60.0,
-        wait: float = 60.0,
-        poll: float = 0.05,
-    ) -> None:
+    def __init__(self, grid: Grid, job: Job, nodes: Mapping[int, int], deadline: float, poll: float = 0.05) -> None:
         self.grid, self.job, self.deadline, self.poll = grid, job, deadline, poll
-        self.trusted = nodes is not None
-        self.node: dict[int, int] = {device: node for node, device in (nodes or {}).items()}
-        self._strangers: set[int] = set()
+        self.node = {device: node for node, device in nodes.items()}
         self._one_by_one = False
-        end = time.monotonic() + wait
-        while not self._complete() and time.monotonic() < end:
-            time.sleep(self.poll)
 
     def __call__(self, requests: list[Request]) -> Reception:
         """Send the requests of a round, wait until the deadline, and add up what came."""
         job, signals, late = self.job, {}, f"late: no answer within {self.deadline:g} s"
-        self._complete()
         here = set(self.grid.get_node_ids())
         absent = {one.device: late if self.node.get(one.device) in here else "not connected" for one in requests}
         asked = [(one, secrets.token_hex(16)) for one in requests if absent[one.device] == late]
-        contents = [(write_request(one, job.run, nonce), self.node[one.device]) for one, nonce in asked]
-        about = dict(zip(self._push(contents), asked, strict=True))
+        messages = [
+            Message(write_request(one, job.run, nonce), self.node[one.device], "query.gradient", ttl=self.deadline)
+            for one, nonce in asked
+        ]
+        about = dict(zip(self.grid.push_messages(messages), asked, strict=True))
         for ident, message in self._answers(set(about)):
             request, nonce = about[ident]
             if message is not None and message.has_error():
@@ -98,11 +85,6 @@ class Transport:
             except RejectedError as error:
                 absent[request.device] = f"rejected, {error}"
         return superpose(job, requests, signals, absent)
-
-    def _push(self, contents: list[tuple[RecordDict, int]], kind: str = "gradient") -> list[str]:
-        """Send records to nodes; return an id for each, "" where it could not be sent."""
-        messages = [Message(content, node, f"query.{kind}", ttl=self.deadline) for content, node in contents]
-        return list(self.grid.push_messages(messages))
 
     def _answers(self, idents: set[str]) -> Iterator[tuple[str, Message | None]]:
         """Yield (id of a request, its reply, None if unreadable) until all are here or the deadline has passed."""
@@ -129,27 +111,20 @@ class Transport:
             self._one_by_one = True
             return self._pull(waiting)
 
-    def _complete(self) -> bool:
-        """Return whether all devices are known and connected, after asking nodes that are not known who they are.
 
-        A node is believed, unless a connected node is that device already.
-        """
-        here = set(self.grid.get_node_ids())
-        missing = {device for device in range(self.job.plan.devices) if self.node.get(device) not in here}
-        new = sorted(here - set(self.node.values()) - self._strangers)
-        if missing and new and not self.trusted:  # nobody waits for a stranger
-            asked = dict(zip(self._push([(RecordDict(), node) for node in new], "hello"), new, strict=True))
-            replies = {asked[ident]: message for ident, message in self._answers(set(asked)) if message is not None}
-            for node, message in sorted(replies.items()):
-                known = not message.has_error() and "about" in message.content
-                device: Any = dict(message.content["about"]).get("device") if known else None
-                if isinstance(device, int) and device in missing:
-                    self.node[device] = node
-                    missing.remove(device)
-                else:
-                    log.warning("Node %s is turned away: it says that it is device %r.", node, device)
-                    self._strangers.add(node)
-        return not missing
+def connected(grid: Grid, count: int, wait: float) -> list[int]:
+    """Return the nodes that are connected, once there are so many or the seconds have passed."""
+    end = time.monotonic() + wait
+    while len(nodes := list(grid.get_node_ids())) < count and time.monotonic() < end:
+        time.sleep(POLL)
+    return nodes
+
+
+def meet(grid: Grid, devices: int, wait: float) -> dict[int, int]:
+    """Return which device is behind each node of Flower's engine, by what it says of itself."""
+    hello = [Message(RecordDict(), node, "query.hello", ttl=wait) for node in connected(grid, devices, wait)]
+    replies = grid.send_and_receive(hello, timeout=wait)
+    return {reply.metadata.src_node_id: reply.content["about"]["device"] for reply in replies if reply.has_content()}
 
 
 app = ServerApp()
@@ -167,8 +142,9 @@ def main(grid: Grid, context: Context) -> None:
         allowed = "the one with which the federation was prepared: it lacks what devices had spent before"
         raise InputError("ledger", str(ledger.path), allowed)
     _say(f"{done} of {len(job.plan.rounds)} rounds are done; waiting for {job.plan.devices} devices")
-    nodes = {row.node: row.device for row in read_nodes(folder)} if (folder / TABLE).exists() else None
-    serve(server, patient(Transport(grid, job, nodes, deadline, wait, POLL), wait), say=_say)
+    nodes = {row.node: row.device for row in read_nodes(folder)}
+    connected(grid, len(nodes), wait)
+    serve(server, patient(Transport(grid, job, nodes, deadline, POLL), wait), say=_say)
     _say("all rounds are done")
 
 
@@ -227,7 +203,8 @@ def run_in_engine(server: Server, app: ClientApp, *, progress: Progress | None =
     @center.main()
     def main(grid: Grid, context: Context) -> None:
         del context
-        serve(server, Transport(grid, server.job, deadline=deadline, wait=deadline), progress)
+        nodes = meet(grid, server.job.plan.devices, deadline)
+        serve(server, Transport(grid, server.job, nodes, deadline), progress)
 
     backend: dict[str, Any] = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from wflmc.errors import InputError, UnfinishedError
 from wflmc.storage import write_text
 
@@ -71,9 +73,8 @@ def read_nodes(server: Path) -> list[Node]:
     """Return the table in a server's folder."""
     path = server / TABLE
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        nodes = [Node(int(row["node"]), int(row["device"]), str(row["key"])) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        nodes = TypeAdapter(list[Node]).validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise InputError("nodes", str(path), f"a table that registration has written ({error})") from None
     if len({row.device for row in nodes}) < len(nodes) or len({row.node for row in nodes}) < len(nodes):
         raise InputError("nodes", str(path), "a table with every node and every device once")
