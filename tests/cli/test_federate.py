@@ -253,7 +253,7 @@ def test_every_chain_of_real_devices_is_paid_for(call: Any, small: Path, tmp_pat
         assert call("federate", small, "--prepare", "--out", tmp_path / name, *chains)[0] == 0
         job = Job.load(tmp_path / name / "federation" / "server")
         assert job.releases == job.chains == (3 if chains else 1)
-        total = job.planned_loss().sum(0) / job.plan.privacy.budget(4)
+        total = job.planned_loss.sum(0) / job.plan.privacy.budget(4)
         assert total.max() == pytest.approx(1)
         assert job.noise == "channel"
         assert job.lattice is not None

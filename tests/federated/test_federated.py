@@ -387,7 +387,7 @@ def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
 def test_whoever_sends_nobody_spends_more_than_planned(pattern: list[list[bool]]) -> None:
     sent = np.array(pattern)
     for job in _jobs():
-        planned, total = job.planned_loss(), np.zeros(5)
+        planned, total = job.planned_loss, np.zeros(5)
         for at in range(7):
             senders = sent[at] & (job.plan.weight[at] > 0)
             loss = job.loss(at, senders)
@@ -465,7 +465,7 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [{}, {"tolerate": 2}, {"tolerate": 1, "releases": 2}])
 def test_a_plan_uses_its_budget_whoever_adds_the_noise(tmp_path: Path, how: dict[str, Any]) -> None:
     made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices", **how)
-    used = made.job.planned_loss().sum(0) / made.inputs.privacy.budget(5)
+    used = made.job.planned_loss.sum(0) / made.inputs.privacy.budget(5)
     np.testing.assert_allclose(used, 1, rtol=1e-6)
     assert not np.any(made.job.plan.ledger)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import zipfile
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +34,18 @@ SLACK = 1e-6
 """Relative rounding that a device forgives a request."""
 
 
+@without_data
+class Answer(NamedTuple):
+    """What a device has been asked and has answered."""
+
+    request: str
+    """A name for what was asked."""
+    charge: str
+    """Under which name the ledger has it; every answer that is drawn anew has one of its own."""
+    signal: NDArray[np.float32]
+    """x, [chain, m]."""
+
+
 class Device:
     """One device, which answers what its terms allow.
 
@@ -48,12 +60,12 @@ class Device:
     def __init__(self, posterior: Posterior, terms: Terms, ledger: Ledger | None = None, secret: bytes = b"") -> None:
         if posterior.dim != terms.dim:
             raise InputError("data", f"a model of {posterior.dim} parameters", f"one of {terms.dim}, as in the terms")
-        numbers = [posterior.features] if isinstance(posterior, Regression) else []
-        numbers += [posterior.target] if isinstance(posterior, GaussianPosterior) else []
-        if any(np.any(np.abs(values) > LARGEST) for values in numbers):
+        large = isinstance(posterior, Regression) and np.any(np.abs(posterior.features) > LARGEST)
+        if large or (isinstance(posterior, GaussianPosterior) and np.any(np.abs(posterior.target) > LARGEST)):
             raise InputError("data", f"numbers above {LARGEST:g}", "scaled to moderate size")
         self.terms, self.ledger, self.secret = terms, ledger, secret
-        self._last = LastAnswer(None if ledger is None or ledger.path is None else ledger.path.with_name("answer.npz"))
+        self._path = None if ledger is None or ledger.path is None else ledger.path.with_name("answer.npz")
+        self._last: Answer | None = None
         self._data = posterior.digest
         self._by_example = bool(np.isfinite(terms.example_clip))
         clips = np.array([terms.clip]), np.array([terms.example_clip])
@@ -73,18 +85,35 @@ class Device:
         if self.terms.simulated:
             self._pay(request, name)
             return self._draw(request)
-        with self._last.exclusive():
-            answer = before = self._last.load()
+        with nullcontext() if self._path is None else exclusive(self._path.with_suffix(".lock")):
+            answer = before = self._load()
             if answer is None or answer.request != name:
                 answer = Answer(name, secrets.token_hex(16), self._draw(request))
-                self._last.save(answer)
+                self._save(answer)
             try:
                 self._pay(request, answer.charge)
             except (InputError, OverspendError):
                 if before is not None:  # a request that is refused does not take the place of an answer that was paid
-                    self._last.save(before)
+                    self._save(before)
                 raise
         return answer.signal
+
+    def _load(self) -> Answer | None:
+        """Return the last answer, from the file that only its owner reads where there is one."""
+        if self._path is None or not self._path.exists():
+            return self._last
+        try:
+            with np.load(self._path, allow_pickle=False) as saved:
+                return Answer(str(saved["request"]), str(saved["charge"]), saved["signal"])
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            raise InputError("answer", str(self._path), "as wflmc wrote it, or removed: the next is new") from None
+
+    def _save(self, answer: Answer) -> None:
+        """Put an answer in the place of the one before; it is on the disk before it is sent."""
+        self._last = answer
+        if self._path is not None:
+            with replacing(self._path, mode=0o600) as file:
+                np.savez(file, allow_pickle=False, **answer._asdict())
 
     def _draw(self, request: Request) -> NDArray[np.float32]:
         """Compute a new answer."""
@@ -101,23 +130,19 @@ class Device:
 
     def _check(self, request: Request) -> None:
         """Refuse a request that goes beyond the terms."""
-        terms, theta = self.terms, request.theta
-        at = request.round - terms.start
+        terms, theta, at = self.terms, request.theta, request.round - self.terms.start
         if request.device != terms.device or not 0 <= at < len(terms.gain):
-            given = f"device {request.device}, round {request.round}"
-            allowed = f"for device {terms.device} and a round from {terms.start} to {terms.rounds - 1}"
-            raise InputError("request", given, allowed)
+            agreed = f"for device {terms.device} and a round from {terms.start} to {terms.rounds - 1}"
+            raise InputError("request", f"device {request.device}, round {request.round}", agreed)
         if theta.shape != (terms.chains, terms.dim) or theta.dtype != np.float32:
-            given = f"{theta.dtype} of shape {theta.shape}"
-            raise InputError("theta", given, f"float32 [{terms.chains} chains, {terms.dim} parameters]")
+            raise InputError("theta", theta, f"float32 [{terms.chains} chains, {terms.dim} parameters]")
         if not np.all(np.abs(theta) <= LARGEST):  # gradients might overflow, and whether they do is private
-            raise InputError("theta", "nan, infinite or too large", f"at most {LARGEST:g} everywhere")
-        if not abs(request.known / terms.known[at] - 1) <= SLACK:
-            allowed = f"{terms.known[at]:.6g}, what the device itself knows of its channel in round {request.round + 1}"
-            raise InputError("known", request.known, allowed)
-        if not 0 < request.gain <= terms.gain[at] * (1 + SLACK):
-            allowed = f"above 0 and at most {terms.gain[at]:.6g}, as agreed for round {request.round + 1}"
-            raise InputError("gain", request.gain, allowed)
+            raise InputError("theta", theta, f"finite and at most {LARGEST:g} everywhere")
+        known, gain = terms.known[at], terms.gain[at]
+        if not abs(request.known / known - 1) <= SLACK:
+            raise InputError("known", request.known, f"{known:.6g}, what the device itself knows of its channel")
+        if not 0 < request.gain <= gain * (1 + SLACK):
+            raise InputError("gain", request.gain, f"above 0 and at most {gain:.6g}, as agreed for this round")
         if terms.power < np.inf and (self._precoder(request) * terms.clip) ** 2 > terms.power * (1 + SLACK):
             raise InputError("gain", request.gain, "within the transmit power of the device")
 
@@ -176,47 +201,3 @@ def open_device(folder: Path) -> Device:
         posterior = posterior.whitened(np.array(about["whitening"]), about["prior_on"])
         posterior = replace(posterior, subject="")  # else every device would be compiled anew
     return Device(posterior, terms, terms.open_ledger(folder) if np.isfinite(terms.sensitivity) else None, secret)
-
-
-@without_data
-class Answer(NamedTuple):
-    """What a device has been asked and has answered."""
-
-    request: str
-    """A name for what was asked."""
-    charge: str
-    """Under which name the ledger has it; every answer that is drawn anew has one of its own."""
-    signal: NDArray[np.float32]
-    """x, [chain, m]."""
-
-
-class LastAnswer:
-    """The last answer, in memory or in a file that only its owner reads, which is on the disk before it is sent.
-
-    Whoever is between `load` and `save` is alone there, among all processes that use the same file.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._memory: Answer | None = None
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        """Keep other threads and processes out of the file."""
-        return nullcontext() if self.path is None else exclusive(self.path.with_suffix(".lock"))
-
-    def load(self) -> Answer | None:
-        """Return the last answer, if there is one."""
-        if self.path is None or not self.path.exists():
-            return self._memory
-        try:
-            with np.load(self.path, allow_pickle=False) as saved:
-                return Answer(str(saved["request"]), str(saved["charge"]), saved["signal"])
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            raise InputError("answer", str(self.path), "as wflmc wrote it, or removed: the next is new") from None
-
-    def save(self, answer: Answer) -> None:
-        """Put an answer in the place of the one before."""
-        self._memory = answer
-        if self.path is not None:
-            with replacing(self.path, mode=0o600) as file:
-                np.savez(file, allow_pickle=False, **answer._asdict())

@@ -260,14 +260,12 @@ def received_plan(job: Job) -> Plan:
 
 def _costs(job: Job) -> dict[str, Any]:
     """Return `privacy` of plan.json, for what this transport and all chains that are given away cost."""
-    promise, spent = job.plan.privacy, job.planned_loss().sum(0)
-    costs: dict[str, Any] = {"spent": spent, "spent_max": spent.max()}
+    promise, spent = job.plan.privacy, job.planned_loss.sum(0)
     total = spent + job.plan.ledger
-    each = promise.epsilons_spent(total)
-    if each is not None:
-        costs |= {"epsilon_spent": each.max(), "epsilon_each": each}
+    costs: dict[str, Any] = {"spent": spent, "spent_max": spent.max(), "epsilon_each": promise.epsilons_spent(total)}
+    if promise.delta is not None:
         costs["epsilon_by"] = {name: promise.epsilon_spent(total, name) for name in ACCOUNTANTS}
-    return dict(plain(costs))
+    return dict(plain({**costs, "epsilon_spent": promise.epsilon_spent(total)}))
 
 
 def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, options: Options, began: float) -> Result:

@@ -124,28 +124,22 @@ class Job:
         noise = self.lattice.variance**0.5 if self.noise == "devices" and self.lattice else 0.0
         return (clipped + noise * (np.sqrt(self.plan.dim) + TAIL)) * (1 + SLACK)
 
-    def loss(self, at: int, sent: NDArray[np.bool_]) -> Array:
-        """Return what a round costs every device, by who really sent, [K].
+    @cached_property
+    def planned_loss(self) -> Array:
+        """The loss of all rounds with all who are to send, [S, K]: no round costs more.
 
         A device is hidden by the noise of the sum; but where devices add it, each message by its own share alone.
         """
-        hidden_by = float(self.share[at] if self.noise == "devices" else self.plan.noise_power)
-        return np.where(sent, self._plan_loss[at] * (self.releases * self.plan.noise_power / hidden_by), 0.0)
+        hidden_by = self.share if self.noise == "devices" else np.full(len(self.plan.rounds), self.plan.noise_power)
+        return np.asarray(self.plan.loss * (self.releases * self.plan.noise_power / hidden_by)[:, None])
 
-    @cached_property
-    def _plan_loss(self) -> Array:
-        """Computed once, not in every round."""
-        return self.plan.loss
-
-    def planned_loss(self) -> Array:
-        """Return the loss of all rounds with all who are to send, [S, K]: no round costs more."""
-        return np.stack([self.loss(at, weight > 0) for at, weight in enumerate(self.plan.weight)])
+    def loss(self, at: int, sent: NDArray[np.bool_]) -> Array:
+        """Return what a round costs every device, by who really sent, [K]."""
+        return np.where(sent, self.planned_loss[at], 0.0)
 
     def terms(self, device: int) -> Terms:
         """Return what one device is to agree to."""
-        plan, promise, lattice = self.plan, self.plan.privacy, self.lattice if self.noise == "devices" else None
-        values = (promise.epsilon, promise.delta)
-        epsilon, delta = (None if x is None else float(np.broadcast_to(x, (plan.devices,))[device]) for x in values)
+        plan, lattice = self.plan, self.lattice if self.noise == "devices" else None
         return Terms(
             run=self.run,
             device=device,
@@ -164,7 +158,7 @@ class Job:
             power=float(self.power[device]),
             enforced=plan.enforced,
             simulated=self.lattice is None,
-            privacy=(epsilon, delta, promise.accountant, promise.unit, promise.adjacency),
+            promise=plan.privacy.of_device(device, plan.devices),
         )
 
     def save(self, folder: Path) -> None:

@@ -57,8 +57,8 @@ class Terms:
     """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
     simulated: bool
     """Whether the noise is that of a simulation, which protects nobody: answers are then repeated, but not stored."""
-    privacy: tuple[float | None, float | None, str, str, str]
-    """ε, δ, accountant, unit and adjacency of the promise to this device."""
+    promise: Privacy
+    """The promise to this device."""
 
     @property
     def rounds(self) -> int:
@@ -75,13 +75,6 @@ class Terms:
         """Half of what a neighbouring data set can change."""
         return float(self.promise.half_change(self.clip, self.example_clip))
 
-    @property
-    def promise(self) -> Privacy:
-        """The promise to this device."""
-        epsilon, delta, accountant, unit, adjacency = self.privacy
-        example_clip = min(self.example_clip, 1e300) if unit == "record" else None
-        return Privacy(epsilon, delta, min(self.clip, 1e300), accountant, unit, example_clip, adjacency)
-
     def open_ledger(self, folder: Path) -> Ledger:
         """Return the device's own ledger, in its folder."""
         return Ledger(self.promise, 1, enforced=self.enforced, path=folder / "ledger.jsonl")
@@ -95,7 +88,8 @@ class Terms:
         """Read them again."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**content | {name: tuple(content[name]) for name in ("gain", "known", "privacy")})
+            content |= {"promise": Privacy(**content["promise"])}
+            return cls(**content | {name: tuple(content[name]) for name in ("gain", "known")})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError("terms", str(path), f"{EARLIER} ({error})") from None
 

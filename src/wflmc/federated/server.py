@@ -77,7 +77,7 @@ def open_server(job: Job, folder: Path, ledger: str | Path | None = None) -> Ser
         allowed = f"as it was: the ledger has {paid} rounds; without it, begin a new federation with another seed"
         raise InputError("checkpoint", f"{done} rounds in {folder}", allowed)
     if paid == 0:
-        book.check(plan.start, job.planned_loss())
+        book.check(plan.start, job.planned_loss)
     return server
 
 

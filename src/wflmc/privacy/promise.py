@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -108,6 +108,12 @@ class Privacy(Shown):
         if values.ndim > 1 or values.size not in (1, devices):
             raise wrong_length(name, values.tolist(), devices)
         return np.broadcast_to(values.reshape(-1), (devices,))
+
+    def of_device(self, device: int, devices: int) -> Privacy:
+        """Return the promise to one of the devices alone."""
+        each = [name for name in ("epsilon", "delta", "clip", "example_clip") if getattr(self, name) is not None]
+        own: dict[str, Any] = {name: float(self._per_device(name, devices)[device]) for name in each}
+        return replace(self, **own)
 
     def clips(self, devices: int) -> Array:
         """Return ℓ_k for every device."""
