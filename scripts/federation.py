@@ -28,10 +28,11 @@ import numpy as np
 import wflmc
 from wflmc.federated.certificates import write_authority, write_device_key
 from wflmc.federated.deployment import HOST, LINK, Loopback, environment, free_port, kill, prepare, supernode_command
-from wflmc.federated.flower_server import devices_in, run_in_engine
-from wflmc.federated.job import DEVICE, SERVER, Job, make_job, write_federation
+from wflmc.federated.device import devices_in
+from wflmc.federated.job import Job, make_job, write_federation
+from wflmc.federated.messages import DEVICE, SERVER
 from wflmc.federated.registration import flwr
-from wflmc.federated.server import open_server, read_log, trace_of
+from wflmc.federated.server import open_server, read_log, run_in_engine, trace_of
 from wflmc.planning import Plan
 from wflmc.runs.planning import make_plan
 from wflmc.scenario import load_scenario

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from wflmc.errors import InputError, OverspendError
-from wflmc.privacy import Ledger, LedgerWarning
-from wflmc.privacy.ledger import Anchor, anchor_path
+from wflmc.privacy.ledger import Anchor, Ledger, LedgerWarning, anchor_path
 from wflmc.runs.folder import read_run
 from wflmc.scenario import build, load_scenario
 

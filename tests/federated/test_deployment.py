@@ -30,7 +30,8 @@ from flwr.app import Context, RecordDict
 
 import wflmc
 from wflmc.errors import InputError
-from wflmc.federated import certificates, flower_client, flower_server, registration
+from wflmc.federated import certificates, device, registration
+from wflmc.federated import server as serving
 from wflmc.federated.certificates import write_authority, write_device_key, write_server_certificate
 from wflmc.federated.deployment import ENDS, HOST, Loopback, environment, free_port, prepare
 from wflmc.federated.job import make_job, write_federation
@@ -145,8 +146,8 @@ def test_the_app_that_is_sent_out_has_no_code_and_no_secret(folder):
     assert [path.name for path in app.iterdir()] == ["pyproject.toml"]
     about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert about["components"] == {
-        "serverapp": "wflmc.federated.flower_server:app",
-        "clientapp": "wflmc.federated.flower_client:app",
+        "serverapp": "wflmc.federated.server:app",
+        "clientapp": "wflmc.federated.device:app",
     }
     assert about["config"].keys() == {"folder", "deadline", "wait"}
     config = tomllib.loads((folder / "server" / "flwr" / "config.toml").read_text())["superlink"]
@@ -197,7 +198,7 @@ def _grid(folder: Path, fault=None) -> LocalGrid:
 
     def app(message, context):
         context.node_config["folder"] = str(folder / f"device-{context.node_config['partition-id']}")
-        return flower_client.app(message, context)
+        return device.app(message, context)
 
     return LocalGrid(app, DEVICES, fault)
 
@@ -216,7 +217,7 @@ def _serve(fed: Path, grid: LocalGrid, **config: object) -> None:
     given = {"folder": str(fed / "server"), "deadline": 0.0, "wait": 0.0, **config}
     if not (fed / "server" / "nodes.json").exists():
         _known(fed, {FIRST + k: k for k in range(DEVICES)})
-    flower_server.app(grid, Context(1, 1, {}, RecordDict(), given))
+    serving.app(grid, Context(1, 1, {}, RecordDict(), given))
 
 
 def _losses(folder: Path, name: str = "server") -> list[dict]:
@@ -313,14 +314,14 @@ def test_a_server_that_nobody_answers_asks_again_and_gives_up(setting, capsys):
     def exchange(asks):
         return Reception(None, np.array([next(answers)]), {0: "not connected"})
 
-    assert flower_server.patient(exchange, wait=60, pause=0)(["ask"]).sent.any()
+    assert serving.patient(exchange, wait=60, pause=0)(["ask"]).sent.any()
     assert "asking again; device 0: not connected" in capsys.readouterr().out
 
     def silent(asks):
         return Reception(None, np.zeros(job.plan.devices, bool), {0: "late"})
 
     with pytest.raises(DeploymentError, match="No device has answered"):
-        flower_server.patient(silent, wait=0, pause=0)(["ask"])
+        serving.patient(silent, wait=0, pause=0)(["ask"])
 
 
 @pytest.mark.parametrize("config", [{"deadline": "soon"}, {"wait": -1}, {"folder": "nowhere"}])
@@ -331,7 +332,7 @@ def test_a_run_config_that_cannot_be_is_refused(folder, config):
 
 def test_a_device_needs_its_folder():
     with pytest.raises(InputError, match="folder of this device"):
-        flower_client.configured_device(Context(1, 1, {}, RecordDict(), {}))
+        device.configured_device(Context(1, 1, {}, RecordDict(), {}))
 
 
 def test_registration_registers_what_is_new(folder, monkeypatch):

@@ -21,8 +21,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 import wflmc
 from wflmc.errors import InputError, OverspendError
 from wflmc.federated import lattice
-from wflmc.federated.device import Device, open_device
-from wflmc.federated.flower_server import devices_in
+from wflmc.federated.device import Device, devices_in, open_device
 from wflmc.federated.job import Job, make_job
 from wflmc.federated.messages import Reception, Request, Terms
 from wflmc.federated.server import Server, open_server, read_log, rescale, serve, trace_of

@@ -19,11 +19,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 import flwr.app as flwr
 
 from wflmc.errors import InputError, OverspendError
-from wflmc.federated.device import Device, open_device
-from wflmc.federated.flower_client import client_app
-from wflmc.federated.flower_server import Transport, meet
+from wflmc.federated.device import Device, client_app, open_device
 from wflmc.federated.messages import Request, read_request, short, write_request
-from wflmc.federated.server import Server, read_log, serve, trace_of
+from wflmc.federated.server import Server, Transport, meet, read_log, serve, trace_of
 from wflmc.privacy import Ledger
 
 from ..federation_tools import FIRST, Federation, LocalGrid, apart, app_of, federation, run_on_grid

@@ -36,7 +36,8 @@ import psutil
 
 import wflmc
 from wflmc.federated.certificates import write_authority, write_device_key, write_server_certificate
-from wflmc.federated.job import DEVICE, SERVER, Job
+from wflmc.federated.job import Job
+from wflmc.federated.messages import DEVICE, SERVER
 from wflmc.federated.registration import KEYS, DeploymentError, register
 from wflmc.federated.server import Progress, read_log
 from wflmc.storage import write_text

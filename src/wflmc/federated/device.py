@@ -1,11 +1,16 @@
-"""A device: its own data, its own terms and its own ledger; computes, clips and precodes its gradient."""
+"""A device: its own data, its own terms and its own ledger; computes, clips and precodes its gradient.
+
+On Flower it is an app, which keeps all that comes from the data from a server whose request fails.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import zipfile
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,10 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError, OverspendError, without_data
-from wflmc.federated.messages import Request, Terms
+from wflmc.federated.messages import DEVICE, Request, Terms, read_request, write_reply
 from wflmc.keys import digest
 from wflmc.posterior import GaussianPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.base import Posterior
@@ -26,6 +33,8 @@ from wflmc.posterior.summation import Sum, as_pair
 from wflmc.privacy import Ledger, round_loss
 from wflmc.sampling import default_memory
 from wflmc.storage import exclusive, replacing
+
+log = logging.getLogger("wflmc.federated")
 
 LARGEST = 1e9
 """The largest parameter that a device answers for, and the largest number that its data may have: float32 holds the
@@ -201,3 +210,62 @@ def open_device(folder: Path) -> Device:
         posterior = posterior.whitened(np.array(about["whitening"]), about["prior_on"])
         posterior = replace(posterior, subject="")  # else every device would be compiled anew
     return Device(posterior, terms, terms.open_ledger(folder) if np.isfinite(terms.sensitivity) else None, secret)
+
+
+def client_app(find: Callable[[Context], Device]) -> ClientApp:
+    """Return the app of the devices.
+
+    Args:
+        find: the device of a context, such as by its node_config; called for every message, so it should remember.
+    """
+    app = ClientApp()
+
+    @app.query("hello")
+    def hello(message: Message, context: Context) -> Message:
+        with _without_details():
+            device = find(context)
+        return Message(RecordDict({"about": ConfigRecord({"device": device.terms.device})}), reply_to=message)
+
+    @app.query("gradient")
+    def gradient(message: Message, context: Context) -> Message:
+        with _without_details():
+            device = find(context)
+        with _without_details(InputError, OverspendError):
+            request, nonce = read_request(message.content, device.terms.run)
+            return write_reply(message, device.answer(request), request, device.terms.run, nonce)
+
+    return app
+
+
+@contextmanager
+def _without_details(*shown: type[Exception]) -> Iterator[None]:
+    """Keep from the server, which Flower tells the text of whatever a device raises, all that comes from the data.
+
+    Args:
+        shown: errors whose sentence is about the request alone.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, shown):
+            log.warning("Request refused: %s", error)
+            raise PermissionError(f"refused by the device: {error}") from None
+        log.exception("The device could not answer.")
+        raise RuntimeError("the device could not answer; its own log says why") from None
+
+
+def configured_device(context: Context) -> Device:
+    """Return the device whose folder the SuperNode was given."""
+    folder = context.node_config.get("folder")
+    if not isinstance(folder, str) or not folder:
+        raise InputError("node-config", folder, "folder='PATH' with the folder of this device")
+    return open_device(Path(folder))
+
+
+def devices_in(folder: Path) -> ClientApp:
+    """Return the app of devices whose folders lie side by side, each named by its number."""
+    return client_app(lambda context: open_device(folder / DEVICE.format(context.node_config["partition-id"])))
+
+
+app = client_app(configured_device)
+"""Of a machine of its own; the SuperNode's --node-config names the device's folder, `folder='…'`."""

@@ -19,11 +19,12 @@ import numpy as np
 
 from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, evaluate, preload
+from wflmc.federated import server as serving
 from wflmc.federated.deployment import prepare, run_on_loopback
-from wflmc.federated.device import open_device
-from wflmc.federated.flower_server import devices_in, run_in_engine
-from wflmc.federated.job import DEVICE, NOISES, SERVER, Job, federated_plan, make_job, write_federation
-from wflmc.federated.server import LEDGER, LOG, Progress, Server, open_server, read_log, run_in_process, trace_of
+from wflmc.federated.device import devices_in, open_device
+from wflmc.federated.job import NOISES, Job, federated_plan, make_job, write_federation
+from wflmc.federated.messages import DEVICE, SERVER
+from wflmc.federated.server import LEDGER, LOG, Progress, Server, open_server, read_log, trace_of
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.privacy import ACCOUNTANTS, Ledger
@@ -168,9 +169,9 @@ def _run(server: Server, place: Path, options: Options, progress: Progress, say:
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":
-        run_in_process(server, [open_device(place / DEVICE.format(k)) for k in range(devices)], progress)
+        serving.run_in_process(server, [open_device(place / DEVICE.format(k)) for k in range(devices)], progress)
     elif options.runtime == "simulation":
-        run_in_engine(server, devices_in(place), progress=progress, deadline=deadline)
+        serving.run_in_engine(server, devices_in(place), progress=progress, deadline=deadline)
     else:
         prepare(place, devices)
         run_on_loopback(place, deadline=deadline, say=say, progress=progress)

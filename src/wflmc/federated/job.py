@@ -18,7 +18,7 @@ from wflmc.channel import Link
 from wflmc.dynamics import Dynamics, from_constants
 from wflmc.errors import InputError, without_data
 from wflmc.federated.lattice import Lattice
-from wflmc.federated.messages import EARLIER, Request, Terms
+from wflmc.federated.messages import DEVICE, EARLIER, SERVER, Request, Terms
 from wflmc.keys import digest
 from wflmc.planning import Plan
 from wflmc.planning.plan import PART_OF
@@ -39,8 +39,6 @@ SLACK = 1e-3
 TAIL = 8.0
 """Standard deviations of a device's own noise beyond what may be expected of it; more has a chance of 1e-14."""
 
-SERVER, DEVICE = "server", "device-{}"
-"""Folders of a federation."""
 NOISES = ("channel", "devices", "simulated")
 
 

@@ -15,6 +15,8 @@ from wflmc.errors import InputError, without_data
 from wflmc.federated.lattice import Lattice
 from wflmc.privacy import Ledger, Privacy
 
+SERVER, DEVICE = "server", "device-{}"
+"""Folders of a federation."""
 HEADER = 4096
 """Bytes that an array of NumPy's may take beside its numbers."""
 EARLIER = (

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wflmc.planning.bound import BOUNDS
-from wflmc.privacy import ACCOUNTANTS, ADJACENCIES, UNITS
+from wflmc.privacy import ACCOUNTANTS
+from wflmc.privacy.promise import ADJACENCIES, UNITS
 from wflmc.report.blocks import Html, Section, as_script, asset, join, page, plot, text
 from wflmc.report.figure import LIMIT_LOOKS
 from wflmc.runs.documents import PlanFile

@@ -10,7 +10,7 @@ from wflmc.evaluation import diagnose
 from wflmc.evaluation.causes import SHOWN
 from wflmc.evaluation.comparison import Comparison
 from wflmc.posterior.base import HasLaw
-from wflmc.privacy import HIDDEN
+from wflmc.privacy.promise import HIDDEN
 from wflmc.report import explorer, run_figures
 from wflmc.report.blocks import (
     Html,

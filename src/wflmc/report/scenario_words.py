@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from wflmc.posterior import SoftmaxPosterior
-from wflmc.privacy import HIDDEN
+from wflmc.privacy.promise import HIDDEN
 from wflmc.report.blocks import Html, asset, number, paragraph, text
 from wflmc.runs.folder import Run
 

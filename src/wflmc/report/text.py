@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from wflmc.dynamics import from_constants
 from wflmc.evaluation.causes import SHOWN
-from wflmc.privacy import HIDDEN
+from wflmc.privacy.promise import HIDDEN
 from wflmc.report.blocks import asset
 
 if TYPE_CHECKING:

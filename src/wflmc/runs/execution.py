@@ -24,8 +24,7 @@ from wflmc.errors import InputError, conflict, missing
 from wflmc.evaluation import Evaluation, evaluate, exact_law, preload
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
-from wflmc.privacy import ForeignLedgerError, Ledger
-from wflmc.privacy.ledger import move_ledger, noise_of_another_run
+from wflmc.privacy.ledger import ForeignLedgerError, Ledger, move_ledger, noise_of_another_run
 from wflmc.progress import ProgressBar
 from wflmc.runs import documents
 from wflmc.runs.advice import diagnose_plan

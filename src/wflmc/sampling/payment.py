@@ -13,7 +13,7 @@ from wflmc.errors import InputError
 from wflmc.keys import digest
 from wflmc.planning import Plan
 from wflmc.posterior import Posterior
-from wflmc.privacy import Ledger, refuse_overspending
+from wflmc.privacy.ledger import Ledger, refuse_overspending
 
 
 def refuse_plans(plans: Sequence[Plan]) -> None:
