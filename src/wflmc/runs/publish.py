@@ -13,7 +13,7 @@ from scipy.special import softmax
 
 from wflmc.errors import InputError
 from wflmc.posterior.inputs import with_intercept
-from wflmc.privacy import HIDDEN
+from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, Uncovered, read_document
 from wflmc.sampling.groups import write_groups
 from wflmc.scenario import NotCovered, Scenario, not_covered, validate
