@@ -75,6 +75,19 @@ def test_chains_together_are_chains_one_by_one():
             np.testing.assert_allclose(found[c], wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_chains_that_no_cache_holds_are_taken_some_at_a_time():
+    """More than 64 chains of many parameters and devices of few rows; the last ones do not fill a part."""
+    posterior = wflmc.softmax_regression(jax.random.key(0), 3, examples=6, dim=9000, classes=2, partition="blocks")
+    theta = jax.random.normal(jax.random.key(1), (130, posterior.dim)) / 9000**0.5
+    weight, clip = jnp.arange(1.0, 4.0), jnp.full(3, 20.0)
+    sums, norms = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum, (0, None, None))(*a))(posterior, theta, weight, clip)
+    assert (sums.shape, norms.shape) == (theta.shape, (130, 3))
+    for c in (0, 63, 64, 129):
+        wanted, lengths = clipped_sum(posterior, theta[c], weight, clip)
+        np.testing.assert_allclose(sums[c], wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(norms[c], lengths, rtol=1e-4)
+
+
 def results_of(jaxpr):
     """The sizes of all arrays that a traced function makes on its way, inner functions and loops included."""
     for equation in jaxpr.eqns:

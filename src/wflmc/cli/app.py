@@ -7,6 +7,7 @@ stdout, also as JSON; warnings and progress go to stderr.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
 import threading
@@ -76,6 +77,7 @@ def exit_code(command: Callable[[], object]) -> int:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):  # a captured stream may not know its encoding
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # of a font cache that it builds once
     try:
         with interrupt_handler(_interrupt), warnings.catch_warnings():
             warnings.showwarning = partial(_show_warning, warnings.showwarning)

@@ -33,11 +33,11 @@ def grouped(devices: int, block: int) -> int:
     return 1 if devices <= FEW else part_size(-(-devices // block), max(1, FEW // block))
 
 
-def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit: float) -> int:
+def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit: float, most: int = DEVICES) -> int:
     """Return how many devices to take at a time; in equal blocks, as few of them as the limit allows."""
     if jax.default_backend() == "cpu":
         limit = min(limit, max(CPU_BLOCK, theta_bytes))
-    most = int(np.clip(limit // max(1.0, bytes_per_device), 1, min(devices, DEVICES)))
+    most = int(np.clip(limit // max(1.0, bytes_per_device), 1, min(devices, most)))
     size = -(-devices // -(-devices // most))
     part = part_size(size, FEW)
     return -(-size // part) * part

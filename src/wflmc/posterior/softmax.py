@@ -30,13 +30,14 @@ from wflmc.posterior.softmax_sums import (
     by_devices_clipped,
     by_rows,
     by_rows_clipped,
+    chains_together,
     columns_of,
     gradients_of,
     product,
     rounding_of,
     softmax,
 )
-from wflmc.posterior.summation import UNIT, Rounding, additions, margin
+from wflmc.posterior.summation import DEVICES, UNIT, Rounding, additions, margin
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -131,7 +132,10 @@ class SoftmaxPosterior(Regression):
         """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`."""
         rows, theta = self.features.shape[1], 4.0 * chains * self.dim
         if rows <= FEW_ROWS:
-            block = block_size(self.devices, 128.0 * chains * rows * self.classes, theta, limit)  # several copies
+            several_copies = 128.0 * chains_together(chains, self.dim) * rows * self.classes
+            # On a CPU, as many as one matrix product may add; all that is about them stays in its cache.
+            most = ROWS_TOGETHER // rows if jax.default_backend() == "cpu" else DEVICES
+            block = block_size(self.devices, several_copies, np.inf, limit, most)
         elif jax.default_backend() == "cpu":
             block = 1  # matrix products in batches are slow there
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from wflmc.posterior import summation
 from wflmc.posterior.base import ClippedSum
-from wflmc.posterior.blocks import batch_chains, clip_factor, row_norms, scan_blocks
+from wflmc.posterior.blocks import CPU_BLOCK, batch_chains, clip_factor, row_norms, scan_blocks
 from wflmc.posterior.summation import Sum, as_pair, lattice_sum, plus
 
 ROWS_TOGETHER = 128
@@ -144,9 +145,8 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
     most_factor = jnp.minimum(jnp.max(limits[0]), 16 * most_sent / jnp.sqrt(length))
 
     def add(
-        carry: tuple[Sum, Sum], data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
-    ) -> tuple[Any, jax.Array]:
-        total, prior = carry
+        total: Sum, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array | None = None
+    ) -> tuple[Sum, jax.Array]:
         u, label = data[0].reshape(-1, dim), data[1].reshape(-1)
         logits = product(u, columns)
         residual = _residuals(logits, label)
@@ -165,18 +165,39 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
         most = jnp.sqrt(jnp.maximum(square, 0.0) + rounding_of(dim, classes) * sizes**2)
         # Rows are added to those of other devices in float32, and must not be much larger than what is sent of them.
-        alike = limit if example is None else jnp.where(example >= limit, limit, jnp.inf)
-        most = jnp.where(sizes > summation.CANCELLING * alike.T, jnp.maximum(most, sizes / summation.CANCELLING), most)
+        least = sizes / summation.CANCELLING
+        most = jnp.maximum(most, least if example is None else jnp.where((example >= limit).T, least, 0.0))
         factor = clip_factor(w.T, limit.T, most)
         clipped = (factor[:, None, None] * apart).reshape(residual.shape)
-        fresh = plus(total, _added(u, clipped, rows, bound)), plus(prior, lattice_sum(factor, 0, most_factor))
-        return fresh, norm.T
+        return plus(total, _added(u, clipped, rows, bound)), jnp.concatenate([norm, factor], axis=1).T
 
-    start = as_pair(jnp.zeros_like(columns)), as_pair(jnp.zeros(theta.shape[0], theta.dtype))
-    (total, prior), norms = scan_blocks(add, blocks, start, *limits)
+    total, found = scan_blocks(add, blocks, as_pair(jnp.zeros_like(columns)), *limits)
+    norms, factors = jnp.split(found, 2)
+    several = jnp.split(factors.T, list(range(summation.DEVICES, factors.shape[1], summation.DEVICES)))
+    prior = functools.reduce(plus, (lattice_sum(some, 0, most_factor) for some in several))
     shared = summation.times(pulled, Sum(*(jnp.broadcast_to(part, pulled.shape) for part in prior)))
     whole = plus(total, shared)
     return Sum(_rows(whole.high), _rows(whole.low)), norms
+
+
+def chains_together(chains: int, dim: int) -> int:
+    """Return how many chains of θ[m] `by_rows` takes at a time: on a CPU, so many that its cache holds their sums."""
+    return min(chains, max(64, CPU_BLOCK // (4 * dim))) if jax.default_backend() == "cpu" else chains
+
+
+def _some_chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Sum, jax.Array]:
+    """Return `_chains_by_rows` of some chains after the other."""
+    chains = len(theta)
+    size = chains_together(*theta.shape)
+    if size == chains:
+        return _chains_by_rows(blocks, share, theta, *limits)
+
+    def split(values: jax.Array) -> jax.Array:
+        all_chains = jnp.broadcast_to(values, (chains, *values.shape[1:]))
+        return jnp.pad(all_chains, ((0, -chains % size), (0, 0))).reshape(-1, size, values.shape[1])
+
+    parts = jax.lax.map(lambda some: _chains_by_rows(blocks, share, *some), tuple(map(split, (theta, *limits))))
+    return jax.tree.map(lambda values: values.reshape(-1, values.shape[-1])[:chains], parts)
 
 
 def _added(u: jax.Array, clipped: jax.Array, rows: int, bound: jax.Array) -> Sum:
@@ -198,6 +219,6 @@ def rounding_of(dim: int, classes: int) -> float:
 
 
 by_devices = batch_chains(_chains_by_devices, chain_arguments=3)
-by_rows = batch_chains(_chains_by_rows, chain_arguments=3)
+by_rows = batch_chains(_some_chains_by_rows, chain_arguments=3)
 by_devices_clipped = batch_chains(_chains_by_devices, chain_arguments=4)
-by_rows_clipped = batch_chains(_chains_by_rows, chain_arguments=4)
+by_rows_clipped = batch_chains(_some_chains_by_rows, chain_arguments=4)
