@@ -21,10 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, without_data
+from wflmc.errors import InputError, unknown, without_data
 
 Array = NDArray[np.float64]
-NAMES = ("overdamped", "kinetic")
 
 MOST_NUMBERS = 2**27
 """Numbers in a response: 1 GiB, of which the planner holds a few copies."""
@@ -49,13 +48,6 @@ class Overdamped:
     has_velocity: ClassVar[bool] = False
     has_bound: ClassVar[bool] = True
     """Whether a bound on W2² is known (Proposition 1)."""
-    operations: ClassVar[int] = 2
-    """Of the server, per parameter and round."""
-    symbol: ClassVar[str] = "η"
-    """Of the step size."""
-    unit: ClassVar[str] = "(mu+L)"
-    """Of 1/step_size."""
-    unstable: ClassVar[str] = "stretches errors {:.3g} times"
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -70,10 +62,6 @@ class Overdamped:
     def warnings(self, mu: float, L: float) -> list[str]:
         """Warnings of constants that suit the posterior badly."""
         return []
-
-    def step_scale(self, mu: float, L: float) -> float:
-        """1/step_size in the units that step sizes are stated in."""
-        return mu + L
 
     def largest_step(self, mu: float, L: float) -> float:
         """The largest step size worth a try."""
@@ -102,14 +90,13 @@ class Overdamped:
     def contraction(self, step_size: ArrayLike, mu: float, L: float) -> Contraction:
         """Constants of the bound for 0 < η < 2/L, one η or one per round; at η = 2/L the chain no longer contracts."""
         eta = np.asarray(step_size, dtype=float)
-        _check_convexity(mu, L)
-        _each("step_size", eta, (eta > 0) & (eta < 2 / L), f"above 0 and below 2/L = {2 / L:.6g}")
+        _check_steps(eta, (eta > 0) & (eta < 2 / L), f"above 0 and below 2/L = {2 / L:.6g}")
         # 1 − γ directly, not by subtraction: it is tiny for small steps and κ divides by it.
         distance = np.where(eta <= 2 / (mu + L), eta * mu, 2 - eta * L)
         least = f"large enough to contract: step_size × mu = {distance.min():.3g} is too small"
         if mu < 1e-9 * L:
             least += f" (L/mu = {L / mu:.1g}, as of features that are not scaled: standardise them)"
-        _each("step_size", eta, distance >= 1e-12, least)
+        _check_steps(eta, distance >= 1e-12, least)
         gamma = 1 - distance
         return Contraction(gamma, 1 - distance / 2, 2 * (1 + gamma) / distance, np.log1p(-distance / 2))
 
@@ -117,20 +104,13 @@ class Overdamped:
         """Draw the velocity that a chain at theta[m] starts with; None without one."""
         return None
 
-    def gradient_position(self, theta: jax.Array, velocity: jax.Array | None, step_size: Any) -> jax.Array:
+    def gradient_position(self, theta: jax.Array, velocity: Any, step_size: Any) -> jax.Array:
         """Return where gradients are taken, [m]: at θ."""
         return theta
 
     def step(
-        self,
-        theta: jax.Array,
-        velocity: jax.Array | None,
-        received: jax.Array,
-        noise: jax.Array | None,
-        step_size: Any,
-        scale: Any,
-        gain: Any,
-    ) -> tuple[jax.Array, jax.Array | None]:
+        self, theta: jax.Array, velocity: Any, received: jax.Array, noise: Any, step_size: Any, scale: Any, gain: Any
+    ) -> tuple[jax.Array, Any]:
         """Return θ − η (scale/gain) y + noise, and the velocity.
 
         Args:
@@ -158,10 +138,6 @@ class Overdamped:
         """The matrix that reads parameters off a chain's state, from that which reads them off θ."""
         return matrix
 
-    def round_by_direction(self, step_size: float, precision: Array) -> tuple[list[list[Array]], list[float]]:
-        """A round along the directions of a Hessian with eigenvalues precision[d]: its matrix, and how noise enters."""
-        return [[1 - step_size * precision]], [1.0]
-
 
 @dataclass(frozen=True)
 class Kinetic(Overdamped):
@@ -173,10 +149,6 @@ class Kinetic(Overdamped):
     name: ClassVar[str] = "kinetic"
     has_velocity: ClassVar[bool] = True
     has_bound: ClassVar[bool] = False
-    operations: ClassVar[int] = 8
-    symbol: ClassVar[str] = "h"
-    unit: ClassVar[str] = "√L"
-    unstable: ClassVar[str] = "is beyond 2/√L of theirs alone"
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -192,10 +164,6 @@ class Kinetic(Overdamped):
             f"friction = {self.friction:.3g} is outside {low:.3g} to {high:.3g} (0.2√mu to 20√L): the chain swings "
             "or creeps for many rounds. 2√mu is a good choice."
         ]
-
-    def step_scale(self, mu: float, L: float) -> float:
-        """√L."""
-        return L**0.5
 
     def largest_step(self, mu: float, L: float) -> float:
         """Three quarters of where steps become unstable."""
@@ -229,20 +197,13 @@ class Kinetic(Overdamped):
         at λ = μ or λ = L.
         """
         h = np.asarray(step_size, dtype=float)
-        _check_convexity(mu, L)
-        wrong = ~((h > 0) & (h < 2 / L**0.5))
-        if wrong.any():
-            allowed = f"above 0 and below 2/√L = {2 / L**0.5:.6g} with dynamics = 'kinetic'"
-            raise InputError("step_size", float(h[wrong][0]), allowed)
-        if not 0 < self.friction < np.inf:
-            raise InputError("friction", self.friction, "finite and above 0")
+        _check_steps(h, (h > 0) & (h < 2 / L**0.5), f"above 0 and below 2/√L = {2 / L**0.5:.6g}")
         decay = np.exp(-self.friction * h)
         half_trace = 0.5 * (1 + decay) * (1 - 0.5 * h**2 * np.array([[mu], [L]]))
         root = np.sqrt((half_trace**2 - decay).astype(complex))
         gamma = np.abs([half_trace + root, half_trace - root]).max((0, 1))
-        if not np.all(gamma < 1 - 1e-12):
-            allowed = f"such that the start is forgotten: with friction = {self.friction:.3g} it is not"
-            raise InputError("step_size", float(h[np.argmax(gamma)]), allowed)
+        forgets = f"such that the start is forgotten: with friction = {self.friction:.3g} it is not"
+        _check_steps(h, gamma < 1 - 1e-12, forgets)
         unknown = np.full_like(gamma, np.nan)
         return Contraction(gamma, unknown, unknown, unknown)
 
@@ -250,29 +211,19 @@ class Kinetic(Overdamped):
         """Draw v ~ N(0, I), [m]."""
         return jax.random.normal(key, theta.shape, theta.dtype)
 
-    def gradient_position(self, theta: jax.Array, velocity: jax.Array | None, step_size: Any) -> jax.Array:
+    def gradient_position(self, theta: jax.Array, velocity: Any, step_size: Any) -> jax.Array:
         """Return θ + (h/2) v, [m], half a drift ahead."""
-        if velocity is None:
-            raise InputError("state.velocity", None, "given with kinetic dynamics; kernel.init draws one")
         return theta + step_size / 2 * velocity
 
     def step(
-        self,
-        theta: jax.Array,
-        velocity: jax.Array | None,
-        received: jax.Array,
-        noise: jax.Array | None,
-        step_size: Any,
-        scale: Any,
-        gain: Any,
-    ) -> tuple[jax.Array, jax.Array | None]:
+        self, theta: jax.Array, velocity: Any, received: jax.Array, noise: Any, step_size: Any, scale: Any, gain: Any
+    ) -> tuple[jax.Array, Any]:
         """Return θ + (h/2)(v + v') with v' = e v − (h/2)(1 + e)(scale/gain) y + noise, and v'.
 
         There, and not where gradients were taken, the draws of a Gaussian posterior have exactly its law.
         """
         gradient = scale / gain * received
         half, decay = step_size / 2, jnp.exp(-self.friction * step_size)
-        assert velocity is not None  # `gradient_position` has asked for it
         fresh = decay * velocity - half * (1 + decay) * gradient
         if noise is not None:
             fresh = fresh + noise
@@ -300,13 +251,6 @@ class Kinetic(Overdamped):
         """As of `Overdamped`; the velocity is not read."""
         return np.concatenate([matrix, np.zeros_like(matrix)], axis=1)
 
-    def round_by_direction(self, step_size: float, precision: Array) -> tuple[list[list[Array]], list[float]]:
-        """A round of position and velocity along every direction."""
-        half = step_size / 2
-        pull, decay = float(self.kick(step_size)) * precision, np.exp(-self.friction * step_size)
-        slowed = decay - half * pull
-        return [[1 - half * pull, half * (1 + slowed)], [-pull, slowed]], [half, 1.0]
-
 
 Dynamics = Overdamped  # a kinetic chain is one with more to it
 OVERDAMPED = Overdamped()
@@ -321,8 +265,8 @@ def overdamped() -> Dynamics:
 
 def kinetic(friction: float = 2.0) -> Dynamics:
     """Langevin steps with a velocity and friction γ_f: fewer rounds where μ and L are far apart."""
-    if not isinstance(friction, int | float):
-        raise InputError("friction", friction, "a number")
+    if not isinstance(friction, int | float) or not 0 < friction < np.inf:
+        raise InputError("friction", friction, "a finite number above 0")
     return Kinetic(friction)
 
 
@@ -330,10 +274,10 @@ def by_name(name: str | Dynamics, friction: float) -> Dynamics:
     """The dynamics that options or a scenario name; friction is for kinetic ones alone."""
     if isinstance(name, Dynamics):
         return name
-    made = kinetic(friction)  # a friction that is no number is refused in any case
-    if name not in NAMES:
-        raise InputError("dynamics", name, f"one of {', '.join(NAMES)}")
-    return made if name == "kinetic" else overdamped()
+    known = {"overdamped": OVERDAMPED, "kinetic": kinetic(friction)}  # a bad friction is refused in any case
+    if name not in known:
+        raise unknown("dynamics", name, known)
+    return known[name]
 
 
 def from_constants(constants: Mapping[str, Any]) -> Dynamics:
@@ -341,17 +285,12 @@ def from_constants(constants: Mapping[str, Any]) -> Dynamics:
     return overdamped() if constants.get("friction") is None else kinetic(float(constants["friction"]))
 
 
-def _check_convexity(mu: float, L: float) -> None:
-    if not 0 < mu <= L:
-        raise InputError("mu", mu, f"above 0 and at most L = {L:g}")
-
-
-def _each(key: str, value: Array, holds: NDArray[np.bool_], allowed: str) -> None:
-    """Refuse the first value that does not hold, and say of which round it is where they differ."""
+def _check_steps(step_size: Array, holds: NDArray[np.bool_], allowed: str) -> None:
+    """Refuse the first step size that does not hold, and say of which round it is where they differ."""
     if not np.all(holds):
         at = int(np.argmin(np.ravel(holds)))
-        where = "" if np.all(value == value.flat[0]) else f" in every round, also in round {at + 1}"
-        raise InputError(key, float(value.flat[at]), allowed + where)
+        where = "" if np.all(step_size == step_size.flat[0]) else f" in every round, also in round {at + 1}"
+        raise InputError("step_size", float(step_size.flat[at]), allowed + where)
 
 
 class Motion(NamedTuple):
@@ -419,11 +358,9 @@ class Quadratic(NamedTuple):
 
 def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array:
     """Φ Φᵀ for Φ = R A[s'] ⋯ A[s+1] G[s], all s' > burn_in and all s: A[S, n, n] -> [S_u, S, m, m]."""
-    rounds, dim = matrix.shape[0], readout.shape[0]
-    if (rounds - burn_in) * rounds * dim**2 > MOST_NUMBERS:
-        raise InputError("objective", "exact", f"worst or average for so many rounds of {dim} parameters: memory")
-    found, carried = np.zeros((rounds - burn_in, rounds, dim, dim)), np.zeros(enters.shape)
-    for s in range(rounds):
+    found, carried = _no_effects(burn_in, matrix.shape[0], readout.shape[0] ** 2), np.zeros(enters.shape)
+    found = found.reshape(*found.shape[:2], readout.shape[0], -1)
+    for s in range(matrix.shape[0]):
         carried[:s] = matrix[s] @ carried[:s]
         carried[s] = enters[s]
         if s >= burn_in:
@@ -432,12 +369,15 @@ def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array
     return found
 
 
+def _no_effects(burn_in: int, rounds: int, size: int) -> Array:
+    """Return zeros[S_u, S, size], if there is memory for them."""
+    if (rounds - burn_in) * rounds * size > MOST_NUMBERS:
+        raise InputError("objective", "exact", f"worst or average for so many rounds of {size} numbers: memory")
+    return np.zeros((rounds - burn_in, rounds, size))
+
+
 def diagonal_response(
-    precision: Array,
-    mean_sq: Array,
-    start: ArrayLike,
-    motion: Motion,
-    burn_in: int,
+    precision: Array, mean_sq: Array, start: ArrayLike, motion: Motion, burn_in: int
 ) -> DiagonalResponse:
     """A chain on a Gaussian posterior to whose Hessian all devices contribute alike.
 
@@ -452,11 +392,8 @@ def diagonal_response(
     precision, mean_sq, begun, times = _merged(precision, mean_sq, np.broadcast_to(start, precision.shape))
     share = eta * weight.mean(-1)
     factor = (1 - share[:, None] * precision) ** 2
-    rounds = share.size
-    if (rounds - burn_in) * rounds * times.size > MOST_NUMBERS:
-        raise InputError("objective", "exact", "worst or average for so many rounds: memory")
-    found, carried = np.zeros((rounds - burn_in, rounds, times.size)), np.zeros((rounds, times.size))
-    for s in range(rounds):
+    found, carried = _no_effects(burn_in, share.size, times.size), np.zeros((share.size, times.size))
+    for s in range(share.size):
         carried[:s] *= factor[s]
         carried[s] = 1.0
         if s >= burn_in:

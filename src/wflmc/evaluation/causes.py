@@ -234,8 +234,8 @@ def _evidence(
             off = f"{cost**0.5:.2g} posterior standard deviations from where they should be{measured}"
             return "start not forgotten", f"after {plan.burn_in} rounds chains are {off}"
         case "step":
-            scaled = plan.step_size[-1] * plan.dynamics.step_scale(plan.mu, plan.L)
-            return "step size too large", f"{scaled:.3g}/{plan.dynamics.unit} alone spreads samples too widely"
+            evidence = f"step_size = {plan.step_size[-1]:.3g} alone spreads samples too widely"
+            return "step size too large", evidence
     draws = f"{len(plan.rounds) - plan.burn_in} draws of a chain"
     return DRAWS, f"{draws} are worth {1 / cost:.2g} independent ones{measured}"
 

@@ -106,8 +106,11 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
             left = np.minimum(1.0, clip / norm)
             least = min(least, float(left.min()) * factor)
             weight = weights[s] * left * slope
-            by_direction = plan.dynamics.round_by_direction(float(plan.step_size[s]), precision * (weight @ share))
-            matrix, enters = np.array(by_direction[0]), np.array(by_direction[1])
+            curvature = (precision * (weight @ share))[:, None, None]
+            by_direction, _, enters = plan.dynamics.linear_round(
+                np.full(size, plan.step_size[s]), curvature, mean[:1].T
+            )
+            matrix, enters = np.moveaxis(by_direction, 0, -1), enters.reshape(-1, parts)[0]
             push = kick[s] * (factor * (weights[s] * left) @ cost.pull + (weights[s] @ left) / left.size * lost)
             fresh = noise[s] + plan.downlink_noise * (kick[s] * precision) ** 2 * ((weight * share) ** 2).sum()
             mean = (matrix * mean).sum(1) - enters[:, None] * push

@@ -162,7 +162,10 @@ class _Planning:
         self.step_size = np.asarray(options.step_size, dtype=float) * np.ones(options.burn_in + options.samples)
         self.clip, self.example_clip = privacy.clips(devices), privacy.example_clips(devices)
         self.rounding = self._rounding() if self.scheme.clips else 0.0
-        self.contraction = options.sampler.motion.contraction(self.step_size, float(posterior.mu), float(posterior.L))
+        self.mu, self.L = float(posterior.mu), float(posterior.L)
+        if not 0 < self.mu <= self.L:
+            raise InputError("mu", self.mu, f"above 0 and at most L = {self.L:g}")
+        self.contraction = options.sampler.motion.contraction(self.step_size, self.mu, self.L)
         known, self.received = link.gains(first + self.step_size.size, devices), None
         self.uncertainty, self.downlink = 1.0, 0.0
         if self.scheme.wireless:
@@ -260,7 +263,7 @@ class _Planning:
             burn_in=options.burn_in,
             objective=policy.objective,
             start=posterior.initial_w2_sq(options.sampler.init) if start is None else start,
-            error=discretization_error(step_size, float(posterior.L), posterior.dim) + step_size**2 * error,
+            error=discretization_error(step_size, self.L, posterior.dim) + step_size**2 * error,
             noise_weight=self.rule.weight,
             scale=self.scale,
             active=active,
@@ -293,7 +296,7 @@ class _Planning:
         """How the power of the rounds is found."""
         if self.options.policy.csi == "full" or not self.scheme.wireless:
             return self.scheme.allocate
-        usual = discretization_error(self.step_size, float(self.posterior.L), self.posterior.dim)[-1]
+        usual = discretization_error(self.step_size, self.L, self.posterior.dim)[-1]
         forecast = causal.forecast(self.link.fading.law, self.rule, self.known, float(usual))
         return causal.causally(self.scheme.allocate, forecast)
 
@@ -329,8 +332,8 @@ class _Planning:
             noise_power=link.noise_power,
             burn_in=problem.burn_in,
             init=options.sampler.init,
-            mu=float(posterior.mu),
-            L=float(posterior.L),
+            mu=self.mu,
+            L=self.L,
             dim=posterior.dim,
             initial_w2_sq=problem.start,
             ledger=self.before,

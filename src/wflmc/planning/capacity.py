@@ -3,7 +3,7 @@
 Every number is a closed form of a few others; nothing of the size in question is built.
 
 >>> found = estimate_capacity(Size(devices=10**6, parameters=10**8, rounds=10**4, samples=5000), Traits())
->>> found.costs["uplink_airtime"].round, found.costs["digital_uplink"].round
+>>> found["costs"]["uplink_airtime"]["round"], found["costs"]["digital_uplink"]["round"]
 (2.5, 400000000000000.0)
 """
 
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wflmc.channel import Link
-from wflmc.dynamics import kinetic, overdamped
 from wflmc.errors import InputError
 from wflmc.planning.plan import Plan
 
@@ -75,36 +74,6 @@ class Traits(NamedTuple):
     """Whether θ is broadcast as symbols over a noisy downlink, rather than as bits."""
 
 
-class Cost(NamedTuple):
-    """An amount of one round and of all; None where there is none."""
-
-    unit: str
-    round: float | None
-    in_all: float | None
-
-
-class Condition(NamedTuple):
-    """A necessary condition, needs ≤ has, and what helps where it does not hold."""
-
-    name: str
-    unit: str
-    needs: float
-    has: float
-    helps: str
-
-    @property
-    def ratio(self) -> float:
-        """needs/has."""
-        return self.needs / self.has
-
-
-class Capacity(NamedTuple):
-    """Costs by name, and necessary conditions, the hardest first."""
-
-    costs: dict[str, Cost]
-    conditions: list[Condition]
-
-
 def traits_of(plan: Plan, link: Link) -> Traits:
     """Return what other sizes take over from a plan, given the link that it was made for."""
     devices, sends = plan.devices, plan.weight > 0
@@ -144,14 +113,21 @@ def check(values: Mapping[str, float], prefix: str = "") -> None:
             raise InputError(prefix + name, value, allowed)
 
 
-def estimate_capacity(size: Size, traits: Traits, radio: Radio | None = None) -> Capacity:
-    """Count what `size` costs for a plan with these traits, and compare what it needs with what there is."""
+def estimate_capacity(size: Size, traits: Traits, radio: Radio | None = None) -> dict[str, Any]:
+    """Count what `size` costs for a plan with these traits, and compare what it needs with what there is.
+
+    Returns:
+        The `capacity` of a plan's JSON: size, costs by name of one round and in all, necessary conditions needs ≤ has
+        with what helps where one does not hold, the hardest first, and what was assumed.
+    """
     radio, devices, m, rounds = radio or Radio(), *size[:3]
     check({"devices": devices, "parameters": m, "rounds": rounds, **radio._asdict()})
-    senders, watts, moves = traits.senders * devices, radio.power, kinetic() if traits.kinetic else overdamped()
+    senders = traits.senders * devices
     uplink = m / (2 * radio.bandwidth)  # two real numbers, I and Q, go into one complex symbol
     bits = 8 * REAL * m / (radio.bandwidth * radio.efficiency)
-    mean, most = (None if share is None else watts * uplink * share for share in (traits.power, traits.power_most))
+    mean, most = (
+        None if share is None else radio.power * uplink * share for share in (traits.power, traits.power_most)
+    )
     a_round: dict[str, tuple[str, float | None]] = {
         "channel_uses": ("", m),
         "uplink_airtime": ("s", uplink),
@@ -160,24 +136,35 @@ def estimate_capacity(size: Size, traits: Traits, radio: Radio | None = None) ->
         "mean_energy_of_a_device": ("J", mean),
         "largest_energy_of_a_device": ("J", most),
         "energy_of_all_devices": ("J", None if mean is None else devices * mean),
-        "operations_of_the_server": ("", m * (moves.operations + 2 * traits.server_noise)),
+        "operations_of_the_server": ("", m * ((8 if traits.kinetic else 2) + 2 * traits.server_noise)),
         "operations_of_a_device": ("", m * (size.per_example * size.examples + 3)),
         "broadcast": ("B", REAL * m),
         "digital_uplink": ("B", REAL * m * senders),
         "ledger": ("B", LOSS * devices * traits.ledger),
+        "kept_samples": ("B", REAL * m),
     }
-    costs = {name: Cost(unit, one, None if one is None else rounds * one) for name, (unit, one) in a_round.items()}
-    costs["kept_samples"] = Cost("B", REAL * m, REAL * m * size.samples)
+    costs = {
+        name: {"unit": unit, "round": one, "in_all": None if one is None else rounds * one}
+        for name, (unit, one) in a_round.items()
+    }
+    costs["kept_samples"]["in_all"] = REAL * m * size.samples
     block = math.floor(2 * radio.bandwidth * radio.coherence * (1 + 1e-12))
     cut = f"{-(-m // block):,} blocks of at most {block:,} parameters a round" if block else "more bandwidth"
     fewer = "fewer parameters or rounds, more senders, a larger ε"
     stronger = "more transmit power, less bandwidth, leaving out the weakest devices"
     conditions = [
-        Condition("coherence", "s", uplink, radio.coherence, cut),
-        Condition("privacy", "loss", 2 * m * rounds * traits.loss_factor / devices**2, traits.budget, fewer),
-        Condition("power", "SNR|h|²", traits.power_factor / devices**2, traits.received_snr, stronger),
+        ("coherence", "s", uplink, radio.coherence, cut),
+        ("privacy", "loss", 2 * m * rounds * traits.loss_factor / devices**2, traits.budget, fewer),
+        ("power", "SNR|h|²", traits.power_factor / devices**2, traits.received_snr, stronger),
     ]
-    return Capacity(costs, sorted(conditions, key=lambda condition: -condition.ratio))
+    keys = ("name", "unit", "needs", "has", "helps", "ratio")
+    compared = [dict(zip(keys, (*each, each[2] / each[3]), strict=True)) for each in conditions]
+    return {
+        "size": size._asdict(),
+        "costs": costs,
+        "conditions": sorted(compared, key=lambda condition: -condition["ratio"]),
+        "assumed": {"radio": radio._asdict(), "traits": traits._asdict()},
+    }
 
 
 def document(plan: Plan, link: Link, examples: float, given: Mapping[str, float]) -> dict[str, Any]:
@@ -186,11 +173,5 @@ def document(plan: Plan, link: Link, examples: float, given: Mapping[str, float]
     rounds, kept = int(given.get("rounds", planned)), (planned - plan.burn_in) / planned
     sizes = int(given.get("devices", plan.devices)), int(given.get("parameters", plan.dim))
     size = Size(*sizes, rounds, max(1, round(kept * rounds)), examples, 6.0 if "parameters" in given else 4.0)
-    traits, radio = traits_of(plan, link), Radio(**{name: given[name] for name in Radio._fields if name in given})
-    costs, conditions = estimate_capacity(size, traits, radio)
-    return {
-        "size": size._asdict(),
-        "costs": {name: cost._asdict() for name, cost in costs.items()},
-        "conditions": [{**condition._asdict(), "ratio": condition.ratio} for condition in conditions],
-        "assumed": {"radio": radio._asdict(), "traits": traits._asdict()},
-    }
+    radio = Radio(**{name: given[name] for name in Radio._fields if name in given})
+    return estimate_capacity(size, traits_of(plan, link), radio)

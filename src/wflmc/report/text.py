@@ -55,7 +55,7 @@ def _setting_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     step = f"η = {_span(document['step_size'], 4)}"
     dynamics = from_constants(c)
     if dynamics.has_velocity:
-        numbers = {dynamics.symbol: c["step_size"], **dynamics.parameters}
+        numbers = {"h": c["step_size"], **dynamics.parameters}
         step = ", ".join([dynamics.name, *(f"{name} = {value:.4g}" for name, value in numbers.items())])
     yield (
         "setting",
