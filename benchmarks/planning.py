@@ -50,7 +50,8 @@ def dense_program(rounds: int, devices: int, objective: str) -> Program:
     cap = np.minimum(rng.exponential(0.003, rounds), eta * scale**2 / 2)
     budget = 0.3 * float(np.max(cap @ on[:, :50])) * rng.uniform(0.8, 2, devices)
     base = np.full(rounds, 0.3)
-    return Program(on, budget, cap, (eta * scale) ** 2, 1 - eta, rounds // 2, base, objective)
+    rho, floor = np.full(rounds, 1 - eta), np.zeros(rounds)
+    return Program(on, budget, cap, (eta * scale) ** 2, rho, base, floor, rounds // 2, objective)
 
 
 def against_cvxpy(sizes: list[tuple[int, int, int]]) -> tuple[Table, dict[str, list[float]]]:

@@ -17,7 +17,8 @@ def from_channel(active, cap, budget, rho, burn_in, objective) -> Program:
     error = 0.3 * eta + 0.5 * eta * (devices - senders) / devices
     base = first_order(error - 2 * eta, rho**2)
     cap = np.minimum(cap, eta * (devices / senders) ** 2 / 2)
-    return Program(active, budget, cap, eta**2 * (devices / senders) ** 2, rho, burn_in, base, objective)
+    cost, none = eta**2 * (devices / senders) ** 2, np.zeros(cap.size)
+    return Program(active, budget, cap, cost, np.full(cap.size, rho), base, none, burn_in, objective)
 
 
 def activity(rng: np.random.Generator, rounds: int, devices: int, kind: str):

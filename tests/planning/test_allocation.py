@@ -35,9 +35,10 @@ def simple(rounds, devices=1, **changes):
         "rho": 0.99,
         "burn_in": 0,
         "base": np.zeros(rounds),
-        "objective": "worst",
+        "floor": np.zeros(rounds),
     }
-    return Program(**(fields | changes))
+    fields |= changes
+    return Program(**fields | {"rho": np.broadcast_to(fields["rho"], (rounds,))})
 
 
 def reference(program):
@@ -203,12 +204,6 @@ def test_floors_against_clarabel():
         assert x.objective == pytest.approx(reference(p), rel=1e-5)
 
 
-def test_overspending_floor_is_named():
-    on = np.array([[True, False], [True, True]])
-    with pytest.raises(ValueError, match=r"device 1 by 0\.25"):
-        allocate(simple(2, 2, active=on, budget=np.array([2.0, 0.5]), floor=np.array([0.5, 0.75])))
-
-
 ODD, EARLY = np.arange(50) % 2 == 1, np.arange(50) < 25
 BURSTY = activity(np.random.default_rng(0), 300, 30, "correlated")
 EXTREMES = {
@@ -276,23 +271,6 @@ def test_infinite_budgets_mean_all_caps():
     check(p, x)
     assert x.gap == 0
     assert np.array_equal(x.a, p.cap)
-
-
-BAD = [
-    {"rho": 1.0},
-    {"burn_in": 3},
-    {"objective": "best"},
-    {"cap": np.zeros(3)},
-    {"floor": np.full(3, 2.0)},
-    {"budget": np.array([-1.0])},
-    {"base": np.array([0, 0, np.nan])},
-]
-
-
-@pytest.mark.parametrize("change", BAD)
-def test_bad_programs_are_refused(change):
-    with pytest.raises(ValueError):
-        simple(3, **change)
 
 
 def test_closed_form_is_used_where_there_is_one(posterior, monkeypatch):

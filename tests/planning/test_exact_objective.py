@@ -15,7 +15,7 @@ from wflmc import channel
 from wflmc.dynamics import Motion, continued
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning import Proxy, plan_many
-from wflmc.planning.exact.distance import Distances
+from wflmc.planning.exact import distances
 from wflmc.posterior import w2_squared
 
 from ..cli_tools import FADING, with_set
@@ -195,13 +195,13 @@ def test_softmax_plans_by_its_laplace_approximation():
     made = planned(posterior, link, wflmc.Privacy(20, 0.01, 30), 20, 10, 1.0)
     assert made.gap <= 1e-6
     response = posterior.response(made.motion, 20)
-    assert made.objective == pytest.approx(Distances(response)(made.noise_variance).max(), rel=1e-12)
+    assert made.objective == pytest.approx(distances(response)(made.noise_variance).max(), rel=1e-12)
     mode, variance = posterior.laplace
     assert response.times @ response.target == pytest.approx(variance.sum(), rel=1e-9)
     none = posterior.response(Motion(np.full(1, 1e-30), np.ones((1, 4))), 0)
     assert none.shift[0] == pytest.approx(mode @ mode, rel=1e-4)
     bound = planned(posterior, link, wflmc.Privacy(20, 0.01, 30), 20, 10, 1.0, objective="average")
-    assert made.objective < Distances(response)(bound.noise_variance).max()
+    assert made.objective < distances(response)(bound.noise_variance).max()
 
 
 def test_going_on_from_a_plan(few):
@@ -218,7 +218,7 @@ def test_going_on_from_a_plan(few):
         Motion(np.append(first.step_size, rest.step_size), np.concatenate([first.weight, rest.weight])), 15
     )
     later = continued(whole, first.noise_variance)
-    assert Distances(later)(rest.noise_variance) == pytest.approx(w2_squared(both, few.exact)[15:], rel=1e-8)
+    assert distances(later)(rest.noise_variance) == pytest.approx(w2_squared(both, few.exact)[15:], rel=1e-8)
 
 
 def test_plans_by_the_hundred_are_the_same(few):

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wflmc.dynamics import Motion, Response, diagonal_response
-from wflmc.planning.exact.distance import Distances
-from wflmc.planning.exact.interior_point import solve
+from wflmc.planning.exact import distances, solve
 from wflmc.posterior import Gaussian, w2_squared
 from wflmc.posterior.law import LinearChain
 
@@ -160,14 +159,14 @@ def test_derivatives_against_differences():
     motion = Motion(np.full(size, 1e-3), np.ones((size, 2)))
     like = diagonal_response(np.repeat(eigen, 2), np.repeat(eigen, 2) ** 0, 1.0, motion, 0)
     for response in (case.response, like):
-        distances = Distances(response)
+        distance = distances(response)
         v, step = case.low * 3, case.low * rng.standard_normal(size)
-        F, gradient, root = distances.expand(v)
+        F, gradient, root = distance.expand(v)
         h = 1e-4
-        up, down = distances(v + h * step), distances(v - h * step)
-        assert distances(v) == pytest.approx(F, rel=1e-12)
+        up, down = distance(v + h * step), distance(v - h * step)
+        assert distance(v) == pytest.approx(F, rel=1e-12)
         assert (up - down) / (2 * h) == pytest.approx(gradient @ step, rel=1e-6, abs=1e-9)
-        curve = (distances.expand(v + h * step)[1] - distances.expand(v - h * step)[1]) @ step / (2 * h)
+        curve = (distance.expand(v + h * step)[1] - distance.expand(v - h * step)[1]) @ step / (2 * h)
         assert curve == pytest.approx(((step @ root) ** 2).sum(-1), rel=1e-5, abs=1e-10)
 
 
@@ -201,4 +200,4 @@ def test_many_precisions_are_binned():
         each = (1 - eta * precision) ** 2 * each + v[s]
     mean_sq = 0.01 * ((1 - eta * precision) ** 40).sum()
     truth = mean_sq + ((np.sqrt(each) - precision**-0.5) ** 2).sum()
-    assert Distances(binned)(v)[-1] == pytest.approx(truth, rel=0.01)
+    assert distances(binned)(v)[-1] == pytest.approx(truth, rel=0.01)

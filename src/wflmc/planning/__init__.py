@@ -2,7 +2,7 @@
 
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.build import plan, plan_many
-from wflmc.planning.exact.proxy import Proxy
+from wflmc.planning.exact import Proxy
 from wflmc.planning.options import Policy, Sampler
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import POLICIES, PowerPolicy, policy_named

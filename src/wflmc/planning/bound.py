@@ -152,10 +152,6 @@ class Problem:
             floor=self.floor,
         )
 
-    def affordable(self, a: Array) -> bool:
-        """Whether a meets every budget."""
-        return bool(np.all(a @ self.active <= self.budget))
-
     def within_budget(self, a: Array) -> Array:
         """The same profile scaled down, if need be, until no device spends more than its budget."""
         spent = a @ self.active

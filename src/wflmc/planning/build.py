@@ -19,7 +19,7 @@ from wflmc.errors import InputError
 from wflmc.planning import causal
 from wflmc.planning.advice import input_warnings, plan_warnings
 from wflmc.planning.bound import Allocation, Problem, discretization_error, noise_weight
-from wflmc.planning.exact.distance import Distances
+from wflmc.planning.exact import distances
 from wflmc.planning.options import Options, Policy, Sampler, checked_options
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import PowerPolicy, policy_named
@@ -309,7 +309,7 @@ class _Planning:
         value = np.nan if bounds is None else problem.value(bounds)
         if problem.response is not None:
             noise = (problem.kick * problem.scale) ** 2 / allocation.a + server_noise
-            value = float(Distances(problem.response)(noise).max())
+            value = float(distances(problem.response)(noise).max())
         made = Plan.of(
             step_size=self.step_size,
             gain=np.sqrt(allocation.a * link.noise_power),

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from wflmc.dynamics import Dynamics, by_name
 from wflmc.errors import InputError
 from wflmc.planning.bound import Allocation, Problem
-from wflmc.planning.exact.proxy import Proxy
+from wflmc.planning.exact import Proxy
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import PowerPolicy
 from wflmc.planning.steps import SCHEDULES

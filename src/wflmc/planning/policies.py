@@ -9,8 +9,8 @@ import numpy as np
 
 from wflmc.dynamics import AnyResponse
 from wflmc.errors import InputError
+from wflmc.planning import exact
 from wflmc.planning.bound import Allocation, Problem
-from wflmc.planning.exact import interior_point
 from wflmc.planning.solvers import closed_form
 from wflmc.planning.solvers.allocation import allocate
 from wflmc.planning.solvers.cvxpy_reference import solve_by_cvxpy
@@ -46,7 +46,7 @@ def optimal(problem: Problem) -> Allocation:
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
         return Allocation(problem.within_budget(a))
-    if problem.affordable(problem.cap):
+    if np.all(problem.cap @ problem.active <= problem.budget):
         return Allocation(problem.cap, problem.value(problem.bound(problem.cap)))
     if problem.rounds - problem.burn_in == 1 and closed_form.is_static(problem) and not problem.floor.any():
         return closed_form.solve(problem)
@@ -61,7 +61,7 @@ def _nearest_law(problem: Problem, response: AnyResponse) -> Allocation:
     with np.errstate(divide="ignore"):
         high = np.maximum(cost / problem.floor, low)
     calm = np.minimum(high, 2 * np.maximum(low, problem.langevin_noise))
-    found = interior_point.solve(response, cost, low, high, problem.active, problem.budget, calm)
+    found = exact.solve(response, cost, low, high, problem.active, problem.budget, calm)
     return Allocation(np.minimum(cost / found.v, problem.power_cap), found.lower_bound)
 
 

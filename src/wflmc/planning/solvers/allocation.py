@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,7 @@ from wflmc.planning.solvers.program import HEADROOM, Array, Program, Usage, dual
 from wflmc.planning.solvers.water_filling import fill
 
 
-@dataclass(frozen=True)
-class Solution:
+class Solution(NamedTuple):
     """A feasible plan, and the dual point (w, lam) that proves `lower_bound` for every feasible plan."""
 
     a: Array  # [S]
@@ -26,18 +26,14 @@ class Solution:
 
 
 def allocate(program: Program, tol: float = 1e-9, max_iterations: int = 100) -> Solution:
-    """Solve one problem to a certified relative gap of `tol`, or as near to it as rounding allows."""
+    """Solve one problem, whose floor meets all budgets, to a certified relative gap of `tol` or as rounding allows."""
     p, use = program, Usage(program.active)
-    excess = use(p.floor) - p.budget
-    if np.any(excess > 1e-12 * p.budget):
-        k = int(np.argmax(excess > 1e-12 * p.budget))
-        raise ValueError(f"the floor overspends the budget of device {k} by {excess[k]:.6g} (budget {p.budget[k]:.6g})")
-    binding = np.flatnonzero(use(p.cap) > p.budget * (1 - HEADROOM))
-    if binding.size == 0:
-        return _all_at_cap(p)
     best, steps = _Best(p, use), 0
-    found = fill(p, use, p.budget * (1 - HEADROOM), 0.1 * tol)
-    if found:
+    binding = np.flatnonzero(use(p.cap) > p.budget * (1 - HEADROOM))
+    if binding.size == 0:  # every round at its cap is optimal, and zero prices prove it
+        best.offer(p.cap)
+        best.prove(best.weights(), best.lam)
+    elif found := fill(p, use, p.budget * (1 - HEADROOM), 0.1 * tol):
         a, w, lam, steps = found
         best.prove(w, lam)
         best.offer(best.feasible(a))
@@ -45,17 +41,6 @@ def allocate(program: Program, tol: float = 1e-9, max_iterations: int = 100) -> 
         steps = _follow_path(best, binding, tol, max_iterations)
     bound, gap = min(best.bound, best.value), max(best.gap(), 0.0)  # rounding may put one past the other
     return Solution(best.a, best.value, bound, gap, best.w, best.lam, steps)
-
-
-def _all_at_cap(p: Program) -> Solution:
-    """No budget binds: every round at its cap is optimal, and zero prices prove it."""
-    bounds, w = round_bounds(p, p.cap), np.zeros(p.cap.size)
-    if p.objective == "worst":
-        w[p.burn_in + int(np.argmax(bounds[p.burn_in :]))] = 1.0
-    else:
-        w[p.burn_in :] = 1 / (w.size - p.burn_in)
-    value = float(w @ bounds)  # also the dual value, term by term
-    return Solution(p.cap.copy(), value, value, 0.0, w, np.zeros(p.budget.size), 0)
 
 
 class _Best:
@@ -100,14 +85,14 @@ class _Best:
             self.bound, self.w, self.lam = bound, w, lam
         return powers
 
-    def prove_by_worst_round(self) -> None:
-        """Where one round towers over the others its bound alone is a proof, if the prices suit its scale."""
-        if self.p.objective != "worst":
-            return
+    def weights(self) -> Array:
+        """Equal weights of the rounds' bounds for "average", else all of it on the worst one, [S]."""
         w = np.zeros(self.p.cap.size)
-        w[self.p.burn_in + int(np.argmax(round_bounds(self.p, self.a)[self.p.burn_in :]))] = 1.0
-        for scale in (0.0, *np.logspace(-4, 4, 33)):
-            self.prove(w, scale * self.lam)
+        if self.p.objective == "worst":
+            w[self.p.burn_in + int(np.argmax(round_bounds(self.p, self.a)[self.p.burn_in :]))] = 1.0
+        else:
+            w[self.p.burn_in :] = 1 / (w.size - self.p.burn_in)
+        return w
 
     def update(self, path: CentralPath, skip: int, tol: float) -> None:
         """Take the path's present point into account, and count the times in a row that it hardly helped."""
@@ -128,20 +113,9 @@ def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float, max_iterati
     # Rounds this long before the first one that counts weigh less than 1e-39 in it: they get the least power.
     forgotten = np.cumsum(np.log(p.rho[p.burn_in : 0 : -1])) < -45.0
     skip = max(0, min(int(np.count_nonzero(forgotten)), p.cap.size - 2))
-    tail = p
-    if skip:
-        left = p.budget - use(np.where(np.arange(p.cap.size) < skip, best.least, 0.0))
-        tail = replace(
-            p,
-            active=p.active[skip:],
-            cap=p.cap[skip:],
-            cost=p.cost[skip:],
-            rho=p.rho[skip:],
-            base=p.base[skip:],
-            floor=p.floor[skip:],
-            burn_in=p.burn_in - skip,
-            budget=np.maximum(left, 1e-12 * p.budget),
-        )
+    left = p.budget - use(np.where(np.arange(p.cap.size) < skip, best.least, 0.0))
+    later = {name: getattr(p, name)[skip:] for name in ("active", "cap", "cost", "rho", "base", "floor")}
+    tail = replace(p, **later, burn_in=p.burn_in - skip, budget=np.maximum(left, 1e-12 * p.budget))
     path = CentralPath(tail, Usage(tail.active) if skip else use, binding)
     for iteration in range(1, max_iterations + 1):
         moved = path.step()
@@ -149,6 +123,8 @@ def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float, max_iterati
             best.update(path, skip, tol)
             if best.gap() <= tol or best.misses > 5 or not moved:
                 break
-    if best.gap() > tol:
-        best.prove_by_worst_round()
+    if best.gap() > tol:  # where one round towers over the others its bound alone is a proof, for suitable prices
+        w, lam = best.weights(), best.lam
+        for scale in (0.0, *np.logspace(-4, 4, 33)):
+            best.prove(w, scale * lam)
     return iteration

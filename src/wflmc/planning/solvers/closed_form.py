@@ -71,11 +71,8 @@ def _dual(problem: Problem, cap: float, budget: float, level: float) -> float:
 
 
 def solve(problem: Problem) -> Allocation:
-    """The optimum of Theorem 1 for a static problem with one kept sample."""
+    """The optimum of Theorem 1 for a static problem with one kept sample and a budget that binds."""
     cap, budget = float(problem.cap[0]), tightest(problem)
-    if problem.rounds * cap <= budget:
-        a = np.full(problem.rounds, cap)
-        return Allocation(a, problem.value(problem.bound(a)))
     a, level = _water_level(cap, budget, -float(problem.contraction.log_rho[0]), problem.rounds)
     a = np.maximum(a, FLOOR * budget / problem.rounds)
     return Allocation(problem.within_budget(a), _dual(problem, cap, budget, level))

@@ -53,10 +53,7 @@ class CentralPath:
 
     def _start(self, W: Array, floor: Array) -> Array:
         """A plan inside caps and budgets: optimal for weights W and equal prices per budget, before caps."""
-        p = self.p
-        lam = np.zeros(p.budget.size)
-        lam[self.waiting] = 1 / p.budget[self.waiting]
-        price = price_of_rounds(p.active, lam)
+        p, price = self.p, price_of_rounds(self.p.active, self.outside)
         a = np.sqrt(p.cost * W / np.maximum(price, price[price > 0].min()))
         a = np.maximum(a, 1e-12 * a.max())
         for share in (0.5, 0.9):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,33 +30,11 @@ class Program:
     budget: Array  # [K] > 0, may be inf
     cap: Array  # [S] > 0
     cost: Array  # [S] > 0
-    rho: Array  # [S] in (0, 1); a number stands for all rounds
-    burn_in: int  # 0 <= burn_in < S
+    rho: Array  # [S] in (0, 1)
     base: Array  # [S]
+    floor: Array  # [S], 0 <= floor <= cap
+    burn_in: int  # 0 <= burn_in < S
     objective: str = "worst"
-    floor: Array = field(default_factory=lambda: np.zeros(0))  # [S] >= 0; empty means zero
-
-    def __post_init__(self) -> None:
-        kind = float if np.asarray(self.active).dtype.kind == "f" else bool
-        object.__setattr__(self, "active", np.asarray(self.active, dtype=kind))
-        rounds, devices = self.active.shape
-        if np.size(self.floor) == 0:
-            object.__setattr__(self, "floor", np.zeros(rounds))
-        if np.ndim(self.rho) == 0:
-            object.__setattr__(self, "rho", np.full(rounds, self.rho))
-        for name in ("budget", "cap", "cost", "rho", "base", "floor"):
-            value, size = np.asarray(getattr(self, name), dtype=np.float64), devices if name == "budget" else rounds
-            if value.shape != (size,) or np.isnan(value).any() or (name != "budget" and np.isinf(value).any()):
-                raise ValueError(f"{name} must be {size} finite numbers (a budget may be inf)")
-            object.__setattr__(self, name, value)
-        if self.objective not in ("worst", "average"):
-            raise ValueError(f"objective must be 'worst' or 'average', not {self.objective!r}")
-        if not (self.rho.min() > 0 and self.rho.max() < 1 and 0 <= self.burn_in < rounds):
-            raise ValueError(f"need 0 < rho < 1 and 0 <= burn_in < {rounds}, got {self.rho} and {self.burn_in}")
-        if min(self.cap.min(), self.cost.min(), self.budget.min(initial=1.0)) <= 0:
-            raise ValueError("cap, cost and budget must be positive")
-        if np.any((self.floor < 0) | (self.floor > self.cap)) or not self.active.any(axis=1).all():
-            raise ValueError("every round needs 0 <= floor <= cap and an active device")
 
     @property
     def decay(self) -> Array:
@@ -101,8 +79,6 @@ def price_of_rounds(active: Bools, lam: Array) -> Array:
 
 def tightest(active: Bools, value: Array) -> Array:
     """The smallest value[k] among the devices active in each round, shape [S]."""
-    if active.size <= _BLOCK:
-        return np.asarray(np.where(active, value, np.inf).min(1))
     return np.concatenate([np.where(active[i], value, np.inf).min(1) for i in _blocks(active)])
 
 
@@ -110,14 +86,11 @@ class Usage:
     """What each device spends on a plan, without holding a float copy of a large activity matrix."""
 
     def __init__(self, active: Bools) -> None:
-        self.active = active
         self.dense = active.astype(np.float64) if active.size <= _BLOCK else None
-        self.short = active.shape[0] <= 1024
+        self.active: NDArray[Any] = active if self.dense is None else self.dense
+        self.blocks = list(_blocks(active))
 
     def __call__(self, a: Array) -> Array:
         """sum_s active[s,k] a[s], shape [K]."""
-        if self.dense is not None and self.short:
-            return np.asarray(a @ self.dense)
-        on: NDArray[Any] = self.active if self.dense is None else self.dense
-        parts = [a[i] @ on[i].astype(np.float64, copy=False) for i in _blocks(self.active)]
+        parts = [a[i] @ self.active[i].astype(np.float64, copy=False) for i in self.blocks]
         return parts[0] if len(parts) == 1 else np.sum(parts, axis=0)

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
-from wflmc.dynamics import AnyResponse
-from wflmc.planning.exact.distance import Distances
+from wflmc.dynamics import AnyResponse, Array, DiagonalResponse, Motion, Response, diagonal_response
+from wflmc.errors import InputError
 from wflmc.planning.solvers.program import HEADROOM
-
-Array = NDArray[np.float64]
 
 LEAST_POWER = 1e-12
 """Every round gets at least this share of an even split of the tightest budget: noise without end helps nobody."""
@@ -26,6 +24,103 @@ AS_GOOD = 1e-7
 """Relative distance given away for a plan without needless noise."""
 ROUNDING = 1e-14
 """Distances this small next to the posterior's own size are rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Proxy:
+    """A Gaussian posterior as one would guess it without the data: from a public set, or from what is known of them.
+
+    All devices are taken to hold alike data, so that only the size of a round's weights matters.
+    """
+
+    precision: ArrayLike
+    """Eigenvalues of the Hessian of f, prior included: [m], or one for all directions."""
+    mean_sq: ArrayLike = 0.0
+    """‖posterior mean‖², taken to lie in all directions alike; or its squares along each, [m]."""
+    prior_std: float = 1.0
+    """Of θ[0] with init = "prior"."""
+
+    def response(self, dim: int, motion: Motion, burn_in: int) -> DiagonalResponse:
+        """How the law of a chain of `dim` parameters on this posterior answers to noise."""
+        precision, mean_sq = (np.asarray(given, dtype=float) for given in (self.precision, self.mean_sq))
+        for name, given, least in (("precision", precision, 1e-50), ("mean_sq", mean_sq, 0.0)):
+            if given.shape not in ((), (dim,)) or not np.all((given >= least) & (given < 1e50)):
+                allowed = f"finite, {'above' if least else 'at least'} 0, and one number or {dim}, one per parameter"
+                raise InputError(f"proxy.{name}", getattr(self, name), allowed)
+        each = mean_sq if mean_sq.ndim else np.full(dim, float(mean_sq) / dim)
+        start = self.prior_std**2 if motion.init == "prior" else 0.0
+        return diagonal_response(np.broadcast_to(precision, (dim,)), each, start, motion, burn_in)
+
+
+class _ByMatrices:
+    """F[s'](v) = shift + tr(C + C* − 2(C*^½ C C*^½)^½) with C affine in v: convex, of known derivatives.
+
+    Called with v[S] it gives F[S_u], of which exactly the worst is the objective.
+    """
+
+    def __init__(self, r: Response) -> None:
+        values, vectors = np.linalg.eigh(r.target)
+        self.root, self.inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
+        kept, rounds, self.dim, _ = r.effect.shape
+        self.effect = (self.root @ r.effect @ self.root).reshape(kept, rounds, -1)
+        self.base = (self.root @ r.covariance @ self.root).reshape(kept, -1)
+        self.shift, self.trace, self.spread = r.shift, np.trace(r.effect, axis1=-2, axis2=-1), float(values.sum())
+        self.least = 1e-30 * float(values[0]) ** 2  # in place of eigenvalues that are not there
+        self.rows, self.columns = np.triu_indices(self.dim)
+
+    def _roots(self, v: Array) -> tuple[Array, Array]:
+        """Return square roots of the eigenvalues of C*^½ C C*^½, and its eigenvectors."""
+        inner = (self.base + v @ self.effect).reshape(-1, self.dim, self.dim)
+        values, vectors = np.linalg.eigh(0.5 * (inner + np.swapaxes(inner, -1, -2)))
+        return np.sqrt(np.maximum(values, self.least)), vectors
+
+    def _value(self, roots: Array, vectors: Array) -> Array:
+        """Return F, the distance as ‖X C*^−½ − C*^½‖² with X = (C*^½ C C*^½)^½: no large numbers cancel."""
+        x = (vectors * roots[:, None, :]) @ np.swapaxes(vectors, -1, -2)
+        return np.asarray(self.shift + ((x @ self.inverse - self.root) ** 2).sum((-1, -2)))
+
+    def __call__(self, v: Array) -> Array:
+        return self._value(*self._roots(v))
+
+    def expand(self, v: Array) -> tuple[Array, Array, Array]:
+        """Return F[S_u], its gradient[S_u, S], and J[S_u, S, r] with J Jᵀ its Hessian."""
+        roots, vectors = self._roots(v)
+        inverse = (vectors / roots[:, None, :]) @ np.swapaxes(vectors, -1, -2)
+        gradient = self.trace - (self.effect @ inverse.reshape(-1, self.dim**2, 1))[..., 0]
+        # Second derivatives of the square root are its divided differences between eigenvalues.
+        one, two = roots[:, self.rows], roots[:, self.columns]
+        size = np.sqrt((1.0 + (self.rows != self.columns)) / (one * two * (one + two)))
+        pairs = vectors[:, :, None, self.rows] * vectors[:, None, :, self.columns]
+        turn = pairs.reshape(roots.shape[0], self.dim**2, -1) * size[:, None]
+        return self._value(roots, vectors), gradient, self.effect @ turn
+
+
+class _ByEigenvalues:
+    """The same where all matrices share their eigenvectors."""
+
+    def __init__(self, r: DiagonalResponse) -> None:
+        self.r, self.shift, self.std = r, r.shift, np.sqrt(r.target)
+        self.trace, self.spread = r.effect @ r.times, float(r.times @ r.target)
+
+    def _std(self, v: Array) -> Array:
+        return np.maximum(np.sqrt(self.r.covariance + v @ self.r.effect), 1e-15 * self.std)
+
+    def __call__(self, v: Array) -> Array:
+        return np.asarray(self.shift + (self._std(v) - self.std) ** 2 @ self.r.times)
+
+    def expand(self, v: Array) -> tuple[Array, Array, Array]:
+        std = self._std(v)
+        gradient = (self.r.effect @ ((1 - self.std / std) * self.r.times)[..., None])[..., 0]
+        root = self.r.effect * np.sqrt(0.5 * self.r.times * self.std / std**3)[:, None]
+        return self.shift + (std - self.std) ** 2 @ self.r.times, gradient, root
+
+
+Distances = _ByMatrices | _ByEigenvalues
+
+
+def distances(response: AnyResponse) -> Distances:
+    """Return W2² of a linear chain's law to the posterior as a convex function of its noise, with its derivatives."""
+    return _ByEigenvalues(response) if isinstance(response, DiagonalResponse) else _ByMatrices(response)
 
 
 class Solution(NamedTuple):
@@ -57,12 +152,12 @@ def solve(
         active: [S, K]; budget: of Σ_s active[s, k] cost[s]/v[s], [K], may be infinite.
         calm: no more noise than this, [S], where as good a law can be had without it: optima are not always unique.
     """
-    distances = Distances(response)
+    distance = distances(response)
     binding = np.flatnonzero((cost / low) @ active > budget * (1 - HEADROOM))
     use = active.T[binding] * (cost / (budget[binding] * (1 - HEADROOM))[:, None])
     token = use.max(0, initial=0.0) * cost.size / LEAST_POWER
     limits = Limits(low, np.maximum(low, np.minimum(high, np.where(token > 0, token, np.inf))), use)
-    best = _Best(distances, limits, start(limits, distances), tol)
+    best = _Best(distance, limits, start(limits, distance), tol)
     most = np.minimum(limits.high, np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v))
     steps = 0
     if np.all(use @ (1 / calm) < 1) and np.any(calm < most):

@@ -1,1 +1,0 @@
-"""Planning by the exact law of a chain: its distance to the posterior, the noise that minimises it, public proxies."""
