@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -65,7 +66,7 @@ class Outlook(NamedTuple):
 
     active: Array
     scale: Array
-    cap: Array
+    power_cap: Array
     error: Array
 
     def repeated(self, rounds: int) -> Outlook:
@@ -167,79 +168,59 @@ class Course(NamedTuple):
         planned = self.solution.a[j] * problem.scale[s] / self.rest.scale[j]
         return float(np.clip(planned, problem.floor[s], problem.cap[s]))
 
-    def fresh(self, problem: Problem, s: int, left: Array) -> bool:
-        """Whether it still serves in round s."""
-        if s - self.made >= (problem.rounds - s) / REPLANS:
-            return False
-        return bool(np.all(self.power(problem, s) * problem.active[s] <= left / 8))
 
-
-@dataclass(frozen=True)
-class Controller:
-    """The power of every round from what is known in it: plan the rest, send the first round of it, go on.
+def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
+    """Return the power of every round from what is known in it: plan the rest, send the first round of it, go on.
 
     No round can overspend, because the budgets it is planned with are what is left of them.
     """
-
-    forecast: Forecast
-
-    def __call__(self, problem: Problem) -> Allocation:
-        """The powers of all rounds, each from channels up to its own."""
-        if problem.solver != "own":
-            raise InputError("solver", problem.solver, "own with csi = 'causal', which has no reference")
-        if not problem.dynamics.has_bound:
-            allowed = "overdamped with csi = 'causal', whose forecasts need a bound"
-            raise InputError("dynamics", problem.dynamics.name, allowed)
-        check_floor(problem)
-        a, left, start = problem.cap.copy(), problem.budget, problem.start
-        course: Course | None = None
-        for s in range(problem.rounds):
-            _check_round(problem, left, s)
-            if course is None or not course.fresh(problem, s, left):
-                if course and problem.objective == "worst" and s > problem.burn_in:
-                    # What a round was cannot be undone: no power is spent on coming back from it.
-                    planned = course.rest.bound(course.solution.a)[course.rest.burn_in :]
-                    start = min(start, float(np.median(planned)))
-                rest = self._rest(problem, s, left, start)
-                course = Course(s, rest, allocate(rest.program(), tol=TOLERANCE))
-            a[s] = course.solution.a[0] if course.made == s else course.power(problem, s)
-            left = left - a[s] * problem.active[s]
-            start = float(problem.bound(a)[s])
-        return Allocation(a)
-
-    def _rest(self, problem: Problem, s: int, left: Array, start: float) -> Problem:
-        """The problem of the rounds from s on, the first of them as it is and the others as expected."""
-        coming = self.forecast.outlook(problem, s)
-        rounds = coming.scale.size
-        # Two standard deviations more activity than expected: a device that runs dry spoils a round.
-        p = coming.active
-        p = np.minimum(1.0, p + 2 * np.sqrt(p * (1 - p) / max(rounds, 1)))
-        all_rounds = seen(problem, slice(s, s + 1)).then(coming._replace(active=p))
-        floor = np.minimum(problem.floor[s] * (all_rounds.scale / problem.scale[s]) ** 2, all_rounds.cap)
-        room, need = left - floor[0] * problem.active[s], floor[1:] @ all_rounds.active[1:]
-        floor[1:] *= np.min(0.9 * room[need > 0] / need[need > 0], initial=1.0)
-        return replace(
-            problem,
-            contraction=Contraction(*(part[s:] for part in problem.contraction)),
-            step_size=problem.step_size[s:],
-            burn_in=max(0, problem.burn_in - s),
-            start=start,
-            error=all_rounds.error,
-            scale=all_rounds.scale,
-            active=all_rounds.active,
-            budget=left,
-            power_cap=all_rounds.cap,
-            floor=floor,
-        )
+    if problem.solver != "own":
+        raise InputError("solver", problem.solver, "own with csi = 'causal', which has no reference")
+    if not problem.dynamics.has_bound:
+        raise InputError("dynamics", problem.dynamics.name, "overdamped with csi = 'causal', which needs a bound")
+    check_floor(problem)
+    a, left, start = problem.cap.copy(), problem.budget, problem.start
+    course: Course | None = None
+    for s in range(problem.rounds):
+        short = problem.floor[s] * problem.active[s] > left * (1 - HEADROOM)
+        if short.any():
+            why = f"too little is left to device {np.argmax(short)} in round {s + 1}, which could not be foreseen"
+            raise InputError("max_round_noise", problem.noise_limit, f"larger with csi = 'causal': {why}")
+        if course:
+            a[s] = course.power(problem, s)
+        outdated = course is None or s - course.made >= (problem.rounds - s) / REPLANS
+        if outdated or np.any(a[s] * problem.active[s] > left / 8):
+            if course and problem.objective == "worst" and s > problem.burn_in:
+                # What a round was cannot be undone: no power is spent on coming back from it.
+                planned = course.rest.bound(course.solution.a)[course.rest.burn_in :]
+                start = min(start, float(np.median(planned)))
+            rest = _rest(forecast.outlook(problem, s), problem, s, left, start)
+            course = Course(s, rest, allocate(rest.program(), tol=TOLERANCE))
+            a[s] = course.solution.a[0]
+        left = left - a[s] * problem.active[s]
+        start = float(problem.bound(a)[s])
+    return Allocation(a)
 
 
-def _check_round(problem: Problem, left: Array, s: int) -> None:
-    """Say so where rounds before have left too little for the least power of this one."""
-    short = problem.floor[s] * problem.active[s] > left * (1 - HEADROOM)
-    if short.any():
-        device = int(np.argmax(short))
-        why = f"too little is left to device {device} in round {s + 1}, which could not be foreseen"
-        raise InputError("max_round_noise", problem.noise_limit, f"larger with csi = 'causal': {why}")
+def _rest(coming: Outlook, problem: Problem, s: int, left: Array, start: float) -> Problem:
+    """Return the problem of the rounds from s on, the first of them as it is and the others as expected."""
+    # Two standard deviations more activity than expected: a device that runs dry spoils a round.
+    p = coming.active
+    p = np.minimum(1.0, p + 2 * np.sqrt(p * (1 - p) / max(len(p), 1)))
+    rounds = seen(problem, slice(s, s + 1)).then(coming._replace(active=p))
+    floor = np.minimum(problem.floor[s] * (rounds.scale / problem.scale[s]) ** 2, rounds.power_cap)
+    room, need = left - floor[0] * problem.active[s], floor[1:] @ rounds.active[1:]
+    floor[1:] *= np.min(0.9 * room[need > 0] / need[need > 0], initial=1.0)
+    return replace(
+        problem,
+        **rounds._asdict(),
+        contraction=Contraction(*(part[s:] for part in problem.contraction)),
+        step_size=problem.step_size[s:],
+        burn_in=max(0, problem.burn_in - s),
+        start=start,
+        budget=left,
+        floor=floor,
+    )
 
 
 def equal_shares(problem: Problem) -> Allocation:
@@ -253,5 +234,8 @@ def equal_shares(problem: Problem) -> Allocation:
 
 def causally(allocate: Callable[[Problem], Allocation], outlook: Forecast) -> Callable[[Problem], Allocation]:
     """The same policy without knowledge of rounds to come; custom policies are taken as they are."""
-    ways: dict[Any, Callable[[Problem], Allocation]] = {optimal: Controller(outlook), equal: equal_shares}
+    ways: dict[Any, Callable[[Problem], Allocation]] = {
+        optimal: partial(optimize_causally, outlook),
+        equal: equal_shares,
+    }
     return ways.get(allocate, allocate)
