@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.dynamics import OVERDAMPED, AnyResponse, Contraction, Dynamics
-from wflmc.errors import InputError
 from wflmc.planning.solvers.program import HEADROOM, Program
 from wflmc.recursion import first_order
 
@@ -25,18 +24,12 @@ BOUNDS = ("corrected", "paper")
 
 def noise_weight(bound: str, dim: int) -> float:
     """Factor of the excess noise β̃: the paper prints 1 where E‖√β̃ Δ‖² = m β̃ (Lemma 1)."""
-    if bound not in BOUNDS:
-        raise InputError("bound", bound, f"one of {', '.join(BOUNDS)}")
     return float(dim) if bound == "corrected" else 1.0
 
 
 def discretization_error(step_size: Array, L: float, dim: int) -> Array:
     """η⁴L³m/3 + η³L²m, Lemma 2."""
     return step_size**4 * L**3 * dim / 3 + step_size**3 * L**2 * dim
-
-
-OBJECTIVES = ("worst", "average", "exact")
-SOLVERS = ("own", "cvxpy")
 
 
 class Allocation(NamedTuple):
@@ -79,13 +72,6 @@ class Problem:
     fills_up: bool = True
     """Whether the server adds what channel noise lacks of 2η; not where the optimum of the exact law chooses it all."""
     dynamics: Dynamics = OVERDAMPED
-
-    def __post_init__(self) -> None:
-        for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
-            if getattr(self, name) not in known:
-                raise InputError(name, getattr(self, name), f"one of {', '.join(known)}")
-        if self.response is not None and self.solver != "own":
-            raise InputError("solver", self.solver, "'own' with objective = 'exact'")
 
     @property
     def rounds(self) -> int:
@@ -140,17 +126,8 @@ class Problem:
 
     def program(self) -> Program:
         """The problem as the general solver takes it."""
-        return Program(
-            active=self.active,
-            budget=self.budget,
-            cap=self.cap,
-            cost=self.cost,
-            rho=self.contraction.rho,
-            burn_in=self.burn_in,
-            base=self.base(),
-            objective=self.objective,
-            floor=self.floor,
-        )
+        rounds = self.cap, self.cost, self.contraction.rho, self.base(), self.floor
+        return Program(self.active, self.budget, *rounds, self.burn_in, self.objective)
 
     def within_budget(self, a: Array) -> Array:
         """The same profile scaled down, if need be, until no device spends more than its budget."""

@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.dynamics import Dynamics, by_name
-from wflmc.errors import InputError
-from wflmc.planning.bound import Allocation, Problem
+from wflmc.errors import InputError, unknown
+from wflmc.planning.bound import BOUNDS, Allocation, Problem
 from wflmc.planning.exact import Proxy
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import PowerPolicy
+from wflmc.planning.schedule import RULES
 from wflmc.planning.steps import SCHEDULES
+
+OBJECTIVES, CSI, SOLVERS = ("worst", "average", "exact"), ("full", "causal"), ("own", "cvxpy")
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,16 @@ class Options:
         except (TypeError, ValueError):
             allowed = "a number, or one for each round (expressions such as '0.4/(mu+L)' are for scenario files)"
             raise InputError("step_size", self.step_size, allowed) from None
+        names = {"csi": CSI, "objective": OBJECTIVES, "solver": SOLVERS, "bound": BOUNDS, "schedule": RULES}
+        for name, known in names.items():
+            if getattr(policy, name) not in known:
+                raise unknown(name, getattr(policy, name), known)
         causal, schedule, rounds = policy.csi == "causal", sampler.step_schedule, self.burn_in + self.samples
         planned, shape = schedule == "planned", f"an array of shape {steps.shape}"
-        limit, distance = policy.max_round_noise, self.initial_w2_sq
+        exact, limit, distance = policy.objective == "exact", policy.max_round_noise, self.initial_w2_sq
         rules: list[tuple[str, Any, Any, str]] = [
-            ("csi", policy.csi, policy.csi not in ("full", "causal"), "one of full, causal"),
-            ("objective", "exact", causal and policy.objective == "exact", "worst or average with csi = 'causal'"),
+            ("objective", "exact", causal and exact, "worst or average with csi = 'causal'"),
+            ("solver", policy.solver, exact and policy.solver != "own", "'own' with objective = 'exact'"),
             ("csi", "causal", causal and (planned or np.ptp(steps) > 0), "full with step sizes that change by round"),
             ("step_schedule", "planned", planned and sampler.motion.has_velocity, "constant with dynamics = 'kinetic'"),
             ("start", sampler.start, sampler.start < 0, "at least 0"),
@@ -125,9 +132,9 @@ def plan_arguments(keywords: Mapping[str, Any]) -> dict[str, Any]:
     'equal'
     """
     names = {kind: {field.name for field in fields(kind)} for kind in (Options, Sampler, Policy)}
-    unknown = set(keywords) - set().union(*names.values())
-    if unknown:
-        raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
+    others = set(keywords) - set().union(*names.values())
+    if others:
+        raise TypeError(f"plan() got an unexpected keyword argument {min(others)!r}")
     arguments = {name: value for name, value in keywords.items() if name in names[Options]}
     for part, kind in (("sampler", Sampler), ("policy", Policy)):
         changes = {name: value for name, value in keywords.items() if name in names[kind]}

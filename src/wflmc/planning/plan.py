@@ -125,6 +125,11 @@ jax.tree_util.register_dataclass(
 )
 
 
+def _by_part(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the fields of every part."""
+    return {part: {name: values[name] for name in values if PART_OF[name] == part} for part in PARTS}
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Shown):
     """Gains and active devices of every round, with the bound and the privacy they imply.
@@ -139,15 +144,7 @@ class Plan(Shown):
     @classmethod
     def of(cls, **values: Any) -> Plan:
         """Make a plan from the fields of its parts."""
-        unknown = [name for name in values if name not in PART_OF]
-        if unknown:
-            raise TypeError(f"a plan has no {', '.join(unknown)}")
-        return cls(
-            **{
-                part: kind(**{name: value for name, value in values.items() if PART_OF[name] == part})
-                for part, kind in PARTS.items()
-            }
-        )
+        return cls(**{part: PARTS[part](**some) for part, some in _by_part(values).items()})
 
     def values(self) -> dict[str, Any]:
         """The fields of all parts."""
@@ -155,10 +152,7 @@ class Plan(Shown):
 
     def replace(self, **changes: Any) -> Plan:
         """The same plan with other values of some fields."""
-        parts: dict[str, dict[str, Any]] = {}
-        for name, value in changes.items():
-            parts.setdefault(PART_OF[name], {})[name] = value
-        return replace(self, **{part: replace(getattr(self, part), **some) for part, some in parts.items()})
+        return replace(self, **{part: replace(getattr(self, part), **some) for part, some in _by_part(changes).items()})
 
     if TYPE_CHECKING:
 
@@ -166,21 +160,12 @@ class Plan(Shown):
             """Read a field of a part; below they become properties, which are faster."""
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            "devices": self.devices,
-            "parameters": self.dim,
-            "rounds": len(self.rounds),
-            "burn-in rounds": self.burn_in,
-            "dynamics": self.dynamics.constants.get("dynamics"),
-            "step_size": self.step_size,
-            "gain": self.gain,
-            "objective": None if np.isnan(self.objective) else self.objective,
-            "gap": self.gap,
-            "regime": self.regime,
-            "epsilon": self.privacy.epsilon,
-            "delta": self.privacy.delta,
-            "adjacency": None if self.privacy.epsilon is None else self.privacy.adjacency,
-        }
+        facts = {"devices": self.devices, "parameters": self.dim, "rounds": len(self.rounds)}
+        facts |= {"burn-in rounds": self.burn_in, "dynamics": self.dynamics.constants.get("dynamics")}
+        facts |= {name: getattr(self, name) for name in ("step_size", "gain", "gap", "regime")}
+        facts["objective"] = None if np.isnan(self.objective) else self.objective
+        promised = () if self.privacy.epsilon is None else ("epsilon", "delta", "adjacency")
+        return facts | {name: getattr(self.privacy, name) for name in promised}
 
     @property
     def devices(self) -> int:

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
-
 Array = NDArray[np.float64]
 
 
@@ -28,11 +26,9 @@ def participation_error(clip: Array, active: NDArray[np.bool_]) -> Array:
 
     With equal ℓ it is the 4ℓ²(K−K_a)² of Lemma 1.
     """
+    devices, sending, heard = active.shape[-1], active.sum(-1), (active * clip).sum(-1)
     if active.all():
         return np.zeros(active.shape[:-1])
-    devices = active.shape[-1]
-    sending = active.sum(-1)
-    heard = (active * clip).sum(-1)
     return np.asarray((clip.sum() - heard + (devices - sending) / sending * heard) ** 2)
 
 
@@ -43,19 +39,6 @@ def sampling_variance(clip: Array, senders: int) -> float:
     """
     devices = clip.size
     return devices * (devices - senders) / (senders * max(1, devices - 1)) * float(np.sum(clip**2))
-
-
-def with_uncertainty(silent: Array, clip: Array, active: NDArray[np.bool_], uncertainty: float) -> Array:
-    """The same, with senders that may arrive up to `uncertainty` times as strong as they mean to, per round."""
-    if uncertainty == 1:
-        return silent
-    heard = active.shape[-1] / active.sum(-1) * (active * clip).sum(-1)
-    return np.asarray((np.sqrt(silent) + (uncertainty - 1) * heard) ** 2)
-
-
-def everyone(gains: Array) -> Schedule:
-    """All devices in every round."""
-    return Schedule(np.zeros(gains.shape[0]), np.ones(gains.shape, dtype=bool))
 
 
 def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: ArrayLike, weight: float) -> Schedule:
@@ -127,16 +110,12 @@ class Rule:
     senders: int = 0
     """The number of senders of `unbiased`."""
 
-    def __post_init__(self) -> None:
-        if self.name not in RULES:
-            raise InputError("schedule", self.name, f"one of {', '.join(RULES)}")
-
     def __call__(self, gains: Array, ranking: tuple[Array, Array] | None = None) -> Schedule:
         """Who sends, given |h|[S, K], and for `unbiased` how good that is for each device, with lots."""
         if ranking is not None:
             return by_quality(*ranking, self.senders)
         if self.name == "all":
-            return everyone(gains)
+            return Schedule(np.zeros(gains.shape[0]), np.ones(gains.shape, dtype=bool))
         return threshold_schedule(gains, self.clip, self.reach * gains**2, self.step_size, self.weight)
 
     def power_cap(self, gains: Array, active: NDArray[np.bool_]) -> Array:
@@ -144,9 +123,14 @@ class Rule:
         return np.asarray(np.where(active, self.reach * gains**2, np.inf).min(-1))
 
     def error(self, active: NDArray[np.bool_]) -> Array:
-        """Squared gradient error of those who are silent, or of its mean for `unbiased`, [S]."""
+        """Squared gradient error of those who are silent, or of its mean for `unbiased`, [S].
+
+        Senders may arrive up to `uncertainty` times as strong as they mean to.
+        """
+        silent = participation_error(self.clip, active)
         if self.name == "unbiased":
             silent = np.full(active.shape[:-1], sampling_variance(self.clip, self.senders))
-        else:
-            silent = participation_error(self.clip, active)
-        return with_uncertainty(silent, self.clip, active, self.uncertainty)
+        if self.uncertainty == 1:
+            return silent
+        heard = active.shape[-1] / active.sum(-1) * (active * self.clip).sum(-1)
+        return np.asarray((np.sqrt(silent) + (self.uncertainty - 1) * heard) ** 2)
