@@ -111,10 +111,8 @@ def _prepare(posterior: Posterior, link: Link, privacy: Privacy, options: Option
     _check_size(options, posterior.devices)
     if options.sampler.step_schedule == "constant":
         return _Planning(posterior, link, privacy, options)
-    kept, constant = (
-        float(np.asarray(options.step_size)),
-        dataclasses.replace(options.sampler, step_schedule="constant"),
-    )
+    kept = float(np.asarray(options.step_size))
+    constant = dataclasses.replace(options.sampler, step_schedule="constant")
 
     def with_steps(steps: Array, *notes: str) -> _Planning:
         given = dataclasses.replace(options, step_size=steps, sampler=constant)
