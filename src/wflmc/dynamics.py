@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, unknown, without_data
+from wflmc.errors import InputError, missing, unknown, without_data
 
 Array = NDArray[np.float64]
 
@@ -213,6 +213,8 @@ class Kinetic(Overdamped):
 
     def gradient_position(self, theta: jax.Array, velocity: Any, step_size: Any) -> jax.Array:
         """Return θ + (h/2) v, [m], half a drift ahead."""
+        if velocity is None:
+            raise missing("state.velocity", "with kinetic dynamics; kernel.init draws one")
         return theta + step_size / 2 * velocity
 
     def step(
