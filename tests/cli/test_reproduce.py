@@ -172,7 +172,7 @@ def test_mnist_that_is_not_there(call, tmp_path, monkeypatch):
     monkeypatch.setenv("WFLMC_DATA", str(tmp_path / "nothing"))
     code, out, err = call("reproduce", "fig8", "--out", tmp_path / "out")
     assert (code, out) == (2, "")
-    assert "existing folder" in err
+    assert "is missing" in err
     assert "four idx files" in err
     assert not (tmp_path / "out").exists()
 

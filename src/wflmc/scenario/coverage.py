@@ -50,7 +50,7 @@ def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, .
     section, sampler = scenario.posterior, scenario.sampler
     gaussian, exact = section.model == "gaussian", scenario.policy.objective == "exact"
     read_off = not gaussian and is_data_path(section.data) and section.classes is None
-    noisy_broadcast = scenario.link.downlink_snr_db < np.inf
+    noisy_broadcast, clips = scenario.link.downlink_snr_db < np.inf, scenario.policy.power != "noiseless"
     whitened, split = section.preconditioner == "whiten", section.partition not in ("iid", "blocks")
     stop = "a label outside posterior.classes, a value that is not finite, a step beyond 2/L"
     published = [
@@ -60,26 +60,14 @@ def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, .
         ("posterior.preconditioner", whitened, "The features themselves whiten the chains."),
         ("posterior.mu", gaussian and not section.mu, "Step and plan use μ of the data; give posterior.mu."),
         ("posterior.L", not section.L, "Step and plan use L of the data; give posterior.L."),
-        (
-            "posterior.initial_w2_sq",
-            not section.initial_w2_sq,
-            "The plan uses W2² of the data; give posterior.initial_w2_sq.",
-        ),
+        ("posterior.initial_w2_sq", not section.initial_w2_sq, "The plan uses W2² of the data; give this key."),
         ("sampler.burn_in", sampler.burn_in == "auto", "A pilot on the data has found the number of burn-in rounds."),
         (CONSTANTS[-1], noisy_broadcast and not exact, "The plan uses the devices' curvatures, by which noise acts."),
         ("policy.objective", exact, ORACLE),
-        (
-            "sampler.seed",
-            sampler.seed != "secret",
-            "A seed below 2³² can be guessed, and so the noise; 'secret' draws a key.",
-        ),
+        ("sampler.seed", sampler.seed != "secret", "A seed below 2³² can be guessed; 'secret' draws a key instead."),
     ]
     shown = [
-        (
-            "clip rates",
-            scenario.policy.power != "noiseless",
-            "Clip rates, warnings and the diagnosis look at the data.",
-        ),
+        ("clip rates", clips, "Clip rates, warnings and the diagnosis look at the data."),
         ("exact law", gaussian, "W2² and the exact law and ESS compare with the posterior itself."),
         ("chains", sampler.chains > 1, "R-hat, ESS and averages are of all chains, and epsilon covers one."),
         ("scores", scored, "Scores look at the test set, which nothing hides."),
