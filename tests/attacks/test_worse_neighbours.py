@@ -118,7 +118,7 @@ def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
         sides = known.pop() if known else choice.terms(length)
         pair = [make(side * min(clip, example_clip), devices) for side in sides]
         clips = np.full(devices, clip), np.full(devices, example_clip)
-        less = 1 + pair[0].margin(*clips)
+        less = 1 + pair[0].rounding(*clips)
         limit = None if np.isinf(example_clip) else np.float32(clips[1] / less)
         theta = np.zeros((devices, pair[0].dim) if own_theta else pair[0].dim, np.float32)
         key = jax.random.key(0) if getattr(pair[0], "batch", None) else None
@@ -183,7 +183,7 @@ def test_devices_of_unlike_clips(make, ratio):
         for own_term in (1.0, -1.0):
             terms[7] = own_term
             pair.append(make(terms.copy(), devices))
-        less = 1 + pair[0].margin(clips, np.full(devices, np.inf))
+        less = 1 + pair[0].rounding(clips, np.full(devices, np.inf))
         given = np.ones(devices, np.float32), np.float32(clips / less), None, None
         one, other = (
             added(side.on_accelerator(1, 2.0**30), np.zeros(side.dim, np.float32), *given).double for side in pair

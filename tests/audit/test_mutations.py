@@ -223,11 +223,8 @@ def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, mutate):
 def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, mutate):
     posterior, plan = softmax_of(examples, promise, rounds)
     if promise is None:
-        name, norm = (
-            ("by_rows", "jnp.sqrt(jnp.maximum(square, 0.0) + rounding)") if examples == 6 else ("by_devices", "norm")
-        )
-        used_in = sys.modules["wflmc.posterior.softmax"]
-        again = {"wrap": lambda mutant: blocks.batch_chains(mutant, 3), "known_as": (used_in, name)}
+        name, norm = ("by_rows", "most") if examples == 6 else ("by_devices", "norm")
+        again = {"wrap": lambda mutant: blocks.batch_chains(mutant, 3), "known_as": (softmax, name)}
         mutate(getattr(softmax, f"_chains_{name}"), f"clip_factor(w.T, limit.T, {norm})", "w.T", **again)
     else:
         mutate(softmax._limited, "residual * clip_factor(jnp.ones(()), most, length)[:, None]", "residual")

@@ -100,7 +100,7 @@ def test_declared_classes():
 @pytest.mark.parametrize(
     ("y", "classes", "part"),
     [
-        ([1, 2, 3], 3, "whole numbers from 0 to 2"),
+        ([1, 2, 3], 3, "labelled by 0, 1, 2"),
         ([1, 2, 9], [1, 2, 3], "labelled by 1, 2, 3"),
         (["a", "b", "c"], ["a", "b"], "labelled by a, b"),
         (["1", "2", "1"], [1, 2], "labelled by 1, 2"),

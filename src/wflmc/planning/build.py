@@ -27,7 +27,7 @@ from wflmc.planning.schedule import Rule, Schedule, by_quality
 from wflmc.planning.solvers import closed_form
 from wflmc.planning.steps import plan_steps
 from wflmc.posterior.base import Posterior, check_posterior
-from wflmc.posterior.summation import LARGEST_MARGIN
+from wflmc.posterior.summation import LARGEST_ROUNDING
 from wflmc.privacy import Privacy
 
 PAIR_BYTES, MEMORY = 100, 64_000_000_000
@@ -188,8 +188,8 @@ class _Planning:
         # What rounding may add to a change is the same for all neighbours, which may differ by less than 2 min(c, ℓ).
         smaller = np.minimum(self.clip, self.example_clip)
         less = float(np.max(smaller / self.privacy.sensitivity(self.posterior.devices)))
-        found = less * self.posterior.margin(self.clip, self.example_clip)
-        if found > LARGEST_MARGIN:
+        found = less * self.posterior.rounding(self.clip, self.example_clip)
+        if found > LARGEST_ROUNDING:
             by_example = np.isfinite(self.example_clip).any()
             name, given = ("example_clip", self.example_clip) if by_example else ("clip", self.clip)
             allowed = "nearer to clip, or clip smaller" if by_example else "nearer to one another"

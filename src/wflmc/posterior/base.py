@@ -13,13 +13,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError
-from wflmc.posterior.summation import UNIT, Rounding, Sum, Total, additions, margin
+from wflmc.posterior.summation import UNIT, Sum, Total, additions, rounding
 
 if TYPE_CHECKING:
     from wflmc.dynamics import AnyResponse, Motion, Quadratic
     from wflmc.posterior.coordinates import Coordinates
     from wflmc.posterior.law import Gaussian, LinearChain
 
+STATIC = {"static": True}
+"""Metadata of a dataclass's field that JAX compiles for, rather than traces."""
 Array = NDArray[np.float64]
 Maybe = jax.Array | None
 ClippedSum = tuple[Total, jax.Array]
@@ -45,14 +47,15 @@ class SumsGradients(Protocol):
             key: draws the mini-batches of models that have some.
             example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
         """
+        raise NotImplementedError
 
 
 class Posterior(SumsGradients, Protocol):
     """p(θ|D) of data D that are spread over K devices, with the negative log-density f = Σ_k f_k as its cost.
 
-    A model is a JAX dataclass (`jax.tree_util.register_dataclass`) that derives from this class and defines `mu`, `L`,
-    `sizes`, `dim`, `digest`, `initial_w2_sq`, `draw_initial`, `unrounded_sum`, `gradients`, `example_norms`,
-    `on_accelerator`, `working_bytes`, `work` and `device`. Everything else has a default.
+    A model is a JAX dataclass (`jax.tree_util.register_dataclass`, with `STATIC` fields) that derives from this class
+    and defines `mu`, `L`, `sizes`, `dim`, `digest`, `initial_w2_sq`, `draw_initial`, `unrounded_sum`, `gradients`,
+    `example_norms`, `on_accelerator`, `working_bytes`, `work` and `device`. Everything else has a default.
 
     Chains may move in coordinates φ other than the parameters θ. Constants, gradients and starts are those of φ.
     """
@@ -81,6 +84,7 @@ class Posterior(SumsGradients, Protocol):
     @property
     def dim(self) -> int:
         """m, the number of parameters."""
+        raise NotImplementedError
 
     @property
     def devices(self) -> int:
@@ -90,12 +94,15 @@ class Posterior(SumsGradients, Protocol):
     @property
     def digest(self) -> str:
         """A hash of the data and of which device holds them."""
+        raise NotImplementedError
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the law of the start and the posterior."""
+        raise NotImplementedError
 
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """Draw the start of one chain, [m]."""
+        raise NotImplementedError
 
     def clipped_sum(
         self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
@@ -106,9 +113,11 @@ class Posterior(SumsGradients, Protocol):
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Return every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
+        raise NotImplementedError
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return the norm of every example's gradient at theta[..., m], [..., N]."""
+        raise NotImplementedError
 
     def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
         """Return the same posterior in float32 on the accelerator, in blocks of devices that keep to a memory limit.
@@ -118,15 +127,19 @@ class Posterior(SumsGradients, Protocol):
             limit: bytes.
             by_example: whether examples are to be clipped one by one.
         """
+        raise NotImplementedError
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""
+        raise NotImplementedError
 
     def work(self, by_example: bool = False) -> float:
         """Return the number of operations of one chain in one round, roughly."""
+        raise NotImplementedError
 
     def device(self, index: int) -> Self:
         """Return one device's part: its data and its share of the prior."""
+        raise NotImplementedError
 
     @property
     def prior_power(self) -> float:
@@ -146,10 +159,10 @@ class Posterior(SumsGradients, Protocol):
         """Return the coordinates φ[..., m] of θ[..., m]."""
         return theta if self.coordinates is None else self.coordinates.of(theta)
 
-    def margin(self, clip: Array, example_clip: Array) -> float:
-        """Return e, by which float32 sums may raise the sensitivity; see `wflmc.posterior.summation.margin`."""
+    def rounding(self, clip: Array, example_clip: Array) -> float:
+        """Return e, by which float32 sums may raise the sensitivity; see `wflmc.posterior.summation.rounding`."""
         norm = (additions(self.dim) / 2 + 8) * UNIT
-        return margin(Rounding(norm, norm), self.dim, self.sizes, clip, example_clip)
+        return rounding(norm, norm, self.dim, self.sizes, clip, example_clip)
 
     def downlink_error(self, weight: ArrayLike) -> Array:
         """Bound E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit downlink noise e_k, weight[..., K] -> [...]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -13,19 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.dynamics import Motion, Quadratic, Response
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
-from wflmc.posterior import summation
-from wflmc.posterior.base import ClippedSum, Maybe
-from wflmc.posterior.blocks import (
-    batch_chains,
-    block_size,
-    clip_factor,
-    pad_to_blocks,
-    row_norms,
-    scan_blocks,
-    split_blocks,
-)
+from wflmc.posterior import blocks, summation
+from wflmc.posterior.base import STATIC, ClippedSum, Maybe
+from wflmc.posterior.blocks import block_size, clip_factor, row_norms, scan_blocks
 from wflmc.posterior.coordinates import Coordinates
-from wflmc.posterior.inputs import check_counts, check_init, checked
+from wflmc.posterior.inputs import check_init, checked
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
@@ -36,6 +28,7 @@ Array = NDArray[np.float64]
 PAPER_PARAMETERS = (0.071, -0.518, 0.9342, 0.7198, 0.4676)
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class GaussianPosterior(Regression):
     """p(θ|D) for v = θᵀu + N(0, 1) and prior N(0, prior_std² I), held as each device's sufficient statistics.
@@ -53,17 +46,12 @@ class GaussianPosterior(Regression):
     """b[K, m]."""
     mean: Array
     covariance: Array
-    block: int = 0
+    block: int = field(default=0, metadata=STATIC)
 
     @property
     def dim(self) -> int:
         """m, the number of parameters."""
         return int(self.linear.shape[-1])
-
-    @property
-    def outcomes(self) -> Array:
-        """The targets."""
-        return self.target
 
     @property
     def _data(self) -> tuple[Array, Array]:
@@ -111,9 +99,9 @@ class GaussianPosterior(Regression):
         """Return `clipped_sum` before it is rounded."""
         block = self.block or self.devices
         if example_clip is None:
-            data = split_blocks(self.hessian, block), split_blocks(self.linear, block)
+            data = blocks.split_blocks(self.hessian, block), blocks.split_blocks(self.linear, block)
             return clipped_sum(data, theta, weight, clip)
-        rows = split_blocks(self.features, block), split_blocks(self.target, block)
+        rows = blocks.split_blocks(self.features, block), blocks.split_blocks(self.target, block)
         share = np.eye(self.dim) / (self.devices * self.prior_std**2)
         if self.coordinates is not None:
             share = self.coordinates.precision / self.devices
@@ -134,13 +122,9 @@ class GaussianPosterior(Regression):
         """
         block = block_size(self.devices, self.working_bytes(chains, by_example), 4.0 * chains * self.dim, limit)
         rows = slice(None if by_example else 0)
-        arrays = {
-            "hessian": self.hessian,
-            "linear": self.linear,
-            "features": self.features[:, rows],
-            "target": self.target[:, rows],
-        }
-        padded = {name: pad_to_blocks(values.astype(np.float32), block) for name, values in arrays.items()}
+        taken = {"hessian": self.hessian, "linear": self.linear}
+        taken |= {"features": self.features[:, rows], "target": self.target[:, rows]}
+        padded = {name: blocks.pad_to_blocks(values.astype(np.float32), block) for name, values in taken.items()}
         return replace(self, **padded, block=block)
 
     def example_norms(self, theta: ArrayLike) -> Array:
@@ -208,16 +192,6 @@ class GaussianPosterior(Regression):
         return Quadratic(values, -self.mean @ vectors, spread, pull, self.exact.mean)
 
 
-jax.tree_util.register_dataclass(
-    GaussianPosterior,
-    data_fields=[
-        *("hessian", "linear", "sizes", "prior_std", "mean", "covariance", "mu", "L", "features", "target"),
-        "coordinates",
-    ],
-    meta_fields=["block", "intercept", "subject", "columns"],
-)
-
-
 def _assemble(
     features: Array, target: Array, sizes: NDArray[np.intp], prior_std: float, space: Coordinates | None = None
 ) -> GaussianPosterior:
@@ -232,27 +206,18 @@ def _assemble(
     values, vectors = np.linalg.eigh(total)
     if not values[0] > 0:
         raise InputError("data", f"features with a Hessian eigenvalue of {values[0]:.3g}", "scaled to moderate size")
-    return GaussianPosterior(
-        features=features,
-        target=target,
-        sizes=sizes,
-        prior_std=prior_std,
-        hessian=hessian,
-        linear=linear,
-        mean=np.linalg.solve(total, linear.sum(0)),
-        covariance=(vectors / values) @ vectors.T,
-        mu=float(values[0]),
-        L=float(values[-1]),
-        coordinates=space,
-    )
+    held: dict[str, Any] = {"features": features, "target": target, "sizes": sizes}
+    held |= {"prior_std": prior_std, "coordinates": space, "hessian": hessian, "linear": linear}
+    mean, covariance = np.linalg.solve(total, linear.sum(0)), (vectors / values) @ vectors.T
+    return GaussianPosterior(**held, mean=mean, covariance=covariance, mu=float(values[0]), L=float(values[-1]))
 
 
-def _clipped_sum(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> ClippedSum:
+def _clipped_sum(data: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> ClippedSum:
     """Return sums[chain, m], norms[chain, K] for theta[chain, m] or [chain, K, m], weight and clip [chain, K]."""
     bound = summation.signal_bound(weight, clip)
 
-    def add(total: Total, data: Any, w: jax.Array, limit: jax.Array, *received: jax.Array) -> ClippedSum:
-        hessian, linear = data
+    def add(total: Total, block: Any, w: jax.Array, limit: jax.Array, *received: jax.Array) -> ClippedSum:
+        hessian, linear = block
         if received:
             gradient = jnp.einsum("ckm,kmn->ckn", received[0], hessian, precision="highest") - linear
         else:
@@ -262,7 +227,7 @@ def _clipped_sum(blocks: Any, theta: jax.Array, weight: jax.Array, clip: jax.Arr
         return summation.add_devices(total, clip_factor(w, limit, norm)[..., None] * gradient, 1, bound), norm
 
     start = summation.zero_total(_zero(theta), weight.shape[1])
-    return scan_blocks(add, blocks, start, weight, clip, *_by_device(theta), by_device=True)
+    return scan_blocks(add, data, start, weight, clip, *_by_device(theta), by_device=True)
 
 
 def _by_device(theta: jax.Array) -> list[jax.Array]:
@@ -275,13 +240,13 @@ def _zero(theta: jax.Array) -> jax.Array:
 
 
 def _clipped_sum_by_examples(
-    blocks: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
+    data: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
 ) -> ClippedSum:
     """Return the same with every example clipped first; `share` of the prior's curvature is a device's own."""
     bound = summation.signal_bound(weight, clip)
 
-    def add(total: Sum, data: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *received: jax.Array) -> Any:
-        u, v = data
+    def add(total: Sum, block: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *received: jax.Array) -> Any:
+        u, v = block
         if received:
             residual = jnp.einsum("ckm,knm->ckn", received[0], u, precision="highest") - v
         else:
@@ -300,15 +265,15 @@ def _clipped_sum_by_examples(
         clipped = clip_factor(w, limit, norm)[..., None] * gradient.rounded
         return plus(total, summation.lattice_sum(clipped, 1, bound)), norm
 
-    return scan_blocks(add, blocks, as_pair(_zero(theta)), weight, clip, example_clip, *_by_device(theta))
+    return scan_blocks(add, data, as_pair(_zero(theta)), weight, clip, example_clip, *_by_device(theta))
 
 
 def _weighted(kept: jax.Array, u: jax.Array) -> jax.Array:
     return jnp.einsum("ckn,knm->ckm", kept, u, precision="highest")
 
 
-clipped_sum = batch_chains(_clipped_sum, chain_arguments=3)
-by_examples = batch_chains(_clipped_sum_by_examples, chain_arguments=4)
+clipped_sum = blocks.batch_chains(_clipped_sum, chain_arguments=3)
+by_examples = blocks.batch_chains(_clipped_sum_by_examples, chain_arguments=4)
 
 
 def gaussian_regression(
@@ -337,14 +302,13 @@ def gaussian_regression(
         partition: iid, blocks, by-label or dirichlet:A, see `wflmc.posterior.partition`.
         prior_std: s of the prior N(0, s² I).
     """
-    check_regression(devices, prior_std, X, y)
+    check_regression(devices, prior_std, X, y, examples=examples, dim=dim)
     features, target = _synthetic(key, examples, dim) if X is None or y is None else checked(X, y)
     u, v, sizes = spread_over_devices(key, features, target, devices, intercept, partition)
     return replace(_assemble(u, v, sizes, prior_std), intercept=intercept)
 
 
 def _synthetic(key: jax.Array, examples: int, dim: int) -> tuple[Array, Array]:
-    check_counts(examples=examples, dim=dim)
     generator = host_generator(key, "data")
     truth = np.array(PAPER_PARAMETERS) if dim == 5 else generator.standard_normal(dim)
     features = generator.standard_normal((examples, dim))

@@ -76,14 +76,12 @@ def class_names(y: ArrayLike, classes: int | Sequence[int] | Sequence[str] | Non
 
 def as_classes(y: ArrayLike, names: Names) -> NDArray[np.intp]:
     """Return the class of every label, 0 to C − 1, refused where there is none of that name."""
-    values, known = _values(y), np.asarray(names)
-    same_kind = (values.dtype.kind == "U") == (known.dtype.kind == "U")
-    order = np.argsort(known, kind="stable")
-    place = order[np.searchsorted(known, values, sorter=order).clip(0, len(known) - 1)] if same_kind else None
-    unknown = np.zeros(1, int) if place is None else np.flatnonzero(known[place] != values)
-    if place is None or unknown.size:
-        raise InputError("data", f"an unknown label y[{unknown[0]}]", f"labelled by {_listed(names)}")
-    return np.asarray(place, dtype=np.intp)
+    numbers = {name: number for number, name in enumerate(names)}
+    found = np.array([numbers.get(label, -1) for label in _values(y).tolist()], dtype=np.intp)
+    if np.any(found < 0):
+        listed = ", ".join(map(str, names[:6])) + ", …" * (len(names) > 6)
+        raise InputError("data", f"an unknown label y[{np.argmax(found < 0)}]", f"labelled by {listed}")
+    return found
 
 
 def _values(y: Any) -> NDArray[Any]:
@@ -99,10 +97,3 @@ def _values(y: Any) -> NDArray[Any]:
     if bad.size:
         raise InputError("data", f"an invalid label y[{bad[0]}]", "labelled by whole numbers or text")
     return values.astype(np.int64)
-
-
-def _listed(names: Names) -> str:
-    if names == tuple(range(len(names))):
-        return f"whole numbers from 0 to {len(names) - 1}"
-    shown = [str(name) for name in names]
-    return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "…", shown[-1]])

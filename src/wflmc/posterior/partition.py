@@ -12,8 +12,6 @@ from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
 from wflmc.posterior.inputs import with_intercept
 
-PARTITIONS = "iid, blocks, by-label or dirichlet:A with A above 0"
-
 
 def assign(rule: str, labels: NDArray[np.float64], devices: int, generator: np.random.Generator) -> NDArray[np.intp]:
     """Return the device of every example, [N]; every device gets at least one.
@@ -26,21 +24,19 @@ def assign(rule: str, labels: NDArray[np.float64], devices: int, generator: np.r
         labels: y[N].
     """
     count = labels.shape[0]
-    if devices < 1:
-        raise InputError("devices", devices, "at least 1")
-    if devices > count:
-        raise InputError("devices", devices, f"at most the number of examples ({count})")
-    blocks = np.arange(count) * devices // count
-    owner = np.empty(count, dtype=np.intp)
+    if not 1 <= devices <= count:
+        raise InputError("devices", devices, f"at least 1, and at most the number of examples ({count})")
     if rule == "blocks":
-        return blocks
-    if rule == "iid":
-        owner[generator.permutation(count)] = blocks
-        return owner
-    if rule == "by-label":
-        owner[np.argsort(labels, kind="stable")] = blocks
-        return owner
-    return _dirichlet(_concentration(rule), labels, devices, generator)
+        order = np.arange(count)
+    elif rule == "iid":
+        order = generator.permutation(count)
+    elif rule == "by-label":
+        order = np.argsort(labels, kind="stable")
+    else:
+        return _dirichlet(rule, labels, devices, generator)
+    owner = np.empty(count, dtype=np.intp)
+    owner[order] = np.arange(count) * devices // count
+    return owner
 
 
 def spread_over_devices(
@@ -62,20 +58,16 @@ def spread_over_devices(
     return by_device(with_intercept(features) if intercept else features), by_device(outcomes), sizes
 
 
-def _concentration(rule: str) -> float:
+def _dirichlet(
+    rule: str, labels: NDArray[np.float64], devices: int, generator: np.random.Generator
+) -> NDArray[np.intp]:
     name, _, text = rule.partition(":")
     try:
-        value = float(text)
+        concentration = float(text)
     except ValueError:
-        value = np.nan
-    if name != "dirichlet" or not 0 < value < np.inf:
-        raise InputError("partition", rule, PARTITIONS)
-    return value
-
-
-def _dirichlet(
-    concentration: float, labels: NDArray[np.float64], devices: int, generator: np.random.Generator
-) -> NDArray[np.intp]:
+        concentration = np.nan
+    if name != "dirichlet" or not 0 < concentration < np.inf:
+        raise InputError("partition", rule, "iid, blocks, by-label or dirichlet:A with A above 0")
     classes = np.unique(labels, return_inverse=True)[1]
     if classes.max() >= 20:
         classes = np.searchsorted(np.quantile(labels, np.arange(1, 10) / 10), labels)
@@ -87,13 +79,8 @@ def _dirichlet(
         log_share += np.log(generator.random(devices)) / concentration
         share = np.exp(log_share - log_share.max())
         owner[members] = np.repeat(np.arange(devices), generator.multinomial(members.size, share / share.sum()))
-    return _fill_empty(owner, devices)
-
-
-def _fill_empty(owner: NDArray[np.intp], devices: int) -> NDArray[np.intp]:
-    """Give each empty device one example of the device that has most."""
     sizes = np.bincount(owner, minlength=devices)
-    for device in np.flatnonzero(sizes == 0):
+    for device in np.flatnonzero(sizes == 0):  # each gets one example of the device that has most
         largest = int(np.argmax(sizes))
         owner[np.flatnonzero(owner == largest)[0]] = device
         sizes[largest] -= 1

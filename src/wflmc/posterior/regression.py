@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, Shown
 from wflmc.keys import digest
-from wflmc.posterior.base import Posterior, check_device
+from wflmc.posterior.base import STATIC, Posterior, check_device
 from wflmc.posterior.coordinates import Coordinates, coordinates, whitening
 from wflmc.posterior.inputs import Names, check_counts, check_init, check_positive, with_intercept
 
@@ -34,13 +34,13 @@ class Regression(Shown, Posterior):
     prior_std: float
     mu: float
     L: float
-    block: int = 1
-    intercept: bool = False
+    block: int = field(default=1, metadata=STATIC)
+    intercept: bool = field(default=False, metadata=STATIC)
     """Whether the last feature is a constant that the model has added itself."""
     coordinates: Coordinates | None = None
-    subject: str = ""
+    subject: str = field(default="", metadata=STATIC)
     """The digest of the data, where features are no longer what they were."""
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = field(default=(), metadata=STATIC)
     """The names of the features, where there are some."""
 
     curvature = 1.0
@@ -51,9 +51,9 @@ class Regression(Shown, Posterior):
         return {**facts, "classes": self.classes or None, "mu": self.mu, "L": self.L}
 
     @property
-    @abstractmethod
     def outcomes(self) -> NDArray[Any]:
         """What the devices have observed, targets or labels, [K, n]."""
+        return self._data[1]
 
     @property
     @abstractmethod
@@ -73,6 +73,13 @@ class Regression(Shown, Posterior):
     @abstractmethod
     def _log_likelihood(self, theta: Array, rows: Array, outcomes: NDArray[Any]) -> Array:
         """Return log p of the outcomes[n] of rows of features in the coordinates of theta[draw, m], [draw, n]."""
+
+    @property
+    def _precision(self) -> Any:
+        """The prior's curvature for the parameters of one set of features, [d, d]."""
+        if self.coordinates is None:
+            return np.eye(self.features.shape[-1]) / self.prior_std**2
+        return self.coordinates.precision
 
     @property
     def class_names(self) -> Names:
@@ -192,9 +199,9 @@ class Regression(Shown, Posterior):
         return with_intercept(given) if self.intercept else given
 
 
-def check_regression(devices: int, prior_std: float, X: Any, y: Any) -> None:
-    """Refuse what no regression can have."""
+def check_regression(devices: int, prior_std: float, X: Any, y: Any, **synthetic: int) -> None:
+    """Refuse what no regression can have; `synthetic` are the sizes of data that are drawn."""
     check_positive({"prior_std": prior_std})
-    check_counts(devices=devices)
+    check_counts(devices=devices, **synthetic)
     if (X is None) != (y is None):
         raise InputError("X" if X is None else "y", None, "given together with the other of X and y")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,27 +17,15 @@ from scipy.special import log_softmax, logsumexp
 from wflmc.dynamics import DiagonalResponse, Motion, Quadratic, diagonal_response
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
-from wflmc.posterior.base import ClippedSum, Maybe
+from wflmc.posterior import softmax_sums as sums
+from wflmc.posterior.base import STATIC, ClippedSum, Maybe
 from wflmc.posterior.blocks import block_size, pad_to_blocks, split_blocks
 from wflmc.posterior.coordinates import Coordinates
 from wflmc.posterior.inputs import Names, as_classes, check_counts, check_init, checked, class_names
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
-from wflmc.posterior.softmax_sums import (
-    ROWS_TOGETHER,
-    by_devices,
-    by_devices_clipped,
-    by_rows,
-    by_rows_clipped,
-    chains_together,
-    columns_of,
-    gradients_of,
-    product,
-    rounding_of,
-    softmax,
-)
-from wflmc.posterior.summation import DEVICES, UNIT, Rounding, additions, margin
+from wflmc.posterior.summation import DEVICES, UNIT, additions, rounding
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -46,6 +34,7 @@ FEW_ROWS = 8
 """Devices with no more examples than this are taken by their rows."""
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SoftmaxPosterior(Regression):
     """p(θ|D) for p(v = c|u) ∝ exp(θ_cᵀu) and prior N(0, prior_std² I); θ is the C vectors θ_c one after the other.
@@ -56,7 +45,7 @@ class SoftmaxPosterior(Regression):
 
     labels: NDArray[np.intp]
     """Class of each row, [K, n]."""
-    class_names: Names = (0, 1)
+    class_names: Names = field(default=(0, 1), metadata=STATIC)
     """The label of every class in the data, C of them; all else here counts classes from 0."""
 
     curvature = 0.5  # Böhning's bound
@@ -93,8 +82,9 @@ class SoftmaxPosterior(Regression):
         blocks = split_blocks(self.features, self.block), split_blocks(self.labels, self.block)
         few = self.features.shape[1] <= FEW_ROWS and theta.ndim == 1
         if example_clip is None:
-            return (by_rows if few else by_devices)(blocks, self._share, theta, weight, clip)
-        return (by_rows_clipped if few else by_devices_clipped)(blocks, self._share, theta, weight, clip, example_clip)
+            return (sums.by_rows if few else sums.by_devices)(blocks, self._share, theta, weight, clip)
+        limits = weight, clip, example_clip
+        return (sums.by_rows_clipped if few else sums.by_devices_clipped)(blocks, self._share, theta, *limits)
 
     @property
     def _share(self) -> Any:
@@ -103,22 +93,15 @@ class SoftmaxPosterior(Regression):
             return 1 / (self.devices * self.prior_std**2)
         return self.coordinates.precision / self.devices
 
-    @property
-    def _precision(self) -> Array:
-        """The prior's curvature for one class, [d, d]."""
-        if self.coordinates is None:
-            return np.eye(self.features.shape[-1]) / self.prior_std**2
-        return np.asarray(self.coordinates.precision)
-
-    def margin(self, clip: Array, example_clip: Array) -> float:
-        """Return how much less clips are to be, see `summation.margin`."""
+    def rounding(self, clip: Array, example_clip: Array) -> float:
+        """Return how much less clips are to be, see `summation.rounding`."""
         features = self.features.shape[-1]
         norm = ((additions(features) + self.classes) / 2 + 8) * UNIT
-        made = Rounding(norm, norm)
-        if self.features.shape[1] <= FEW_ROWS:
-            by_products = norm + 208 * rounding_of(features, self.classes)
-            made = Rounding(norm + 18 * UNIT, by_products, ROWS_TOGETHER)
-        return margin(made, self.dim, self.sizes, clip, example_clip)
+        limits = self.dim, self.sizes, clip, example_clip
+        if self.features.shape[1] > FEW_ROWS:
+            return rounding(norm, norm, *limits)
+        by_products = norm + 208 * sums.rounding_of(features, self.classes)
+        return rounding(norm + 18 * UNIT, by_products, *limits, mixed=sums.ROWS_TOGETHER)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""
@@ -132,9 +115,9 @@ class SoftmaxPosterior(Regression):
         """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`."""
         rows, theta = self.features.shape[1], 4.0 * chains * self.dim
         if rows <= FEW_ROWS:
-            several_copies = 128.0 * chains_together(chains, self.dim) * rows * self.classes
+            several_copies = 128.0 * sums.chains_together(chains, self.dim) * rows * self.classes
             # On a CPU, as many as one matrix product may add; all that is about them stays in its cache.
-            most = ROWS_TOGETHER // rows if jax.default_backend() == "cpu" else DEVICES
+            most = sums.ROWS_TOGETHER // rows if jax.default_backend() == "cpu" else DEVICES
             block = block_size(self.devices, several_copies, np.inf, limit, most)
         elif jax.default_backend() == "cpu":
             block = 1  # matrix products in batches are slow there
@@ -157,8 +140,9 @@ class SoftmaxPosterior(Regression):
 
         def one(device: tuple[jax.Array, jax.Array]) -> jax.Array:
             features, labels = device
-            columns = columns_of(theta[None], self.features.shape[-1])
-            return gradients_of((features[None], labels[None]), self._share, columns).high[0].transpose(2, 1, 0).ravel()
+            columns = sums.columns_of(theta[None], self.features.shape[-1])
+            made = sums.gradients_of((features[None], labels[None]), self._share, columns)
+            return made.high[0].transpose(2, 1, 0).ravel()
 
         return jax.lax.map(one, (jnp.asarray(self.features), jnp.asarray(self.labels)))[: self.devices]
 
@@ -248,13 +232,6 @@ class SoftmaxPosterior(Regression):
         return float(mode @ mode + (self.classes - 1) * w2_squared(prior, Gaussian(centre, covariance)))
 
 
-jax.tree_util.register_dataclass(
-    SoftmaxPosterior,
-    data_fields=["features", "labels", "sizes", "prior_std", "mu", "L", "coordinates"],
-    meta_fields=["class_names", "intercept", "block", "subject", "columns"],
-)
-
-
 @partial(jax.jit, static_argnames=("classes",))
 def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
     """Return the mean over draws of p(class|u), in blocks of rows that stay in the processor's cache."""
@@ -264,7 +241,7 @@ def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
 
     def chain(draws: jax.Array) -> jax.Array:
         columns = draws.reshape(-1, classes, dim).transpose(2, 1, 0)
-        return jax.lax.map(lambda u: softmax(product(u, columns)).mean(-1), rows).reshape(-1, classes)[:count]
+        return jax.lax.map(lambda u: sums.softmax(sums.product(u, columns)).mean(-1), rows).reshape(-1, classes)[:count]
 
     return jax.lax.map(chain, theta)
 
@@ -353,7 +330,7 @@ def softmax_regression(
         partition: iid, blocks, by-label or dirichlet:A, see `wflmc.posterior.partition`.
         prior_std: s of the prior N(0, s² I).
     """
-    check_regression(devices, prior_std, X, y)
+    check_regression(devices, prior_std, X, y, examples=examples, dim=dim)
     if classes is not None and np.ndim(classes) == 0:
         check_counts(classes=classes)  # type: ignore[arg-type]
     if X is None or y is None:
@@ -375,9 +352,6 @@ def synthetic_labels(
     Args:
         stream: another name gives other examples of the same parameters, as a test set needs.
     """
-    check_counts(examples=examples, dim=dim)
-    if classes < 2:
-        raise InputError("classes", classes, "at least 2")
     truth = host_generator(key, "truth").standard_normal((dim, classes))
     generator = host_generator(key, stream)
     features = generator.standard_normal((examples, dim))

@@ -3,8 +3,8 @@
 A float32 sum of many clipped gradients is more sensitive than an exact one: a changed record may put the running sum on
 the other side of a power of two, and records that come later are then rounded away for one neighbour and not for the
 other (Casacuberta et al., CCS 2022). Here float32 adds at most `ROWS` records at a time. Blocks of records, devices and
-the prior's share are added as pairs of float32, and noise comes before the pair is rounded to one. `margin` bounds how
-much the sensitivity grows by all of that; clips act at so much less (docs/privacy.md has the proof).
+the prior's share are added as pairs of float32, and noise comes before the pair is rounded to one. `rounding` bounds
+how much the sensitivity grows by all of that; clips act at so much less (docs/privacy.md has the proof).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CANCELLING = 4.0
 """How far the rows of a device of few rows may cancel; it is clipped as if they did not cancel further."""
 CLIP_PAIRS_ERROR = 2.0**-40
 """Relative error of `clip_pairs`."""
-LARGEST_MARGIN = 0.05
+LARGEST_ROUNDING = 0.05
 """What a plan does not go beyond."""
 
 
@@ -265,42 +265,40 @@ def additions(count: int) -> int:
     return size + additions(-(-count // size))
 
 
-class Rounding(NamedTuple):
-    """What a model's sums do to the sensitivity, beyond what every model's do."""
-
-    norm: float
-    """Relative error of what a device sends, by its norm and all that follows."""
-    record: float
-    """Relative error of a record's norm."""
-    mixed: int = 0
-    """Rows of many devices that float32 adds; 0 where it adds those of one device alone."""
-
-
-def margin(
-    made: Rounding, dim: int, sizes: Any, clip: np.ndarray[Any, Any], example_clip: np.ndarray[Any, Any]
+def rounding(
+    norm: float,
+    record: float,
+    dim: int,
+    sizes: Any,
+    clip: np.ndarray[Any, Any],
+    example_clip: np.ndarray[Any, Any],
+    mixed: int = 0,
 ) -> float:
     """Return e, such that clips at c/(1 + e) and ℓ/(1 + e) make a sensitivity of at most 2 min(c, ℓ) in float32.
 
     Args:
+        norm: relative error of what a device sends, by its norm and all that follows.
+        record: relative error of a record's norm.
         clip, example_clip: ℓ[K] and c[K]; infinite where there is none.
+        mixed: rows of many devices that float32 adds; 0 where it adds those of one device alone.
     """
     devices, finite, by_record = len(clip), np.isfinite(clip), bool(np.isfinite(example_clip).any())
     if not finite.any():
         return 0.0
     sensitivity = np.where(finite, np.minimum(clip, example_clip), np.inf)
-    norm = np.where(by_record & (np.asarray(sizes) > PAIRS), CLIP_PAIRS_ERROR, made.norm)
+    sent = np.where(by_record & (np.asarray(sizes) > PAIRS), CLIP_PAIRS_ERROR, norm)
     # What others send is rounded together with a device whose clips may be smaller.
     least, others = np.min(sensitivity), np.max(clip[finite])
     pairs = min(devices, DEVICES) ** 2 * dim**0.5 * 2.0**-45 + devices**2 * 2.0**-44
-    found = np.max(np.where(finite, clip / sensitivity * norm, 0.0))
-    found += others / least * pairs * (16 if made.mixed else 1)
+    found = np.max(np.where(finite, clip / sensitivity * sent, 0.0))
+    found += others / least * pairs * (16 if mixed else 1)
     most = int(np.max(sizes))
     if by_record:
         longer = np.max(np.where(finite, np.minimum(example_clip / sensitivity, 2.0), 1.0))
-        found += made.record + longer * min(most, ROWS) ** 2 * UNIT + most**2 * 2.0**-45
+        found += record + longer * min(most, ROWS) ** 2 * UNIT + most**2 * 2.0**-45
     else:
         found += others / least * (min(devices, FEW) ** 2 + 4 * FEW * (devices <= FEW)) * UNIT
-    if made.mixed:
+    if mixed:
         row = np.where(example_clip < clip, example_clip, CANCELLING * clip)
-        found += np.max(row[finite]) / least * made.mixed**2 * UNIT
+        found += np.max(row[finite]) / least * mixed**2 * UNIT
     return float(1.01 * found)  # products of these errors, all small

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from wflmc.dynamics import Quadratic
 from wflmc.errors import Found, InputError, Shown
 from wflmc.keys import digest
 from wflmc.posterior import summation
-from wflmc.posterior.base import ClippedSum, Maybe, Posterior, check_device
+from wflmc.posterior.base import STATIC, ClippedSum, Maybe, Posterior, check_device
 from wflmc.posterior.blocks import block_size, clip_factor, row_norms, scan_blocks, split_blocks
 from wflmc.posterior.custom.model import (
     TracedModel,
@@ -40,6 +40,7 @@ SETTLED, PRECISION = 0.01, 1e-5
 """At a mode one more step lowers the cost by no more: 0.01 is a tenth of a standard deviation away; and rounding."""
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class CustomPosterior(Shown, Posterior):
     """p(θ|D) of a model made by `wflmc.posterior_from`; θ is all parameters one after the other.
@@ -58,14 +59,14 @@ class CustomPosterior(Shown, Posterior):
     """Standard deviation of the starts around that, in every parameter."""
     mu: float
     L: float
-    model: TracedModel
-    prior_devices: int
+    model: TracedModel = field(metadata=STATIC)
+    prior_devices: int = field(metadata=STATIC)
     """How many devices share the prior."""
-    batch: int | None = None
-    estimated: tuple[str, ...] = ()
+    batch: int | None = field(default=None, metadata=STATIC)
+    estimated: tuple[str, ...] = field(default=(), metadata=STATIC)
     """Which of mu and L were not given: eigenvalues of the Hessian at the start and at a mode, no more than that."""
-    block: int = 1
-    example_block: int = 0
+    block: int = field(default=1, metadata=STATIC)
+    example_block: int = field(default=0, metadata=STATIC)
     first: int = 0
     """The number of the first device, by which mini-batches are drawn."""
 
@@ -322,13 +323,6 @@ class CustomPosterior(Shown, Posterior):
         spread = (values**-0.5 - std) ** 2
         apart = spread.sum() if values.size == self.dim else self.dim * spread.max()
         return float(np.sum((mode - centre) ** 2) + apart)
-
-
-jax.tree_util.register_dataclass(
-    CustomPosterior,
-    data_fields=["data", "sizes", "start", "initial_std", "mu", "L", "first"],
-    meta_fields=["model", "prior_devices", "batch", "estimated", "block", "example_block"],
-)
 
 
 @jax.jit
