@@ -108,20 +108,17 @@ class InputError(ValueError):
     """
 
     def __init__(self, key: str, given: object, allowed: str) -> None:
-        given = in_words(given)
-        self.key, self.given, self.allowed = key, given, allowed
-        shown = str(given) if isinstance(given, Found) else "missing" if given is None else repr(given)
-        if len(shown) > 200:
-            shown = shown[:197] + "..."
-        start = f"{key} = {shown} was given"
-        if given is None or isinstance(given, Found | Words):
-            start = f"{key} {shown}" if isinstance(given, Found) else f"{key} is {shown}"
-        end = "" if allowed.endswith("?") else "."
-        super().__init__(f"{start}, but it must be {allowed}{end}")
+        self.key, self.given, self.allowed = key, in_words(given), allowed
+        super().__init__(key, self.given, allowed)  # by which it crosses process borders
 
-    def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str]]:
-        """Errors cross process borders by their parts."""
-        return type(self), (self.key, self.given, self.allowed)
+    def __str__(self) -> str:
+        given = self.given
+        shown = "missing" if given is None else str(given) if isinstance(given, Found) else repr(given)
+        shown = shown if len(shown) <= 200 else shown[:197] + "..."
+        start = f"{self.key} = {shown} was given"
+        if given is None or isinstance(given, Found | Words):
+            start = f"{self.key} {shown}" if isinstance(given, Found) else f"{self.key} is {shown}"
+        return f"{start}, but it must be {self.allowed}{'' if self.allowed.endswith('?') else '.'}"
 
 
 def missing(key: str, reason: str) -> InputError:
@@ -157,11 +154,8 @@ class OverspendError(RuntimeError):
 
     def __init__(self, number: int, device: int, loss: float, budget: float) -> None:
         self.round, self.device, self.loss, self.budget = number, device, loss, budget
-        super().__init__(
-            f"Round {number + 1} would bring device {device} to a loss of {loss:.6g}, "
-            f"above its budget of {budget:.6g}: not sent."
-        )
+        super().__init__(number, device, loss, budget)  # by which it crosses process borders
 
-    def __reduce__(self) -> tuple[type[OverspendError], tuple[int, int, float, float]]:
-        """Errors cross process borders by their parts."""
-        return type(self), (self.round, self.device, self.loss, self.budget)
+    def __str__(self) -> str:
+        would = f"Round {self.round + 1} would bring device {self.device} to a loss of {self.loss:.6g}"
+        return f"{would}, above its budget of {self.budget:.6g}: not sent."

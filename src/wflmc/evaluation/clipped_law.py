@@ -51,7 +51,7 @@ class Model(NamedTuple):
     cost: Quadratic
     share: Array
     """Of the examples that each device holds, [K]."""
-    examples: Array | None
+    examples: Array | None = None
     """Norm of every example's gradient at the mode, [N]; None where it is not known."""
 
 
@@ -68,7 +68,7 @@ def model_of(plan: Plan, posterior: Posterior | None) -> Model:
     # Of data that the model describes well, a device's gradient at the mode varies by its share of the curvature.
     signs = np.where((np.arange(devices)[:, None] + np.arange(dim)) % 2, 1.0, -1.0)
     pull = signs * np.sqrt(precision * plan.dim / (dim * devices))
-    return Model(Quadratic(precision, apart, 1 / precision, pull, apart), np.full(devices, 1 / devices), None)
+    return Model(Quadratic(precision, apart, 1 / precision, pull, apart), np.full(devices, 1 / devices))
 
 
 def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = True, start: bool = True) -> Forecast:
@@ -81,7 +81,10 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
     cost, precision, share = model.cost, model.cost.precision, model.share
     noise = plan.noise_variance if excess else np.minimum(plan.noise_variance, plan.langevin_noise)
     clip = plan.clip if clipping else np.full(plan.devices, np.inf)
-    limits = _example_limits(plan, model) if clipping else None
+    examples, limits = np.zeros(1), np.full(1, np.inf)
+    if clipping and model.examples is not None and np.isfinite(plan.example_clip).any():
+        examples = model.examples
+        limits = np.repeat(plan.example_clip, np.rint(share * examples.size).astype(int))
     parts, size = 1 + plan.dynamics.has_velocity, precision.size
     mean, lagged, total = np.zeros((parts, size)), np.zeros((parts, size)), np.zeros(size)
     covariance = np.zeros((parts, parts, size))
@@ -89,18 +92,15 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
     mean[0], covariance[0, 0] = (cost.away, cost.start) if start else (0.0, 1 / precision)
     kept, least = [], 1.0
     norms_sq, weights, kick, std = (cost.pull**2).sum(-1), plan.weight_received, plan.kick, precision**-0.5
-    lost = np.zeros(size)
-    if limits is not None and model.examples is not None:
-        # What clipping takes from examples at the mode no longer adds up to zero; it points anywhere.
-        lost = np.sqrt((np.maximum(model.examples - limits, 0.0) ** 2).sum() * precision / precision.sum())
+    # What clipping takes from examples at the mode no longer adds up to zero; it points anywhere.
+    lost = np.sqrt((np.maximum(examples - limits, 0.0) ** 2).sum() * precision / precision.sum())
     with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
         for s in range(len(plan.rounds)):
-            reach, factor, slope = precision * mean[0], 1.0, 1.0
-            if limits is not None and model.examples is not None:
-                # One example adds (u·d) u to its gradient at a distance d.
-                moved = precision.sum() * float(reach @ mean[0] + precision @ covariance[0, 0]) / limits.size**2
-                factor = float(np.mean(np.minimum(1.0, limits / np.sqrt(model.examples**2 + moved))))
-                slope = _slope(model.examples, limits, moved)
+            reach = precision * mean[0]
+            # One example adds (u·d) u to its gradient at a distance d.
+            moved = precision.sum() * float(reach @ mean[0] + precision @ covariance[0, 0]) / limits.size**2
+            factor = float(np.mean(np.minimum(1.0, limits / np.sqrt(examples**2 + moved))))
+            slope = _slope(examples, limits, moved)
             far_sq = share**2 * (reach @ reach + precision**2 @ covariance[0, 0]) + 2 * share * (cost.pull @ reach)
             norm = factor * np.sqrt(np.maximum(norms_sq + far_sq, 1e-300))
             left = np.minimum(1.0, clip / norm)
@@ -136,10 +136,3 @@ def _slope(examples: Array, limits: Array, moved: float) -> float:
     """
     width = np.sqrt(moved + 1e-300)
     return float(np.mean(ndtr((limits - examples) / width) - ndtr((-limits - examples) / width)))
-
-
-def _example_limits(plan: Plan, model: Model) -> Array | None:
-    """Return the clip of every example, [N]; None where examples are not clipped one by one, or are not known."""
-    if model.examples is None or not np.isfinite(plan.example_clip).any():
-        return None
-    return np.repeat(plan.example_clip, np.rint(model.share * model.examples.size).astype(int))

@@ -109,8 +109,6 @@ def predictive_scores(posterior: Predicts, theta: NDArray[Any], features: ArrayL
         truth = posterior.classes_of(labels)
     except InputError as error:
         raise InputError("labels", error.given, error.allowed) from None
-    if truth.shape != np.shape(features)[:1]:
-        raise InputError("labels", f"shape {truth.shape}", f"one for each row of features {np.shape(features)}")
     held = 4 * theta.shape[1] * theta.shape[2] + 8 * truth.size * len(posterior.class_names)
     at_once, tiny = max(1, CHUNK_BYTES // held), float(np.finfo(np.float32).tiny)
     parts = [

@@ -5,18 +5,17 @@ An inverse question asks for the smallest SNR, ε or number of burn-in rounds wi
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from wflmc.errors import InputError, unknown
+from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, exact_w2_sq
 from wflmc.evaluation.causes import Asked, find_causes
 from wflmc.planning import Plan
 from wflmc.posterior.base import HasLaw
 from wflmc.runs.planning import make_plan, plan_keywords, settle_burn_in
-from wflmc.scenario.build import Inputs, build, build_privacy
+from wflmc.scenario.build import Inputs, build, build_link, build_privacy
 from wflmc.scenario.files import plain
 from wflmc.scenario.schema import Scenario, irrelevant, with_values
 
@@ -74,10 +73,12 @@ def solve_for(
 
     def measure(value: float) -> float:
         if value not in values:
+            other = with_values(scenario, {key: value})
             try:
-                other, given = with_changes(scenario, inputs, {key: value})
+                given = inputs
                 if inputs.release is not None and key != "sampler.burn_in":  # which depends on SNR and ε
                     given = build(other)
+                given = given._replace(link=build_link(other), privacy=build_privacy(other))
                 values[value] = _metric(other, given, metric, solver)
             except InputError as error:
                 # A noise limit or a table of gains may rule this value out, and not the next.
@@ -104,27 +105,17 @@ def solve_for(
 
 
 def _check(scenario: Scenario, key: str, target: float, metric: str) -> None:
-    power = scenario.policy.power
-    if key not in RANGES:
-        raise unknown("--solve-for", key, RANGES)
-    if key in irrelevant(scenario) or (key == "privacy.epsilon" and power in ("no-dp", "noiseless")):
-        raise InputError("--solve-for", key, f"a key that matters with policy.power = {power!r}")
-    if metric not in METRICS:
-        raise unknown("--metric", metric, METRICS)
-    if metric == "bound" and scenario.sampler.dynamics == "kinetic":
-        raise InputError("--metric", metric, "'exact' with sampler.dynamics = 'kinetic', for which no bound is known")
-    if not 0 < target < math.inf:
-        raise InputError("--target", target, "a finite number above 0")
-
-
-def with_changes(scenario: Scenario, inputs: Inputs, values: Mapping[str, Any]) -> tuple[Scenario, Inputs]:
-    """Return scenario and inputs with other values of some keys; data and model stay as they are."""
-    scenario = with_values(scenario, values)
-    if "link.snr_db" in values:
-        inputs = inputs._replace(link=dataclasses.replace(inputs.link, snr_db=values["link.snr_db"]))
-    if any(key.startswith("privacy.") for key in values):
-        inputs = inputs._replace(privacy=build_privacy(scenario))
-    return scenario, inputs
+    power, kinetic = scenario.policy.power, scenario.sampler.dynamics == "kinetic"
+    useless = key in irrelevant(scenario) or (key == "privacy.epsilon" and power in ("no-dp", "noiseless"))
+    for wrong, option, given, allowed in (
+        (key not in RANGES, "--solve-for", key, f"one of {', '.join(RANGES)}"),
+        (useless, "--solve-for", key, f"a key that matters with policy.power = {power!r}"),
+        (metric not in METRICS, "--metric", metric, f"one of {', '.join(METRICS)}"),
+        (metric == "bound" and kinetic, "--metric", metric, "'exact' with kinetic dynamics, which have no bound"),
+        (not 0 < target < math.inf, "--target", target, "a finite number above 0"),
+    ):
+        if wrong:
+            raise InputError(option, given, allowed)
 
 
 def _metric(scenario: Scenario, inputs: Inputs, metric: str, solver: str) -> float:

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import jax
 
 from wflmc.errors import InputError
-from wflmc.evaluation import Evaluation, evaluate, exact_law
-from wflmc.planning import Plan
+from wflmc.evaluation import evaluate, exact_law
 from wflmc.runs.execution import store_for
 from wflmc.runs.planning import make_plan
-from wflmc.sampling import Trace, sample
-from wflmc.scenario.build import Inputs, build
+from wflmc.sampling import sample
+from wflmc.scenario.build import build
 from wflmc.scenario.files import file_digests, plain
 from wflmc.scenario.schema import Scenario
 
@@ -60,42 +59,26 @@ def measure(task: Task, progress: Callable[[float], None]) -> dict[str, Any]:
             raise InputError(key, "another file", "the same file for all workers")
     inputs = build(task.scenario)
     plan = make_plan(task.scenario, inputs)
+    law = exact_law(inputs.posterior, plan)
     row: dict[str, Any] = {name: getattr(plan, name) for name in ("objective", "gap", "epsilon_spent", "regime")}
-    row |= {"adjacency": plan.privacy.adjacency, "burn_in": plan.burn_in}
-    if task.plan_only:
-        law = exact_law(inputs.posterior, plan)
-        row |= {"exact_w2_sq": law.w2_sq, "exact_ess_min": law.ess_min}
-    else:
+    row |= {"adjacency": plan.privacy.adjacency, "burn_in": plan.burn_in, "exact_ess_min": law.ess_min}
+    row["exact_w2_sq"] = None if law.w2_sq is None else max(law.w2_sq[plan.burn_in :])
+    if not task.plan_only:
+        sampler = task.scenario.sampler
+        assert sampler.seed != "secret"  # whoever makes points has refused it
         with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
-            trace = _sample(task, inputs, plan, Path(scratch), progress)
-            row |= _sampled(evaluate(trace, inputs.posterior, inputs.test))
-    if row["exact_w2_sq"] is not None:
-        row["exact_w2_sq"] = max(row["exact_w2_sq"][plan.burn_in :])
-    result: dict[str, Any] = plain(row)
-    return result
-
-
-def _sample(task: Task, inputs: Inputs, plan: Plan, scratch: Path, progress: Callable[[float], None]) -> Trace:
-    sampler = task.scenario.sampler
-    assert sampler.seed != "secret"  # whoever makes points has refused it
-    return sample(
-        jax.random.key(sampler.seed),
-        inputs.posterior,
-        plan,
-        chains=sampler.chains,
-        memory=task.memory,
-        store=store_for((sampler.chains, len(plan.rounds) - plan.burn_in, plan.dim), task.memory, scratch),
-        progress=lambda done, rounds: progress(0.9 * done / rounds),
-    )
-
-
-def _sampled(evaluation: Evaluation) -> dict[str, Any]:
-    distance = evaluation.w2_sq
-    same = ("exact_w2_sq", "exact_ess_min", "ess_min", "ess_tail_min", "rhat_max", "example_clip_rate")
-    return {
-        **{name: getattr(evaluation, name) for name in same},
-        **{f"clip_rate_{when}": rate for when, rate in evaluation.clip_rate.items()},
-        **evaluation.mean_scores,
-        "w2_sq": None if distance is None else distance.worst,
-        "w2_sq_se": None if distance is None else distance.worst_se,
-    }
+            trace = sample(
+                jax.random.key(sampler.seed),
+                inputs.posterior,
+                plan,
+                chains=sampler.chains,
+                memory=task.memory,
+                store=store_for((sampler.chains, sampler.samples, plan.dim), task.memory, Path(scratch)),
+                progress=lambda done, rounds: progress(0.9 * done / rounds),
+            )
+            found = evaluate(trace, inputs.posterior, inputs.test, law)
+        rates = {f"clip_rate_{when}": rate for when, rate in found.clip_rate.items()}
+        same = {name: getattr(found, name) for name in ("ess_min", "ess_tail_min", "rhat_max", "example_clip_rate")}
+        distance = {} if found.w2_sq is None else {"w2_sq": found.w2_sq.worst, "w2_sq_se": found.w2_sq.worst_se}
+        row |= {"w2_sq": None, "w2_sq_se": None, **distance, **same, **rates, **found.mean_scores}
+    return dict(plain(row))
