@@ -21,28 +21,22 @@ FLOOR_REPLICAS = 50
 
 
 class Comparison(NamedTuple):
-    """Samples of every parameter, [m], beside the law they should have."""
+    """Samples of every parameter, [m], beside the law they should have; nan where something is not known."""
 
     mean: Array
     error: Array
-    """Standard error of the mean; nan where it is not known."""
+    """Standard error of the mean."""
     deviation: Array
     """Standard deviation of the samples."""
     law: Gaussian | None
-
-    @property
-    def expected(self) -> Array:
-        """Standard deviations of the law; nan where it is not known."""
-        return np.full_like(self.mean, np.nan) if self.law is None else np.sqrt(np.diagonal(self.law.covariance))
-
-    @property
-    def shift(self) -> Array:
-        """Means of the samples less those of the law; nan where it is not known."""
-        return np.full_like(self.mean, np.nan) if self.law is None else self.mean - self.law.mean
+    expected: Array
+    """Standard deviations of the law."""
+    shift: Array
+    """Means of the samples less those of the law."""
 
     @property
     def z(self) -> Array:
-        """The shift in standard errors of the mean; nan where it is not known."""
+        """The shift in standard errors of the mean."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.error > 0, self.shift / self.error, np.nan)
 
@@ -63,14 +57,14 @@ def compare(theta: Array, law: Gaussian | None) -> Comparison:
 
     Standard errors are over chains, which are independent; of one chain, by its effective sample size.
     """
-    chains, draws, _ = theta.shape
-    deviation = theta.std((0, 1), ddof=1 if chains * draws > 1 else 0)
+    chains, draws, dim = theta.shape
+    mean, deviation = theta.mean((0, 1)), theta.std((0, 1), ddof=1 if chains * draws > 1 else 0)
     if chains > 1:
         error = theta.mean(1).std(0, ddof=1) / np.sqrt(chains)
     else:
-        ess = diagnose(theta).ess_min  # the smallest, which errs on the safe side
-        error = deviation / np.sqrt(ess) if ess else np.full_like(deviation, np.nan)
-    return Comparison(theta.mean((0, 1)), error, deviation, law)
+        error = deviation / np.sqrt(diagnose(theta).ess_min or np.nan)  # the smallest, which errs on the safe side
+    target = law or Gaussian(np.full(dim, np.nan), np.full((dim, dim), np.nan))
+    return Comparison(mean, error, deviation, law, np.sqrt(np.diagonal(target.covariance)), mean - target.mean)
 
 
 def law_of(posterior: Posterior) -> Gaussian | None:

@@ -179,15 +179,8 @@ def _perfect(
     """Return the worst estimate of every replica of perfect chains, whose draws are correlated by memory[m]."""
     shocks = generator.standard_normal((draws, replicas * chains, variance.size))
     shocks[1:] *= np.sqrt(1 - memory**2)
-    theta = np.sqrt(variance) * np.stack(
-        [first_order(shocks[..., i], memory[i]) for i in range(variance.size)], axis=-1
-    )
-    target = Gaussian(np.zeros(variance.size), np.diag(variance))
-    moments = _replica_moments(theta.reshape(draws, replicas, chains, -1))
-    return np.asarray(w2_squared(moments, target).max(0))
-
-
-def _replica_moments(theta: Array) -> Gaussian:
-    """Return mean and covariance over the last axis but one."""
+    paths = [first_order(shocks[..., i], memory[i]) for i in range(variance.size)]
+    theta = (np.sqrt(variance) * np.stack(paths, axis=-1)).reshape(draws, replicas, chains, -1)
     away = theta - theta.mean(-2, keepdims=True)
-    return Gaussian(theta.mean(-2), np.swapaxes(away, -1, -2) @ away / (theta.shape[-2] - 1))
+    moments = Gaussian(theta.mean(-2), np.swapaxes(away, -1, -2) @ away / (chains - 1))
+    return np.asarray(w2_squared(moments, Gaussian(np.zeros(variance.size), np.diag(variance))).max(0))

@@ -49,6 +49,8 @@ def publish_run(
     Raises:
         InputError: there is no promise that the file would keep, or no such file can be written.
     """
+    import xarray as xr
+
     _check_arguments(what, features, out)
     plan, scenario, uncovered = _finished(run)
     _check_promise(run, plan, scenario, chains)
@@ -57,13 +59,16 @@ def publish_run(
         hint = "not_covered in its plan.json says what to change, and --accept-not-covered publishes it as it is"
         allowed = f"a run of which epsilon covers all that is published; this one rests on {names}. {hint}"
         raise InputError("RUN", str(run), allowed)
-    groups = _groups(what, _first_chain(run, plan), plan, scenario, features)
+    name, variables = _group(what, _first_chain(run, plan), plan, scenario, features)
+    coords = {
+        axis: np.arange(n) for axes, values in variables.values() for axis, n in zip(axes, values.shape, strict=True)
+    }
     statement = _statement(what, plan, scenario, uncovered)
-    about = {name: value if isinstance(value, str | float) else json.dumps(value) for name, value in statement.items()}
+    about = {key: value if isinstance(value, str | float) else json.dumps(value) for key, value in statement.items()}
     about |= {"inference_library": "wflmc", "inference_library_version": __version__}
     if plan.classes is not None:
         about |= {"classes": json.dumps(plan.classes), "theta": "class after class, the intercept, if any, last"}
-    write_groups(out, {name: group.assign_attrs(about) for name, group in groups.items()})
+    write_groups(out, {name: xr.Dataset(variables, coords, about)})
     return statement
 
 
@@ -127,34 +132,27 @@ def _first_chain(run: Path, plan: PlanFile) -> NDArray[np.float32]:
         raise InputError("RUN", str(run / "trace.nc"), "as wflmc wrote it") from None
 
 
-def _groups(
+def _group(
     what: str, theta: NDArray[np.float32], plan: PlanFile, scenario: Scenario, features: Path | None
-) -> dict[str, Any]:
-    """Return data sets by group; only a function of theta[draw, m] and of what is public."""
-    import xarray as xr
-
-    parameter = np.arange(theta.shape[1])
+) -> tuple[str, dict[str, Any]]:
+    """Return a name, and variables with their axes; only a function of theta[draw, m] and of what is public."""
     if what == "draws":
-        coords = {"chain": [0], "draw": np.arange(len(theta)), "parameter": parameter}
-        return {"posterior": xr.Dataset({"theta": (("chain", "draw", "parameter"), theta[None])}, coords)}
+        return "posterior", {"theta": (("chain", "draw", "parameter"), theta[None])}
     if what == "moments":
         if len(theta) < 2:
             raise InputError("--what", what, "draws: a covariance takes at least two of them")
-        both = ("parameter", "parameter_bis")
-        moments = {"mean": (both[:1], theta.mean(0, dtype=float)), "covariance": (both, np.atleast_2d(np.cov(theta.T)))}
-        return {"moments": xr.Dataset(moments, dict.fromkeys(both, parameter))}
+        covariance = np.atleast_2d(np.cov(theta.T))
+        mean = (("parameter",), theta.mean(0, dtype=float))
+        return "moments", {"mean": mean, "covariance": (("parameter", "parameter_bis"), covariance)}
     assert features is not None
     classes = len(plan.classes or [0])
-    rows = _rows(features, scenario.posterior.intercept, theta.shape[1] // classes)
-    coords = {"observation": np.arange(len(rows))}
+    rows, axes = _rows(features, scenario.posterior.intercept, theta.shape[1] // classes), ("observation", "class")
     if plan.classes is None:
         each = rows @ theta.T.astype(float)
         # The variance is that of the noise, and of what the draws disagree in.
-        values = {"mean": ("observation", each.mean(1)), "variance": ("observation", 1 + each.var(1))}
-        return {"predictions": xr.Dataset(values, coords)}
-    mean = sum(softmax(rows @ one.reshape(classes, -1).T.astype(float), axis=1) for one in theta) / len(theta)
-    coords["class"] = np.arange(classes)
-    return {"predictions": xr.Dataset({"probability": (("observation", "class"), mean)}, coords)}
+        return "predictions", {"mean": (axes[:1], each.mean(1)), "variance": (axes[:1], 1 + each.var(1))}
+    mean_of = sum(softmax(rows @ one.reshape(classes, -1).T.astype(float), axis=1) for one in theta) / len(theta)
+    return "predictions", {"probability": (axes, mean_of)}
 
 
 def _rows(path: Path, intercept: bool, size: int) -> NDArray[np.float64]:
