@@ -8,7 +8,7 @@ import pytest
 from scipy.special import softmax
 
 import wflmc
-from wflmc.evaluation.comparison import autocorrelation, compare, laplace_law
+from wflmc.evaluation.wasserstein import autocorrelation, compare, laplace_law
 from wflmc.report.plotly_figures import thin
 from wflmc.report.run_figures import histogram_range
 

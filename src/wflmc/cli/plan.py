@@ -81,7 +81,8 @@ def command(
     spent = None if ledger is None else spent_before(ledger, inputs, must_exist=True)
     plan = make_plan(config, inputs, solver=solver, ledger=spent)
     causes = diagnose_plan(config, inputs, plan)
-    document = plan_document(config, inputs, plan, time.perf_counter() - began, compare, causes)
+    document = plan_document(config, inputs, plan, time.perf_counter() - began, compare=compare)
+    document["diagnosis"] = causes
     if capacity:
         examples = float(inputs.posterior.sizes.mean())
         document["capacity"] = plain(capacities.document(plan, inputs.link, examples, sizes))

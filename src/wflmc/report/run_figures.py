@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from wflmc.errors import InputError
 from wflmc.evaluation import Reliability
-from wflmc.evaluation.comparison import Comparison, autocorrelation
+from wflmc.evaluation.wasserstein import Comparison, autocorrelation
 from wflmc.planning import Plan
 from wflmc.planning.solvers.closed_form import REGIMES
 from wflmc.posterior import SoftmaxPosterior

@@ -8,7 +8,7 @@ import numpy as np
 
 from wflmc.evaluation import diagnose
 from wflmc.evaluation.causes import SHOWN
-from wflmc.evaluation.comparison import Comparison
+from wflmc.evaluation.wasserstein import Comparison
 from wflmc.posterior.base import HasLaw
 from wflmc.privacy.promise import HIDDEN
 from wflmc.report import explorer, run_figures

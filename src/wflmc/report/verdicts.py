@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wflmc.evaluation.burn_in import RHAT_LIMIT
-from wflmc.evaluation.comparison import Comparison, MeasuredDistance, compare, law_of, measured_distance
 from wflmc.evaluation.summary import RHAT_CONCERN
+from wflmc.evaluation.wasserstein import Comparison, MeasuredDistance, compare, law_of, measured_distance
 from wflmc.posterior.base import HasLaw
 from wflmc.report.blocks import Html, join, number, percent, text
 from wflmc.runs.documents import PlanFile

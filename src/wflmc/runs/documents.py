@@ -227,6 +227,7 @@ class SummaryFile(Document):
     federation: Federation | None = None
 
 
+Items = list[dict[str, Any]]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -249,20 +250,13 @@ def read_document(path: Path, model: type[Model], key: str) -> Model:
 
 
 def plan_document(
-    scenario: Scenario,
-    inputs: Inputs,
-    plan: Plan,
-    seconds: float,
-    compare: bool = False,
-    causes: list[dict[str, Any]] | None = None,
-    law: ExactLaw | None = None,
+    scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float, law: ExactLaw | None = None, compare: bool = False
 ) -> dict[str, Any]:
     """Return the content of plan.json, which `wflmc plan --json` prints: plain data.
 
     Args:
-        compare: whether dp-accounting is asked for its ε too.
-        causes: the diagnosis, where one was made.
         law: as `exact_law` gives it, where it has been computed already.
+        compare: whether dp-accounting is asked for its ε too.
     """
     spent = plan.spent if plan.clips else None
     budget, law = plan.privacy.budget(plan.devices), law or exact_law(inputs.posterior, plan)
@@ -288,7 +282,7 @@ def plan_document(
             "budgets": budget,
         },
         **{f"exact_{name}": value for name, value in law._asdict().items()},
-        "diagnosis": causes,
+        "diagnosis": None,
         "not_covered": [item._asdict() for item in inputs.not_covered],
         "seconds": seconds,
         "version": __version__,
@@ -331,12 +325,7 @@ def _json_scenario(scenario: Scenario) -> dict[str, Any]:
 
 
 def summary_document(
-    evaluation: Evaluation,
-    warnings: tuple[str, ...],
-    seconds: float,
-    causes: list[dict[str, Any]],
-    beyond: list[dict[str, Any]],
-    ledger: dict[str, Any] | None = None,
+    evaluation: Evaluation, warnings: tuple[str, ...], seconds: float, causes: Items, beyond: Items, ledger: Any = None
 ) -> dict[str, Any]:
     """Return the content of summary.json, plain data.
 

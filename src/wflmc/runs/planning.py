@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from wflmc import planning
 from wflmc.errors import InputError, conflict
 from wflmc.evaluation import choose_burn_in
-from wflmc.planning import Allocation, Plan, Policy, PowerPolicy, Problem, Sampler, plan, policy_named
+from wflmc.planning import Allocation, Plan, Policy, PowerPolicy, Problem, Sampler, policy_named
 from wflmc.planning.advice import UNSCALED_FEATURES
 from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
 from wflmc.scenario.build import Inputs, build, step_sizes
@@ -25,57 +27,39 @@ SAME = 1 + 1e-9
 
 
 def make_plan(
-    scenario: Scenario, inputs: Inputs, power: PowerPolicy | None = None, solver: str = "own", **others: Any
+    scenario: Scenario, inputs: Inputs, power: PowerPolicy | None = None, solver: str = "own", ledger: Any = None
 ) -> Plan:
     """Return the plan of a scenario, by its own policy or a given one.
 
     Args:
-        others: see `plan_keywords`.
+        ledger: what devices have spent before, [K], a release that whitening took included.
     """
     scenario = settle_burn_in(scenario, inputs)
     with scenario_keys():
-        keywords = plan_keywords(scenario, inputs, power, solver, **others)
-        result = plan(inputs.posterior, inputs.link, inputs.privacy, **keywords)
+        keywords = plan_keywords(scenario, inputs, power, solver, ledger)
+        result = planning.plan(inputs.posterior, inputs.link, inputs.privacy, **keywords)
     # Where a promise is made and all constants are public, a plan says nothing about the data.
     warnings = [text for text in result.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
     return result.replace(warnings=(*inputs.warnings, *warnings, *data_warnings(inputs.not_covered)))
 
 
 def plan_keywords(
-    scenario: Scenario,
-    inputs: Inputs,
-    power: PowerPolicy | None = None,
-    solver: str = "own",
-    ledger: ArrayLike | None = None,
-    start: int = 0,
-    initial_w2_sq: float | None = None,
-    before: Plan | None = None,
+    scenario: Scenario, inputs: Inputs, power: PowerPolicy | None = None, solver: str = "own", ledger: Any = None
 ) -> dict[str, Any]:
-    """Return the keywords of `wflmc.plan` for a scenario whose burn-in is settled.
-
-    Args:
-        ledger: what devices have spent before, [K], a release that whitening took included.
-        start: rounds of the chain that came before; those of a release come on top.
-        initial_w2_sq: as of `plan`.
-        before: the plan of those rounds.
-    """
+    """Return the keywords of `wflmc.plan` for a scenario whose burn-in is settled, as those of `make_plan`."""
     section, policy = scenario.sampler, scenario.policy
     limit = np.inf if policy.max_round_noise == "inf" else policy.max_round_noise
     given = policy.model_dump() | {"power": power or policy.power, "max_round_noise": limit, "solver": solver}
+    schedule = section.step_schedule if power is None else "constant"
+    start = 0 if inputs.release is None else len(inputs.release.loss)
     return {
         "step_size": step_sizes(scenario, inputs.posterior),
         "burn_in": int(section.burn_in),
         "samples": section.samples,
-        "sampler": Sampler(
-            step_schedule=section.step_schedule if power is None else "constant",
-            init=section.init,
-            dynamics=inputs.dynamics,
-            start=start + (0 if inputs.release is None else len(inputs.release.loss)),
-            before=before,
-        ),
+        "sampler": Sampler(step_schedule=schedule, init=section.init, dynamics=inputs.dynamics, start=start),
         "policy": Policy(**given),
         "ledger": inputs.spent if ledger is None else ledger,
-        "initial_w2_sq": initial_w2_sq or scenario.posterior.initial_w2_sq or None,
+        "initial_w2_sq": scenario.posterior.initial_w2_sq or None,
     }
 
 
@@ -180,14 +164,13 @@ def extend_plan(
     samples = scenario.sampler.samples + more
     longer = with_values(scenario, constant | {"sampler.samples": samples, "sampler.step_size": _one_or_each(steps)})
     only = {"sampler.burn_in": 0, "sampler.samples": more, "sampler.step_size": float(steps[-1])}
-    added = make_plan(
-        with_values(scenario, constant | only),
-        inputs,
-        ledger=before + by_plan,
-        start=len(plan.rounds),
-        initial_w2_sq=None if plan.bound is None else float(plan.bound[-1]),
-        before=plan,
-    )
+    keywords = plan_keywords(with_values(scenario, constant | only), inputs, ledger=before + by_plan)
+    sampler = keywords["sampler"]
+    keywords["sampler"] = replace(sampler, start=sampler.start + len(plan.rounds), before=plan)
+    if plan.bound is not None:
+        keywords["initial_w2_sq"] = float(plan.bound[-1])
+    with scenario_keys():
+        added = planning.plan(inputs.posterior, inputs.link, inputs.privacy, **keywords)
     a = np.concatenate([plan.gain, added.gain]) ** 2 / inputs.link.noise_power
     scheme = policy_named(scenario.policy.power)._replace(allocate=lambda problem: Allocation(a))
     return longer, make_plan(longer, inputs, scheme, ledger=before)
