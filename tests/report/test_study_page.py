@@ -7,14 +7,14 @@ import math
 
 import pytest
 
-from wflmc import studies
 from wflmc.cli.report import render_folder
 from wflmc.errors import InputError
 from wflmc.planning.solvers.closed_form import DP, LMC, POWER
 from wflmc.report.plotly_figures import draw
 from wflmc.report.study_page import regimes
 from wflmc.report.tables import write_csv
-from wflmc.studies import Claim, Row
+from wflmc.studies.paper.fig2_to_fig5 import Setting, point
+from wflmc.studies.study import Claim, Row
 
 from .report_tools import Page, check_in_browser
 
@@ -22,9 +22,9 @@ from .report_tools import Page, check_in_browser
 @pytest.fixture
 def study(tmp_path, posterior):
     """Tables and claims as `wflmc reproduce` writes them."""
-    setting = studies.Setting(posterior)
+    setting = Setting(posterior)
     for name in ("fig2", "fig3a"):
-        rows = [row for x in (10.0, 20.0, 30.0) for row in studies.point(name, setting, x)]
+        rows = [row for x in (10.0, 20.0, 30.0) for row in point(name, setting, x)]
         write_csv(tmp_path / f"{name}.csv", Row._fields, rows)
     schemes = ("optimized", "equal", "noiseless")
     for name, error in (("fig6", 1e-4), ("fig6_exact", None), ("heterogeneity", 1e-3), ("beyond_ess", 0.5)):

@@ -19,7 +19,7 @@ from wflmc.storage import output_folder, write_text
 if TYPE_CHECKING:
     from wflmc.data import Features
     from wflmc.posterior import GaussianPosterior
-    from wflmc.studies import Claim, Tables
+    from wflmc.studies.study import Claim, Tables
 
 FIGURES = "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond."
 DATA = (
@@ -51,9 +51,11 @@ def command(
 
     Example: wflmc reproduce fig6 fig7 --experiments 20 --out results
     """
-    from wflmc import studies
     from wflmc.report.study_page import write_study
     from wflmc.report.text import claims_table
+    from wflmc.studies.engines import open_engine
+    from wflmc.studies.reproduction import Reproduction
+    from wflmc.studies.study import run_study
 
     shared.cache_compilations()
     with output_folder(out) as folder:
@@ -62,18 +64,17 @@ def command(
             raise InputError("--stop-se", stop_se, "between 0 and 1, a share of the value")
         if experiments is not None and experiments < 1:
             raise InputError("--experiments", experiments, "at least 1")
-        work = studies.Reproduction(*_data(data or [], wanted), experiments, stop_se, shared.parse_bytes(memory))
+        work = Reproduction(*_data(data or [], wanted), experiments, stop_se, shared.parse_bytes(memory))
         finished = shared.points_folder(cache)
         pictures: list[Path] = []
         tables: Tables = {}
-        with studies.open_engine(engine, workers, note) as compute:
+        with open_engine(engine, workers, note) as compute:
             for figure in wanted:
                 parts, about = work.studies(figure)
                 found: Tables = {}
                 for study in parts:
                     with progress_bar(study.name, len(study.points)) as advance:
-                        place = None if figure in studies.NAMES else finished
-                        found |= studies.run_study(study, place, advance, note, compute)
+                        found |= run_study(study, finished, advance, note, compute)
                 setting = work.closed_form if figure == "fig2" else None
                 pictures += write_study(folder, figure, found, about, setting)
                 tables |= found
@@ -93,7 +94,7 @@ def command(
 
 def _wanted(names: Sequence[str]) -> list[str]:
     """Return the figures that the arguments name, each once."""
-    from wflmc.studies import FURTHER_FIGURES, PAPER_FIGURES
+    from wflmc.studies.reproduction import FURTHER_FIGURES, PAPER_FIGURES
 
     known = (*PAPER_FIGURES, *FURTHER_FIGURES, "all")
     for name in names:
@@ -104,7 +105,7 @@ def _wanted(names: Sequence[str]) -> list[str]:
 
 def _data(data: Sequence[str], wanted: Sequence[str]) -> tuple[GaussianPosterior | None, str, Features | None]:
     """Return the data that the wanted figures need: a posterior, the name of its data, and MNIST."""
-    from wflmc.studies import GAUSSIAN_FIGURES, MNIST_FIGURES
+    from wflmc.studies.reproduction import GAUSSIAN_FIGURES, MNIST_FIGURES
 
     paths = [Path(path).expanduser() for path in data]
     folders = [path for path in paths if path.is_dir()]

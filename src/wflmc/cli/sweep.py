@@ -44,9 +44,8 @@ def command(
     """
     from wflmc.report.tables import write_csv
     from wflmc.runs import point
-    from wflmc.studies import open_engine
     from wflmc.studies.cache import key_of
-    from wflmc.studies.engines import Failure
+    from wflmc.studies.engines import Failure, open_engine
     from wflmc.studies.grids import FORMS, parse_grid, points, unquoted
     from wflmc.studies.study import run_tasks
 

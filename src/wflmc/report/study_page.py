@@ -18,7 +18,8 @@ from wflmc.report.tables import read_rows, write_csv
 from wflmc.report.text import CONTRADICTS, ablation, verdict
 from wflmc.runs.documents import read_document
 from wflmc.storage import write_text
-from wflmc.studies import FIGURES, Claim, Row, Setting
+from wflmc.studies.paper.fig2_to_fig5 import FIGURES, Setting
+from wflmc.studies.study import Claim, Row
 
 PLACES = ("optimized", "equal", "no-dp", "noiseless-dp", "noiseless", "sbfl")
 NAMES = {

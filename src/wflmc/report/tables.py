@@ -11,7 +11,7 @@ from typing import Any
 
 from wflmc.errors import InputError
 from wflmc.storage import write_text
-from wflmc.studies import Row
+from wflmc.studies.study import Row
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from wflmc.privacy.promise import HIDDEN
 from wflmc.report.blocks import asset
 
 if TYPE_CHECKING:
-    from wflmc.studies import Claim, Row
+    from wflmc.studies.study import Claim, Row
 
 WORTH_SAYING = 0.001
 """Rounding of sums that a table shows."""

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.evaluation import estimate_w2_sq, exact_ess, exact_w2_sq
-from wflmc.planning import Plan, plan_many
-from wflmc.planning.options import plan_arguments
+from wflmc.planning import Plan
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
 from wflmc.preconditioning import release_whitening
 from wflmc.privacy import Privacy
@@ -38,9 +37,8 @@ def _promises(setting: MultiSample, epsilon: float) -> tuple[Privacy, Privacy, P
 
 def _plans(setting: MultiSample, snr_db: float, privacy: Privacy, **options: Any) -> list[Plan]:
     """Return one plan for each channel, with figure 6's rounds and step size unless the options give others."""
-    burn_in = setting.rounds // 2
-    given = {"step_size": setting.step_size, "burn_in": burn_in, "samples": setting.rounds - burn_in, **options}
-    return plan_many(setting.posterior, setting.links(snr_db), privacy, **plan_arguments(given))
+    power, bound = options.pop("power", "optimized"), options.pop("bound", "corrected")
+    return setting.plans(power, snr_db, setting.rounds // 2, privacy, bound=bound, **options)
 
 
 def _worst(posterior: GaussianPosterior, plans: Sequence[Plan]) -> NDArray[np.float64]:

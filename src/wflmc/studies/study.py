@@ -31,6 +31,22 @@ Tables = dict[str, list[Row]]
 """Rows by the name of their table."""
 
 
+class Claim(NamedTuple):
+    """A stated outcome, the paper's number, ours, and whether it holds."""
+
+    figure: str
+    statement: str
+    paper: float | str
+    ours: float | str | None
+    """None where our data show no such boundary in the range of the figure."""
+    holds: bool
+    contradiction: bool = False
+    """The statement contradicts the paper's own theorem or numbers."""
+    note: str = ""
+    data: str = ""
+    """What ours is from."""
+
+
 def mean_row(figure: str, scheme: str, x: float, values: NDArray[np.float64]) -> Row:
     """Return the mean of values[n] over n experiments, None where it is not finite, with its standard error."""
     mean = float(values.mean())
@@ -54,7 +70,7 @@ class Study(NamedTuple):
     order: tuple[str, ...]
     """Schemes in the order of the tables."""
     identity: dict[str, Any]
-    """All settings and data that decide the results, as plain values."""
+    """All settings and data that decide the results, as plain values; empty where points take no time and no cache."""
     measure: Callable[[Point, Progress], Tables]
 
     def key(self, point: Point) -> str:
@@ -74,7 +90,7 @@ def run_study(study: Study, folder: Path | None, progress: Progress, warn: Warn,
     Raises:
         StudyError: points failed; the others have been computed and are cached.
     """
-    keys = [study.key(point) for point in study.points]
+    keys, folder = [study.key(point) for point in study.points], folder if study.identity else None
     results, failures = {}, 0
     for index, result, _ in run_tasks(study.measure, study.points, keys, folder, progress, warn, engine):
         if isinstance(result, Failure):

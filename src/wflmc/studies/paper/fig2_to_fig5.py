@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,8 +16,8 @@ from wflmc.planning.solvers.closed_form import DP, LMC, POWER, regime
 from wflmc.posterior import Posterior
 from wflmc.privacy import Privacy
 from wflmc.studies.engines import Progress
-from wflmc.studies.paper.common import SCHEMES, Claim, boundary
-from wflmc.studies.study import Point, Row, Study, Tables
+from wflmc.studies.paper.common import SCHEMES
+from wflmc.studies.study import Claim, Point, Row, Study, Tables
 
 Array = NDArray[np.float64]
 
@@ -72,12 +73,12 @@ STEP_FACTORS = np.linspace(0.1, 2.0, 96)
 
 def points(name: str, setting: Setting) -> Array:
     """Return the x values of a figure."""
-    match "snr_db" if name == "fig2" else FIGURES[name].varies:
-        case "snr_db":
-            return np.arange(5.0, 40.5, 0.5)
-        case "step_size":
-            return STEP_FACTORS / (setting.posterior.mu + setting.posterior.L)
-    return np.arange(1.0, 20.5, 0.5)
+    grids = {
+        "snr_db": np.arange(5.0, 40.5, 0.5),
+        "step_size": STEP_FACTORS / (setting.posterior.mu + setting.posterior.L),
+        "epsilon": np.arange(1.0, 20.5, 0.5),
+    }
+    return grids[FIGURES[name].varies if name in FIGURES else "snr_db"]
 
 
 def point(name: str, setting: Setting, x: float) -> list[Row]:
@@ -99,22 +100,17 @@ def closed_form_study(name: str, setting: Setting) -> Study:
     return Study(name, tuple(Point(float(x), order) for x in points(name, setting)), order, {}, measure)
 
 
-def limits(setting: Setting, snr_db: Array, step_size: Array) -> tuple[Array, Array, float]:
-    """Return Theorem 1's three limits on a = α²/N0: Langevin, power, and the equal share of the privacy budget."""
+def limits(setting: Setting, snr_db: Array | float) -> tuple[Array, float]:
+    """Return two of Theorem 1's limits on a = α²/N0: power, and the equal share of the privacy budget."""
     privacy = Privacy(setting.epsilon, setting.delta, setting.clip, "paper")
     share = privacy.budget(1)[0] / (2 * setting.clip**2 * (setting.burn_in + 1))
     power = setting.posterior.dim * 10 ** (np.asarray(snr_db) / 10) * setting.gain_power / setting.clip**2
-    return np.asarray(step_size) / 2, power, float(share)
-
-
-def regime_map(setting: Setting, snr_db: Array, step_size: Array) -> NDArray[np.str_]:
-    """Return Theorem 1's regime at every (SNR, η), broadcast."""
-    return regime(*limits(setting, snr_db, step_size))
+    return power, float(share)
 
 
 def _boundaries(setting: Setting, snr_db: float) -> list[Row]:
     """Return the regime map as curves: the largest η that is LMC-limited at this SNR, and where the others begin."""
-    _, power, share = limits(setting, np.asarray(snr_db), np.asarray(0.0))
+    power, share = limits(setting, snr_db)
     edge = float(2 * np.minimum(power, share))
     beyond = POWER if power <= share else DP
     return [Row("fig2", name, snr_db, edge if name in (LMC, beyond) else None) for name in (LMC, POWER, DP)]
@@ -122,8 +118,18 @@ def _boundaries(setting: Setting, snr_db: float) -> list[Row]:
 
 def claims(setting: Setting) -> list[Claim]:
     """Return all outcomes stated of figures 2 to 5."""
-    edge = boundary(lambda eta: setting.plan("optimized", 30, eta).regime == LMC, setting.step(0.05), setting.step(2))
+    edge = _boundary(lambda eta: setting.plan("optimized", 30, eta).regime == LMC, setting.step(0.05), setting.step(2))
     return [*_fig2(setting), *_fig3(setting, edge), *_fig4(setting, edge), *_fig5(setting)]
+
+
+def _boundary(holds: Callable[[float], bool], low: float, high: float) -> float | None:
+    """Find where a condition that holds at `low` and not at `high` changes, to 1e-9 of the range; None if nowhere."""
+    if not holds(low) or holds(high):
+        return None
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return 0.5 * (low + high)
 
 
 def _near(ours: float | None, paper: float, tolerance: float) -> bool:
@@ -139,7 +145,7 @@ def _fig2(setting: Setting) -> list[Claim]:
     start = setting.posterior.initial_w2_sq("prior")
     note = "depends on the data; holds within 5 %"
     snr, step = np.meshgrid(np.linspace(5, 40, 71), points("fig4a", setting))
-    seen = sorted(set(regime_map(setting, snr, step).ravel().tolist()))
+    seen = sorted(set(regime(step / 2, *limits(setting, snr)).ravel().tolist()))
     return [
         Claim("all", "W2²(prior, posterior)", 6.64, start, abs(start / 6.64 - 1) < 0.05, note=note),
         Claim("fig2", "regimes in the (P, η) plane", "three", f"{len(seen)}: {', '.join(seen)}", len(seen) == 3),
@@ -148,13 +154,13 @@ def _fig2(setting: Setting) -> list[Claim]:
 
 def _fig3(setting: Setting, edge: float | None) -> list[Claim]:
     fast, slow = setting.step(0.4), setting.step(0.13)
-    power_until = boundary(lambda snr: setting.plan("optimized", snr, fast).regime == POWER, 5, 40)
+    power_until = _boundary(lambda snr: setting.plan("optimized", snr, fast).regime == POWER, 5, 40)
     ideal = setting.plan("noiseless-dp", 40, fast).gain
 
     def differs(snr: float) -> bool:
         return not np.allclose(setting.plan("optimized", snr, fast).gain, ideal, rtol=1e-9, atol=0)
 
-    merged = boundary(differs, 5, 40)
+    merged = _boundary(differs, 5, 40)
     dp_limited = map(float, np.arange(np.ceil(power_until or 5.0), 41))
     gain = min(_ratio(setting, "equal", "optimized", snr, fast) for snr in dp_limited)
     high = str(setting.plan("optimized", 40, slow).regime)
@@ -188,13 +194,13 @@ def _fig4(setting: Setting, edge: float | None) -> list[Claim]:
 
 def _fig5(setting: Setting) -> list[Claim]:
     step = setting.step(0.4)
-    dp_until = boundary(lambda eps: setting.plan("optimized", 20, step, eps).regime == DP, 1, 20)
+    dp_until = _boundary(lambda eps: setting.plan("optimized", 20, step, eps).regime == DP, 1, 20)
 
     def ideal(eps: float) -> bool:
         ours, best = (setting.plan(scheme, 20, step, eps).gain for scheme in ("optimized", "noiseless-dp"))
         return bool(np.allclose(ours, best, rtol=1e-9, atol=0))
 
-    same_until = boundary(ideal, 1, 13)
+    same_until = _boundary(ideal, 1, 13)
     early = same_until is not None and same_until < 6
     at6 = _ratio(setting, "optimized", "noiseless-dp", 20, step, 6) - 1
     note = f"at ε = 6 the bounds are {at6:.1%} apart, too little to see in the figure"

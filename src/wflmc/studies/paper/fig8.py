@@ -23,8 +23,8 @@ from wflmc.privacy import Privacy
 from wflmc.sampling import sample
 from wflmc.studies.cache import identity_of
 from wflmc.studies.engines import Progress, part_of
-from wflmc.studies.paper.common import SCHEMES, SNR_GRID, Claim, Curves, plans_of
-from wflmc.studies.study import Point, Study, Tables, mean_row
+from wflmc.studies.paper.common import SCHEMES, SNR_GRID, Curves, plans_of
+from wflmc.studies.study import Claim, Point, Study, Tables, mean_row
 
 IDEAL = tuple(name for name, policy in POLICIES.items() if not policy.wireless)
 """Schemes on an ideal link: the same at every SNR."""
@@ -143,10 +143,7 @@ def _batches(
         numbers = range(first, min(first + size, count))
         batch_progress = part_of(progress, first / count, len(numbers) / count)
         batches.append(experiments(setting, posterior, schemes, snr_db, numbers, batch_progress))
-        joined = {
-            scheme: {name: np.concatenate([batch[scheme][name] for batch in batches]) for name in batches[0][scheme]}
-            for scheme in schemes
-        }
+        joined: dict[str, Values] = jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
         means = [mean_row("fig8", scheme, snr_db, values["ece"]) for scheme, values in joined.items()]
         if share is not None and all(row.y_se is not None and row.y_se <= share * row.y for row in means if row.y):
             break
