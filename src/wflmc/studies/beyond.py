@@ -10,12 +10,9 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc import Plan, Privacy, release_whitening, sample
 from wflmc.evaluation import estimate_w2_sq, exact_ess, exact_w2_sq
-from wflmc.planning import Plan
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
-from wflmc.preconditioning import release_whitening
-from wflmc.privacy import Privacy
-from wflmc.sampling import sample
 from wflmc.studies.cache import identity_of
 from wflmc.studies.engines import Progress, part_of
 from wflmc.studies.paper.common import SNR_GRID

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.channel import Link
-from wflmc.planning import POLICIES, Plan, plan_many
+from wflmc import Link, Plan, Privacy, plan_many
+from wflmc.planning import POLICIES
 from wflmc.planning.options import plan_arguments
 from wflmc.posterior import Posterior
-from wflmc.privacy import Privacy
 from wflmc.studies.study import Row
 
 SCHEMES = tuple(POLICIES)

@@ -9,12 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import channel
-from wflmc.channel import Link
-from wflmc.planning import Plan, Policy, plan
+from wflmc import Link, Plan, Policy, Privacy, channel, plan
 from wflmc.planning.solvers.closed_form import DP, LMC, POWER, regime
 from wflmc.posterior import Posterior
-from wflmc.privacy import Privacy
 from wflmc.studies.engines import Progress
 from wflmc.studies.paper.common import SCHEMES
 from wflmc.studies.study import Claim, Point, Row, Study, Tables

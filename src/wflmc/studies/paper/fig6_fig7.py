@@ -9,14 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from wflmc import channel
-from wflmc.channel import Link
-from wflmc.errors import InputError
+from wflmc import InputError, Link, Plan, Privacy, channel, sample
 from wflmc.evaluation import estimate_w2_sq, exact_w2_sq, floor_w2_sq
-from wflmc.planning import Plan
 from wflmc.posterior import GaussianPosterior
-from wflmc.privacy import Privacy
-from wflmc.sampling import sample
 from wflmc.studies.cache import identity_of
 from wflmc.studies.engines import Progress
 from wflmc.studies.paper.common import SCHEMES, SNR_GRID, Curves, plans_of

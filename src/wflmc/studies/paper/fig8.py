@@ -11,16 +11,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import channel
-from wflmc.baselines import sbfl
-from wflmc.channel import Link
+from wflmc import InputError, Link, Plan, Privacy, baselines, channel, sample, softmax_regression
 from wflmc.data import Features
-from wflmc.errors import InputError
 from wflmc.evaluation import predictive_scores
-from wflmc.planning import POLICIES, Plan
-from wflmc.posterior import SoftmaxPosterior, softmax_regression
-from wflmc.privacy import Privacy
-from wflmc.sampling import sample
+from wflmc.planning import POLICIES
+from wflmc.posterior import SoftmaxPosterior
 from wflmc.studies.cache import identity_of
 from wflmc.studies.engines import Progress, part_of
 from wflmc.studies.paper.common import SCHEMES, SNR_GRID, Curves, plans_of
@@ -183,7 +178,7 @@ def experiments(
     rates = dict(zip(plans, np.split(trace.clip_rate.mean(1), len(plans)), strict=True))
     if "sbfl" in schemes:
         rounds = setting.burn_in + setting.samples
-        thetas["sbfl"] = sbfl(key, posterior, links, rounds=rounds, numbers=numbers)[:, None]
+        thetas["sbfl"] = baselines.sbfl(key, posterior, links, rounds=rounds, numbers=numbers)[:, None]
     result = {}
     for scheme, theta in thetas.items():
         scores = predictive_scores(posterior, theta, setting.features.X_test, setting.features.y_test)
