@@ -11,6 +11,7 @@
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 
 from wflmc.version import __version__
 
@@ -78,14 +79,9 @@ if not TYPE_CHECKING:  # types are those of the imports above
             if name in names:
                 found = globals()[name] = getattr(import_module(f"wflmc.{home}"), name)
                 return found
-        if name.startswith("_"):
+        if name.startswith("_") or find_spec(f"wflmc.{name}") is None:
             raise AttributeError(f"module 'wflmc' has no attribute {name!r}")
-        try:
-            return import_module(f"wflmc.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"wflmc.{name}":
-                raise
-            raise AttributeError(f"module 'wflmc' has no attribute {name!r}") from None
+        return import_module(f"wflmc.{name}")
 
 
 def __dir__() -> list[str]:

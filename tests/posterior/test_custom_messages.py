@@ -10,7 +10,7 @@ import pytest
 import wflmc
 from wflmc.errors import Found
 from wflmc.posterior.custom.posterior import find_mode
-from wflmc.sampling import groups
+from wflmc.sampling import trace
 
 from .custom_tools import gaussian_likelihood, gaussian_prior
 
@@ -141,14 +141,14 @@ def test_a_mode_as_good_as_float32_has_it(offset):
 
 def test_names_of_axes_are_free_for_parameters():
     parameters = {"chain": np.zeros((2, 3)), "draw": np.zeros((2, 3)), "draw_": np.zeros((2, 3))}
-    assert set(groups._named(parameters, groups.DRAWN, "theta")) == {"chain_", "draw_", "draw__"}
-    assert set(groups._named({"device": Y, "observation": Y}, ("observation",), "y")) == {"device_", "observation_"}
+    assert set(trace._named(parameters, trace.DRAWN, "theta")) == {"chain_", "draw_", "draw__"}
+    assert set(trace._named({"device": Y, "observation": Y}, ("observation",), "y")) == {"device_", "observation_"}
 
 
 def test_what_draws_outcomes_takes_a_key():
-    asked = groups.Request(make(mu=1.0, L=90.0), predictive=lambda p, e: e[1])
+    asked = trace.Request(make(mu=1.0, L=90.0), predictive=lambda p, e: e[1])
     with pytest.raises(wflmc.InputError, match=r"predictive fails.*\(key, parameters, example\)"):
-        groups._outcomes(np.zeros((1, 2, 2)), asked)
+        trace._outcomes(np.zeros((1, 2, 2)), asked)
 
 
 def test_words_cross_process_borders():

@@ -15,7 +15,7 @@ from wflmc.errors import InputError
 from wflmc.posterior.inputs import with_intercept
 from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, Uncovered, read_document
-from wflmc.sampling.groups import write_groups
+from wflmc.sampling.trace import write_groups
 from wflmc.scenario import NotCovered, Scenario, not_covered, validate
 from wflmc.scenario.build import build_privacy
 from wflmc.version import __version__

@@ -1,19 +1,63 @@
-"""What a run leaves behind: the kept samples, how often gradients were clipped, and the plans behind them."""
+"""What a run leaves behind: the kept samples, how often gradients were clipped, the plans behind them; and all of it as
+xarray data sets by group, in ArviZ's schema."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import Shown
+from wflmc.errors import Found, InputError, Shown
+from wflmc.keys import host_generator
 from wflmc.planning import Plan
 from wflmc.posterior import CustomPosterior
+from wflmc.posterior.custom.model import checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
-from wflmc.sampling.groups import DRAWS, Advance, Predictive, Request, groups, write_groups
+from wflmc.progress import progress_bar
+from wflmc.storage import replacing, reserve
+from wflmc.version import __version__
+
+DRAWN = ("chain", "draw")
+TAKEN = (*DRAWN, "observation", "device")
+"""Names of axes, which no variable can have."""
+DRAWS = 1000
+"""Draws, of all chains together, that outcomes and log-likelihoods are computed for unless more are asked for."""
+CHUNK_BYTES = 2**24
+"""Results that are computed at a time, between two reports of progress."""
+PRIVATE = "Made from the devices' private records, for the analyst's eyes only: epsilon does not cover this group."
+
+Predictive = bool | Callable[[Any, Any, Any], Any]
+Advance = Callable[[int, int], None]
+Theta = Callable[[NDArray[np.intp]], NDArray[Any]]
+"""From the numbers of draws to their parameters, [draw, m]."""
+Work = tuple[Callable[[NDArray[np.intp]], Any], int]
+"""From the numbers of draws to a pytree of arrays [draw, n, ...]; and about how many numbers one draw takes."""
+
+
+class Request(NamedTuple):
+    """Which groups the model is to add, as the arguments of `Trace.to_arviz` say."""
+
+    posterior: Regression | CustomPosterior | None = None
+    predictive: Predictive = False
+    features: Any = None
+    log_likelihood: bool = False
+    outcome: str | Sequence[str] | None = None
+    draws: int | None = DRAWS
+    progress: Advance | None = None
+
+    @property
+    def alone(self) -> str:
+        """What an outcome that is drawn without a name is called."""
+        return self.outcome if isinstance(self.outcome, str) else "y"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,11 +134,261 @@ class Trace(Shown):
         import xarray as xr
 
         request = Request(posterior, predictive, features, log_likelihood, outcome, draws, progress)
-        made = groups(self, attributes, request)
+        made = _groups(self, attributes, request)
         if int(arviz.__version__.split(".")[0]) < 1:
             return arviz.InferenceData(**made)
         return xr.DataTree.from_dict(made)
 
     def save(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
         """Write NetCDF that `arviz.from_netcdf` reads, whole or not at all; chain by chain, as for traces on disk."""
-        write_groups(path, groups(self, attributes, Request()))
+        write_groups(path, _groups(self, attributes, Request()))
+
+
+def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -> dict[str, Any]:
+    """The data sets by the names of their groups."""
+    plan, burn_in, posterior = trace.plan, trace.plan.burn_in, request.posterior
+    made = {
+        "posterior": _variables(trace.theta, posterior),
+        "sample_stats": _statistics(trace, trace.clip_rate, slice(burn_in, None)),
+    }
+    if trace.velocity is not None:
+        last = {"last_velocity": (("chain", "parameter"), trace.velocity)}
+        made["sample_stats"] = made["sample_stats"].assign(last).assign_coords(parameter=np.arange(plan.dim))
+    if trace.warmup is not None:
+        made["warmup_posterior"] = _variables(trace.warmup, posterior)
+    if trace.warmup_clip_rate is not None:
+        made["warmup_sample_stats"] = _statistics(trace, trace.warmup_clip_rate, slice(burn_in))
+    if posterior is not None:
+        made |= _outcomes(trace.theta, request)
+    elif request.predictive or request.log_likelihood or request.features is not None:
+        raise InputError("posterior", None, "given, for what it predicts")
+    about: dict[str, Any] = {"inference_library": "wflmc", "inference_library_version": __version__}
+    about |= {"plan": _in_short(plan)} | ({} if trace.key is None else {"key": list(trace.key)})
+    return {name: group.assign_attrs({**about, **(attributes or {})}) for name, group in made.items()}
+
+
+def _in_short(plan: Plan) -> str:
+    """What a plan is about, as JSON; numbers of each device or round as a list where they differ."""
+    varying = {"step_size": plan.step_size, "clip": plan.clip} if plan.clips else {"step_size": plan.step_size}
+    facts = {
+        "devices": plan.devices,
+        "rounds": len(plan.rounds),
+        "burn_in": plan.burn_in,
+        "dynamics": plan.dynamics.name,
+        "epsilon_spent": plan.epsilon_spent,
+        "adjacency": plan.privacy.adjacency,
+    }
+    lists = {name: np.asarray(values).tolist() for name, values in varying.items()}
+    return json.dumps(facts | {name: each[0] if len(set(each)) == 1 else each for name, each in lists.items()})
+
+
+def _variables(theta: NDArray[Any], posterior: Regression | CustomPosterior | None) -> Any:
+    """The parameters of theta[chain, draw, m]: by their names where a custom model has named them."""
+    import xarray as xr
+
+    chains, draws, dim = theta.shape
+    coords: dict[str, Any] = {"chain": np.arange(chains), "draw": np.arange(draws)}
+    if isinstance(posterior, CustomPosterior) and posterior.dim == dim:
+        return xr.Dataset(_named(posterior.unflatten(theta), DRAWN, "theta"), coords=coords)
+    return xr.Dataset({"theta": ((*DRAWN, "parameter"), theta)}, coords={**coords, "parameter": np.arange(dim)})
+
+
+def _named(tree: Any, leading: tuple[str, ...], alone: str) -> dict[str, Any]:
+    """The leaves of a tree by name, with their axes' names; one that is no tree is called `alone`.
+
+    A leaf called as an axis, such as chain, becomes chain_. Two arrays without names are called X and y.
+    """
+    made: dict[str, Any] = {}
+    if type(tree) in (tuple, list) and len(tree) == len(jax.tree.leaves(tree)) == 2:
+        tree = {"X": tree[0], "y": tree[1]}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".") or alone
+        while name in TAKEN or name in made:
+            name += "_"
+        axes = [f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - len(leading))]
+        made[name] = ((*leading, *axes), np.asarray(leaf))
+    return made
+
+
+def _statistics(trace: Trace, clip_rate: NDArray[Any], rounds: slice) -> Any:
+    """What is known of rounds, the same for all chains where they share a plan."""
+    import xarray as xr
+
+    plans, shape = trace.plans, clip_rate.shape
+    per_round: dict[str, list[NDArray[Any]]] = {
+        "gain": [p.gain[rounds] for p in plans],
+        "active_devices": [p.active_devices[rounds] for p in plans],
+        "excess_noise": [p.excess_noise[rounds] for p in plans],
+    }
+    if all(p.clips for p in plans):
+        per_round["loss"] = [p.loss.max(-1)[rounds] for p in plans]
+    stats = {name: (DRAWN, np.broadcast_to(np.stack(rows), shape)) for name, rows in per_round.items()}
+    coords = {name: np.arange(size) for name, size in zip(DRAWN, shape, strict=True)}
+    return xr.Dataset({"clip_rate": (DRAWN, clip_rate), **stats}, coords=coords)
+
+
+def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
+    """The groups of what was observed, and of what the model says of it: the same every time."""
+    import xarray as xr
+
+    posterior, features = request.posterior, request.features
+    if not isinstance(posterior, Regression | CustomPosterior) or posterior.dim != samples.shape[-1]:
+        raise InputError("posterior", type(posterior).__name__, "the model of these samples, for what it predicts")
+    observed, device = posterior.observed
+    if isinstance(posterior, Regression):
+        observed = {"X": posterior.covariates, "y": observed}
+    data = _named(observed, ("observation",), "y")
+    kept, thinning = _thinned(samples.shape[:2], request.draws)
+    chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
+    works, drawn = _works(lambda at: samples[chain[at], draw[at]], chain.size, request)
+    names = _outcome_names(data, drawn, request.outcome)
+
+    held, private = {"observation": np.arange(device.size), "device": ("observation", device)}, {"privacy": PRIVATE}
+    constant = [name for name in data if name not in names]
+    made = {
+        group: xr.Dataset({name: data[name] for name in some}, held, private)
+        for group, some in (("observed_data", names), ("constant_data", constant))
+        if some
+    }
+    for group, values in _computed(works, chain.size, request.progress).items():
+        split = jax.tree.map(lambda leaf: leaf.reshape(*map(len, kept), *leaf.shape[1:]), values)
+        alone = request.alone if group != "log_likelihood" else names[0] if len(names) == 1 else group
+        variables = _named(split, (*DRAWN, "observation"), alone)
+        made[group] = xr.Dataset(variables, dict(zip(DRAWN, kept, strict=True)), {"thinning": thinning})
+        if group != "predictions":
+            made[group] = made[group].assign_coords(held).assign_attrs(private)
+    if features is not None:
+        given = np.asarray(features, dtype=float) if isinstance(posterior, Regression) else features
+        rows = {"observation": np.arange(made["predictions"].sizes["observation"])}
+        made["predictions"] = made["predictions"].assign_coords(rows)
+        made["predictions_constant_data"] = xr.Dataset(_named(given, ("observation",), "X"), rows)
+    return made
+
+
+def _outcome_names(data: dict[str, Any], drawn: list[str], outcome: str | Sequence[str] | None) -> list[str]:
+    """Which of the data are outcomes: those named, those drawn, or y; all of them where nobody can tell."""
+    if outcome is None and not drawn:
+        return ["y"] if "y" in data else list(data)
+    names = (
+        [name for name in drawn if name in data] if outcome is None else [str(one) for one in np.atleast_1d(outcome)]
+    )
+    if not names or not set(names) <= set(data) & set(drawn or data):
+        known = f"the name of what is observed, of {', '.join(data)}"
+        raise InputError("outcome", outcome, f"{known}, and is drawn, of {', '.join(drawn)}" if drawn else known)
+    return names
+
+
+def _thinned(shape: tuple[int, ...], most: int | None) -> tuple[list[NDArray[np.intp]], str]:
+    """Which chains and draws to take, evenly spaced and at most so many together; and the same in words."""
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1):
+        raise InputError("draws", most, "a whole number above 0, or None for all of them")
+    chains, draws = shape
+    limit = chains * draws if most is None else int(most)
+    apart = -(-chains // limit)
+    chosen = np.arange(0, chains, apart)
+    step = -(-draws // (limit // chosen.size))
+    last = np.arange((draws - 1) % step, draws, step)  # the last draw is always among them
+    words = f"{chosen.size * last.size} of {chains * draws} draws: steps of {step} along draw, of {apart} along chain"
+    return [chosen, last], words
+
+
+def _computed(works: dict[str, Work], draws: int, progress: Advance | None) -> dict[str, Any]:
+    """What every work makes of all draws, in chunks of about CHUNK_BYTES."""
+    total = draws * len(works)
+    made: dict[str, Any] = {}
+    bar = progress_bar("outcomes", total) if progress is None else nullcontext(lambda done: progress(done, total))
+    with bar as advance:
+        for before, (group, (run, size)) in enumerate(works.items()):
+            chunk = -(-draws // -(-draws * 8 * size // CHUNK_BYTES))
+            for at in range(0, draws, chunk):
+                # The last chunk is filled up, so that nothing is compiled for it.
+                part = jax.tree.map(np.asarray, run(np.minimum(np.arange(at, at + chunk), draws - 1)))
+                if not at:
+                    made[group] = jax.tree.map(lambda leaf: np.empty((draws, *leaf.shape[1:]), leaf.dtype), part)
+                for whole, values in zip(jax.tree.leaves(made[group]), jax.tree.leaves(part), strict=True):
+                    whole[at : at + chunk] = values[: draws - at]
+                advance(before * draws + min(at + chunk, draws))
+    return made
+
+
+def _works(theta: Theta, draws: int, request: Request) -> tuple[dict[str, Work], list[str]]:
+    """What is to be computed for each group, and the names of the outcomes that are drawn."""
+    posterior: Any = request.posterior
+    drawn: list[str] = []
+    works: dict[str, Work] = {}
+    draw = _drawn_by_function if isinstance(posterior, CustomPosterior) else _drawn_by_model
+    if request.predictive:
+        works["posterior_predictive"], drawn = draw(theta, draws, request, None)
+    if request.features is not None:
+        works["predictions"], drawn = draw(theta, draws, request, request.features)
+    if request.log_likelihood:
+        numbers = _numbers(posterior, posterior.observed[1].size)
+        works["log_likelihood"] = lambda at: posterior.log_likelihood(theta(at)), numbers
+    return works, drawn
+
+
+def _numbers(posterior: Regression | CustomPosterior, count: int) -> int:
+    """Return how many numbers a model computes for a draw and `count` examples."""
+    return posterior.dim + count * (max(1, posterior.classes) if isinstance(posterior, Regression) else 1)
+
+
+def _drawn_by_model(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
+    del draws
+    if callable(request.predictive):
+        raise InputError("predictive", "a function", "True or False: this model draws by itself")
+    posterior: Any = request.posterior
+    generator = host_generator(jax.random.key(0), "posterior_predictive" if rows is None else "predictions")
+    count = posterior.observed[1].size if rows is None else len(posterior.design_matrix(rows))
+    return (lambda at: posterior.simulate(generator, theta(at), rows), _numbers(posterior, count)), ["y"]
+
+
+def _drawn_by_function(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
+    posterior: Any = request.posterior
+    function: Any = request.predictive
+    wanted = "a JAX function of (key, parameters, example) that draws what this model would observe"
+    given = posterior.observed[0] if rows is None else checked_arrays("features", rows)[0]
+    examples = jax.tree.map(jnp.asarray, given)
+    count = len(jax.tree.leaves(examples)[0])
+    numbered = jnp.arange(count), examples
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(0), int(rows is not None)), draws)
+
+    def outcome(draw: Any, one: Any) -> Any:
+        return function(jax.random.fold_in(draw[0], one[0]), posterior.unflatten(draw[1]), one[1])
+
+    first = (keys[0], jnp.asarray(theta(np.arange(1))[0])), jax.tree.map(lambda values: values[0], numbered)
+    result = shape_of("predictive", function, wanted, outcome, *first)
+    drawn = [*_named(result, (), request.alone)]
+    if not drawn:
+        raise InputError("predictive", Found("returns nothing"), wanted)
+    size = posterior.dim + count * sum(leaf.size for leaf in jax.tree.leaves(result))
+    return (lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered), size), drawn
+
+
+def write_groups(path: str | Path, made: dict[str, Any]) -> None:
+    """Write data sets by group as NetCDF, whole or not at all, with one chain at a time in memory.
+
+    HDF5 crashes when the disk is full. So the file without its numbers is made in memory, and the room for all of them
+    is reserved before HDF5 writes the first.
+    """
+    import h5netcdf
+    import h5py  # type: ignore[import-untyped]
+
+    empty = io.BytesIO()
+    with h5netcdf.File(empty, "w") as file:
+        for name, group in made.items():
+            place = file.create_group(name)
+            place.attrs.update(group.attrs)
+            place.dimensions = dict(group.sizes)
+            for variable, content in group.variables.items():
+                place.create_variable(variable, content.dims, content.dtype)
+    variables = [(f"{name}/{v}", content) for name, group in made.items() for v, content in group.variables.items()]
+    room = sum(content.nbytes + 2048 for _, content in variables)  # and where HDF5 leaves gaps
+    with replacing(path) as target:
+        target.write(empty.getbuffer())
+        target.flush()
+        reserve(target, target.tell() + room)
+        with h5py.File(target.name, "r+") as file:
+            for name, content in variables:
+                place, values = file[name], content.values
+                for rows in range(len(values)) if values.ndim > 1 else [...]:
+                    place[rows] = values[rows]
