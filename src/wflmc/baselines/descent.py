@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.channel import Link
-from wflmc.errors import InputError
+from wflmc.errors import InputError, unknown
 from wflmc.planning import Plan, plan
 from wflmc.planning.advice import estimates, input_warnings
 from wflmc.planning.bound import Allocation, Problem
@@ -49,12 +49,11 @@ def gradient_descent(
         init: prior or zero, where it starts.
         ledger: what devices have spent before, [K].
     """
-    if not isinstance(rounds, int | np.integer) or rounds < 1:
-        raise InputError("rounds", rounds, "a whole number of at least 1")
     if schedule not in ("threshold", "all"):
-        raise InputError("schedule", schedule, "threshold or all")
-    if not isinstance(average, int | np.integer) or not 1 <= average <= rounds:
-        raise InputError("average", average, f"a whole number of rounds, from 1 to {rounds}")
+        raise unknown("schedule", schedule, ("threshold", "all"))
+    for name, value, most in (("rounds", rounds, np.inf), ("average", average, rounds)):
+        if not isinstance(value, int | np.integer) or not 1 <= value <= most:
+            raise InputError(name, value, f"a whole number from 1 to {most}")
     options = Options(
         step_size=step_size,
         burn_in=rounds - average,

@@ -172,12 +172,10 @@ def check_belongs(plan: object, posterior: Posterior) -> None:
     """Refuse a plan that was made for another posterior."""
     if not isinstance(plan, Plan):
         raise InputError("plan", type(plan).__name__, "a plan of wflmc.plan(…)")
-    if plan.devices != posterior.devices or plan.dim != posterior.dim:
-        raise InputError(
-            "plan",
-            f"a plan for {plan.devices} devices and {plan.dim} parameters",
-            f"made for this posterior ({posterior.devices} devices, {posterior.dim} parameters)",
-        )
+    made = f"{plan.devices} devices, {plan.dim} parameters"
+    wanted = f"{posterior.devices} devices, {posterior.dim} parameters"
+    if made != wanted:
+        raise InputError("plan", f"a plan for {made}", f"made for this posterior ({wanted})")
 
 
 def kernel(posterior: Posterior, plan: Plan) -> Kernel:

@@ -13,7 +13,7 @@ from wflmc.errors import InputError
 
 FORMS = "of the form KEY=a:b:step or KEY=v1,v2,..., such as link.snr_db=0:40:2"
 MAX_POINTS = 1_000_000
-OPENING, CLOSING, QUOTES = "([{", ")]}", "\"'"
+BRACKETS, QUOTES = (("(", ")"), ("[", "]"), ("{", "}")), "\"'"
 
 
 class Grid(NamedTuple):
@@ -65,19 +65,18 @@ def points(grids: Sequence[Grid]) -> list[tuple[str, ...]]:
 
 def _split(text: str) -> list[str]:
     """Split a text at the commas outside brackets and quotation marks."""
-    items, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in QUOTES:
-            quote = letter
+    items: list[str] = []
+    for part in text.split(","):
+        if items and _is_open(items[-1]):
+            items[-1] += f",{part}"
         else:
-            depth += (letter in OPENING) - (letter in CLOSING)
-        if letter == "," and not depth and not quote:
-            items.append("")
-        else:
-            items[-1] += letter
+            items.append(part)
     return [item.strip() for item in items]
+
+
+def _is_open(text: str) -> bool:
+    """Return whether a bracket or a quotation mark of a text is not closed."""
+    return any(text.count(a) > text.count(b) for a, b in BRACKETS) or any(text.count(mark) % 2 for mark in QUOTES)
 
 
 def _meaning(value: str) -> Fraction | str:

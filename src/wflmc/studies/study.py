@@ -91,15 +91,14 @@ def run_study(study: Study, folder: Path | None, progress: Progress, warn: Warn,
         StudyError: points failed; the others have been computed and are cached.
     """
     keys, folder = [study.key(point) for point in study.points], folder if study.identity else None
-    results, failures = {}, 0
+    results = {}
     for index, result, _ in run_tasks(study.measure, study.points, keys, folder, progress, warn, engine):
         if isinstance(result, Failure):
-            failures += 1
             trace = f"\n{result.traceback}" if result.traceback else ""
             warn(f"{study.name} at {study.points[index]}: {result.reason}{trace}")
         else:
             results[index] = result
-    if failures:
+    if failures := len(keys) - len(results):
         raise StudyError(f"{failures} of {len(keys)} points of {study.name} failed; the others are kept.")
     return _assemble(study, [results[index] for index in range(len(keys))])
 

@@ -113,18 +113,17 @@ def mnist_study(setting: Mnist) -> Study:
     return Study("fig8", points, ORDER, identity_of(setting, "features"), measure)
 
 
-def heterogeneity_study(setting: Mnist, snr_db: float = 30.0) -> Study:
-    """Return test scores of the optimised scheme against the clipping threshold, for devices alike and unlike."""
+def heterogeneity_study(setting: Mnist) -> Study:
+    """Return test scores of the optimised scheme at 30 dB against the clipping threshold, for devices alike and not."""
 
     def measure(point: Point, progress: Progress) -> Tables:
         (partition,), clip = point.schemes, float(point.x or 0)
         other = dataclasses.replace(setting, partition=partition, clip=clip)
-        values = _batches(other, other.posterior(), ("optimized",), snr_db, progress)
+        values = _batches(other, other.posterior(), ("optimized",), 30.0, progress)
         return tables_of("heterogeneity", {partition: values["optimized"]}, clip, (*SCORES, "clip_rate"))
 
     points = tuple(Point(clip, (partition,)) for partition in PARTITIONS for clip in CLIPS)
-    identity = {**identity_of(setting, "features"), "snr_db": snr_db}
-    return Study("heterogeneity", points, PARTITIONS, identity, measure)
+    return Study("heterogeneity", points, PARTITIONS, identity_of(setting, "features"), measure)
 
 
 def _batches(
