@@ -9,9 +9,9 @@ from scipy import stats
 
 import wflmc
 from wflmc import audit, channel
-from wflmc.audit import attack, target
+from wflmc.audit import attack
 from wflmc.audit.canary import canary_pair
-from wflmc.audit.run import Errors, counting_threshold, epsilon_by_counting, largest_mu, mu_lower, rate_upper
+from wflmc.audit.run import counting_threshold, epsilon_by_counting, largest_mu, mu_lower, rate_upper
 from wflmc.privacy import epsilon_spent
 
 from ..conftest import FULL, count
@@ -22,7 +22,7 @@ def test_rates_are_those_of_clopper_and_pearson():
     for errors, trials, risk in [(0, 50, 0.01), (3, 50, 0.004), (500, 1000, 0.1), (49, 50, 0.05), (50, 50, 0.05)]:
         by_scipy = stats.binomtest(errors, trials).proportion_ci(1 - 2 * risk, "exact").high
         assert rate_upper(errors, trials, risk) == pytest.approx(by_scipy, rel=1e-9)
-    pair = Errors(3, 7, 50).upper(0.01)
+    pair = rate_upper([3, 7], 50, 0.005)
     assert pair == pytest.approx([stats.beta.ppf(0.995, k + 1, 50 - k) for k in (3, 7)], rel=1e-9)
 
 
@@ -46,7 +46,7 @@ def test_lower_bounds_of_perfect_knowledge():
 
 
 def test_counting_cannot_prove_more_than_about_12():
-    upper = Errors(0, 0, 500_000).upper(0.01)
+    upper = rate_upper([0, 0], 500_000, 0.005)
     assert 11 < epsilon_by_counting(*upper, 1e-5) < 12.5
     assert largest_mu(500_000, 0.01) == pytest.approx(mu_lower(*upper))
 
@@ -68,7 +68,7 @@ def test_windows_are_runs_of_rounds_within_the_limit():
     for _ in range(200):
         loss = rng.exponential(size=12) * (rng.random(12) < 0.7)
         limit = rng.exponential() * 3
-        mask = target.window(loss, limit)
+        mask = attack.window(loss, limit)
         if not loss.any():
             assert mask.all()
             continue
@@ -82,13 +82,13 @@ def test_differences_cancel_what_they_should():
     signal, gain = rng.normal(size=(3, 9)), rng.uniform(1, 2, 9)
     mask = np.ones(9, dtype=bool)
     mask[4] = False
-    plain, scaled = target.differences(signal, mask), target.scaled_differences(signal, mask, gain)
+    plain, scaled = attack.differences(signal, mask), attack.scaled_differences(signal, mask, gain)
     np.testing.assert_allclose(plain.sum(1), 0, atol=1e-12)
     np.testing.assert_allclose(scaled @ gain, 0, atol=1e-12)
     for weight in (plain, scaled):  # the part of the signal that is left, so that it is its own matched filter
         np.testing.assert_allclose((weight * signal).sum(1), (weight**2).sum(1))
         assert not weight[:, 4].any()
-    one, two = target.pairs(mask, 1)
+    one, two = attack.pairs(mask, 1)
     assert [one.tolist(), two.tolist()] == [[1, 3, 6], [2, 5, 7]]
 
 
@@ -155,8 +155,8 @@ def test_every_kind_of_plan_holds(few, name):
 def test_softmax_models_hold(examples, promise, rounds):
     """Few rows and many rows are worked out in different ways; examples are clipped in both, in every round."""
     posterior, plan = softmax_of(examples, promise, rounds)
-    goal = target.attack_target(plan)
-    sides = canary_pair(posterior, goal.device, target.RAW * 30)
+    goal = attack.attack_target(plan)
+    sides = canary_pair(posterior, goal.device, attack.RAW * 30)
     one, two = (
         attack._clean_signal(side.on_accelerator(1, 2.0**30), attack._slow_plan(goal, 6, 1e-12)) for side in sides
     )

@@ -14,7 +14,7 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.audit.target import attack_target
+from wflmc.audit.attack import attack_target
 from wflmc.data import Features, Images
 from wflmc.errors import InputError, Shown, fields_in_words, in_words
 from wflmc.scenario import build, validate

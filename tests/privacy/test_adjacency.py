@@ -259,7 +259,7 @@ def test_an_audit_of_silence_comes_close(few):
 
 def test_neighbours_by_replacement_break_the_claim_of_add_remove(few, monkeypatch):
     """As if the promise of add-remove were given for any other data in place of one's own."""
-    monkeypatch.setattr(audit.target.Target, "neighbour", -1.0)
-    monkeypatch.setattr(audit.target.Target, "midpoint", property(lambda self: 0 * self.signal))
+    monkeypatch.setattr(audit.attack.Target, "neighbour", -1.0)
+    monkeypatch.setattr(audit.attack.Target, "midpoint", property(lambda self: 0 * self.signal))
     report = audit.audit(KEY, planned(few, promise()), few, trials=TRIALS, attacks=["constant", "model"])
     assert {test.name for test in report.flagged} >= {"matched filter", "gaussian model"}

@@ -1,6 +1,6 @@
 """Attacks on transcripts of the sampler: an empirical lower bound on ε, to hold against what a plan claims."""
 
+from wflmc.audit.attack import above_cap
 from wflmc.audit.run import ATTACKS, SCOPE, AuditReport, Finding, audit, audit_model, audit_pair
-from wflmc.audit.target import above_cap
 
 __all__ = ["ATTACKS", "SCOPE", "AuditReport", "Finding", "above_cap", "audit", "audit_model", "audit_pair"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,9 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from wflmc.audit import attack as kinds
-from wflmc.audit.attack import MAIN_SHARE, PARTS, Attack, Question
+from wflmc.audit.attack import MAIN_SHARE, PARTS, Attack, Question, Target, attack_target
 from wflmc.audit.summation import MORE, Summation, attack_sums
-from wflmc.audit.target import Target, attack_target
 from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import Plan
@@ -31,22 +30,6 @@ ATTACKS = ("constant", "turning", "runs", "record", "devices", "model", "summati
 WORK = 2 * 10**8
 """Device-rounds that the smaller attacks may take; they make do with fewer trials where there are many devices."""
 SCOPE = "This audits this software's simulation on this plan: it can find leaks, and cannot prove that there are none."
-
-
-class Errors(NamedTuple):
-    """Wrong guesses of a test between two neighbouring data sets, each tried `trials` times."""
-
-    false_positives: int
-    """Trials of − that were taken for +."""
-    false_negatives: int
-    """Trials of + that were taken for −."""
-    trials: int
-    """Of each of the two."""
-
-    def upper(self, risk: float) -> tuple[float, float]:
-        """Return upper bounds on both rates that hold together but for a probability of `risk`, half of it for each."""
-        low, high = rate_upper([self.false_positives, self.false_negatives], self.trials, risk / 2).tolist()
-        return low, high
 
 
 def rate_upper(errors: ArrayLike, trials: int, risk: float) -> Array:
@@ -76,7 +59,7 @@ def epsilon_by_counting(false_positive: float, false_negative: float, delta: flo
 
 def largest_mu(trials: int, risk: float) -> float:
     """Return the largest μ that a test can prove, by making no error in `trials` of each kind."""
-    return mu_lower(*Errors(0, 0, trials).upper(risk))
+    return mu_lower(*rate_upper([0, 0], trials, risk / 2))
 
 
 def counting_threshold(mu: float, trials: int, delta: float, risk: float) -> float:
@@ -126,14 +109,19 @@ class Finding:
         return self.mu_lower - self.mu_claimed
 
     @classmethod
-    def of(cls, test: Question, balanced: Errors, tail: Errors, delta: float, risk: float) -> Finding:
-        """Return what errors prove at the balanced threshold and at the one for counting, half of the risk for each."""
-        upper = balanced.upper(risk / 2)
-        lower = mu_lower(*upper)
+    def of(cls, test: Question, wrong: NDArray[np.int_], trials: int, delta: float, risk: float) -> Finding:
+        """Return what errors prove at the balanced threshold and at the one for counting, half of the risk for each.
+
+        Args:
+            wrong: trials of − taken for +, and of + taken for −, at both thresholds, [2, 2].
+            trials: of each data set.
+        """
+        errors: Any = wrong[0].tolist()
+        upper: Any = rate_upper(wrong, trials, risk / 4).tolist()  # both rates of a threshold hold together
+        lower, counted = mu_lower(*upper[0]), epsilon_by_counting(*upper[1], delta)
         claimed, proven = epsilon_spent([test.mu**2 / 2, lower**2 / 2], delta).tolist()
-        errors = 2 * balanced.trials, balanced.false_positives, balanced.false_negatives
-        counted = epsilon_by_counting(*tail.upper(risk / 2), delta)
-        return cls(test.name, test.device, test.rounds, *errors, *upper, test.mu, lower, claimed, proven, counted)
+        about = (test.name, test.device, test.rounds, 2 * trials)
+        return cls(*about, *errors, *upper[0], test.mu, lower, claimed, proven, counted)
 
 
 @dataclass(frozen=True)
@@ -372,10 +360,7 @@ def _report(
             done += attack.chunk
             if progress is not None:
                 progress(done, work)
-        results = []
-        for at, test in enumerate(attack.tests):
-            balanced, tail = (Errors(int(errors[0]), int(errors[1]), attack.trials) for errors in wrong[..., at])
-            results.append(Finding.of(test, balanced, tail, *how[at]))
+        results = [Finding.of(test, wrong[..., at], attack.trials, *how[at]) for at, test in enumerate(attack.tests)]
         if len({result.device for result in results}) > 1:  # of every device: those that prove too much, or the nearest
             nearest = max(results, key=lambda result: result.excess)
             results = [result for result in results if result.flagged] or [nearest]

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.audit.attack import transmitted
-from wflmc.audit.target import Target
+from wflmc.audit.attack import Target, transmitted
 from wflmc.dynamics import overdamped
 from wflmc.planning.plan import Rounds
 from wflmc.posterior import GaussianPosterior, gaussian_regression, softmax_regression
