@@ -383,7 +383,7 @@ def test_a_renewed_certificate_is_of_the_same_authority(folder, tmp_path, monkey
     assert stat.S_IMODE(new.stat().st_mode) == 0o700
     assert stat.S_IMODE((new / "server.key").stat().st_mode) == 0o600
     _handshake(new, folder / "device-0" / "ca.crt", "server.example.org")
-    with pytest.raises(InputError, match=r"ca\.key"):
+    with pytest.raises(FileNotFoundError, match=r"ca\.key"):
         write_server_certificate(tmp_path / "nothing", new, ["localhost"])
 
 

@@ -116,12 +116,12 @@ class Finding:
             wrong: trials of − taken for +, and of + taken for −, at both thresholds, [2, 2].
             trials: of each data set.
         """
-        errors: Any = wrong[0].tolist()
-        upper: Any = rate_upper(wrong, trials, risk / 4).tolist()  # both rates of a threshold hold together
-        lower, counted = mu_lower(*upper[0]), epsilon_by_counting(*upper[1], delta)
+        rates, tail = rate_upper(wrong, trials, risk / 4)  # both rates of a threshold hold together
+        upper, errors = (float(rates[0]), float(rates[1])), (int(wrong[0, 0]), int(wrong[0, 1]))
+        lower, counted = mu_lower(*upper), epsilon_by_counting(float(tail[0]), float(tail[1]), delta)
         claimed, proven = epsilon_spent([test.mu**2 / 2, lower**2 / 2], delta).tolist()
         about = (test.name, test.device, test.rounds, 2 * trials)
-        return cls(*about, *errors, *upper[0], test.mu, lower, claimed, proven, counted)
+        return cls(*about, *errors, *upper, test.mu, lower, claimed, proven, counted)
 
 
 @dataclass(frozen=True)

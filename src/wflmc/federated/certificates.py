@@ -23,7 +23,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from wflmc.errors import InputError
 from wflmc.storage import replacing
 
 Key = ec.EllipticCurvePrivateKey
@@ -57,9 +56,6 @@ def write_server_certificate(authority: Path, folder: Path, hosts: Sequence[str]
         folder: created where it is missing.
         hosts: names and addresses by which devices reach the server.
     """
-    for name in ("ca.key", "ca.crt"):
-        if not (authority / name).exists():
-            raise InputError("ca", str(authority), f"the folder of the authority, with {name}")
     signer = load_key((authority / "ca.key").read_bytes(), None)
     assert isinstance(signer, Key)
     issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes()).subject
@@ -124,5 +120,5 @@ if __name__ == "__main__":
         sys.exit("python -m wflmc.federated.certificates FOLDER-OF-THE-AUTHORITY NEW-FOLDER HOST…")
     try:
         write_server_certificate(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
-    except InputError as problem:
+    except OSError as problem:
         sys.exit(str(problem))

@@ -203,10 +203,8 @@ def open_device(folder: Path) -> Device:
         secret = (folder / "secret").read_bytes()
     except (OSError, ValueError, KeyError) as error:
         raise InputError("device", str(folder), f"the folder of a device, with X and y in data.npz ({error})") from None
-    classes = {} if about["model"] == "gaussian" else {"classes": about["classes"]}
-    make: Any = softmax_regression if classes else gaussian_regression
-    share_of_prior = about["prior_std"] * about["devices"] ** 0.5
-    posterior = make(jax.random.key(0), 1, **data, **classes, intercept=about["intercept"], prior_std=share_of_prior)
+    make: Any = softmax_regression if "classes" in about["model"] else gaussian_regression
+    posterior = make(jax.random.key(0), 1, **data, **about["model"])
     if about["whitening"] is not None:
         posterior = posterior.whitened(np.array(about["whitening"]), about["prior_on"])
         posterior = replace(posterior, subject="")  # else every device would be compiled anew

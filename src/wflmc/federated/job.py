@@ -283,15 +283,11 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
     (folder / SERVER).mkdir(parents=True, exist_ok=True)
     job.save(folder / SERVER)
     raw, coordinates = build_posterior(scenario)[0], inputs.posterior.coordinates
-    about = {
-        "model": scenario.posterior.model,
-        "devices": job.plan.devices,
-        "prior_std": raw.prior_std,
-        "intercept": raw.intercept,
-        "prior_on": scenario.posterior.prior_on,
-        "classes": list(raw.class_names) if isinstance(raw, SoftmaxPosterior) else None,
-        "whitening": None if coordinates is None else np.asarray(coordinates.matrix).tolist(),
-    }
+    model: dict[str, Any] = {"intercept": raw.intercept, "prior_std": raw.prior_std * job.plan.devices**0.5}
+    if isinstance(raw, SoftmaxPosterior):
+        model["classes"] = list(raw.class_names)
+    whitening = None if coordinates is None else np.asarray(coordinates.matrix).tolist()
+    about = {"model": model, "whitening": whitening, "prior_on": scenario.posterior.prior_on}
     for k, spent in enumerate(job.plan.ledger):
         place, terms = folder / DEVICE.format(k), job.terms(k)
         place.mkdir(exist_ok=True)

@@ -15,7 +15,6 @@ and runs all rounds of the job in its folder that have not been run. Its run con
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -442,9 +441,6 @@ def run_in_engine(server: Server, app: ClientApp, *, progress: Progress | None =
         app: of the devices, such as `devices_in(folder)`.
         deadline: seconds that a round waits for its devices.
     """
-    if importlib.util.find_spec("ray") is None:
-        allowed = "'process' where ray is missing: pip install 'wflmc[flower]' brings it"
-        raise InputError("runtime", "simulation", allowed)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # one accelerator is not for all these processes
