@@ -65,7 +65,7 @@ def folder(setting, tmp_path):
     """The folder of a federation that is ready for deployment."""
     scenario, inputs, job = setting
     write_federation(tmp_path / "fed", scenario, inputs, job)
-    prepare(tmp_path / "fed", DEVICES, hosts=["server.example", "10.0.0.7"], address="10.0.0.7:9000")
+    prepare(tmp_path / "fed", DEVICES, "10.0.0.7:9000")
     return tmp_path / "fed"
 
 
@@ -78,8 +78,8 @@ def test_the_server_s_certificate_is_the_authority_s(folder):
     authority, own = (x509.load_pem_x509_certificate((server / name).read_bytes()) for name in ("ca.crt", "server.pem"))
     own.verify_directly_issued_by(authority)
     names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["server.example"]
-    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1", "10.0.0.7"]
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not own.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     key = load_pem_private_key((server / "server.key").read_bytes(), None)
@@ -104,13 +104,13 @@ def _handshake(served: Path, trusted: Path, host: str) -> None:
 
 def test_devices_trust_their_server_and_no_other(folder, tmp_path):
     served = folder / "server"
-    for host in ("server.example", "10.0.0.7"):
+    for host in ("localhost", "10.0.0.7"):
         _handshake(served, folder / "device-0" / "ca.crt", host)
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         _handshake(served, folder / "device-0" / "ca.crt", "other.example")
     write_authority(tmp_path)
     with pytest.raises(ssl.SSLCertVerificationError):
-        _handshake(served, tmp_path / "ca.crt", "server.example")
+        _handshake(served, tmp_path / "ca.crt", "10.0.0.7")
 
 
 def test_devices_have_keys_of_their_own_on_p384(folder):
@@ -188,7 +188,7 @@ def test_preparing_again_keeps_keys_and_renews_what_was_taken_away(folder):
 def test_a_certificate_can_be_renewed_by_the_same_authority(folder):
     (folder / "server" / "server.pem").unlink()
     before = (folder / "device-0" / "ca.crt").read_bytes()
-    prepare(folder, DEVICES, hosts=["new.example"])
+    prepare(folder, DEVICES, "new.example:9000")
     assert (folder / "device-0" / "ca.crt").read_bytes() == before
     _handshake(folder / "server", folder / "device-0" / "ca.crt", "new.example")
 

@@ -26,9 +26,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +48,7 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Flower asks its makers' servers nothing."""
 FIRST_PORT = 9094
 """Of the SuperNodes' own processes, on their own machines."""
-HOST = "127.0.0.1"
+HOST, ADDRESS = "127.0.0.1", "127.0.0.1:8000"
 GRACE = 15.0
 """Seconds for a process to end when it is asked to."""
 PATIENCE = 180.0
@@ -57,31 +56,29 @@ PATIENCE = 180.0
 WAIT = 240.0
 """Seconds that a run waits for its devices before the first round."""
 
-ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 """What ends this process from outside: `kill`, and a terminal that is closed."""
 TEMPLATES = Path(__file__).with_name("templates")
 NODE = "\nDevice {k}, in the folder `{folder}`:\n\n```bash\n{quiet}\n{command}\n```\n"
 
 
-def prepare(
-    folder: Path,
-    devices: int,
-    *,
-    hosts: Sequence[str] = ("127.0.0.1", "::1", "localhost"),
-    address: str = "127.0.0.1:8000",
-    deadline: float = 60.0,
-) -> None:
+def prepare(folder: Path, devices: int, address: str = ADDRESS, deadline: float = 60.0) -> None:
     """Add to the folder of a federation what its machines need; certificates and keys that are there are kept.
 
     Args:
         folder: as `write_federation` left it.
         devices: K.
-        hosts: names and addresses of the server, as devices write them; that of `address` is one of them.
-        address: host and port at which devices reach the server.
+        address: host and port at which devices reach the server; this machine's own names always reach it.
         deadline: seconds that a round waits for its devices.
     """
-    server, host = folder / SERVER, address.rpartition(":")[0].strip("[]")
-    _write_certificates(folder / "ca", server, list(dict.fromkeys([*hosts, host])))
+    server, authority, host = folder / SERVER, folder / "ca", address.rpartition(":")[0].strip("[]")
+    if not (server / "server.pem").exists() or not (server / "ca.crt").exists():
+        authority.mkdir(exist_ok=True, mode=0o700)
+        server.chmod(0o700)
+        if not (authority / "ca.key").exists():
+            write_authority(authority)
+        shutil.copyfile(authority / "ca.crt", server / "ca.crt")
+        write_server_certificate(authority, server, list(dict.fromkeys([HOST, "::1", "localhost", host])))
     for place in (server / KEYS, server / "app"):
         place.mkdir(exist_ok=True)
     for place in (folder / DEVICE.format(k) for k in range(devices)):
@@ -120,18 +117,6 @@ def supernode_command(address: str, port: int) -> list[str]:
 def run_command(deadline: float, wait: float) -> list[str]:
     """Return the arguments of `flwr` that start the run, in the server's folder."""
     return ["run", "app", LINK, "--run-config", f"folder='.' deadline={float(deadline)} wait={float(wait)}"]
-
-
-def _write_certificates(authority: Path, server: Path, hosts: Sequence[str]) -> None:
-    """Write those that are missing, of the authority and of the server."""
-    if (server / "server.pem").exists() and (server / "ca.crt").exists():
-        return
-    authority.mkdir(exist_ok=True, mode=0o700)
-    server.chmod(0o700)
-    if not (authority / "ca.key").exists():
-        write_authority(authority)
-    shutil.copyfile(authority / "ca.crt", server / "ca.crt")
-    write_server_certificate(authority, server, hosts)
 
 
 def _commands(devices: int, address: str, deadline: float) -> str:
@@ -195,9 +180,8 @@ class Loopback:
 
     def __enter__(self) -> Loopback:
         write_config(self.state / "flwr", self.server / "ca.crt", f"{HOST}:{self.port}")
-        if threading.current_thread() is threading.main_thread():
-            for number in (one for one in ENDS if signal.getsignal(one) != signal.SIG_IGN):  # as nohup asks for
-                self._handlers[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))
+        for number in (one for one in ENDS if signal.getsignal(one) != signal.SIG_IGN):  # as nohup asks for
+            self._handlers[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -216,6 +200,18 @@ class Loopback:
             kill(processes)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
+
+    def run(self, deadline: float, progress: Progress | None = None) -> None:
+        """Run the federation, with TLS and authentication, to its end; one that was stopped goes on where it was.
+
+        Args:
+            deadline: seconds that a round waits for its devices.
+            progress: called with (rounds done, rounds in all).
+        """
+        self.start_link()
+        for k in range(len(list(self.folder.glob(DEVICE.format("*"))))):
+            self.start_node(k)
+        self.wait(self.submit(deadline), progress)
 
     def start_link(self) -> None:
         """Start the SuperLink, wait until it answers, and let the devices' keys in."""
@@ -275,26 +271,6 @@ class Loopback:
                 self.say(f"round {row['round'] + 1}: device {device} absent: {reason}")
         if rows and progress is not None:
             progress(self._reported, self.rounds)
-
-
-def run_on_loopback(
-    folder: Path, *, deadline: float, say: Callable[[str], None], progress: Progress | None = None
-) -> None:
-    """Run a prepared federation on this machine, as separate processes with TLS and authentication, to its end.
-
-    A run that was stopped goes on where it was, with the same folder.
-
-    Args:
-        folder: as `prepare` left it.
-        deadline: seconds that a round waits for its devices.
-        say: called with a sentence for everything that happens.
-        progress: called with (rounds done, rounds in all).
-    """
-    with Loopback(folder, say=say) as loopback:
-        loopback.start_link()
-        for k in range(len(list(folder.glob(DEVICE.format("*"))))):
-            loopback.start_node(k)
-        loopback.wait(loopback.submit(deadline), progress)
 
 
 def kill(processes: list[psutil.Process]) -> None:

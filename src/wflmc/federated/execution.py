@@ -20,7 +20,7 @@ import numpy as np
 from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, evaluate, preload
 from wflmc.federated import server as serving
-from wflmc.federated.deployment import prepare, run_on_loopback
+from wflmc.federated.deployment import ADDRESS, Loopback, prepare
 from wflmc.federated.device import devices_in, open_device
 from wflmc.federated.job import NOISES, Job, federated_plan, make_job, write_federation
 from wflmc.federated.messages import DEVICE, SERVER
@@ -43,23 +43,13 @@ RUNTIMES = ("simulation", "process", "deployment")
 STAND_IN = "data that stand in for the devices' own"
 WORDS = {"asked": "scenario", "real": "kind of devices (real or simulated)", "own_data": "source of data"}
 """What two federations differ in, where about.json has another name for it."""
-ADDRESS = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
+HOST_AND_PORT = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
 
-EMULATED = (
-    "The radio channel is emulated: the server's process reads every device's message before it adds the channel's "
-    "noise, and epsilon does not hold against that process. --noise devices does not rely on it."
-)
-NO_PROTECTION = (
-    "The noise is simulated, from sampler.seed, and protects nobody from whoever knows the seed; --noise channel does."
-)
-ONE_BY_ONE = (
-    "A message is hidden by its device's own share of the noise alone: {} times the loss of the sum, which is counted."
-)
+EMULATED = "The radio channel is emulated: epsilon does not hold against the server's process (--noise devices does)."
+NO_PROTECTION = "The noise is simulated, from sampler.seed, and protects nobody; --noise channel draws one that does."
+ONE_BY_ONE = "Each message is hidden by its own share of the noise alone: {} times the loss of the sum, as is counted."
 LEFT = "Messages that came late or were rejected are not in this ledger, but in those of the devices that sent them."
-SPARE = (
-    "For {} absences every device adds 1/{} of the noise: with all there, sums have up to {:.3g} times the noise that "
-    "they need. The exact law counts that; the bound and the plan's own warnings are for as many absent."
-)
+SPARE = "For {} absences every device adds 1/{} of the noise: with all there, sums have up to {:.3g} times as much."
 ABSENT = "{} times a device was asked and did not send; bound and exact law are those of the plan, in which all do."
 
 
@@ -86,7 +76,7 @@ class Options(NamedTuple):
     def check(self) -> None:
         """Refuse options that are wrong, or do not go together."""
         folder = None if self.ledger is None else Path(self.ledger).parent
-        address = self.address is None or re.fullmatch(ADDRESS, self.address)
+        address = self.address is None or re.fullmatch(HOST_AND_PORT, self.address)
         protects = not self.prepare or self.noise != "simulated"
         for good, option, given, allowed in (
             (self.runtime in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
@@ -143,8 +133,7 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
         _begin(folder, scenario, inputs, options, about)
     job = Job.load(place / SERVER)
     if options.prepare and not (place / "COMMANDS.md").exists():
-        where = {} if options.address is None else {"address": options.address}
-        prepare(place, job.plan.devices, deadline=options.deadline, **where)
+        prepare(place, job.plan.devices, options.address or ADDRESS, options.deadline)
     if job.plan.clips:
         _open_ledger(job.plan, inputs, folder, about)
     server = open_server(job, place / SERVER)
@@ -174,7 +163,8 @@ def _run(server: Server, place: Path, options: Options, progress: Progress, say:
         serving.run_in_engine(server, devices_in(place), progress=progress, deadline=deadline)
     else:
         prepare(place, devices)
-        run_on_loopback(place, deadline=deadline, say=say, progress=progress)
+        with Loopback(place, say=say) as loopback:
+            loopback.run(deadline, progress)
 
 
 def _refuse_other(folder: Path, about: dict[str, Any]) -> None:

@@ -19,10 +19,7 @@ SERVER, DEVICE = "server", "device-{}"
 """Folders of a federation."""
 HEADER = 4096
 """Bytes that an array of NumPy's may take beside its numbers."""
-EARLIER = (
-    "prepared by this version of wflmc: begin a new federation in another folder, and name this one's ledger by "
-    "--ledger"
-)
+EARLIER = "prepared by this version of wflmc: begin a new federation elsewhere, with this one's ledger by --ledger"
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,7 @@ def open_server(job: Job, folder: Path, ledger: str | Path | None = None) -> Ser
 
 
 def serve(
-    server: Server,
-    exchange: Exchange,
-    progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
+    server: Server, exchange: Exchange, progress: Progress | None = None, say: Callable[[str], None] | None = None
 ) -> None:
     """Run all rounds that have not been run; every one is stored before the next is asked for.
 
@@ -204,9 +201,7 @@ def _requests(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray
     """Return what is asked of every scheduled device; theta[chain, m], or [chain, K, m] with noisy downlinks."""
     plan = job.plan
     received = np.ones(plan.devices) if plan.received is None else plan.received[at]
-    batch = None
-    if job.batch:
-        batch = np.asarray(jax.random.key_data(jax.vmap(lambda key: named(key, "batch"))(keys)))
+    batch = np.asarray(jax.random.key_data(jax.vmap(partial(named, name="batch"))(keys))) if job.batch else None
     requests = []
     for k in np.flatnonzero(scheduled):
         place, known = theta if theta.ndim == 2 else theta[:, k], float(job.known[at, k])

@@ -36,10 +36,7 @@ TOLERANCE = 1e-9
 """Relative rounding that plans and ledgers forgive each other."""
 ANCHORED = {"ledger": 2}
 """A line behind those of a ledger from before there were anchors: from here on it has one."""
-BEFORE_ANCHORS = (
-    "{} is from before ledgers were anchored: whether lines are missing from it cannot be told. From now on {} tells, "
-    "and names of new lines are secret; those of old ones are bare hashes of the data."
-)
+BEFORE_ANCHORS = "{} is from before ledgers were anchored: missing lines go unnoticed. From now on {} counts them."
 
 
 class ForeignLedgerError(InputError):
