@@ -273,7 +273,7 @@ def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, Reques
     spent = alone.ledger.spent.copy()
     for bad in (
         ask._replace(device=1),
-        ask._replace(round=alone.terms.rounds),
+        ask._replace(round=len(alone.terms.gain)),
         ask._replace(round=-1),
         ask._replace(theta=ask.theta[:1]),
         ask._replace(theta=ask.theta.astype(float)),

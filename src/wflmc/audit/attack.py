@@ -389,15 +389,8 @@ def _slow_plan(target: Target, dim: int, reach: float) -> Plan:
     strength = 1.0 if plan.received is None else plan.received.max()
     total = np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).sum()
     share = reach / float(np.sum(strength * total * plan.gain + 6 * np.sqrt(plan.noise_power)))
-    return plan.replace(
-        step_size=share * plan.gain / plan.scale,
-        server_noise=np.zeros(len(plan.rounds)),
-        burn_in=0,
-        init="zero",
-        dim=dim,
-        enforced=False,
-        dynamics=overdamped(),
-    )
+    how: dict[str, Any] = {"burn_in": 0, "init": "zero", "dim": dim, "enforced": False, "dynamics": overdamped()}
+    return plan.replace(step_size=share * plan.gain / plan.scale, server_noise=np.zeros(len(plan.rounds)), **how)
 
 
 def _transcripts(key: jax.Array, posterior: Posterior, plan: Plan, first: int, count: int) -> tuple[Array, Array]:

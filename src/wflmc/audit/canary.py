@@ -36,7 +36,6 @@ class Canary(NamedTuple):
 
     def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
         """Return Σ_k weight_k clip(base_k + clip(example_k)), and the norms before the device's clip."""
-        del theta, key
         example = self.example
         if example_clip is not None:
             factor = blocks.clip_factor(jnp.ones(()), example_clip, _lengths(example))
@@ -79,22 +78,18 @@ class TurningCanary(Posterior):
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""
-        del by_example
         return 64.0 * chains * self.devices
 
     def work(self, by_example: bool = False) -> float:
         """Return the number of operations of one chain in one round, roughly."""
-        del by_example
         return 100.0 * self.devices
 
     def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> TurningCanary:
         """Return the same, in float32 on the accelerator."""
-        del chains, limit, by_example
         return jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), self)
 
     def draw_initial(self, key: jax.Array, init: str = "zero") -> jax.Array:
         """Return θ[0] = 0."""
-        del key, init
         return jnp.zeros(2)
 
     def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:

@@ -14,7 +14,7 @@ from scipy import special
 
 from wflmc.audit import attack as kinds
 from wflmc.audit.attack import MAIN_SHARE, PARTS, Attack, Question, Target, attack_target
-from wflmc.audit.summation import MORE, Summation, attack_sums
+from wflmc.audit.summation import Summation, attack_sums
 from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import Plan
@@ -196,13 +196,7 @@ class AuditReport:
         }
 
     def __str__(self) -> str:
-        lines = [
-            f"  {test.name}, device {test.device}, {test.rounds} rounds, {test.trials} trials: ε ≥ "
-            f"{test.epsilon_gaussian:.4g} (counting alone {test.epsilon_counting:.4g}), claimed "
-            f"{test.epsilon_claimed:.4g}{MORE * test.flagged}"
-            for test in self.tests
-        ]
-        return "\n".join([self.verdict, *lines, *(f"  {result}" for result in self.sums), SCOPE])
+        return f"{self.verdict}\n{SCOPE}"
 
 
 def audit(
@@ -324,8 +318,7 @@ def _check_devices(posterior: Posterior, plan: Plan) -> None:
 def _known_model(posterior: Posterior, plan: Plan) -> Regression:
     """Return the posterior, unless it is one for which no canary is known."""
     if not isinstance(posterior, Regression):
-        allowed = "a Gaussian or a softmax posterior; for others use audit_pair"
-        raise InputError("posterior", type(posterior).__name__, allowed)
+        raise InputError("posterior", type(posterior).__name__, "Gaussian or softmax; for others use audit_pair")
     _check_devices(posterior, plan)
     return posterior
 

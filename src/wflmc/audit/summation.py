@@ -37,7 +37,6 @@ FEATURE = 2.0**-10
 """Of a linear model, whose targets make the terms."""
 ROUNDING = 1e-9
 """Relative, of what a sum may be off before it is a finding."""
-MORE = "  <-- more than claimed"
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,8 @@ class Summation:
 
     def __str__(self) -> str:
         tried = f"{self.terms:,} terms in float32, {self.tried} pairs of neighbours tried"
-        return f"{self.name}, {tried}: largest change / claimed = {self.ratio:.6g}{MORE * self.flagged}"
+        mark = "  <-- more than claimed" if self.flagged else ""
+        return f"{self.name}, {tried}: largest change / claimed = {self.ratio:.6g}{mark}"
 
 
 def neighbours(count: int, size: float, neighbour: float = -1.0, lanes: int = 1) -> tuple[Array, Array]:

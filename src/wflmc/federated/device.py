@@ -142,8 +142,7 @@ class Device:
         """Refuse a request that goes beyond the terms."""
         terms, theta, at = self.terms, request.theta, request.round - self.terms.start
         if request.device != terms.device or not 0 <= at < len(terms.gain):
-            agreed = f"for device {terms.device} and a round from {terms.start} to {terms.rounds - 1}"
-            raise InputError("request", f"device {request.device}, round {request.round}", agreed)
+            raise InputError("request", f"device {request.device}, round {request.round}", "one that is in the terms")
         if theta.shape != (terms.chains, terms.dim) or theta.dtype != np.float32:
             raise InputError("theta", theta, f"float32 [{terms.chains} chains, {terms.dim} parameters]")
         if not np.all(np.abs(theta) <= LARGEST):  # gradients might overflow, and whether they do is private
@@ -171,7 +170,7 @@ class Device:
         except InputError as error:
             if error.key != "seed":
                 raise
-            allowed = "one that has not been answered: two answers under the same noise tell more than they cost"
+            allowed = "answered once: two answers under the same noise tell more than they cost"
             raise InputError("request", f"round {request.round + 1} again", allowed) from None
 
     def _name(self, request: Request) -> str:

@@ -22,7 +22,7 @@ from wflmc.evaluation import Evaluation, evaluate, preload
 from wflmc.federated import server as serving
 from wflmc.federated.deployment import ADDRESS, Loopback, prepare
 from wflmc.federated.device import devices_in, open_device
-from wflmc.federated.job import NOISES, Job, federated_plan, make_job, write_federation
+from wflmc.federated.job import Job, federated_plan, make_job, write_federation
 from wflmc.federated.messages import DEVICE, SERVER
 from wflmc.federated.server import LEDGER, LOG, Progress, Server, open_server, read_log, trace_of
 from wflmc.keys import secret_key
@@ -80,7 +80,6 @@ class Options(NamedTuple):
         protects = not self.prepare or self.noise != "simulated"
         for good, option, given, allowed in (
             (self.runtime in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
-            (self.noise in NOISES, "--noise", self.noise, f"one of {', '.join(NOISES)}"),
             (protects, "--noise", self.noise, "channel or devices with --prepare: simulated noise protects nobody"),
             (self.chains is None or self.chains >= 1, "--chains", self.chains, "at least 1"),
             (0 < self.deadline < np.inf, "--deadline", self.deadline, "a number of seconds above 0"),
@@ -175,16 +174,14 @@ def _refuse_other(folder: Path, about: dict[str, Any]) -> None:
     before = read_document(path, Document, "--out").model_dump()
     other = [WORDS.get(name, name) for name, value in about.items() if before.get(name) != value]
     if other:
-        allowed = f"another folder: it holds a federation with another {other[0]}, whose ledgers are to be kept"
-        raise InputError("--out", str(folder), allowed)
+        raise InputError("--out", str(folder), f"another folder: the federation in it has another {other[0]}")
 
 
 def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Options, about: dict[str, Any]) -> None:
     """Plan a federation and write its folders, all of them or none."""
     began, part, ledger = time.perf_counter(), folder / "federation.part", folder / "ledger.jsonl"
     if ledger.exists() and not options.prepare and about["ledger"] != str(ledger.resolve()):
-        allowed = f"a folder without the ledger of another run; --ledger {ledger} spends from that one"
-        raise InputError("--out", str(folder), allowed)
+        raise InputError("--out", str(folder), f"without the ledger of another run; --ledger {ledger} spends from it")
     if options.noise != "simulated":  # it cannot be drawn again; and data that stand in for others' are nobody's
         beyond = () if options.own_data else (item for item in inputs.not_covered if item.name != "sampler.seed")
         inputs = inputs._replace(not_covered=tuple(beyond))
@@ -208,8 +205,9 @@ def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> J
     """Plan the rounds; real devices get a key that nobody knows, as anybody may know the scenario's seed."""
     seed = scenario.sampler.seed
     if seed == "secret" and not options.prepare:
-        allowed = "a number: it seeds where chains start. Noise by --noise channel or devices is secret without it"
-        raise InputError("sampler.seed", "secret", allowed)
+        raise InputError(
+            "sampler.seed", seed, "a number: it seeds where chains start; --noise channel is secret without it"
+        )
     how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate}
     how["releases"] = chains if options.prepare else 1
     spent = None if options.ledger is None else spent_before(options.ledger, inputs)

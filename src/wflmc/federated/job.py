@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.dynamics import Dynamics, from_constants
-from wflmc.errors import InputError, without_data
+from wflmc.errors import InputError, unknown, without_data
 from wflmc.federated.lattice import Lattice
 from wflmc.federated.messages import DEVICE, EARLIER, SERVER, Request, Terms
 from wflmc.keys import digest
@@ -217,10 +217,9 @@ def make_job(
     """
     ideal, most = not np.any(plan.power_share), int(plan.active_devices.min()) - 1
     if noise not in NOISES:
-        raise InputError("noise", noise, f"one of {', '.join(NOISES)}")
+        raise unknown("noise", noise, NOISES)
     if noise == "devices" and not ideal:
-        allowed = "'noiseless-dp' where devices add the noise themselves: on a digital link nothing fades"
-        raise InputError("policy.power", "a policy for a radio link", allowed)
+        raise InputError("policy.power", "a policy for a radio link", "'noiseless-dp' where devices add the noise")
     if noise == "devices" and not 0 <= tolerate <= most:
         raise InputError("tolerate", tolerate, f"between 0 and {most}")
     if noise != "devices" and tolerate:

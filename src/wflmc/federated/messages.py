@@ -60,11 +60,6 @@ class Terms:
     """The promise to this device."""
 
     @property
-    def rounds(self) -> int:
-        """Rounds are numbered below this."""
-        return self.start + len(self.gain)
-
-    @property
     def lattice(self) -> Lattice:
         """Where its messages lie, and how wide its noise is."""
         return Lattice(self.step, round(self.share**0.5 / self.step))

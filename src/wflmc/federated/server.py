@@ -97,8 +97,7 @@ def open_server(job: Job, folder: Path, ledger: str | Path | None = None) -> Ser
     if paid < done:
         raise InputError("ledger", f"{paid} rounds of this run", f"one with all {done} rounds that were sent")
     if paid > done + 1:  # another chain with the same noise would give both away
-        allowed = f"as it was: the ledger has {paid} rounds; without it, begin a new federation with another seed"
-        raise InputError("checkpoint", f"{done} rounds in {folder}", allowed)
+        raise InputError("checkpoint", f"{done} rounds in {folder}", f"as it was: the ledger has {paid} rounds")
     if paid == 0:
         book.check(plan.start, job.planned_loss)
     return server
@@ -391,8 +390,7 @@ def main(grid: Grid, context: Context) -> None:
     server = open_server(job, folder)
     ledger, done = server.ledger, server.checkpoint.load().rounds
     if ledger is not None and np.any(ledger.spent < job.plan.ledger * (1 - TOLERANCE)):
-        allowed = "the one with which the federation was prepared: it lacks what devices had spent before"
-        raise InputError("ledger", str(ledger.path), allowed)
+        raise InputError("ledger", str(ledger.path), "that of the preparation: it lacks what was spent before")
     _say(f"{done} of {len(job.plan.rounds)} rounds are done; waiting for {job.plan.devices} devices")
     nodes = {row.node: row.device for row in read_nodes(folder)}
     connected(grid, len(nodes), wait)
@@ -414,8 +412,7 @@ def patient(exchange: Exchange, wait: float, pause: float = 5.0) -> Exchange:
                 return reception
             reasons = "; ".join(f"device {device}: {why}" for device, why in sorted(reception.absent.items()))
             if time.monotonic() > end:
-                text = f"No device has answered for {wait:g} s, so the run is stopped; it can go on later. {reasons}"
-                raise DeploymentError(text)
+                raise DeploymentError(f"No device has answered for {wait:g} s; the run can go on later. {reasons}")
             _say(f"nobody answered, asking again; {reasons}")
             time.sleep(pause)
 
@@ -446,7 +443,6 @@ def run_in_engine(server: Server, app: ClientApp, *, progress: Progress | None =
 
     @center.main()
     def main(grid: Grid, context: Context) -> None:
-        del context
         nodes = meet(grid, server.job.plan.devices, deadline)
         serve(server, Transport(grid, server.job, nodes, deadline), progress)
 

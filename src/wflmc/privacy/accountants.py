@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, unknown
 
 Array = NDArray[np.float64]
 
@@ -123,16 +123,16 @@ ACCOUNTANTS: dict[str, Accountant] = {
 def accountant_named(name: str) -> Accountant:
     """Return an accountant by its name."""
     if name not in ACCOUNTANTS:
-        raise InputError("accountant", name, f"one of {', '.join(ACCOUNTANTS)}")
+        raise unknown("accountant", name, ACCOUNTANTS)
     return ACCOUNTANTS[name]
 
 
-def positive(name: str, values: ArrayLike, below: float = np.inf) -> Array:
-    """Return numbers as an array; refuse any that are not above 0 and below a limit."""
+def positive(name: str, values: ArrayLike, below: float = np.inf, above: float = 0.0) -> Array:
+    """Return numbers as an array; refuse any that are not between two limits."""
     array = np.asarray(values, dtype=float)
-    if not np.all((array > 0) & (array < below)):
-        allowed = "a finite number above 0" if below == np.inf else f"a number above 0 and below {below:g}"
-        raise InputError(name, values, allowed)
+    if not np.all((array > above) & (array < below)):
+        end = f"a number above {above:g} and below {below:g}"
+        raise InputError(name, values, f"a finite number above {above:g}" if below == np.inf else end)
     return array
 
 

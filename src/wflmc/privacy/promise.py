@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, Shown, wrong_length
-from wflmc.privacy.accountants import accountant_named, budget, epsilon_spent, positive
+from wflmc.errors import InputError, Shown, unknown, wrong_length
+from wflmc.privacy.accountants import ACCOUNTANTS, budget, epsilon_spent, positive
 
 Array = NDArray[np.float64]
 
@@ -44,12 +44,6 @@ def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, no
     """
     send = np.asarray(gain, dtype=float)[..., None] * np.asarray(amplitude, dtype=float)
     return np.where(send > 0, 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power, 0.0)
-
-
-def _check_clips(name: str, value: ArrayLike) -> None:
-    positive(name, value)
-    if np.min(np.asarray(value, dtype=float)) < SMALLEST_CLIP:
-        raise InputError(name, value, f"at least {SMALLEST_CLIP:g}: float32 cannot tell the norm of smaller gradients")
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,17 +82,14 @@ class Privacy(Shown):
         if self.epsilon is not None and self.delta is not None:
             positive("epsilon", self.epsilon)
             positive("delta", self.delta, 1)
-        _check_clips("clip", self.clip)
-        for name, known in (("unit", UNITS), ("adjacency", ADJACENCIES)):
+        positive("clip", self.clip, above=SMALLEST_CLIP)
+        for name, known in (("unit", UNITS), ("adjacency", ADJACENCIES), ("accountant", ACCOUNTANTS)):
             if getattr(self, name) not in known:
-                raise InputError(name, getattr(self, name), f"one of {', '.join(known)}")
-        if self.unit == "record":
-            if self.example_clip is None:
-                raise InputError("example_clip", None, "given with unit = 'record'")
-            _check_clips("example_clip", self.example_clip)
-        elif self.example_clip is not None:
-            raise InputError("example_clip", self.example_clip, "left out with unit = 'device'")
-        accountant_named(self.accountant)
+                raise unknown(name, getattr(self, name), known)
+        if (self.unit == "record") != (self.example_clip is not None):
+            raise InputError("example_clip", self.example_clip, "given with unit = 'record', else left out")
+        if self.example_clip is not None:
+            positive("example_clip", self.example_clip, above=SMALLEST_CLIP)
 
     def _facts(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
