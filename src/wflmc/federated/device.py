@@ -146,7 +146,7 @@ class Device:
         if theta.shape != (terms.chains, terms.dim) or theta.dtype != np.float32:
             raise InputError("theta", theta, f"float32 [{terms.chains} chains, {terms.dim} parameters]")
         if not np.all(np.abs(theta) <= LARGEST):  # gradients might overflow, and whether they do is private
-            raise InputError("theta", theta, f"finite and at most {LARGEST:g} everywhere")
+            raise InputError("theta", "nan, infinite or too large", f"at most {LARGEST:g} everywhere")
         known, gain = terms.known[at], terms.gain[at]
         if not abs(request.known / known - 1) <= SLACK:
             raise InputError("known", request.known, f"{known:.6g}, what the device itself knows of its channel")
