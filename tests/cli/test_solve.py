@@ -104,11 +104,11 @@ def test_solve_for_the_average(plan_of, scenario):
 
 def test_the_picture_shows_the_plan(posterior):
     """What is drawn is what was planned: noise above and below 2η, and the loss as it adds up."""
-    from wflmc.report.run_figures import figure_of_plan
+    from wflmc.report.run_figures import plan_figure
 
     link = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=20)
     plan = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=1e-4, burn_in=10, samples=10)
-    panels = figure_of_plan(plan, plan.devices, plan.burn_in, plan).panels
+    panels = plan_figure(plan).panels
     items = {item.name: item for panel in panels for item in panel.items}
     np.testing.assert_allclose(items["noise"].y, plan.noise_variance)
     np.testing.assert_allclose(items["noise that Langevin sampling needs"].high, 2e-4)

@@ -15,8 +15,7 @@ import pytest
 from wflmc.cli.report import command, render_folder
 from wflmc.errors import InputError
 from wflmc.report import explorer
-from wflmc.report.run_page import answer_section
-from wflmc.report.scenario_words import scenario_rows
+from wflmc.report.run_page import answer_section, scenario_rows
 from wflmc.report.verdicts import (
     MARKS,
     all_verdicts,
@@ -252,7 +251,7 @@ def test_all_but_the_plan_is_missing(copied):
     for file in ("trace.nc", "summary.json", "ledger.jsonl", "scenario.toml"):
         (folder / file).unlink()
     drawn = set(Page(render_folder(folder)).drawings)
-    assert {"plan", "distance", "spent", "epsilon"} <= drawn
+    assert {"plan", "distance", "spent"} <= drawn
     assert not {"traces", "reliability", "marginal0"} & drawn
 
 

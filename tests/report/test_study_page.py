@@ -90,17 +90,17 @@ THREE_KEYS = "link.snr_db,link.power,privacy.epsilon,ece\n1,2,3,0.001\n1,2,4,1\n
 
 def test_a_sweep(tmp_path):
     (tmp_path / "sweep.csv").write_text(ONE_KEY)
-    (trace,), layout = Page(render_folder(tmp_path)).drawings["sweep"]
+    page = Page(render_folder(tmp_path))
+    assert list(page.drawings) == ["sweep-w2_sq", "sweep-rhat_max"]
+    trace = page.curve("sweep-w2_sq", "w2_sq")
     assert (trace["x"], trace["y"], trace["error_y"]["array"]) == ([10, 20], [0.02, 0.01], [0.004, 0.002])
-    (menu,) = layout["updatemenus"]
-    assert [button["label"] for button in menu["buttons"]] == ["w2_sq", "rhat_max"]
-    assert menu["buttons"][1]["args"][0]["y"] == [[None, 1.1]]
+    assert page.curve("sweep-rhat_max", "rhat_max")["y"] == [None, 1.1]
     (tmp_path / "sweep.csv").write_text(TWO_KEYS)
-    (trace,), _ = Page(render_folder(tmp_path)).drawings["sweep"]
+    (trace,), _ = Page(render_folder(tmp_path)).drawings["sweep-ece"]
     assert (trace["x"], trace["y"]) == ([10, 20], ["equal", "optimized"])
     assert trace["z"] == [[0.1, 0.3], [0.2, None]]
     (tmp_path / "sweep.csv").write_text(THREE_KEYS)
-    traces, layout = Page(render_folder(tmp_path)).drawings["sweep"]
+    traces, layout = Page(render_folder(tmp_path)).drawings["sweep-ece"]
     assert [trace["visible"] for trace in traces] == [True, False]
     assert [trace["customdata"] for trace in traces] == [[[0.001]], [[1.0]]]
     assert [trace["z"] for trace in traces] == [[[-3.0]], [[0.0]]]  # numbers span decades
@@ -109,9 +109,9 @@ def test_a_sweep(tmp_path):
     assert [step["label"] for step in slider["steps"]] == ["privacy.epsilon=3", "privacy.epsilon=4"]
     assert slider["steps"][1]["args"][0] == {"visible": [False, True]}
     (tmp_path / "sweep.csv").write_text("privacy.delta,w2_sq,ece\n1e-9,1e-5,0.1\n1e-5,1,0.2\n")
-    _, layout = Page(render_folder(tmp_path)).drawings["sweep"]
-    assert (layout["xaxis"]["type"], layout["yaxis"]["type"]) == ("log", "log")
-    assert layout["updatemenus"][0]["buttons"][1]["args"][1]["yaxis"]["type"] == "linear"
+    drawings = Page(render_folder(tmp_path)).drawings
+    kinds = [(layout["xaxis"]["type"], layout["yaxis"]["type"]) for _, layout in drawings.values()]
+    assert kinds == [("log", "log"), ("log", "linear")]
     (tmp_path / "sweep.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="keys such as"):
         render_folder(tmp_path)
@@ -121,10 +121,9 @@ def test_the_sweep_of_a_classifier_opens_on_how_well_it_predicts(tmp_path):
     (tmp_path / "sweep.csv").write_text(
         "link.snr_db,objective,accuracy,ece,nll\n10,1e9,0.8,0.1,0.5\n20,1e8,0.9,0.1,0.4\n"
     )
-    (trace,), layout = Page(render_folder(tmp_path)).drawings["sweep"]
-    assert trace["y"] == [0.5, 0.4]
-    labels = [button["label"] for button in layout["updatemenus"][0]["buttons"]]
-    assert labels == ["nll", "accuracy", "objective", "ece"]
+    page = Page(render_folder(tmp_path))
+    assert page.curve("sweep-nll", "nll")["y"] == [0.5, 0.4]
+    assert list(page.drawings) == ["sweep-nll", "sweep-accuracy", "sweep-objective", "sweep-ece"]
 
 
 def test_a_folder_of_something_else(tmp_path):

@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 from wflmc.cli import shared
-from wflmc.cli.run import draw_scores
 from wflmc.cli.shared import flag, option
 from wflmc.errors import InputError
 from wflmc.progress import progress_bar
@@ -55,6 +54,7 @@ def command(
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     from wflmc.federated.execution import Options, run_federation
+    from wflmc.report.run_figures import draw_scores
     from wflmc.report.text import diagnosis_lines
 
     shared.cache_compilations()

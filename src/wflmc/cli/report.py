@@ -48,10 +48,7 @@ def _check_target(target: Path) -> None:
     if not target.parent.is_dir() or target.is_dir() or target.suffix.lower() not in (".html", ".htm"):
         raise InputError("--out", str(target), "a file name that ends in .html, in a folder that exists")
     if target.exists():
-        try:
-            begin = target.read_bytes()[:200].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-        except OSError as error:
-            raise InputError("--out", str(target), f"a file that can be written ({error.strerror})") from None
+        begin = target.read_bytes()[:200].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
         if begin and not begin.startswith((b"<!doctype html", b"<html")):
             raise InputError("--out", str(target), "a new file, or a page to replace; this one holds something else")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,10 +12,6 @@ from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
 from wflmc.progress import progress_bar
 from wflmc.storage import output_folder
-
-if TYPE_CHECKING:
-    from wflmc.evaluation import Evaluation
-    from wflmc.scenario import Scenario
 
 
 def command(
@@ -36,13 +32,16 @@ def command(
 
     Example: wflmc run scenario.toml --out results
     """
+    from wflmc.report.run_figures import draw_scores
     from wflmc.report.text import diagnosis_lines
     from wflmc.runs.execution import Request, run_scenario
 
     shared.cache_compilations()
     limit = shared.parse_bytes(memory)
     request = Request(scenario, plan, out, overrides, limit, ledger, resume, more, keep_burn_in)
-    with _folder(out, resume) as folder:
+    name, key = (out, "--out") if resume is None else (resume, "--resume")
+    writing: AbstractContextManager[Path | None] = nullcontext() if name is None else output_folder(name, key)
+    with writing as folder:
         result = run_scenario(request, folder, progress_bar, shared.note)
         files = [*result.files, *draw_scores(result.evaluation, result.scenario, folder)]
     summary = result.summary
@@ -59,24 +58,3 @@ def command(
     print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
     if files:
         print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")
-
-
-def _folder(out: str | None, resume: str | None) -> AbstractContextManager[Path | None]:
-    """Return the folder to write to, for this process alone."""
-    if resume is None:
-        return nullcontext() if out is None else output_folder(out)
-    return output_folder(resume, "--resume") if Path(resume).expanduser().is_dir() else nullcontext()
-
-
-def draw_scores(evaluation: Evaluation, scenario: Scenario, folder: Path | None) -> list[Path]:
-    """Draw the reliability diagram of a classifier into the folder of its run; return the files."""
-    import numpy as np
-
-    from wflmc.evaluation import Calibration, reliability
-    from wflmc.report.run_figures import draw_reliability
-
-    if folder is None or not isinstance(evaluation.scores, Calibration):
-        return []
-    ends = np.unique([np.min(scenario.link.snr_db), np.max(scenario.link.snr_db)])
-    title = f"{scenario.policy.power}, {' to '.join(f'{end:g}' for end in ends)} dB"
-    return draw_reliability(reliability(evaluation.scores), title, folder / "reliability.png")

@@ -100,14 +100,6 @@ class Axis(NamedTuple):
 NO_LABEL = Axis()
 
 
-class Note(NamedTuple):
-    """Words at a point of a panel."""
-
-    x: float
-    y: float
-    text: str
-
-
 class Shade(NamedTuple):
     """A background for ranges of x."""
 
@@ -128,7 +120,8 @@ class Panel:
     """Names the panel on a page."""
     height: float = 1.0
     """Relative to other panels."""
-    notes: Sequence[Note] = ()
+    notes: Sequence[tuple[float, float, str]] = ()
+    """Words at a point x, y."""
 
     @property
     def needs_legend(self) -> bool:

@@ -72,7 +72,7 @@ def _draw_panel(axes: Any, panel: Panel, figure: Figure) -> None:
         elif isinstance(item, Bars):
             axes.bar(item.x, item.y, width=item.width, color=item.color, edgecolor="white", label=item.name)
     for note in panel.notes:
-        axes.text(note.x, note.y, note.text, ha="center", va="center", fontsize=9, bbox=BOX)
+        axes.text(*note, ha="center", va="center", fontsize=9, bbox=BOX)
     if figure.burn_in:
         axes.axvline(figure.burn_in + 0.5, color="black", linewidth=1)
     axes.set_title(panel.title, fontsize=10, parse_math=False, loc="left" if figure.stacked else "center")

@@ -53,7 +53,7 @@ def draw(name: str, figure: Figure) -> Html:
         if count > 1:
             corner = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": end, "yanchor": "bottom"}
             layout["annotations"].append({**corner, "text": panel.title, "showarrow": False})
-        layout["annotations"] += [{**note._asdict(), "yref": y, "showarrow": False} for note in panel.notes]
+        layout["annotations"] += [{"x": a, "y": b, "text": t, "yref": y, "showarrow": False} for a, b, t in panel.notes]
         layout["shapes"] += _background(figure, y)
         top = bottom
     longest = max((len(item.x) for panel in figure.panels for item in panel.items), default=0)

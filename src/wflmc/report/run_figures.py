@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from wflmc.errors import InputError
-from wflmc.evaluation import Reliability
+from wflmc.evaluation import Calibration, Evaluation, Reliability, reliability
 from wflmc.evaluation.wasserstein import Comparison, autocorrelation
 from wflmc.planning import Plan
 from wflmc.planning.solvers.closed_form import REGIMES
@@ -21,8 +21,9 @@ from wflmc.report.blocks import number, percent
 from wflmc.report.figure import BLUE, COLORS, GREEN, LIMIT_LOOKS, RED, Axis, Band, Bars, Figure, Line, Panel, Shade
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import thin
-from wflmc.runs.documents import Bins, PlanFile, Spending
+from wflmc.runs.documents import Bins, Spending
 from wflmc.runs.folder import Draws, Run
+from wflmc.scenario import Scenario
 from wflmc.scenario.build import build_privacy
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -34,8 +35,6 @@ MANY = 40
 BINS = 40
 FAR_OUT = 6.0
 """Quartile ranges beyond the quartiles from which on samples are not drawn."""
-UNLIKE = 0.1
-"""Heights of bars over that of the law that cannot be drawn to one scale."""
 RELIABILITY = (
     "Of predictions made with a confidence of 80 %, 80 % should be right: on the diagonal. Below it the model is "
     "overconfident, above it underconfident. Bars show how many predictions have that confidence."
@@ -54,59 +53,43 @@ def draw_plan(plan: Plan, path: str | Path) -> Path:
     return draw_picture(plan_figure(plan), Path(path))[0]
 
 
-def plan_figure(plan: Plan | PlanFile) -> Figure:
-    """Return stacked panels over the rounds; those that need the data again only of the plan itself."""
-    size = plan if isinstance(plan, Plan) else plan.constants
-    x = np.arange(1, len(plan.gain) + 1)
-
-    def panel(title: str, name: str, y: Any, axis: Axis) -> Panel:
-        return Panel([Line(x, y, name, step=True)], axis, title)
-
-    panels = [panel("gain α: received amplitude per unit of gradient", "gain α", plan.gain, Axis(log=True))]
-    panels += _planned(plan, x) if isinstance(plan, Plan) else []
-    title = f"active devices, of {size.devices}"
-    panels.append(panel(title, "active devices", plan.active_devices, Axis(range=(0, 1.08 * size.devices))))
-    if np.nan_to_num(np.array(plan.threshold, dtype=float)).any():
-        title = "threshold: the weakest channel |h| with which a device transmits"
-        panels.append(panel(title, "threshold", plan.threshold, Axis(zero=True)))
-    if min(plan.step_size) < max(plan.step_size):
-        panels.append(panel("step size η", "step size", plan.step_size, Axis(zero=True)))
-    caption = "The plan round by round, computed before anything was transmitted."
-    if size.burn_in:
-        caption += f" Draws are kept from the vertical line on, round {size.burn_in + 1:,}."
-    axis = Axis("round", range=(0.5, len(x) + 0.5))
-    figure = Figure(panels, axis, "", caption, stacked=True, width=9, burn_in=size.burn_in)
-    if not isinstance(plan, Plan):
-        return figure
-    caption += " Background colours show which limit a round sits at."
-    return replace(figure, title=_title(plan), caption=caption, shades=_shades(plan))
-
-
-def _title(plan: Plan) -> str:
-    epsilon = plan.epsilon_spent
-    privacy = f"ε = {epsilon:.4g} ({plan.privacy.adjacency}), worst device" if epsilon else "no privacy statement"
-    if plan.objective_name == "exact":
-        return f"W2² {plan.objective:.4g} without clipping (worst after burn-in); {privacy}"
-    if plan.bound is None:
-        return f"kinetic dynamics, no bound is known; {privacy}"
-    return f"bound on W2² {plan.objective:.4g} ({plan.objective_name} after burn-in); {privacy}"
+def plan_figure(plan: Plan) -> Figure:
+    """Return stacked panels over the rounds; those that would show nothing are left out."""
+    x, share, devices = np.arange(1, len(plan.rounds) + 1), 100 * plan.power_share, plan.devices
+    curves = {
+        "gain α": (plan.gain, Axis(log=True), "gain α: received amplitude per unit of gradient"),
+        "power": (share, Axis(range=(0, 105)), "transmit power of the weakest active device, % of its limit"),
+        "active devices": (plan.active_devices, Axis(range=(0, 1.08 * devices)), f"active devices, of {devices}"),
+        "threshold": (plan.threshold, Axis(zero=True), "threshold: the weakest |h| with which a device transmits"),
+        "step size": (plan.step_size, Axis(zero=True), "step size η"),
+    }
+    empty = {"power": not share.any(), "threshold": not np.nan_to_num(plan.threshold).any()}
+    empty["step size"] = min(plan.step_size) == max(plan.step_size)
+    panels = [
+        Panel([Line(x, y, name, step=True)], axis, title)
+        for name, (y, axis, title) in curves.items()
+        if not empty.get(name)
+    ]
+    epsilon, how = plan.epsilon_spent, plan.privacy.adjacency
+    privacy = f"ε = {epsilon:.4g} ({how}), worst device" if epsilon else "no privacy statement"
+    kind = "W2²" if plan.objective_name == "exact" else f"bound on W2² ({plan.objective_name} after burn-in)"
+    goal = f"{kind} {plan.objective:.4g}, without clipping" if np.isfinite(plan.objective) else "no bound is known"
+    caption = "The plan round by round, computed before anything was transmitted. Colours show which limit a round "
+    caption += f"sits at. Draws are kept from round {plan.burn_in + 1:,} on."
+    across, title = Axis("round", range=(0.5, len(x) + 0.5)), f"{goal}; {privacy}"
+    look = {"stacked": True, "width": 9, "burn_in": plan.burn_in, "shades": _shades(plan)}
+    return Figure([*panels, *_noise_and_losses(plan, x)], across, title, caption, **look)
 
 
-def _planned(plan: Plan, x: Any) -> list[Panel]:
-    """Return power, noise and privacy of every round."""
-    panels = []
-    if plan.power_share.any():
-        share = Line(x, 100 * plan.power_share, "power", step=True)
-        title = "transmit power of the weakest active device, % of its limit"
-        panels.append(Panel([share], Axis(range=(0, 105)), title))
+def _noise_and_losses(plan: Plan, x: Any) -> list[Panel]:
+    """Return noise and privacy losses of every round."""
     needed, total = plan.langevin_noise, plan.noise_variance
     needs = Band(x, 0.1 * needed, needed, "noise that Langevin sampling needs", GREEN, 0.5, step=True)
     excess = Band(x, needed, total, "excess noise", RED, 0.4, step=True)
-    moved = "parameters" if plan.bound is not None else "velocity"
-    title = f"noise variance σ² of the update of the {moved}"
-    panels.append(Panel([needs, excess, Line(x, total, "noise", step=True, width=1)], Axis(log=True), title))
+    title = "noise variance σ² of the update"
+    noise = Panel([needs, excess, Line(x, total, "noise", step=True, width=1)], Axis(log=True), title)
     if not plan.clips:
-        return panels
+        return [noise]
     spent = plan.ledger + np.cumsum(plan.loss, axis=0)
     most = int(np.argmax(spent[-1]))
     lines = [
@@ -117,7 +100,7 @@ def _planned(plan: Plan, x: Any) -> list[Panel]:
     if np.isfinite(budget):
         lines.append(Line([x[0], x[-1]], [budget] * 2, f"budget of device {most}", dash=":"))
     devices = Band(x, spent.min(1), spent.max(1), "all devices", BLUE, 0.25, step=True)
-    return [*panels, Panel([devices, *lines], Axis(zero=True), "privacy loss so far, Σ 2(αℓ)²/N0")]
+    return [noise, Panel([devices, *lines], Axis(zero=True), "privacy loss so far, Σ 2(αℓ)²/N0")]
 
 
 def _shades(plan: Plan) -> list[Shade]:
@@ -212,11 +195,7 @@ def marginal_figure(run: Run, draws: Draws, compared: Comparison, index: int) ->
         mean, deviation, z = float(compared.law.mean[index]), float(compared.expected[index]), compared.z[index]
         reach = min(max(4 * deviation, float(np.abs(inside - mean).max())), 6 * deviation)
         x = np.linspace(mean - reach, mean + reach, 121)
-        density = np.exp(-0.5 * ((x - mean) / deviation) ** 2) / (deviation * np.sqrt(2 * np.pi))
-        if not UNLIKE <= height.max() / density.max() <= 1 / UNLIKE:
-            height = height * density.max() / height.max()  # else one of the two would be a line on the ground
-            captions.append("bars and line have scales of their own")
-        lines.append(Line(x, density, "posterior", RED, width=2))
+        lines.append(Line(x, norm.pdf(x, mean, deviation), "posterior", RED, width=2))
         if np.isfinite(z):
             captions[0] += f": z = {z:+.1f}".replace("-", "−")
     centres, width = 0.5 * (edges[1:] + edges[:-1]), float(edges[1] - edges[0])
@@ -254,17 +233,10 @@ def spent_figure(spending: Spending) -> Figure:
 
 
 def epsilon_figure(run: Run) -> Figure | None:
-    """Return ε of the device nearest to its budget after every round; None where there is no δ to state it at."""
-    if run.scenario.privacy.delta is None:
+    """Return ε of the device nearest to its budget by the ledger; None without a ledger, or a δ to state it at."""
+    if run.scenario.privacy.delta is None or run.ledger is None or not run.ledger.entries:
         return None
-    if run.ledger is not None and run.ledger.entries:
-        losses, source = np.stack(list(run.ledger.entries.values())), "as recorded in the ledger"
-    elif run.rebuilt is not None:
-        losses, source = run.rebuilt.plan.loss.copy(), "as planned"
-        losses[0] += run.rebuilt.plan.ledger
-    else:
-        return None
-    privacy, spent = build_privacy(run.scenario), np.cumsum(losses, axis=0)
+    privacy, spent = build_privacy(run.scenario), np.cumsum(list(run.ledger.entries.values()), axis=0)
     rounds, devices = spent.shape
     worst = int(np.argmax(spent[-1] / privacy.budget(devices)))
     promised, delta = (
@@ -278,13 +250,18 @@ def epsilon_figure(run: Run) -> Figure | None:
     ]
     lines.append(Line([1, rounds], [promised] * 2, "promised", dash="--"))
     how = privacy.adjacency
-    caption = f"ε ({how}) of device {worst}, the one nearest to its budget, after every round, {source}."
+    caption = f"ε ({how}) of device {worst}, the one nearest to its budget, after every round of the ledger."
     return Figure([Panel(lines, Axis(f"ε so far ({how})", zero=True))], Axis("round"), caption=caption)
 
 
-def draw_reliability(bins: Reliability, about: str, path: Path) -> list[Path]:
-    """Draw the reliability diagram of a run; return the files (.png and .svg)."""
-    return draw_picture(reliability_figure(bins, about), path.with_suffix(".png"), path.with_suffix(".svg"))
+def draw_scores(evaluation: Evaluation, scenario: Scenario, folder: Path | None) -> list[Path]:
+    """Draw the reliability diagram of a classifier into the folder of its run; return the files."""
+    if folder is None or not isinstance(evaluation.scores, Calibration):
+        return []
+    ends = np.unique([np.min(scenario.link.snr_db), np.max(scenario.link.snr_db)])
+    about = f"{scenario.policy.power}, {' to '.join(f'{end:g}' for end in ends)} dB"
+    figure = reliability_figure(reliability(evaluation.scores), about)
+    return draw_picture(figure, folder / "reliability.png", folder / "reliability.svg")
 
 
 def reliability_figure(bins: Reliability | Bins, about: str = "") -> Figure:

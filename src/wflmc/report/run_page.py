@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import tomllib
+from collections.abc import Iterable
+from operator import attrgetter
+from pathlib import Path, PurePath
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from wflmc.evaluation import diagnose
 from wflmc.evaluation.causes import SHOWN
 from wflmc.evaluation.wasserstein import Comparison
+from wflmc.posterior import SoftmaxPosterior
 from wflmc.posterior.base import HasLaw
 from wflmc.privacy.promise import HIDDEN
-from wflmc.report import explorer, run_figures
-from wflmc.report.blocks import (
-    Html,
-    Section,
-    boxes,
-    data,
-    fold,
-    grid,
-    join,
-    missing,
-    page,
-    paragraph,
-    percent,
-    table,
-    text,
-)
+from wflmc.report import blocks, explorer, run_figures
+from wflmc.report.blocks import Html, Section, data, fold, grid, join, missing, paragraph, table, text
 from wflmc.report.plotly_figures import draw
-from wflmc.report.scenario_words import scenario_rows, sentences
 from wflmc.report.verdicts import MARKS, all_verdicts, comparison, worst_exact
 from wflmc.runs.documents import SIMULATED, PlanFile, SummaryFile
 from wflmc.runs.folder import Draws, Run, read_run
@@ -36,6 +27,7 @@ from wflmc.scenario.coverage import OWNER_ONLY
 
 DRAWN, LISTED = 5, 12
 """Parameters whose marginals are drawn, and that are listed."""
+DATA = {"synthetic": "synthetic data", "mnist": "MNIST"}
 SCORES = {
     "accuracy": ("accuracy", "share of test examples with the right label"),
     "ece": ("ECE", "mean gap between confidence and accuracy over 20 bins; 0 is ideal"),
@@ -90,7 +82,13 @@ def render_run(folder: Path) -> str:
     command = "run" if summary is None or summary.federation is None else "federate"
     lead = f"{OWNER_ONLY} Results of wflmc {command} in this folder. Figures can be zoomed, and legends clicked."
     lead += "" if summary is None else f" The run took {summary.seconds:.3g} seconds."
-    return page(f"Run {folder.resolve().name}", f"{lead} wflmc {run.plan.version} planned it.", sections, scripts)
+    lead += f" wflmc {run.plan.version} planned it."
+    return blocks.page(f"Run {folder.resolve().name}", lead, sections, scripts)
+
+
+def sentences(cases: Iterable[tuple[Any, str]], **parts: object) -> Html:
+    """Return a paragraph with the sentences of all cases (holds, sentence) that hold."""
+    return paragraph(" ".join(sentence for holds, sentence in cases if holds), **parts)
 
 
 def answer_section(run: Run) -> Html:
@@ -99,7 +97,8 @@ def answer_section(run: Run) -> Html:
     warnings = [warning for warning in warnings if not warning.startswith(SIMULATED.partition(".")[0])]
     item = '<li class="{v.mark}"><b class="mark">{symbol}</b>{v.reason}</li>'
     judged = join(text(item, v=verdict, symbol=MARKS[verdict.mark]) for verdict in all_verdicts(run))
-    parts = [_state(run), boxes(_boxes(run)), Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')]
+    verdicts = Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')
+    parts = [_state(run), blocks.boxes(_boxes(run)), verdicts]
     causes = None if run.summary is None else run.summary.diagnosis
     if causes is not None:
         shown = join(text("<li>{cause}</li>", cause=cause["text"]) for cause in causes[:SHOWN])
@@ -166,19 +165,57 @@ def _scenario(run: Run) -> Html:
     return join([rows, fold("The scenario file, to copy", text(again + "<pre>{toml}</pre>", toml=run.scenario_text))])
 
 
+def scenario_rows(run: Run) -> list[tuple[str, Html]]:
+    """Return the scenario of a run in the sentences of `scenario_words.toml`, each row with what it is about."""
+    parts = _parts(run)
+    rows = []
+    for about, keys in tomllib.loads(blocks.asset("scenario_words.toml")).items():
+        said = [words.get(str(attrgetter(key)(parts)), words.get("*", "")) for key, words in keys.items()]
+        rows.append((about, text(" ".join(filter(None, said)), **vars(parts))))
+    return rows
+
+
+def _parts(run: Run) -> SimpleNamespace:
+    """Return the sections of a scenario, and what sentences say beyond their values."""
+    scenario, plan, posterior = run.scenario, run.plan, None if run.rebuilt is None else run.rebuilt.inputs.posterior
+    link, policy, privacy = scenario.link, scenario.policy, scenario.privacy
+    names = list(map(str, posterior.class_names)) if isinstance(posterior, SoftmaxPosterior) else []
+    listed = f"{', '.join(names[:10])}{', …' * (len(names) > 10)}"
+    held = [] if posterior is None else posterior.sizes.tolist()
+    everyone = min(plan.active_devices) == plan.constants.devices
+    return SimpleNamespace(
+        **{**dict(scenario), "link": type(link)() if run.ideal else link},
+        examples=sum(held),
+        held=held,
+        source=DATA.get(scenario.posterior.data, PurePath(scenario.posterior.data).name),
+        classes=f" into {len(names)} classes ({listed})" if names else "",
+        constants=plan.constants,
+        channel="ideal" if run.ideal else link.fading,
+        gains=PurePath(link.gains).name,
+        hidden=HIDDEN[privacy.unit, privacy.adjacency],
+        clipping="none" if policy.power == "noiseless" else privacy.unit,
+        ignored=privacy.epsilon is not None and policy.power in ("no-dp", "noiseless"),
+        step_size=plan.step_size,
+        parameters=", ".join(f"the {key} {value:.3g}" for key, value in plan.constants.motion.parameters.items()),
+        participation="ideal" if run.ideal else "all" if everyone else policy.schedule,
+        power=f"optimized {policy.objective}" if policy.power == "optimized" else policy.power,
+    )
+
+
 def _plan(run: Run, plan: PlanFile) -> Html:
     """Return the plan over the rounds with the limits behind it, then the distance over the rounds."""
-    limits = ", ".join(f"{name} {percent(share)}" for name, share in plan.regime_share.items() if share)
+    limits = ", ".join(f"{name} {blocks.percent(share)}" for name, share in plan.regime_share.items() if share)
     distance = run_figures.distance_figure(run)
     cases = [
         (run.ideal, "The link is ideal: no channel limits what devices transmit."),
         (not run.ideal, "Rounds at each limit: {limits}."),
         (plan.gap is not None, "The objective is within a relative {plan.gap:1} of the proven optimum."),
-        (run.rebuilt is None, "Noise and limits of each round need the data again: {run.not_rebuilt}"),
+        (run.rebuilt is None, "Figures of the plan need the data again: {run.not_rebuilt}"),
         (distance is None, "Neither a bound nor an exact law is known for this model and these dynamics."),
     ]
-    rounds = run_figures.plan_figure(plan if run.rebuilt is None else run.rebuilt.plan)
-    parts = [sentences(cases, plan=plan, run=run, limits=limits), draw("plan", rounds)]
+    parts = [sentences(cases, plan=plan, run=run, limits=limits)]
+    if run.rebuilt is not None:
+        parts.append(draw("plan", run_figures.plan_figure(run.rebuilt.plan)))
     if distance is not None:
         parts += [Html("<h3>Distance to the posterior</h3>"), draw("distance", distance)]
     return join(parts)

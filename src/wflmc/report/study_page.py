@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from wflmc.planning.solvers.closed_form import DP, LMC, POWER
-from wflmc.report.blocks import Html, Section, data, fold, grid, join, missing, page, paragraph, table, text
-from wflmc.report.figure import LIMIT_LOOKS, LOOKS, Axis, Band, Figure, Item, Line, Note, Panel
+from wflmc.report.blocks import Html, Section, data, fold, grid, join, missing, page, paragraph, table
+from wflmc.report.figure import LIMIT_LOOKS, LOOKS, Axis, Band, Figure, Item, Line, Panel
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import draw
 from wflmc.report.tables import read_rows, write_csv
@@ -149,19 +149,19 @@ def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None
         meet = min(max(last + 10 * math.log10(privacy[first] / power[last]), last), first)
         edges = {name: dict(sorted([*edge.items(), (meet, privacy[first])])) for name, edge in edges.items()}
     top = 1.3 * max(edges[LMC].values(), default=1.0) if setting is None else setting.step(0.5)
-    items, notes = list[Item](), []
+    items, notes = list[Item](), list[tuple[float, float, str]]()
     for name, edge in edges.items():
         x, y = list(edge), list(edge.values())
         below, above = ([0.0] * len(x), y) if name == LMC else (y, [top] * len(x))
         if x:
             items.append(Band(x, below, above, name, LIMIT_LOOKS[name][0], 0.45, hatch=LIMIT_LOOKS[name][1]))
             middle = len(x) // 2
-            notes.append(Note(x[middle], 0.5 * (below[middle] + above[middle]), name))
+            notes.append((x[middle], 0.5 * (below[middle] + above[middle]), name))
     ends = min(edges[LMC]), max(edges[LMC])
     steps = {} if setting is None else {"fig. 3a": setting.step(0.4), "fig. 3b": setting.step(0.13)}
     for name, step in steps.items():
         items.append(Line(ends, [step] * 2, dash=":", width=1))
-        notes.append(Note(ends[1] - 2, step, name))
+        notes.append((ends[1] - 2, step, name))
     caption = (
         "Below the edge, channel noise is no more than Langevin sampling needs; above it, power or privacy limits."
     )
@@ -194,8 +194,9 @@ def render_study(folder: Path) -> str:
         title = name.replace("fig", "Figure ", 1) if name.startswith("fig") else name.capitalize()
         shown = {table: rows for table, rows in tables.items() if _figure_of(table) == name}
         sections.append(Section(name, title, _figures(name, shown)))
-    sections.append(Section("again", "Make it again", _command(folder, claims, names)))
-    lead = f"Results of wflmc reproduce in this folder: {listed}. Figures can be zoomed, and legends clicked."
+    own_data = claims is not None and claims.data and "synthetic" not in claims.data and claims.data != "MNIST"
+    command = f"wflmc reproduce {' '.join(names)}{' --data FILE' if own_data else ''} --out {folder}"
+    lead = f"Results of {command}, which reuses what it has measured. Figures can be zoomed, and legends clicked."
     return page(f"Study {folder.resolve().name}", lead, sections)
 
 
@@ -251,13 +252,3 @@ def _further(tables: Tables, x_label: str) -> Html:
     head = ("scheme", x_label, *(SCORES.get(score, score) for score in scores))
     note = paragraph("Means with their standard errors.")
     return fold("Further measurements", join([grid([table(rows, head)], "numbers"), note]))
-
-
-def _command(folder: Path, claims: ClaimsFile | None, names: list[str]) -> Html:
-    own_data = claims is not None and claims.data and "synthetic" not in claims.data and claims.data != "MNIST"
-    option = " --data FILE" if own_data else ""
-    return text(
-        "<pre>wflmc reproduce {names}{option} --out {folder}</pre><p>FILE is the data set named above, if any. "
-        "<code>--experiments N</code> sets how often measured figures are repeated; finished ones are reused.</p>",
-        **{"names": " ".join(names), "option": option, "folder": folder},
-    )

@@ -142,15 +142,10 @@ def audit_table(document: dict[str, Any]) -> Table:
     title = f"Attacks, and what they prove of ε ({document['claimed']['adjacency']})"
     table = Table(Column("attack", overflow="fold"), *right, title=title)
     for test in document["tests"]:
-        table.add_row(
-            test["name"],
-            str(test["device"]),
-            str(test["rounds"]),
-            f"{test['trials']:,}",
-            f"{test['false_negatives']:,} / {test['false_positives']:,}",
-            *(_number(test[f"epsilon_{kind}"], 4) for kind in ("gaussian", "counting", "claimed")),
-            style="bold red" if test["flagged"] else None,
-        )
+        cells = [test["name"], *(f"{test[name]:,}" for name in ("device", "rounds", "trials"))]
+        cells.append(f"{test['false_negatives']:,} / {test['false_positives']:,}")
+        cells += [_number(test[f"epsilon_{kind}"], 4) for kind in ("gaussian", "counting", "claimed")]
+        table.add_row(*cells, style="bold red" if test["flagged"] else None)
     return table
 
 
