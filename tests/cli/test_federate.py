@@ -80,7 +80,7 @@ def test_files_and_chains_are_those_of_a_run(call: Any, small: Path, tmp_path: P
     assert "another scenario" in err
     code, _, err = call("run", "--resume", one, "--more", 2)
     assert code == 2
-    assert "federation" in err
+    assert "not wflmc federate" in err
 
 
 def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from wflmc.evaluation import Evaluation
 
 RUNTIMES = (
-    "simulation (Flower's engine), process (all in this one), or deployment (SuperLink and SuperNodes as processes on "
-    "this machine, with TLS and authentication)."
+    "simulation (Flower's engine), process (all in this one), or deployment (processes here, TLS, authentication)."
 )
 NOISES = (
     "Who adds it: channel (emulated), devices (each its share), or simulated (from the seed, protects nobody: the "

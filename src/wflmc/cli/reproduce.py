@@ -27,10 +27,7 @@ DATA = (
     "WFLMC_DATA, else fetched). May repeat."
 )
 EXPERIMENTS = "By default 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity, record."
-STOP_SE = (
-    "Stop a point of fig8 or heterogeneity as soon as the standard error of every scheme's calibration error is below "
-    "this share of it."
-)
+STOP_SE = "Stop a point of fig8 or heterogeneity once every scheme's ECE has a standard error below this share of it."
 
 
 def command(

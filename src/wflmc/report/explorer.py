@@ -137,10 +137,7 @@ def scripts(constants: Mapping[str, Any]) -> list[str]:
 
 def explorer_page(constants: Mapping[str, Any]) -> str:
     """Return the explorer alone, as a whole file."""
-    lead = (
-        "Theorem 1 of wireless federated Langevin Monte Carlo: one kept sample over a static channel, power optimised. "
-        "Everything is computed in this page; it asks the network for nothing."
-    )
+    lead = "Theorem 1: one kept sample over a static channel, power optimised. All is computed here, without a network."
     return page("Which limit binds?", lead, [section(constants)], scripts(constants))
 
 

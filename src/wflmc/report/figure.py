@@ -90,7 +90,6 @@ class Axis(NamedTuple):
     label: str = ""
     log: bool = False
     range: tuple[float, float] | None = None
-    ticks: Sequence[float] | None = None
     kind: str | None = None
     """category: values are names."""
     zero: bool = False

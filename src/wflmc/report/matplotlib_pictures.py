@@ -104,15 +104,11 @@ def _draw_line(axes: Any, line: Line, offset: float) -> None:
 
 
 def _scale(axes: Any, which: str, axis: Axis) -> None:
-    side = axes.xaxis if which == "x" else axes.yaxis
     axes.set(**{f"{which}label": axis.label})
     if axis.log:
         axes.set(**{f"{which}scale": "log"})
     elif axis.kind is None:
         axes.ticklabel_format(axis=which, scilimits=(-3, 5))
-    if axis.ticks is not None:
-        side.set_ticks(axis.ticks, [f"{tick:g}" for tick in axis.ticks])
-        side.minorticks_off()
     if axis.range is not None:
         axes.set(**{f"{which}lim": axis.range})
     elif axis.zero:

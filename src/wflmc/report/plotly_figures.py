@@ -67,8 +67,7 @@ def axis_layout(axis: Axis) -> dict[str, Any]:
     kind = axis.kind or ("log" if axis.log else "linear")
     numbers = {"exponentformat": "power", "separatethousands": True, "rangemode": "tozero" if axis.zero else "normal"}
     ends = {} if axis.range is None else {"range": np.log10(axis.range) if axis.log else axis.range}
-    ticks = {} if axis.ticks is None else {"tickvals": axis.ticks}
-    return {**look, "type": kind, **numbers, **ends, **ticks}
+    return {**look, "type": kind, **numbers, **ends}
 
 
 def thin(count: int, most: int = MOST_POINTS) -> list[int]:

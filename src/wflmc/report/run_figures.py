@@ -239,16 +239,14 @@ def epsilon_figure(run: Run) -> Figure | None:
     privacy, spent = build_privacy(run.scenario), np.cumsum(list(run.ledger.entries.values()), axis=0)
     rounds, devices = spent.shape
     worst = int(np.argmax(spent[-1] / privacy.budget(devices)))
-    promised, delta = (
-        float(np.broadcast_to(np.asarray(given, dtype=float), devices)[worst])
-        for given in (privacy.epsilon, privacy.delta)
-    )
+    promises = np.broadcast_to(np.asarray(privacy.epsilon, dtype=float), devices)
+    delta = float(np.broadcast_to(np.asarray(privacy.delta), devices)[worst])
     drawn = thin(rounds, 300)
     lines = [
         Line(np.add(drawn, 1), epsilon_spent(spent[drawn, worst], delta, name), f"{name} accountant", color, width=2)
         for name, color in zip(ACCOUNTANTS, COLORS, strict=False)
     ]
-    lines.append(Line([1, rounds], [promised] * 2, "promised", dash="--"))
+    lines.append(Line([1, rounds], [float(promises[worst])] * 2, "promised", dash="--"))
     how = privacy.adjacency
     caption = f"ε ({how}) of device {worst}, the one nearest to its budget, after every round of the ledger."
     return Figure([Panel(lines, Axis(f"ε so far ({how})", zero=True))], Axis("round"), caption=caption)

@@ -254,12 +254,12 @@ def _samples(run: Run, draws: Draws) -> Html:
 
 def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) -> Html:
     """Return means and standard deviations beside the law, with diagnostics of the parameters listed first."""
-    rows: list[list[object]] = []
+    rows = []
     for k in order[:LISTED]:
         error = f" ± {compared.error[k]:.1g}" if np.isfinite(compared.error[k]) else ""
         law = None if compared.law is None else float(compared.law.mean[k])
         each = diagnose(draws.theta[:, :, k : k + 1])
-        row: list[object] = [
+        row = (
             run_figures.parameter_name(run, k),
             data(f"law.mean.{k}", law, 4),
             join([data(f"mean.{k}", float(compared.mean[k]), 4), error]),
@@ -268,7 +268,7 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
             data(f"sd.{k}", float(compared.deviation[k])),
             text("{each.rhat_max:4}", each=each),
             text("{each.ess_min:whole}", each=each),
-        ]
+        )
         rows.append(row)
     title = f"<h3>Means and standard deviations</h3><p>Listed: {len(rows)} of {len(order):,} parameters.</p>"
     return join([Html(title), grid([table(rows, HEAD)], "numbers")])

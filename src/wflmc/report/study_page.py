@@ -81,10 +81,7 @@ PANELS = {
 }
 """Title and y axis of the panel that shows a table."""
 KNOWN = ("fig2", *TITLES)
-COUNTS = (
-    "Of {all} statements of the paper, tested on {data}, {counts[0]} hold within the tolerance of each, {counts[1]} "
-    "differ here for the reason beside each, and {counts[2]} contradict the paper's own theorem or numbers."
-)
+COUNTS = "{all} statements, tested on {data}: {n[0]} hold, {n[1]} differ, and in {n[2]} the paper contradicts itself."
 MARKS = {"holds": "✓", "differs": "✗", CONTRADICTS: "!"}
 
 Tables = Mapping[str, list[Row]]
@@ -108,14 +105,13 @@ def write_study(folder: Path, name: str, tables: Tables, about: str, setting: Se
 
 def study_figure(name: str, tables: Tables, about: str = "") -> Figure:
     """Return the figure of a study, with those of its panels whose tables are there."""
-    (title, x_label), log_x, panels = TITLES[name], name == "heterogeneity", []
+    (title, x_label), panels = TITLES[name], []
     for key, (about_it, axis) in PANELS.items():
         if _figure_of(key) == name and key in tables:
             lines = curves(tables[key]) + _floor(tables.get(f"{key}_floor", ()))
             panels.append(Panel(lines, axis, about_it, key))
-    ticks = sorted({x for panel in panels for line in panel.items for x in line.x})
     shared = len(panels) > 1 and name != "beyond"
-    x = Axis(x_label, log_x, ticks=ticks if log_x else None)
+    x = Axis(x_label, log=name == "heterogeneity")
     return Figure(panels, x, f"{title}\n{about}", same_y=name in ("fig6", "fig7"), shared_legend=shared)
 
 
@@ -217,7 +213,7 @@ def _statements(claims: ClaimsFile | None, listed: str) -> Html:
         numbers = {"paper": claim.paper, "ours": claim.ours}
         cells = [v if isinstance(v, str) else data(f"claims.{i}.{key}", v, 4) for key, v in numbers.items()]
         rows.append((claim.figure, claim.statement, *cells, f"{MARKS[name]} {name}", claim.note))
-    note = paragraph(COUNTS, all=len(rows), data=claims.data or "unknown data", counts=list(counts.values()))
+    note = paragraph(COUNTS, all=len(rows), data=claims.data or "unknown data", n=list(counts.values()))
     return join([note, grid([table(rows, ("figure", "statement", "paper", "ours", "verdict", "why"))], "wide")])
 
 

@@ -45,7 +45,6 @@ SPENT = (
     "device {worst}, which spends the largest part of its budget, spends {part:percent} of it{over}. ε ({adjacency}) "
     "is that of one chain; publishing several chains of the same real devices would add up."
 )
-PREDICTED = "{summary.accuracy:percent} of test labels are right; confidences are off by {summary.ece:percent}"
 MARKS = {"bad": "✗", "note-mark": "!", "unknown": "–", "good": "✓"}
 """The worst first."""
 
@@ -70,7 +69,7 @@ def all_verdicts(run: Run) -> list[Verdict]:
     if seen is not None and seen.mark == "bad":
         but = Html(" But the samples do not resemble the posterior.")
         first = [Verdict("note-mark", join([v.reason, but])) if v.mark == "good" else v for v in first]
-    every = [v for v in (*first, seen, clipped(run), privacy(run), predictions(run)) if v is not None]
+    every = [v for v in (*first, seen, clipped(run), privacy(run)) if v is not None]
     return sorted(every, key=lambda verdict: list(MARKS).index(verdict.mark))
 
 
@@ -220,18 +219,6 @@ def _overspent(run: Run) -> str:
         (part > 1 + ROUNDING, f"by the ledger a device has spent {percent(part)} of its budget"),
     ]
     return "".join(f"; {sentence}" for holds, sentence in cases if holds)
-
-
-def predictions(run: Run) -> Verdict | None:
-    """Judge accuracy and calibration on the test set."""
-    if run.summary is None or run.summary.accuracy is None or run.summary.ece is None:
-        return None
-    return decide(
-        run,
-        "Can the predictions be trusted?",
-        (run.summary.ece < 0.05, "good", f"{PREDICTED}: well calibrated."),
-        (True, "note-mark", f"{PREDICTED}."),
-    )
 
 
 def often_clipped(run: Run) -> bool:
