@@ -13,7 +13,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +45,14 @@ class Images(NamedTuple):
 
 @without_data
 class Features(NamedTuple):
-    """Training and test features with their labels."""
+    """X[N, features] and y[N], targets or labels, and a test set where there is one."""
 
-    X: Array
-    y: NDArray[np.intp]
-    X_test: Array
-    y_test: NDArray[np.intp]
+    X: NDArray[Any]
+    y: NDArray[Any]
+    X_test: Any = None
+    y_test: Any = None
+    columns: tuple[str, ...] = ()
+    """The names of the features, where a file has some."""
 
 
 def cache_folder() -> Path:

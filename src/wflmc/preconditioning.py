@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
-from wflmc.errors import InputError, without_data
+from wflmc.errors import InputError
 from wflmc.keys import check_key, digest
 from wflmc.posterior import whitening
 from wflmc.posterior.regression import Regression
@@ -59,15 +59,6 @@ class Release(NamedTuple):
         return {"rounds": len(self.loss), "spent": self.spent, "share_of_budget": share, "hidden": self.hidden}
 
 
-@without_data
-class _Received(NamedTuple):
-    """The average of what devices sent, the standard deviation of its noise, and the losses [rounds, K]."""
-
-    average: Array
-    noise: float
-    loss: Array
-
-
 def release_whitening(
     key: jax.Array,
     posterior: Regression,
@@ -107,19 +98,18 @@ def release_whitening(
     first = max(1, round(MEAN_PART * rounds)) if posterior.intercept else 0
     air = _Air(key, link, privacy, posterior.sizes, rounds, np.array([radius, share, posterior.intercept]))
 
-    mean, wide = np.zeros(size), FIRST * radius
-    received = []
+    mean, wide, losses = np.zeros(size), FIRST * radius, []
     # One row of length b or less, replaced or left empty, moves Σu by 2b or b, Σ‖u‖² by b² either way, and Σuuᵀ by
     # √(‖u‖⁴ + ‖v‖⁴ − 2(uᵀv)²) ≤ √2 b² or ‖u‖² ≤ b².
     empty = privacy.adjacency == "add-remove"
     if posterior.intercept:
-        sums = _within(rows, wide, real).sum(1)
-        received.append(
-            _receive(air, slice(0, first), sums, uses, wide, wide if empty else 2 * wide, MEAN_PART * share)
-        )
-        mean = received[0].average
+        sums, moved = _within(rows, wide, real).sum(1), wide if empty else 2 * wide
+        mean, _, loss = _receive(air, slice(0, first), sums, uses, wide, moved, MEAN_PART * share)
+        losses.append(loss)
     lengths = (_within(rows - mean, wide, real) ** 2).sum((1, 2))[:, None]
-    received.append(_receive(air, slice(first, first + 1), lengths, uses, wide**2, wide**2, SIZE_PART * share))
+    at = slice(first, first + 1)
+    length, length_noise, loss = _receive(air, at, lengths, uses, wide**2, wide**2, SIZE_PART * share)
+    losses.append(loss)
     away = _within(rows - mean, radius, real)
     products = _packed(np.einsum("kni,knj->kij", away, away))
     # A device's products are at most N_k b² long, and N_k b²/√d where all directions are alike. Longer ones are
@@ -127,12 +117,12 @@ def release_whitening(
     left = share * (1 - SIZE_PART - MEAN_PART * posterior.intercept)
     reach = radius**2 / size**0.5
     moved = radius**2 if empty else 2**0.5 * radius**2
-    received.append(_receive(air, slice(first + 1, rounds), products, uses, reach, moved, left))
-    shape, trace = _unpacked(received[-1].average, size), received[-2].average[0]
-    scale = trace / np.trace(shape) if np.trace(shape) > 0 and trace > received[-2].noise else 1.0
-    level = scale * (2 * size) ** 0.5 * received[-1].noise  # the edge of the spectrum of noise alone
+    packed, noise, loss = _receive(air, slice(first + 1, rounds), products, uses, reach, moved, left)
+    shape, trace = _unpacked(packed, size), length[0]
+    scale = trace / np.trace(shape) if np.trace(shape) > 0 and trace > length_noise else 1.0
+    level = scale * (2 * size) ** 0.5 * noise  # the edge of the spectrum of noise alone
     matrix = whitening(mean, scale * shape, posterior.intercept, level, posterior.prior_ridge(prior_on))
-    loss = np.concatenate([each.loss for each in received])
+    loss = np.concatenate([*losses, loss])
     sent = digest(posterior.digest.encode(), air.noise.encode(), loss)
     hidden = float(np.mean(np.linalg.eigvalsh(scale * shape) < level))
     return Release(matrix, loss, f"whiten-{sent}", f"whiten-{air.noise}", level, hidden)
@@ -157,8 +147,10 @@ class _Air:
         self.generator = np.random.default_rng(int(seed, 16))
 
 
-def _receive(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivity: float, share: float) -> _Received:
-    """Return devices' sums[K, n] as the server receives them, averaged over all examples.
+def _receive(
+    air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivity: float, share: float
+) -> tuple[Array, float, Array]:
+    """Return devices' sums[K, n] as the server receives them, averaged over all examples, noise and losses[rounds, K].
 
     Args:
         at: the rounds that it takes, with `uses` channel uses each, in which the n numbers are repeated.
@@ -185,7 +177,7 @@ def _receive(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensiti
     signal = (strength * air.off[at]) @ sent + noise
     weight = strength.sum(1)
     total = float(weight @ (strength @ air.sizes))
-    return _Received(weight @ signal / total, float(np.linalg.norm(weight)) / total, loss)
+    return weight @ signal / total, float(np.linalg.norm(weight)) / total, loss
 
 
 def _within(rows: Array, radius: float, real: NDArray[np.bool_]) -> Array:

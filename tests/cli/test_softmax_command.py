@@ -142,7 +142,7 @@ def test_bad_test_sets(call, softmax, tmp_path):
     X, y = np.ones((30, 4)), np.arange(30) % 3
     for X_test, y_test, part in (
         (np.ones((5, 3)), np.zeros(5), "as many features as X"),
-        (np.ones((5, 4)), np.full(5, 7), "whole numbers from 0 to 2"),
+        (np.ones((5, 4)), np.full(5, 7), "labelled by 0, 1, 2"),
         (np.ones((5, 4)), np.zeros(4), "X[N, features] and y[N]"),
     ):
         np.savez(tmp_path / "d.npz", X=X, y=y, X_test=X_test, y_test=y_test)

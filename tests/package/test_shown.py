@@ -18,7 +18,7 @@ from wflmc.audit.attack import attack_target
 from wflmc.data import Features, Images
 from wflmc.errors import InputError, Shown, fields_in_words, in_words
 from wflmc.scenario import build, validate
-from wflmc.scenario.files import DataSet, load_data
+from wflmc.scenario.files import load_data
 
 from .test_package import modules
 
@@ -58,7 +58,7 @@ VALUES = {
     "chain": GAUSSIAN.chain(PLAN.motion),
     "response": GAUSSIAN.response(PLAN.motion, 2),
     "target": attack_target(PLAN, None, None, None),
-    "data set": DataSet(X, Y),
+    "data set": Features(X, Y),
     "features": Features(X, LABELS, X, LABELS),
     "images": Images(X, LABELS, X, LABELS),
     "inputs": build(SETTING)._replace(posterior=GAUSSIAN, test=(X, LABELS)),
@@ -211,4 +211,4 @@ def test_values_that_hold_data_do_not_show_their_fields():
             if held:
                 assert kind.__repr__ in (Shown.__repr__, fields_in_words), f"{kind.__qualname__} shows {held}"
                 checked.add(kind.__name__)
-    assert checked >= {"GaussianPosterior", "SoftmaxPosterior", "DataSet", "Features"}
+    assert checked >= {"GaussianPosterior", "SoftmaxPosterior", "Features"}

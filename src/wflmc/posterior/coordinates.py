@@ -58,10 +58,8 @@ def coordinates(matrix: ArrayLike, prior_std: float, prior_on: str = "parameters
     W = np.asarray(matrix, dtype=float)
     if prior_on not in PRIORS:
         raise InputError("prior_on", prior_on, f"one of {', '.join(PRIORS)}")
-    if W.ndim != 2 or W.shape[0] != W.shape[1] or not np.all(np.isfinite(W)):
-        raise InputError("matrix", f"shape {W.shape}", "a finite square matrix")
-    if not np.linalg.cond(W) < 1e12:
-        raise InputError("matrix", f"condition number {np.linalg.cond(W):.3g}", "one that can be inverted")
+    if not np.all(np.isfinite(W)) or not np.linalg.cond(W) < 1e12:
+        raise InputError("matrix", W, "finite, and one that can be inverted")
     inverse = np.linalg.inv(W)
     if prior_on == "parameters":
         return Coordinates(W, inverse, prior_std * inverse.T, W @ W.T / prior_std**2)

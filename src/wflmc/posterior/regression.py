@@ -193,7 +193,7 @@ class Regression(Shown, Posterior):
         given = np.asarray(features, dtype=float)
         wanted = self.features.shape[-1] - self.intercept
         if given.ndim != 2 or given.shape[0] == 0 or given.shape[1] != wanted:
-            raise InputError("features", f"shape {given.shape}", f"[n, {wanted}], not empty")
+            raise InputError("features", f"shape {given.shape}", f"[n, {wanted}], of as many features as X")
         if not np.all(np.isfinite(given)):
             raise InputError("features", "values that are nan or infinite", "finite everywhere")
         return with_intercept(given) if self.intercept else given

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wflmc import channel
 from wflmc.channel import Link
-from wflmc.data import load_mnist, mnist_features
+from wflmc.data import Features, load_mnist, mnist_features
 from wflmc.dynamics import OVERDAMPED, Dynamics
 from wflmc.errors import InputError, without_data
 from wflmc.keys import host_generator, secret_key
@@ -22,7 +22,7 @@ from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
 from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
 from wflmc.scenario.expression import evaluate_expression
-from wflmc.scenario.files import DataSet, is_data_path, load_data, load_gains
+from wflmc.scenario.files import is_data_path, load_data, load_gains
 from wflmc.scenario.schema import Scenario, irrelevant, scenario_keys
 
 Posterior = GaussianPosterior | SoftmaxPosterior
@@ -115,13 +115,13 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     return dataclasses.replace(posterior, columns=() if data is None else data.columns), test
 
 
-def _load(scenario: Scenario, key: jax.Array) -> DataSet | None:
+def _load(scenario: Scenario, key: jax.Array) -> Features | None:
     """Return the scenario's data set; None where the model makes its own."""
     section = scenario.posterior
     if section.data == "synthetic":
         return None
     if section.data == "mnist":
-        return DataSet(*mnist_features(load_mnist(), host_generator(key, "data"), section.examples, section.dim))
+        return mnist_features(load_mnist(), host_generator(key, "data"), section.examples, section.dim)
     if not is_data_path(section.data):
         raise InputError("data", section.data, "'synthetic', 'mnist' or the path of an .npz or .csv file")
     data = load_data(section.data, text_labels=section.model == "softmax")
@@ -132,7 +132,7 @@ def _load(scenario: Scenario, key: jax.Array) -> DataSet | None:
     return data
 
 
-def _test_set(scenario: Scenario, posterior: Posterior, data: DataSet | None) -> Test | None:
+def _test_set(scenario: Scenario, posterior: Posterior, data: Features | None) -> Test | None:
     """Return features and targets to test predictions on, checked against the model; None where there are none."""
     if data is None:
         if not isinstance(posterior, SoftmaxPosterior):
@@ -145,10 +145,9 @@ def _test_set(scenario: Scenario, posterior: Posterior, data: DataSet | None) ->
     try:
         target = posterior.classes_of(data.y_test) if isinstance(posterior, SoftmaxPosterior) else data.y_test
         features, _ = checked(data.X_test, target)
+        posterior.design_matrix(features)
     except InputError as error:
         raise InputError(error.key, f"a test set (X_test, y_test) with {error.given}", error.allowed) from None
-    if features.shape[1] + posterior.intercept != posterior.features.shape[-1]:
-        raise InputError("data", f"X_test of {features.shape[1]} features", "of as many features as X")
     return features, data.y_test
 
 

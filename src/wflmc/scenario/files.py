@@ -8,15 +8,16 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.data import SHA256
-from wflmc.errors import InputError, without_data
+from wflmc.data import SHA256, Features
+from wflmc.errors import InputError
 from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
 
 DATA_SUFFIXES = (".npz", ".csv")
@@ -25,12 +26,12 @@ DATA_SUFFIXES = (".npz", ".csv")
 def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scenario:
     """Return a validated scenario from a TOML file, with `section.key=value` overrides; paths become absolute."""
     file = Path(path).expanduser()
+    with _reading("scenario", path, "a TOML file in UTF-8"):
+        text = file.read_text(encoding="utf-8-sig")
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError("scenario", str(path), f"valid TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("scenario", str(path), f"a readable TOML file ({_reason(error)})") from None
     for text in overrides or []:
         _override(content, text)
     scenario, folder = validate(content), file.resolve().parent
@@ -45,8 +46,17 @@ def _paths(scenario: Scenario) -> dict[str, str]:
     return {key: path for key, path in named.items() if path}
 
 
-def _reason(error: Exception) -> str:
-    return error.strerror or type(error).__name__ if isinstance(error, OSError) else "it is not UTF-8 text"
+@contextmanager
+def _reading(key: str, path: str | Path, wanted: str) -> Iterator[None]:
+    """Refuse a file that cannot be read, or has something else in it; what, never shows."""
+    try:
+        yield
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(key, str(path), f"{wanted} that can be read ({error.strerror or 'it is damaged'})") from None
+    except Exception:  # a corrupt file can fail in a dozen ways, all of which mean the same to its owner
+        raise InputError(key, str(path), wanted) from None
 
 
 def _override(content: dict[str, Any], text: str) -> None:
@@ -77,28 +87,14 @@ def file_digests(scenario: Scenario, keys: Collection[str] = ("posterior.data", 
     digests = {}
     for key, path in _paths(scenario).items():
         if key in keys and (key != "link.gains" or scenario.link.fading == "file"):
-            try:
+            with _reading(key, path, "a file"):
                 digests[key] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-            except OSError as error:
-                raise InputError(key, path, f"a file that can be read ({error.strerror})") from None
     if scenario.posterior.data == "mnist" and "posterior.data" in keys:  # which is verified whenever it is read
         digests["posterior.data"] = "".join(SHA256.values())
     return digests
 
 
-@without_data
-class DataSet(NamedTuple):
-    """X[N, features] and y[N], and a test set where there is one."""
-
-    X: NDArray[Any]
-    y: NDArray[Any]
-    X_test: NDArray[Any] | None = None
-    y_test: NDArray[Any] | None = None
-    columns: tuple[str, ...] = ()
-    """The names of the features, where the file has some."""
-
-
-def load_data(path: str | Path, text_labels: bool = False) -> DataSet:
+def load_data(path: str | Path, text_labels: bool = False) -> Features:
     """Return a data set from .npz (arrays X and y, and X_test and y_test if there are) or .csv.
 
     A CSV with a header has one column named y; without a header the last column is y.
@@ -106,32 +102,27 @@ def load_data(path: str | Path, text_labels: bool = False) -> DataSet:
     Args:
         text_labels: whether y of a CSV may be text.
     """
-    try:
-        return _load_npz(path) if str(path).lower().endswith(".npz") else _load_csv(path, text_labels)
-    except OSError as error:
-        raise InputError("data", str(path), f"a readable .npz or .csv file ({_reason(error)})") from None
+    return _load_npz(path) if str(path).lower().endswith(".npz") else _load_csv(path, text_labels)
 
 
-def _load_npz(path: str | Path) -> DataSet:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            result = DataSet(arrays["X"], arrays["y"], arrays.get("X_test"), arrays.get("y_test"))
-    except OSError:
-        raise
-    except Exception:  # a corrupt archive can fail in a dozen ways, all of which mean the same to its owner
-        raise InputError("data", str(path), "an .npz file with numeric arrays X and y") from None
+def _load_npz(path: str | Path) -> Features:
+    with (
+        _reading("data", path, "an .npz file of numeric arrays X and y"),
+        np.load(path, allow_pickle=False) as arrays,
+    ):
+        result = Features(arrays["X"], arrays["y"], arrays.get("X_test"), arrays.get("y_test"))
     if (result.X_test is None) != (result.y_test is None):
         raise InputError("data", str(path), "an .npz file with both of X_test and y_test, or neither")
     return result
 
 
-def _load_csv(path: str | Path, text_labels: bool) -> DataSet:
+def _load_csv(path: str | Path, text_labels: bool) -> Features:
     """Return the data set of a CSV; an error names the place, never what stands there."""
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            lines = {number: [cell.strip() for cell in row] for number, row in enumerate(csv.reader(file), 1)}
-    except (ValueError, csv.Error):
-        raise InputError("data", str(path), "a CSV file in UTF-8 with commas between its columns") from None
+    with (
+        _reading("data", path, "a CSV file in UTF-8 with commas between its columns"),
+        open(path, encoding="utf-8-sig", newline="") as file,
+    ):
+        lines = {number: [cell.strip() for cell in row] for number, row in enumerate(csv.reader(file), 1)}
     rows = {number: row for number, row in lines.items() if any(row)}
     names = next(iter(rows.values()), [])
     for number, row in rows.items():
@@ -153,7 +144,7 @@ def _load_csv(path: str | Path, text_labels: bool) -> DataSet:
         raise InputError("data", str(path), f"{wanted}; line {line} has none in column {column}")
     y = labels if text else numbers[:, target]
     columns = tuple(name for name in names if name != "y") if header else ()
-    return DataSet(np.delete(numbers, target, axis=1), y, columns=columns)
+    return Features(np.delete(numbers, target, axis=1), y, columns=columns)
 
 
 def _number(text: str) -> float:
@@ -167,13 +158,9 @@ def load_gains(path: str) -> NDArray[Any]:
     """Return channel gains [rounds, devices] from an .npy file."""
     if not path:
         raise InputError("gains", path, "the name of an .npy file when link.fading = 'file'")
-    try:
-        with open(path, "rb") as file:
-            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-    except OSError as error:
-        raise InputError("gains", path, f"a readable .npy file ({_reason(error)})") from None
-    except Exception:  # as for a corrupt archive
-        raise InputError("gains", path, "an .npy file of real or complex numbers (numpy.save writes one)") from None
+    wanted = "an .npy file of real or complex numbers (numpy.save writes one)"
+    with _reading("gains", path, wanted), open(path, "rb") as file:
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def to_toml(scenario: Scenario) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,6 @@ from wflmc.posterior.inputs import check_counts, check_positive
 from wflmc.posterior.partition import assign
 
 
-class Assignment(TypedDict, total=False):
-    """How examples are assigned to a number of devices."""
-
-    partition: str
-    key: jax.Array | None
-
-
 def posterior_from(
     log_likelihood: Callable[[Any, Any], Any],
     log_prior: Callable[[Any], Any],
@@ -37,7 +30,7 @@ def posterior_from(
     mu: float | None = None,
     L: float | None = None,
     batch: int | None = None,
-    **assignment: Unpack[Assignment],
+    **assignment: Any,
 ) -> CustomPosterior:
     """Return the posterior of any JAX model whose examples are spread over devices.
 
@@ -71,18 +64,11 @@ def posterior_from(
     sizes = np.array([part.size for part in parts])
     # A device's first example fills it up: one of zeros might have no likelihood at all.
     places = np.stack([np.append(part, np.full(sizes.max() - part.size, part[0])) for part in parts])
-    posterior = CustomPosterior(
-        data=jax.tree.map(lambda values: values[places], examples),
-        sizes=sizes,
-        start=start,
-        initial_std=float(initial_std),
-        mu=float(known.get("mu", np.nan)),
-        L=float(known.get("L", np.nan)),
-        model=model,
-        prior_devices=len(parts),
-        batch=None if batch is None or batch >= sizes.max() else int(batch),
-        estimated=tuple(name for name in ("mu", "L") if name not in known),
-    )
+    held = jax.tree.map(lambda values: values[places], examples)
+    batch = None if batch is None or batch >= sizes.max() else int(batch)
+    mu, L = (float(known.get(name, np.nan)) for name in ("mu", "L"))
+    estimated = tuple(name for name in ("mu", "L") if name not in known)
+    posterior = CustomPosterior(held, sizes, start, float(initial_std), mu, L, model, len(parts), batch, estimated)
     return _with_estimates(posterior) if posterior.estimated else posterior
 
 
@@ -120,14 +106,11 @@ def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
     mu, L, estimated = posterior.mu, posterior.L, posterior.estimated
     at_start, at_mode = posterior.eigenvalues(posterior.start), posterior.laplace[1]
     values, least = np.concatenate([at_start, at_mode]), at_start.min()
-    if not np.all(np.isfinite(values)):
-        wanted = "a number above 0: no estimate was found, as eigenvalues of the Hessian did not converge"
+    if not np.all(np.isfinite(values)) or ("mu" in estimated and at_mode.min() <= 0):
+        where = f"least eigenvalue {at_mode.min():.3g} at the mode found and {least:.3g} at `initial`"
+        wanted = f"a number above 0: none can be estimated, as the cost is not convex ({where}); is a sign wrong?"
         raise InputError(estimated[0], Found("was not given"), wanted)
     if "mu" in estimated:
-        if at_mode.min() <= 0:
-            where = f"least eigenvalue {at_mode.min():.3g} at the mode found and {least:.3g} at `initial`"
-            wanted = f"a number above 0: none can be estimated, as the cost is not convex ({where}); is a sign wrong?"
-            raise InputError("mu", Found("was not given"), wanted)
         mu = float(values.min() if least > 0 else at_mode.min())
         if least <= 0:
             mode_only = f"mu (at the mode alone: at the start the least eigenvalue is {least:.3g}, not convex)"
