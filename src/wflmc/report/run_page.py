@@ -50,6 +50,11 @@ HIDES = (
     "losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, and "
     "publishing several of them from the same real devices would add their losses up."
 )
+LEDGER = (
+    "Rounds in the ledger: {rounds}, each written before it was transmitted (in a federation: before its sum was "
+    "used), those of later runs included. Its hash chain is intact. Table and bars are of the plan, without absences."
+)
+NO_LEDGER = "There is no ledger in the folder: numbers are those of the plan."
 NEAREST = (
     "Theorem 1 with sliders, started at its setting nearest to this run: a static channel of the mean power that all "
     "devices know, a noiseless broadcast, one draw kept after all rounds, devices that are alike and all transmit, one "
@@ -303,27 +308,13 @@ def _privacy(run: Run, plan: PlanFile) -> Html:
     epsilon = run_figures.epsilon_figure(run)
     figures = [draw("spent", run_figures.spent_figure(spending)), "" if epsilon is None else draw("epsilon", epsilon)]
     note = paragraph(HIDES, hidden=HIDDEN[spending.unit, how], how=how)
-    parts = [note, accountants, grid(figures), _ledger(run)]
+    ledger = missing(NO_LEDGER) if run.ledger is None else paragraph(LEDGER, rounds=len(run.ledger.entries))
+    parts = [note, accountants, grid(figures), ledger]
     if plan.not_covered:
         rests = {True: "yes: wflmc publish refuses it unless told to accept it", False: "no: only this folder shows it"}
         items = [(item.name, item.text, rests[item.published]) for item in plan.not_covered]
         parts += [Html("<h3>What ε does not cover</h3>"), table(items, ("what", "why", "in a published file"))]
     return join(parts)
-
-
-def _ledger(run: Run) -> Html:
-    if run.ledger is None:
-        return missing("There is no ledger in the folder: numbers are those of the plan.")
-    rounds, summary = len(run.ledger.entries), run.summary
-    federation = None if summary is None else summary.federation
-    when = "it was transmitted" if federation is None else "its sum was used"
-    later = 0 if summary is None or summary.ledger is None else rounds - summary.ledger.rounds
-    cases = [
-        (True, "Rounds in the ledger: {rounds}, each written before {when}. Its hash chain is intact."),
-        (federation and federation.absences, "Table and bars are of the plan, in which no device is absent."),
-        (later > 0, "{later} of them were written after this run had ended."),
-    ]
-    return sentences(cases, rounds=rounds, later=later, when=when)
 
 
 def _explorer(run: Run) -> tuple[Section, list[str]]:

@@ -207,13 +207,13 @@ def _statements(claims: ClaimsFile | None, listed: str) -> Html:
     if not claims.claims:
         return missing("The paper makes no statement about {listed}: this goes past the paper.", listed=listed)
     verdicts = [verdict(claim.holds, claim.contradiction) for claim in claims.claims]
-    counts = {name: verdicts.count(name) for name in ("holds", "differs", CONTRADICTS)}
     rows = []
     for i, (claim, name) in enumerate(zip(claims.claims, verdicts, strict=True)):
         numbers = {"paper": claim.paper, "ours": claim.ours}
         cells = [v if isinstance(v, str) else data(f"claims.{i}.{key}", v, 4) for key, v in numbers.items()]
         rows.append((claim.figure, claim.statement, *cells, f"{MARKS[name]} {name}", claim.note))
-    note = paragraph(COUNTS, all=len(rows), data=claims.data or "unknown data", n=list(counts.values()))
+    counts = [verdicts.count(name) for name in MARKS]
+    note = paragraph(COUNTS, all=len(rows), data=claims.data or "unknown data", n=counts)
     return join([note, grid([table(rows, ("figure", "statement", "paper", "ours", "verdict", "why"))], "wide")])
 
 

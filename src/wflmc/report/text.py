@@ -57,11 +57,8 @@ def _setting_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if dynamics.has_velocity:
         numbers = {"h": c["step_size"], **dynamics.parameters}
         step = ", ".join([dynamics.name, *(f"{name} = {value:.4g}" for name, value in numbers.items())])
-    yield (
-        "setting",
-        f"{c['devices']} devices, {c['dim']} parameters, {c['burn_in']} + {c['samples']} rounds, {step}, "
-        f"μ = {c['mu']:.4g}, L = {c['L']:.4g}",
-    )
+    size = f"{c['devices']} devices, {c['dim']} parameters, {c['burn_in']} + {c['samples']} rounds"
+    yield "setting", f"{size}, {step}, μ = {c['mu']:.4g}, L = {c['L']:.4g}"
     yield "regime", document["regime"] or "changes with the round"
     shares = [f"{name} {share:.0%}" for name, share in document["regime_share"].items() if share]
     yield "rounds at each limit", ", ".join(shares)
