@@ -32,9 +32,7 @@ def command(
 
     given = None if features is None else Path(features).expanduser()
     target = Path(out).expanduser()
-    statement = publish_run(
-        Path(run).expanduser(), target, what=what, chains=chains, features=given, accept_not_covered=accept
-    )
+    statement = publish_run(Path(run).expanduser(), target, what=what, chains=chains, features=given, accept=accept)
     if as_json:
         print_json({"file": str(target), **statement})
     else:

@@ -9,6 +9,7 @@ remembered start can cause, is compared with the variance inside the groups.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,16 +65,9 @@ def choose_burn_in(
         limit: the largest number of pilot rounds.
         dynamics: overdamped by default. Groups share their first velocity too where there is one.
     """
-    ideal = plan(
-        posterior,
-        Link(channel.static()),
-        Privacy(),
-        step_size=step_size,
-        burn_in=0,
-        samples=1,
-        sampler=Sampler(dynamics=dynamics),
-        policy=Policy("noiseless"),
-    )
+    how: dict[str, Any] = {"sampler": Sampler(dynamics=dynamics), "policy": Policy("noiseless")}
+    link, privacy = Link(channel.static()), Privacy()
+    ideal = plan(posterior, link, privacy, step_size=step_size, burn_in=0, samples=1, **how)
     needed = dynamics.rounds_to_forget(step_size, posterior.mu, ideal.gamma)
     if needed > limit:
         why = f"which a step of {step_size:.3g} with mu = {posterior.mu:.3g} takes to forget the start"

@@ -46,12 +46,7 @@ class Answer(NamedTuple):
 
 
 def solve_for(
-    scenario: Scenario,
-    key: str,
-    target: float,
-    metric: str = "bound",
-    solver: str = "own",
-    progress: Callable[[int], None] = lambda count: None,
+    scenario: Scenario, key: str, target: float, metric: str, solver: str, progress: Callable[[int], None]
 ) -> Answer:
     """Search a key of the scenario for the smallest value whose plan is at least as good as the target.
 

@@ -157,14 +157,11 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
             joined: Any = {name: np.concatenate(parts, axis=1) for name, parts in both.items()}
             trace = replace(before, **joined, plans=(task.plan,), velocity=trace.velocity, key=trace.key)
         evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test, law)
-        summary = documents.summary_document(
-            evaluation,
-            (*task.plan.warnings, SIMULATED),
-            time.perf_counter() - began,
-            diagnose_plan(task.scenario, task.inputs, task.plan, evaluation),
-            document.get("not_covered", []),
-            None if ledger is None else ledger_document(ledger, task.folder),
-        )
+        warnings, seconds = (*task.plan.warnings, SIMULATED), time.perf_counter() - began
+        causes = diagnose_plan(task.scenario, task.inputs, task.plan, evaluation)
+        part = None if ledger is None else ledger_document(ledger, task.folder)
+        beyond = document.get("not_covered", [])
+        summary = documents.summary_document(evaluation, warnings, seconds, causes, beyond, part)
         files = []
         if task.folder is not None:
             contents = {"plan.json": document, "summary.json": summary}

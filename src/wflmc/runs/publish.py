@@ -26,13 +26,7 @@ ROUNDING = 1e-6
 
 
 def publish_run(
-    run: Path,
-    out: Path,
-    *,
-    what: str = "draws",
-    chains: int = 1,
-    features: Path | None = None,
-    accept_not_covered: bool = False,
+    run: Path, out: Path, *, what: str = "draws", chains: int = 1, features: Path | None = None, accept: bool = False
 ) -> dict[str, Any]:
     """Write the first chain of a finished run, or what follows from it, as NetCDF; return what is promised of it.
 
@@ -43,7 +37,7 @@ def publish_run(
         what: draws [draw, m]; predictions for `features`; or moments, the mean and covariance of the draws.
         chains: 1; more of them would cost as many times the loss.
         features: .npy file, or .npz with an array X, of public rows [n, d] to predict.
-        accept_not_covered: publish although the file rests on something that ε does not cover, which the statement
+        accept: publish although the file rests on something that ε does not cover, which the statement
             then lists.
 
     Raises:
@@ -54,7 +48,7 @@ def publish_run(
     _check_arguments(what, features, out)
     plan, scenario, uncovered = _finished(run)
     _check_promise(run, plan, scenario, chains)
-    if uncovered and not accept_not_covered:
+    if uncovered and not accept:
         names = ", ".join(item.name for item in uncovered)
         hint = "not_covered in its plan.json says what to change, and --accept-not-covered publishes it as it is"
         allowed = f"a run of which epsilon covers all that is published; this one rests on {names}. {hint}"
