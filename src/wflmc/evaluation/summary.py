@@ -23,6 +23,7 @@ RHAT_CONCERN = 1.2
 
 FROM_CHAINS = "{0.worst:.3g} ± {0.worst_se:.1g} (from chains); as many perfect ones show {0.floor:.2g}"
 EXCESS = "{:.3g} times what sampling needs: samples spread some {:.2g} times too wide"
+TestSet = tuple[ArrayLike, ArrayLike]
 UNKNOWN = Distance(np.zeros(0), np.nan, np.nan)
 
 
@@ -138,10 +139,7 @@ class Evaluation(Shown):
 
 
 def evaluate(
-    trace: Trace,
-    posterior: Posterior | None,
-    test: tuple[ArrayLike, ArrayLike] | None = None,
-    law: ExactLaw | None = None,
+    trace: Trace, posterior: Posterior | None, test: TestSet | None = None, law: ExactLaw | None = None
 ) -> Evaluation:
     """Return distance to the posterior (where it is known), R-hat, ESS, clip rate, test scores and privacy spent.
 
@@ -192,7 +190,7 @@ def _mean(rates: NDArray[Any]) -> float | None:
     return None if not rates.size or np.isnan(rates).any() else float(rates.mean())
 
 
-def _scores(trace: Trace, posterior: object, test: tuple[ArrayLike, ArrayLike]) -> Calibration | Regression:
+def _scores(trace: Trace, posterior: object, test: TestSet) -> Calibration | Regression:
     if len(test) != 2:
         raise InputError("test", f"{len(test)} values", "two: features[n, d] and targets or labels[n]")
     if isinstance(posterior, GaussianPosterior):

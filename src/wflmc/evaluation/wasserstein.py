@@ -77,15 +77,12 @@ def exact_w2_sq(posterior: object, plan: Plan | Sequence[Plan]) -> Array:
     Over several plans (one per channel realisation) it is that of their pooled mean and covariance.
     """
     plans = [plan] if isinstance(plan, Plan) else list(plan)
-    motion = Motion(
-        np.stack([p.step_size for p in plans]),
-        np.stack([p.weight_received for p in plans]),
-        plans[0].init,
-        jax.tree.map(lambda *each: np.array(each)[:, None], *(p.dynamics for p in plans)),
-        np.array([[p.downlink_noise] for p in plans]),
-    )
+    names = ("step_size", "weight_received", "noise_variance")
+    steps, weights, noise = (np.stack([getattr(p, name) for p in plans]) for name in names)
+    dynamics = jax.tree.map(lambda *each: np.array(each)[:, None], *(p.dynamics for p in plans))
+    motion = Motion(steps, weights, plans[0].init, dynamics, np.array([[p.downlink_noise] for p in plans]))
     known = _checked(posterior)
-    laws = known.chain(motion).law(np.stack([p.noise_variance for p in plans]))
+    laws = known.chain(motion).law(noise)
     return w2_squared(pool(laws), known.exact)
 
 

@@ -118,8 +118,7 @@ def _metric(scenario: Scenario, inputs: Inputs, metric: str, solver: str) -> flo
     plan = make_plan(scenario, inputs, solver=solver)
     if metric == "bound" and plan.objective_name != "exact":
         return plan.objective
-    posterior = inputs.posterior
-    rounds = exact_w2_sq(posterior, plan) if metric == "exact" and isinstance(posterior, HasLaw) else plan.bound
+    rounds = exact_w2_sq(inputs.posterior, plan) if metric == "exact" else plan.bound
     assert rounds is not None  # kinetic dynamics alone have no bound
     kept = rounds[plan.burn_in :]
     return float(kept.mean() if plan.objective_name == "average" else kept.max())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -238,15 +237,13 @@ def read_document(path: Path, model: type[Model], key: str) -> Model:
         key: the argument that names the file, for the error.
     """
     try:
-        return model.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return model.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(key, str(path), f"a readable file ({error.strerror})") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InputError(key, str(path), f"as wflmc wrote it ({f'{where}: ' * bool(where)}{first['msg']})") from None
-    except OSError as error:
-        raise InputError(key, str(path), f"a readable file ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise InputError(key, str(path), "as wflmc wrote it (it is not JSON)") from None
 
 
 def plan_document(
@@ -314,12 +311,10 @@ def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
 def _json_scenario(scenario: Scenario) -> dict[str, Any]:
     """Return the keys that were set; JSON cannot write infinity, and one key has a default that is not it."""
     content: dict[str, dict[str, Any]] = scenario.model_dump(exclude_unset=True, exclude_none=True)
+    if scenario.policy.max_round_noise == math.inf:
+        content["policy"]["max_round_noise"] = "inf"
     return {
-        section: {
-            key: "inf" if value == math.inf else value
-            for key, value in values.items()
-            if value != math.inf or key == "max_round_noise"
-        }
+        section: {key: value for key, value in values.items() if value != math.inf}
         for section, values in content.items()
     }
 
