@@ -90,7 +90,7 @@ def command(
         document["solve_for"] = {**answer, "answer": text.answer_sentence(answer, plan.privacy.adjacency)}
         if metric == "exact" and document["not_covered"]:
             why = "It was chosen by the exact distance to the posterior (--metric exact)."
-            document["not_covered"].append(NotCovered(f"--solve-for {unknown}", why)._asdict())
+            document["not_covered"].append(vars(NotCovered(f"--solve-for {unknown}", why)))
     if plot is not None:
         run_figures.draw_plan(plan, plot)
     if as_json:
@@ -117,6 +117,4 @@ def _search(
     if target is None:
         raise missing("--target", "with --solve-for")
     with progress_bar("plans tried, at most", 330 if key == "sampler.burn_in" else 60) as advance:
-        answer = solve_for(scenario, key, target, metric, solver, advance)
-    document = answer._asdict()
-    return document.pop("scenario"), {**document, "reachable": answer.value is not None}
+        return solve_for(scenario, key, target, metric, solver, advance)

@@ -42,9 +42,8 @@ def command(
     name, key = (out, "--out") if resume is None else (resume, "--resume")
     writing: AbstractContextManager[Path | None] = nullcontext() if name is None else output_folder(name, key)
     with writing as folder:
-        result = run_scenario(request, folder, progress_bar, shared.note)
-        files = [*result.files, *draw_scores(result.evaluation, result.scenario, folder)]
-    summary = result.summary
+        settled, summary, evaluation, files = run_scenario(request, folder, progress_bar, shared.note)
+        files += draw_scores(evaluation, settled, folder)
     if as_json:
         shared.warn(summary["warnings"])
         shared.print_json(summary)
@@ -53,7 +52,7 @@ def command(
     shared.warn(warnings)
     if files:
         print(summary["owner_only"])
-    print("\n".join([str(result.evaluation), *diagnosis_lines(summary["diagnosis"])]))
+    print("\n".join([str(evaluation), *diagnosis_lines(summary["diagnosis"])]))
     print(simulated)
     print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
     if files:

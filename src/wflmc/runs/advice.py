@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from wflmc.errors import InputError
 from wflmc.evaluation import Evaluation, exact_w2_sq
@@ -30,24 +30,9 @@ TOLERANCE = 1e-6
 """Relative, of an SNR or ε that was searched for."""
 
 
-class Answer(NamedTuple):
-    """The smallest value that reaches the target (None if none does), and the scenario with it."""
-
-    key: str
-    metric: str
-    target: float
-    value: float | int | None
-    reached: float
-    """The metric at the answer; where the target is out of reach, the best of all that were tried."""
-    best_at: float | int
-    """The value of the key that gave `reached`."""
-    scenario: Scenario
-    """The scenario with that value."""
-
-
 def solve_for(
     scenario: Scenario, key: str, target: float, metric: str, solver: str, progress: Callable[[int], None]
-) -> Answer:
+) -> tuple[Scenario, dict[str, Any]]:
     """Search a key of the scenario for the smallest value whose plan is at least as good as the target.
 
     For SNR and ε more is never worse at fixed active sets, and bisection finds the edge to 1e-6 of the value. More
@@ -56,6 +41,10 @@ def solve_for(
 
     Args:
         progress: called with the number of plans made so far.
+
+    Returns:
+        The scenario with the answer; and that as plain data: `value`, None where nothing reaches the target, `reached`,
+        the metric there or the best of all that were tried, and `best_at`, the value that gave it.
     """
     _check(scenario, key, target, metric)
     inputs = build(scenario)
@@ -95,8 +84,9 @@ def solve_for(
         best = min(values, key=lambda value: (values[value], value))
         if math.isinf(values[best]):
             raise errors[0]
-    value = best if measure(best) <= target else None
-    return Answer(key, metric, target, value, measure(best), best, with_values(scenario, {key: best}))
+    reachable, asked = measure(best) <= target, {"key": key, "metric": metric, "target": target}
+    found = {"value": best if reachable else None, "reached": measure(best), "best_at": best, "reachable": reachable}
+    return with_values(scenario, {key: best}), {**asked, **found}
 
 
 def _check(scenario: Scenario, key: str, target: float, metric: str) -> None:

@@ -17,7 +17,7 @@ from wflmc.posterior.base import Predicts
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.privacy.accountants import epsilon_by_dp_accounting
 from wflmc.scenario import Inputs, Scenario
-from wflmc.scenario.coverage import OWNER_ONLY
+from wflmc.scenario.coverage import OWNER_ONLY, NotCovered
 from wflmc.scenario.files import file_digests, plain
 from wflmc.version import __version__
 
@@ -99,14 +99,6 @@ class Spending(Document):
         return [spent / (budget or 1.0) for spent, budget in zip(total, self.budgets, strict=True)]
 
 
-class Uncovered(Document):
-    """One item of `not_covered`."""
-
-    name: str
-    text: str
-    published: bool
-
-
 class PlanFile(Document):
     """plan.json, in the order of its keys."""
 
@@ -129,7 +121,7 @@ class PlanFile(Document):
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
     diagnosis: list[dict[str, Any]] | None = None
-    not_covered: list[Uncovered] = []
+    not_covered: list[NotCovered] = []
     warnings: list[str]
     seconds: float
     version: str
@@ -219,7 +211,7 @@ class SummaryFile(Document):
     epsilon_spent: float | None
     adjacency: str = "replace"
     diagnosis: list[dict[str, Any]] | None = None
-    not_covered: list[Uncovered] = []
+    not_covered: list[NotCovered] = []
     warnings: list[str]
     seconds: float
     ledger: LedgerPart | None
@@ -280,7 +272,7 @@ def plan_document(
         },
         **{f"exact_{name}": value for name, value in law._asdict().items()},
         "diagnosis": None,
-        "not_covered": [item._asdict() for item in inputs.not_covered],
+        "not_covered": [vars(item) for item in inputs.not_covered],
         "seconds": seconds,
         "version": __version__,
         "scenario": _json_scenario(scenario),

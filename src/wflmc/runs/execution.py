@@ -38,6 +38,8 @@ from wflmc.scenario.schema import with_values
 from wflmc.storage import FULL, replacing, write_text
 
 Say = Callable[[str], None]
+Result = tuple[Scenario, dict[str, Any], Evaluation, list[Path]]
+"""The scenario as settled, the content of summary.json, the evaluation, and the files that were written."""
 
 CHECKPOINT, SETTINGS = ".checkpoint", "about.json"
 VELOCITY = "velocity.npy"
@@ -95,15 +97,6 @@ class Task(NamedTuple):
     def checkpoint(self) -> Path | None:
         """Where progress is kept."""
         return None if self.folder is None else self.folder / CHECKPOINT
-
-
-class Result(NamedTuple):
-    """A run's scenario as settled, its results, and the files that were written."""
-
-    scenario: Scenario
-    summary: dict[str, Any]
-    evaluation: Evaluation
-    files: list[Path]
 
 
 def run_scenario(request: Request, folder: Path | None, bar: ProgressBar, say: Say) -> Result:
@@ -168,7 +161,7 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
             files = write_run(task.folder, task.scenario, trace, contents, task.ledger)
     if task.checkpoint is not None:
         shutil.rmtree(task.checkpoint)
-    return Result(task.scenario, summary, evaluation, files)
+    return task.scenario, summary, evaluation, files
 
 
 def _new_task(request: Request, folder: Path | None, say: Say) -> Task:

@@ -18,7 +18,7 @@ from wflmc.planning import Allocation, Plan, Policy, PowerPolicy, Problem, Sampl
 from wflmc.planning.advice import UNSCALED_FEATURES
 from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
 from wflmc.scenario.build import Inputs, build, step_sizes
-from wflmc.scenario.coverage import NotCovered, data_warnings
+from wflmc.scenario.coverage import data_warnings
 from wflmc.scenario.files import file_digests, plain
 from wflmc.scenario.schema import Scenario, scenario_keys, validate, with_values
 
@@ -95,8 +95,8 @@ def read_plan(path: str | Path, key: jax.Array | None = None, option: str = "--p
         raise InputError(f"{option}: sampler.seed", "secret", allowed)
     inputs = build(scenario, key)
     known = {item.name for item in inputs.not_covered}  # the scenario no longer shows what was settled in the plan
-    settled = (NotCovered(item.name, item.text, item.published) for item in document.not_covered)
-    inputs = inputs._replace(not_covered=(*inputs.not_covered, *(item for item in settled if item.name not in known)))
+    settled = (item for item in document.not_covered if item.name not in known)
+    inputs = inputs._replace(not_covered=(*inputs.not_covered, *settled))
 
     def given_power(problem: Problem) -> Allocation:
         return _given_power(document, problem, inputs.link.noise_power, option)

@@ -14,7 +14,7 @@ from scipy.special import softmax
 from wflmc.errors import InputError
 from wflmc.posterior.inputs import with_intercept
 from wflmc.privacy.promise import HIDDEN
-from wflmc.runs.documents import PlanFile, Uncovered, read_document
+from wflmc.runs.documents import PlanFile, read_document
 from wflmc.sampling.trace import write_groups
 from wflmc.scenario import NotCovered, Scenario, not_covered, validate
 from wflmc.scenario.build import build_privacy
@@ -86,7 +86,7 @@ def _check_arguments(what: str, features: Path | None, out: Path) -> None:
             raise InputError(option, value, allowed)
 
 
-def _finished(run: Path) -> tuple[PlanFile, Scenario, list[Uncovered | NotCovered]]:
+def _finished(run: Path) -> tuple[PlanFile, Scenario, list[NotCovered]]:
     """Return plan.json of a finished run, its scenario, and what ε does not cover of what would be published."""
     if not all((run / name).is_file() for name in ("plan.json", "summary.json", "trace.nc")):
         raise InputError("RUN", str(run), "the folder of a finished run, with plan.json, summary.json and trace.nc")
@@ -164,9 +164,7 @@ def _rows(path: Path, intercept: bool, size: int) -> NDArray[np.float64]:
     return with_intercept(rows) if intercept else rows
 
 
-def _statement(
-    what: str, plan: PlanFile, scenario: Scenario, uncovered: Sequence[Uncovered | NotCovered]
-) -> dict[str, Any]:
+def _statement(what: str, plan: PlanFile, scenario: Scenario, uncovered: Sequence[NotCovered]) -> dict[str, Any]:
     """Return what is promised to whom, by which accountant, unit and adjacency."""
     section, adjacency = scenario.privacy, plan.privacy.adjacency
     largest = f"({np.max(section.epsilon or 0):g}, {np.max(section.delta or 0):g})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +19,8 @@ OWNER_ONLY = (
 """The first thing that a run folder says."""
 
 
-class NotCovered(NamedTuple):
+@dataclass(frozen=True)
+class NotCovered:
     """Something that depends on private data and that ε does not account for."""
 
     name: str
