@@ -81,9 +81,8 @@ def test_chains_at_once_and_reliability():
         for found, wanted in zip(together, calibration(p, y), strict=True):
             np.testing.assert_allclose(found[c], wanted, rtol=1e-12)
     merged, pooled = reliability(together), calibration(np.concatenate(cases), np.tile(y, 3))
-    np.testing.assert_allclose(merged.share, pooled.share)
-    np.testing.assert_allclose(merged.observed, pooled.observed)
-    np.testing.assert_allclose(merged.confidence, pooled.confidence)
+    for name in ("share", "observed", "confidence"):
+        np.testing.assert_allclose(merged[name], getattr(pooled, name))
 
 
 def test_bins_include_their_upper_edge():

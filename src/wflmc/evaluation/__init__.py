@@ -7,7 +7,6 @@ from wflmc.evaluation.causes import advise as advise
 from wflmc.evaluation.diagnostics import diagnose as diagnose
 from wflmc.evaluation.diagnostics import preload as preload
 from wflmc.evaluation.scores import Calibration as Calibration
-from wflmc.evaluation.scores import Reliability as Reliability
 from wflmc.evaluation.scores import calibration as calibration
 from wflmc.evaluation.scores import predictive_scores as predictive_scores
 from wflmc.evaluation.scores import regression_scores as regression_scores

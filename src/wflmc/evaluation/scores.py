@@ -79,24 +79,15 @@ def _check(p: Array, truth: NDArray[Any], bins: int) -> None:
         raise InputError("bins", bins, "at least 1")
 
 
-class Reliability(NamedTuple):
-    """A reliability diagram, one entry per bin: [bins]."""
-
-    confidence: Array
-    observed: Array
-    share: Array
-
-
-def reliability(scores: Calibration) -> Reliability:
-    """Return confidence and accuracy per bin over all chains; nan where a bin is empty."""
+def reliability(scores: Calibration) -> dict[str, Array]:
+    """Return confidence, observed accuracy and share of examples per bin over all chains; nan where a bin is empty."""
     share = scores.share.reshape(-1, scores.share.shape[-1])
     held = share.sum(0)
-
-    def mean(values: Array) -> Array:
+    found = {"confidence": scores.confidence, "observed": scores.observed}
+    for name, values in found.items():
         total = np.where(share > 0, values.reshape(share.shape) * share, 0.0).sum(0)
-        return np.divide(total, held, out=np.full_like(held, np.nan), where=held > 0)
-
-    return Reliability(mean(scores.confidence), mean(scores.observed), held / len(share))
+        found[name] = np.divide(total, held, out=np.full_like(held, np.nan), where=held > 0)
+    return {**found, "share": held / len(share)}
 
 
 def predictive_scores(posterior: Predicts, theta: NDArray[Any], features: ArrayLike, labels: ArrayLike) -> Calibration:
@@ -105,10 +96,7 @@ def predictive_scores(posterior: Predicts, theta: NDArray[Any], features: ArrayL
     Labels are as in the training data. Predictions are float32: a probability that underflows counts as the smallest
     there is (1e-38, 87 nats).
     """
-    try:
-        truth = posterior.classes_of(labels)
-    except InputError as error:
-        raise InputError("labels", error.given, error.allowed) from None
+    truth = posterior.classes_of(labels)
     held = 4 * theta.shape[1] * theta.shape[2] + 8 * truth.size * len(posterior.class_names)
     at_once, tiny = max(1, CHUNK_BYTES // held), float(np.finfo(np.float32).tiny)
     parts = [
@@ -131,11 +119,8 @@ def regression_scores(
     posterior: GaussianPosterior, theta: NDArray[np.floating], features: ArrayLike, target: ArrayLike
 ) -> Regression:
     """Return scores of each chain's predictions N(θᵀu, 1), averaged over its draws theta[chain, draw, m]."""
-    try:
-        rows, observed = checked(features, target)
-        rows = posterior.design_matrix(rows)
-    except InputError as error:
-        raise InputError("test", error.given, error.allowed) from None
+    rows, observed = checked(features, target)
+    rows = posterior.design_matrix(rows)
     chains, draws, _ = theta.shape
     squares, densities = np.zeros(chains), np.zeros(chains)
     pieces = -(-8 * draws * len(rows) // CHUNK_BYTES)

@@ -103,16 +103,11 @@ class Evaluation(Shown):
         return tuple(text for text, holds in rules.items() if holds)
 
     def _facts(self) -> dict[str, Any]:
-        same = {name: getattr(self, name) for name in ("bound", "rhat_max", "ess_min", "epsilon_spent")}
-        return {
-            "w2_sq": None if self.w2_sq is None else self.w2_sq.worst,
-            "exact_w2_sq": self.worst_exact,
-            **same,
-            "adjacency": None if self.epsilon_spent is None else self.adjacency,
-            **self.mean_scores,
-            "clip_rate": self.clip_rate["samples"],
-            "warnings": len(self.warnings),
-        }
+        facts = {"w2_sq": None if self.w2_sq is None else self.w2_sq.worst, "exact_w2_sq": self.worst_exact}
+        facts |= {name: getattr(self, name) for name in ("bound", "rhat_max", "ess_min", "epsilon_spent")}
+        adjacency = None if self.epsilon_spent is None else self.adjacency
+        counts = {"clip_rate": self.clip_rate["samples"], "warnings": len(self.warnings)}
+        return {**facts, "adjacency": adjacency, **self.mean_scores, **counts}
 
     def __str__(self) -> str:
         chains, draws = self.w2_sq, len(self.exact_w2_sq or ()) - self.burn_in
@@ -193,10 +188,13 @@ def _mean(rates: NDArray[Any]) -> float | None:
 def _scores(trace: Trace, posterior: object, test: TestSet) -> Calibration | Regression:
     if len(test) != 2:
         raise InputError("test", f"{len(test)} values", "two: features[n, d] and targets or labels[n]")
-    if isinstance(posterior, GaussianPosterior):
-        return regression_scores(posterior, trace.theta, *test)
-    if isinstance(posterior, Predicts):
-        return predictive_scores(posterior, trace.theta, *test)
+    try:
+        if isinstance(posterior, GaussianPosterior):
+            return regression_scores(posterior, trace.theta, *test)
+        if isinstance(posterior, Predicts):
+            return predictive_scores(posterior, trace.theta, *test)
+    except InputError as error:
+        raise InputError("test", error.given, error.allowed) from None
     raise InputError("test", "a test set", "left out for a model that does not predict by itself")
 
 

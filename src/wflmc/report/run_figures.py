@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from wflmc.errors import InputError
-from wflmc.evaluation import Calibration, Evaluation, Reliability, reliability
+from wflmc.evaluation import Calibration, Evaluation, reliability
 from wflmc.evaluation.wasserstein import Comparison, autocorrelation
 from wflmc.planning import Plan
 from wflmc.planning.solvers.closed_form import REGIMES
@@ -21,7 +21,7 @@ from wflmc.report.blocks import number, percent
 from wflmc.report.figure import BLUE, COLORS, GREEN, LIMIT_LOOKS, RED, Axis, Band, Bars, Figure, Line, Panel, Shade
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import thin
-from wflmc.runs.documents import Bins, Spending
+from wflmc.runs.documents import Spending
 from wflmc.runs.folder import Draws, Run
 from wflmc.scenario import Scenario
 from wflmc.scenario.build import build_privacy
@@ -262,12 +262,13 @@ def draw_scores(evaluation: Evaluation, scenario: Scenario, folder: Path | None)
     return draw_picture(figure, folder / "reliability.png", folder / "reliability.svg")
 
 
-def reliability_figure(bins: Reliability | Bins, about: str = "") -> Figure:
+def reliability_figure(bins: dict[str, Any], about: str = "") -> Figure:
     """Return confidence against accuracy, bin by bin, over all chains; bins of few examples are left out."""
-    count, full = len(bins.share), [index for index, part in enumerate(bins.share) if part > 1e-3]
-    x, y = [bins.confidence[i] for i in full], [bins.observed[i] for i in full]
+    share = bins["share"]
+    count, full = len(share), [index for index, part in enumerate(share) if part > 1e-3]
+    x, y = ([bins[name][i] for i in full] for name in ("confidence", "observed"))
     lines = [Line([0, 1], [0, 1], "perfect calibration", "#8a93a0"), Line(x, y, "predictions", RED, marker="o")]
-    bars = Bars([(i + 0.5) / count for i in range(count)], bins.share, "share of examples", width=1 / count)
+    bars = Bars([(i + 0.5) / count for i in range(count)], share, "share of examples", width=1 / count)
     upper = Panel(lines, Axis("accuracy", range=(0, 1.02)), height=2)
     lower = Panel([bars], Axis("share", zero=True), height=0.7)
     title = f"Reliability on the test set\n{about}"

@@ -159,14 +159,6 @@ class ClipRate(Document):
     samples: float | None
 
 
-class Bins(Document):
-    """`reliability` of summary.json."""
-
-    confidence: list[float | None]
-    observed: list[float | None]
-    share: list[float]
-
-
 class LedgerPart(Document):
     """`ledger` of summary.json."""
 
@@ -207,7 +199,7 @@ class SummaryFile(Document):
     nll: float | None
     brier: float | None
     rmse: float | None = None
-    reliability: Bins | None
+    reliability: dict[str, list[float | None]] | None
     epsilon_spent: float | None
     adjacency: str = "replace"
     diagnosis: list[dict[str, Any]] | None = None
@@ -329,7 +321,7 @@ def summary_document(
         **evaluation.mean_scores,
         "owner_only": OWNER_ONLY,
         "w2_sq": None if distance is None else _attributes(distance, *Distance.model_fields),
-        "reliability": reliability(scores)._asdict() if isinstance(scores, Calibration) else None,
+        "reliability": reliability(scores) if isinstance(scores, Calibration) else None,
         "diagnosis": causes,
         "not_covered": beyond,
         "warnings": [*evaluation.warnings, *warnings],
