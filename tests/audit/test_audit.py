@@ -82,7 +82,7 @@ def test_differences_cancel_what_they_should():
     signal, gain = rng.normal(size=(3, 9)), rng.uniform(1, 2, 9)
     mask = np.ones(9, dtype=bool)
     mask[4] = False
-    plain, scaled = attack.differences(signal, mask), attack.scaled_differences(signal, mask, gain)
+    plain, scaled = attack.differences(signal, mask), attack.differences(signal, mask, gain=gain)
     np.testing.assert_allclose(plain.sum(1), 0, atol=1e-12)
     np.testing.assert_allclose(scaled @ gain, 0, atol=1e-12)
     for weight in (plain, scaled):  # the part of the signal that is left, so that it is its own matched filter

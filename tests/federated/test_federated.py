@@ -434,13 +434,17 @@ def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(tmp_p
     other = replace(made.job, plan=plan)
     assert other.run != made.job.run
     devices = [Device(made.inputs.posterior.device(k), other.terms(k)) for k in range(5)]
-    server = open_server(other, tmp_path / "other", tmp_path / "server" / "ledger.jsonl")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "ledger.path").write_text("../server/ledger.jsonl")
+    server = open_server(other, tmp_path / "other")
     with pytest.raises(InputError, match="same noise"):
         serve(server, absent_in(np.ones((7, 5), bool), devices))
     assert server.checkpoint.load().rounds == 0
     fresh = replace(other, key=other.key + np.uint32(1))
     devices = [Device(made.inputs.posterior.device(k), fresh.terms(k)) for k in range(5)]
-    server = open_server(fresh, tmp_path / "fresh", tmp_path / "server" / "ledger.jsonl")
+    (tmp_path / "fresh").mkdir()
+    (tmp_path / "fresh" / "ledger.path").write_text("../server/ledger.jsonl")
+    server = open_server(fresh, tmp_path / "fresh")
     serve(server, absent_in(np.ones((7, 5), bool), devices))
     assert server.checkpoint.load().rounds == 7
 

@@ -65,11 +65,6 @@ class Target(NamedTuple):
     ±signal, whatever the clips."""
 
     @property
-    def rounds(self) -> Rounds:
-        """As the kernel takes them."""
-        return float32_rounds(self.plan)
-
-    @property
     def neighbour(self) -> float:
         """The factor of the canary in the neighbouring data set: −1, or 0 where neighbours are silent or empty."""
         return -1.0 if self.plan.privacy.adjacency == "replace" else 0.0
@@ -165,22 +160,14 @@ def pairs(mask: Mask, first: int = 0) -> tuple[NDArray[np.intp], NDArray[np.intp
     return at[0 : 2 * count : 2], at[1 : 2 * count : 2]
 
 
-def differences(signal: Array, mask: Mask, first: int = 0) -> Array:
-    """Return the best weights that cancel noise which is the same in two neighbouring rounds."""
+def differences(signal: Array, mask: Mask, first: int = 0, gain: Array | None = None) -> Array:
+    """Return the best weights that cancel noise which is in two neighbouring rounds as their gains are, or the same."""
     one, two = pairs(mask, first)
+    strength = np.ones(mask.size) if gain is None else gain
     weight = np.zeros(signal.shape)
-    half = (signal[..., one] - signal[..., two]) / 2
-    weight[..., one], weight[..., two] = half, -half
-    return weight
-
-
-def scaled_differences(signal: Array, mask: Mask, gain: Array) -> Array:
-    """Return the best weights that cancel noise which is in two neighbouring rounds as their gains are."""
-    one, two = pairs(mask)
-    weight = np.zeros(signal.shape)
-    across = signal[..., one] * gain[two] - signal[..., two] * gain[one]
-    part = across / (gain[one] ** 2 + gain[two] ** 2)
-    weight[..., one], weight[..., two] = part * gain[two], -part * gain[one]
+    across = signal[..., one] * strength[two] - signal[..., two] * strength[one]
+    part = across / (strength[one] ** 2 + strength[two] ** 2)
+    weight[..., one], weight[..., two] = part * strength[two], -part * strength[one]
     return weight
 
 
@@ -208,6 +195,10 @@ class Attack(NamedTuple):
     """Of them at a time."""
     run: Run
     """(key, first trial, count) -> statistics [count, test] of the transcripts of + and of −."""
+
+
+Tests = list[tuple[Question, Array]]
+"""Questions, and their weights[S]."""
 
 
 def _attack(tests: list[Question], trials: int, numbers: int, run: Run, least: int = 1) -> Attack:
@@ -277,19 +268,13 @@ def _filtered(
 
 
 def _by_kernel(
-    target: Target,
-    tests: list[tuple[Question, Array]],
-    trials: int,
-    signs: Array | None = None,
-    others: tuple[float, float] | None = None,
-    chunks: int = 1,
+    target: Target, tests: Tests, trials: int, signs: Array | None = None, others: Any = None, chunks: int = 1
 ) -> Attack:
     """Return attacks with a raw canary on one device, along the first of two coordinates; others send nothing.
 
     Args:
-        tests: questions and their weights[S].
         signs: of the canary in every round, [S].
-        others: what known examples of the device add to both neighbours.
+        others: what known examples of the device add to both neighbours, two numbers.
     """
     plan, k = target.plan, target.device
     signs = np.ones(len(plan.rounds)) if signs is None else signs
@@ -300,7 +285,7 @@ def _by_kernel(
     for column, (_, values) in enumerate(tests):
         weight[:, column] = _unit(values, plan.noise_power)
     midpoint = (signs * target.midpoint[:, k]) @ weight
-    rounds, turns = target.rounds, signs.astype(np.float32)
+    rounds, turns = float32_rounds(plan), signs.astype(np.float32)
 
     def side(key: jax.Array, which: int, first: int, count: int) -> Statistics:
         statistics = np.asarray(_filtered(key, sides[which], rounds, turns, weight, first, count)) - midpoint
@@ -334,7 +319,7 @@ def turning(key: jax.Array, target: Target, trials: int, mu_limit: float) -> Att
     filters = {
         "signs that vary": expected * mask,
         "differences of rounds": differences(expected, mask),
-        "scaled differences of rounds": scaled_differences(expected, mask, gain),
+        "scaled differences of rounds": differences(expected, mask, gain=gain),
     }
     tests = [(_question(name, target, k, signal, w, mask), w) for name, w in filters.items() if w.any()]
     return _by_kernel(target, tests, trials, signs)
@@ -361,7 +346,7 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
         for k in range(devices)
     ]
     unit = np.stack([_unit(weight, plan.noise_power) for weight in weights.T], axis=1)
-    midpoint, rounds = np.sum(target.midpoint * unit, axis=0), target.rounds
+    midpoint, rounds = np.sum(target.midpoint * unit, axis=0), float32_rounds(plan)
     weight, same = unit.astype(np.float32)[:, None], np.ones(len(plan.rounds), np.float32)
 
     def run(key: jax.Array, first: int, count: int) -> tuple[Statistics, Statistics]:

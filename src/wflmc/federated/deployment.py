@@ -147,11 +147,6 @@ class Part(NamedTuple):
         """What it has written, without colours."""
         return re.sub(r"\x1b\[\d+m", "", self.log.read_text(encoding="utf-8", errors="replace")).strip()
 
-    @property
-    def ended(self) -> bool:
-        """Whether it runs no longer."""
-        return self.process.poll() is not None
-
     def tree(self) -> list[psutil.Process]:
         """Return all processes below this one, and itself last."""
         try:
@@ -218,7 +213,7 @@ class Loopback:
         command = superlink_command(HOST, self.port, str(self.state / "superlink.db"))
         link, end = self._start(LINK, command, self.server, self.env), time.monotonic() + PATIENCE
         while not self._listens():
-            if link.ended or time.monotonic() > end:
+            if link.process.poll() is not None or time.monotonic() > end:
                 raise DeploymentError(f"The SuperLink did not come up:\n{link.output[-1500:]}")
             time.sleep(0.2)
         self.say(f"SuperLink at {HOST}:{self.port}, process {link.process.pid}")
@@ -238,9 +233,11 @@ class Loopback:
         ended = False
         while not ended and (until is None or self._reported < until):
             time.sleep(0.2)
-            ended = run.ended
+            ended = run.process.poll() is not None
             self._report(progress)
-            for name in [name for name, part in self.parts.items() if part.ended and part is not run]:
+            for name in [
+                name for name, part in self.parts.items() if part is not run and part.process.poll() is not None
+            ]:
                 if name == LINK:
                     raise DeploymentError(f"The SuperLink has ended:\n{self.parts[name].output[-1500:]}")
                 time.sleep(1.0)  # Flower refuses a node for about a minute after it was killed

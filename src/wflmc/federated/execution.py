@@ -93,16 +93,10 @@ class Options(NamedTuple):
 
     def identity(self, scenario: Scenario) -> dict[str, Any]:
         """Return what makes two federations the same, as about.json has it."""
-        return {
-            "asked": to_toml(scenario),
-            "real": self.prepare,
-            "noise": self.noise,
-            "tolerate": self.tolerate,
-            "chains": self.chains or (1 if self.prepare else scenario.sampler.chains),
-            "own_data": self.own_data,
-            "address": self.address,
-            "ledger": None if self.ledger is None else str(Path(self.ledger).resolve()),
-        }
+        same = {name: getattr(self, name) for name in ("noise", "tolerate", "own_data", "address")}
+        chains = self.chains or (1 if self.prepare else scenario.sampler.chains)
+        ledger = None if self.ledger is None else str(Path(self.ledger).resolve())
+        return {"asked": to_toml(scenario), "real": self.prepare, "chains": chains, "ledger": ledger, **same}
 
 
 class Result(NamedTuple):

@@ -239,11 +239,10 @@ def make_job(
 def federated_plan(
     scenario: Scenario,
     inputs: Inputs,
-    *,
     noise: str = "simulated",
     tolerate: int = 0,
     releases: int = 1,
-    ledger: Array | None = None,
+    ledger: Any = None,
 ) -> Plan:
     """Return the scenario's plan, from budgets that are left when every round costs as much as it does here.
 

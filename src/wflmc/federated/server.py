@@ -83,15 +83,14 @@ class Server(NamedTuple):
         return Checkpoint(self.folder, f"federation-{self.job.run}")
 
 
-def open_server(job: Job, folder: Path, ledger: str | Path | None = None) -> Server:
-    """Return the server of a job, with its own ledger in the folder unless another is named, here or in the folder."""
+def open_server(job: Job, folder: Path) -> Server:
+    """Return the server of a job, with its own ledger in the folder unless another is named there."""
     plan = job.plan
     folder.mkdir(parents=True, exist_ok=True)
     if not plan.clips:
         return Server(job, folder, None)
-    if ledger is None:
-        ledger = folder / ((folder / LEDGER).read_text("utf-8") if (folder / LEDGER).exists() else "ledger.jsonl")
-    book = Ledger(plan.privacy, plan.devices, enforced=plan.enforced, path=Path(ledger))
+    path = folder / ((folder / LEDGER).read_text("utf-8") if (folder / LEDGER).exists() else "ledger.jsonl")
+    book = Ledger(plan.privacy, plan.devices, enforced=plan.enforced, path=path)
     server = Server(job, folder, book)
     paid, done = book.rounds(job.run), server.checkpoint.load().rounds
     if paid < done:
@@ -209,9 +208,7 @@ def _requests(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray
     return requests
 
 
-def superpose(
-    job: Job, requests: list[Request], signals: Mapping[int, NDArray[np.float32]], absent: dict[int, str]
-) -> Reception:
+def superpose(job: Job, requests: list[Request], signals: Mapping[int, Any], absent: dict[int, str]) -> Reception:
     """Return what the server receives where these devices send these signals[chain, m], superposed as by the air."""
     total = np.zeros((job.chains, job.plan.dim))
     for request in requests:  # in the order of the devices, so that the sum does not depend on who was first
