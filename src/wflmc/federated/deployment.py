@@ -235,9 +235,8 @@ class Loopback:
             time.sleep(0.2)
             ended = run.process.poll() is not None
             self._report(progress)
-            for name in [
-                name for name, part in self.parts.items() if part is not run and part.process.poll() is not None
-            ]:
+            gone = [name for name, part in self.parts.items() if part.process.poll() is not None]
+            for name in (name for name in gone if self.parts[name] is not run):
                 if name == LINK:
                     raise DeploymentError(f"The SuperLink has ended:\n{self.parts[name].output[-1500:]}")
                 time.sleep(1.0)  # Flower refuses a node for about a minute after it was killed

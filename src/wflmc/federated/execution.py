@@ -205,7 +205,7 @@ def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> J
     how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate}
     how["releases"] = chains if options.prepare else 1
     spent = None if options.ledger is None else spent_before(options.ledger, inputs)
-    plan = federated_plan(scenario, inputs, **how, ledger=spent)
+    plan = federated_plan(scenario, inputs, **how, paid=spent)
     if options.own_data:
         plan = plan.replace(warnings=tuple(warning.replace(PRIVATE, STAND_IN) for warning in plan.warnings))
     key = secret_key() if options.prepare else jax.random.key(int(seed))

@@ -237,12 +237,7 @@ def make_job(
 
 
 def federated_plan(
-    scenario: Scenario,
-    inputs: Inputs,
-    noise: str = "simulated",
-    tolerate: int = 0,
-    releases: int = 1,
-    ledger: Any = None,
+    scenario: Scenario, inputs: Inputs, noise: str = "simulated", tolerate: int = 0, releases: int = 1, paid: Any = None
 ) -> Plan:
     """Return the scenario's plan, from budgets that are left when every round costs as much as it does here.
 
@@ -253,11 +248,11 @@ def federated_plan(
     Args:
         scenario, inputs: what is planned.
         noise, tolerate, releases: as of `make_job`, which checks them.
-        ledger: what devices have spent before, [K].
+        paid: what devices have spent before, [K].
     """
     devices = inputs.posterior.devices
     factor = releases * (max(devices - tolerate, 1) if noise == "devices" else 1)
-    spent, budget = inputs.spent if ledger is None else ledger, inputs.privacy.budget(devices)
+    spent, budget = inputs.spent if paid is None else paid, inputs.privacy.budget(devices)
     # All but a part of the budget counts as spent, and what the plan makes of that part is multiplied again.
     left = np.where(np.isfinite(budget), np.maximum(budget - spent, 0.0), 0.0)
     plan = make_plan(scenario, inputs, ledger=spent + left * (1 - 1 / factor))
