@@ -278,11 +278,8 @@ def _account(server: Server, runtime: str) -> dict[str, Any]:
     job, rows, ledger = server.job, read_log(server.folder), server.ledger
     return {
         "runtime": runtime,
-        "noise": job.noise,
-        "tolerate": job.tolerate,
-        "releases": job.releases,
-        "asked": [row["asked"] for row in rows],
-        "sent": [row["sent"] for row in rows],
+        **{name: getattr(job, name) for name in ("noise", "tolerate", "releases")},
+        **{name: [row[name] for row in rows] for name in ("asked", "sent")},
         "absences": sum(len(row["absent"]) for row in rows),
         "empty_rounds": sum(row["sent"] == 0 for row in rows),
         "epsilon_spent": None if ledger is None else plain(job.plan.privacy.epsilon_spent(ledger.spent)),

@@ -46,8 +46,8 @@ from wflmc.keys import named
 from wflmc.planning.plan import Rounds
 from wflmc.posterior.base import Posterior
 from wflmc.privacy.ledger import TOLERANCE, Ledger
-from wflmc.sampling import Trace, checkpoint
-from wflmc.sampling.checkpoint import Checkpoint, room
+from wflmc.sampling import Trace
+from wflmc.sampling import checkpoint as saving
 from wflmc.sampling.kernel import State, broadcast, kernel_rounds, receive, update
 from wflmc.sampling.runner import CHAINS, chain_keys, packed, unpacked
 from wflmc.storage import append_text, sole_writer
@@ -78,9 +78,9 @@ class Server(NamedTuple):
     ledger: Ledger | None
 
     @property
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> saving.Checkpoint:
         """Progress and samples, in the coordinates that chains move in."""
-        return Checkpoint(self.folder, f"federation-{self.job.run}")
+        return saving.Checkpoint(self.folder, f"federation-{self.job.run}")
 
 
 def open_server(job: Job, folder: Path) -> Server:
@@ -122,7 +122,7 @@ def serve(
         saved = server.checkpoint.load()
         state = unpacked(job.start if saved.theta is None else saved.theta, plan, saved.rounds)
         shape = (len(plan.rounds) - plan.burn_in, job.chains, plan.dim)
-        samples = room(shape, server.checkpoint.samples, saved.theta is not None)
+        samples = saving.room(shape, server.checkpoint.samples, saved.theta is not None)
         rounds: Rounds = jax.tree.map(jnp.asarray, kernel_rounds([plan]))
         keys = chain_keys(jax.random.wrap_key_data(jnp.asarray(job.key)), jnp.arange(job.chains))
         for at in range(saved.rounds, len(plan.rounds)):
@@ -133,7 +133,7 @@ def serve(
                 samples[at - plan.burn_in] = np.asarray(state.theta)
                 samples.flush()
             _log(server, at, scheduled, reception, time.perf_counter() - began, say)
-            server.checkpoint.save(checkpoint.Progress(0, at + 1, packed(state), np.zeros(0)))
+            server.checkpoint.save(saving.Progress(0, at + 1, packed(state), np.zeros(0)))
             with (server.folder / "progress.npz").open("r+b") as file:  # on the disk before the next round is paid for
                 os.fsync(file.fileno())
             if progress is not None:

@@ -173,17 +173,13 @@ class Ledger:
 
     @property
     def _header(self) -> dict[str, Any]:
-        promise = self.privacy
-        return {
-            "ledger": 2,
-            "subject": self.name(self.subject),
-            "devices": self.devices,
-            "unit": promise.unit,
-            "epsilon": _plain(promise.epsilon, self.devices),
-            "delta": _plain(promise.delta, self.devices),
-            "accountant": promise.accountant,
-            "adjacency": promise.adjacency,
-        }
+        return {"ledger": 2, "subject": self.name(self.subject), **self._promise}
+
+    @property
+    def _promise(self) -> dict[str, Any]:
+        kind = {name: getattr(self.privacy, name) for name in ("unit", "accountant", "adjacency")}
+        limits = {name: _plain(getattr(self.privacy, name), self.devices) for name in ("epsilon", "delta")}
+        return {"devices": self.devices, **kind, **limits}
 
     def name(self, text: str) -> str:
         """Return the name of data, a run or noise as this ledger writes it: an HMAC with the ledger's secret."""
@@ -329,7 +325,7 @@ class Ledger:
     def _refuse_others(self, path: Path, header: dict[str, Any]) -> None:
         if header.get("ledger") not in (1, 2):
             raise InputError("ledger", str(path), "a ledger of this version of wflmc or of an earlier one")
-        for name, promised in list(self._header.items())[2:]:
+        for name, promised in self._promise.items():
             given = header.get(name, "replace" if name == "adjacency" else None)  # ledgers of old have no adjacency
             if given != promised:
                 raise ForeignLedgerError("ledger", f"{path} with {name} = {given}", f"one with {name} = {promised}")
