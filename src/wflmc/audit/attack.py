@@ -18,16 +18,13 @@ from wflmc.audit.canary import Canary, TurningCanary, canary_pair, direction
 from wflmc.dynamics import overdamped
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
-from wflmc.planning import Plan
-from wflmc.planning.plan import Rounds
+from wflmc.planning.plan import Plan, Rounds
 from wflmc.posterior.base import Posterior
 from wflmc.posterior.regression import Regression
 from wflmc.posterior.summation import Sum, as_pair
-from wflmc.privacy import epsilon_spent
-from wflmc.privacy.accountants import positive
-from wflmc.sampling import sample
+from wflmc.privacy.accountants import epsilon_spent, positive
 from wflmc.sampling.kernel import State, kernel_rounds, step, transmit
-from wflmc.sampling.runner import CHAINS
+from wflmc.sampling.runner import CHAINS, sample
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -12,15 +12,13 @@ from __future__ import annotations
 import inspect
 import ipaddress
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from wflmc.storage import replacing
@@ -48,7 +46,7 @@ def write_authority(folder: Path) -> None:
     (folder / "ca.crt").write_bytes(_certificate(name, key, _name(name), key, CA_DAYS, extensions))
 
 
-def write_server_certificate(authority: Path, folder: Path, hosts: Sequence[str]) -> None:
+def write_server_certificate(authority: Path, folder: Path, hosts: list[str]) -> None:
     """Write a new server.key and server.pem into a folder, signed by the authority in another one.
 
     Args:
@@ -56,7 +54,7 @@ def write_server_certificate(authority: Path, folder: Path, hosts: Sequence[str]
         folder: created where it is missing.
         hosts: names and addresses by which devices reach the server.
     """
-    signer = load_key((authority / "ca.key").read_bytes(), None)
+    signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
     assert isinstance(signer, Key)
     issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes()).subject
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,7 +80,7 @@ def _write_key(path: Path, form: PrivateFormat = PrivateFormat.PKCS8) -> Key:
     """Draw a new private key and write it, for its owner alone."""
     key = ec.generate_private_key(CURVE)
     with replacing(path, mode=0o600) as file:
-        file.write(key.private_bytes(Encoding.PEM, form, NoEncryption()))
+        file.write(key.private_bytes(Encoding.PEM, form, serialization.NoEncryption()))
     return key
 
 

@@ -20,8 +20,7 @@ from wflmc.errors import InputError, unknown, without_data
 from wflmc.federated.lattice import Lattice
 from wflmc.federated.messages import DEVICE, EARLIER, SERVER, Request, Terms
 from wflmc.keys import digest
-from wflmc.planning import Plan
-from wflmc.planning.plan import PART_OF
+from wflmc.planning.plan import PART_OF, Plan
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy

@@ -14,8 +14,7 @@ from wflmc.errors import InputError
 from wflmc.evaluation import Calibration, Evaluation, ExactLaw, exact_law, reliability
 from wflmc.planning import Plan
 from wflmc.posterior.base import Predicts
-from wflmc.privacy import ACCOUNTANTS
-from wflmc.privacy.accountants import epsilon_by_dp_accounting
+from wflmc.privacy.accountants import ACCOUNTANTS, epsilon_by_dp_accounting
 from wflmc.scenario import Inputs, Scenario
 from wflmc.scenario.coverage import OWNER_ONLY, NotCovered
 from wflmc.scenario.files import file_digests, plain
