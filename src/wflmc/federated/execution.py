@@ -75,15 +75,14 @@ class Options(NamedTuple):
 
     def check(self) -> None:
         """Refuse options that are wrong, or do not go together."""
-        folder = None if self.ledger is None else Path(self.ledger).parent
-        address = self.address is None or re.fullmatch(HOST_AND_PORT, self.address)
+        address = re.fullmatch(HOST_AND_PORT, self.address or ADDRESS)
         protects = not self.prepare or self.noise != "simulated"
         for good, option, given, allowed in (
             (self.runtime in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
             (protects, "--noise", self.noise, "channel or devices with --prepare: simulated noise protects nobody"),
             (self.chains is None or self.chains >= 1, "--chains", self.chains, "at least 1"),
             (0 < self.deadline < np.inf, "--deadline", self.deadline, "a number of seconds above 0"),
-            (folder is None or folder.is_dir(), "--ledger", self.ledger, "a file in a folder that is there"),
+            (Path(self.ledger or ".").parent.is_dir(), "--ledger", self.ledger, "a file in a folder that is there"),
             (self.address is None or self.prepare, "--address", self.address, "given with --prepare"),
             (address, "--address", self.address, "host and port, such as 10.0.0.7:8000"),
             (not self.own_data or self.prepare, "--own-data", True, "given with --prepare"),
