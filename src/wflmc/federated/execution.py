@@ -136,12 +136,8 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
         summary = {"folder": str(place), "rounds": done, "warnings": list(job.plan.warnings)}
         return Result(scenario, summary, None, [])
     if done < rounds:
-        try:
-            with bar("rounds", rounds) as advance:
-                _run(server, place, options, lambda now, _: advance(now), say)
-        except KeyboardInterrupt:
-            say("The same command goes on with this federation.")
-            raise
+        with bar("rounds", rounds) as advance:
+            _run(server, place, options, lambda now, _: advance(now), say)
         server = open_server(job, place / SERVER)  # which another process may have charged
     return _finish(folder, scenario, inputs, server, options, began)
 
