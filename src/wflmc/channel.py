@@ -11,7 +11,6 @@ the mean E|h|², whatever the correlation over rounds.
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -125,14 +124,8 @@ def past_ranks(gains: Gains) -> NDArray[np.float64]:
     Where a device's rounds are independent and alike these ranks are independent too, and alike over devices.
     """
     size = np.abs(gains)
-    worse = np.empty(size.shape)
-    for k, column in enumerate(size.T.tolist()):
-        past: list[float] = []
-        for s, value in enumerate(column):
-            place = bisect_left(past, value)
-            worse[s, k] = place
-            past.insert(place, value)
-    return worse / np.arange(1, size.shape[0] + 1)[:, None]
+    worse = np.array([(size[:s] < size[s]).sum(0) for s in range(len(size))])
+    return worse / np.arange(1, len(size) + 1)[:, None]
 
 
 def static(power: ArrayLike = 1.0) -> Fading:

@@ -109,7 +109,7 @@ def test_water_filling_alone_takes_varying_decay():
     for p in programs:
         answer = fill(p, Usage(p.active), p.budget, 1e-10)
         if answer is not None:
-            a, w, lam, _ = answer
+            a, w, lam = answer
             value = kept_value(p, round_bounds(p, a))
             assert value == pytest.approx(written_out_dual(p, w, lam), rel=1e-8)
             filled += 1

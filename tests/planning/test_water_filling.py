@@ -70,9 +70,9 @@ def test_wrong_water_filling_does_no_harm(monkeypatch, spoil):
     """Whatever powers, weights and prices it might return, the plan is still proven."""
 
     def wrong(p, use, budget, tol):
-        a, w, lam, steps = fill(p, use, budget, tol) or (p.cap, np.full(p.cap.size, 1 / p.cap.size), budget, 1)
+        a, w, lam = fill(p, use, budget, tol) or (p.cap, np.full(p.cap.size, 1 / p.cap.size), budget)
         w = w ** spoil[1] * (np.arange(w.size) >= p.burn_in)
-        return a * spoil[0], w / w.sum(), lam * spoil[2], steps
+        return a * spoil[0], w / w.sum(), lam * spoil[2]
 
     monkeypatch.setattr("wflmc.planning.solvers.allocation.fill", wrong)
     rng = np.random.default_rng(7)

@@ -75,16 +75,14 @@ def estimates(posterior: Posterior, options: Options) -> Iterator[str]:
         yield "W2² of the start is a Laplace estimate, and a bound is no better."
 
 
-def expansion(posterior: Posterior | None, made: Plan) -> float:
-    """Return the largest factor by which a round can stretch an error; 1 where it is not known to be above it.
+def _expands(posterior: Posterior, made: Plan) -> bool:
+    """Return whether a round is known to stretch errors.
 
     Partial participation may undo what η < 2/L or h < 2/√L ensures; models that know their Hessian can tell.
     """
-    if posterior is None or made.active_devices.min() == made.devices:
-        return 1.0
     step = made.dynamics.stretching_step(made.step_size)
-    largest = float(step.max())
-    return max(1.0, float(posterior.expansion(largest, made.weight * (step / largest)[:, None])))
+    partial = made.active_devices.min() < made.devices
+    return partial and posterior.expansion(step.max(), made.weight * (step / step.max())[:, None]) > 1
 
 
 def plan_warnings(posterior: Posterior, made: Plan, problem: Problem, options: Options) -> Iterator[str]:
@@ -113,7 +111,7 @@ def plan_warnings(posterior: Posterior, made: Plan, problem: Problem, options: O
             else "The bound after burn-in is far above the distance at the start: it says nothing here."
         )
     yield from made.dynamics.warnings(made.mu, made.L)
-    if expansion(posterior, made) > 1:
+    if _expands(posterior, made):
         yield (
             "The devices that send in some rounds are so unlike the rest that a step stretches errors: without "
             "clipping the chain may diverge."

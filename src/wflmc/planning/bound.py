@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.dynamics import OVERDAMPED, AnyResponse, Contraction, Dynamics
+from wflmc.dynamics import OVERDAMPED, AnyResponse, Array, Contraction, Dynamics
 from wflmc.planning.solvers.program import HEADROOM, Program
 from wflmc.recursion import first_order
-
-Array = NDArray[np.float64]
 
 BOUNDS = ("corrected", "paper")
 

@@ -14,17 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Gains, Link
-from wflmc.dynamics import AnyResponse, Motion, continued
+from wflmc.dynamics import AnyResponse, Array, Motion, continued
 from wflmc.errors import InputError
-from wflmc.planning import causal
-from wflmc.planning.advice import input_warnings, plan_warnings
+from wflmc.planning import advice, causal, exact, schedule
 from wflmc.planning.bound import Allocation, Problem, discretization_error, noise_weight
-from wflmc.planning.exact import distances
 from wflmc.planning.options import Options, Policy, Sampler, checked_options
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import PowerPolicy, policy_named
-from wflmc.planning.schedule import Rule, Schedule, by_quality
-from wflmc.planning.solvers import closed_form
+from wflmc.planning.solvers.closed_form import DP, LMC, POWER, REGIMES, is_static, regime, tightest
 from wflmc.planning.steps import plan_steps
 from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.posterior.summation import LARGEST_ROUNDING
@@ -33,13 +30,13 @@ from wflmc.privacy import Privacy
 PAIR_BYTES, MEMORY = 100, 64_000_000_000
 """Bytes that planning takes at its peak for a round and a device, and the most that a plan may take."""
 
-Array = NDArray[np.float64]
-
 NOTHING = 1e-9
 """Share of a budget that is rounding, not something left to spend."""
 USUAL_LIMIT = 2.0
 """The limit on a round's noise for plans by the exact law, which would else make early rounds as loud as they like."""
 SAMPLER, POLICY = Sampler(), Policy()
+AS_PREPARED = ("step_size", "weight", "received", "privacy", "mu", "L", "ledger", "uncertainty", "rounding")
+"""Fields of a plan that are known before its power."""
 
 
 def plan(
@@ -165,9 +162,9 @@ class _Planning:
             raise InputError("mu", self.mu, f"above 0 and at most L = {self.L:g}")
         self.contraction = options.sampler.motion.contraction(self.step_size, self.mu, self.L)
         known, self.received = link.gains(first + self.step_size.size, devices), None
-        self.uncertainty, self.downlink = 1.0, 0.0
+        self.uncertainty, self.downlink_noise = 1.0, 0.0
         if self.scheme.wireless:
-            self.uncertainty, self.downlink = link.uncertainty, link.downlink_noise * posterior.prior_power
+            self.uncertainty, self.downlink_noise = link.uncertainty, link.downlink_noise * posterior.prior_power
             received = link.mismatch(*known.shape)
             if received is not None:  # plans are made of what devices know
                 known, self.received = known / received, received[first:]
@@ -176,7 +173,7 @@ class _Planning:
         active = self.schedule.active
         self.scale = devices / active.sum(-1)
         self.weight = active * self.scale[:, None]
-        self.before = self._spent_before()
+        self.ledger = self._spent_before()
         self.problem = self._problem(usual_step)
 
     def plan(self) -> Plan:
@@ -197,10 +194,10 @@ class _Planning:
             raise InputError(name, np.unique(given).tolist(), f"{allowed}: {why}")
         return found
 
-    def _participation(self, known: Gains) -> tuple[Rule, Schedule]:
+    def _participation(self, known: Gains) -> tuple[schedule.Rule, schedule.Schedule]:
         """Choose the active devices of every round, given the gains from round 0 on."""
         link, policy, dim = self.link, self.options.policy, self.posterior.dim
-        rule = Rule(
+        rule = schedule.Rule(
             policy.schedule if self.scheme.wireless else "all",
             self.clip,
             dim * link.snr(self.posterior.devices) / self.clip**2,
@@ -212,7 +209,7 @@ class _Planning:
             return rule, rule(self.gains)
         rule = dataclasses.replace(rule, senders=causal.choose_senders(policy.senders, link, rule))
         quality, lots = link.quality(known)
-        return rule, by_quality(quality[-len(self.gains) :], lots[-len(self.gains) :], rule.senders)
+        return rule, schedule.by_quality(quality[-len(self.gains) :], lots[-len(self.gains) :], rule.senders)
 
     def _spent_before(self) -> Array:
         """Return the loss spent before, [K]."""
@@ -225,17 +222,17 @@ class _Planning:
     def _budget(self) -> Array:
         """Return B_k = (R_k − ledger_k)/(2 sensitivity_k²), [K], over the square of the channels' uncertainty."""
         whole = self.privacy.budget(self.posterior.devices)
-        left = whole - self.before
+        left = whole - self.ledger
         empty = np.flatnonzero(left <= NOTHING * np.where(np.isfinite(whole), whole, 0.0))
         if empty.size:
-            given = f"a loss of {self.before[empty[0]]:.6g} for device {empty[0]}"
+            given = f"a loss of {self.ledger[empty[0]]:.6g} for device {empty[0]}"
             raise InputError("ledger", given, f"below its budget of {whole[empty[0]]:.6g}: nothing is left to spend")
         return left / (2 * self.privacy.sensitivity(self.posterior.devices) ** 2) / self.uncertainty**2
 
     def _problem(self, usual_step: float) -> Problem:
         """State the power problem."""
         posterior, options, step_size, active = self.posterior, self.options, self.step_size, self.schedule.active
-        policy, exact = options.policy, options.policy.objective == "exact"
+        policy, by_law = options.policy, options.policy.objective == "exact"
         budget = self._budget() if self.scheme.private else np.full(posterior.devices, np.inf)
         power_cap = np.full(step_size.size, np.inf)
         if self.scheme.wireless:
@@ -246,14 +243,14 @@ class _Planning:
             return np.asarray(posterior.dim * (self.scale / (np.asarray(limit) * self.clip.sum())) ** 2)
 
         noise_limit = np.inf if policy.max_round_noise is None else policy.max_round_noise
-        if policy.max_round_noise is None and exact and self.scheme.optimal:
+        if policy.max_round_noise is None and by_law and self.scheme.optimal:
             floor = least(USUAL_LIMIT)
             if np.all(floor <= power_cap) and np.all(floor @ active <= budget):
                 noise_limit = USUAL_LIMIT
         limit = np.where(step_size > usual_step, np.minimum(noise_limit, 1.0), noise_limit)
         error = self.rule.error(active)
-        if self.downlink:  # what noise in the received θ adds to a gradient, on average
-            error = error + self.downlink * posterior.downlink_error(self.weight)
+        if self.downlink_noise:  # what noise in the received θ adds to a gradient, on average
+            error = error + self.downlink_noise * posterior.downlink_error(self.weight)
         start = options.initial_w2_sq
         return Problem(
             contraction=self.contraction,
@@ -271,8 +268,8 @@ class _Planning:
             noise_limit=noise_limit,
             solver=policy.solver,
             dynamics=options.sampler.motion,
-            response=self._response() if exact else None,
-            fills_up=not exact or not self.scheme.optimal,
+            response=self._response() if by_law else None,
+            fills_up=not by_law or not self.scheme.optimal,
         )
 
     def _response(self) -> AnyResponse:
@@ -282,7 +279,7 @@ class _Planning:
         if before is not None:
             step_size, weight = np.append(before.step_size, step_size), np.concatenate([before.weight, weight])
             burn_in += len(before.rounds)
-        motion = Motion(step_size, weight, sampler.init, sampler.motion, self.downlink)
+        motion = Motion(step_size, weight, sampler.init, sampler.motion, self.downlink_noise)
         respond = self.posterior.response if proxy is None else partial(proxy.response, self.posterior.dim)
         by: AnyResponse = respond(motion, burn_in)
         if not all(np.all(np.abs(part) < 1e100) for part in (by.effect, by.covariance, by.shift)):
@@ -307,13 +304,12 @@ class _Planning:
         value = np.nan if bounds is None else problem.value(bounds)
         if problem.response is not None:
             noise = (problem.kick * problem.scale) ** 2 / allocation.a + server_noise
-            value = float(distances(problem.response)(noise).max())
+            value = float(exact.distances(problem.response)(noise).max())
         made = Plan.of(
-            step_size=self.step_size,
+            **{name: getattr(self, name) for name in AS_PREPARED},
+            **{name: getattr(problem, name) for name in ("burn_in", "noise_limit", "dynamics")},
             gain=np.sqrt(allocation.a * link.noise_power),
-            weight=self.weight,
             server_noise=server_noise,
-            received=self.received,
             threshold=self.schedule.threshold,
             bound=bounds,
             power_share=allocation.a / problem.power_cap,
@@ -323,40 +319,30 @@ class _Planning:
             lower_bound=allocation.lower_bound,
             regime=_regime(problem) if np.all(self.gains == self.gains[0]) else None,
             gamma=float(problem.contraction.gamma[problem.burn_in :].max()),
-            noise_limit=problem.noise_limit,
-            privacy=self.privacy,
             clip=self.clip if scheme.clips else unclipped,
             example_clip=self.example_clip if scheme.clips else unclipped,
             noise_power=link.noise_power,
-            burn_in=problem.burn_in,
             init=options.sampler.init,
-            mu=self.mu,
-            L=self.L,
             dim=posterior.dim,
             initial_w2_sq=problem.start,
-            ledger=self.before,
             start=options.sampler.start,
-            uncertainty=self.uncertainty,
             enforced=scheme.private,
-            dynamics=problem.dynamics,
-            downlink_noise=self.downlink,
-            rounding=self.rounding,
+            downlink_noise=self.downlink_noise,
         )
-        about_inputs = input_warnings(posterior, link if scheme.wireless else None, self.privacy)
-        about_plan = plan_warnings(posterior, made, problem, options)
+        about_inputs = advice.input_warnings(posterior, link if scheme.wireless else None, self.privacy)
+        about_plan = advice.plan_warnings(posterior, made, problem, options)
         return made.replace(warnings=(*about_inputs, *about_plan, *self.notes))
 
 
 def _regime(problem: Problem) -> str | None:
-    """Theorem 1's regime where it applies: limits that do not change over the rounds."""
-    if problem.objective == "exact" or not closed_form.is_static(problem):
+    """Return Theorem 1's regime where it applies: limits that do not change over the rounds."""
+    if problem.objective == "exact" or not is_static(problem):
         return None
-    share = closed_form.tightest(problem) / problem.rounds
-    return str(closed_form.regime(problem.lmc_cap[0], problem.power_cap[0], share))
+    return str(regime(problem.lmc_cap[0], problem.power_cap[0], tightest(problem) / problem.rounds))
 
 
 def _limit(problem: Problem, a: Array, shared: bool) -> NDArray[np.intp]:
-    """The limit of every round; below both caps it is a budget that a device of the round has spent.
+    """Return the limit of every round; below both caps it is a budget that a device of the round has spent.
 
     Rounds that none of these holds back have the noise that the objective wants: more power would not lower it.
 
@@ -369,6 +355,4 @@ def _limit(problem: Problem, a: Array, shared: bool) -> NDArray[np.intp]:
     near = 1 - (1e-9 if problem.fills_up else 1e-5)
     at_lmc, at_power = a >= near * problem.lmc_cap, a >= near * problem.power_cap
     at_lmc = (at_lmc & problem.fills_up) | (~at_power & ~held)
-    names = closed_form.REGIMES
-    kinds = [names.index(closed_form.LMC), names.index(closed_form.POWER)]
-    return np.select([at_lmc, at_power], kinds, names.index(closed_form.DP))
+    return np.select([at_lmc, at_power], [REGIMES.index(LMC), REGIMES.index(POWER)], REGIMES.index(DP))

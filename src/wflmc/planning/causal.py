@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from wflmc.channel import Gains, GaussMarkov, Link, complex_normal
-from wflmc.dynamics import Contraction
+from wflmc.dynamics import Array, Contraction
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
 from wflmc.planning.bound import Allocation, Problem
@@ -20,8 +20,6 @@ from wflmc.planning.policies import check_floor, equal, optimal
 from wflmc.planning.schedule import Rule, best_senders
 from wflmc.planning.solvers.allocation import Solution, allocate
 from wflmc.planning.solvers.program import HEADROOM
-
-Array = NDArray[np.float64]
 
 SIMULATED = 2000
 """Rounds drawn from the law, to choose the number of senders and to know a typical round."""

@@ -129,7 +129,6 @@ class Solution(NamedTuple):
     v: Array
     value: float
     lower_bound: float
-    iterations: int
 
 
 def solve(
@@ -159,29 +158,27 @@ def solve(
     limits = Limits(low, np.maximum(low, np.minimum(high, np.where(token > 0, token, np.inf))), use)
     best = _Best(distance, limits, start(limits, distance), tol)
     most = np.minimum(limits.high, np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v))
-    steps = 0
     if np.all(use @ (1 / calm) < 1) and np.any(calm < most):
-        steps = _improve(best, np.minimum(calm, most), max_iterations)
+        _improve(best, np.minimum(calm, most), max_iterations)
     calmer = best.v, best.value
     if not best.done:
-        steps += _improve(best, most, max_iterations)
+        _improve(best, most, max_iterations)
     if best.gap > AS_GOOD:  # one in 1500 of the tests' random problems
-        steps += _improve(best, most, 2 * max_iterations, care=0.3)
+        _improve(best, most, 2 * max_iterations, care=0.3)
     best.prefer(*calmer)
-    return Solution(best.v, best.value, best.bound if best.gap > 0 else best.value, steps)
+    return Solution(best.v, best.value, best.bound if best.gap > 0 else best.value)
 
 
-def _improve(best: _Best, high: Array, max_iterations: int, care: float = 0.0) -> int:
-    """Follow the path below `high` until the gap is small or the path has ended; the steps it took."""
+def _improve(best: _Best, high: Array, max_iterations: int, care: float = 0.0) -> None:
+    """Follow the path below `high` until the gap is small or the path has ended."""
     limits = best.limits
     # A little wider, so that there is an inside even where limits meet.
     path = Path(best.distances, Limits(limits.low * (1 - 1e-11), high * (1 + 1e-11), limits.use), care)
-    for step in range(1, max_iterations + 1):
+    for _ in range(max_iterations):
         moved = path.step()
         best.update(path)
         if best.done or not moved or path.gap < 1e-5 * best.tol * best.value:
-            return step
-    return max_iterations
+            break
 
 
 class _Best:

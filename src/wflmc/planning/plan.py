@@ -10,13 +10,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.dynamics import OVERDAMPED, Dynamics, Motion
+from wflmc.dynamics import OVERDAMPED, Array, Dynamics, Motion
 from wflmc.errors import InputError, Shown
 from wflmc.keys import digest
 from wflmc.planning.solvers.closed_form import REGIMES
 from wflmc.privacy import Privacy, round_loss
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,25 +22,24 @@ class Solution(NamedTuple):
     gap: float  # (objective - lower_bound) / |objective|
     w: Array  # [S] weights of the rounds' bounds: zero up to burn_in, sum 1
     lam: Array  # [K] device prices
-    iterations: int  # of the method that got there
 
 
 def allocate(program: Program, tol: float = 1e-9, max_iterations: int = 100) -> Solution:
     """Solve one problem, whose floor meets all budgets, to a certified relative gap of `tol` or as rounding allows."""
     p, use = program, Usage(program.active)
-    best, steps = _Best(p, use), 0
+    best = _Best(p, use)
     binding = np.flatnonzero(use(p.cap) > p.budget * (1 - HEADROOM))
     if binding.size == 0:  # every round at its cap is optimal, and zero prices prove it
         best.offer(p.cap)
         best.prove(best.weights(), best.lam)
     elif found := fill(p, use, p.budget * (1 - HEADROOM), 0.1 * tol):
-        a, w, lam, steps = found
+        a, w, lam = found
         best.prove(w, lam)
         best.offer(best.feasible(a))
     if best.gap() > tol:
-        steps = _follow_path(best, binding, tol, max_iterations)
+        _follow_path(best, binding, tol, max_iterations)
     bound, gap = min(best.bound, best.value), max(best.gap(), 0.0)  # rounding may put one past the other
-    return Solution(best.a, best.value, bound, gap, best.w, best.lam, steps)
+    return Solution(best.a, best.value, bound, gap, best.w, best.lam)
 
 
 class _Best:
@@ -107,8 +106,8 @@ class _Best:
         self.misses = 0 if self.value - self.bound < 0.7 * before else self.misses + 1
 
 
-def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float, max_iterations: int) -> int:
-    """Improve on `best` by the interior point until its gap is at most tol or stays where it is; the iterations."""
+def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float, max_iterations: int) -> None:
+    """Improve on `best` by the interior point until its gap is at most tol or stays where it is."""
     p, use = best.p, best.use
     # Rounds this long before the first one that counts weigh less than 1e-39 in it: they get the least power.
     forgotten = np.cumsum(np.log(p.rho[p.burn_in : 0 : -1])) < -45.0
@@ -127,4 +126,3 @@ def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float, max_iterati
         w, lam = best.weights(), best.lam
         for scale in (0.0, *np.logspace(-4, 4, 33)):
             best.prove(w, scale * lam)
-    return iteration

@@ -114,7 +114,7 @@ class CentralPath:
         if not self._factor(P, det_p):
             return False
         # Predictor: how far could we go if we aimed at a gap of zero?
-        dA, rel, _ = self._direction()
+        dA, rel, _ = self._direction(np.zeros(x.size), np.zeros(P.shape))
         half, prod = 0.5 * (X[1] * dA[0] + X[0] * dA[1]) / det[0], dA[0] * dA[1] / det[0]
         spread = np.sqrt(np.maximum(half * half - prod, 0.0))  # half -+ spread: eigenvalues of X^-1 dX
         length = 1 / max(1.0, _max(spread - half), -_min(rel), 1 + _max(half + spread), 1 + _max(rel))
@@ -207,27 +207,19 @@ class CentralPath:
         y[1:] -= (self.r * y[:-1].T).T
         return y
 
-    def _direction(self, g: Array | None = None, Q: Array | None = None) -> tuple[Array, Array, float]:
-        """Newton step for the right-hand sides g (slacks and prices) and Q (matrices), zero if None: dA, dx / x, dt."""
+    def _direction(self, g: Array, Q: Array) -> tuple[Array, Array, float]:
+        """Newton step for the right-hand sides g (slacks and prices) and Q (matrices): dA, dx / x, dt."""
         n, S, E = self.rows.size, self.p.cap.size, self.E
         at_budget = slice(self.boxes, self.boxes + n)
-        f1, total = -self.price, 1.0
-        f2 = 0.0 if self.worst else -self.M[1, 1]
-        right = -self.free
-        if g is not None and Q is not None:
-            f1 += Q[0] + g[:S]
-            f1[self.floored] -= g[S : self.boxes]
-            f2 = f2 + Q[1]
-            right -= g[at_budget] / self.Dq
-            if self.worst:
-                level = g[at_budget.stop :]
-                f2 += self._spread(level)
-                total += np.add.reduce(level)
+        f1 = Q[0] + g[:S] - self.price
+        f1[self.floored] -= g[S : self.boxes]
+        f2 = Q[1] + self._spread(g[at_budget.stop :]) if self.worst else Q[1] - self.M[1, 1]
+        right = -self.free - g[at_budget] / self.Dq
         v = self._noise(f2 - self.k3 * f1)
         right += E @ (f1 / self.k1 - self.k3 * v)
         dt = 0.0
         if self.worst:
-            dt = (self.gt @ v - total) / self.kt
+            dt = (self.gt @ v - (1 + np.add.reduce(g[at_budget.stop :]))) / self.kt
             right -= self.et * dt
         dlam = dpotrs(self.chol, right, lower=1)[0]
         v += self.vl @ dlam

@@ -13,8 +13,8 @@ _max, _sum_from = np.maximum.reduce, np.add.reduceat
 _DEVICES = 32  # each takes a step or two to find: with more of them it gives up
 
 
-def fill(p: Program, use: Usage, budget: Array, tol: float) -> tuple[Array, Array, Array, int] | None:
-    """Powers that spend `budget` to within tol, weights w[S], prices lam[K], and the steps taken; None if it gave up.
+def fill(p: Program, use: Usage, budget: Array, tol: float) -> tuple[Array, Array, Array] | None:
+    """Powers that spend `budget` to within tol, weights w[S] and prices lam[K]; None if it gave up.
 
     The devices with a price are found one by one: the one that overspends most joins, one whose price would turn
     negative leaves. Nothing here is a proof, and no progress is guaranteed: the caller checks what comes back.
@@ -45,7 +45,7 @@ def fill(p: Program, use: Usage, budget: Array, tol: float) -> tuple[Array, Arra
                 w, prices = plans.weights(), np.zeros(budget.size)
                 total = np.add.reduce(w)
                 prices[rows] = lam / total
-                return a, w / total, prices, step
+                return a, w / total, prices
             if spent[k] - 1 > 0.1 * error and spent[k] > _max(here) * (1 + 1e-12):
                 rows, lam = np.append(rows, k), np.append(lam, 0.0)
                 on, here = every.T[rows], spent[rows]
