@@ -311,7 +311,10 @@ class Motion(NamedTuple):
 
 @without_data
 class Response(NamedTuple):
-    """C[s'] = covariance[s'] + Σ_s v[s] effect[s', s] in the S_u kept rounds s', for noise of variance v[S]."""
+    """C[s'] = covariance[s'] + Σ_s v[s] effect[s', s] in the S_u kept rounds s', for noise of variance v[S].
+
+    Where all matrices share their eigenvectors, d eigenvalues stand in place of every [m, m].
+    """
 
     covariance: Array
     """From the start alone, [S_u, m, m]."""
@@ -321,25 +324,8 @@ class Response(NamedTuple):
     """‖mean − posterior mean‖², which no noise changes, [S_u]."""
     target: Array
     """The posterior's covariance, [m, m]."""
-
-
-@without_data
-class DiagonalResponse(NamedTuple):
-    """The same where all matrices share their eigenvectors: eigenvalues in place of matrices."""
-
-    covariance: Array
-    """[S_u, d]."""
-    effect: Array
-    """[S_u, S, d]."""
-    shift: Array
-    """[S_u]."""
-    target: Array
-    """[d]."""
-    times: Array
-    """How many directions of the m have these eigenvalues, [d]."""
-
-
-AnyResponse = Response | DiagonalResponse
+    times: Array | None = None
+    """How many directions of the m have these eigenvalues, [d]; None for matrices."""
 
 
 @without_data
@@ -378,9 +364,7 @@ def _no_effects(burn_in: int, rounds: int, size: int) -> Array:
     return np.zeros((rounds - burn_in, rounds, size))
 
 
-def diagonal_response(
-    precision: Array, mean_sq: Array, start: ArrayLike, motion: Motion, burn_in: int
-) -> DiagonalResponse:
+def diagonal_response(precision: Array, mean_sq: Array, start: ArrayLike, motion: Motion, burn_in: int) -> Response:
     """A chain on a Gaussian posterior to whose Hessian all devices contribute alike.
 
     Args:
@@ -405,7 +389,7 @@ def diagonal_response(
     if np.any(motion.downlink):
         spread = (eta**2 * (weight**2).sum(-1) / weight.shape[1] ** 2)[:, None]
         covariance = covariance + np.einsum("usd,sd->ud", found, motion.downlink * spread * precision**2)
-    return DiagonalResponse(covariance, found, kept @ mean_sq, 1 / precision, times)
+    return Response(covariance, found, kept @ mean_sq, 1 / precision, times)
 
 
 def _merged(precision: Array, mean_sq: Array, start: Array) -> tuple[Array, Array, Array, Array]:
@@ -422,7 +406,7 @@ def _merged(precision: Array, mean_sq: Array, start: Array) -> tuple[Array, Arra
     return np.exp(total[0] / times), total[1], total[2] / times, times
 
 
-def continued(response: AnyResponse, noise: Array) -> AnyResponse:
+def continued(response: Response, noise: Array) -> Response:
     """The response of the rounds after the first ones, whose noise[n] is settled."""
     done = np.einsum("s,us...->u...", noise, response.effect[:, : noise.size])
     return response._replace(covariance=response.covariance + done, effect=response.effect[:, noise.size :])

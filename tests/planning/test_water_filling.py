@@ -33,7 +33,7 @@ def test_water_filling_agrees_with_the_interior_point(monkeypatch):
     for p, answer in zip(programs, found, strict=True):
         if answer is None:
             continue
-        a, w, lam, _ = answer
+        a, w, lam = answer
         value = kept_value(p, round_bounds(p, a))
         assert value == pytest.approx(allocate(p).objective, rel=3e-9)
         assert value == pytest.approx(written_out_dual(p, w, lam), rel=3e-9)

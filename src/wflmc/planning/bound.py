@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.dynamics import OVERDAMPED, AnyResponse, Array, Contraction, Dynamics
+from wflmc.dynamics import OVERDAMPED, Array, Contraction, Dynamics, Response
 from wflmc.planning.solvers.program import HEADROOM, Program
 from wflmc.recursion import first_order
 
@@ -65,7 +65,7 @@ class Problem:
     noise_limit: float = np.inf
     """M of that limit: √m σ at most M times what all clipped gradients can move θ in a round."""
     solver: str = "own"
-    response: AnyResponse | None = None
+    response: Response | None = None
     """With the objective "exact": how the law of the kept rounds follows from the noise of all."""
     fills_up: bool = True
     """Whether the server adds what channel noise lacks of 2η; not where the optimum of the exact law chooses it all."""

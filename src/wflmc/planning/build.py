@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Gains, Link
-from wflmc.dynamics import AnyResponse, Array, Motion, continued
+from wflmc.dynamics import Array, Motion, Response, continued
 from wflmc.errors import InputError
 from wflmc.planning import advice, causal, exact, schedule
 from wflmc.planning.bound import Allocation, Problem, discretization_error, noise_weight
@@ -272,7 +272,7 @@ class _Planning:
             fills_up=not by_law or not self.scheme.optimal,
         )
 
-    def _response(self) -> AnyResponse:
+    def _response(self) -> Response:
         """Return how the kept rounds' law answers to this plan's noise, by the proxy or the posterior itself."""
         proxy, sampler, burn_in = self.options.policy.proxy, self.options.sampler, self.options.burn_in
         step_size, weight, before = self.step_size, self.weight, sampler.before
@@ -281,7 +281,7 @@ class _Planning:
             burn_in += len(before.rounds)
         motion = Motion(step_size, weight, sampler.init, sampler.motion, self.downlink_noise)
         respond = self.posterior.response if proxy is None else partial(proxy.response, self.posterior.dim)
-        by: AnyResponse = respond(motion, burn_in)
+        by: Response = respond(motion, burn_in)
         if not all(np.all(np.abs(part) < 1e100) for part in (by.effect, by.covariance, by.shift)):
             raise InputError("objective", "exact", "worst or average here: the chain diverges and its law overflows")
         return by if before is None else continued(by, before.noise_variance)

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
-from wflmc.dynamics import AnyResponse, Array, DiagonalResponse, Motion, Response, diagonal_response
+from wflmc.dynamics import Array, Motion, Response, diagonal_response
 from wflmc.errors import InputError
 from wflmc.planning.solvers.program import HEADROOM
 
+TOLERANCE, STEPS = 1e-9, 100
+"""The relative gap at which the search ends, and the most steps of one search."""
 LEAST_POWER = 1e-12
 """Every round gets at least this share of an even split of the tightest budget: noise without end helps nobody."""
 AS_GOOD = 1e-7
@@ -40,7 +42,7 @@ class Proxy:
     prior_std: float = 1.0
     """Of θ[0] with init = "prior"."""
 
-    def response(self, dim: int, motion: Motion, burn_in: int) -> DiagonalResponse:
+    def response(self, dim: int, motion: Motion, burn_in: int) -> Response:
         """How the law of a chain of `dim` parameters on this posterior answers to noise."""
         precision, mean_sq = (np.asarray(given, dtype=float) for given in (self.precision, self.mean_sq))
         for name, given, least in (("precision", precision, 1e-50), ("mean_sq", mean_sq, 0.0)):
@@ -96,31 +98,31 @@ class _ByMatrices:
 
 
 class _ByEigenvalues:
-    """The same where all matrices share their eigenvectors."""
+    """The same where all matrices share their eigenvectors, `times` of which have each eigenvalue."""
 
-    def __init__(self, r: DiagonalResponse) -> None:
-        self.r, self.shift, self.std = r, r.shift, np.sqrt(r.target)
-        self.trace, self.spread = r.effect @ r.times, float(r.times @ r.target)
+    def __init__(self, r: Response, times: Array) -> None:
+        self.r, self.times, self.shift, self.std = r, times, r.shift, np.sqrt(r.target)
+        self.trace, self.spread = r.effect @ times, float(times @ r.target)
 
     def _std(self, v: Array) -> Array:
         return np.maximum(np.sqrt(self.r.covariance + v @ self.r.effect), 1e-15 * self.std)
 
     def __call__(self, v: Array) -> Array:
-        return np.asarray(self.shift + (self._std(v) - self.std) ** 2 @ self.r.times)
+        return np.asarray(self.shift + (self._std(v) - self.std) ** 2 @ self.times)
 
     def expand(self, v: Array) -> tuple[Array, Array, Array]:
         std = self._std(v)
-        gradient = (self.r.effect @ ((1 - self.std / std) * self.r.times)[..., None])[..., 0]
-        root = self.r.effect * np.sqrt(0.5 * self.r.times * self.std / std**3)[:, None]
-        return self.shift + (std - self.std) ** 2 @ self.r.times, gradient, root
+        gradient = (self.r.effect @ ((1 - self.std / std) * self.times)[..., None])[..., 0]
+        root = self.r.effect * np.sqrt(0.5 * self.times * self.std / std**3)[:, None]
+        return self.shift + (std - self.std) ** 2 @ self.times, gradient, root
 
 
 Distances = _ByMatrices | _ByEigenvalues
 
 
-def distances(response: AnyResponse) -> Distances:
+def distances(response: Response) -> Distances:
     """Return W2² of a linear chain's law to the posterior as a convex function of its noise, with its derivatives."""
-    return _ByEigenvalues(response) if isinstance(response, DiagonalResponse) else _ByMatrices(response)
+    return _ByMatrices(response) if response.times is None else _ByEigenvalues(response, response.times)
 
 
 class Solution(NamedTuple):
@@ -132,17 +134,15 @@ class Solution(NamedTuple):
 
 
 def solve(
-    response: AnyResponse,
+    response: Response,
     cost: Array,
     low: Array,
     high: Array,
     active: NDArray[np.bool_],
     budget: Array,
     calm: Array,
-    tol: float = 1e-9,
-    max_iterations: int = 100,
 ) -> Solution:
-    """The noise with the smallest worst W2², to a certified relative gap of `tol` or as near as rounding allows.
+    """The noise with the smallest worst W2², to a certified relative gap of TOLERANCE or as near as rounding allows.
 
     Args:
         response: how the kept rounds' law follows from the noise.
@@ -156,36 +156,38 @@ def solve(
     use = active.T[binding] * (cost / (budget[binding] * (1 - HEADROOM))[:, None])
     token = use.max(0, initial=0.0) * cost.size / LEAST_POWER
     limits = Limits(low, np.maximum(low, np.minimum(high, np.where(token > 0, token, np.inf))), use)
-    best = _Best(distance, limits, start(limits, distance), tol)
+    best = _Best(distance, limits, start(limits, distance))
     most = np.minimum(limits.high, np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v))
     if np.all(use @ (1 / calm) < 1) and np.any(calm < most):
-        _improve(best, np.minimum(calm, most), max_iterations)
-    calmer = best.v, best.value
-    if not best.done:
-        _improve(best, most, max_iterations)
+        _improve(best, np.minimum(calm, most))
+    calmer, value = best.v, best.value
+    if best.gap > TOLERANCE:
+        _improve(best, most)
     if best.gap > AS_GOOD:  # one in 1500 of the tests' random problems
-        _improve(best, most, 2 * max_iterations, care=0.3)
-    best.prefer(*calmer)
+        _improve(best, most, 2 * STEPS, care=0.3)
+    if value - best.value <= max(AS_GOOD * best.value, best.rounding):  # as good as the best but for little
+        best.v, best.value = calmer, value
     return Solution(best.v, best.value, best.bound if best.gap > 0 else best.value)
 
 
-def _improve(best: _Best, high: Array, max_iterations: int, care: float = 0.0) -> None:
+def _improve(best: _Best, high: Array, steps: int = STEPS, care: float = 0.0) -> None:
     """Follow the path below `high` until the gap is small or the path has ended."""
     limits = best.limits
     # A little wider, so that there is an inside even where limits meet.
     path = Path(best.distances, Limits(limits.low * (1 - 1e-11), high * (1 + 1e-11), limits.use), care)
-    for _ in range(max_iterations):
+    for _ in range(steps):
         moved = path.step()
-        best.update(path)
-        if best.done or not moved or path.gap < 1e-5 * best.tol * best.value:
+        best.offer(path.v)
+        best.prove(path)
+        if best.gap <= TOLERANCE or not moved or path.gap < 1e-5 * TOLERANCE * best.value:
             break
 
 
 class _Best:
     """The best noise and the best lower bound met so far."""
 
-    def __init__(self, distances: Distances, limits: Limits, v: Array, tol: float) -> None:
-        self.distances, self.limits, self.tol = distances, limits, tol
+    def __init__(self, distances: Distances, limits: Limits, v: Array) -> None:
+        self.distances, self.limits = distances, limits
         self.value, self.bound = np.inf, float(distances.shift.max())
         self.rounding = ROUNDING * distances.spread
         self.offer(v)
@@ -198,11 +200,6 @@ class _Best:
     def gap(self) -> float:
         """(value - bound)/value, 0 where that is rounding."""
         return 0.0 if self.value - self.bound <= self.rounding else 1 - self.bound / self.value
-
-    @property
-    def done(self) -> bool:
-        """Whether the gap is small enough."""
-        return self.gap <= self.tol
 
     def offer(self, v: Array) -> None:
         """Keep v, made to meet all limits exactly, if it is the best so far."""
@@ -217,29 +214,19 @@ class _Best:
         if value < self.value:
             self.value, self.v = value, v
 
-    def prove(self, v: Array, F: Array, g: Array, w: Array, lam: Array) -> None:
+    def prove(self, path: Path) -> None:
         """Weights w[S_u] of sum 1 and prices lam[K'] bound all noise: the tangent at v, minimised in closed form."""
-        slope, price = w @ g, lam @ self.limits.use
+        w, lam = path.prices
+        slope, price = w @ path.g, lam @ self.limits.use
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             u = np.where(slope > 0, np.sqrt(price / slope), self.ceiling)
             u = np.clip(u, self.limits.low, self.ceiling)
             least = np.where(slope == 0, 0.0, slope * u) + price / u
-        bound = float(w @ F - slope @ v + least.sum() - lam.sum())
+        bound = float(w @ path.F - slope @ path.v + least.sum() - lam.sum())
         self.bound = max(self.bound, bound)
 
-    def update(self, path: Path) -> None:
-        """Take the path's present point into account."""
-        self.offer(path.v)
-        self.prove(path.v, path.F, path.g, *path.prices)
 
-    def prefer(self, v: Array, value: float) -> None:
-        """Take v if it is as good as the best but for little."""
-        if value - self.value <= max(AS_GOOD * self.value, self.rounding):
-            self.v, self.value = v, value
-
-
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """low ≤ v ≤ high and Σ_s active[s, k] cost[s]/v[s] ≤ budget[k], written as use @ (1/v) ≤ 1."""
 
     low: Array

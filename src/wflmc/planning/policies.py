@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wflmc.dynamics import AnyResponse
+from wflmc.dynamics import Response
 from wflmc.errors import InputError
 from wflmc.planning import exact
 from wflmc.planning.bound import Allocation, Problem
@@ -54,7 +54,7 @@ def optimal(problem: Problem) -> Allocation:
     return Allocation(solution.a, solution.lower_bound)
 
 
-def _nearest_law(problem: Problem, response: AnyResponse) -> Allocation:
+def _nearest_law(problem: Problem, response: Response) -> Allocation:
     """The noise v that brings the true law nearest to the posterior, as power a = (η K/K_a)²/v."""
     cost = (problem.kick * problem.scale) ** 2
     low = np.maximum(cost / problem.power_cap, LEAST_NOISE * problem.langevin_noise)

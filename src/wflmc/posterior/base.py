@@ -16,7 +16,7 @@ from wflmc.errors import InputError
 from wflmc.posterior.summation import UNIT, Sum, Total, additions, rounding
 
 if TYPE_CHECKING:
-    from wflmc.dynamics import AnyResponse, Motion, Quadratic
+    from wflmc.dynamics import Motion, Quadratic, Response
     from wflmc.posterior.coordinates import Coordinates
     from wflmc.posterior.law import Gaussian, LinearChain
 
@@ -172,7 +172,7 @@ class Posterior(SumsGradients, Protocol):
         """Return the largest factor by which one round of weight[S, K] can stretch an error of θ; 1 if unknown."""
         return 1.0
 
-    def response(self, motion: Motion, burn_in: int) -> AnyResponse:
+    def response(self, motion: Motion, burn_in: int) -> Response:
         """Return how the law of the rounds after burn-in depends on the noise of every round."""
         raise InputError("objective", "exact", "worst or average, or given with a proxy: this model knows no law")
 

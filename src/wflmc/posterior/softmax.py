@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import helmert, solve_triangular
 from scipy.special import log_softmax, logsumexp
 
-from wflmc.dynamics import DiagonalResponse, Motion, Quadratic, diagonal_response
+from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
 from wflmc.posterior import softmax_sums as sums
@@ -178,7 +178,7 @@ class SoftmaxPosterior(Regression):
         rows = self.features.reshape(-1, self.features.shape[-1])
         return _laplace(rows, self.labels.ravel(), self.classes, self._precision)
 
-    def response(self, motion: Motion, burn_in: int) -> DiagonalResponse:
+    def response(self, motion: Motion, burn_in: int) -> Response:
         """Return how the law of a chain on the Laplace approximation depends on noise, if all devices hold alike data.
 
         It is said of the coordinates that chains move in, along the main directions of the approximation.

@@ -12,6 +12,9 @@ from wflmc.planning.solvers.interior_point import CentralPath
 from wflmc.planning.solvers.program import HEADROOM, Array, Program, Usage, dual, round_bounds, tightest
 from wflmc.planning.solvers.water_filling import fill
 
+STEPS = 100
+"""The most steps along the central path."""
+
 
 class Solution(NamedTuple):
     """A feasible plan, and the dual point (w, lam) that proves `lower_bound` for every feasible plan."""
@@ -24,7 +27,7 @@ class Solution(NamedTuple):
     lam: Array  # [K] device prices
 
 
-def allocate(program: Program, tol: float = 1e-9, max_iterations: int = 100) -> Solution:
+def allocate(program: Program, tol: float = 1e-9) -> Solution:
     """Solve one problem, whose floor meets all budgets, to a certified relative gap of `tol` or as rounding allows."""
     p, use = program, Usage(program.active)
     best = _Best(p, use)
@@ -37,7 +40,7 @@ def allocate(program: Program, tol: float = 1e-9, max_iterations: int = 100) -> 
         best.prove(w, lam)
         best.offer(best.feasible(a))
     if best.gap() > tol:
-        _follow_path(best, binding, tol, max_iterations)
+        _follow_path(best, binding, tol)
     bound, gap = min(best.bound, best.value), max(best.gap(), 0.0)  # rounding may put one past the other
     return Solution(best.a, best.value, bound, gap, best.w, best.lam)
 
@@ -106,7 +109,7 @@ class _Best:
         self.misses = 0 if self.value - self.bound < 0.7 * before else self.misses + 1
 
 
-def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float, max_iterations: int) -> None:
+def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float) -> None:
     """Improve on `best` by the interior point until its gap is at most tol or stays where it is."""
     p, use = best.p, best.use
     # Rounds this long before the first one that counts weigh less than 1e-39 in it: they get the least power.
@@ -116,9 +119,9 @@ def _follow_path(best: _Best, binding: NDArray[np.intp], tol: float, max_iterati
     later = {name: getattr(p, name)[skip:] for name in ("active", "cap", "cost", "rho", "base", "floor")}
     tail = replace(p, **later, burn_in=p.burn_in - skip, budget=np.maximum(left, 1e-12 * p.budget))
     path = CentralPath(tail, Usage(tail.active) if skip else use, binding)
-    for iteration in range(1, max_iterations + 1):
+    for step in range(1, STEPS + 1):
         moved = path.step()
-        if path.gap() < 2 * tol or not moved or iteration == max_iterations:
+        if path.gap() < 2 * tol or not moved or step == STEPS:
             best.update(path, skip, tol)
             if best.gap() <= tol or best.misses > 5 or not moved:
                 break
