@@ -16,8 +16,7 @@ from benchmarks.timing import side_by_side
 from wflmc import channel
 from wflmc.planning import POLICIES, Allocation
 from wflmc.planning.solvers.allocation import allocate
-from wflmc.planning.solvers.cvxpy_reference import solve_by_cvxpy
-from wflmc.planning.solvers.program import Program, round_bounds
+from wflmc.planning.solvers.program import Program, round_bounds, solve_by_cvxpy
 
 
 def program_of(rounds: int, devices: int, snr_db: float, objective: str, correlation: float = 0.0) -> Program:

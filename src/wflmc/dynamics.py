@@ -160,10 +160,8 @@ class Kinetic(Overdamped):
         low, high = 0.2 * mu**0.5, 20 * L**0.5
         if low <= self.friction <= high:
             return []
-        return [
-            f"friction = {self.friction:.3g} is outside {low:.3g} to {high:.3g} (0.2√mu to 20√L): the chain swings "
-            "or creeps for many rounds. 2√mu is a good choice."
-        ]
+        outside = f"friction = {self.friction:.3g} is outside {low:.3g} to {high:.3g} (0.2√mu to 20√L)"
+        return [f"{outside}: the chain swings or creeps for many rounds. 2√mu is a good choice."]
 
     def largest_step(self, mu: float, L: float) -> float:
         """Three quarters of where steps become unstable."""

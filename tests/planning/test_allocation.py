@@ -16,8 +16,7 @@ from wflmc import channel
 from wflmc.planning import POLICIES
 from wflmc.planning.solvers import closed_form
 from wflmc.planning.solvers.allocation import allocate
-from wflmc.planning.solvers.cvxpy_reference import solve_by_cvxpy
-from wflmc.planning.solvers.program import Program, round_bounds
+from wflmc.planning.solvers.program import Program, round_bounds, solve_by_cvxpy
 
 from ..conftest import count
 from .problems import activity, check, kept_value, random_program

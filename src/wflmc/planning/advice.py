@@ -19,10 +19,7 @@ from wflmc.privacy import Privacy
 UNSCALED, UNLIKE = 30.0, 100.0
 """Size of a feature, and over the median of all, from which on it alone decides L, the step size and the clipping."""
 UNSCALED_FEATURES = "Features are not scaled"
-ORACLE = (
-    "The objective 'exact' is an oracle: without a public proxy the plan depends on the devices' private data, which "
-    "epsilon does not cover."
-)
+ORACLE = "The objective 'exact' depends on the devices' private data without a proxy: epsilon does not cover that."
 WIDE = 2.0
 """Noise over what sampling needs, from which on samples say too little of the posterior's spread."""
 
@@ -36,10 +33,7 @@ def input_warnings(posterior: Posterior, link: Link | None, privacy: Privacy) ->
         units = {"record": ("examples", int(np.sum(posterior.sizes))), "device": ("devices", len(posterior.sizes))}
         (unit, count), delta = units[privacy.unit], float(np.max(privacy.delta))
         if delta > 1 / count:
-            yield (
-                f"delta = {delta:g} is above 1/{count}, one over the number of {unit}: publishing all data of one of "
-                "them, picked at random, would keep such a promise. A delta far below that is usual."
-            )
+            yield f"delta = {delta:g} is above 1/{count}, one over the number of {unit}. It should be far below that."
     yield from _unscaled(posterior)
 
 
@@ -55,20 +49,16 @@ def _unscaled(posterior: Posterior) -> Iterator[str]:
         size = 10 ** round(np.log10(scales[largest] / (median if unlike else 1.0)))
         name = f" ({columns[largest]})" if columns else ""
         column = "after whitening a direction" if whitened else f"column {largest} of X{name}, counted from 0,"
-        yield (
-            f"{UNSCALED_FEATURES}: {column} is some {size:,} times as large as "
-            f"{'the median column' if unlike else 'a standardised one'}. It alone decides L, the step size and what "
-            "is clipped. Standardise all columns, by public means and scales."
-        )
+        compared = "the median column" if unlike else "a standardised one"
+        advice = "Standardise all columns, by public means and scales"
+        yield f"{UNSCALED_FEATURES}: {column} is some {size:,} times as large as {compared}. {advice}."
 
 
 def estimates(posterior: Posterior, options: Options) -> Iterator[str]:
     """Yield warnings of models without a closed form, which estimate their constants and the start's distance."""
     if posterior.estimated:
-        yield (
-            f"With {' and '.join(posterior.estimated)} estimated by the Hessian at the start and at a mode, the bound "
-            "is no proof, and epsilon does not cover what that tells of the data."
-        )
+        names = " and ".join(posterior.estimated)
+        yield f"With {names} estimated by a Hessian, the bound is no proof, and epsilon does not cover what they tell."
     if posterior.batch:
         yield "Mini-batches make gradients noisier, which the bound and the server's noise do not know."
     if options.initial_w2_sq is None and posterior.start_is_estimate:
@@ -89,10 +79,7 @@ def plan_warnings(posterior: Posterior, made: Plan, problem: Problem, options: O
     """Yield all warnings about a plan; those that every plan like it has come last."""
     exact, epsilon = made.objective_name == "exact", made.privacy.epsilon
     if made.noise_ratio > WIDE:  # which no diagnostic of the chains can see
-        yield (
-            f"After burn-in there is {made.noise_ratio:.3g} times the noise that sampling needs: samples spread some "
-            f"{made.noise_ratio**0.5:.2g} times as wide as the posterior."
-        )
+        yield f"After burn-in, {made.noise_ratio:.3g} times the noise that sampling needs spreads samples too widely."
     if made.gap is not None and made.gap > 1e-6:
         yield f"The power is proven optimal only to a relative gap of {made.gap:.1g}."
     if made.clips:
@@ -105,17 +92,10 @@ def plan_warnings(posterior: Posterior, made: Plan, problem: Problem, options: O
     # A plan by the exact law is measured in parameters, its start in the coordinates that chains move in.
     alike = not exact or posterior.coordinates is None
     if alike and made.objective > 10 * max(made.initial_w2_sq, 1e-300):
-        yield (
-            "The chain is farther from the posterior after burn-in than at the start."
-            if exact
-            else "The bound after burn-in is far above the distance at the start: it says nothing here."
-        )
+        yield "The objective is far above the distance at the start: sampling gains nothing, or the bound says nothing."
     yield from made.dynamics.warnings(made.mu, made.L)
     if _expands(posterior, made):
-        yield (
-            "The devices that send in some rounds are so unlike the rest that a step stretches errors: without "
-            "clipping the chain may diverge."
-        )
+        yield "Some rounds have devices so unlike the rest that a step stretches errors: the chain may diverge."
     if exact and made.lower_bound is not None and options.policy.proxy is None and epsilon is not None:
         yield ORACLE
     yield from estimates(posterior, options)
@@ -131,8 +111,5 @@ def _lost_chains(made: Plan, factor: float) -> Iterator[str]:
     beyond |= spread / (2 * reach) > made.initial_w2_sq**0.5
     loud = np.sum((np.sqrt(spread) > reach * (1 + 1e-9)) & beyond)
     if loud:
-        yield (
-            f"In {loud} of {len(made.rounds)} rounds the noise of one round exceeds "
-            f"{'' if factor == 1 else f'{factor:g} times '}what all clipped gradients together can undo (step size × "
-            "Σ ℓ_k), of which the objective knows nothing: chains may not come back."
-        )
+        rounds, times = f"In {loud} of {len(made.rounds)} rounds", "" if factor == 1 else f"{factor:g} times "
+        yield f"{rounds} the noise of one round exceeds {times}what all clipped gradients can undo: chains may be lost."

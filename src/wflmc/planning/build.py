@@ -187,11 +187,9 @@ class _Planning:
         less = float(np.max(smaller / self.privacy.sensitivity(self.posterior.devices)))
         found = less * self.posterior.rounding(self.clip, self.example_clip)
         if found > LARGEST_ROUNDING:
-            by_example = np.isfinite(self.example_clip).any()
-            name, given = ("example_clip", self.example_clip) if by_example else ("clip", self.clip)
-            allowed = "nearer to clip, or clip smaller" if by_example else "nearer to one another"
+            name = "example_clip" if np.isfinite(self.example_clip).any() else "clip"
             why = f"a float32 sum hides a change of {smaller.min():.3g} only to within {found:.0%}"
-            raise InputError(name, np.unique(given).tolist(), f"{allowed}: {why}")
+            raise InputError(name, np.unique(getattr(self, name)).tolist(), f"nearer to one another and to clip: {why}")
         return found
 
     def _participation(self, known: Gains) -> tuple[schedule.Rule, schedule.Schedule]:

@@ -125,9 +125,8 @@ def estimate_capacity(size: Size, traits: Traits, radio: Radio | None = None) ->
     senders = traits.senders * devices
     uplink = m / (2 * radio.bandwidth)  # two real numbers, I and Q, go into one complex symbol
     bits = 8 * REAL * m / (radio.bandwidth * radio.efficiency)
-    mean, most = (
-        None if share is None else radio.power * uplink * share for share in (traits.power, traits.power_most)
-    )
+    shares, energy = (traits.power, traits.power_most), radio.power * uplink
+    mean, most = (None if share is None else energy * share for share in shares)
     a_round: dict[str, tuple[str, float | None]] = {
         "channel_uses": ("", m),
         "uplink_airtime": ("s", uplink),

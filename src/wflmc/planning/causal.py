@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from wflmc.keys import host_generator
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.policies import check_floor, equal, optimal
 from wflmc.planning.schedule import Rule, best_senders
-from wflmc.planning.solvers.allocation import Solution, allocate
+from wflmc.planning.solvers.allocation import allocate
 from wflmc.planning.solvers.program import HEADROOM
 
 SIMULATED = 2000
@@ -153,20 +153,6 @@ def _alike(often: Array, *facts: ArrayLike) -> Array:
     return (np.bincount(kind, often) / np.bincount(kind))[kind]
 
 
-class Course(NamedTuple):
-    """A plan of the rounds from `made` on, the first of them as it is and the others as expected."""
-
-    made: int
-    rest: Problem
-    solution: Solution
-
-    def power(self, problem: Problem, s: int) -> float:
-        """a[s] by this plan: it goes as the root of the cost, that is as K/K_a."""
-        j = s - self.made
-        planned = self.solution.a[j] * problem.scale[s] / self.rest.scale[j]
-        return float(np.clip(planned, problem.floor[s], problem.cap[s]))
-
-
 def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
     """Return the power of every round from what is known in it: plan the rest, send the first round of it, go on.
 
@@ -178,23 +164,21 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
         raise InputError("dynamics", problem.dynamics.name, "overdamped with csi = 'causal', which needs a bound")
     check_floor(problem)
     a, left, start = problem.cap.copy(), problem.budget, problem.start
-    course: Course | None = None
+    made, rest, planned = 0, problem, problem.cap  # the plan that serves: its first round, its problem, its power
     for s in range(problem.rounds):
         short = problem.floor[s] * problem.active[s] > left * (1 - HEADROOM)
         if short.any():
             why = f"too little is left to device {np.argmax(short)} in round {s + 1}, which could not be foreseen"
             raise InputError("max_round_noise", problem.noise_limit, f"larger with csi = 'causal': {why}")
-        if course:
-            a[s] = course.power(problem, s)
-        outdated = course is None or s - course.made >= (problem.rounds - s) / REPLANS
-        if outdated or np.any(a[s] * problem.active[s] > left / 8):
-            if course and problem.objective == "worst" and s > problem.burn_in:
+        j = s - made  # power goes as the root of the cost, that is as K/K_a
+        a[s] = np.clip(planned[j] * problem.scale[s] / rest.scale[j], problem.floor[s], problem.cap[s])
+        if s == 0 or j >= (problem.rounds - s) / REPLANS or np.any(a[s] * problem.active[s] > left / 8):
+            if s > problem.burn_in and problem.objective == "worst":
                 # What a round was cannot be undone: no power is spent on coming back from it.
-                planned = course.rest.bound(course.solution.a)[course.rest.burn_in :]
-                start = min(start, float(np.median(planned)))
+                start = min(start, float(np.median(rest.bound(planned)[rest.burn_in :])))
             rest = _rest(forecast.outlook(problem, s), problem, s, left, start)
-            course = Course(s, rest, allocate(rest.program(), tol=TOLERANCE))
-            a[s] = course.solution.a[0]
+            made, planned = s, allocate(rest.program(), tol=TOLERANCE).a
+            a[s] = planned[0]
         left = left - a[s] * problem.active[s]
         start = float(problem.bound(a)[s])
     return Allocation(a)
@@ -232,8 +216,6 @@ def equal_shares(problem: Problem) -> Allocation:
 
 def causally(allocate: Callable[[Problem], Allocation], outlook: Forecast) -> Callable[[Problem], Allocation]:
     """The same policy without knowledge of rounds to come; custom policies are taken as they are."""
-    ways: dict[Any, Callable[[Problem], Allocation]] = {
-        optimal: partial(optimize_causally, outlook),
-        equal: equal_shares,
-    }
-    return ways.get(allocate, allocate)
+    if allocate is optimal:
+        return partial(optimize_causally, outlook)
+    return equal_shares if allocate is equal else allocate

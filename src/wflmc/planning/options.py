@@ -94,11 +94,10 @@ class Options:
         for name, value in whole.items():
             if not isinstance(value, int | np.integer) or isinstance(value, bool):
                 raise InputError(name, value, "a whole number")
-        try:
-            steps = np.asarray(self.step_size, dtype=float)
-        except (TypeError, ValueError):
+        steps = np.asarray(self.step_size)
+        if steps.dtype.kind not in "fiu":
             allowed = "a number, or one for each round (expressions such as '0.4/(mu+L)' are for scenario files)"
-            raise InputError("step_size", self.step_size, allowed) from None
+            raise InputError("step_size", self.step_size, allowed)
         names = {"csi": CSI, "objective": OBJECTIVES, "solver": SOLVERS, "bound": BOUNDS, "schedule": RULES}
         for name, known in names.items():
             if getattr(policy, name) not in known:

@@ -13,8 +13,7 @@ from wflmc.planning import exact
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.solvers import closed_form
 from wflmc.planning.solvers.allocation import allocate
-from wflmc.planning.solvers.cvxpy_reference import solve_by_cvxpy
-from wflmc.planning.solvers.program import HEADROOM
+from wflmc.planning.solvers.program import HEADROOM, solve_by_cvxpy
 
 LEAST_NOISE = 1e-9
 """Of the 2η of Langevin sampling: an ideal link could do with none at all, and would then send infinitely strongly."""

@@ -34,11 +34,6 @@ def tightest(problem: Problem) -> float:
     return float(problem.budget[problem.active[0]].min())
 
 
-def _log_geometric(rate: float, terms: Array) -> Array:
-    """log Σ_{s=1}^{n} e^{rate·s}, without overflow."""
-    return rate * terms + np.log(np.expm1(-rate * terms) / np.expm1(-rate))
-
-
 def _water_level(cap: float, budget: float, rate: float, rounds: int) -> tuple[Array, float]:
     """a[s] = min(cap, e^{u + rate·s}) with Σ a = budget, for budget < rounds·cap; also u.
 
@@ -48,7 +43,8 @@ def _water_level(cap: float, budget: float, rate: float, rounds: int) -> tuple[A
     n = np.arange(1.0, rounds + 1)
     left = budget - (rounds - n) * cap
     with np.errstate(divide="ignore", invalid="ignore"):
-        u = np.log(left) - _log_geometric(rate, n)
+        # Less log Σ_{s=1}^{n} e^{rate·s}, without overflow.
+        u = np.log(left) - (rate * n + np.log(np.expm1(-rate * n) / np.expm1(-rate)))
     fits = (left > 0) & (u + rate * n <= np.log(cap))
     level = float(u[np.flatnonzero(fits)[-1]])
     return np.minimum(cap, np.exp(np.minimum(level + rate * n, np.log(cap)))), level
