@@ -77,7 +77,7 @@ def plan(
         if not isinstance(value, kind):
             raise InputError(name, type(value).__name__, f"a wflmc.{kind.__name__}")
     given = {"step_size": step_size, "burn_in": burn_in, "samples": samples, "sampler": sampler, "policy": policy}
-    options = checked_options(given | {"ledger": ledger, "initial_w2_sq": initial_w2_sq}, deprecated)
+    options = checked_options(given | {"ledger": ledger, "initial_w2_sq": initial_w2_sq} | deprecated)
     return _prepare(posterior, link, privacy, options).plan()
 
 
@@ -90,8 +90,7 @@ def plan_many(
         workers: processes that share the optimisation. Starting them costs a few seconds, which pays for thousands of
             plans or long ones; a script that uses them needs the usual `if __name__ == "__main__":`.
     """
-    deprecated = {name: keywords.pop(name) for name in [*keywords] if name not in Options.__dataclass_fields__}
-    options = checked_options(keywords, deprecated)
+    options = checked_options(keywords)
     prepared = [_prepare(posterior, link, privacy, options) for link in links]
     if workers <= 1 or len(prepared) < 2:
         return [item.plan() for item in prepared]
@@ -113,7 +112,7 @@ def _prepare(posterior: Posterior, link: Link, privacy: Privacy, options: Option
 
     def with_steps(steps: Array, *notes: str) -> _Planning:
         given = dataclasses.replace(options, step_size=steps, sampler=constant)
-        return _Planning(posterior, link, privacy, given, kept * (1 + 1e-9), notes)
+        return _Planning(posterior, link, privacy, given, kept * (1 + 1e-9), *notes)
 
     steps = plan_steps(lambda steps: with_steps(steps).plan(), kept, options.burn_in, options.samples)
     if np.ptp(steps) > 0 or options.burn_in == 0:
@@ -137,18 +136,12 @@ class _Planning:
     """Participation, budgets and the power problem of a plan; `finish` makes the plan of its solution.
 
     Args:
-        usual_step: rounds with a larger step than this may not be noisier than clipped gradients can undo.
+        usual: rounds with a larger step size than this may not be noisier than clipped gradients can undo.
         notes: warnings of the plan beside those about its numbers.
     """
 
     def __init__(
-        self,
-        posterior: Posterior,
-        link: Link,
-        privacy: Privacy,
-        options: Options,
-        usual_step: float = np.inf,
-        notes: tuple[str, ...] = (),
+        self, posterior: Posterior, link: Link, privacy: Privacy, options: Options, usual: float = np.inf, *notes: str
     ) -> None:
         self.posterior, self.link, self.privacy, self.options, self.notes = posterior, link, privacy, options, notes
         devices, power, first = posterior.devices, options.policy.power, options.sampler.start
@@ -174,7 +167,7 @@ class _Planning:
         self.scale = devices / active.sum(-1)
         self.weight = active * self.scale[:, None]
         self.ledger = self._spent_before()
-        self.problem = self._problem(usual_step)
+        self.problem = self._problem(usual)
 
     def plan(self) -> Plan:
         """Solve it."""
@@ -195,14 +188,9 @@ class _Planning:
     def _participation(self, known: Gains) -> tuple[schedule.Rule, schedule.Schedule]:
         """Choose the active devices of every round, given the gains from round 0 on."""
         link, policy, dim = self.link, self.options.policy, self.posterior.dim
-        rule = schedule.Rule(
-            policy.schedule if self.scheme.wireless else "all",
-            self.clip,
-            dim * link.snr(self.posterior.devices) / self.clip**2,
-            self.options.sampler.motion.noise_step(self.step_size),
-            noise_weight(policy.bound, dim),
-            self.uncertainty,
-        )
+        name, reach = policy.schedule if self.scheme.wireless else "all", dim * link.snr(self.clip.size) / self.clip**2
+        worth = self.options.sampler.motion.noise_step(self.step_size)
+        rule = schedule.Rule(name, self.clip, reach, worth, noise_weight(policy.bound, dim), self.uncertainty)
         if rule.name != "unbiased":
             return rule, rule(self.gains)
         rule = dataclasses.replace(rule, senders=causal.choose_senders(policy.senders, link, rule))

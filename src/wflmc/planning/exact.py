@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from wflmc.dynamics import Array, Motion, Response, diagonal_response
 from wflmc.errors import InputError
-from wflmc.planning.solvers.program import HEADROOM
+from wflmc.planning.solvers.program import HEADROOM, Bools
 
 TOLERANCE, STEPS = 1e-9, 100
 """The relative gap at which the search ends, and the most steps of one search."""
@@ -134,13 +134,7 @@ class Solution(NamedTuple):
 
 
 def solve(
-    response: Response,
-    cost: Array,
-    low: Array,
-    high: Array,
-    active: NDArray[np.bool_],
-    budget: Array,
-    calm: Array,
+    response: Response, cost: Array, low: Array, high: Array, active: Bools, budget: Array, calm: Array
 ) -> Solution:
     """The noise with the smallest worst W2², to a certified relative gap of TOLERANCE or as near as rounding allows.
 

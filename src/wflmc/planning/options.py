@@ -141,10 +141,11 @@ def plan_arguments(keywords: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def checked_options(keywords: Mapping[str, Any], deprecated: Mapping[str, Any]) -> Options:
+def checked_options(keywords: Mapping[str, Any]) -> Options:
     """Return the options of `plan`; fields of sampler and policy as keywords, as in version 0.1, go in 0.3."""
+    deprecated = [name for name in keywords if name not in Options.__dataclass_fields__]
     if deprecated:
         parts = "sampler=wflmc.Sampler(…) or policy=wflmc.Policy(…)"
         text = f"plan({', '.join(f'{name}=…' for name in deprecated)}) is deprecated: it belongs into {parts}"
         warnings.warn(text, DeprecationWarning, stacklevel=3)
-    return Options(**plan_arguments({**keywords, **deprecated}))
+    return Options(**plan_arguments(keywords))
