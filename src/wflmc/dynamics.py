@@ -236,11 +236,9 @@ class Kinetic(Overdamped):
         pull, push = kick * hessian, kick[..., 0] * linear
         one = np.broadcast_to(np.eye(hessian.shape[-1]), hessian.shape)
         fresh = np.concatenate([-pull, decay * one - half * pull], axis=-1)
-        return (
-            np.concatenate([np.concatenate([one, half * one], axis=-1) + half * fresh, fresh], axis=-2),
-            np.concatenate([half[..., 0] * push, push], axis=-1),
-            np.concatenate([half * one, one], axis=-2),
-        )
+        matrix = np.concatenate([np.concatenate([one, half * one], axis=-1) + half * fresh, fresh], axis=-2)
+        offset = np.concatenate([half[..., 0] * push, push], axis=-1)
+        return matrix, offset, np.concatenate([half * one, one], axis=-2)
 
     def initial_law(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
         """The law of (θ, v) at the start: v ~ N(0, I), independent of θ."""

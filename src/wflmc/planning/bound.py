@@ -20,11 +20,6 @@ from wflmc.recursion import first_order
 BOUNDS = ("corrected", "paper")
 
 
-def noise_weight(bound: str, dim: int) -> float:
-    """Factor of the excess noise β̃: the paper prints 1 where E‖√β̃ Δ‖² = m β̃ (Lemma 1)."""
-    return float(dim) if bound == "corrected" else 1.0
-
-
 def discretization_error(step_size: Array, L: float, dim: int) -> Array:
     """η⁴L³m/3 + η³L²m, Lemma 2."""
     return step_size**4 * L**3 * dim / 3 + step_size**3 * L**2 * dim

@@ -17,7 +17,7 @@ from wflmc.channel import Gains, Link
 from wflmc.dynamics import Array, Motion, Response, continued
 from wflmc.errors import InputError
 from wflmc.planning import advice, causal, exact, schedule
-from wflmc.planning.bound import Allocation, Problem, discretization_error, noise_weight
+from wflmc.planning.bound import Allocation, Problem, discretization_error
 from wflmc.planning.options import Options, Policy, Sampler, checked_options
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import PowerPolicy, policy_named
@@ -190,7 +190,9 @@ class _Planning:
         link, policy, dim = self.link, self.options.policy, self.posterior.dim
         name, reach = policy.schedule if self.scheme.wireless else "all", dim * link.snr(self.clip.size) / self.clip**2
         worth = self.options.sampler.motion.noise_step(self.step_size)
-        rule = schedule.Rule(name, self.clip, reach, worth, noise_weight(policy.bound, dim), self.uncertainty)
+        # The paper prints β̃ where E‖√β̃ Δ‖² = m β̃ (Lemma 1).
+        excess = float(dim) if policy.bound == "corrected" else 1.0
+        rule = schedule.Rule(name, self.clip, reach, worth, excess, self.uncertainty)
         if rule.name != "unbiased":
             return rule, rule(self.gains)
         rule = dataclasses.replace(rule, senders=causal.choose_senders(policy.senders, link, rule))
@@ -220,9 +222,7 @@ class _Planning:
         posterior, options, step_size, active = self.posterior, self.options, self.step_size, self.schedule.active
         policy, by_law = options.policy, options.policy.objective == "exact"
         budget = self._budget() if self.scheme.private else np.full(posterior.devices, np.inf)
-        power_cap = np.full(step_size.size, np.inf)
-        if self.scheme.wireless:
-            power_cap = self.rule.power_cap(self.gains, active)
+        power_cap = self.rule.power_cap(self.gains, active) if self.scheme.wireless else np.full(step_size.size, np.inf)
 
         def least(limit: ArrayLike) -> Array:
             """a at which a round's noise is `limit` times what all clipped gradients can undo, [S]."""

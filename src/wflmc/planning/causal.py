@@ -48,9 +48,7 @@ def choose_senders(given: int, link: Link, rule: Rule) -> int:
     """The number of devices that send in every round: the one given, or the best by the fading law."""
     devices, law = rule.clip.size, link.fading.law
     if not 0 <= given <= devices or (given == 0 and law is None):
-        allowed = f"between 1 and {devices}"
-        why = " with gains whose law is not known" if law is None else ", or 0 for the best by the fading law"
-        raise InputError("senders", given, f"{allowed}{why}")
+        raise InputError("senders", given, f"between 1 and {devices}, or 0 where the fading law is known")
     if given or law is None:
         return given
     gains, ranking = simulated(law, rule)

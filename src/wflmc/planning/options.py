@@ -130,14 +130,10 @@ def plan_arguments(keywords: Mapping[str, Any]) -> dict[str, Any]:
     >>> plan_arguments({"burn_in": 50, "power": "equal"})["policy"].power
     'equal'
     """
-    names = {kind: {field.name for field in fields(kind)} for kind in (Options, Sampler, Policy)}
-    others = set(keywords) - set().union(*names.values())
-    if others:
-        raise TypeError(f"plan() got an unexpected keyword argument {min(others)!r}")
-    arguments = {name: value for name, value in keywords.items() if name in names[Options]}
+    arguments = dict(keywords)
     for part, kind in (("sampler", Sampler), ("policy", Policy)):
-        changes = {name: value for name, value in keywords.items() if name in names[kind]}
-        arguments[part] = replace(keywords.get(part, kind()), **changes)
+        changes = {field.name: arguments.pop(field.name) for field in fields(kind) if field.name in arguments}
+        arguments[part] = replace(arguments.get(part, kind()), **changes)
     return arguments
 
 

@@ -258,14 +258,12 @@ class Plan(Shown):
         """
         if not 0 <= start < len(self.rounds):
             raise InputError("start", start, f"between 0 and {len(self.rounds) - 1}")
-        before = np.nan if self.bound is None else float(self.bound[start - 1])
-        context = replace(
-            self.context,
-            burn_in=max(0, self.burn_in - start),
-            ledger=self.ledger + (self.loss[:start].sum(0) if self.clips else 0.0),
-            start=self.start + start,
-            initial_w2_sq=before if start else self.initial_w2_sq,
-        )
+        distance = self.initial_w2_sq
+        if start:
+            distance = np.nan if self.bound is None else float(self.bound[start - 1])
+        ledger = self.ledger + (self.loss[:start].sum(0) if self.clips else 0.0)
+        rest = {"burn_in": max(0, self.burn_in - start), "start": self.start + start}
+        context = replace(self.context, ledger=ledger, initial_w2_sq=distance, **rest)
         certificate = jax.tree.map(lambda values: values[start:], self.certificate)
         return Plan(self.rounds[start:], certificate, context)
 

@@ -74,8 +74,6 @@ def _blocks(active: Bools) -> Iterator[slice]:
 def price_of_rounds(active: Bools, lam: Array) -> Array:
     """sum_k active[s,k] lam[k], shape [S]."""
     used = np.flatnonzero(lam)  # mostly few: only their columns need turning into floats
-    if active.shape[0] * used.size <= _BLOCK:
-        return np.asarray(active[:, used] @ lam[used])
     return np.concatenate([active[i][:, used] @ lam[used] for i in _blocks(active)])
 
 
