@@ -19,7 +19,7 @@ from wflmc.privacy import Privacy
 UNSCALED, UNLIKE = 30.0, 100.0
 """Size of a feature, and over the median of all, from which on it alone decides L, the step size and the clipping."""
 UNSCALED_FEATURES = "Features are not scaled"
-ORACLE = "The objective 'exact' depends on the devices' private data without a proxy: epsilon does not cover that."
+ORACLE = "The objective 'exact' is an oracle: it depends on the devices' private data, which epsilon does not cover."
 WIDE = 2.0
 """Noise over what sampling needs, from which on samples say too little of the posterior's spread."""
 
