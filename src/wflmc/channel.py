@@ -41,11 +41,6 @@ class GaussMarkov:
     scatter: float
     correlation: float = 0.0
 
-    @property
-    def constant(self) -> bool:
-        """Whether the next round is known once this one is."""
-        return self.scatter == 0 or self.correlation == 1
-
     def draw_first(self, noise: Gains) -> Gains:
         """Return a first round, from CN(0, 1) draws noise[..., K]."""
         return _amplitude(self.power, noise.shape[-1]) * (self.path + np.sqrt(self.scatter) * noise)

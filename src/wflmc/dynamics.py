@@ -196,6 +196,8 @@ class Kinetic(Overdamped):
         """
         h = np.asarray(step_size, dtype=float)
         _check_steps(h, (h > 0) & (h < 2 / L**0.5), f"above 0 and below 2/√L = {2 / L**0.5:.6g}")
+        if not 0 < self.friction < np.inf:
+            raise InputError("friction", self.friction, "finite and above 0")
         decay = np.exp(-self.friction * h)
         half_trace = 0.5 * (1 + decay) * (1 - 0.5 * h**2 * np.array([[mu], [L]]))
         root = np.sqrt((half_trace**2 - decay).astype(complex))
@@ -263,8 +265,8 @@ def overdamped() -> Dynamics:
 
 def kinetic(friction: float = 2.0) -> Dynamics:
     """Langevin steps with a velocity and friction γ_f: fewer rounds where μ and L are far apart."""
-    if not isinstance(friction, int | float) or not 0 < friction < np.inf:
-        raise InputError("friction", friction, "a finite number above 0")
+    if not isinstance(friction, int | float):
+        raise InputError("friction", friction, "a number")
     return Kinetic(friction)
 
 
@@ -342,8 +344,7 @@ class Quadratic(NamedTuple):
 
 def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array:
     """Φ Φᵀ for Φ = R A[s'] ⋯ A[s+1] G[s], all s' > burn_in and all s: A[S, n, n] -> [S_u, S, m, m]."""
-    found, carried = _no_effects(burn_in, matrix.shape[0], readout.shape[0] ** 2), np.zeros(enters.shape)
-    found = found.reshape(*found.shape[:2], readout.shape[0], -1)
+    found, carried = _no_effects(burn_in, len(matrix), len(readout), len(readout)), np.zeros(enters.shape)
     for s in range(matrix.shape[0]):
         carried[:s] = matrix[s] @ carried[:s]
         carried[s] = enters[s]
@@ -353,11 +354,11 @@ def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array
     return found
 
 
-def _no_effects(burn_in: int, rounds: int, size: int) -> Array:
-    """Return zeros[S_u, S, size], if there is memory for them."""
-    if (rounds - burn_in) * rounds * size > MOST_NUMBERS:
-        raise InputError("objective", "exact", f"worst or average for so many rounds of {size} numbers: memory")
-    return np.zeros((rounds - burn_in, rounds, size))
+def _no_effects(burn_in: int, rounds: int, *shape: int) -> Array:
+    """Return zeros[S_u, S, ...], if there is memory for them."""
+    if (rounds - burn_in) * rounds * int(np.prod(shape)) > MOST_NUMBERS:
+        raise InputError("objective", "exact", "worst or average for so many rounds or parameters: memory")
+    return np.zeros((rounds - burn_in, rounds, *shape))
 
 
 def diagonal_response(precision: Array, mean_sq: Array, start: ArrayLike, motion: Motion, burn_in: int) -> Response:

@@ -278,7 +278,7 @@ class _Planning:
         if self.options.policy.csi == "full" or not self.scheme.wireless:
             return self.scheme.allocate
         usual = discretization_error(self.step_size, self.L, self.posterior.dim)[-1]
-        forecast = causal.forecast(self.link.fading.law, self.rule, self.known, float(usual))
+        forecast = causal.Forecast(self.link.fading.law, self.rule, self.known, float(usual))
         return causal.causally(self.scheme.allocate, forecast)
 
     def finish(self, allocation: Allocation) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -79,20 +79,34 @@ def seen(problem: Problem, of: slice) -> Outlook:
     return Outlook(problem.active[of].astype(float), problem.scale[of], problem.cap[of], problem.error[of])
 
 
-@dataclass(frozen=True)
 class Forecast:
-    """What the channels known by some round say about the rounds after it."""
+    """What the channels known by some round say about the rounds after it.
 
-    law: GaussMarkov | None
-    rule: Rule
-    known: Gains
-    """The gains as devices know them, h[S, K]."""
-    discretization: float
-    """Error of a round in which everyone sends."""
+    Args:
+        known: the gains as devices know them, h[S, K].
+        discretization: error of a round in which everyone sends.
+    """
+
     typical: Outlook | None = None
     """A round of which nothing is known but the law, [1]."""
     noise: Gains | None = None
     """CN(0, 1) draws for rounds that the present says something about, [paths, n, K]."""
+
+    def __init__(self, law: GaussMarkov | None, rule: Rule, known: Gains, discretization: float) -> None:
+        self.law, self.known, self.discretization = law, known, discretization
+        self.rule = replace(rule, step_size=float(np.ravel(rule.step_size)[-1]))
+        chance = rule.name == "unbiased"
+        if law is None or (not chance and (law.scatter == 0 or law.correlation == 1)):
+            return
+        typical = self.of(*simulated(law, rule))
+        often = (typical.active.sum(0) + 1) / (SIMULATED + 2)
+        # With `unbiased` all send as often, whatever their powers.
+        facts: tuple[ArrayLike, ...] = () if chance else (law.power, rule.clip, rule.reach)
+        self.typical = typical._replace(active=_alike(often, *facts)[None]).repeated(1)
+        if not chance and law.correlation > 0:
+            near = min(len(known), int(np.log(FORGOTTEN) / np.log(law.correlation)) + 1)
+            generator = host_generator(jax.random.key(0), "paths")
+            self.noise = complex_normal(generator, int(np.clip(DRAWS // near, 8, 32)), near, known.shape[1])
 
     def outlook(self, problem: Problem, s: int) -> Outlook:
         """Rounds s+1, s+2, … from rounds 0..s alone."""
@@ -119,26 +133,6 @@ class Forecast:
         scale = active.shape[1] / active.sum(-1)
         cap = np.minimum(self.rule.power_cap(size, active), eta * scale**2 / 2)
         return Outlook(active.astype(float), scale, cap, self.discretization + eta**2 * self.rule.error(active))
-
-
-def forecast(law: GaussMarkov | None, rule: Rule, known: Gains, discretization: float) -> Forecast:
-    """What can be said about rounds to come before any is there, and how to say more in each."""
-    rule = replace(rule, step_size=float(np.ravel(rule.step_size)[-1]))
-    plain, chance = Forecast(law, rule, known, discretization), rule.name == "unbiased"
-    if law is None or (law.constant and not chance):
-        return plain
-    devices = known.shape[1]
-    typical = plain.of(*simulated(law, rule))
-    often = (typical.active.sum(0) + 1) / (SIMULATED + 2)
-    # With `unbiased` all send as often, whatever their powers.
-    facts: tuple[ArrayLike, ...] = () if chance else (law.power, rule.clip, rule.reach)
-    typical = typical._replace(active=_alike(often, *facts)[None]).repeated(1)
-    if chance or law.correlation == 0:
-        return replace(plain, typical=typical)
-    near = min(known.shape[0], int(np.log(FORGOTTEN) / np.log(law.correlation)) + 1)
-    generator = host_generator(jax.random.key(0), "paths")
-    noise = complex_normal(generator, int(np.clip(DRAWS // near, 8, 32)), near, devices)
-    return replace(plain, typical=typical, noise=noise)
 
 
 def _alike(often: Array, *facts: ArrayLike) -> Array:

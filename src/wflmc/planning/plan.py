@@ -113,14 +113,12 @@ class Context:
 
 
 OF_ROUNDS = ("threshold", "bound", "power_share", "limit")
-"""The parts of a certificate with a leading round axis."""
+"""The first fields of a certificate, those with a leading round axis."""
 PARTS: dict[str, type] = {"rounds": Rounds, "certificate": Certificate, "context": Context}
 PART_OF = {field.name: part for part, kind in PARTS.items() for field in fields(kind) if field.name != "constants"}
 """The part of a plan that a name belongs to."""
 jax.tree_util.register_dataclass(Rounds, [field.name for field in fields(Rounds)], [])
-jax.tree_util.register_dataclass(
-    Certificate, list(OF_ROUNDS), [field.name for field in fields(Certificate) if field.name not in OF_ROUNDS]
-)
+jax.tree_util.register_dataclass(Certificate, [*OF_ROUNDS], [field.name for field in fields(Certificate)[4:]])
 
 
 def _by_part(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
