@@ -322,7 +322,7 @@ def test_a_schedule_by_expression(plan_of, scenario):
 @pytest.mark.parametrize(
     ("overrides", "key", "words"),
     [
-        (["sampler.step_size=0.4/(mu+L)*t"], "sampler.step_size", "mu, L, s, S and S_b"),
+        (["sampler.step_size=0.4/(mu+L)*t"], "sampler.step_size", "mu, L, s, S, S_b"),
         (["sampler.step_size=abs(s)"], "sampler.step_size", "min, max"),
         (["sampler.step_size=min()"], "sampler.step_size", "arithmetic"),
         (["sampler.step_size=1e-4/(s-3)"], "sampler.step_size", "arithmetic"),
@@ -331,7 +331,7 @@ def test_a_schedule_by_expression(plan_of, scenario):
         (["sampler.step_size=1e-4*(s<40)"], "sampler.step_size", "round 40"),
         (["sampler.step_size=s/L"], "sampler.step_size", "round 2"),
         (["sampler.step_size=[1e-4, 1e-4]"], "sampler.step_size", "51 of them"),
-        (["sampler.step_size=1e-4/s", "sampler.burn_in=auto"], "sampler.step_size", "mu and L"),
+        (["sampler.step_size=1e-4/s", "sampler.burn_in=auto"], "sampler.step_size", "mu, L"),
         (["sampler.step_size=[1e-4]", "sampler.burn_in=auto"], "sampler.burn_in", "every round"),
         (["sampler.step_schedule=free"], "sampler.step_schedule", "planned"),
         (["sampler.step_schedule=planned", "sampler.step_size=1e-4/s"], "sampler.step_schedule", "constant"),
