@@ -23,6 +23,8 @@ from wflmc.posterior.regression import Regression
 from wflmc.privacy import Privacy
 
 Array = NDArray[np.float64]
+Received = tuple[Array, float, Array]
+"""The average of what devices sent, the standard deviation of its noise, and the losses [rounds, K]."""
 
 FIRST = 2.0
 """Features lie up to this many radii from zero, and one from their mean."""
@@ -147,9 +149,7 @@ class _Air:
         self.generator = np.random.default_rng(int(seed, 16))
 
 
-def _receive(
-    air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivity: float, share: float
-) -> tuple[Array, float, Array]:
+def _receive(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivity: float, share: float) -> Received:
     """Return devices' sums[K, n] as the server receives them, averaged over all examples, noise and losses[rounds, K].
 
     Args:

@@ -183,7 +183,6 @@ class SoftmaxPosterior(Regression):
 
         It is said of the coordinates that chains move in, along the main directions of the approximation.
         """
-        check_init(motion.init)
         mode, covariance = self._laplace
         values, vectors = np.linalg.eigh(covariance)
         prior, others = np.linalg.inv(self._precision), self.classes - 1
@@ -198,7 +197,6 @@ class SoftmaxPosterior(Regression):
 
     def quadratic(self, init: str = "prior") -> Quadratic:
         """Return the cost around its mode, without the directions in which all classes move alike."""
-        check_init(init)
         mode, covariance = self._laplace
         values, vectors = np.linalg.eigh(covariance)
         at = mode.reshape(self.classes, -1)

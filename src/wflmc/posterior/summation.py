@@ -265,15 +265,7 @@ def additions(count: int) -> int:
     return size + additions(-(-count // size))
 
 
-def rounding(
-    norm: float,
-    record: float,
-    dim: int,
-    sizes: Any,
-    clip: np.ndarray[Any, Any],
-    example_clip: np.ndarray[Any, Any],
-    mixed: int = 0,
-) -> float:
+def rounding(norm: float, record: float, dim: int, sizes: Any, clip: Any, example_clip: Any, mixed: int = 0) -> float:
     """Return e, such that clips at c/(1 + e) and ℓ/(1 + e) make a sensitivity of at most 2 min(c, ℓ) in float32.
 
     Args:

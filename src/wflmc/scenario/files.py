@@ -106,10 +106,7 @@ def load_data(path: str | Path, text_labels: bool = False) -> Features:
 
 
 def _load_npz(path: str | Path) -> Features:
-    with (
-        _reading("data", path, "an .npz file of numeric arrays X and y"),
-        np.load(path, allow_pickle=False) as arrays,
-    ):
+    with _reading("data", path, "an .npz file of numeric arrays X and y"), np.load(path, allow_pickle=False) as arrays:
         result = Features(arrays["X"], arrays["y"], arrays.get("X_test"), arrays.get("y_test"))
     if (result.X_test is None) != (result.y_test is None):
         raise InputError("data", str(path), "an .npz file with both of X_test and y_test, or neither")
@@ -118,10 +115,8 @@ def _load_npz(path: str | Path) -> Features:
 
 def _load_csv(path: str | Path, text_labels: bool) -> Features:
     """Return the data set of a CSV; an error names the place, never what stands there."""
-    with (
-        _reading("data", path, "a CSV file in UTF-8 with commas between its columns"),
-        open(path, encoding="utf-8-sig", newline="") as file,
-    ):
+    wanted = "a CSV file in UTF-8 with commas between its columns"
+    with _reading("data", path, wanted), open(path, encoding="utf-8-sig", newline="") as file:
         lines = {number: [cell.strip() for cell in row] for number, row in enumerate(csv.reader(file), 1)}
     rows = {number: row for number, row in lines.items() if any(row)}
     names = next(iter(rows.values()), [])

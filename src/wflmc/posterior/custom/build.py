@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import Found, InputError
 from wflmc.keys import check_key, host_generator, named
-from wflmc.posterior.custom.model import TracedModel, checked_arrays, costs_and_norms, trace_model
+from wflmc.posterior.custom.model import Shapes, TracedModel, checked_arrays, costs_and_norms, trace_model
 from wflmc.posterior.custom.posterior import EXAMPLE_BYTES, CustomPosterior
 from wflmc.posterior.inputs import check_counts, check_positive
 from wflmc.posterior.partition import assign
@@ -72,7 +72,7 @@ def posterior_from(
     return _with_estimates(posterior) if posterior.estimated else posterior
 
 
-def _checked_parameters(initial: Any) -> tuple[NDArray[np.float64], Any, tuple[tuple[int, ...], ...]]:
+def _checked_parameters(initial: Any) -> tuple[NDArray[np.float64], Any, Shapes]:
     """Return the starting parameters as one flat array, their pytree structure and their shapes."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(initial)
     for path, leaf in leaves:

@@ -22,6 +22,7 @@ from wflmc.errors import Found, InputError
 from wflmc.keys import digest
 from wflmc.posterior.blocks import row_norms
 
+Shapes = tuple[tuple[int, ...], ...]
 WORKING_BYTES = 2**24
 """Intermediate results at a time, where a function is computed for many draws and examples."""
 
@@ -36,7 +37,7 @@ class TracedModel:
     """−log p(θ) as a jaxpr of θ[m]."""
     structure: Any = field(compare=False, repr=False)
     """Of the parameters, as JAX flattens them."""
-    shapes: tuple[tuple[int, ...], ...] = field(compare=False, repr=False)
+    shapes: Shapes = field(compare=False, repr=False)
     name: str = ""
     numbers: int = field(default=1, compare=False, repr=False)
     """Intermediate results of one example's log-likelihood, roughly: what a gradient must remember."""
@@ -126,13 +127,7 @@ def _shapes_of(tree: Any) -> str:
     return shown if len(shown) <= 120 else shown[:117] + "..."
 
 
-def trace_model(
-    log_likelihood: Callable[[Any, Any], Any],
-    log_prior: Callable[[Any], Any],
-    structure: Any,
-    shapes: tuple[tuple[int, ...], ...],
-    data: Any,
-) -> TracedModel:
+def trace_model(log_likelihood: Any, log_prior: Any, structure: Any, shapes: Shapes, data: Any) -> TracedModel:
     """Return the model, traced on one example; refuse functions that cannot work."""
     model = TracedModel(None, None, structure, shapes)
     theta = np.zeros(model.dim, np.float32)

@@ -20,17 +20,12 @@ from wflmc.keys import digest
 from wflmc.posterior import summation
 from wflmc.posterior.base import STATIC, ClippedSum, Maybe, Posterior, check_device
 from wflmc.posterior.blocks import block_size, clip_factor, row_norms, scan_blocks, split_blocks
-from wflmc.posterior.custom.model import (
-    TracedModel,
-    accelerator_dtype,
-    costs_and_norms,
-    per_example,
-    predictive_mean,
-)
+from wflmc.posterior.custom.model import TracedModel, accelerator_dtype, costs_and_norms, per_example, predictive_mean
 from wflmc.posterior.inputs import check_init
 from wflmc.posterior.summation import PAIRS, ROWS, Sum, as_pair, lattice_sum, plus, two_sum
 
 Array = NDArray[np.float64]
+Cost = Callable[[Array], tuple[float, Array]]
 
 EXAMPLE_BYTES = 2**20
 """Bytes of a device's examples at a time, for one chain."""
@@ -368,20 +363,16 @@ def _end(whole: Any, which: str, start: Array) -> float:
         return np.nan
 
 
-def find_mode(
-    value_and_gradient: Callable[[Array], tuple[float, Array]],
-    product: Callable[[Array, Array], Array],
-    start: Array,
-    steps: int = 500,
-) -> tuple[Array, str]:
+def find_mode(cost: Cost, product: Callable[..., Array], start: Array, steps: int = 500) -> tuple[Array, str]:
     """Return where a cost is least, from `start`: [m]; and, where none was found, why.
 
     Args:
+        cost: its value and gradient at θ[m].
         product: the Hessian at θ[m] times v[m].
     """
-    best = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 30})
+    best = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 30})
     mode = np.asarray(best.x, dtype=float)
-    value, gradient = value_and_gradient(mode)
+    value, gradient = cost(mode)
     # The optimiser's own word is no measure: it ends "abnormally" where float32 has no lower value to offer.
     if _gain(gradient, product(mode, gradient)) <= SETTLED + PRECISION * abs(value):
         return mode, ""
