@@ -148,9 +148,9 @@ def test_a_point_may_stop_early(labelled, monkeypatch):
     calls = []
     real = fig8.experiments
 
-    def counted(setting, posterior, schemes, snr_db, numbers, progress):
+    def counted(setting, posterior, schemes, numbers, progress):
         calls.append(list(numbers))
-        return real(setting, posterior, schemes, snr_db, numbers, progress)
+        return real(setting, posterior, schemes, numbers, progress)
 
     monkeypatch.setattr(fig8, "experiments", counted)
 

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import Plan, Privacy, release_whitening, sample
+from wflmc import Plan, Privacy, sample
 from wflmc.evaluation import estimate_w2_sq, exact_ess, exact_w2_sq
-from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
+from wflmc.posterior import GaussianPosterior
 from wflmc.studies.cache import identity_of
-from wflmc.studies.engines import Progress, part_of
+from wflmc.studies.engines import Progress
 from wflmc.studies.paper.common import SNR_GRID
 from wflmc.studies.paper.fig6_fig7 import MultiSample
-from wflmc.studies.paper.fig8 import SCORES, Mnist, Values, experiments, tables_of
+from wflmc.studies.paper.fig8 import Mnist, recipes_study
 from wflmc.studies.study import Point, Row, Study, Tables, mean_row
 
 EXAMPLE_CLIP = 9.0
 """Clipping threshold of an example's gradient, beside figure 6's ℓ = 30 for a device."""
 RECORD_SNR = 30.0
-ABLATION_SNR = 20.0
 
 
 def _promises(setting: MultiSample, epsilon: float) -> tuple[Privacy, Privacy, Privacy]:
@@ -148,41 +147,9 @@ ABLATION: dict[str, dict[str, Any]] = {
 
 def beyond_mnist(setting: Mnist) -> Study:
     """Return test scores against SNR: the paper's optimum and ours."""
-    return _recipes_study("beyond", setting, RECIPES, SNR_GRID)
+    return recipes_study("beyond", replace(setting, stop_se=None), RECIPES, "snr_db", SNR_GRID, "epsilon")
 
 
 def beyond_ablation(setting: Mnist) -> Study:
     """Return test scores at 20 dB without one ingredient after the other."""
-    return _recipes_study("beyond_ablation", setting, ABLATION, (ABLATION_SNR,))
-
-
-def _recipes_study(name: str, setting: Mnist, recipes: dict[str, dict[str, Any]], grid: Sequence[float]) -> Study:
-    posteriors: dict[tuple[bool, str], SoftmaxPosterior] = {}
-
-    def measure(point: Point, progress: Progress) -> Tables:
-        (scheme,), x = point.schemes, float(point.x or 0)
-        changed = dataclasses.replace(setting, **recipes[scheme])
-        kind = changed.intercept, changed.whiten
-        if kind not in posteriors:
-            posteriors[kind] = changed.posterior()
-        values = _optimized(changed, posteriors[kind], x, progress)
-        return tables_of(name, {scheme: values}, x, (*SCORES, "epsilon"))
-
-    points = tuple(Point(x, (scheme,)) for x in grid for scheme in recipes)
-    return Study(name, points, tuple(recipes), {**identity_of(setting, "features"), "recipes": recipes}, measure)
-
-
-def _optimized(setting: Mnist, posterior: SoftmaxPosterior, snr_db: float, progress: Progress) -> Values:
-    """Return test scores and the ε spent of every experiment, each on a channel of its own."""
-    count = setting.experiments
-    if setting.whiten != "private":
-        return experiments(setting, posterior, ("optimized",), snr_db, range(count), progress)["optimized"]
-    parts = []
-    for number, link in enumerate(setting.links(snr_db, range(count))):  # each has coordinates of its own
-        key = jax.random.fold_in(jax.random.key(setting.seed), number)
-        release = release_whitening(key, posterior, link, setting.privacy)
-        whitened, share = posterior.whitened(release.matrix), part_of(progress, number / count, 1 / count)
-        paid = {"ledger": release.spent, "start": len(release.loss)}
-        values = experiments(setting, whitened, ("optimized",), snr_db, [number], share, **paid)
-        parts.append(values["optimized"])
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return recipes_study("beyond_ablation", replace(setting, stop_se=None), ABLATION, "snr_db", (20.0,), "epsilon")

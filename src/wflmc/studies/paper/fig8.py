@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import InputError, Link, Plan, Privacy, baselines, channel, sample, softmax_regression
+from wflmc import InputError, Link, Plan, Privacy, baselines, channel, release_whitening, sample, softmax_regression
 from wflmc.data import Features
 from wflmc.evaluation import predictive_scores
 from wflmc.planning import POLICIES
@@ -45,6 +45,7 @@ class Mnist:
     experiments: int = 50
     devices: int = 30
     gain_power: float = 1e-4
+    snr_db: float = 20.0
     epsilon: float | None = 50.0
     delta: float | None = 0.1
     clip: float = 300.0
@@ -82,10 +83,10 @@ class Mnist:
         plain = softmax_regression(key, self.devices, X=X, y=y, partition=self.partition, intercept=self.intercept)
         return plain.whitened() if self.whiten == "public" else plain
 
-    def links(self, snr_db: float, numbers: Sequence[int]) -> list[Link]:
+    def links(self, numbers: Sequence[int]) -> list[Link]:
         """Return the channels of some experiments."""
         fading = channel.rayleigh(self.gain_power)
-        return [Link(fading, snr_db, seed=self.seed + number) for number in numbers]
+        return [Link(fading, self.snr_db, seed=self.seed + number) for number in numbers]
 
     def plans(self, posterior: SoftmaxPosterior, scheme: str, links: Sequence[Link], **options: Any) -> list[Plan]:
         """Return one plan for each link, for the average over the kept rounds."""
@@ -102,7 +103,7 @@ def mnist_study(setting: Mnist) -> Study:
 
     def measure(point: Point, progress: Progress) -> Tables:
         x = point.x or 0.0  # schemes without an x do not depend on the SNR
-        values = _batches(setting, posterior, point.schemes, x, progress)
+        values = _batches(dataclasses.replace(setting, snr_db=x), posterior, point.schemes, progress)
         tables = tables_of("fig8", values, x, SCORES)
         if set(PAIRS[0]) <= set(values):
             pairs = {f"{one} - {other}": values[one]["ece"] - values[other]["ece"] for one, other in PAIRS}
@@ -114,20 +115,44 @@ def mnist_study(setting: Mnist) -> Study:
 
 
 def heterogeneity_study(setting: Mnist) -> Study:
-    """Return test scores of the optimised scheme at 30 dB against the clipping threshold, for devices alike and not."""
+    """Return test scores at 30 dB against the clipping threshold, for devices alike and unlike."""
+    recipes = {partition: {"partition": partition, "snr_db": 30.0} for partition in PARTITIONS}
+    return recipes_study("heterogeneity", setting, recipes, "clip", CLIPS, "clip_rate")
+
+
+def recipes_study(
+    name: str, setting: Mnist, recipes: dict[str, dict[str, Any]], varies: str, grid: Sequence[float], score: str
+) -> Study:
+    """Return test scores of the optimised scheme, a curve for every recipe.
+
+    Args:
+        recipes: what differs from the setting, by the name of the curve.
+        varies: the field of the setting that is x.
+        score: what is tabulated beside `SCORES`.
+    """
+    posteriors: dict[tuple[Any, ...], SoftmaxPosterior] = {}
 
     def measure(point: Point, progress: Progress) -> Tables:
-        (partition,), clip = point.schemes, float(point.x or 0)
-        other = dataclasses.replace(setting, partition=partition, clip=clip)
-        values = _batches(other, other.posterior(), ("optimized",), 30.0, progress)
-        return tables_of("heterogeneity", {partition: values["optimized"]}, clip, (*SCORES, "clip_rate"))
+        (scheme,), x = point.schemes, float(point.x or 0)
+        changes = {**recipes[scheme], varies: x}
+        changed = dataclasses.replace(setting, **changes)
+        kind = changed.partition, changed.intercept, changed.whiten
+        if kind not in posteriors:
+            posteriors[kind] = changed.posterior()
+        values = _batches(changed, posteriors[kind], ("optimized",), progress)
+        return tables_of(name, {scheme: values["optimized"]}, x, (*SCORES, score))
 
-    points = tuple(Point(clip, (partition,)) for partition in PARTITIONS for clip in CLIPS)
-    return Study("heterogeneity", points, PARTITIONS, identity_of(setting, "features"), measure)
+    points = tuple(Point(x, (scheme,)) for x in grid for scheme in recipes)
+    return Study(name, points, tuple(recipes), {**identity_of(setting, "features"), "recipes": recipes}, measure)
+
+
+def _joined(parts: Sequence[dict[str, Values]]) -> dict[str, Values]:
+    """Return the scores of all experiments."""
+    return jax.tree.map(lambda *values: np.concatenate(values), *parts)
 
 
 def _batches(
-    setting: Mnist, posterior: SoftmaxPosterior, schemes: Sequence[str], snr_db: float, progress: Progress
+    setting: Mnist, posterior: SoftmaxPosterior, schemes: Sequence[str], progress: Progress
 ) -> dict[str, Values]:
     """Return scores of every scheme in every experiment; all at once, or by batches until the error is small enough."""
     count, share = setting.experiments, setting.stop_se
@@ -136,19 +161,17 @@ def _batches(
     for first in range(0, count, size):
         numbers = range(first, min(first + size, count))
         batch_progress = part_of(progress, first / count, len(numbers) / count)
-        batches.append(experiments(setting, posterior, schemes, snr_db, numbers, batch_progress))
-        joined: dict[str, Values] = jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
-        means = [mean_row("fig8", scheme, snr_db, values["ece"]) for scheme, values in joined.items()]
+        batches.append(experiments(setting, posterior, schemes, numbers, batch_progress))
+        means = [mean_row("fig8", scheme, 0.0, values["ece"]) for scheme, values in _joined(batches).items()]
         if share is not None and all(row.y_se is not None and row.y_se <= share * row.y for row in means if row.y):
             break
-    return joined
+    return _joined(batches)
 
 
 def experiments(
     setting: Mnist,
     posterior: SoftmaxPosterior,
     schemes: Sequence[str],
-    snr_db: float,
     numbers: Sequence[int],
     progress: Progress,
     **options: Any,
@@ -158,12 +181,18 @@ def experiments(
     Args:
         setting, posterior: of the experiments.
         schemes: names of policies, and `sbfl`.
-        snr_db: of the links.
         numbers: of the experiments, which decide their channels and noise.
         progress: called with the share that is done.
-        options: further ones of the plans.
+        options: further ones of the plans. Without any, private coordinates are released, and paid for.
     """
-    key, links = jax.random.key(setting.seed), setting.links(snr_db, numbers)
+    key, links, count, parts = jax.random.key(setting.seed), setting.links(numbers), len(numbers), []
+    if setting.whiten == "private" and not options:
+        for index, (number, link) in enumerate(zip(numbers, links, strict=True)):  # each has coordinates of its own
+            release = release_whitening(jax.random.fold_in(key, number), posterior, link, setting.privacy)
+            whitened, share = posterior.whitened(release.matrix), part_of(progress, index / count, 1 / count)
+            paid = {"ledger": release.spent, "start": len(release.loss)}
+            parts.append(experiments(setting, whitened, schemes, [number], share, **paid))
+        return _joined(parts)
     plans = {name: setting.plans(posterior, name, links, **options) for name in schemes if name in POLICIES}
     trace = sample(
         key,
