@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,31 +45,14 @@ def noise_name(key: jax.Array) -> str:
     return digest(np.asarray(jax.random.key_data(key)))
 
 
-class Account(NamedTuple):
-    """A ledger, and the run that is charged to it."""
+def open_account(
+    ledger: Ledger, run: str, key: jax.Array, posterior: Posterior, plans: Sequence[Plan], sent: int
+) -> Callable[[slice], None]:
+    """Return the function that charges a ledger for a block of a run's rounds.
 
-    ledger: Ledger
-    run: str
-    noise: str
-    plan: Plan
-    loss: NDArray[np.float64]
-    """Of the plan, [S, K], worked out once."""
-
-    def check(self, sent: int) -> None:
-        """Refuse a plan that the ledger does not leave room for, or a ledger without the `sent` rounds of this run."""
-        paid = self.ledger.rounds(self.run)
-        if paid < sent:
-            raise InputError("ledger", f"{paid} rounds of this run", f"one with all {sent} rounds that were sent")
-        if paid == 0:
-            self.ledger.check(self.plan.start, self.loss)
-
-    def charge(self, block: slice) -> None:
-        """Pay for a block of rounds."""
-        self.ledger.charge(self.run, self.plan.start + block.start, self.loss[block], self.noise)
-
-
-def open_account(ledger: Ledger, run: str, key: jax.Array, posterior: Posterior, plans: Sequence[Plan]) -> Account:
-    """The account of a run; a ledger of other devices, of another unit or adjacency or about other data is refused."""
+    Refused are a ledger of other devices, of another unit or adjacency or about other data, one without the `sent`
+    rounds of this run, and a plan that it does not leave room for.
+    """
     plan = plans[0]
     if len(plans) > 1:
         raise InputError("ledger", f"{len(plans)} plans", "given for one plan: chains are replicas of one experiment")
@@ -81,4 +64,9 @@ def open_account(ledger: Ledger, run: str, key: jax.Array, posterior: Posterior,
         which = f"unit = {about[1][0]!r}, adjacency = {about[1][1]!r}, {'the same' if about[2] else 'other'} data"
         allowed = f"about this plan's {plan.devices} devices, its unit, adjacency and data"
         raise InputError("ledger", f"{about[0]} devices, {which}", allowed)
-    return Account(ledger, run, noise_name(key), plan, plan.loss)
+    loss, noise, paid = plan.loss, noise_name(key), ledger.rounds(run)
+    if paid < sent:
+        raise InputError("ledger", f"{paid} rounds of this run", f"one with all {sent} rounds that were sent")
+    if paid == 0:
+        ledger.check(plan.start, loss)
+    return lambda block: ledger.charge(run, plan.start + block.start, loss[block], noise)

@@ -22,7 +22,7 @@ from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.privacy import Ledger
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
 from wflmc.sampling.kernel import State, check_belongs, kernel_rounds, step
-from wflmc.sampling.payment import Account, name_run, open_account, refuse_plans
+from wflmc.sampling.payment import name_run, open_account, refuse_plans
 from wflmc.sampling.trace import Trace
 
 BLOCK_WORK = 2**33
@@ -33,6 +33,7 @@ MEMORY = 2 * 2**30
 on this and on the problem alone."""
 
 Advance = Callable[[int, int], None]
+Charge = Callable[[slice], None]
 CHAINS = State(0, None, 0)  # type: ignore[arg-type]
 """The axes of many chains' states."""
 
@@ -104,31 +105,30 @@ def unpacked(values: ArrayLike, plan: Plan, done: int = 0) -> State:
     return State(jnp.array(both[:, : plan.dim]), jnp.asarray(done, jnp.int32), velocity)
 
 
+def chain_keys(key: jax.Array, chain: jax.Array, name: str = "noise") -> jax.Array:
+    """Return the keys of chains of these numbers, [chain]; a round folds its own number in."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(named(key, name), chain)
+
+
 @partial(jax.jit, static_argnames=("init",))
-def _start(init_key: jax.Array, posterior: Posterior, chain: jax.Array, init: str) -> jax.Array:
+def _start(keys: jax.Array, posterior: Posterior, init: str) -> jax.Array:
     """θ[0] of every chain, [chain, m]."""
-    return jax.vmap(lambda index: posterior.draw_initial(jax.random.fold_in(init_key, index), init))(chain)
+    return jax.vmap(lambda key: posterior.draw_initial(key, init))(keys)
 
 
 @jax.jit
-def _velocities(key: jax.Array, theta: jax.Array, dynamics: Dynamics, chain: jax.Array) -> jax.Array | None:
+def _velocities(keys: jax.Array, theta: jax.Array, dynamics: Dynamics) -> jax.Array | None:
     """v[0] of every chain, [chain, m]; None for dynamics without one."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, chain)
     return jax.vmap(dynamics.draw_velocity)(keys, theta)
 
 
 def starts(key: jax.Array, posterior: Posterior, plan: Plan, chain: jax.Array, begin: State | None = None) -> State:
     """Return the states that chains of these numbers start from: what is not given of them is drawn."""
     if begin is None:
-        begin = State(_start(named(key, "init"), posterior, chain, plan.init), jnp.zeros((), jnp.int32))
+        begin = State(_start(chain_keys(key, chain, "init"), posterior, plan.init), jnp.zeros((), jnp.int32))
     if begin.velocity is not None:
         return begin
-    return begin._replace(velocity=_velocities(named(key, "velocity"), begin.theta, plan.dynamics, chain))
-
-
-def chain_keys(key: jax.Array, chain: jax.Array) -> jax.Array:
-    """Return the keys of chains of these numbers, [chain]; a round folds its own number in."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(named(key, "noise"), chain)
+    return begin._replace(velocity=_velocities(chain_keys(key, chain, "velocity"), begin.theta, plan.dynamics))
 
 
 def _scan(
@@ -226,20 +226,19 @@ def sample(
     run = ""
     if ledger is not None or how.checkpoint is not None:
         run = name_run(key, posterior, job.plans, job.number, job.initial)
-    checkpoint, account, saved = None, None, Progress()
+    checkpoint, charge, saved = None, None, Progress()
     if how.checkpoint is not None:
         checkpoint = Checkpoint(Path(how.checkpoint), f"{run}-{machine.name(job.skip)}")
         saved = checkpoint.load()
     count, rounds = job.number.size, len(job.plan.rounds)
     if ledger is not None:
-        account = open_account(ledger, run, key, posterior, job.plans)
-        account.check(sent=rounds if saved.at else saved.rounds)
+        charge = open_account(ledger, run, key, posterior, job.plans, rounds if saved.at else saved.rounds)
     store = how.store if checkpoint is None else checkpoint.samples
     theta = room((rounds - job.skip, count, job.plan.dim), store, saved.theta is not None)
     if saved.theta is None:
         states = np.zeros((count, _width(job.plan)), np.float32)
         saved = Progress(0, 0, states, np.zeros((rounds, count), np.float32))
-    for done in _run(job, machine, account, theta, saved):
+    for done in _run(job, machine, charge, theta, saved):
         saved = done
         if checkpoint is not None:
             theta.flush()
@@ -326,7 +325,7 @@ def _positions(initial: ArrayLike, count: int, plan: Plan, posterior: Posterior)
     return np.concatenate([theta, given[:, plan.dim :]], axis=1)
 
 
-def _run(job: _Job, machine: _Machine, account: Account | None, theta: Any, saved: Progress) -> Iterator[Progress]:
+def _run(job: _Job, machine: _Machine, charge: Charge | None, theta: Any, saved: Progress) -> Iterator[Progress]:
     """Run chains chunk by chunk and rounds block by block from where they were saved, and write the draws to theta."""
     plan, skip, size, mesh, count = job.plan, job.skip, machine.rounds, machine.mesh, job.number.size
     total, states, rates = len(plan.rounds), saved.theta, saved.clip_rate
@@ -347,8 +346,8 @@ def _run(job: _Job, machine: _Machine, account: Account | None, theta: Any, save
             state, kept = state._replace(theta=position, velocity=velocity), jax.device_put(kept, of_draws)
         for first in range(done, total, size):
             block = slice(first, min(first + size, total))
-            if account is not None:
-                account.charge(block)
+            if charge is not None:
+                charge(block)
             filled = rounds[np.minimum(np.arange(first, first + size), total - 1)]
             carry = state._replace(round=jnp.asarray(first, jnp.int32)), kept
             (state, kept), finite, rate = _advance(

@@ -241,23 +241,20 @@ def claims(tables: Tables) -> list[Claim]:
     # Too small to see or to be significant; with many experiments paired errors are smaller than what can be seen.
     same = np.abs(margin) < np.maximum(0.01 * ece.y["optimized"], 2 * error)
     level = ", ".join(f"{x:g}" for x in ece.x[same]) or "no"
-    rows: list[tuple[str, str, float, Any, str]] = [
-        (
-            "SBFL is worse calibrated than every WFLMC scheme: smallest ratio of ECE", "> 1",
-            float(np.min(sbfl_ece / worst)), np.all(sbfl_ece > worst),
-            "SBFL starts where the chains start; 20 iterations",
+    return [
+        Claim(
+            "fig8", "SBFL is worse calibrated than every WFLMC scheme: smallest ratio of ECE", "> 1",
+            float(np.min(sbfl_ece / worst)), bool(np.all(sbfl_ece > worst)),
+            note="SBFL starts where the chains start; 20 iterations",
         ),
-        (
-            "without DP, ECE is the lowest: smallest margin of optimized over it", "≥ 0",
-            float(np.min(margin)), np.all((margin >= 0) | same),
-            f"within 1 % or two errors at {level} dB; paired errors up to {error.max():.1g}",
+        Claim(
+            "fig8", "without DP, ECE is the lowest: smallest margin of optimized over it", "≥ 0",
+            float(np.min(margin)), bool(np.all((margin >= 0) | same)),
+            note=f"within 1 % or two errors at {level} dB; paired errors up to {error.max():.1g}",
         ),
-        (
-            "optimized is no worse than equal from 20 dB on: mean difference of ECE", "≥ 0",
-            float(np.mean(gain)), np.all(gain >= -2 * gain_error),
-            f"paired standard error {gain_error.max():.1g} at each SNR",
+        Claim(
+            "fig8", "optimized is no worse than equal from 20 dB on: mean difference of ECE", "≥ 0",
+            float(np.mean(gain)), bool(np.all(gain >= -2 * gain_error)),
+            note=f"paired standard error {gain_error.max():.1g} at each SNR",
         ),
     ]  # fmt: skip
-    return [
-        Claim("fig8", statement, paper, ours, bool(holds), note=note) for statement, paper, ours, holds, note in rows
-    ]
