@@ -73,7 +73,8 @@ def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
         posterior, mu=scenario.posterior.mu or posterior.mu, L=scenario.posterior.L or posterior.L
     )
     step_size = float(np.ravel(step_sizes(scenario, posterior))[-1])
-    dynamics = scenario.sampler.dynamics_for(posterior.mu, posterior.L)
+    with scenario_keys():
+        dynamics = scenario.sampler.dynamics_for(posterior.mu, posterior.L)
     if release is not None and release.hidden > 0.5:
         warnings.append(
             f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
