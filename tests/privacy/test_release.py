@@ -80,14 +80,14 @@ def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
     sums = np.array([[1.0, 2.0, -1.0]])
     other = sums + np.array([[0.6, 0.0, 0.8]])  # a replacement that moves the sum by 1
     for privacy, moved in ((PROMISE["record"], 1.0), (PROMISE["device"], 16.0)):
-        heard, noise = [], []
+        heard = []
         for given_sums in (sums, other):
             air = preconditioning._Air(KEY, link, privacy, sizes, 3, np.zeros(1))
             heard.append(preconditioning._receive(air, slice(0, 3), given_sums, uses, reach, 1.0, 0.5))
-            noise.append(heard[-1].noise)
         # The average over rounds is the sufficient statistic of the mean: its distance in standard deviations is μ.
-        distance = np.linalg.norm(heard[1].average - heard[0].average) / noise[0]
-        loss = heard[0].loss.sum()
+        (first, noise, losses), (second, _, _) = heard
+        distance = np.linalg.norm(second - first) / noise
+        loss = losses.sum()
         assert distance**2 / 2 == pytest.approx(loss / moved**2, rel=1e-9)
         strength = np.abs(link.gains(3, 1)) * np.sqrt(link.snr(1) * uses) / (4 * reach)
         full = (strength * moved) ** 2 / 2
@@ -101,8 +101,8 @@ def test_noise_of_the_average_is_what_it_says():
     for seed in range(400):
         air = preconditioning._Air(jax.random.key(seed), link, PROMISE["record"], sizes, 5, np.zeros(1))
         draws.append(preconditioning._receive(air, slice(1, 4), np.zeros((3, 10)), 10, 2.0, 1.0, 0.5))
-    spread = np.std([draw.average for draw in draws])
-    assert spread / draws[0].noise == pytest.approx(1, abs=4 / np.sqrt(2 * 4000))
+    spread = np.std([average for average, _, _ in draws])
+    assert spread / draws[0][1] == pytest.approx(1, abs=4 / np.sqrt(2 * 4000))
 
 
 def test_wrong_requests_are_refused():
