@@ -8,8 +8,6 @@ the mean E|h|², whatever the correlation over rounds.
 (100, 30)
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Real data: MNIST, found or fetched, verified, and prepared as the paper prepares it."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

@@ -10,8 +10,6 @@ The channel's noise in ĝ is part of the 2η, or of the 1 − e². `overdamped()
 the same methods; how a velocity enters the step is known here alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple

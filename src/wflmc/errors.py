@@ -1,7 +1,5 @@
 """What people are told, in errors and by values that show themselves: sizes and settings, never private data."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

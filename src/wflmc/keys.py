@@ -4,8 +4,6 @@ The order is always name (data, channel, init, noise), then chain, then round: t
 channels and noise, and a longer run begins with the draws of the shorter one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import zlib

@@ -7,8 +7,6 @@ gradients. Nothing has to be inverted: a device that arrives more weakly than an
 and a preconditioner does not mind (nor does it change what is sampled). Only the phase of a channel is made up for.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """A progress bar, where a person watches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

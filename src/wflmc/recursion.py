@@ -1,7 +1,5 @@
 """First-order linear recursions, all steps at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files that are written whole or not at all, and folders that one process writes to at a time."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os

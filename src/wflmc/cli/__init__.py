@@ -1,7 +1,5 @@
 """The command line. Its entry imports nothing that takes time, so that Ctrl-C works from the first moment on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

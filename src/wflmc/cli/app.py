@@ -4,8 +4,6 @@ The application: its commands, and how whatever happens in one becomes an exit c
 stdout, also as JSON; warnings and progress go to stderr.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

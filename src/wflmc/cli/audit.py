@@ -1,7 +1,5 @@
 """`wflmc audit`: attacks on a scenario's plan, and what they prove of its ε."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 

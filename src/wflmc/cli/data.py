@@ -1,7 +1,5 @@
 """`wflmc data`: a data set, fetched and verified."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

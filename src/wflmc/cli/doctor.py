@@ -4,8 +4,6 @@ The core is tried: JAX computes, and a small plan is made. Of other packages onl
 their module is there, because importing all of them takes seconds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

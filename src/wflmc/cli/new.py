@@ -1,7 +1,5 @@
 """`wflmc new`: a folder with a scenario and a script to start from."""
 
-from __future__ import annotations
-
 import shlex
 from contextlib import ExitStack
 from importlib import resources

@@ -1,7 +1,5 @@
 """`wflmc publish`: the part of a run that ε covers, and nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

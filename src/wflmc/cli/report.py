@@ -1,7 +1,5 @@
 """`wflmc report`: a run, a study, a sweep or the explorer as one HTML file that opens anywhere."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`wflmc run`: simulate a scenario from its plan to its files."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated

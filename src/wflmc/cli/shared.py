@@ -1,7 +1,5 @@
 """What several commands share: options, and how results, notes and warnings are printed."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

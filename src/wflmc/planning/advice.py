@@ -3,8 +3,6 @@
 `wflmc.evaluation.causes` says what would help.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

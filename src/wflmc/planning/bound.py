@@ -5,8 +5,6 @@ device k's budget reads Σ_s active[s, k] a[s] ≤ B_k = R_k/(2ℓ_k²), and bot
 sampling needs are caps on a.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ Every number is a closed form of a few others; nothing of the size in question i
 (2.5, 400000000000000.0)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

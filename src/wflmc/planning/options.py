@@ -1,7 +1,5 @@
 """What planning is asked for: the chain (`Sampler`), and who transmits how strongly (`Policy`)."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace

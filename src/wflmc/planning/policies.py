@@ -1,7 +1,5 @@
 """Policies by name: each is a function from a Problem to the power of every round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Who sends in each round: by thresholds on the channel gain, or as many each time, each device as often."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ is what a budget buys, and rounds are not. So most of burn-in may rest, the star
 and the last rounds of burn-in get rid of the noise that large steps leave. The kept rounds keep their step size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

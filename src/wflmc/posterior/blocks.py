@@ -1,7 +1,5 @@
 """Clipped gradient sums, block by block of devices: working memory that does not grow with their number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

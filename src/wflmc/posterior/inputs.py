@@ -1,7 +1,5 @@
 """Checks of what all models are given: data, labels, prior and start."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

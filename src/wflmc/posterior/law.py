@@ -1,7 +1,5 @@
 """Exact laws of Gaussian chains, and the Wasserstein distance between Gaussians."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Who holds which example: splitting a data set over devices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """What regression models share: features and outcomes on devices, and chains that may move in other coordinates."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Clipped gradient sums of the softmax model, for all chains at once and a block of devices at a time."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -7,8 +7,6 @@ the prior's share are added as pairs of float32, and noise comes before the pair
 how much the sensitivity grows by all of that; clips act at so much less (docs/privacy.md has the proof).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -14,8 +14,6 @@ as long as their sum stays within a budget R(ε, δ). Two accountants give R:
 (2.998315, 2.341635)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Text is escaped where it is put on a page, unless it is `Html`; numbers of files can be read back from `data-value`.
 """
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The explorer: Theorem 1 in the page, with a slider for everything that an engineer can choose."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

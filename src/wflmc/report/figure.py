@@ -1,7 +1,5 @@
 """A figure as a value: panels of lines, bands, bars and text, for Matplotlib (pictures) and Plotly (pages) to draw."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Figures drawn by Matplotlib into PNG, SVG and PDF files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures drawn by Plotly on a page, where they can be zoomed and legends clicked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of a plan and of a run: the rounds, distance to the posterior, chains, marginals, predictions, privacy."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of a run: the answer first, then the scenario, the plan, the chains, the posterior, scores and privacy."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable
 from operator import attrgetter

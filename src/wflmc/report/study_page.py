@@ -1,7 +1,5 @@
 """The figures of a study, for pictures and for its page, which has the paper's statements beside ours too."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page of a sweep: every number of its grid points, as a curve or a map over the grid."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

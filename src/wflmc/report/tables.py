@@ -1,7 +1,5 @@
 """Tables of numbers as CSV files: those of studies, and those of sweeps."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """Verdicts on a run: the first sentence of a table whose condition holds, with the numbers it follows from."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, NamedTuple
 

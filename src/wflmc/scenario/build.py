@@ -1,7 +1,5 @@
 """From a scenario to the three inputs of planning: posterior, link and privacy."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What ε does not cover, in one list: what a run takes from private data, and what its folder shows of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Arithmetic in μ, L and the round for the step size, parsed and never run as code."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import operator

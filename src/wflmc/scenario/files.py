@@ -1,7 +1,5 @@
 """Reading and writing the files a scenario names: TOML, data sets, channel gains, JSON."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

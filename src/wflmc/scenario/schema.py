@@ -1,7 +1,5 @@
 """The scenario file's keys, types, defaults and limits, and one clear sentence for each way to get them wrong."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Split transmit power over rounds optimally under per-device privacy budgets, and prove how optimal it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Theorem 1: the optimal power for one kept sample over a static channel, in closed form and certified."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

@@ -1,7 +1,5 @@
 """An interior-point method made for the power problem: nearly linear in the number of (round, device) pairs."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.blas import dtbsv

@@ -1,7 +1,5 @@
 """The general power problem as arrays: what a plan costs, what it spends, and the dual that bounds all plans below."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass

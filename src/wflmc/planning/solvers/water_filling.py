@@ -1,7 +1,5 @@
 """The power problem by its prices: plans in closed form, and Newton's method for the few prices that are not zero."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dgesv

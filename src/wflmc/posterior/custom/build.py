@@ -1,7 +1,5 @@
 """`posterior_from`: a log-likelihood of one example, a log-prior, and data spread over devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

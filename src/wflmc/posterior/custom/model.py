@@ -5,8 +5,6 @@ any effect. The name is that of the traced gradients with their constants. Two r
 that compiled code, checkpoints and ledgers know the model again; functions that compute something else never share one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
