@@ -147,7 +147,7 @@ def test_a_federation_with_absences_has_its_own_numbers_and_a_page(
     assert "devices of a federation do not tell" in page
     assert "Hardly:" not in page
     assert "18 of 20 expected messages" in re.sub("<[^>]+>", "", page)
-    assert "in which no device is absent" in page
+    assert "are of the plan, without absences" in page
 
 
 def test_noise_for_absences_that_do_not_come_is_in_the_exact_law(call: Any, small: Path, tmp_path: Path) -> None:
