@@ -19,12 +19,10 @@ from wflmc.dynamics import overdamped
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
 from wflmc.planning.plan import Plan, Rounds
-from wflmc.posterior.base import Posterior
-from wflmc.posterior.regression import Regression
+from wflmc.posterior import Posterior, Regression
 from wflmc.posterior.summation import Sum, as_pair
 from wflmc.privacy.accountants import epsilon_spent, positive
-from wflmc.sampling.kernel import State, kernel_rounds, step, transmit
-from wflmc.sampling.runner import CHAINS, sample
+from wflmc.sampling import CHAINS, State, kernel_rounds, sample, step, transmit
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -13,9 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wflmc.posterior import GaussianPosterior, blocks, gaussian_regression, softmax_regression
-from wflmc.posterior.base import Posterior
-from wflmc.posterior.regression import Regression
+from wflmc.posterior import GaussianPosterior, Posterior, Regression, blocks, gaussian_regression, softmax_regression
 from wflmc.posterior.softmax import FEW_ROWS
 
 Sums = tuple[jax.Array, jax.Array]

@@ -18,8 +18,7 @@ from wflmc.audit.summation import Summation, attack_sums
 from wflmc.errors import InputError
 from wflmc.keys import named
 from wflmc.planning import Plan
-from wflmc.posterior.base import Posterior
-from wflmc.posterior.regression import Regression
+from wflmc.posterior import Posterior, Regression
 from wflmc.privacy import epsilon_spent
 
 Array = NDArray[np.float64]

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from wflmc.audit.attack import Target, transmitted
 from wflmc.dynamics import overdamped
 from wflmc.planning.plan import Rounds
-from wflmc.posterior import GaussianPosterior, gaussian_regression, softmax_regression
-from wflmc.posterior.regression import Regression
+from wflmc.posterior import GaussianPosterior, Regression, gaussian_regression, softmax_regression
 from wflmc.sampling.kernel import Constants
 
 Array = NDArray[np.float64]

@@ -20,12 +20,10 @@ from wflmc.channel import Link
 from wflmc.dynamics import OVERDAMPED, Dynamics
 from wflmc.errors import InputError
 from wflmc.keys import named
-from wflmc.planning import Policy, Sampler, plan
-from wflmc.planning.plan import Rounds
+from wflmc.planning import Policy, Rounds, Sampler, plan
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
-from wflmc.sampling.kernel import State, kernel_rounds, step
-from wflmc.sampling.runner import CHAINS, default_memory, starts
+from wflmc.sampling import CHAINS, State, default_memory, kernel_rounds, starts, step
 
 RHAT_LIMIT = 1.01
 GROUPS, MEMBERS = 16, 256

@@ -18,11 +18,9 @@ from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
 from wflmc.evaluation.summary import Evaluation
-from wflmc.planning import Plan, plan
-from wflmc.planning.options import plan_arguments
+from wflmc.planning import Plan, plan, plan_arguments
 from wflmc.planning.solvers.closed_form import REGIMES
-from wflmc.posterior import GaussianPosterior, SoftmaxPosterior
-from wflmc.posterior.base import Posterior
+from wflmc.posterior import GaussianPosterior, Posterior, SoftmaxPosterior
 from wflmc.privacy import Privacy
 
 GOOD = 0.05

@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from wflmc.errors import InputError
-from wflmc.posterior import GaussianPosterior
-from wflmc.posterior.base import Predicts
+from wflmc.posterior import GaussianPosterior, Predicts
 from wflmc.posterior.inputs import checked
 
 Array = NDArray[np.float64]

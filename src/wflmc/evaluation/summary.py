@@ -12,8 +12,7 @@ from wflmc.errors import InputError, Shown
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.evaluation.scores import Calibration, Regression, predictive_scores, regression_scores
 from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exact_law, with_floor
-from wflmc.posterior import Gaussian, GaussianPosterior
-from wflmc.posterior.base import HasLaw, Posterior, Predicts
+from wflmc.posterior import Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
 
 FEW_CHAINS = 20

@@ -13,8 +13,7 @@ from scipy.special import softmax
 from wflmc.errors import InputError
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.planning import Plan
-from wflmc.posterior import Gaussian, GaussianPosterior, Motion, Posterior, SoftmaxPosterior, pool, w2_squared
-from wflmc.posterior.base import HasLaw
+from wflmc.posterior import Gaussian, GaussianPosterior, HasLaw, Motion, Posterior, SoftmaxPosterior, pool, w2_squared
 from wflmc.recursion import first_order
 
 Array = NDArray[np.float64]

@@ -26,9 +26,7 @@ from numpy.typing import NDArray
 from wflmc.errors import InputError, OverspendError, without_data
 from wflmc.federated.messages import DEVICE, Request, Terms, read_request, write_reply
 from wflmc.keys import digest
-from wflmc.posterior import GaussianPosterior, gaussian_regression, softmax_regression
-from wflmc.posterior.base import Posterior
-from wflmc.posterior.regression import Regression
+from wflmc.posterior import GaussianPosterior, Posterior, Regression, gaussian_regression, softmax_regression
 from wflmc.posterior.summation import Sum, as_pair
 from wflmc.privacy import Ledger, round_loss
 from wflmc.sampling import default_memory

@@ -33,10 +33,7 @@ from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import Document, PlanFile, plan_document, read_document, summary_document
 from wflmc.runs.execution import spent_before
 from wflmc.runs.folder import ledger_document, write_run
-from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml
-from wflmc.scenario.coverage import PRIVATE
-from wflmc.scenario.files import plain
-from wflmc.scenario.schema import with_values
+from wflmc.scenario import PRIVATE, Inputs, Scenario, build, load_scenario, plain, to_json, to_toml, with_values
 from wflmc.storage import naming_file, write_text
 
 RUNTIMES = ("simulation", "process", "deployment")

@@ -21,14 +21,11 @@ from wflmc.federated.lattice import Lattice
 from wflmc.federated.messages import DEVICE, EARLIER, SERVER, Request, Terms
 from wflmc.keys import digest
 from wflmc.planning.plan import PART_OF, Plan
-from wflmc.posterior import SoftmaxPosterior
-from wflmc.posterior.base import Posterior
+from wflmc.posterior import Posterior, SoftmaxPosterior
 from wflmc.privacy import Privacy
 from wflmc.runs.planning import make_plan
 from wflmc.sampling.runner import packed, starts
-from wflmc.scenario.build import Inputs, build_posterior
-from wflmc.scenario.files import plain
-from wflmc.scenario.schema import Scenario
+from wflmc.scenario import Inputs, Scenario, build_posterior, plain
 from wflmc.storage import replacing, write_text
 
 Array = NDArray[np.float64]

@@ -46,10 +46,8 @@ from wflmc.keys import named
 from wflmc.planning.plan import Rounds
 from wflmc.posterior.base import Posterior
 from wflmc.privacy.ledger import TOLERANCE, Ledger
-from wflmc.sampling import Trace
+from wflmc.sampling import CHAINS, State, Trace, broadcast, chain_keys, kernel_rounds, packed, receive, unpacked, update
 from wflmc.sampling import checkpoint as saving
-from wflmc.sampling.kernel import State, broadcast, kernel_rounds, receive, update
-from wflmc.sampling.runner import CHAINS, chain_keys, packed, unpacked
 from wflmc.storage import append_text, sole_writer
 
 Exchange = Callable[[list[Request]], Reception]

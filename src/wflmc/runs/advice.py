@@ -10,14 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from wflmc.errors import InputError
-from wflmc.evaluation import Evaluation, exact_w2_sq
-from wflmc.evaluation.causes import Asked, find_causes
+from wflmc.evaluation import Asked, Evaluation, exact_w2_sq, find_causes
 from wflmc.planning import Plan
 from wflmc.posterior.base import HasLaw
 from wflmc.runs.planning import make_plan, plan_keywords, settle_burn_in
-from wflmc.scenario.build import Inputs, build, build_link, build_privacy
-from wflmc.scenario.files import plain
-from wflmc.scenario.schema import Scenario, irrelevant, with_values
+from wflmc.scenario import Inputs, Scenario, build, build_link, build_privacy, irrelevant, plain, with_values
 
 METRICS = ("bound", "exact")
 RANGES: dict[str, tuple[float, float]] = {

@@ -15,9 +15,7 @@ from wflmc.evaluation import Calibration, Evaluation, ExactLaw, exact_law, relia
 from wflmc.planning import Plan
 from wflmc.posterior.base import Predicts
 from wflmc.privacy.accountants import ACCOUNTANTS, epsilon_by_dp_accounting
-from wflmc.scenario import Inputs, Scenario
-from wflmc.scenario.coverage import OWNER_ONLY, NotCovered
-from wflmc.scenario.files import file_digests, plain
+from wflmc.scenario import OWNER_ONLY, Inputs, NotCovered, Scenario, file_digests, plain
 from wflmc.version import __version__
 
 SIMULATED = (

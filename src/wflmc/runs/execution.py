@@ -31,10 +31,8 @@ from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import SIMULATED, Document, PlanFile, SummaryFile, read_document
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import extend_plan, make_plan, read_plan
-from wflmc.sampling import Trace, default_memory, run_name, sample
-from wflmc.sampling.payment import noise_name
-from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml
-from wflmc.scenario.schema import with_values
+from wflmc.sampling import Trace, default_memory, noise_name, run_name, sample
+from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml, with_values
 from wflmc.storage import FULL, replacing, write_text
 
 Say = Callable[[str], None]

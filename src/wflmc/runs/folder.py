@@ -23,9 +23,7 @@ from wflmc.privacy import Ledger
 from wflmc.runs.documents import PlanFile, SummaryFile, read_document
 from wflmc.runs.planning import read_plan
 from wflmc.sampling import Trace
-from wflmc.scenario import Inputs, Scenario, load_scenario, to_json, to_toml, validate
-from wflmc.scenario.build import build_privacy
-from wflmc.scenario.coverage import OWNER_ONLY
+from wflmc.scenario import OWNER_ONLY, Inputs, Scenario, build_privacy, load_scenario, to_json, to_toml, validate
 from wflmc.storage import replacing
 
 DIGESTS = "digests.json"

@@ -17,10 +17,8 @@ from wflmc.evaluation import choose_burn_in
 from wflmc.planning import Allocation, Plan, Policy, PowerPolicy, Problem, Sampler, policy_named
 from wflmc.planning.advice import UNSCALED_FEATURES
 from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
-from wflmc.scenario.build import Inputs, build, step_sizes
-from wflmc.scenario.coverage import data_warnings
+from wflmc.scenario import Inputs, Scenario, build, data_warnings, scenario_keys, step_sizes, validate, with_values
 from wflmc.scenario.files import file_digests, plain
-from wflmc.scenario.schema import Scenario, scenario_keys, validate, with_values
 
 SAME = 1 + 1e-9
 """Ratio of numbers that count as equal: other processors round otherwise."""

@@ -14,9 +14,7 @@ from wflmc.evaluation import evaluate, exact_law
 from wflmc.runs.execution import store_for
 from wflmc.runs.planning import make_plan
 from wflmc.sampling import sample
-from wflmc.scenario.build import build
-from wflmc.scenario.files import file_digests, plain
-from wflmc.scenario.schema import Scenario
+from wflmc.scenario import Scenario, build, file_digests, plain
 
 PLANNED = ("exact_w2_sq", "objective", "gap", "exact_ess_min", "epsilon_spent", "adjacency", "regime", "burn_in")
 """Columns of a plan."""

@@ -16,8 +16,7 @@ from wflmc.posterior.inputs import with_intercept
 from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, read_document
 from wflmc.sampling.trace import write_groups
-from wflmc.scenario import NotCovered, Scenario, not_covered, validate
-from wflmc.scenario.build import build_privacy
+from wflmc.scenario import NotCovered, Scenario, build_privacy, not_covered, validate
 from wflmc.version import __version__
 
 KINDS = ("draws", "predictions", "moments")

@@ -1,20 +1,12 @@
 """The kernel of one round, and the runner that compiles many rounds and chains into one call."""
 
-from wflmc.sampling.kernel import Info, Kernel, State, kernel, receive, transmit, update
-from wflmc.sampling.payment import run_name
-from wflmc.sampling.runner import default_memory, sample
+from wflmc.sampling.kernel import Info, Kernel, State, broadcast, kernel, kernel_rounds, receive, step, transmit, update
+from wflmc.sampling.payment import noise_name, run_name
+from wflmc.sampling.runner import CHAINS, chain_keys, default_memory, packed, sample, starts, unpacked
 from wflmc.sampling.trace import Trace
 
 __all__ = [
-    "Info",
-    "Kernel",
-    "State",
-    "Trace",
-    "default_memory",
-    "kernel",
-    "receive",
-    "run_name",
-    "sample",
-    "transmit",
+    "CHAINS", "Info", "Kernel", "State", "Trace", "broadcast", "chain_keys", "default_memory", "kernel",
+    "kernel_rounds", "noise_name", "packed", "receive", "run_name", "sample", "starts", "step", "transmit", "unpacked",
     "update",
-]
+]  # fmt: skip

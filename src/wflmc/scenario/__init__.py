@@ -1,19 +1,12 @@
 """The scenario file: validated, and turned into posterior, link and privacy."""
 
-from wflmc.scenario.build import Inputs, build
-from wflmc.scenario.coverage import NotCovered, not_covered
-from wflmc.scenario.files import load_data, load_scenario, to_json, to_toml
-from wflmc.scenario.schema import Scenario, validate
+from wflmc.scenario.build import Inputs, build, build_link, build_posterior, build_privacy, step_sizes
+from wflmc.scenario.coverage import OWNER_ONLY, PRIVATE, NotCovered, data_warnings, not_covered
+from wflmc.scenario.files import file_digests, load_data, load_scenario, plain, to_json, to_toml
+from wflmc.scenario.schema import Scenario, irrelevant, scenario_keys, validate, with_values
 
 __all__ = [
-    "Inputs",
-    "NotCovered",
-    "Scenario",
-    "build",
-    "load_data",
-    "load_scenario",
-    "not_covered",
-    "to_json",
-    "to_toml",
-    "validate",
-]
+    "OWNER_ONLY", "PRIVATE", "Inputs", "NotCovered", "Scenario", "build", "build_link", "build_posterior",
+    "build_privacy", "data_warnings", "file_digests", "irrelevant", "load_data", "load_scenario", "not_covered",
+    "plain", "scenario_keys", "step_sizes", "to_json", "to_toml", "validate", "with_values",
+]  # fmt: skip
