@@ -36,27 +36,10 @@ if TYPE_CHECKING:
     from wflmc.sampling import Trace, sample
 
 __all__ = [
-    "InputError",
-    "Link",
-    "Plan",
-    "Policy",
-    "Privacy",
-    "Sampler",
-    "SamplingError",
-    "Trace",
-    "__version__",
-    "advise",
-    "channel",
-    "evaluate",
-    "exact_w2_sq",
-    "gaussian_regression",
-    "plan",
-    "plan_many",
-    "posterior_from",
-    "release_whitening",
-    "sample",
-    "softmax_regression",
-]
+    "InputError", "Link", "Plan", "Policy", "Privacy", "Sampler", "SamplingError", "Trace", "__version__", "advise",
+    "channel", "evaluate", "exact_w2_sq", "gaussian_regression", "plan", "plan_many", "posterior_from",
+    "release_whitening", "sample", "softmax_regression",
+]  # fmt: skip
 
 _HOMES = {
     "channel": ("Link",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -157,9 +158,8 @@ def test_softmax_models_hold(examples, promise, rounds):
     posterior, plan = softmax_of(examples, promise, rounds)
     goal = attack.attack_target(plan)
     sides = canary_pair(posterior, goal.device, attack.RAW * 30)
-    one, two = (
-        attack._clean_signal(side.on_accelerator(1, 2.0**30), attack._slow_plan(goal, 6, 1e-12)) for side in sides
-    )
+    slow, start = attack.float32_rounds(attack._slow_plan(goal, 6, 1e-12)), jnp.zeros((rounds, 6))
+    one, two = (attack.transmitted(side.on_accelerator(1, 2.0**30), slow, start).double for side in sides)
     np.testing.assert_allclose(
         np.linalg.norm(one - two, axis=1), 2 * goal.signal[:, goal.device], rtol=1e-4 + plan.rounding
     )

@@ -3,8 +3,6 @@
 A `Target` is a plan at its worst, and what it claims for every device and round; `window` chooses rounds to listen to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -424,7 +422,8 @@ def by_pair(
     k, dim, plan = target.device, sides[0].dim, _slow_plan(target, sides[0].dim, reach)
     mask = window(target.loss[:, k], mu_limit**2 / 2)
     by_example = bool(np.isfinite(plan.example_clip).any())
-    sent = [_clean_signal(side.on_accelerator(1, 2.0**30, by_example), plan) for side in sides]
+    rounds, start = jax.tree.map(jnp.asarray, float32_rounds(plan)), jnp.zeros((len(plan.rounds), dim))
+    sent = [transmitted(side.on_accelerator(1, 2.0**30, by_example), rounds, start).double for side in sides]
     midpoint, weight = (sent[0] + sent[1]) / 2, mask[:, None] * (sent[0] - sent[1])
     size = np.sqrt(plan.noise_power * np.sum(weight**2))
     if not np.isfinite(size) or size == 0:
@@ -437,12 +436,6 @@ def by_pair(
 
     test = Question(name, k, int(mask.sum()), mu, mu)
     return _attack([test], trials, len(plan.rounds) * max(2, dim), _apart(side))
-
-
-def _clean_signal(posterior: Posterior, plan: Plan) -> Array:
-    """Return what reaches the server at θ = 0, without noise, [S, m]."""
-    rounds, start = jax.tree.map(jnp.asarray, float32_rounds(plan)), jnp.zeros((len(plan.rounds), plan.dim))
-    return transmitted(posterior, rounds, start).double
 
 
 @jax.jit

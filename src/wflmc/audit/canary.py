@@ -3,11 +3,9 @@
 They clip by the code that all models clip by, and go through the sampler's own kernel.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +80,7 @@ class TurningCanary(Posterior):
         """Return the number of operations of one chain in one round, roughly."""
         return 100.0 * self.devices
 
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> TurningCanary:
+    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
         """Return the same, in float32 on the accelerator."""
         return jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), self)
 

@@ -1,11 +1,9 @@
 """Audits: all attacks on a plan, or those on a model; from their counted errors to what these prove, and a report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -108,7 +106,7 @@ class Finding:
         return self.mu_lower - self.mu_claimed
 
     @classmethod
-    def of(cls, test: Question, wrong: NDArray[np.int_], trials: int, delta: float, risk: float) -> Finding:
+    def of(cls, test: Question, wrong: NDArray[np.int_], trials: int, delta: float, risk: float) -> Self:
         """Return what errors prove at the balanced threshold and at the one for counting, half of the risk for each.
 
         Args:

@@ -5,8 +5,6 @@ neighbours here put the running sum on either side of a power of two. Small term
 side and not on the other; large ones then bring both sums back, so that a device's clip does not hide the difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -62,10 +62,9 @@ def command(
     )
     options.check()
     with output_folder(out) as folder:
-        result = run_federation(options, folder, progress_bar, shared.note)
-        files, evaluation, summary = result.files, result.evaluation, result.summary
+        asked, summary, evaluation, files = run_federation(options, folder, progress_bar, shared.note)
         if evaluation is not None:
-            files += draw_scores(evaluation, result.scenario, folder)
+            files += draw_scores(evaluation, asked, folder)
     shared.warn(summary["warnings"])
     if as_json:
         shared.print_json(summary)

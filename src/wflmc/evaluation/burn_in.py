@@ -6,8 +6,6 @@ groups of chains share a start, and round by round the variance between the grou
 remembered start can cause, is compared with the variance inside the groups.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -5,8 +5,6 @@ named only after a plan with it was made and its forecast was better. The diagno
 diagnostics, not test scores: settings chosen by these would be fitted to the test set.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

@@ -6,8 +6,6 @@ shortens it. This detects chains that noise drives farther than clipped gradient
 devices that are clipped unequally. All devices are assumed to have the same curvature.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Convergence diagnostics through ArviZ: rank-normalised split R-hat, bulk and tail effective sample size."""
 
-from __future__ import annotations
-
 import importlib.util
 import tempfile
 import threading
@@ -36,12 +34,7 @@ def _arviz() -> Any:
         try:
             import arviz
         except OSError:  # and keeps the date of that in the user's cache, which is full or cannot be written
-            import platformdirs
-
-            with (
-                tempfile.TemporaryDirectory() as folder,
-                patch.object(platformdirs, "user_cache_dir", lambda *_: folder),
-            ):
+            with tempfile.TemporaryDirectory() as folder, patch("platformdirs.user_cache_dir", lambda *_: folder):
                 import arviz
     return arviz
 

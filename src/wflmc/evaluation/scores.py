@@ -1,7 +1,5 @@
 """How good predictions are: scores of predicted probabilities, and of predicted numbers, on test data."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

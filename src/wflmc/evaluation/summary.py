@@ -1,7 +1,5 @@
 """One look at a trace: everything `summary.json` says, as a value."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 

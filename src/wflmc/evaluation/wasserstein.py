@@ -1,7 +1,5 @@
 """Samples beside the law they should have: W2² per round with its standard error, moments, autocorrelation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

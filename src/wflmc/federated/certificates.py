@@ -7,8 +7,6 @@ Where the authority lies,
 writes a new server.key and server.pem into the folder `renewed`, for the names and addresses that follow it.
 """
 
-from __future__ import annotations
-
 import inspect
 import ipaddress
 import sys

@@ -13,8 +13,6 @@ What `write_federation` has written gets, by `prepare`,
 `Loopback` runs the same commands on this machine, SuperLink and SuperNodes as processes of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -29,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import psutil
 
@@ -173,7 +171,7 @@ class Loopback:
         self._reported = 0
         self._handlers: dict[int, Any] = {}
 
-    def __enter__(self) -> Loopback:
+    def __enter__(self) -> Self:
         write_config(self.state / "flwr", self.server / "ca.crt", f"{HOST}:{self.port}")
         for number in (one for one in ENDS if signal.getsignal(one) != signal.SIG_IGN):  # as nohup asks for
             self._handlers[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))

@@ -3,8 +3,6 @@
 On Flower it is an app, which keeps all that comes from the data from a server whose request fails.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets

@@ -4,8 +4,6 @@ The folder `federation` in the run's own holds what the server and every device 
 files of a finished run stand beside it, as those of `wflmc run` do.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import time
@@ -35,6 +33,9 @@ from wflmc.runs.execution import spent_before
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.scenario import PRIVATE, Inputs, Scenario, build, load_scenario, plain, to_json, to_toml, with_values
 from wflmc.storage import naming_file, write_text
+
+Result = tuple[Scenario, dict[str, Any], Evaluation | None, list[Path]]
+"""The scenario, the content of summary.json, the evaluation unless it was only prepared, and the files written."""
 
 RUNTIMES = ("simulation", "process", "deployment")
 STAND_IN = "data that stand in for the devices' own"
@@ -95,15 +96,6 @@ class Options(NamedTuple):
         return {"asked": to_toml(scenario), "real": self.prepare, "chains": chains, "ledger": ledger, **same}
 
 
-class Result(NamedTuple):
-    """What a federation has found, and the files that were written; no evaluation where it was only prepared."""
-
-    scenario: Scenario
-    summary: dict[str, Any]
-    evaluation: Evaluation | None
-    files: list[Path]
-
-
 def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callable[[str], None]) -> Result:
     """Run what is asked for, from its plan to its files, or go on with it.
 
@@ -131,7 +123,7 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
         say(f"Going on with the federation in {place} after {done} rounds.")
     if options.prepare and done < rounds:
         summary = {"folder": str(place), "rounds": done, "warnings": list(job.plan.warnings)}
-        return Result(scenario, summary, None, [])
+        return scenario, summary, None, []
     if done < rounds:
         with bar("rounds", rounds) as advance:
             _run(server, place, options, lambda now, _: advance(now), say)
@@ -254,15 +246,13 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     about = _account(server, "deployment" if options.prepare else options.runtime)
     alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own
     causes = diagnose_plan(scenario, inputs, plan, evaluation, changes=alike)
-    warnings, beyond = (*plan.warnings, *_notes(job, about["absences"])), document.get("not_covered", [])
-    part = None if ledger is None else ledger_document(ledger, folder)
-    summary = summary_document(evaluation, warnings, time.perf_counter() - began, causes, beyond, part)
+    warnings, part = (*plan.warnings, *_notes(job, about["absences"])), ledger_document(ledger, folder)
+    summary = summary_document(evaluation, document, warnings, causes, part, time.perf_counter() - began)
     summary["epsilon_spent"], summary["federation"] = about["epsilon_spent"], about
     shutil.copyfile(server.folder / LOG, folder / LOG)
     settled = with_values(scenario, {"sampler.burn_in": plan.burn_in, "sampler.chains": job.chains})
-    contents = {"plan.json": document, "summary.json": summary}
-    files = write_run(folder, settled, trace, contents, None if ledger is None else ledger.path)
-    return Result(scenario, summary, evaluation, [*files, folder / LOG])
+    files = write_run(folder, settled, trace, document, summary, None if ledger is None else ledger.path)
+    return scenario, summary, evaluation, [*files, folder / LOG]
 
 
 def _account(server: Server, runtime: str) -> dict[str, Any]:

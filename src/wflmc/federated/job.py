@@ -1,13 +1,11 @@
 """A job: all that the server of a federation holds before the first round, and none of the devices' data."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -169,7 +167,7 @@ class Job:
         write_text(folder / "job.json", json.dumps(texts, indent=1))
 
     @classmethod
-    def load(cls, folder: Path) -> Job:
+    def load(cls, folder: Path) -> Self:
         """Read it again."""
         parts: dict[str, dict[str, Any]] = {"plan": {}, "job": {}, "privacy": {}}
         try:

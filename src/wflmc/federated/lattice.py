@@ -11,13 +11,11 @@ possible, whatever the signal. Losses are those of Gaussian noise (docs/federati
   Liu and Steinke 2021).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from decimal import Context, Decimal
 from fractions import Fraction
 from secrets import token_bytes
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,7 +48,7 @@ class Lattice(NamedTuple):
     """The standard deviation, in steps."""
 
     @classmethod
-    def fitted(cls, deviation: float, change: Array, norm: Array, total: float, dim: int) -> Lattice:
+    def fitted(cls, deviation: float, change: Array, norm: Array, total: float, dim: int) -> Self:
         """Return the finest lattice on which sums are exact, with noise as costly as Gaussian noise of a deviation.
 
         Args:

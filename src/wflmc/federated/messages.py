@@ -1,11 +1,9 @@
 """What a device agrees to, what it is asked in a round, and both in Flower's records; other replies are refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -78,7 +76,7 @@ class Terms:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> Terms:
+    def load(cls, path: Path) -> Self:
         """Read them again."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))

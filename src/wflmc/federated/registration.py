@@ -9,8 +9,6 @@ registers keys/device-0.pub, keys/device-1.pub, … with the SuperLink that Flow
 again, it registers keys that are new; a device that has another key by now loses the old one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

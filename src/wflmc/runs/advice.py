@@ -3,8 +3,6 @@
 An inverse question asks for the smallest SNR, ε or number of burn-in rounds with which a plan reaches a target.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

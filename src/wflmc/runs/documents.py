@@ -1,8 +1,7 @@
 """plan.json and summary.json: one model of each, for those who write them and those who read them."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -207,7 +206,6 @@ class SummaryFile(Document):
     federation: Federation | None = None
 
 
-Items = list[dict[str, Any]]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -301,14 +299,14 @@ def _json_scenario(scenario: Scenario) -> dict[str, Any]:
 
 
 def summary_document(
-    evaluation: Evaluation, warnings: tuple[str, ...], seconds: float, causes: Items, beyond: Items, ledger: Any = None
+    evaluation: Evaluation, plan: Mapping[str, Any], warnings: Sequence[str], causes: Any, ledger: Any, seconds: float
 ) -> dict[str, Any]:
     """Return the content of summary.json, plain data.
 
     Args:
+        plan: the content of plan.json.
         warnings: of the plan, those that every run has last.
         causes: the diagnosis.
-        beyond: `not_covered` of the plan.
         ledger: as `ledger_document` gives it.
     """
     distance, scores = evaluation.w2_sq, evaluation.scores
@@ -320,7 +318,7 @@ def summary_document(
         "w2_sq": None if distance is None else _attributes(distance, *Distance.model_fields),
         "reliability": reliability(scores) if isinstance(scores, Calibration) else None,
         "diagnosis": causes,
-        "not_covered": beyond,
+        "not_covered": plan.get("not_covered", []),
         "warnings": [*evaluation.warnings, *warnings],
         "seconds": seconds,
         "ledger": ledger,

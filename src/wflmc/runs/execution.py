@@ -4,8 +4,6 @@ While a run is under way its folder holds `.checkpoint` (plan, samples and progr
 are written at the end.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import tempfile
@@ -150,13 +148,10 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
         evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test, law)
         warnings, seconds = (*task.plan.warnings, SIMULATED), time.perf_counter() - began
         causes = diagnose_plan(task.scenario, task.inputs, task.plan, evaluation)
-        part = None if ledger is None else ledger_document(ledger, task.folder)
-        beyond = document.get("not_covered", [])
-        summary = documents.summary_document(evaluation, warnings, seconds, causes, beyond, part)
-        files = []
-        if task.folder is not None:
-            contents = {"plan.json": document, "summary.json": summary}
-            files = write_run(task.folder, task.scenario, trace, contents, task.ledger)
+        part = ledger_document(ledger, task.folder)
+        summary = documents.summary_document(evaluation, document, warnings, causes, part, seconds)
+        contents = (task.scenario, trace, document, summary, task.ledger)
+        files = [] if task.folder is None else write_run(task.folder, *contents)
     if task.checkpoint is not None:
         shutil.rmtree(task.checkpoint)
     return task.scenario, summary, evaluation, files

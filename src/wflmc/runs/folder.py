@@ -4,11 +4,9 @@ Beside the files of the run, `digests.json` has the SHA-256 of each. It is for t
 folder is.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,15 +31,15 @@ TRACE_BYTES = 2**28
 
 
 def write_run(
-    folder: Path, scenario: Scenario, trace: Trace, documents: Mapping[str, dict[str, Any]], ledger: Path | None
+    folder: Path, scenario: Scenario, trace: Trace, plan: dict[str, Any], summary: dict[str, Any], ledger: Path | None
 ) -> list[Path]:
     """Write the files of a run: all of them have their room on the disk before the first takes its place.
 
     Args:
-        documents: the contents of plan.json and summary.json.
+        plan, summary: the contents of plan.json and summary.json.
         ledger: that was charged; where it is in the folder it is one of the files that are returned.
     """
-    texts = {"scenario.toml": to_toml(scenario), **{name: to_json(content) for name, content in documents.items()}}
+    texts = {"scenario.toml": to_toml(scenario), "plan.json": to_json(plan), "summary.json": to_json(summary)}
     attributes: dict[str, Any] = {"privacy": OWNER_ONLY, "scenario": texts["scenario.toml"]}
     if scenario.sampler.seed == "secret":
         trace = replace(trace, key=None)
@@ -60,9 +58,10 @@ def write_run(
     return files if ledger is None or ledger.resolve().parent != folder.resolve() else [*files, ledger]
 
 
-def ledger_document(ledger: Ledger, folder: Path | None) -> dict[str, Any]:
+def ledger_document(ledger: Ledger | None, folder: Path | None) -> dict[str, Any] | None:
     """Return `ledger` of summary.json: its file, relative to the run folder if it is inside, and what it counts."""
-    assert ledger.path is not None
+    if ledger is None or ledger.path is None:
+        return None
     path, home = ledger.path.resolve(), None if folder is None else folder.resolve()
     share = ledger.spent / ledger.budget
     return {

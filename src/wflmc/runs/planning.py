@@ -1,7 +1,5 @@
 """The plan of a scenario: made, read back from its JSON, or made longer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

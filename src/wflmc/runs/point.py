@@ -1,7 +1,5 @@
 """A scenario as one point of a sweep: what its plan is worth and what its chains measure, as a flat row of numbers."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What of a run may be shown: its first chain, or what follows from that, with a statement of what is promised."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,8 +76,7 @@ def _check_arguments(what: str, features: Path | None, out: Path) -> None:
         (features is not None and not predicts, "--features", given, "given with --what predictions alone"),
         (features is not None and not features.is_file(), "--features", given, "a file that exists"),
         (out.exists(), "--out", str(out), "a new file: it exists already"),
-        (out.suffix != ".nc", "--out", str(out), "a file that ends in .nc"),
-        (not out.parent.is_dir(), "--out", str(out), "a file that ends in .nc, in a folder that exists"),
+        (out.suffix != ".nc" or not out.parent.is_dir(), "--out", str(out), "a file that ends in .nc, in a folder"),
     ):
         if wrong:
             raise InputError(option, value, allowed)
