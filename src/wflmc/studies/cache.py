@@ -62,16 +62,9 @@ def software() -> dict[str, str]:
         "kind": jax.default_backend(),
         "count": str(jax.device_count()),
         "BLAS threads": _blas_threads(),
-        **{name: _version(name) for name in LIBRARIES},
+        **{name: metadata.version(name) for name in LIBRARIES},
         **{name: str(getattr(jax.config, name)) for name in JAX_SETTINGS},
     }
-
-
-def _version(library: str) -> str:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 def _blas_threads() -> str:

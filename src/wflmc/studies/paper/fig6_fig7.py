@@ -106,47 +106,30 @@ def _largest_rise(curves: Curves) -> float:
     return float(np.max(rises))
 
 
-Measured = tuple[str, float | str, Callable[[Curves], float], tuple[float, float], str]
-"""A statement, the paper's number, how it is measured, the open interval in which it holds, and a note with the same
-number by the exact laws."""
-STATED: dict[str, tuple[Measured, ...]] = {
-    "fig6": (
-        (
-            "equal over optimized from 20 dB on: mean ratio", 2.4,
-            lambda curves: curves.mean_ratio("equal", "optimized", 20), (1.8, 3.2),
-            "the ratio of the exact laws is {:.2f}; the estimator's floor hides part of it",
-        ),
-        (
-            "optimized reaches noiseless-DP: mean ratio from 25 dB on", 1.0,
-            lambda curves: curves.mean_ratio("optimized", "noiseless-dp", 25), (0.0, 1.1),
-            "{:.2f} by the exact laws",
-        ),
-        (
-            "without DP, noiseless LMC is reached by 20 dB: ratio", 1.0,
-            lambda curves: float(curves.ratio("no-dp", "noiseless", 20)[0]), (0.0, 1.25),
-            "only because of the estimator's floor: {:.2f} by the exact laws",
-        ),
-    ),
-    "fig7": (
-        (
-            "all schemes fall with S_b: largest rise in standard errors", "≤ 0", _largest_rise, (-np.inf, 1.0),
-            "largest relative rise of the exact laws {:.1%}",
-        ),
-        (
-            "equal over optimized from S_b = 40 on: smallest ratio", "> 1",
-            lambda curves: float(curves.ratio("equal", "optimized", 40).min()), (1.0, np.inf),
-            "{:.2f} by the exact laws",
-        ),
-    ),
-}  # fmt: skip
+Measured = tuple[str, str, float | str, Callable[[Curves], float], tuple[float, float], str]
+"""A figure, a statement, the paper's number, how it is measured, the open interval in which it holds, and a note with
+the same number by the exact laws."""
+STATED: tuple[Measured, ...] = (
+    ("fig6", "equal over optimized from 20 dB on: mean ratio", 2.4,
+     lambda curves: curves.mean_ratio("equal", "optimized", 20), (1.8, 3.2),
+     "the ratio of the exact laws is {:.2f}; the estimator's floor hides part of it"),
+    ("fig6", "optimized reaches noiseless-DP: mean ratio from 25 dB on", 1.0,
+     lambda curves: curves.mean_ratio("optimized", "noiseless-dp", 25), (0.0, 1.1), "{:.2f} by the exact laws"),
+    ("fig6", "without DP, noiseless LMC is reached by 20 dB: ratio", 1.0,
+     lambda curves: float(curves.ratio("no-dp", "noiseless", 20)[0]), (0.0, 1.25),
+     "only because of the estimator's floor: {:.2f} by the exact laws"),
+    ("fig7", "all schemes fall with S_b: largest rise in standard errors", "≤ 0",
+     _largest_rise, (-np.inf, 1.0), "largest relative rise of the exact laws {:.1%}"),
+    ("fig7", "equal over optimized from S_b = 40 on: smallest ratio", "> 1",
+     lambda curves: float(curves.ratio("equal", "optimized", 40).min()), (1.0, np.inf), "{:.2f} by the exact laws"),
+)  # fmt: skip
 
 
 def claims(tables: Tables) -> list[Claim]:
     """Return the outcomes stated of those of figures 6 and 7 that are among the tables."""
     claims = []
-    for name in [name for name in STATED if name in tables]:
-        curves, exact = Curves(tables[name]), Curves(tables[f"{name}_exact"])
-        for statement, paper, number, (low, high), note in STATED[name]:
-            ours = number(curves)
-            claims.append(Claim(name, statement, paper, ours, low < ours < high, note=note.format(number(exact))))
+    for name, statement, paper, number, (low, high), note in STATED:
+        if name in tables:
+            ours, exact = (number(Curves(tables[table])) for table in (name, f"{name}_exact"))
+            claims.append(Claim(name, statement, paper, ours, low < ours < high, note=note.format(exact)))
     return claims

@@ -233,28 +233,20 @@ def claims(tables: Tables) -> list[Claim]:
     if "fig8" not in tables:
         return []
     ece, paired = Curves(tables["fig8"]), Curves(tables["fig8_paired"])
-    sbfl_ece = ece.y["sbfl"]
     worst = np.max([y for name, y in ece.y.items() if name != "sbfl"], axis=0)
+    ratio = float(np.min(ece.y["sbfl"] / worst))
     margin, error = paired.y["optimized - no-dp"], paired.error["optimized - no-dp"]
-    high = ece.x >= 20
-    gain, gain_error = paired.y["equal - optimized"][high], paired.error["equal - optimized"][high]
+    gain, gain_error = (curve["equal - optimized"][ece.x >= 20] for curve in (paired.y, paired.error))
     # Too small to see or to be significant; with many experiments paired errors are smaller than what can be seen.
     same = np.abs(margin) < np.maximum(0.01 * ece.y["optimized"], 2 * error)
     level = ", ".join(f"{x:g}" for x in ece.x[same]) or "no"
-    return [
-        Claim(
-            "fig8", "SBFL is worse calibrated than every WFLMC scheme: smallest ratio of ECE", "> 1",
-            float(np.min(sbfl_ece / worst)), bool(np.all(sbfl_ece > worst)),
-            note="SBFL starts where the chains start; 20 iterations",
-        ),
-        Claim(
-            "fig8", "without DP, ECE is the lowest: smallest margin of optimized over it", "≥ 0",
-            float(np.min(margin)), bool(np.all((margin >= 0) | same)),
-            note=f"within 1 % or two errors at {level} dB; paired errors up to {error.max():.1g}",
-        ),
-        Claim(
-            "fig8", "optimized is no worse than equal from 20 dB on: mean difference of ECE", "≥ 0",
-            float(np.mean(gain)), bool(np.all(gain >= -2 * gain_error)),
-            note=f"paired standard error {gain_error.max():.1g} at each SNR",
-        ),
-    ]  # fmt: skip
+    lowest, no_worse = bool(np.all((margin >= 0) | same)), bool(np.all(gain >= -2 * gain_error))
+    stated = (
+        ("SBFL is worse calibrated than every WFLMC scheme: smallest ratio of ECE", "> 1", ratio, ratio > 1,
+         "SBFL starts where the chains start; 20 iterations"),
+        ("without DP, ECE is the lowest: smallest margin of optimized over it", "≥ 0", float(margin.min()), lowest,
+         f"within 1 % or two errors at {level} dB; paired errors up to {error.max():.1g}"),
+        ("optimized is no worse than equal from 20 dB on: mean difference of ECE", "≥ 0", float(gain.mean()), no_worse,
+         f"paired standard error {gain_error.max():.1g} at each SNR"),
+    )  # fmt: skip
+    return [Claim("fig8", *first, note=note) for *first, note in stated]
