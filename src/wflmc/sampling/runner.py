@@ -249,13 +249,7 @@ def sample(
 
 
 def _check(
-    key: jax.Array,
-    posterior: Posterior,
-    plan: Plan | Sequence[Plan],
-    chains: int | None,
-    numbers: Sequence[int] | None,
-    initial: ArrayLike | None,
-    keep_burn_in: bool,
+    key: jax.Array, posterior: Posterior, plan: Any, chains: int | None, numbers: Any, initial: Any, keep_burn_in: bool
 ) -> _Job:
     """Refuse what cannot be run together."""
     check_key(key)

@@ -170,14 +170,9 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
 def _in_short(plan: Plan) -> str:
     """What a plan is about, as JSON; numbers of each device or round as a list where they differ."""
     varying = {"step_size": plan.step_size, "clip": plan.clip} if plan.clips else {"step_size": plan.step_size}
-    facts = {
-        "devices": plan.devices,
-        "rounds": len(plan.rounds),
-        "burn_in": plan.burn_in,
-        "dynamics": plan.dynamics.name,
-        "epsilon_spent": plan.epsilon_spent,
-        "adjacency": plan.privacy.adjacency,
-    }
+    chain = {"rounds": len(plan.rounds), "burn_in": plan.burn_in, "dynamics": plan.dynamics.name}
+    spent = {"epsilon_spent": plan.epsilon_spent, "adjacency": plan.privacy.adjacency}
+    facts = {"devices": plan.devices, **chain, **spent}
     lists = {name: np.asarray(values).tolist() for name, values in varying.items()}
     return json.dumps(facts | {name: each[0] if len(set(each)) == 1 else each for name, each in lists.items()})
 
@@ -215,11 +210,8 @@ def _statistics(trace: Trace, clip_rate: NDArray[Any], rounds: slice) -> Any:
     import xarray as xr
 
     plans, shape = trace.plans, clip_rate.shape
-    per_round: dict[str, list[NDArray[Any]]] = {
-        "gain": [p.gain[rounds] for p in plans],
-        "active_devices": [p.active_devices[rounds] for p in plans],
-        "excess_noise": [p.excess_noise[rounds] for p in plans],
-    }
+    names = ("gain", "active_devices", "excess_noise")
+    per_round = {name: [getattr(p, name)[rounds] for p in plans] for name in names}
     if all(p.clips for p in plans):
         per_round["loss"] = [p.loss.max(-1)[rounds] for p in plans]
     stats = {name: (DRAWN, np.broadcast_to(np.stack(rows), shape)) for name, rows in per_round.items()}

@@ -6,7 +6,7 @@ An interrupted study continues where it stopped, and a finished one is read back
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,11 +78,11 @@ class Study(NamedTuple):
         return key_of({"study": self.name, "point": point, "identity": self.identity})
 
 
-def run_study(study: Study, folder: Path | None, progress: Progress, warn: Warn, engine: Engine = local) -> Tables:
+def run_study(study: Study, cache: Path | None, progress: Progress, warn: Warn, engine: Engine = local) -> Tables:
     """Compute all tables of a study, in order of x and scheme.
 
     Args:
-        folder: cache of the results of points; None keeps none.
+        cache: folder of the results of points; None keeps none.
         progress: called with the number of points done, fractions included.
         warn: called with failures, and with cached results that turn out to be damaged.
         engine: computes the points.
@@ -90,9 +90,9 @@ def run_study(study: Study, folder: Path | None, progress: Progress, warn: Warn,
     Raises:
         StudyError: points failed; the others have been computed and are cached.
     """
-    keys, folder = [study.key(point) for point in study.points], folder if study.identity else None
+    keys, cache = [study.key(point) for point in study.points], cache if study.identity else None
     results = {}
-    for index, result, _ in run_tasks(study.measure, study.points, keys, folder, progress, warn, engine):
+    for index, result, _ in run_tasks(study.measure, [*study.points], keys, cache, progress, warn, engine):
         if isinstance(result, Failure):
             trace = f"\n{result.traceback}" if result.traceback else ""
             warn(f"{study.name} at {study.points[index]}: {result.reason}{trace}")
@@ -104,22 +104,16 @@ def run_study(study: Study, folder: Path | None, progress: Progress, warn: Warn,
 
 
 def run_tasks(
-    work: Work,
-    tasks: Sequence[Any],
-    keys: Sequence[str],
-    folder: Path | None,
-    progress: Progress,
-    warn: Warn,
-    engine: Engine,
+    work: Work, tasks: list[Any], keys: list[str], cache: Path | None, progress: Progress, warn: Warn, engine: Engine
 ) -> Iterator[tuple[int, Any, bool]]:
     """Yield results in the order of completion: index of the task, plain data or a `Failure`, whether it was cached.
 
     Args:
         work: from a task to plain data, the same wherever it is computed.
         keys: names that results are cached under, one for each task.
-        folder, progress, warn, engine: those of `run_study`.
+        cache, progress, warn, engine: those of `run_study`.
     """
-    found = {} if folder is None else {index: load(folder, key, warn) for index, key in enumerate(keys)}
+    found = {} if cache is None else {index: load(cache, key, warn) for index, key in enumerate(keys)}
     cached = {index: result for index, result in found.items() if result is not None}
     done = len(cached)
     progress(done)
@@ -128,8 +122,8 @@ def run_tasks(
     rest = [index for index in range(len(tasks)) if index not in cached]
     for place, result in engine(work, [tasks[index] for index in rest], part_of(progress, done, 1)):
         index, done = rest[place], done + 1
-        if folder is not None and not isinstance(result, Failure):
-            save(folder, keys[index], result, warn)
+        if cache is not None and not isinstance(result, Failure):
+            save(cache, keys[index], result, warn)
         progress(done)
         yield index, result, False
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import Link, Plan, Privacy, plan_many
+from wflmc import Link, Plan, Privacy, Trace, plan_many, sample
 from wflmc.planning import POLICIES
 from wflmc.planning.options import plan_arguments
 from wflmc.posterior import Posterior
+from wflmc.studies.engines import Progress
 from wflmc.studies.study import Row
 
 SCHEMES = tuple(POLICIES)
@@ -35,6 +38,18 @@ class Curves:
     def mean_ratio(self, above: str, below: str, start: float) -> float:
         """Return the geometric mean of the ratio."""
         return float(np.exp(np.mean(np.log(self.ratio(above, below, start)))))
+
+
+def sample_schemes(
+    setting: Any, posterior: Posterior, plans: dict[str, list[Plan]], numbers: range, progress: Progress, **options: Any
+) -> dict[str, Trace]:
+    """Return the traces of some experiments by scheme: one call of the sampler, the same starts and noise for all."""
+    every, chains = [plan for each in plans.values() for plan in each], [*numbers] * len(plans)
+    key, options["memory"] = jax.random.key(setting.seed), setting.memory
+    options["progress"] = lambda done, rounds: progress(done / rounds)
+    trace = sample(key, posterior, every, numbers=chains, **options)
+    parts = zip(plans, np.split(trace.theta, len(plans)), np.split(trace.clip_rate, len(plans)), strict=True)
+    return {name: replace(trace, theta=theta, clip_rate=clip_rate) for name, theta, clip_rate in parts}
 
 
 def plans_of(scheme: str, posterior: Posterior, links: Sequence[Link], privacy: Privacy, **options: Any) -> list[Plan]:

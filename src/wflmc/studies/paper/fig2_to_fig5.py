@@ -36,15 +36,9 @@ class Setting:
 
     def plan(self, scheme: str, snr_db: float, step_size: float, epsilon: float | None = None) -> Plan:
         """Return the plan of one scheme with the paper's bound and accountant."""
-        return plan(
-            self.posterior,
-            Link(channel.static(self.gain_power), snr_db),
-            Privacy(epsilon or self.epsilon, self.delta, self.clip, "paper"),
-            step_size=step_size,
-            burn_in=self.burn_in,
-            samples=1,
-            policy=Policy(scheme, schedule="all", bound="paper"),
-        )
+        link, policy = Link(channel.static(self.gain_power), snr_db), Policy(scheme, schedule="all", bound="paper")
+        privacy = Privacy(epsilon or self.epsilon, self.delta, self.clip, "paper")
+        return plan(self.posterior, link, privacy, step_size=step_size, burn_in=self.burn_in, samples=1, policy=policy)
 
 
 class Figure(NamedTuple):
@@ -113,12 +107,6 @@ def _boundaries(setting: Setting, snr_db: float) -> list[Row]:
     return [Row("fig2", name, snr_db, edge if name in (LMC, beyond) else None) for name in (LMC, POWER, DP)]
 
 
-def claims(setting: Setting) -> list[Claim]:
-    """Return all outcomes stated of figures 2 to 5."""
-    edge = _boundary(lambda eta: setting.plan("optimized", 30, eta).regime == LMC, setting.step(0.05), setting.step(2))
-    return [*_fig2(setting), *_fig3(setting, edge), *_fig4(setting, edge), *_fig5(setting)]
-
-
 def _boundary(holds: Callable[[float], bool], low: float, high: float) -> float | None:
     """Find where a condition that holds at `low` and not at `high` changes, to 1e-9 of the range; None if nowhere."""
     if not holds(low) or holds(high):
@@ -133,76 +121,57 @@ def _near(ours: float | None, paper: float, tolerance: float) -> bool:
     return ours is not None and abs(ours - paper) <= tolerance
 
 
-def _ratio(setting: Setting, above: str, below: str, *given: float) -> float:
-    """Return the bound of one scheme over that of another, at an SNR, a step size and perhaps an ε."""
-    return setting.plan(above, *given).objective / setting.plan(below, *given).objective
+def claims(setting: Setting) -> list[Claim]:
+    """Return all outcomes stated of figures 2 to 5."""
+    lowest, slow, fast = setting.step(0.05), setting.step(0.13), setting.step(0.4)
 
+    def regime_at(*given: float) -> str:
+        """Return the regime of the optimum at an SNR, a step size and perhaps an ε."""
+        return str(setting.plan("optimized", *given).regime)
 
-def _fig2(setting: Setting) -> list[Claim]:
+    def ratio(above: str, below: str, *given: float) -> float:
+        """Return the bound of one scheme over that of another."""
+        return setting.plan(above, *given).objective / setting.plan(below, *given).objective
+
+    def is_ideal(*given: float) -> bool:
+        """Return whether optimized power is that of noiseless-DP."""
+        ours, best = (setting.plan(scheme, *given).gain for scheme in ("optimized", "noiseless-dp"))
+        return np.allclose(ours, best, rtol=1e-9, atol=0)
+
     start = setting.posterior.initial_w2_sq("prior")
-    note = "depends on the data; holds within 5 %"
     snr, step = np.meshgrid(np.linspace(5, 40, 71), points("fig4a", setting))
     seen = sorted(set(regime(step / 2, *limits(setting, snr)).ravel().tolist()))
+    power_until = _boundary(lambda snr: regime_at(snr, fast) == POWER, 5, 40)
+    ideal_from = _boundary(lambda snr: not is_ideal(snr, fast), 5, 40)
+    gain = min(ratio("equal", "optimized", float(x), fast) for x in np.arange(np.ceil(power_until or 5.0), 41))
+    edge = _boundary(lambda eta: regime_at(30, eta) == LMC, lowest, setting.step(2))
+    inside = lowest if edge is None else 0.99 * edge
+    bounds = [setting.plan(scheme, snr, inside).objective for scheme in SCHEMES for snr in (18.0, 30.0)]
+    spread = max(bounds) / min(bounds) - 1
+    equal = setting.plan("equal", 30, fast).objective / setting.plan("equal", 18, fast).objective
+    high, at18, at30 = regime_at(40, slow), regime_at(18, fast), regime_at(30, fast)
+    dp_until = _boundary(lambda eps: regime_at(20, fast, eps) == DP, 1, 20)
+    ideal_until = _boundary(lambda eps: is_ideal(20, fast, eps), 1, 13)
+    late, early = (ideal_until or 0) >= 6, 0 < (ideal_until or 0) < 6
+
+    start_note, depends = "depends on the data; holds within 5 %", "exact boundary; depends on μ and L"
+    loss, apart = ratio("optimized", "noiseless", 40, slow) - 1, ratio("optimized", "no-dp", 18, fast) - 1
+    slow_note = f"η = {slow:.3g}, the theorem's limit is {edge or np.nan:.3g}; bound {loss:.1%} above noiseless"
+    dp_note = f"Theorem 1 is DP-limited from 16.62 dB on (fig3a); the bound is {apart:.0%} above no-dp"
+    at6 = ratio("optimized", "noiseless-dp", 20, fast, 6) - 1
+    ideal_note = f"at ε = 6 the bounds are {at6:.1%} apart, too little to see in the figure"
     return [
-        Claim("all", "W2²(prior, posterior)", 6.64, start, abs(start / 6.64 - 1) < 0.05, note=note),
+        Claim("all", "W2²(prior, posterior)", 6.64, start, abs(start / 6.64 - 1) < 0.05, note=start_note),
         Claim("fig2", "regimes in the (P, η) plane", "three", f"{len(seen)}: {', '.join(seen)}", len(seen) == 3),
-    ]
-
-
-def _fig3(setting: Setting, edge: float | None) -> list[Claim]:
-    fast, slow = setting.step(0.4), setting.step(0.13)
-    power_until = _boundary(lambda snr: setting.plan("optimized", snr, fast).regime == POWER, 5, 40)
-    ideal = setting.plan("noiseless-dp", 40, fast).gain
-
-    def differs(snr: float) -> bool:
-        return not np.allclose(setting.plan("optimized", snr, fast).gain, ideal, rtol=1e-9, atol=0)
-
-    merged = _boundary(differs, 5, 40)
-    dp_limited = map(float, np.arange(np.ceil(power_until or 5.0), 41))
-    gain = min(_ratio(setting, "equal", "optimized", snr, fast) for snr in dp_limited)
-    high = str(setting.plan("optimized", 40, slow).regime)
-    loss = _ratio(setting, "optimized", "noiseless", 40, slow) - 1
-    reached, depends = merged is not None and merged <= 22, "exact boundary; depends on μ and L"
-    note = f"η = {slow:.3g}, the theorem's limit is {edge or np.nan:.3g}; bound {loss:.1%} above noiseless"
-    return [
         Claim("fig3a", "power-limited up to (dB)", 16.6, power_until, _near(power_until, 16.6, 0.05)),
-        Claim("fig3a", "equal to noiseless-DP from (dB)", 22.0, merged, reached, note=depends),
+        Claim("fig3a", "equal to noiseless-DP from (dB)", 22.0, ideal_from, (ideal_from or 40) <= 22, note=depends),
         Claim("fig3a", "optimized beats equal where DP-limited: smallest ratio", "> 1", gain, gain > 1),
-        Claim("fig3b", "at high SNR the regime is", LMC, high, high == LMC, high == DP, note),
-    ]
-
-
-def _fig4(setting: Setting, edge: float | None) -> list[Claim]:
-    step, slow = setting.step(0.4), setting.step(0.05) if edge is None else 0.99 * edge
-    inside = [setting.plan(scheme, snr, slow).objective for scheme in SCHEMES for snr in (18.0, 30.0)]
-    spread = max(inside) / min(inside) - 1
-    at18, at30 = (str(setting.plan("optimized", snr, step).regime) for snr in (18, 30))
-    apart = _ratio(setting, "optimized", "no-dp", 18, step) - 1
-    equal = setting.plan("equal", 30, step).objective / setting.plan("equal", 18, step).objective
-    note = f"Theorem 1 is DP-limited from 16.62 dB on (fig3a); the bound is {apart:.0%} above no-dp"
-    return [
+        Claim("fig3b", "at high SNR the regime is", LMC, high, high == LMC, high == DP, slow_note),
         Claim("fig4", "LMC-limited up to η =", 0.51e-4, edge, _near(edge, 0.51e-4, 0.005e-4)),
         Claim("fig4", "there all schemes agree: largest difference", 0.0, spread, spread < 1e-9),
-        Claim("fig4a", "at 18 dB, η = 0.4/(μ+L), the regime is", POWER, at18, at18 == POWER, at18 == DP, note),
+        Claim("fig4a", "at 18 dB, η = 0.4/(μ+L), the regime is", POWER, at18, at18 == POWER, at18 == DP, dp_note),
         Claim("fig4b", "at 30 dB, η = 0.4/(μ+L), the regime is", DP, at30, at30 == DP),
         Claim("fig4", "equal power gains nothing from 18 to 30 dB: ratio", 1.0, equal, abs(equal - 1) < 1e-9),
-    ]
-
-
-def _fig5(setting: Setting) -> list[Claim]:
-    step = setting.step(0.4)
-    dp_until = _boundary(lambda eps: setting.plan("optimized", 20, step, eps).regime == DP, 1, 20)
-
-    def ideal(eps: float) -> bool:
-        ours, best = (setting.plan(scheme, 20, step, eps).gain for scheme in ("optimized", "noiseless-dp"))
-        return bool(np.allclose(ours, best, rtol=1e-9, atol=0))
-
-    same_until = _boundary(ideal, 1, 13)
-    early = same_until is not None and same_until < 6
-    at6 = _ratio(setting, "optimized", "noiseless-dp", 20, step, 6) - 1
-    note = f"at ε = 6 the bounds are {at6:.1%} apart, too little to see in the figure"
-    reached = same_until is not None and not early
-    return [
         Claim("fig5", "DP-limited up to ε =", 13.5, dp_until, _near(dp_until, 13.5, 0.06)),
-        Claim("fig5", "equal to noiseless-DP up to ε =", 6.0, same_until, reached, early, note),
+        Claim("fig5", "equal to noiseless-DP up to ε =", 6.0, ideal_until, late, early, ideal_note),
     ]

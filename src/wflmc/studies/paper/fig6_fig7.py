@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
-from wflmc import InputError, Link, Plan, Privacy, channel, sample
+from wflmc import InputError, Link, Plan, Privacy, channel
 from wflmc.evaluation import estimate_w2_sq, exact_w2_sq, floor_w2_sq
 from wflmc.posterior import GaussianPosterior
 from wflmc.studies.cache import identity_of
-from wflmc.studies.engines import Progress
-from wflmc.studies.paper.common import SCHEMES, SNR_GRID, Curves, plans_of
+from wflmc.studies.engines import Progress, part_of
+from wflmc.studies.paper.common import SCHEMES, SNR_GRID, Curves, plans_of, sample_schemes
 from wflmc.studies.study import Claim, Point, Row, Study, Tables
 
 BURN_IN_GRID = tuple(float(x) for x in range(10, 100, 10))
@@ -79,18 +78,12 @@ def measure_w2(name: str, setting: MultiSample, x: float, snr_db: float, burn_in
         plans[scheme] = setting.plans(scheme, snr_db, burn_in)
         progress(0.5 * (index + 1) / len(SCHEMES))
     posterior = setting.posterior
-    trace = sample(
-        jax.random.key(setting.seed),
-        posterior,
-        [plan for scheme in SCHEMES for plan in plans[scheme]],
-        numbers=list(range(setting.experiments)) * len(SCHEMES),
-        memory=setting.memory,
-        keep_burn_in=True,  # one shape, hence one compilation, whatever the burn-in
-        progress=lambda done, rounds: progress(0.5 + 0.3 * done / rounds),
-    )
+    # With burn-in kept there is one shape, hence one compilation, whatever the burn-in.
+    numbers, sampled = range(setting.experiments), part_of(progress, 0.5, 0.3)
+    traces = sample_schemes(setting, posterior, plans, numbers, sampled, keep_burn_in=True)
     exact, estimated = [], []
-    for scheme, theta in zip(SCHEMES, np.split(trace.theta, len(SCHEMES)), strict=True):
-        distance = estimate_w2_sq(theta, posterior.exact)
+    for scheme, trace in traces.items():
+        distance = estimate_w2_sq(trace.theta, posterior.exact)
         estimated.append(Row(name, scheme, x, distance.worst, distance.worst_se))
         exact.append(Row(name, scheme, x, float(exact_w2_sq(posterior, plans[scheme])[burn_in:].max())))
     floor = floor_w2_sq(posterior.exact, setting.step_size, setting.experiments, setting.rounds - burn_in)
