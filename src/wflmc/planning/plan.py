@@ -268,11 +268,10 @@ class Plan(Shown):
     @property
     def digest(self) -> str:
         """A short name for all that the plan makes devices and server do."""
-        about = (self.step_size, self.gain, self.weight, self.clip, self.example_clip, self.server_noise)
-        strength = np.ones(0) if self.received is None else self.received
+        acting = *jax.tree.leaves(self.rounds), self.clip, self.example_clip
         numbers = [self.noise_power, self.start, self.burn_in, *jax.tree.leaves(self.dynamics)]
         numbers += [value for value in (self.downlink_noise, self.rounding) if value]
-        return digest(*about, strength, np.array(numbers), self.init.encode())
+        return digest(*acting, np.array(numbers), self.init.encode())
 
     @property
     def gap(self) -> float | None:

@@ -76,7 +76,9 @@ def plan_figure(plan: Plan) -> Figure:
     caption += f"sits at. Draws are kept from round {plan.burn_in + 1:,} on."
     across, title = Axis("round", range=(0.5, len(x) + 0.5)), f"{goal}; {privacy}"
     look = {"stacked": True, "width": 9, "burn_in": plan.burn_in, "shades": _shades(plan)}
-    return Figure([*panels, *_noise_and_losses(plan, x)], across, title, caption, **look)
+    after_power = 2 - empty["power"]
+    panels[after_power:after_power] = _noise_and_losses(plan, x)
+    return Figure(panels, across, title, caption, **look)
 
 
 def _noise_and_losses(plan: Plan, x: Any) -> list[Panel]:
@@ -98,7 +100,7 @@ def _noise_and_losses(plan: Plan, x: Any) -> list[Panel]:
     if np.isfinite(budget):
         lines.append(Line([x[0], x[-1]], [budget] * 2, f"budget of device {most}", dash=":"))
     devices = Band(x, spent.min(1), spent.max(1), "all devices", BLUE, 0.25, step=True)
-    return [noise, Panel([devices, *lines], Axis(zero=True), "privacy loss so far, Σ 2(αℓ)²/N0")]
+    return [noise, Panel([devices, *lines], Axis(zero=True), "privacy loss so far")]
 
 
 def _shades(plan: Plan) -> list[Shade]:

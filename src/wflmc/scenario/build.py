@@ -197,13 +197,11 @@ def build_link(scenario: Scenario) -> Link:
     """Return the channel of a scenario."""
     section = scenario.link
     with scenario_keys():
-        if section.fading == "file":
-            fading = channel.from_array(load_gains(section.gains))
-        elif section.fading == "static":
-            fading = channel.static(section.power)
-        elif section.fading == "rayleigh":
-            fading = channel.rayleigh(section.power, section.correlation)
-        else:
-            fading = channel.rician(section.power, section.rician_k, section.correlation)
+        laws = {
+            "file": lambda: channel.from_array(load_gains(section.gains)),
+            "static": lambda: channel.static(section.power),
+            "rayleigh": lambda: channel.rayleigh(section.power, section.correlation),
+            "rician": lambda: channel.rician(section.power, section.rician_k, section.correlation),
+        }
         how = section.snr_db, section.noise_power, section.seed, section.csi_error, section.downlink_snr_db
-        return Link(fading, *how)
+        return Link(laws[section.fading](), *how)
