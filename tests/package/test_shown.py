@@ -207,7 +207,7 @@ def test_values_that_hold_data_do_not_show_their_fields():
             )
             if not inspect.isclass(kind) or not fields or not kind.__module__.startswith("wflmc."):
                 continue
-            held = [name for name in PRIVATE & set(fields) if "Array" in str(kind.__annotations__.get(name))]
+            held = [name for name in PRIVATE & set(fields) if "array" in str(kind.__annotations__.get(name)).lower()]
             if held:
                 assert kind.__repr__ in (Shown.__repr__, fields_in_words), f"{kind.__qualname__} shows {held}"
                 checked.add(kind.__name__)
