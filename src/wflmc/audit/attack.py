@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.audit.canary import Canary, TurningCanary, canary_pair, direction
+from wflmc.audit.canary import Canary, Pair, TurningCanary, canary_pair, direction
 from wflmc.dynamics import overdamped
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
@@ -415,9 +415,7 @@ def by_model(posterior: Regression, target: Target, trials: int, mu_limit: float
     return by_pair(target, sides, 0.1 / (RAW * size), trials, mu_limit, name)
 
 
-def by_pair(
-    target: Target, sides: tuple[Posterior, Posterior], reach: float, trials: int, mu_limit: float, name: str
-) -> Attack:
+def by_pair(target: Target, sides: Pair, reach: float, trials: int, mu_limit: float, name: str) -> Attack:
     """Attack whole runs of `wflmc.sample` on two neighbouring posteriors, told apart by what they send at θ = 0."""
     k, dim, plan = target.device, sides[0].dim, _slow_plan(target, sides[0].dim, reach)
     mask = window(target.loss[:, k], mu_limit**2 / 2)

@@ -17,6 +17,9 @@ from wflmc.posterior.softmax import FEW_ROWS
 Sums = tuple[jax.Array, jax.Array]
 """What the kernel asks of a posterior: Σ_k weight_k clip(g_k), and the norms ‖g_k‖ before the clip, [K]."""
 
+Pair = tuple[Posterior, Posterior]
+"""Of neighbouring data sets."""
+
 
 class Canary(NamedTuple):
     """Each device's gradient is a part that the server knows and one example that it wants to know."""
@@ -99,9 +102,7 @@ def direction(theta: Any, turn: Any) -> Any:
     return 1 - 2 * (theta[..., 1] / turn // 1 % 2)
 
 
-def canary_pair(
-    posterior: Regression, device: int, size: float, neighbour: float = -1.0, others: float = 0.0
-) -> tuple[Posterior, Posterior]:
+def canary_pair(posterior: Regression, device: int, size: float, neighbour: float = -1.0, others: float = 0.0) -> Pair:
     """Return two posteriors of one kind, as small as can be, with as many devices and gradients ±size on one of them.
 
     All other rows are zeros. Models that work on few rows in another way than on many are given as few, or as many.

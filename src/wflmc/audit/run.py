@@ -356,7 +356,5 @@ def _report(
             results = [result for result in results if result.flagged] or [nearest]
         findings += results
     loss, delta = float(target.loss[:, target.device].sum()), float(target.delta[target.device])
-    epsilon, privacy = float(epsilon_spent(loss, delta)), target.plan.privacy
-    return AuditReport(
-        target.device, epsilon, delta, loss, privacy.unit, privacy.adjacency, 1 - risk, tuple(findings), sums
-    )
+    claimed, promise = (target.device, float(epsilon_spent(loss, delta)), delta, loss), target.plan.privacy
+    return AuditReport(*claimed, promise.unit, promise.adjacency, 1 - risk, tuple(findings), sums)

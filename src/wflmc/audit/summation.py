@@ -5,7 +5,7 @@ neighbours here put the running sum on either side of a power of two. Small term
 side and not on the other; large ones then bring both sums back, so that a device's clip does not hide the difference.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,9 +87,8 @@ def neighbours(count: int, size: float, neighbour: float = -1.0, lanes: int = 1)
 
 def linear_terms(terms: Array, devices: int = 1) -> Any:
     """Return a linear model of one feature whose gradients at θ = 0 are these terms, over devices in their order."""
-    return gaussian_regression(
-        jax.random.key(0), devices, X=np.full((terms.size, 1), FEATURE), y=-terms / FEATURE, partition="blocks"
-    )
+    feature = np.full((terms.size, 1), FEATURE)
+    return gaussian_regression(jax.random.key(0), devices, X=feature, y=-terms / FEATURE, partition="blocks")
 
 
 def softmax_terms(terms: Array, devices: int = 1) -> Any:
@@ -99,12 +98,7 @@ def softmax_terms(terms: Array, devices: int = 1) -> Any:
 
 
 def change(
-    pair: Sequence[Any],
-    clip: float,
-    example_clip: float = np.inf,
-    gain: float = 1.0,
-    chains: int = 1,
-    rounding: float = 0.0,
+    pair: list[Any], clip: float, example_clip: float = np.inf, gain: float = 1, chains: int = 1, rounding: float = 0
 ) -> float:
     """Return how far apart what arrives of two posteriors is, without noise, where all devices send at θ = 0.
 

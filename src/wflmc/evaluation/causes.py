@@ -238,13 +238,12 @@ def _evidence(
 
 def _clipped(plan: Plan, now: Forecast, evaluation: Evaluation | None) -> str:
     """Return how many gradients of devices or examples were clipped, or are expected to be."""
-    examples = bool(np.isfinite(plan.example_clip).any())
-    rate = None
-    if evaluation is not None:
-        rate = evaluation.example_clip_rate if examples else evaluation.clip_rate["samples"]
-    if rate is not None:
-        return f"{rate:.0%} of {'examples' if examples else 'gradients'} were clipped"
-    return "examples are clipped" if examples else f"{now.clipped:.0%} of gradients are expected to be clipped"
+    if np.isfinite(plan.example_clip).any():
+        rate = None if evaluation is None else evaluation.example_clip_rate
+        return "examples are clipped" if rate is None else f"{rate:.0%} of examples were clipped"
+    rate = None if evaluation is None else evaluation.clip_rate["samples"]
+    expected = f"{now.clipped:.0%} of gradients are expected to be clipped"
+    return expected if rate is None else f"{rate:.0%} of gradients were clipped"
 
 
 def _narrow_prior(model: Model, posterior: Posterior | None) -> list[Cause]:

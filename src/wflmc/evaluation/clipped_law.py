@@ -104,10 +104,8 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
             left = np.minimum(1.0, clip / norm)
             least = min(least, float(left.min()) * factor)
             weight = weights[s] * left * slope
-            curvature = (precision * (weight @ share))[:, None, None]
-            by_direction, _, enters = plan.dynamics.linear_round(
-                np.full(size, plan.step_size[s]), curvature, mean[:1].T
-            )
+            steps, curvature = np.full(size, plan.step_size[s]), (precision * (weight @ share))[:, None, None]
+            by_direction, _, enters = plan.dynamics.linear_round(steps, curvature, mean[:1].T)
             matrix, enters = np.moveaxis(by_direction, 0, -1), enters.reshape(-1, parts)[0]
             push = kick[s] * (factor * (weights[s] * left) @ cost.pull + (weights[s] @ left) / left.size * lost)
             fresh = noise[s] + plan.downlink_noise * (kick[s] * precision) ** 2 * ((weight * share) ** 2).sum()

@@ -173,11 +173,9 @@ def floor_w2_sq(
     return float(worst.mean()), float(worst.std(ddof=1) / replicas**0.5)
 
 
-def _perfect(
-    generator: np.random.Generator, variance: Array, memory: Array, replicas: int, chains: int, draws: int
-) -> Array:
+def _perfect(rng: np.random.Generator, variance: Array, memory: Array, replicas: int, chains: int, draws: int) -> Array:
     """Return the worst estimate of every replica of perfect chains, whose draws are correlated by memory[m]."""
-    shocks = generator.standard_normal((draws, replicas * chains, variance.size))
+    shocks = rng.standard_normal((draws, replicas * chains, variance.size))
     shocks[1:] *= np.sqrt(1 - memory**2)
     paths = [first_order(shocks[..., i], memory[i]) for i in range(variance.size)]
     theta = (np.sqrt(variance) * np.stack(paths, axis=-1)).reshape(draws, replicas, chains, -1)

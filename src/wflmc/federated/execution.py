@@ -183,9 +183,7 @@ def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> J
     """Plan the rounds; real devices get a key that nobody knows, as anybody may know the scenario's seed."""
     seed = scenario.sampler.seed
     if seed == "secret" and not options.prepare:
-        raise InputError(
-            "sampler.seed", seed, "a number: it seeds where chains start; --noise channel is secret without it"
-        )
+        raise InputError("sampler.seed", seed, "a number: it seeds where chains start; --noise channel is secret")
     how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate}
     how["releases"] = chains if options.prepare else 1
     spent = None if options.ledger is None else spent_before(options.ledger, inputs)

@@ -292,10 +292,7 @@ def _json_scenario(scenario: Scenario) -> dict[str, Any]:
     content: dict[str, dict[str, Any]] = scenario.model_dump(exclude_unset=True, exclude_none=True)
     if scenario.policy.max_round_noise == math.inf:
         content["policy"]["max_round_noise"] = "inf"
-    return {
-        section: {key: value for key, value in values.items() if value != math.inf}
-        for section, values in content.items()
-    }
+    return {name: {key: value for key, value in keys.items() if value != math.inf} for name, keys in content.items()}
 
 
 def summary_document(

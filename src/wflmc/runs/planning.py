@@ -94,12 +94,11 @@ def read_plan(path: str | Path, key: jax.Array | None = None, option: str = "--p
     settled = (item for item in document.not_covered if item.name not in known)
     inputs = inputs._replace(not_covered=(*inputs.not_covered, *settled))
 
-    def given_power(problem: Problem) -> Allocation:
-        return _given_power(document, problem, inputs.link.noise_power, option)
-
     spent = document.privacy.spent_before
     paid = inputs.spent if spent is None else np.maximum(spent, inputs.spent)
-    power = policy_named(scenario.policy.power)._replace(allocate=given_power)
+    power = policy_named(scenario.policy.power)._replace(
+        allocate=lambda problem: _given_power(document, problem, inputs.link.noise_power, option)
+    )
     result = make_plan(scenario, inputs, power, ledger=paid)
     _check_constants(document, result, option)
     return scenario, inputs, result

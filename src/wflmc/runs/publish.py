@@ -51,9 +51,7 @@ def publish_run(
         allowed = f"a run of which epsilon covers all that is published; this one rests on {names}. {hint}"
         raise InputError("RUN", str(run), allowed)
     name, variables = _group(what, _first_chain(run, plan), plan, scenario, features)
-    coords = {
-        axis: np.arange(n) for axes, values in variables.values() for axis, n in zip(axes, values.shape, strict=True)
-    }
+    coords = {axis: np.arange(n) for axes, part in variables.values() for axis, n in zip(axes, part.shape, strict=True)}
     statement = _statement(what, plan, scenario, uncovered)
     about = {key: value if isinstance(value, str | float) else json.dumps(value) for key, value in statement.items()}
     about |= {"inference_library": "wflmc", "inference_library_version": __version__}
