@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from wflmc.data import Features
-from wflmc.posterior import GaussianPosterior
 from wflmc.studies.beyond import RECORD_SNR, beyond_ablation, beyond_gaussian, beyond_mnist, record_study
 from wflmc.studies.paper import fig2_to_fig5, fig6_fig7, fig8
 from wflmc.studies.paper.fig2_to_fig5 import NAMES, Setting
@@ -16,6 +15,8 @@ FURTHER_FIGURES = ("heterogeneity", "record", "beyond")
 MNIST_FIGURES = {"fig8", "heterogeneity", "beyond"}
 GAUSSIAN_FIGURES = {*PAPER_FIGURES, *FURTHER_FIGURES} - {"fig8", "heterogeneity"}
 EXPERIMENTS = {"fig6": 100, "fig7": 100, "fig8": 50, "heterogeneity": 10, "record": 10, "beyond": 10}
+PROMISE = "ε = {0.epsilon:g}, δ = {0.delta:g} (replace)"
+"""For titles, of a setting."""
 
 
 @dataclass(frozen=True)
@@ -23,61 +24,48 @@ class Reproduction:
     """The data of the figures, and how much is computed from them.
 
     Args:
-        gaussian: posterior of figures 2 to 7, `record` and `beyond`; None where none of them is wanted.
+        gaussian: `GaussianPosterior` of figures 2 to 7, `record` and `beyond`; None where none of them is wanted.
         source: name of its data, for titles.
-        features: MNIST, for figure 8, `heterogeneity` and `beyond`; None where none of them is wanted.
+        features: `Features` of MNIST, for figure 8, `heterogeneity` and `beyond`; None where none of them is wanted.
         experiments: instead of a figure's usual number.
         stop_se: stop a point of figure 8 or `heterogeneity` at this relative standard error.
         memory: limit of the sampler, in bytes.
     """
 
-    gaussian: GaussianPosterior | None
+    gaussian: Any
     source: str
-    features: Features | None
+    features: Any
     experiments: int | None = None
     stop_se: float | None = None
     memory: float | None = None
 
     def studies(self, figure: str) -> tuple[list[Study], str]:
         """Return the studies whose tables the figure shows, and the line under its title."""
+        count = self.experiments or EXPERIMENTS.get(figure, 1)
+        chains = fig6_fig7.MultiSample(self.gaussian, experiments=count, memory=self.memory)
+        images = fig8.Mnist(self.features, experiments=count, stop_se=self.stop_se, memory=self.memory)
         if figure in NAMES:
             setting = self.closed_form
-            epsilon = "" if figure == "fig5" else f"ε = {setting.epsilon:g}, "
-            about = f"{self.source}; {epsilon}δ = {setting.delta:g} (replace), {setting.burn_in} + 1 rounds"
-            return [fig2_to_fig5.closed_form_study(figure, setting)], about
-        count = self.experiments or EXPERIMENTS[figure]
-        if figure in ("fig8", "heterogeneity"):
-            return self._mnist(figure, count)
-        chains = fig6_fig7.MultiSample(self._posterior, experiments=count, memory=self.memory)
+            promise = PROMISE.format(setting) if figure != "fig5" else f"δ = {setting.delta:g} (replace)"  # x is ε
+            study = fig2_to_fig5.closed_form_study(figure, setting)
+            return [study], f"{self.source}; {promise}, {setting.burn_in} + 1 rounds"
         if figure in ("fig6", "fig7"):
-            promise = f"ε = {chains.epsilon:g}, δ = {chains.delta:g} (replace)"
-            about = f"{self.source}; {promise}, S = {chains.rounds}, {count} experiments"
+            about = f"{self.source}; {PROMISE.format(chains)}, S = {chains.rounds}, {count} experiments"
             return [fig6_fig7.multi_sample_study(figure, chains)], about
         if figure == "record":
             return [record_study(chains)], f"{self.source}; {RECORD_SNR:g} dB, S = 100, {count} channels"
-        few, images = replace(chains, experiments=min(count, 5)), self._images(count)
-        about = f"left: {self.source}, ε = 15, δ = 0.01 (replace); middle and right: MNIST, {count} experiment"
-        parts = [beyond_gaussian(few), beyond_mnist(images), beyond_ablation(images)]
-        return parts, about + "s" * (count > 1)
-
-    def _mnist(self, figure: str, count: int) -> tuple[list[Study], str]:
-        images, study_of = self._images(count), fig8.mnist_study if figure == "fig8" else fig8.heterogeneity_study
-        about = f"12,000 images on 30 devices; ε = {images.epsilon:g}, δ = {images.delta:g} (replace), 550 + 50 rounds"
-        return [study_of(images)], f"{about}, {'up to ' * (self.stop_se is not None)}{count} experiments"
-
-    def _images(self, count: int) -> fig8.Mnist:
-        assert self.features is not None
-        return fig8.Mnist(self.features, experiments=count, stop_se=self.stop_se, memory=self.memory)
+        if figure == "beyond":
+            few = replace(chains, experiments=min(count, 5))
+            about = f"left: {self.source}, {PROMISE.format(chains)}; middle and right: MNIST, {count} experiment"
+            return [beyond_gaussian(few), beyond_mnist(images), beyond_ablation(images)], about + "s" * (count > 1)
+        study = fig8.mnist_study(images) if figure == "fig8" else fig8.heterogeneity_study(images)
+        about = f"12,000 images on 30 devices; {PROMISE.format(images)}, 550 + 50 rounds"
+        return [study], f"{about}, {'' if self.stop_se is None else 'up to '}{count} experiments"
 
     @property
     def closed_form(self) -> Setting:
         """The setting of figures 2 to 5."""
-        return Setting(self._posterior)
-
-    @property
-    def _posterior(self) -> GaussianPosterior:
-        assert self.gaussian is not None
-        return self.gaussian
+        return Setting(self.gaussian)
 
     def claims(self, tables: Tables) -> list[Claim]:
         """Return the paper's stated outcomes of the figures whose tables there are, with our numbers."""
@@ -85,14 +73,12 @@ class Reproduction:
         if set(NAMES) & set(tables):
             claims = [*fig2_to_fig5.claims(self.closed_form), *claims]
         claims = [*_on_data(self.gaussian, claims), *fig8.claims(tables)]
-        if self.experiments is None:
-            return claims
         doubt = f"; only {self.experiments} experiments, which may not decide it"
-        few = {name for name, usual in EXPERIMENTS.items() if self.experiments < usual / 2}
+        few = {name for name, usual in EXPERIMENTS.items() if self.experiments and self.experiments < usual / 2}
         return [claim._replace(note=claim.note + doubt) if claim.figure in few else claim for claim in claims]
 
 
-def _on_data(posterior: GaussianPosterior | None, claims: list[Claim]) -> list[Claim]:
+def _on_data(posterior: Any, claims: list[Claim]) -> list[Claim]:
     """Return claims as they are for data of the paper's kind: five parameters, and μ + L near its 2508.
 
     On other data its statements need not hold, and that they do not says nothing about the paper.
