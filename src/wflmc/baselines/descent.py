@@ -6,8 +6,6 @@ and an equal part of their privacy budget allow, also where Langevin sampling wo
 the counterpart of `power = "equal"`: both could spend more in late rounds.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

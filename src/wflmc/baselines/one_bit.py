@@ -7,8 +7,6 @@ the devices report; it sums these over the devices and takes a step with momentu
 learned is a single θ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

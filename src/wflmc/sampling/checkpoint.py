@@ -1,7 +1,5 @@
 """Where a run has got to, in a folder: what a run that was stopped goes on from, with the very same draws."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -15,8 +15,6 @@ well (`wflmc.dynamics`). A kernel on its own:
 (1, (5,))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

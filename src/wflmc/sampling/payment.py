@@ -1,7 +1,5 @@
 """Paying for rounds before they are sent: which run it is, whose ledger, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Many chains at once: rounds are scanned, chains are mapped, burn-in leaves no draws in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,8 +1,6 @@
 """What a run leaves behind: the kept samples, how often gradients were clipped, the plans behind them; and all of it as
 xarray data sets by group, in ArviZ's schema."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Studies past the paper, in the settings of its figures 6 and 8: its schemes and ours, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ A name is a digest of the point's settings and data and of the software: the sou
 the settings of JAX. Whatever changes a result changes the name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The Dask engine: tasks on workers of this machine, or of any scheduler that answers."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

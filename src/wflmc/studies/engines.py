@@ -4,8 +4,6 @@ An engine is a function from work and tasks to results in the order of completio
 and the others go on. Work returns plain data, the same wherever it is done.
 """
 
-from __future__ import annotations
-
 import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence

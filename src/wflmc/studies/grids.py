@@ -1,7 +1,5 @@
 """Grids of values, as `wflmc sweep --grid` takes them, and the points that they span."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which studies a figure consists of, from which data and with how many experiments; and which claims follow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 An interrupted study continues where it stopped, and a finished one is read back.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path

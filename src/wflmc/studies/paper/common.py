@@ -1,7 +1,5 @@
 """What the figures of the paper share: curves of a table, and plans by scheme."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures 2 to 5 of the paper: one kept sample over a static channel, where everything is in closed form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

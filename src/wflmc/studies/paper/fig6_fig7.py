@@ -1,7 +1,5 @@
 """Figures 6 and 7 of the paper: many kept samples over fading channels, measured by W2² to the exact posterior."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

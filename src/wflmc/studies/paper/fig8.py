@@ -1,7 +1,5 @@
 """Figure 8 of the paper (MNIST, calibration against SNR), and what it leaves open: unlike devices and clipping."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
