@@ -80,15 +80,10 @@ class Trace(Shown):
     """The key that seeded the chains, as numbers."""
 
     def _facts(self) -> dict[str, Any]:
-        chains, draws, dim = self.theta.shape
-        return {
-            "chains": chains,
-            "draws": draws,
-            "parameters": dim,
-            "plans": len(self.plans) if len(self.plans) > 1 else None,
-            "kept burn-in rounds": None if self.warmup is None else self.warmup.shape[1],
-            "clip_rate": self.clip_rate.mean(),
-        }
+        sizes = dict(zip(("chains", "draws", "parameters"), self.theta.shape, strict=True))
+        plans = len(self.plans) if len(self.plans) > 1 else None
+        burn_in = None if self.warmup is None else self.warmup.shape[1]
+        return {**sizes, "plans": plans, "kept burn-in rounds": burn_in, "clip_rate": self.clip_rate.mean()}
 
     @property
     def plan(self) -> Plan:
