@@ -66,7 +66,7 @@ def test_a_device_answers_for_no_theta_that_may_overflow():
     ask = Request(0, 0, np.full((1, 2), 1e9, np.float32), float(job.gain[0, 0]), float(job.known[0, 0]))
     assert np.all(np.isfinite(device.answer(ask)))
     for theta in (1e37, -2e9, np.nan):
-        with pytest.raises(InputError, match="finite and at most"):
+        with pytest.raises(InputError, match="at most 1e"):
             device.answer(ask._replace(theta=np.full((1, 2), theta, np.float32)))
     wide = wflmc.gaussian_regression(
         jax.random.key(0), 1, X=np.full((4, 2), 1e10) * np.eye(2)[[0, 1, 0, 1]], y=np.ones(4)

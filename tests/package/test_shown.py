@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -207,7 +208,8 @@ def test_values_that_hold_data_do_not_show_their_fields():
             )
             if not inspect.isclass(kind) or not fields or not kind.__module__.startswith("wflmc."):
                 continue
-            held = [name for name in PRIVATE & set(fields) if "array" in str(kind.__annotations__.get(name)).lower()]
+            types = {name: str(kind.__annotations__.get(name)) for name in PRIVATE & set(fields)}
+            held = [name for name, text in types.items() if re.search(r"\b(NDArray|ndarray|Array)\b", text)]
             if held:
                 assert kind.__repr__ in (Shown.__repr__, fields_in_words), f"{kind.__qualname__} shows {held}"
                 checked.add(kind.__name__)
