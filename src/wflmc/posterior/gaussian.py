@@ -1,9 +1,7 @@
 """Bayesian linear regression with unit noise: the model of the paper's analysis, with everything exact."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +57,7 @@ class GaussianPosterior(Regression):
 
     def _with_data(
         self, features: Array, outcomes: Any, sizes: NDArray[np.intp], prior_std: float, space: Coordinates | None
-    ) -> GaussianPosterior:
+    ) -> "GaussianPosterior":
         return replace(_assemble(features, outcomes, sizes, prior_std, space), intercept=self.intercept)
 
     @property
@@ -115,7 +113,7 @@ class GaussianPosterior(Regression):
         """Return the number of operations of one chain in one round, roughly."""
         return float(self.devices * self.dim * (50 + (self.features.shape[1] if by_example else self.dim)))
 
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> GaussianPosterior:
+    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
         """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`.
 
         Examples are taken along only where they are to be clipped one by one.

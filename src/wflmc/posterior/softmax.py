@@ -1,11 +1,9 @@
 """Bayesian multinomial logistic regression: the model of the paper's MNIST study."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +65,7 @@ class SoftmaxPosterior(Regression):
 
     def _with_data(
         self, features: Array, outcomes: Any, sizes: Labels, prior_std: float, space: Coordinates | None
-    ) -> SoftmaxPosterior:
+    ) -> "SoftmaxPosterior":
         made = _assemble(features, outcomes, sizes, prior_std, self.class_names, space)
         return replace(made, intercept=self.intercept)
 
@@ -111,7 +109,7 @@ class SoftmaxPosterior(Regression):
         """Return the number of operations of one chain in one round, roughly."""
         return float(self.devices * self.dim * (50 + self.features.shape[1]))
 
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> SoftmaxPosterior:
+    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
         """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`."""
         rows, theta = self.features.shape[1], 4.0 * chains * self.dim
         if rows <= FEW_ROWS:

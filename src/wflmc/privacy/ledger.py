@@ -10,8 +10,6 @@ lines has been shortened. Names of data, runs and noise are written as HMACs wit
 the anchor can compute: a bare hash of data tells who knows all but one label which one it is.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json
@@ -21,7 +19,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -56,7 +54,7 @@ class Anchor(NamedTuple):
     salt: bytes
 
     @classmethod
-    def of(cls, ledger: Path) -> Anchor | None:
+    def of(cls, ledger: Path) -> Self | None:
         """Return the anchor beside a ledger; None where there is none that may be read."""
         try:
             content = json.loads(anchor_path(ledger).read_text(encoding="utf-8"))

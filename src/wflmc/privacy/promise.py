@@ -1,10 +1,8 @@
 """What every device is promised, and the clipping that makes it true."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -100,7 +98,7 @@ class Privacy(Shown):
             raise wrong_length(name, values.tolist(), devices)
         return np.broadcast_to(values.reshape(-1), (devices,))
 
-    def of_device(self, device: int, devices: int) -> Privacy:
+    def of_device(self, device: int, devices: int) -> Self:
         """Return the promise to one of the devices alone."""
         each = [name for name in ("epsilon", "delta", "clip", "example_clip") if getattr(self, name) is not None]
         own: dict[str, Any] = {name: float(self._per_device(name, devices)[device]) for name in each}

@@ -1,11 +1,9 @@
 """The posterior of any JAX model: clipped gradient sums by automatic differentiation, block by block of devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -222,7 +220,7 @@ class CustomPosterior(Shown, Posterior):
         count = min(self._longest, self.batch or 2**62)
         return float(self.devices * (count * (6 * self.dim + 10 * self.model.numbers) + 50 * self.dim))
 
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> CustomPosterior:
+    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
         """Return the same posterior in float32 on the accelerator, in blocks of devices that keep to a limit of bytes.
 
         See `Posterior.on_accelerator`.
@@ -250,7 +248,7 @@ class CustomPosterior(Shown, Posterior):
         held = jax.tree.map(jnp.asarray, self._held)
         return jax.lax.map(lambda one: self._gradient(theta, one)[0].rounded, held)[: self.devices]
 
-    def device(self, index: int) -> CustomPosterior:
+    def device(self, index: int) -> Self:
         """Return one device's part, with its own share of the prior; mu and L are still those of all devices."""
         check_device(index, self.devices)
         at, rows = slice(index, index + 1), slice(self.sizes[index])
