@@ -252,10 +252,10 @@ def _check(
     """Refuse what cannot be run together."""
     check_key(key)
     check_posterior(posterior)
-    if not isinstance(plan, Plan | list | tuple):
-        raise InputError("plan", type(plan).__name__, "one plan of wflmc.plan(…), or several")
-    zipped = not isinstance(plan, Plan)
-    plans = list(plan) if not isinstance(plan, Plan) else [plan]
+    zipped = isinstance(plan, list | tuple)
+    plans = list(plan) if zipped else [plan]
+    for each in plans:
+        check_belongs(each, posterior)
     if len({_shape(each) for each in plans}) != 1:
         allowed = "one plan, or several of equal rounds, devices, start and dynamics"
         raise InputError("plan", f"{len(plans)} plans", allowed)
@@ -264,7 +264,6 @@ def _check(
     count = len(plans) if zipped else 100 if chains is None else chains
     if not isinstance(count, int | np.integer) or count < 1:
         raise InputError("chains", count, "a whole number of at least 1")
-    check_belongs(plans[0], posterior)
     number = np.arange(count) if numbers is None else np.asarray(numbers)
     if number.shape != (count,):
         raise InputError("numbers", f"{number.size} numbers", f"one for each of {count} chains")

@@ -58,16 +58,13 @@ FIGURES: dict[str, Figure] = {
 }
 NAMES = ("fig2", *FIGURES)
 STEP_FACTORS = np.linspace(0.1, 2.0, 96)
+GRIDS = {"snr_db": np.arange(5.0, 40.5, 0.5), "step_size": STEP_FACTORS, "epsilon": np.arange(1.0, 20.5, 0.5)}
 
 
 def points(name: str, setting: Setting) -> Array:
     """Return the x values of a figure."""
-    grids = {
-        "snr_db": np.arange(5.0, 40.5, 0.5),
-        "step_size": STEP_FACTORS / (setting.posterior.mu + setting.posterior.L),
-        "epsilon": np.arange(1.0, 20.5, 0.5),
-    }
-    return grids[FIGURES[name].varies if name in FIGURES else "snr_db"]
+    grid = GRIDS[FIGURES[name].varies if name in FIGURES else "snr_db"]
+    return grid / (setting.posterior.mu + setting.posterior.L) if grid is STEP_FACTORS else grid
 
 
 def point(name: str, setting: Setting, x: float) -> list[Row]:
