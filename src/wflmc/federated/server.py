@@ -374,7 +374,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the job; a line a round, to be read by `flwr log`."""
     folder = Path(str(context.run_config["folder"]))
-    deadline, wait = (float(context.run_config[name]) for name in ("deadline", "wait"))
+    deadline, wait = (_seconds(name, context.run_config.get(name)) for name in ("deadline", "wait"))
     job = Job.load(folder)
     server = open_server(job, folder)
     ledger, done = server.ledger, server.checkpoint.load().rounds
@@ -406,6 +406,12 @@ def patient(exchange: Exchange, wait: float, pause: float = 5.0) -> Exchange:
             time.sleep(pause)
 
     return repeated
+
+
+def _seconds(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        raise InputError(name, value, "a number of seconds")
+    return float(value)
 
 
 def run_in_engine(server: Server, app: ClientApp, *, progress: Progress | None = None, deadline: float = 600.0) -> None:
