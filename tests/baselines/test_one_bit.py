@@ -9,8 +9,7 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.baselines import sbfl
-from wflmc.baselines.one_bit import estimate
+from wflmc.baselines import estimate, sbfl
 from wflmc.errors import InputError
 from wflmc.keys import named
 
