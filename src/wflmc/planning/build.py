@@ -1,7 +1,5 @@
 """Making plans: who transmits, how strongly, and what that is worth; one at a time or hundreds for a study."""
 
-from __future__ import annotations
-
 import dataclasses
 import multiprocessing
 import operator
@@ -102,7 +100,7 @@ def plan_many(
     return [item.finish(allocation) for item, allocation in zip(prepared, allocations, strict=True)]
 
 
-def _prepare(posterior: Posterior, link: Link, privacy: Privacy, options: Options) -> _Planning:
+def _prepare(posterior: Posterior, link: Link, privacy: Privacy, options: Options) -> "_Planning":
     """Return everything up to the power of the rounds, with the step sizes of burn-in if they are to be planned."""
     _check_size(options, posterior.devices)
     if options.sampler.step_schedule == "constant":
@@ -110,7 +108,7 @@ def _prepare(posterior: Posterior, link: Link, privacy: Privacy, options: Option
     kept = float(np.asarray(options.step_size))
     constant = dataclasses.replace(options.sampler, step_schedule="constant")
 
-    def with_steps(steps: Array, *notes: str) -> _Planning:
+    def with_steps(steps: Array, *notes: str) -> "_Planning":
         given = dataclasses.replace(options, step_size=steps, sampler=constant)
         return _Planning(posterior, link, privacy, given, kept * (1 + 1e-9), *notes)
 

@@ -1,7 +1,5 @@
 """Power without knowledge of channels to come: forecast the rest, plan it with what is left, send one round, repeat."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -65,11 +63,11 @@ class Outlook(NamedTuple):
     power_cap: Array
     error: Array
 
-    def repeated(self, rounds: int) -> Outlook:
+    def repeated(self, rounds: int) -> "Outlook":
         """The mean of these rounds, so many times."""
         return Outlook(*(np.repeat(x.mean(0, keepdims=True), rounds, axis=0) for x in self))
 
-    def then(self, later: Outlook) -> Outlook:
+    def then(self, later: "Outlook") -> "Outlook":
         """These rounds and others after them."""
         return Outlook(*(np.concatenate(pair) for pair in zip(self, later, strict=True)))
 

@@ -5,8 +5,6 @@ in v; so is what privacy costs, cost/v. An interior-point method finds the v wit
 rounds. The proof does not rely on it: convex functions lie above their tangents, which are minimised in closed form.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -125,6 +123,15 @@ def distances(response: Response) -> Distances:
     return _ByMatrices(response) if response.times is None else _ByEigenvalues(response, response.times)
 
 
+class Limits(NamedTuple):
+    """low ≤ v ≤ high and Σ_s active[s, k] cost[s]/v[s] ≤ budget[k], written as use @ (1/v) ≤ 1."""
+
+    low: Array
+    high: Array
+    use: Array
+    """active cost/budget of the devices whose budget may bind, [K', S]."""
+
+
 class Solution(NamedTuple):
     """v[S], the worst W2² it gives, and what no noise within the limits can go below."""
 
@@ -164,7 +171,7 @@ def solve(
     return Solution(best.v, best.value, best.bound if best.gap > 0 else best.value)
 
 
-def _improve(best: _Best, high: Array, steps: int = STEPS, care: float = 0.0) -> None:
+def _improve(best: "_Best", high: Array, steps: int = STEPS, care: float = 0.0) -> None:
     """Follow the path below `high` until the gap is small or the path has ended."""
     limits = best.limits
     # A little wider, so that there is an inside even where limits meet.
@@ -208,7 +215,7 @@ class _Best:
         if value < self.value:
             self.value, self.v = value, v
 
-    def prove(self, path: Path) -> None:
+    def prove(self, path: "Path") -> None:
         """Weights w[S_u] of sum 1 and prices lam[K'] bound all noise: the tangent at v, minimised in closed form."""
         w, lam = path.prices
         slope, price = w @ path.g, lam @ self.limits.use
@@ -218,15 +225,6 @@ class _Best:
             least = np.where(slope == 0, 0.0, slope * u) + price / u
         bound = float(w @ path.F - slope @ path.v + least.sum() - lam.sum())
         self.bound = max(self.bound, bound)
-
-
-class Limits(NamedTuple):
-    """low ≤ v ≤ high and Σ_s active[s, k] cost[s]/v[s] ≤ budget[k], written as use @ (1/v) ≤ 1."""
-
-    low: Array
-    high: Array
-    use: Array
-    """active cost/budget of the devices whose budget may bind, [K', S]."""
 
 
 def start(limits: Limits, distances: Distances) -> Array:

@@ -1,10 +1,8 @@
 """The plan: all that the sampler needs, and what is known about it before anything is transmitted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -38,7 +36,7 @@ class Rounds:
         """S."""
         return int(self.gain.shape[0])
 
-    def __getitem__(self, index: Any) -> Rounds:
+    def __getitem__(self, index: Any) -> "Rounds":
         """One of the rounds, or a slice of them."""
         some = jax.tree.map(lambda values: values[index], replace(self, constants=None))
         return replace(some, constants=self.constants)
@@ -138,7 +136,7 @@ class Plan(Shown):
     context: Context
 
     @classmethod
-    def of(cls, **values: Any) -> Plan:
+    def of(cls, **values: Any) -> Self:
         """Make a plan from the fields of its parts."""
         return cls(**{part: PARTS[part](**some) for part, some in _by_part(values).items()})
 
@@ -146,7 +144,7 @@ class Plan(Shown):
         """The fields of all parts."""
         return {name: getattr(self, name) for name in PART_OF}
 
-    def replace(self, **changes: Any) -> Plan:
+    def replace(self, **changes: Any) -> Self:
         """The same plan with other values of some fields."""
         return replace(self, **{part: replace(getattr(self, part), **some) for part, some in _by_part(changes).items()})
 
@@ -249,7 +247,7 @@ class Plan(Shown):
         """ε of the worst device at its δ, earlier spending included; None without clipping or without a δ."""
         return self.privacy.epsilon_spent(self.spent + self.ledger) if self.clips else None
 
-    def rest(self, start: int) -> Plan:
+    def rest(self, start: int) -> "Plan":
         """The plan from its round `start` on, with what the rounds before have spent in its ledger.
 
         Its initial_w2_sq is the bound of the round before; where there is no bound it is not known, nan.
