@@ -149,14 +149,7 @@ def boxes(contents: Iterable[tuple[str, object, object]]) -> Html:
 def plot(name: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any], caption: str) -> Html:
     """Return a place where the page draws traces with Plotly, and what they show in words."""
     drawing = as_script(plain({"data": list(traces), "layout": layout}))
-    return text(
-        '<figure><div class="plot" id="{name}" role="img" aria-label="{caption}"></div>'
-        '<script type="application/json" class="drawing" data-for="{name}">{drawing}</script>'
-        "<figcaption>{caption}</figcaption></figure>",
-        name=name,
-        caption=caption,
-        drawing=Html(drawing),
-    )
+    return text(asset("figure.html"), name=name, caption=caption, drawing=Html(drawing))
 
 
 def as_script(content: Any) -> str:

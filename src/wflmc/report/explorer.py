@@ -13,9 +13,7 @@ from wflmc.report.figure import LIMIT_LOOKS
 from wflmc.runs.documents import PlanFile
 from wflmc.scenario import validate
 
-MOST_ROUNDS = 10_000
-MOST_DEVICES = 10_000
-MOST_DIM = 1_000
+MOST_ROUNDS, MOST_DEVICES, MOST_DIM = 10_000, 10_000, 1_000
 ROOM = 20
 """Steps of a slider on both sides of where it starts."""
 SCRIPTS = ("explorer_privacy.js", "explorer_theorem.js", "explorer_words.js", "explorer_pictures.js", "explorer.js")

@@ -21,8 +21,7 @@ from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import thin
 from wflmc.runs.documents import Spending
 from wflmc.runs.folder import Draws, Run
-from wflmc.scenario import Scenario
-from wflmc.scenario.build import build_privacy
+from wflmc.scenario import Scenario, build_privacy
 
 SUFFIXES = (".png", ".svg", ".pdf")
 FEW = 4
@@ -63,11 +62,8 @@ def plan_figure(plan: Plan) -> Figure:
     }
     empty = {"power": not share.any(), "threshold": not np.nan_to_num(plan.threshold).any()}
     empty["step size"] = min(plan.step_size) == max(plan.step_size)
-    panels = [
-        Panel([Line(x, y, name, step=True)], axis, title)
-        for name, (y, axis, title) in curves.items()
-        if not empty.get(name)
-    ]
+    shown = {name: curve for name, curve in curves.items() if not empty.get(name)}
+    panels = [Panel([Line(x, y, name, step=True)], axis, title) for name, (y, axis, title) in shown.items()]
     epsilon, how = plan.epsilon_spent, plan.privacy.adjacency
     privacy = f"ε = {epsilon:.4g} ({how}), worst device" if epsilon else "no privacy statement"
     kind = "W2²" if plan.objective_name == "exact" else f"bound on W2² ({plan.objective_name} after burn-in)"
@@ -128,11 +124,8 @@ def distance_figure(run: Run) -> Figure | None:
     plan, c = run.plan, run.plan.constants
     estimate = None if run.summary is None else run.summary.w2_sq
     rounds = list(range(1, c.rounds + 1))
-    lines = [
-        Line(rounds, values, name, color, width=2)
-        for name, values, color in (("bound", plan.bound, RED), ("exact law, no clipping", plan.exact_w2_sq, BLUE))
-        if values is not None
-    ]
+    known = {"bound": (plan.bound, RED), "exact law, no clipping": (plan.exact_w2_sq, BLUE)}
+    lines = [Line(rounds, y, name, color, width=2) for name, (y, color) in known.items() if y is not None]
     caption = "Squared distance of the samples' law to the posterior, round by round; bound and law ignore clipping."
     if estimate is not None:
         kept = rounds[c.burn_in :]
@@ -224,10 +217,8 @@ def spent_figure(spending: Spending) -> Figure:
     names = [str(k) for k in devices]
     bars = Bars(names, [total[k] for k in devices], "spent", hover=hover)
     lines = [Line(names, [spending.budgets[k] for k in devices], "budget", dash="", marker="_", width=2)]
-    caption = (
-        f"Devices that spend most, {len(devices):,} of {len(total):,}. Bars show the privacy loss, that of earlier "
-    )
-    caption += "runs included, and dashes the budget."
+    caption = f"Devices that spend most, {len(devices):,} of {len(total):,}. Bars show the privacy loss, with that of"
+    caption += " earlier runs, and dashes the budget."
     panel = Panel([bars, *([] if shares is None else lines)], Axis("privacy loss", zero=True))
     return Figure([panel], Axis("device", kind="category"), caption=caption)
 

@@ -12,8 +12,7 @@ import numpy as np
 from wflmc.evaluation import diagnose
 from wflmc.evaluation.causes import SHOWN
 from wflmc.evaluation.wasserstein import Comparison
-from wflmc.posterior import SoftmaxPosterior
-from wflmc.posterior.base import HasLaw
+from wflmc.posterior import HasLaw, SoftmaxPosterior
 from wflmc.privacy.promise import HIDDEN
 from wflmc.report import blocks, explorer, run_figures
 from wflmc.report.blocks import Html, Section, data, fold, grid, join, missing, paragraph, table, text

@@ -156,9 +156,7 @@ def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None
     for name, step in steps.items():
         items.append(Line(ends, [step] * 2, dash=":", width=1))
         notes.append((ends[1] - 2, step, name))
-    caption = (
-        "Below the edge, channel noise is no more than Langevin sampling needs; above it, power or privacy limits."
-    )
+    caption = "Below the edge, channel noise is no more than Langevin sampling needs; above, power or privacy limits."
     panel = Panel(items, Axis("step size η", range=(0.0, top)), key="fig2", notes=notes)
     snr = Axis("SNR = P/(m N0) (dB)", range=ends)
     return Figure([panel], snr, f"Regimes of Theorem 1\n{about}", caption, legend=False)

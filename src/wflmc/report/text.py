@@ -1,10 +1,8 @@
 """Tables and sentences to read in a terminal or as Markdown: plans, claims, audits, capacity, the ablation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Column, Table
 
@@ -12,9 +10,7 @@ from wflmc.dynamics import from_constants
 from wflmc.evaluation.causes import SHOWN
 from wflmc.privacy.promise import HIDDEN
 from wflmc.report.blocks import asset
-
-if TYPE_CHECKING:
-    from wflmc.studies.study import Claim, Row
+from wflmc.studies.study import Claim, Row
 
 WORTH_SAYING = 0.001
 """Rounding of sums that a table shows."""
@@ -192,11 +188,9 @@ def ablation(tables: Mapping[str, Sequence[Row]]) -> str:
     """Return two tables in Markdown: figure 6's setting at 30 dB, ingredient after ingredient; figure 8's at 20 dB."""
     distances = [row for row in tables["beyond_w2"] if row.x == ABLATION_SNR]
     scores = ("beyond_ablation_accuracy", "beyond_ablation", "beyond_ablation_nll", "beyond_ablation_epsilon")
-    return asset("ablation.md").format(
-        snr=ABLATION_SNR,
-        distances="\n".join(_markdown(tables, row, ("beyond_w2", "beyond_chains", "beyond_ess")) for row in distances),
-        scores="\n".join(_markdown(tables, row, scores) for row in tables["beyond_ablation"]),
-    )
+    first = "\n".join(_markdown(tables, row, ("beyond_w2", "beyond_chains", "beyond_ess")) for row in distances)
+    second = "\n".join(_markdown(tables, row, scores) for row in tables["beyond_ablation"])
+    return asset("ablation.md").format(snr=ABLATION_SNR, distances=first, scores=second)
 
 
 def _markdown(tables: Mapping[str, Sequence[Row]], like: Row, names: Sequence[str]) -> str:

@@ -26,9 +26,7 @@ ALIKE, UNLIKE, SURE = 0.25, 1.0, 4.0
 """By how much standard deviations may differ, and how many of them means may be off, for samples to resemble the
 posterior, and from which on they do not; and |z| from which on a mean is off for sure."""
 BY_LAW = "W2² is {excess} by the exact law, which ignores clipping"
-BY_CHAINS = (
-    "W2² is {excess} ± {found.error:2}, from {chains} chains on average, less {found.floor:2} that perfect ones show"
-)
+BY_CHAINS = "W2² is {excess} ± {found.error:2}, from {chains} chains, less {found.floor:2} that perfect ones show"
 UNSEEN = "Cannot be told from {chains} chains: they show {found.mean}, perfect samples {found.floor} ± {doubt:2}."
 UNKNOWN = "Not known: no exact law holds here, and no chains were compared with one."
 AGREEMENT = (
@@ -36,9 +34,7 @@ AGREEMENT = (
     f"worst parameter has {{summary.ess_min:whole}} effective samples (usual are {ENOUGH_ESS})."
 )
 LIKENESS = " Standard deviations: {low} to {high} times the {law}'s. Means: off by up to {off:2} of them, |z| = {z:2}."
-CLIPPED = (
-    "{summary.clip_rate.samples:percent} of gradients in kept rounds, {summary.clip_rate.burn_in:percent} in burn-in"
-)
+CLIPPED = "{summary.clip_rate.samples:percent} of gradients in kept rounds, {summary.clip_rate.burn_in:percent} before"
 SPENT = (
     "device {worst}, which spends the largest part of its budget, spends {part:percent} of it{over}. ε ({adjacency}) "
     "is that of one chain; publishing several chains of the same real devices would add up."
