@@ -1,7 +1,7 @@
 """`wflmc audit`: attacks on a scenario's plan, and what they prove of its ε."""
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,18 +46,10 @@ def command(
     if not plan.clips:
         given = config.policy.power
         raise InputError("policy.power", given, f"a scheme that clips: {given} does not, so nothing is promised")
-    names = {name: f"--{name}" for name in ("trials", "confidence", "delta", "device")}
-    with progress_bar("attacking", trials) as advance, shared.renamed_keys(names):
-        result = audit.audit(
-            jax.random.key(seed),
-            plan,
-            inputs.posterior,
-            trials=trials,
-            confidence=confidence,
-            delta=delta,
-            device=device,
-            progress=lambda done, work: advance(trials * done / work),
-        )
+    options: dict[str, Any] = {"trials": trials, "confidence": confidence, "delta": delta, "device": device}
+    with progress_bar("attacking", trials) as advance, shared.renamed_keys({name: f"--{name}" for name in options}):
+        options["progress"] = lambda done, work: advance(trials * done / work)
+        result = audit.audit(jax.random.key(seed), plan, inputs.posterior, **options)
     document = {**result.as_dict(), "warnings": list(plan.warnings), "seconds": time.perf_counter() - began}
     shared.warn(document["warnings"])
     if as_json:

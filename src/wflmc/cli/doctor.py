@@ -63,7 +63,7 @@ def examine() -> dict[str, Any]:
         "problems": problems,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "wflmc": {"version": __version__, "folder": str(Path(__file__).parents[1])},
-        "core": _versions(CORE),
+        "core": {package: _version(package) for package in CORE},
         "jax": jax,
         "features": [_feature(name, *needs) for name, needs in FEATURES.items()],
         **_folders(),
@@ -91,19 +91,16 @@ def _try_core(found: dict[str, Any]) -> None:
         raise ArithmeticError(f"a plan for ε = 8 ({privacy.adjacency}) spends {spent}")
 
 
-def _versions(packages: Sequence[str]) -> dict[str, str | None]:
-    """Return the installed versions; None where a package or its module is missing."""
-    found = dict.fromkeys(packages)
-    for name in packages:
-        try:
-            found[name] = metadata.version(name) if util.find_spec(MODULES.get(name, name)) else None
-        except (metadata.PackageNotFoundError, ValueError):  # find_spec of a module that is switched off
-            continue
-    return found
+def _version(package: str) -> str | None:
+    """Return the installed version; None where a package or its module is missing."""
+    try:
+        return metadata.version(package) if util.find_spec(MODULES.get(package, package)) else None
+    except (metadata.PackageNotFoundError, ValueError):  # find_spec of a module that is switched off
+        return None
 
 
 def _feature(name: str, extra: str | None, packages: Sequence[str]) -> dict[str, Any]:
-    versions = _versions(packages)
+    versions = {package: _version(package) for package in packages}
     missing = [package for package, version in versions.items() if version is None]
     wanted = " ".join(missing) if extra is None else f"'wflmc[{extra}]'"
     return {"name": name, "packages": versions, "install": f"pip install {wanted}" if missing else None}
@@ -141,8 +138,7 @@ def as_text(found: dict[str, Any]) -> str:
     rows += [
         ("MNIST", mnist["folder"] if mnist["found"] else f"not in {mnist['folder']}: {mnist['get']}"),
         ("cache", f"{cache['folder']}{'' if cache['writable'] else ': cannot be written, nothing is cached'}"),
-        *(("note", note) for note in [found["jax"]["note"]] if note),
-        *(("broken", problem) for problem in found["problems"]),
+        *(("note", note) for note in (found["jax"]["note"], *found["problems"]) if note),
     ]
     width = max(len(name) for name, _ in rows)
     verdict = "The core works." if found["works"] else "The core does not work."

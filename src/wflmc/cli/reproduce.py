@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +16,6 @@ from wflmc.progress import progress_bar
 from wflmc.storage import output_folder, write_text
 
 if TYPE_CHECKING:
-    from wflmc.data import Features
-    from wflmc.posterior import GaussianPosterior
     from wflmc.studies.study import Claim, Tables
 
 FIGURES = "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond."
@@ -51,7 +48,7 @@ def command(
     from wflmc.report.study_page import write_study
     from wflmc.report.text import claims_table
     from wflmc.studies.engines import open_engine
-    from wflmc.studies.reproduction import Reproduction
+    from wflmc.studies.reproduction import Reproduction, read_data
     from wflmc.studies.study import run_study
 
     shared.cache_compilations()
@@ -61,7 +58,9 @@ def command(
             raise InputError("--stop-se", stop_se, "between 0 and 1, a share of the value")
         if experiments is not None and experiments < 1:
             raise InputError("--experiments", experiments, "at least 1")
-        work = Reproduction(*_data(data or [], wanted), experiments, stop_se, shared.parse_bytes(memory))
+        with shared.renamed_keys({"data": "--data"}):
+            found_data = read_data([Path(path).expanduser() for path in data or []], wanted, note)
+        work = Reproduction(*found_data, experiments, stop_se, shared.parse_bytes(memory))
         finished = shared.points_folder(cache)
         pictures: list[Path] = []
         tables: Tables = {}
@@ -72,8 +71,7 @@ def command(
                 for study in parts:
                     with progress_bar(study.name, len(study.points)) as advance:
                         found |= run_study(study, finished, advance, note, compute)
-                setting = work.closed_form if figure == "fig2" else None
-                pictures += write_study(folder, figure, found, about, setting)
+                pictures += write_study(folder, figure, found, about)
                 tables |= found
         mnist = {"fig8": "MNIST"}
         claims = [claim._replace(data=mnist.get(claim.figure, work.source)) for claim in work.claims(tables)]
@@ -98,50 +96,6 @@ def _wanted(names: Sequence[str]) -> list[str]:
         if name not in known:
             raise unknown("figure", name, known)
     return list(dict.fromkeys(figure for name in names for figure in (PAPER_FIGURES if name == "all" else (name,))))
-
-
-def _data(data: Sequence[str], wanted: Sequence[str]) -> tuple[GaussianPosterior | None, str, Features | None]:
-    """Return the data that the wanted figures need: a posterior, the name of its data, and MNIST."""
-    from wflmc.studies.reproduction import GAUSSIAN_FIGURES, MNIST_FIGURES
-
-    paths = [Path(path).expanduser() for path in data]
-    folders = [path for path in paths if path.is_dir()]
-    files = [path for path in paths if not path.is_dir()]
-    if len(files) > 1 or len(folders) > 1:
-        raise InputError("--data", list(data), "at most one .npz or .csv file and one folder of MNIST")
-    file, folder = next(iter(files), None), next(iter(folders), None)
-    gaussian, mnist = GAUSSIAN_FIGURES & set(wanted), MNIST_FIGURES & set(wanted)
-    for path, used in ((file, gaussian), (folder, mnist)):
-        if path is not None and not used:
-            note(f"--data {path} is not used: {', '.join(wanted)} have other data.")
-    with shared.renamed_keys({"data": "--data"}):
-        source = "synthetic data" if file is None else file.name
-        return _gaussian(file) if gaussian else None, source, _mnist(folder) if mnist else None
-
-
-def _gaussian(file: Path | None) -> GaussianPosterior:
-    """Return the paper's posterior of 30 devices, with synthetic data or a file's in file order."""
-    import jax
-
-    from wflmc.posterior import gaussian_regression
-    from wflmc.scenario import load_data
-
-    found = None if file is None else load_data(file)
-    X, y = (None, None) if found is None else (found.X, found.y)
-    return gaussian_regression(jax.random.key(0), devices=30, X=X, y=y, partition="blocks")
-
-
-def _mnist(folder: Path | None) -> Features:
-    """Return MNIST from the folder given, else from where it is kept, else fetched."""
-    import jax
-
-    from wflmc.data import VARIABLE, fetch_mnist, find_mnist, load_mnist, mnist_features
-    from wflmc.keys import host_generator
-
-    if folder is None and not os.environ.get(VARIABLE) and find_mnist()[1]:
-        note("MNIST is not here yet; fetching it.")
-        fetch_mnist(say=note)
-    return mnist_features(load_mnist(folder), host_generator(jax.random.key(0), "data"))
 
 
 def _write_claims(path: Path, claims: Sequence[Claim], sources: str) -> None:

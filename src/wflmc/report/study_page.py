@@ -16,7 +16,7 @@ from wflmc.report.tables import read_rows, write_csv
 from wflmc.report.text import CONTRADICTS, ablation, verdict
 from wflmc.runs.documents import read_document
 from wflmc.storage import write_text
-from wflmc.studies.paper.fig2_to_fig5 import FIGURES, Setting
+from wflmc.studies.paper.fig2_to_fig5 import FIGURES
 from wflmc.studies.study import Claim, Row
 
 PLACES = ("optimized", "equal", "no-dp", "noiseless-dp", "noiseless", "sbfl")
@@ -85,15 +85,11 @@ MARKS = {"holds": "✓", "differs": "✗", CONTRADICTS: "!"}
 Tables = Mapping[str, list[Row]]
 
 
-def write_study(folder: Path, name: str, tables: Tables, about: str, setting: Setting | None = None) -> list[Path]:
-    """Write the tables of a study and draw its picture; return the pictures, and the ablation's table.
-
-    Args:
-        setting: of figure 2, where the step sizes of figure 3 are marked.
-    """
+def write_study(folder: Path, name: str, tables: Tables, about: str) -> list[Path]:
+    """Write the tables of a study and draw its picture; return the pictures, and the ablation's table."""
     for stem, rows in tables.items():
         write_csv(folder / f"{stem}.csv", Row._fields, rows)
-    figure = regimes(tables[name], about, setting) if name == "fig2" else study_figure(name, tables, about)
+    figure = regimes(tables[name], about) if name == "fig2" else study_figure(name, tables, about)
     written = draw_picture(figure, folder / f"{name}.png", folder / f"{name}.svg")
     if name != "beyond":
         return written
@@ -132,7 +128,7 @@ def _floor(rows: Sequence[Row]) -> list[Line]:
     return [Line(x, y, "floor of the estimator (perfect samples)", "#555555", ":", width=2)] if rows else []
 
 
-def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None) -> Figure:
+def regimes(rows: Sequence[Row], about: str = "") -> Figure:
     """Return figure 2: which limit binds, over SNR and step size."""
     known = [row for row in rows if row.y is not None]
     edges = {name: {row.x: row.y or 0.0 for row in known if row.scheme == name} for name in (LMC, POWER, DP)}
@@ -142,7 +138,7 @@ def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None
         last, first = max(power), min(privacy)
         meet = min(max(last + 10 * math.log10(privacy[first] / power[last]), last), first)
         edges = {name: dict(sorted([*edge.items(), (meet, privacy[first])])) for name, edge in edges.items()}
-    top = 1.3 * max(edges[LMC].values(), default=1.0) if setting is None else setting.step(0.5)
+    top = 1.3 * max(edges[LMC].values(), default=1.0)
     items, notes = list[Item](), list[tuple[float, float, str]]()
     for name, edge in edges.items():
         x, y = list(edge), list(edge.values())
@@ -152,10 +148,6 @@ def regimes(rows: Sequence[Row], about: str = "", setting: Setting | None = None
             middle = len(x) // 2
             notes.append((x[middle], 0.5 * (below[middle] + above[middle]), name))
     ends = min(edges[LMC]), max(edges[LMC])
-    steps = {} if setting is None else {"fig. 3a": setting.step(0.4), "fig. 3b": setting.step(0.13)}
-    for name, step in steps.items():
-        items.append(Line(ends, [step] * 2, dash=":", width=1))
-        notes.append((ends[1] - 2, step, name))
     caption = "Below the edge, channel noise is no more than Langevin sampling needs; above, power or privacy limits."
     panel = Panel(items, Axis("step size η", range=(0.0, top)), key="fig2", notes=notes)
     snr = Axis("SNR = P/(m N0) (dB)", range=ends)

@@ -14,8 +14,6 @@ from wflmc.studies.study import Claim, Row
 
 WORTH_SAYING = 0.001
 """Rounding of sums that a table shows."""
-ABLATION_SNR = 30.0
-"""The SNR of the first table of the ablation, in dB."""
 CONTRADICTS = "the paper contradicts itself"
 LENGTHS = {"years": 365.25 * 86400, "days": 86400.0, "h": 3600.0, "min": 60.0}
 
@@ -186,18 +184,18 @@ def claims_table(claims: Sequence[Claim]) -> Table:
 
 def ablation(tables: Mapping[str, Sequence[Row]]) -> str:
     """Return two tables in Markdown: figure 6's setting at 30 dB, ingredient after ingredient; figure 8's at 20 dB."""
-    distances = [row for row in tables["beyond_w2"] if row.x == ABLATION_SNR]
-    scores = ("beyond_ablation_accuracy", "beyond_ablation", "beyond_ablation_nll", "beyond_ablation_epsilon")
-    first = "\n".join(_markdown(tables, row, ("beyond_w2", "beyond_chains", "beyond_ess")) for row in distances)
-    second = "\n".join(_markdown(tables, row, scores) for row in tables["beyond_ablation"])
-    return asset("ablation.md").format(snr=ABLATION_SNR, distances=first, scores=second)
+    distances = [tables[f"beyond_{name}"] for name in ("w2", "chains", "ess")]
+    scores = [tables[f"beyond_ablation{name}"] for name in ("_accuracy", "", "_nll", "_epsilon")]
+    return asset("ablation.md").format(distances=_markdown(distances, 30.0), scores=_markdown(scores, 20.0))
 
 
-def _markdown(tables: Mapping[str, Sequence[Row]], like: Row, names: Sequence[str]) -> str:
-    """Return the row of a scheme, with its number in each of some tables."""
-    cells = []
-    for name in names:
-        (row,) = (row for row in tables[name] if (row.scheme, row.x) == (like.scheme, like.x))
-        uncertain = row.y_se is not None and row.y is not None and row.y_se >= 1e-6 * abs(row.y)
-        cells.append(_number(row.y, 3) + (f" ± {row.y_se:.1g}" if uncertain else ""))
-    return f"| {like.scheme} | {' | '.join(cells)} |"
+def _markdown(tables: Sequence[Sequence[Row]], snr_db: float) -> str:
+    """Return a row for each scheme, with its number in each of the tables."""
+    columns = [{row.scheme: _measured(row) for row in table if row.x == snr_db} for table in tables]
+    rows = ([scheme, *(column[scheme] for column in columns)] for scheme in columns[0])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _measured(row: Row) -> str:
+    uncertain = row.y_se is not None and row.y is not None and row.y_se >= 1e-6 * abs(row.y)
+    return _number(row.y, 3) + (f" ± {row.y_se:.1g}" if uncertain else "")

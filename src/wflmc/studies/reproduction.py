@@ -1,9 +1,20 @@
 """Which studies a figure consists of, from which data and with how many experiments; and which claims follow."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import jax
+
+from wflmc.data import VARIABLE, Features, fetch_mnist, find_mnist, load_mnist, mnist_features
+from wflmc.errors import InputError
+from wflmc.keys import host_generator
+from wflmc.posterior import Posterior, gaussian_regression
+from wflmc.scenario.files import load_data
 from wflmc.studies.beyond import RECORD_SNR, beyond_ablation, beyond_gaussian, beyond_mnist, record_study
+from wflmc.studies.cache import Warn
 from wflmc.studies.paper import fig2_to_fig5, fig6_fig7, fig8
 from wflmc.studies.paper.fig2_to_fig5 import NAMES, Setting
 from wflmc.studies.study import Claim, Study, Tables
@@ -15,6 +26,35 @@ GAUSSIAN_FIGURES = {*PAPER_FIGURES, *FURTHER_FIGURES} - {"fig8", "heterogeneity"
 EXPERIMENTS = {"fig6": 100, "fig7": 100, "fig8": 50, "heterogeneity": 10, "record": 10, "beyond": 10}
 PROMISE = "ε = {0.epsilon:g}, δ = {0.delta:g} (replace)"
 """For titles, of a setting."""
+
+
+def read_data(
+    paths: Sequence[Path], wanted: Sequence[str], note: Warn
+) -> tuple[Posterior | None, str, Features | None]:
+    """Return what the wanted figures need: the paper's posterior of 30 devices, the name of its data, and MNIST.
+
+    Args:
+        paths: a file for the posterior, by default synthetic data, and a folder of MNIST, which is fetched by default.
+    """
+    files, folders = ([path for path in paths if path.is_dir() == is_folder] for is_folder in (False, True))
+    if len(files) > 1 or len(folders) > 1:
+        raise InputError("data", [*map(str, paths)], "at most one .npz or .csv file and one folder of MNIST")
+    posterior, source, features = None, "synthetic data", None
+    uses_file, uses_mnist = GAUSSIAN_FIGURES & set(wanted), MNIST_FIGURES & set(wanted)
+    for path in [*([] if uses_file else files), *([] if uses_mnist else folders)]:
+        note(f"--data {path} is not used: {', '.join(wanted)} have other data.")
+    key = jax.random.key(0)
+    if uses_file:
+        X = y = None
+        if files:
+            source, (X, y, *_) = files[0].name, load_data(files[0])
+        posterior = gaussian_regression(key, devices=30, X=X, y=y, partition="blocks")
+    if uses_mnist:
+        if not folders and not os.environ.get(VARIABLE) and find_mnist()[1]:
+            note("MNIST is not here yet; fetching it.")
+            fetch_mnist(say=note)
+        features = mnist_features(load_mnist(*folders), host_generator(key, "data"))
+    return posterior, source, features
 
 
 @dataclass(frozen=True)
