@@ -10,9 +10,7 @@ from wflmc.errors import InputError
 
 def command(
     name: Annotated[str, typer.Argument(help="mnist")],
-    folder: Annotated[
-        str | None, option("DIR", "Take it from this folder of idx files (plain or gz).", "--data")
-    ] = None,
+    folder: Annotated[str | None, option("DIR", "From this folder of idx files (plain or gz).", "--data")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a data set, verify it, and keep it for scenarios and figures.

@@ -15,9 +15,7 @@ from wflmc.storage import output_folder
 if TYPE_CHECKING:
     from wflmc.evaluation import Evaluation
 
-RUNTIMES = (
-    "simulation (Flower's engine), process (all in this one), or deployment (processes here, TLS, authentication)."
-)
+RUNTIMES = "simulation (Flower's engine), process (all in this one), or deployment (processes here, TLS, keys)."
 NOISES = (
     "Who adds it: channel (emulated), devices (each its share), or simulated (from the seed, protects nobody: the "
     "default unless --prepare is given)."

@@ -73,8 +73,7 @@ def command(
                         found |= run_study(study, finished, advance, note, compute)
                 pictures += write_study(folder, figure, found, about)
                 tables |= found
-        mnist = {"fig8": "MNIST"}
-        claims = [claim._replace(data=mnist.get(claim.figure, work.source)) for claim in work.claims(tables)]
+        claims = [c._replace(data="MNIST" if c.figure == "fig8" else work.source) for c in work.claims(tables)]
         sources = [name for name, used in ((work.source, work.gaussian), ("MNIST", work.features)) if used is not None]
         _write_claims(folder / "claims.json", claims, ", ".join(sources))
     if as_json:

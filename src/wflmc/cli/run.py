@@ -50,8 +50,7 @@ def command(
     shared.warn(warnings)
     if files:
         print(summary["owner_only"])
-    print("\n".join([str(evaluation), *diagnosis_lines(summary["diagnosis"])]))
-    print(simulated)
+    print("\n".join([str(evaluation), *diagnosis_lines(summary["diagnosis"]), simulated]))
     print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
     if files:
         print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")

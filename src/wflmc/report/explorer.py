@@ -13,7 +13,6 @@ from wflmc.report.figure import LIMIT_LOOKS
 from wflmc.runs.documents import PlanFile
 from wflmc.scenario import validate
 
-MOST_ROUNDS, MOST_DEVICES, MOST_DIM = 10_000, 10_000, 1_000
 ROOM = 20
 """Steps of a slider on both sides of where it starts."""
 SCRIPTS = ("explorer_privacy.js", "explorer_theorem.js", "explorer_words.js", "explorer_pictures.js", "explorer.js")
@@ -49,13 +48,13 @@ CONTROLS = {
     "epsilon": Control("privacy level ε", 1e-6, 1e6, -3, 3, 0.01, log=True),
     "delta": Control("privacy slack δ", 1e-300, 0.999, -12, -0.3, 0.005, log=True),
     "step_size": Control("step size η", 1e-50, 1e50, -4, -0.005, 0.005, log=True),
-    "devices": Control("devices K", 1, MOST_DEVICES, 1, 300, 1, whole=True),
-    "rounds": Control("rounds S", 1, MOST_ROUNDS, 1, 1000, 1, whole=True),
+    "devices": Control("devices K", 1, 10_000, 1, 300, 1, whole=True),
+    "rounds": Control("rounds S", 1, 10_000, 1, 1000, 1, whole=True),
     "clip": Control("clip ℓ of a device's gradient", 1e-6, 1e6, -1, 3, 0.01, log=True),
     "example_clip": Control("clip c of an example's gradient", 1e-6, 1e6),
     "mu": Control("strong convexity μ", 1e-12, 1e12),
     "L": Control("smoothness L", 1e-12, 1e12),
-    "dim": Control("parameters m", 1, MOST_DIM, whole=True),
+    "dim": Control("parameters m", 1, 1_000, whole=True),
     "initial_w2_sq": Control("W2² from start to posterior", 1e-12, 1e12),
     "power": Control("channel power |h|²", 1e-30, 1e30),
     "noise_power": Control("noise power N0", 1e-30, 1e30),

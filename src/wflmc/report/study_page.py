@@ -13,7 +13,7 @@ from wflmc.report.figure import LIMIT_LOOKS, LOOKS, Axis, Band, Figure, Item, Li
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import draw
 from wflmc.report.tables import read_rows, write_csv
-from wflmc.report.text import CONTRADICTS, ablation, verdict
+from wflmc.report.text import CONTRADICTS, ablation, uncertainty, verdict
 from wflmc.runs.documents import read_document
 from wflmc.storage import write_text
 from wflmc.studies.paper.fig2_to_fig5 import FIGURES
@@ -229,8 +229,7 @@ def _further(tables: Tables, x_label: str) -> Html:
         row = [scheme, f"{x:g}"]
         for name in tables:
             found = cells.get((scheme, x, name), Row("", scheme, x, None))
-            error = f" ± {found.y_se:.1g}" if found.y and found.y_se and found.y_se > 1e-6 * abs(found.y) else ""
-            row.append(join([data(f"{name}.{scheme}.{x:g}", found.y), error]))
+            row.append(join([data(f"{name}.{scheme}.{x:g}", found.y), uncertainty(found)]))
         rows.append(row)
     scores = [name.split("_", 1)[-1].removeprefix("ablation_") for name in tables]
     head = ("scheme", x_label, *(SCORES.get(score, score) for score in scores))

@@ -191,11 +191,13 @@ def ablation(tables: Mapping[str, Sequence[Row]]) -> str:
 
 def _markdown(tables: Sequence[Sequence[Row]], snr_db: float) -> str:
     """Return a row for each scheme, with its number in each of the tables."""
-    columns = [{row.scheme: _measured(row) for row in table if row.x == snr_db} for table in tables]
+    columns = [
+        {row.scheme: _number(row.y, 3) + uncertainty(row) for row in table if row.x == snr_db} for table in tables
+    ]
     rows = ([scheme, *(column[scheme] for column in columns)] for scheme in columns[0])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
-def _measured(row: Row) -> str:
-    uncertain = row.y_se is not None and row.y is not None and row.y_se >= 1e-6 * abs(row.y)
-    return _number(row.y, 3) + (f" ± {row.y_se:.1g}" if uncertain else "")
+def uncertainty(row: Row) -> str:
+    """Return the standard error of a row, to stand behind its number; nothing where it is mere rounding."""
+    return f" ± {row.y_se:.1g}" if row.y and row.y_se and row.y_se > 1e-6 * abs(row.y) else ""

@@ -1,6 +1,10 @@
 """From a scenario to the three inputs of planning: posterior, link and privacy."""
 
+import ast
 import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +14,7 @@ from numpy.typing import NDArray
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.data import Features, load_mnist, mnist_features
-from wflmc.dynamics import OVERDAMPED, Dynamics
+from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
 from wflmc.errors import InputError, without_data
 from wflmc.keys import host_generator, secret_key
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
@@ -19,13 +23,26 @@ from wflmc.posterior.softmax import synthetic_labels
 from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
 from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
-from wflmc.scenario.expression import evaluate_expression
 from wflmc.scenario.files import is_data_path, load_data, load_gains
 from wflmc.scenario.schema import Scenario, irrelevant, scenario_keys
 
 Posterior = GaussianPosterior | SoftmaxPosterior
 Test = tuple[NDArray[np.float64], NDArray[Any]]
 """Features and targets of a test set, or labels as in the data."""
+Value = float | NDArray[np.float64]
+
+_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_CALLS: dict[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max": np.maximum}
 
 
 @without_data
@@ -67,12 +84,15 @@ def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
     with scenario_keys():
         posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
     warnings += _constant_warnings(scenario, posterior)
-    posterior = dataclasses.replace(
-        posterior, mu=scenario.posterior.mu or posterior.mu, L=scenario.posterior.L or posterior.L
-    )
+    constants: dict[str, Any] = {"mu": scenario.posterior.mu or posterior.mu, "L": scenario.posterior.L or posterior.L}
+    posterior = dataclasses.replace(posterior, **constants)
     step_size = float(np.ravel(step_sizes(scenario, posterior))[-1])
+    friction = scenario.sampler.friction
+    if isinstance(friction, str):  # which nothing reads of other dynamics
+        kinetic = scenario.sampler.dynamics == "kinetic"
+        friction = float(evaluate_expression("sampler.friction", friction, constants)) if kinetic else 2.0
     with scenario_keys():
-        dynamics = scenario.sampler.dynamics_for(posterior.mu, posterior.L)
+        dynamics = by_name(scenario.sampler.dynamics, friction)
     if release is not None and release.hidden > 0.5:
         warnings.append(
             f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
@@ -82,18 +102,55 @@ def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
     return Inputs(posterior, link, privacy, step_size, tuple(warnings), test, release, dynamics, uncovered)
 
 
-def step_sizes(scenario: Scenario, posterior: Posterior) -> float | NDArray[np.float64]:
+def step_sizes(scenario: Scenario, posterior: Posterior) -> Value:
     """Return η of a scenario: a number, or an array [S] where it changes with the round."""
     section = scenario.sampler
     if isinstance(section.step_size, list) and section.burn_in == "auto":
         raise InputError("sampler.burn_in", "auto", "a number with a sampler.step_size for every round")
     if not isinstance(section.step_size, str):
         return section.step_size if isinstance(section.step_size, float) else np.array(section.step_size)
-    names: dict[str, float | NDArray[np.float64]] = {"mu": posterior.mu, "L": posterior.L}
+    names: dict[str, Value] = {"mu": posterior.mu, "L": posterior.L}
     if section.burn_in != "auto":  # which a pilot with this step size finds
         rounds = section.burn_in + section.samples
         names |= {"s": np.arange(1.0, rounds + 1), "S": float(rounds), "S_b": float(section.burn_in)}
     return evaluate_expression("sampler.step_size", section.step_size, names)
+
+
+def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Value:
+    """Return the value of an expression of numbers, + - * / **, brackets, min, max and names, of numbers or arrays.
+
+    A comparison (< <= > >=) is 1 where it holds and 0 elsewhere.
+
+    >>> evaluate_expression("step_size", "0.4/(mu+L)", {"mu": 1.0, "L": 3.0})
+    0.1
+    >>> evaluate_expression("step_size", "min(0.2, 0.1*(1+3*(s<=2)))", {"s": np.arange(1.0, 5.0)})
+    array([0.2, 0.2, 0.1, 0.1])
+    """
+    allowed = f"a number, or arithmetic (+ - * / **, brackets, min, max and < <= > >=) in {', '.join(names)}"
+
+    def value(node: ast.expr) -> Value:
+        match node:
+            case ast.Constant(value=number) if isinstance(number, int | float) and not isinstance(number, bool):
+                return float(number)
+            case ast.Name(id=name) if name in names:
+                return names[name]
+            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
+                result = _OPERATORS[type(op)](value(left), value(right))
+                if not isinstance(result, complex):
+                    return 1.0 * result
+            case ast.Call(func=ast.Name(id=name), args=[_, *_] as parts, keywords=[]) if name in _CALLS:
+                return functools.reduce(_CALLS[name], map(value, parts))
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+                return -value(operand) if isinstance(sign, ast.USub) else value(operand)
+        raise ValueError
+
+    if len(text) > 200:
+        raise InputError(key, text, "at most 200 characters long")
+    try:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            return value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        raise InputError(key, text, allowed) from None
 
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:

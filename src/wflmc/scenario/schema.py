@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wflmc.dynamics import Dynamics, by_name
 from wflmc.errors import InputError
-from wflmc.scenario.expression import evaluate_expression
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
 Positive = Annotated[float, Field(ge=1e-50, le=1e50, allow_inf_nan=False)]
@@ -88,13 +86,6 @@ class SamplerSection(_Section):
     dynamics: Literal["overdamped", "kinetic"] = "overdamped"
     friction: Positive | str = 2.0
     seed: Seed | Literal["secret"] = 0
-
-    def dynamics_for(self, mu: float, L: float) -> Dynamics:
-        """Return the dynamics for a posterior with these constants."""
-        friction = self.friction
-        if self.dynamics == "kinetic" and isinstance(friction, str):
-            friction = float(evaluate_expression("sampler.friction", friction, {"mu": mu, "L": L}))
-        return by_name(self.dynamics, 2.0 if isinstance(friction, str) else friction)
 
 
 class PolicySection(_Section):
