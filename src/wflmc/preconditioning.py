@@ -21,8 +21,6 @@ from wflmc.posterior.regression import Regression
 from wflmc.privacy import Privacy
 
 Array = NDArray[np.float64]
-Received = tuple[Array, float, Array]
-"""The average of what devices sent, the standard deviation of its noise, and the losses [rounds, K]."""
 
 FIRST = 2.0
 """Features lie up to this many radii from zero, and one from their mean."""
@@ -98,18 +96,15 @@ def release_whitening(
     first = max(1, round(MEAN_PART * rounds)) if posterior.intercept else 0
     air = _Air(key, link, privacy, posterior.sizes, rounds, np.array([radius, share, posterior.intercept]))
 
-    mean, wide, losses = np.zeros(size), FIRST * radius, []
+    mean, wide = np.zeros(size), FIRST * radius
     # One row of length b or less, replaced or left empty, moves Σu by 2b or b, Σ‖u‖² by b² either way, and Σuuᵀ by
     # √(‖u‖⁴ + ‖v‖⁴ − 2(uᵀv)²) ≤ √2 b² or ‖u‖² ≤ b².
     empty = privacy.adjacency == "add-remove"
     if posterior.intercept:
         sums, moved = _within(rows, wide, real).sum(1), wide if empty else 2 * wide
-        mean, _, loss = _receive(air, slice(0, first), sums, uses, wide, moved, MEAN_PART * share)
-        losses.append(loss)
+        mean, _ = air.receive(first, sums, uses, wide, moved, MEAN_PART * share)
     lengths = (_within(rows - mean, wide, real) ** 2).sum((1, 2))[:, None]
-    at = slice(first, first + 1)
-    length, length_noise, loss = _receive(air, at, lengths, uses, wide**2, wide**2, SIZE_PART * share)
-    losses.append(loss)
+    length, length_noise = air.receive(1, lengths, uses, wide**2, wide**2, SIZE_PART * share)
     away = _within(rows - mean, radius, real)
     products = _packed(np.einsum("kni,knj->kij", away, away))
     # A device's products are at most N_k b² long, and N_k b²/√d where all directions are alike. Longer ones are
@@ -117,25 +112,26 @@ def release_whitening(
     left = share * (1 - SIZE_PART - MEAN_PART * posterior.intercept)
     reach = radius**2 / size**0.5
     moved = radius**2 if empty else 2**0.5 * radius**2
-    packed, noise, loss = _receive(air, slice(first + 1, rounds), products, uses, reach, moved, left)
+    packed, noise = air.receive(rounds - first - 1, products, uses, reach, moved, left)
     shape, trace = _unpacked(packed, size), length[0]
     scale = trace / np.trace(shape) if np.trace(shape) > 0 and trace > length_noise else 1.0
     level = scale * (2 * size) ** 0.5 * noise  # the edge of the spectrum of noise alone
     matrix = whitening(mean, scale * shape, posterior.intercept, level, posterior.prior_ridge(prior_on))
-    loss = np.concatenate([*losses, loss])
+    loss = np.concatenate(air.losses)
     sent = digest(posterior.digest.encode(), air.noise.encode(), loss)
     hidden = float(np.mean(np.linalg.eigvalsh(scale * shape) < level))
     return Release(matrix, loss, f"whiten-{sent}", f"whiten-{air.noise}", level, hidden)
 
 
 class _Air:
-    """The channel of a release: gains as devices know them and as they are, and what devices are promised."""
+    """The channel of a release: gains as devices know them and as they are, what devices are promised and have lost."""
 
     def __init__(
         self, key: jax.Array, link: Link, privacy: Privacy, sizes: NDArray[np.intp], rounds: int, settings: Array
     ) -> None:
         devices = sizes.size
         self.link, self.privacy, self.sizes = link, privacy, sizes
+        self.losses: list[Array] = []
         off = link.mismatch(rounds, devices)
         self.off = np.ones((rounds, devices)) if off is None else off
         self.known = np.abs(link.gains(rounds, devices)) / self.off
@@ -146,36 +142,40 @@ class _Air:
         self.noise = digest(seed.encode())  # ledgers have this name, from which nobody can draw the noise again
         self.generator = np.random.default_rng(int(seed, 16))
 
+    def receive(
+        self, rounds: int, sums: Array, uses: int, reach: float, sensitivity: float, share: float
+    ) -> tuple[Array, float]:
+        """Return devices' sums[K, n] as the server receives them, averaged over all examples, and the noise.
 
-def _receive(air: _Air, at: slice, sums: Array, uses: int, reach: float, sensitivity: float, share: float) -> Received:
-    """Return devices' sums[K, n] as the server receives them, averaged over all examples, noise and losses[rounds, K].
-
-    Args:
-        at: the rounds that it takes, with `uses` channel uses each, in which the n numbers are repeated.
-        reach: what one example adds to the length of a sum, so that N_k times it is what full power is made for;
-            longer sums are clipped to it.
-        sensitivity: how far one example, replaced or left empty, moves a sum.
-    """
-    limit = air.sizes * reach
-    length = np.linalg.norm(sums, axis=1)
-    sent = sums * np.minimum(1.0, limit / np.maximum(length, 1e-300))[:, None]
-    strength = air.known[at] * np.sqrt(air.link.snr(air.sizes.size) * uses) / limit  # over √N0
-    moved = 2 * limit
-    if air.privacy.unit == "record":
-        moved = np.minimum(sensitivity, moved)
-    elif air.privacy.adjacency == "add-remove":  # a silent device sends nothing
-        moved = limit
-    # Sums in float64 change by a little more than exact ones, see `wflmc.posterior.summation`.
-    moved = moved * (1 + (air.sizes.size + air.sizes.max() + sums.shape[1]) * air.sizes.sum() * 2.0**-52)
-    loss = (air.link.uncertainty * strength * moved) ** 2 / 2
-    allowed = share * air.privacy.budget(air.sizes.size) / len(loss)  # of a round, which need not know the others
-    fraction = np.minimum(1.0, allowed / loss)
-    strength, loss = strength * np.sqrt(fraction), loss * fraction
-    noise = air.generator.standard_normal((strength.shape[0], sums.shape[1]))
-    signal = (strength * air.off[at]) @ sent + noise
-    weight = strength.sum(1)
-    total = float(weight @ (strength @ air.sizes))
-    return weight @ signal / total, float(np.linalg.norm(weight)) / total, loss
+        Args:
+            rounds: how many of the next it takes, with `uses` channel uses each, in which the n numbers are repeated.
+            reach: what one example adds to the length of a sum, so that N_k times it is what full power is made for;
+                longer sums are clipped to it.
+            sensitivity: how far one example, replaced or left empty, moves a sum.
+        """
+        done = sum(map(len, self.losses))
+        at = slice(done, done + rounds)
+        limit = self.sizes * reach
+        length = np.linalg.norm(sums, axis=1)
+        sent = sums * np.minimum(1.0, limit / np.maximum(length, 1e-300))[:, None]
+        strength = self.known[at] * np.sqrt(self.link.snr(self.sizes.size) * uses) / limit  # over √N0
+        moved = 2 * limit
+        if self.privacy.unit == "record":
+            moved = np.minimum(sensitivity, moved)
+        elif self.privacy.adjacency == "add-remove":  # a silent device sends nothing
+            moved = limit
+        # Sums in float64 change by a little more than exact ones, see `wflmc.posterior.summation`.
+        moved = moved * (1 + (self.sizes.size + self.sizes.max() + sums.shape[1]) * self.sizes.sum() * 2.0**-52)
+        loss = (self.link.uncertainty * strength * moved) ** 2 / 2
+        allowed = share * self.privacy.budget(self.sizes.size) / rounds  # of a round, which need not know the others
+        fraction = np.minimum(1.0, allowed / loss)
+        self.losses.append(loss * fraction)
+        strength = strength * np.sqrt(fraction)
+        noise = self.generator.standard_normal((strength.shape[0], sums.shape[1]))
+        signal = (strength * self.off[at]) @ sent + noise
+        weight = strength.sum(1)
+        total = float(weight @ (strength @ self.sizes))
+        return weight @ signal / total, float(np.linalg.norm(weight)) / total
 
 
 def _within(rows: Array, radius: float, real: NDArray[np.bool_]) -> Array:

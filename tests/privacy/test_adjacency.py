@@ -131,13 +131,13 @@ def test_the_releases_sums_move_no_further_than_stated(monkeypatch):
     """Rows at most b long, replaced or left empty: the three sums by random search, against what is charged for."""
     rng = np.random.default_rng(0)
     charged = {}
-    honest = preconditioning._receive
+    honest = preconditioning._Air.receive
 
-    def hear(air, at, sums, uses, reach, sensitivity, share):
+    def hear(air, rounds, sums, uses, reach, sensitivity, share):
         charged.setdefault((air.privacy.adjacency, air.privacy.unit), []).append((sensitivity, reach))
-        return honest(air, at, sums, uses, reach, sensitivity, share)
+        return honest(air, rounds, sums, uses, reach, sensitivity, share)
 
-    monkeypatch.setattr(preconditioning, "_receive", hear)
+    monkeypatch.setattr(preconditioning._Air, "receive", hear)
     posterior = wflmc.gaussian_regression(KEY, 4, X=rng.standard_normal((40, 3)), y=np.zeros(40), intercept=True)
     link = wflmc.Link(channel.static(0.01), snr_db=20)
     for adjacency in privacy.ADJACENCIES:

@@ -301,11 +301,10 @@ def _works(theta: Theta, draws: int, request: Request) -> tuple[dict[str, Work],
     posterior: Any = request.posterior
     drawn: list[str] = []
     works: dict[str, Work] = {}
-    draw = _drawn_by_function if isinstance(posterior, CustomPosterior) else _drawn_by_model
     if request.predictive:
-        works["posterior_predictive"], drawn = draw(theta, draws, request, None)
+        works["posterior_predictive"], drawn = _drawn(theta, draws, request, None)
     if request.features is not None:
-        works["predictions"], drawn = draw(theta, draws, request, request.features)
+        works["predictions"], drawn = _drawn(theta, draws, request, request.features)
     if request.log_likelihood:
         numbers = _numbers(posterior, posterior.observed[1].size)
         works["log_likelihood"] = lambda at: posterior.log_likelihood(theta(at)), numbers
@@ -317,24 +316,20 @@ def _numbers(posterior: Regression | CustomPosterior, count: int) -> int:
     return posterior.dim + count * (max(1, posterior.classes) if isinstance(posterior, Regression) else 1)
 
 
-def _drawn_by_model(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
-    del draws
-    if callable(request.predictive):
-        raise InputError("predictive", "a function", "True or False: this model draws by itself")
-    posterior: Any = request.posterior
-    generator = host_generator(jax.random.key(0), "posterior_predictive" if rows is None else "predictions")
-    count = posterior.observed[1].size if rows is None else len(posterior.design_matrix(rows))
-    return (lambda at: posterior.simulate(generator, theta(at), rows), _numbers(posterior, count)), ["y"]
-
-
-def _drawn_by_function(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
+def _drawn(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
+    """How to draw outcomes for rows, by default the devices' own, and their names: a custom model needs a function."""
     posterior: Any = request.posterior
     function: Any = request.predictive
+    if isinstance(posterior, Regression):
+        if callable(function):
+            raise InputError("predictive", "a function", "True or False: this model draws by itself")
+        generator = host_generator(jax.random.key(0), "posterior_predictive" if rows is None else "predictions")
+        count = posterior.observed[1].size if rows is None else len(posterior.design_matrix(rows))
+        return (lambda at: posterior.simulate(generator, theta(at), rows), _numbers(posterior, count)), ["y"]
     wanted = "a JAX function of (key, parameters, example) that draws what this model would observe"
     given = posterior.observed[0] if rows is None else checked_arrays("features", rows)[0]
-    examples = jax.tree.map(jnp.asarray, given)
-    count = len(jax.tree.leaves(examples)[0])
-    numbered = jnp.arange(count), examples
+    count = len(jax.tree.leaves(given)[0])
+    numbered = jnp.arange(count), jax.tree.map(jnp.asarray, given)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), int(rows is not None)), draws)
 
     def outcome(draw: Any, one: Any) -> Any:
