@@ -40,7 +40,7 @@ def numpy_chains(posterior, plan, generator, chains):
 
 def numpy_law(posterior, plan):
     """The law of the chain round by round."""
-    mean, covariance = posterior.initial("prior")
+    mean, covariance = np.zeros(posterior.dim), posterior.prior_std**2 * np.eye(posterior.dim)
     for s in range(len(plan.rounds)):
         step = np.eye(posterior.dim) - plan.step_size[s] * np.tensordot(plan.weight[s], posterior.hessian, 1)
         mean = step @ mean + plan.step_size[s] * plan.weight[s] @ posterior.linear

@@ -88,13 +88,12 @@ def release_whitening(
         raise InputError("preconditioner", "a posterior in other coordinates", "one in its own")
     rows = posterior.features[..., :-1] if posterior.intercept else posterior.features
     size = rows.shape[-1]
-    uses = size * (size + 1) // 2
     radius = size**0.5 if clip is None else clip
     if not 0 < radius < np.inf:
         raise InputError("whiten_clip", radius, "finite and above 0")
     real = np.arange(rows.shape[1]) < posterior.sizes[:, None]
     first = max(1, round(MEAN_PART * rounds)) if posterior.intercept else 0
-    air = _Air(key, link, privacy, posterior.sizes, rounds, np.array([radius, share, posterior.intercept]))
+    air = _Air(key, link, privacy, posterior, rounds, np.array([radius, share, posterior.intercept]))
 
     mean, wide = np.zeros(size), FIRST * radius
     # One row of length b or less, replaced or left empty, moves Σu by 2b or b, Σ‖u‖² by b² either way, and Σuuᵀ by
@@ -102,9 +101,9 @@ def release_whitening(
     empty = privacy.adjacency == "add-remove"
     if posterior.intercept:
         sums, moved = _within(rows, wide, real).sum(1), wide if empty else 2 * wide
-        mean, _ = air.receive(first, sums, uses, wide, moved, MEAN_PART * share)
+        mean, _ = air.receive(first, sums, wide, moved, MEAN_PART * share)
     lengths = (_within(rows - mean, wide, real) ** 2).sum((1, 2))[:, None]
-    length, length_noise = air.receive(1, lengths, uses, wide**2, wide**2, SIZE_PART * share)
+    length, length_noise = air.receive(1, lengths, wide**2, wide**2, SIZE_PART * share)
     away = _within(rows - mean, radius, real)
     products = _packed(np.einsum("kni,knj->kij", away, away))
     # A device's products are at most N_k b² long, and N_k b²/√d where all directions are alike. Longer ones are
@@ -112,7 +111,7 @@ def release_whitening(
     left = share * (1 - SIZE_PART - MEAN_PART * posterior.intercept)
     reach = radius**2 / size**0.5
     moved = radius**2 if empty else 2**0.5 * radius**2
-    packed, noise = air.receive(rounds - first - 1, products, uses, reach, moved, left)
+    packed, noise = air.receive(rounds - first - 1, products, reach, moved, left)
     shape, trace = _unpacked(packed, size), length[0]
     scale = trace / np.trace(shape) if np.trace(shape) > 0 and trace > length_noise else 1.0
     level = scale * (2 * size) ** 0.5 * noise  # the edge of the spectrum of noise alone
@@ -127,10 +126,10 @@ class _Air:
     """The channel of a release: gains as devices know them and as they are, what devices are promised and have lost."""
 
     def __init__(
-        self, key: jax.Array, link: Link, privacy: Privacy, sizes: NDArray[np.intp], rounds: int, settings: Array
+        self, key: jax.Array, link: Link, privacy: Privacy, posterior: Regression, rounds: int, settings: Array
     ) -> None:
-        devices = sizes.size
-        self.link, self.privacy, self.sizes = link, privacy, sizes
+        size, devices = posterior.features.shape[-1] - posterior.intercept, posterior.sizes.size
+        self.link, self.privacy, self.sizes, self.uses = link, privacy, posterior.sizes, size * (size + 1) // 2
         self.losses: list[Array] = []
         off = link.mismatch(rounds, devices)
         self.off = np.ones((rounds, devices)) if off is None else off
@@ -142,26 +141,24 @@ class _Air:
         self.noise = digest(seed.encode())  # ledgers have this name, from which nobody can draw the noise again
         self.generator = np.random.default_rng(int(seed, 16))
 
-    def receive(
-        self, rounds: int, sums: Array, uses: int, reach: float, sensitivity: float, share: float
-    ) -> tuple[Array, float]:
+    def receive(self, rounds: int, sums: Array, reach: float, moved_by: float, share: float) -> tuple[Array, float]:
         """Return devices' sums[K, n] as the server receives them, averaged over all examples, and the noise.
 
         Args:
-            rounds: how many of the next it takes, with `uses` channel uses each, in which the n numbers are repeated.
+            rounds: how many it takes, of `self.uses` channel uses each, in which the n numbers are repeated.
             reach: what one example adds to the length of a sum, so that N_k times it is what full power is made for;
                 longer sums are clipped to it.
-            sensitivity: how far one example, replaced or left empty, moves a sum.
+            moved_by: how far one example, replaced or left empty, moves a sum.
         """
         done = sum(map(len, self.losses))
         at = slice(done, done + rounds)
         limit = self.sizes * reach
         length = np.linalg.norm(sums, axis=1)
         sent = sums * np.minimum(1.0, limit / np.maximum(length, 1e-300))[:, None]
-        strength = self.known[at] * np.sqrt(self.link.snr(self.sizes.size) * uses) / limit  # over √N0
+        strength = self.known[at] * np.sqrt(self.link.snr(self.sizes.size) * self.uses) / limit  # over √N0
         moved = 2 * limit
         if self.privacy.unit == "record":
-            moved = np.minimum(sensitivity, moved)
+            moved = np.minimum(moved_by, moved)
         elif self.privacy.adjacency == "add-remove":  # a silent device sends nothing
             moved = limit
         # Sums in float64 change by a little more than exact ones, see `wflmc.posterior.summation`.

@@ -133,9 +133,9 @@ def test_the_releases_sums_move_no_further_than_stated(monkeypatch):
     charged = {}
     honest = preconditioning._Air.receive
 
-    def hear(air, rounds, sums, uses, reach, sensitivity, share):
-        charged.setdefault((air.privacy.adjacency, air.privacy.unit), []).append((sensitivity, reach))
-        return honest(air, rounds, sums, uses, reach, sensitivity, share)
+    def hear(air, rounds, sums, reach, moved_by, share):
+        charged.setdefault((air.privacy.adjacency, air.privacy.unit), []).append((moved_by, reach))
+        return honest(air, rounds, sums, reach, moved_by, share)
 
     monkeypatch.setattr(preconditioning._Air, "receive", hear)
     posterior = wflmc.gaussian_regression(KEY, 4, X=rng.standard_normal((40, 3)), y=np.zeros(40), intercept=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -76,18 +77,18 @@ def test_sums_move_no_further_than_the_stated_sensitivity():
 def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
     """Two neighbouring data sets, one device: what the server hears differs by √(2 loss) standard deviations."""
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=5, csi_error=0.0)
-    sizes, uses, reach = np.array([4]), 6, 2.0
+    held, uses, reach = SimpleNamespace(sizes=np.array([4]), features=np.zeros((1, 4, 3)), intercept=False), 6, 2.0
     sums = np.array([[1.0, 2.0, -1.0]])
     other = sums + np.array([[0.6, 0.0, 0.8]])  # a replacement that moves the sum by 1
     for privacy, moved in ((PROMISE["record"], 1.0), (PROMISE["device"], 16.0)):
         heard = []
         for given_sums in (sums, other):
-            air = preconditioning._Air(KEY, link, privacy, sizes, 3, np.zeros(1))
-            heard.append(preconditioning._receive(air, slice(0, 3), given_sums, uses, reach, 1.0, 0.5))
+            air = preconditioning._Air(KEY, link, privacy, held, 3, np.zeros(1))
+            heard.append(air.receive(3, given_sums, reach, 1.0, 0.5))
         # The average over rounds is the sufficient statistic of the mean: its distance in standard deviations is μ.
-        (first, noise, losses), (second, _, _) = heard
+        (first, noise), (second, _) = heard
         distance = np.linalg.norm(second - first) / noise
-        loss = losses.sum()
+        loss = air.losses[0].sum()
         assert distance**2 / 2 == pytest.approx(loss / moved**2, rel=1e-9)
         strength = np.abs(link.gains(3, 1)) * np.sqrt(link.snr(1) * uses) / (4 * reach)
         full = (strength * moved) ** 2 / 2
@@ -96,12 +97,13 @@ def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
 
 def test_noise_of_the_average_is_what_it_says():
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=5)
-    sizes = np.array([4, 8, 2])
+    held = SimpleNamespace(sizes=np.array([4, 8, 2]), features=np.zeros((3, 8, 4)), intercept=False)
     draws = []
     for seed in range(400):
-        air = preconditioning._Air(jax.random.key(seed), link, PROMISE["record"], sizes, 5, np.zeros(1))
-        draws.append(preconditioning._receive(air, slice(1, 4), np.zeros((3, 10)), 10, 2.0, 1.0, 0.5))
-    spread = np.std([average for average, _, _ in draws])
+        air = preconditioning._Air(jax.random.key(seed), link, PROMISE["record"], held, 5, np.zeros(1))
+        air.receive(1, np.zeros((3, 10)), 2.0, 1.0, 0.5)
+        draws.append(air.receive(3, np.zeros((3, 10)), 2.0, 1.0, 0.5))
+    spread = np.std([average for average, _ in draws])
     assert spread / draws[0][1] == pytest.approx(1, abs=4 / np.sqrt(2 * 4000))
 
 

@@ -53,7 +53,7 @@ def five_parts(plan, posterior, s):
 
 def law_by_parts(plan, posterior):
     """Mean and covariance of θ after every round."""
-    start, m = posterior.initial(plan.init), posterior.dim
+    start, m = posterior._initial(plan.init), posterior.dim
     mean, covariance = np.zeros(2 * m), np.eye(2 * m)
     mean[:m], covariance[:m, :m] = start.mean, start.covariance
     for s in range(len(plan.rounds)):

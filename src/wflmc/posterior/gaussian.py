@@ -63,29 +63,21 @@ class GaussianPosterior(Regression):
     @property
     def exact(self) -> Gaussian:
         """The posterior of the parameters."""
-        return self._of_parameters(self.exact_in_coordinates)
+        if self.coordinates is None:
+            return self.exact_in_coordinates
+        W = self.coordinates.matrix
+        return Gaussian(self.mean @ W, W.T @ self.covariance @ W)
 
     @property
     def exact_in_coordinates(self) -> Gaussian:
         """The posterior in the coordinates that chains move in."""
         return Gaussian(self.mean, self.covariance)
 
-    def initial(self, init: str = "prior") -> Gaussian:
-        """Return the law of θ[0]: the prior, or a point mass at zero."""
-        return self._of_parameters(self._initial(init))
-
     def _initial(self, init: str) -> Gaussian:
-        """Return the same in the chain's coordinates."""
+        """Return the law of the start in the chain's coordinates: the prior, or a point mass at zero."""
         check_init(init)
         spread = self.prior_std * np.eye(self.dim) if self.coordinates is None else self.coordinates.spread
         return Gaussian(np.zeros(self.dim), spread @ spread.T if init == "prior" else 0.0 * spread)
-
-    def _of_parameters(self, law: Gaussian) -> Gaussian:
-        """Return the law of the parameters from that of the chain's coordinates."""
-        if self.coordinates is None:
-            return law
-        W = self.coordinates.matrix
-        return Gaussian(law.mean @ W, W.T @ law.covariance @ W)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """Return W2² between the start and the posterior, in the coordinates that chains move in."""

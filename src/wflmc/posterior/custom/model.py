@@ -145,27 +145,23 @@ def trace_model(log_likelihood: Any, log_prior: Any, structure: Any, shapes: Sha
     found = shape_of("log_prior", log_prior, alone, prior, theta)
     _check_number("log_prior", alone, found, jnp.floating, jnp.integer)  # 0 is the usual flat one
     with jax.default_matmul_precision("highest"):
-        costs = (
-            jax.make_jaxpr(lambda t, e: -jnp.asarray(likelihood(t, e), t.dtype))(theta, example),
-            jax.make_jaxpr(lambda t: -jnp.asarray(prior(t), t.dtype))(theta),
-        )
-    for key, cost in zip(("log_likelihood", "log_prior"), costs, strict=True):
-        names = [equation.primitive.name for jaxpr in _nested(cost) for equation in jaxpr.eqns]
+        cost = jax.make_jaxpr(lambda t, e: -jnp.asarray(likelihood(t, e), t.dtype))(theta, example)
+        prior_cost = jax.make_jaxpr(lambda t: -jnp.asarray(prior(t), t.dtype))(theta)
+    for key, made in (("log_likelihood", cost), ("log_prior", prior_cost)):
+        names = [equation.primitive.name for jaxpr in _nested(made) for equation in jaxpr.eqns]
         if any("callback" in name or "debug" in name for name in names):
             raise InputError(key, Found("calls back to Python"), "written in JAX alone: no callbacks, no debug prints")
-    model = TracedModel(*costs, structure, shapes)
-    gradients = (
-        jax.make_jaxpr(jax.value_and_grad(model.cost))(theta, example),
-        jax.make_jaxpr(jax.value_and_grad(model.prior_cost))(theta),
-    )
-    inputs = {id(variable) for variable in gradients[0].jaxpr.invars[1:]}
-    if not any(id(value) in inputs for equation in gradients[0].jaxpr.eqns for value in equation.invars):
+    model = TracedModel(cost, prior_cost, structure, shapes)
+    gradient = jax.make_jaxpr(jax.value_and_grad(model.cost))(theta, example)
+    gradients = gradient, jax.make_jaxpr(jax.value_and_grad(model.prior_cost))(theta)
+    inputs = {id(variable) for variable in gradient.jaxpr.invars[1:]}
+    if not any(id(value) in inputs for equation in gradient.jaxpr.eqns for value in equation.invars):
         instead = "data that it takes from elsewhere would count once for every example of every device"
         raise InputError("log_likelihood", Found("does not look at its example"), f"{wanted}: {instead}")
     parts = [text.encode() for text in (str(structure), str(shapes), *map(str, gradients))]
-    inner = [jaxpr for gradient in gradients for jaxpr in _nested(gradient)]
+    inner = [jaxpr for one in gradients for jaxpr in _nested(one)]
     constants = [value for jaxpr in inner for value in getattr(jaxpr, "consts", ())]
-    return replace(model, name=digest(*parts, *map(_plain, constants)), numbers=max(1, result_size(costs[0])))
+    return replace(model, name=digest(*parts, *map(_plain, constants)), numbers=max(1, result_size(cost)))
 
 
 def _nested(jaxpr: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 spread over devices: clipped gradient sums by automatic differentiation, block by block of devices."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -353,14 +354,11 @@ def eigenvalues(product: Callable[[Array], Array], dim: int) -> Array:
         return np.asarray(np.linalg.eigvalsh((matrix + matrix.T) / 2))
     whole = LinearOperator((dim, dim), matvec=lambda v: product(np.ravel(v)), dtype=float)
     start = np.random.default_rng(0).standard_normal(dim)
-    return np.array([_end(whole, which, start) for which in ("SA", "LA")])
-
-
-def _end(whole: Any, which: str, start: Array) -> float:
-    try:
-        return float(eigsh(whole, k=1, which=which, v0=start, tol=1e-3, maxiter=100, return_eigenvectors=False)[0])
-    except ArpackNoConvergence:
-        return np.nan
+    ends = np.full(2, np.nan)
+    for number, which in enumerate(("SA", "LA")):
+        with suppress(ArpackNoConvergence):
+            ends[number] = eigsh(whole, 1, which=which, v0=start, tol=1e-3, maxiter=100, return_eigenvectors=False)[0]
+    return ends
 
 
 def find_mode(cost: Cost, product: Callable[..., Array], start: Array, steps: int = 500) -> tuple[Array, str]:
@@ -426,7 +424,7 @@ def posterior_from(
     if batch is not None:
         check_counts(batch=batch)
     _check_start(model, examples, start)
-    parts = examples_by_device(devices, count, **assignment)
+    parts = _by_device(devices, count, **assignment)
     sizes = np.array([part.size for part in parts])
     # A device's first example fills it up: one of zeros might have no likelihood at all.
     places = np.stack([np.append(part, np.full(sizes.max() - part.size, part[0])) for part in parts])
@@ -490,9 +488,7 @@ def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
     return result
 
 
-def examples_by_device(
-    devices: Any, count: int, partition: str = "iid", key: jax.Array | None = None
-) -> list[NDArray[np.intp]]:
+def _by_device(devices: Any, count: int, partition: str = "iid", key: Maybe = None) -> list[NDArray[np.intp]]:
     """Return the examples of every device, by their numbers in 0..count − 1."""
     key = jax.random.key(0) if key is None else key
     check_key(key)
@@ -510,9 +506,7 @@ def examples_by_device(
         parts = np.split(np.argsort(owner, axis=None, kind="stable"), np.cumsum(np.bincount(owner.ravel()))[:-1])
         valid = owner.shape == (count,) and np.array_equal(numbers, np.arange(numbers.size))
     if not valid:
-        wanted = (
-            f"a number of devices, the device (0, 1, …) of each of the {count} examples, or a list of each device's "
-            "examples; np.unique(ids, return_inverse=True)[1] makes such numbers of ids"
-        )
-        raise InputError("devices", given, wanted)
+        each = f"the device (0, 1, …) of each of the {count} examples, or a list of each device's examples"
+        hint = "np.unique(ids, return_inverse=True)[1] makes such numbers of ids"
+        raise InputError("devices", given, f"a number of devices, {each}; {hint}")
     return parts
