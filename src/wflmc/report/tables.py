@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wflmc.errors import InputError
+from wflmc.scenario.files import as_float
 from wflmc.storage import write_text
 from wflmc.studies.study import Row
 
@@ -25,10 +26,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
 
 def as_number(cell: str) -> float | None:
     """Return the number of a cell; None where it is empty, no number, or not finite."""
-    try:
-        found = float(cell)
-    except ValueError:
-        return None
+    found = as_float(cell)
     return found if math.isfinite(found) else None
 
 

@@ -191,9 +191,8 @@ def ablation(tables: Mapping[str, Sequence[Row]]) -> str:
 
 def _markdown(tables: Sequence[Sequence[Row]], snr_db: float) -> str:
     """Return a row for each scheme, with its number in each of the tables."""
-    columns = [
-        {row.scheme: _number(row.y, 3) + uncertainty(row) for row in table if row.x == snr_db} for table in tables
-    ]
+    chosen = [[row for row in table if row.x == snr_db] for table in tables]
+    columns = [{row.scheme: _number(row.y, 3) + uncertainty(row) for row in rows} for rows in chosen]
     rows = ([scheme, *(column[scheme] for column in columns)] for scheme in columns[0])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 

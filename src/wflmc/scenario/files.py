@@ -121,7 +121,7 @@ def _load_csv(path: str | Path, text_labels: bool) -> Features:
     for number, row in rows.items():
         if len(row) != len(names):
             raise InputError("data", str(path), f"a CSV of {len(names)} columns; line {number} has {len(row)}")
-    numbers = np.array([[_number(cell) for cell in row] for row in rows.values()]).reshape(len(rows), len(names))
+    numbers = np.array([[as_float(cell) for cell in row] for row in rows.values()]).reshape(len(rows), len(names))
     # Where labels may be text, a first row of numbers that ends with a text is an example; y would be a name.
     header = "y" in names or bool(np.isnan(numbers[:1, : len(names) - text_labels]).any())
     if len(names) < 2 or len(rows) <= header or (header and ("" in names or names.count("y") != 1)):
@@ -140,7 +140,8 @@ def _load_csv(path: str | Path, text_labels: bool) -> Features:
     return Features(np.delete(numbers, target, axis=1), y, columns=columns)
 
 
-def _number(text: str) -> float:
+def as_float(text: str) -> float:
+    """Return the number of a cell; nan where it is none."""
     try:
         return float(text)
     except ValueError:
