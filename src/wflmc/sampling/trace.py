@@ -35,6 +35,7 @@ PRIVATE = "Made from the devices' private records, for the analyst's eyes only: 
 
 Predictive = bool | Callable[[Any, Any, Any], Any]
 Advance = Callable[[int, int], None]
+Model = Regression | CustomPosterior
 Theta = Callable[[NDArray[np.intp]], NDArray[Any]]
 """From the numbers of draws to their parameters, [draw, m]."""
 Work = tuple[Callable[[NDArray[np.intp]], Any], int]
@@ -44,7 +45,7 @@ Work = tuple[Callable[[NDArray[np.intp]], Any], int]
 class Request(NamedTuple):
     """Which groups the model is to add, as the arguments of `Trace.to_arviz` say."""
 
-    posterior: Regression | CustomPosterior | None = None
+    posterior: Model | None = None
     predictive: Predictive = False
     features: Any = None
     log_likelihood: bool = False
@@ -92,7 +93,7 @@ class Trace(Shown):
 
     def to_arviz(
         self,
-        posterior: Regression | CustomPosterior | None = None,
+        posterior: Model | None = None,
         predictive: Predictive = False,
         features: Any = None,
         attributes: dict[str, Any] | None = None,
@@ -170,7 +171,7 @@ def _in_short(plan: Plan) -> str:
     return json.dumps(facts | {name: each[0] if len(set(each)) == 1 else each for name, each in lists.items()})
 
 
-def _variables(theta: NDArray[Any], posterior: Regression | CustomPosterior | None) -> Any:
+def _variables(theta: NDArray[Any], posterior: Model | None) -> Any:
     """The parameters of theta[chain, draw, m]: by their names where a custom model has named them."""
     import xarray as xr
 
@@ -225,7 +226,7 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     data = _named(observed, ("observation",), "y")
     kept, thinning = _thinned(samples.shape[:2], request.draws)
     chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
-    works, drawn = _works(lambda at: samples[chain[at], draw[at]], chain.size, request)
+    works, drawn = _works(posterior, lambda at: samples[chain[at], draw[at]], chain.size, request)
     names = _outcome_names(data, drawn, request.outcome)
 
     held, private = {"observation": np.arange(device.size), "device": ("observation", device)}, {"privacy": PRIVATE}
@@ -296,29 +297,27 @@ def _computed(works: dict[str, Work], draws: int, progress: Advance | None) -> d
     return made
 
 
-def _works(theta: Theta, draws: int, request: Request) -> tuple[dict[str, Work], list[str]]:
+def _works(posterior: Model, theta: Theta, draws: int, request: Request) -> tuple[dict[str, Work], list[str]]:
     """What is to be computed for each group, and the names of the outcomes that are drawn."""
-    posterior: Any = request.posterior
     drawn: list[str] = []
     works: dict[str, Work] = {}
     if request.predictive:
-        works["posterior_predictive"], drawn = _drawn(theta, draws, request, None)
+        works["posterior_predictive"], drawn = _drawn(posterior, theta, draws, request, None)
     if request.features is not None:
-        works["predictions"], drawn = _drawn(theta, draws, request, request.features)
+        works["predictions"], drawn = _drawn(posterior, theta, draws, request, request.features)
     if request.log_likelihood:
         numbers = _numbers(posterior, posterior.observed[1].size)
         works["log_likelihood"] = lambda at: posterior.log_likelihood(theta(at)), numbers
     return works, drawn
 
 
-def _numbers(posterior: Regression | CustomPosterior, count: int) -> int:
+def _numbers(posterior: Model, count: int) -> int:
     """Return how many numbers a model computes for a draw and `count` examples."""
     return posterior.dim + count * (max(1, posterior.classes) if isinstance(posterior, Regression) else 1)
 
 
-def _drawn(theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
+def _drawn(posterior: Model, theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
     """How to draw outcomes for rows, by default the devices' own, and their names: a custom model needs a function."""
-    posterior: Any = request.posterior
     function: Any = request.predictive
     if isinstance(posterior, Regression):
         if callable(function):

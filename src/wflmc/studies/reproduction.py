@@ -116,7 +116,7 @@ class Reproduction:
         return [claim._replace(note=claim.note + doubt) if claim.figure in few else claim for claim in claims]
 
 
-def _on_data(posterior: Any, claims: list[Claim]) -> list[Claim]:
+def _on_data(posterior: Posterior | None, claims: list[Claim]) -> list[Claim]:
     """Return claims as they are for data of the paper's kind: five parameters, and μ + L near its 2508.
 
     On other data its statements need not hold, and that they do not says nothing about the paper.
