@@ -30,7 +30,7 @@ STATE = KERNEL.init(KEY)
         (lambda: wflmc.sample(jax.random.split(KEY, 3), POSTERIOR, PLAN), "one key"),
         (lambda: wflmc.sample(POSTERIOR, PLAN, KEY), "one key"),
         (lambda: wflmc.sample(KEY, PLAN, POSTERIOR), "a posterior"),
-        (lambda: wflmc.sample(KEY, POSTERIOR, KEY), "one plan"),
+        (lambda: wflmc.sample(KEY, POSTERIOR, KEY), "a plan of wflmc.plan"),
         (lambda: wflmc.sample(KEY, OTHER, PLAN), "made for this posterior"),
         (lambda: KERNEL.init(0), "one key"),
         (lambda: KERNEL.step(STATE, KEY), "one key"),

@@ -85,4 +85,4 @@ def test_a_guard_that_power_rules_out(posterior):
         wflmc.plan(posterior, link, wflmc.Privacy(), max_round_noise=1.0, **keywords)
     feasible = float(caught.value.allowed.split()[2].rstrip(":"))
     assert feasible > 1
-    assert wflmc.plan(posterior, link, wflmc.Privacy(), max_round_noise=feasible, **keywords).gap == 0
+    assert wflmc.plan(posterior, link, wflmc.Privacy(), max_round_noise=feasible, **keywords).gap <= 1e-15
