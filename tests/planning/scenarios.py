@@ -14,8 +14,15 @@ from wflmc.planning.options import plan_arguments
 from wflmc.posterior.base import Posterior
 
 
+class Planned(Posterior):
+    """A posterior of which there is only what planning asks for: all else may be missing."""
+
+    dim = digest = initial_w2_sq = draw_initial = unrounded_sum = gradients = example_norms = None
+    on_accelerator = working_bytes = work = device = None
+
+
 @dataclasses.dataclass(frozen=True)
-class Target(Posterior):
+class Target(Planned):
     """A posterior as planning sees it, with constants of one's choice."""
 
     mu: float

@@ -19,6 +19,7 @@ from wflmc.planning.exact import distances
 from wflmc.posterior import w2_squared
 
 from ..cli_tools import FADING, with_set
+from .scenarios import Planned
 
 # Through the planner
 
@@ -233,7 +234,7 @@ def test_what_it_cannot_do_it_says(few, small):
     with pytest.raises(wflmc.InputError, match="solver"):
         planned(few, solver="cvxpy")
 
-    class Unknown(wflmc.posterior.Posterior):
+    class Unknown(Planned):
         sizes = few.sizes
         mu, L, dim, devices = few.mu, few.L, few.dim, few.devices
         initial_w2_sq = few.initial_w2_sq

@@ -395,7 +395,7 @@ def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
     tests = [whole, *(whole._replace(name=names[first], visible_mu=visible) for first in offsets)]
 
     def side(key: jax.Array, which: int, first: int, count: int) -> Statistics:
-        canary = TurningCanary(np.float32((1.0, target.neighbour)[which]) * example, base, turn)  # type: ignore[abstract]
+        canary = TurningCanary(np.float32((1.0, target.neighbour)[which]) * example, base, turn)
         received, before = _transcripts(key, canary, plan, first, count)
         signs = direction(before.astype(np.float32), turn).astype(np.float64)
         filters = [expected * signs * mask, *(differences(expected * signs, mask, first) for first in offsets)]

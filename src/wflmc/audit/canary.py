@@ -65,6 +65,9 @@ class TurningCanary(Posterior):
     turn: Any
     """The canary changes its sign whenever the second parameter goes on by this much."""
 
+    # No chain asks for these.
+    mu = L = sizes = digest = initial_w2_sq = gradients = example_norms = device = None  # type: ignore[assignment]
+
     @property
     def devices(self) -> int:
         """K."""

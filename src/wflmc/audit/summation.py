@@ -110,7 +110,7 @@ def change(
     each = np.ones(chains, np.float32)
     limit = np.float32(example_clip * full / (1 + rounding)) if by_example else None
     constants = Constants(np.float32(clip * full / (1 + rounding)), each[0], overdamped(), limit)
-    rounds = Rounds(each, np.float32(gain) * each, each[:, None] * np.float32(full), None, None, constants)
+    rounds = Rounds(each, np.float32(gain) * each, each[:, None] * np.float32(full), None, constants=constants)
     start = jnp.zeros((chains, pair[0].dim))
     sent = [transmitted(side.on_accelerator(chains, 2.0**30, by_example), rounds, start).double for side in pair]
     return float(np.linalg.norm(sent[0] - sent[1], axis=1).max())

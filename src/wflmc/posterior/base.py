@@ -6,6 +6,7 @@ are what some models can do beyond that; callers ask by `isinstance(posterior, H
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import jax
@@ -35,6 +36,7 @@ class SumsGradients(Protocol):
     def batch(self) -> int | None:
         """Examples that each device draws for a round; None: all of them."""
 
+    @abstractmethod
     def unrounded_sum(
         self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
     ) -> ClippedSum:
@@ -47,7 +49,6 @@ class SumsGradients(Protocol):
             key: draws the mini-batches of models that have some.
             example_clip: c[K]: every example's gradient is clipped to it before the device's sum is.
         """
-        raise NotImplementedError
 
 
 class Posterior(SumsGradients, Protocol):
@@ -82,9 +83,9 @@ class Posterior(SumsGradients, Protocol):
     """Examples of each of them at a time; 0: all."""
 
     @property
+    @abstractmethod
     def dim(self) -> int:
         """m, the number of parameters."""
-        raise NotImplementedError
 
     @property
     def devices(self) -> int:
@@ -92,17 +93,17 @@ class Posterior(SumsGradients, Protocol):
         return int(self.sizes.shape[0])
 
     @property
+    @abstractmethod
     def digest(self) -> str:
         """A hash of the data and of which device holds them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def initial_w2_sq(self, init: str = "prior") -> float:
         """W2² between the law of the start and the posterior."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """Draw the start of one chain, [m]."""
-        raise NotImplementedError
 
     def clipped_sum(
         self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
@@ -111,14 +112,15 @@ class Posterior(SumsGradients, Protocol):
         total, norm = self.unrounded_sum(theta, weight, clip, key, example_clip)
         return total.rounded if isinstance(total, Sum) else total, norm
 
+    @abstractmethod
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Return every device's own gradient, unclipped, [K, m]: for protocols that do not superpose."""
-        raise NotImplementedError
 
+    @abstractmethod
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return the norm of every example's gradient at theta[..., m], [..., N]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
         """Return the same posterior in float32 on the accelerator, in blocks of devices that keep to a memory limit.
 
@@ -127,19 +129,18 @@ class Posterior(SumsGradients, Protocol):
             limit: bytes.
             by_example: whether examples are to be clipped one by one.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def work(self, by_example: bool = False) -> float:
         """Return the number of operations of one chain in one round, roughly."""
-        raise NotImplementedError
 
+    @abstractmethod
     def device(self, index: int) -> Self:
         """Return one device's part: its data and its share of the prior."""
-        raise NotImplementedError
 
     @property
     def prior_power(self) -> float:

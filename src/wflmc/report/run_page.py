@@ -12,6 +12,7 @@ import numpy as np
 from wflmc.evaluation import diagnose
 from wflmc.evaluation.causes import SHOWN
 from wflmc.evaluation.wasserstein import Comparison
+from wflmc.planning import POLICIES
 from wflmc.posterior import HasLaw, SoftmaxPosterior
 from wflmc.privacy.promise import HIDDEN
 from wflmc.report import blocks, explorer, run_figures
@@ -195,8 +196,8 @@ def _parts(run: Run) -> SimpleNamespace:
         channel="ideal" if run.ideal else link.fading,
         gains=PurePath(link.gains).name,
         hidden=HIDDEN[privacy.unit, privacy.adjacency],
-        clipping="none" if policy.power == "noiseless" else privacy.unit,
-        ignored=privacy.epsilon is not None and policy.power in ("no-dp", "noiseless"),
+        clipping=privacy.unit if POLICIES[policy.power].clips else "none",
+        ignored=privacy.epsilon is not None and not POLICIES[policy.power].private,
         step_size=plan.step_size,
         parameters=", ".join(f"the {key} {value:.3g}" for key, value in plan.constants.motion.parameters.items()),
         participation="ideal" if run.ideal else "all" if everyone else policy.schedule,

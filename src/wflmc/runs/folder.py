@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
-from wflmc.planning import Plan
+from wflmc.planning import POLICIES, Plan
 from wflmc.privacy import Ledger
 from wflmc.runs.documents import PlanFile, SummaryFile, read_document
 from wflmc.runs.planning import read_plan
@@ -111,7 +111,7 @@ class Run:
     @property
     def ideal(self) -> bool:
         """Whether there is no channel between devices and server."""
-        return self.scenario.policy.power in ("noiseless", "noiseless-dp")
+        return not POLICIES[self.scenario.policy.power].wireless
 
 
 def read_run(folder: Path) -> Run:

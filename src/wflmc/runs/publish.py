@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from wflmc.errors import InputError
+from wflmc.planning import POLICIES
 from wflmc.posterior.inputs import with_intercept
 from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, read_document
@@ -95,7 +96,7 @@ def _finished(run: Path) -> tuple[PlanFile, Scenario, list[NotCovered]]:
 def _check_promise(run: Path, plan: PlanFile, scenario: Scenario, chains: int) -> None:
     """Refuse a run of which no finite ε is true, or not the promised one."""
     promise, power = build_privacy(scenario), scenario.policy.power
-    if plan.privacy.spent is None or power in ("no-dp", "noiseless"):
+    if plan.privacy.spent is None or not POLICIES[power].private:
         allowed = f"a run that clips and keeps to its budget; policy.power = {power!r} does not: no epsilon is promised"
         raise InputError("RUN", str(run), allowed)
     if promise.epsilon is None:
