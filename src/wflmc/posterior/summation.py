@@ -23,7 +23,7 @@ DEVICES = 4096
 """Devices that are added to a pair at a time."""
 STAGE = 32
 """Squares that float32 adds; their sums are added again."""
-FEW = 64
+FEW = 128
 """Devices that float32 adds where any one of them may change as a whole."""
 PAIRS = 1024
 """Records of a device above which all that it does is done in pairs."""
