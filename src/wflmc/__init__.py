@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from wflmc import sampling as sampling
     from wflmc.channel import Link
     from wflmc.errors import InputError, SamplingError
+    from wflmc.estimators.estimators import PrivateClassifier, PrivateRegressor
     from wflmc.evaluation import advise, evaluate, exact_w2_sq
     from wflmc.planning import Plan, Policy, Sampler, plan, plan_many
     from wflmc.posterior import gaussian_regression, posterior_from, softmax_regression
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from wflmc.sampling import Trace, sample
 
 __all__ = [
-    "InputError", "Link", "Plan", "Policy", "Privacy", "Sampler", "SamplingError", "Trace", "__version__", "advise",
+    "InputError", "Link", "Plan", "Policy", "Privacy", "PrivateClassifier",
+    "PrivateRegressor", "Sampler", "SamplingError", "Trace", "__version__", "advise",
     "channel", "evaluate", "exact_w2_sq", "gaussian_regression", "plan", "plan_many", "posterior_from",
     "release_whitening", "sample", "softmax_regression",
 ]  # fmt: skip
@@ -44,6 +46,7 @@ __all__ = [
 _HOMES = {
     "channel": ("Link",),
     "errors": ("InputError", "SamplingError"),
+    "estimators.estimators": ("PrivateClassifier", "PrivateRegressor"),
     "evaluation": ("advise", "evaluate", "exact_w2_sq"),
     "planning": ("Plan", "Policy", "Sampler", "plan", "plan_many"),
     "posterior": ("gaussian_regression", "posterior_from", "softmax_regression"),

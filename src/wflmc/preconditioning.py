@@ -19,6 +19,7 @@ from wflmc.keys import check_key, digest
 from wflmc.posterior import whitening
 from wflmc.posterior.regression import Regression
 from wflmc.privacy import Privacy
+from wflmc.releases import Air, within
 
 Array = NDArray[np.float64]
 
@@ -93,18 +94,19 @@ def release_whitening(
         raise InputError("whiten_clip", radius, "finite and above 0")
     real = np.arange(rows.shape[1]) < posterior.sizes[:, None]
     first = max(1, round(MEAN_PART * rounds)) if posterior.intercept else 0
-    air = _Air(key, link, privacy, posterior, rounds, np.array([radius, share, posterior.intercept]))
+    settings = np.array([radius, share, posterior.intercept])
+    air = Air(key, link, privacy, posterior.sizes, size * (size + 1) // 2, rounds, settings)
 
     mean, wide = np.zeros(size), FIRST * radius
     # One row of length b or less, replaced or left empty, moves Σu by 2b or b, Σ‖u‖² by b² either way, and Σuuᵀ by
     # √(‖u‖⁴ + ‖v‖⁴ − 2(uᵀv)²) ≤ √2 b² or ‖u‖² ≤ b².
     empty = privacy.adjacency == "add-remove"
     if posterior.intercept:
-        sums, moved = _within(rows, wide, real).sum(1), wide if empty else 2 * wide
+        sums, moved = within(rows, wide, real).sum(1), wide if empty else 2 * wide
         mean, _ = air.receive(first, sums, wide, moved, MEAN_PART * share)
-    lengths = (_within(rows - mean, wide, real) ** 2).sum((1, 2))[:, None]
+    lengths = (within(rows - mean, wide, real) ** 2).sum((1, 2))[:, None]
     length, length_noise = air.receive(1, lengths, wide**2, wide**2, SIZE_PART * share)
-    away = _within(rows - mean, radius, real)
+    away = within(rows - mean, radius, real)
     products = _packed(np.einsum("kni,knj->kij", away, away))
     # A device's products are at most N_k b² long, and N_k b²/√d where all directions are alike. Longer ones are
     # clipped, by which only their size is lost: it is known from the lengths.
@@ -120,65 +122,6 @@ def release_whitening(
     sent = digest(posterior.digest.encode(), air.noise.encode(), loss)
     hidden = float(np.mean(np.linalg.eigvalsh(scale * shape) < level))
     return Release(matrix, loss, f"whiten-{sent}", f"whiten-{air.noise}", level, hidden)
-
-
-class _Air:
-    """The channel of a release: gains as devices know them and as they are, what devices are promised and have lost."""
-
-    def __init__(
-        self, key: jax.Array, link: Link, privacy: Privacy, posterior: Regression, rounds: int, settings: Array
-    ) -> None:
-        size, devices = posterior.features.shape[-1] - posterior.intercept, posterior.sizes.size
-        self.link, self.privacy, self.sizes, self.uses = link, privacy, posterior.sizes, size * (size + 1) // 2
-        self.losses: list[Array] = []
-        off = link.mismatch(rounds, devices)
-        self.off = np.ones((rounds, devices)) if off is None else off
-        self.known = np.abs(link.gains(rounds, devices)) / self.off
-        # Whoever sends something else, on another channel or at another power, has other noise too.
-        about = self.known, self.off, link.snr(devices), privacy.budget(devices), privacy.unit.encode(), settings
-        neighbours = () if privacy.adjacency == "replace" else (privacy.adjacency.encode(),)
-        seed = digest(np.asarray(jax.random.key_data(key)), *about, *neighbours)
-        self.noise = digest(seed.encode())  # ledgers have this name, from which nobody can draw the noise again
-        self.generator = np.random.default_rng(int(seed, 16))
-
-    def receive(self, rounds: int, sums: Array, reach: float, moved_by: float, share: float) -> tuple[Array, float]:
-        """Return devices' sums[K, n] as the server receives them, averaged over all examples, and the noise.
-
-        Args:
-            rounds: how many it takes, of `self.uses` channel uses each, in which the n numbers are repeated.
-            reach: what one example adds to the length of a sum, so that N_k times it is what full power is made for;
-                longer sums are clipped to it.
-            moved_by: how far one example, replaced or left empty, moves a sum.
-        """
-        done = sum(map(len, self.losses))
-        at = slice(done, done + rounds)
-        limit = self.sizes * reach
-        length = np.linalg.norm(sums, axis=1)
-        sent = sums * np.minimum(1.0, limit / np.maximum(length, 1e-300))[:, None]
-        strength = self.known[at] * np.sqrt(self.link.snr(self.sizes.size) * self.uses) / limit  # over √N0
-        moved = 2 * limit
-        if self.privacy.unit == "record":
-            moved = np.minimum(moved_by, moved)
-        elif self.privacy.adjacency == "add-remove":  # a silent device sends nothing
-            moved = limit
-        # Sums in float64 change by a little more than exact ones, see `wflmc.posterior.summation`.
-        moved = moved * (1 + (self.sizes.size + self.sizes.max() + sums.shape[1]) * self.sizes.sum() * 2.0**-52)
-        loss = (self.link.uncertainty * strength * moved) ** 2 / 2
-        allowed = share * self.privacy.budget(self.sizes.size) / rounds  # of a round, which need not know the others
-        fraction = np.minimum(1.0, allowed / loss)
-        self.losses.append(loss * fraction)
-        strength = strength * np.sqrt(fraction)
-        noise = self.generator.standard_normal((strength.shape[0], sums.shape[1]))
-        signal = (strength * self.off[at]) @ sent + noise
-        weight = strength.sum(1)
-        total = float(weight @ (strength @ self.sizes))
-        return weight @ signal / total, float(np.linalg.norm(weight)) / total
-
-
-def _within(rows: Array, radius: float, real: NDArray[np.bool_]) -> Array:
-    """Return rows[K, n, d] no longer than the radius, and zero where there is no example."""
-    length = np.linalg.norm(rows, axis=-1, keepdims=True)
-    return rows * (np.minimum(1.0, radius / np.maximum(length, 1e-300)) * real[..., None])
 
 
 def _packed(matrices: Array) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import preconditioning
+from wflmc import preconditioning, releases
 from wflmc.keys import named
 from wflmc.runs.planning import make_plan
 from wflmc.sampling.runner import chain_keys
@@ -191,7 +191,7 @@ def test_a_published_file_has_nothing_but_draws_and_a_statement(call, folder):
 def test_a_ledger_does_not_seed_the_noise_of_whitening(few, monkeypatch):
     """Knows: a ledger's line of a release that whitens. Does: seeds with the name of its noise. Gets: other noise."""
     seeds, draw = [], np.random.default_rng
-    monkeypatch.setattr(preconditioning.np.random, "default_rng", lambda seed: seeds.append(seed) or draw(seed))
+    monkeypatch.setattr(releases.np.random, "default_rng", lambda seed: seeds.append(seed) or draw(seed))
     link, promise = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=25), wflmc.Privacy(8, 0.01, 30)
     release = preconditioning.release_whitening(jax.random.key(5), few, link, promise)
     told = {int(name.removeprefix("whiten-"), 16) for name in (release.noise, release.name)}

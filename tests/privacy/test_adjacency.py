@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import InputError, audit, channel, preconditioning, privacy
+from wflmc import InputError, audit, channel, preconditioning, privacy, releases
 from wflmc.federated.job import make_job
 from wflmc.federated.messages import Terms
 from wflmc.privacy.accountants import epsilon_by_dp_accounting
@@ -131,13 +131,13 @@ def test_the_releases_sums_move_no_further_than_stated(monkeypatch):
     """Rows at most b long, replaced or left empty: the three sums by random search, against what is charged for."""
     rng = np.random.default_rng(0)
     charged = {}
-    honest = preconditioning._Air.receive
+    honest = releases.Air.receive
 
     def hear(air, rounds, sums, reach, moved_by, share):
         charged.setdefault((air.privacy.adjacency, air.privacy.unit), []).append((moved_by, reach))
         return honest(air, rounds, sums, reach, moved_by, share)
 
-    monkeypatch.setattr(preconditioning._Air, "receive", hear)
+    monkeypatch.setattr(releases.Air, "receive", hear)
     posterior = wflmc.gaussian_regression(KEY, 4, X=rng.standard_normal((40, 3)), y=np.zeros(40), intercept=True)
     link = wflmc.Link(channel.static(0.01), snr_db=20)
     for adjacency in privacy.ADJACENCIES:
@@ -147,7 +147,7 @@ def test_the_releases_sums_move_no_further_than_stated(monkeypatch):
     real = np.ones(pair.shape[:2], bool)
 
     def sums(radius):
-        rows = preconditioning._within(pair, radius, real)
+        rows = releases.within(pair, radius, real)
         return rows, (rows**2).sum(-1, keepdims=True), preconditioning._packed(np.einsum("kni,knj->knij", rows, rows))
 
     wide, tight = sums(2 * 1.7), sums(1.7)

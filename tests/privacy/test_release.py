@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wflmc
-from wflmc import InputError, channel, preconditioning
+from wflmc import InputError, channel, preconditioning, releases
 
 from ..posterior.whitening_tools import KEY, correlated, gaussian
 
@@ -60,7 +59,7 @@ def test_sums_move_no_further_than_the_stated_sensitivity():
     b, worst = 1.7, np.zeros(3)
     for _ in range(4000):
         u, v = b * rng.standard_normal((2, 3)) * rng.choice([0.3, 3], (2, 1))
-        pair = preconditioning._within(np.stack([u, v])[None], b, np.ones((1, 2), bool))[0]
+        pair = releases.within(np.stack([u, v])[None], b, np.ones((1, 2), bool))[0]
         products = preconditioning._packed(np.einsum("ni,nj->nij", pair, pair))
         lengths = (pair**2).sum(1)
         moved = [
@@ -77,13 +76,13 @@ def test_sums_move_no_further_than_the_stated_sensitivity():
 def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
     """Two neighbouring data sets, one device: what the server hears differs by √(2 loss) standard deviations."""
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=5, csi_error=0.0)
-    held, uses, reach = SimpleNamespace(sizes=np.array([4]), features=np.zeros((1, 4, 3)), intercept=False), 6, 2.0
+    sizes, uses, reach = np.array([4]), 6, 2.0
     sums = np.array([[1.0, 2.0, -1.0]])
     other = sums + np.array([[0.6, 0.0, 0.8]])  # a replacement that moves the sum by 1
     for privacy, moved in ((PROMISE["record"], 1.0), (PROMISE["device"], 16.0)):
         heard = []
         for given_sums in (sums, other):
-            air = preconditioning._Air(KEY, link, privacy, held, 3, np.zeros(1))
+            air = releases.Air(KEY, link, privacy, sizes, uses, 3, np.zeros(1))
             heard.append(air.receive(3, given_sums, reach, 1.0, 0.5))
         # The average over rounds is the sufficient statistic of the mean: its distance in standard deviations is μ.
         (first, noise), (second, _) = heard
@@ -97,10 +96,10 @@ def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
 
 def test_noise_of_the_average_is_what_it_says():
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=5)
-    held = SimpleNamespace(sizes=np.array([4, 8, 2]), features=np.zeros((3, 8, 4)), intercept=False)
+    sizes = np.array([4, 8, 2])
     draws = []
     for seed in range(400):
-        air = preconditioning._Air(jax.random.key(seed), link, PROMISE["record"], held, 5, np.zeros(1))
+        air = releases.Air(jax.random.key(seed), link, PROMISE["record"], sizes, 10, 5, np.zeros(1))
         air.receive(1, np.zeros((3, 10)), 2.0, 1.0, 0.5)
         draws.append(air.receive(3, np.zeros((3, 10)), 2.0, 1.0, 0.5))
     spread = np.std([average for average, _ in draws])

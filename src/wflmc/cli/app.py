@@ -1,6 +1,4 @@
-"""`wflmc new | plan | run | publish | audit | reproduce | sweep | federate | report | data | doctor`.
-
-The application: its commands, and how whatever happens in one becomes an exit code and one sentence. Results go to
+"""The application: its commands, and how whatever happens in one becomes an exit code and one sentence. Results go to
 stdout, also as JSON; warnings and progress go to stderr.
 """
 
@@ -25,7 +23,7 @@ from wflmc.cli.shared import note
 from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
 from wflmc.version import __version__
 
-COMMANDS = "new plan run publish audit reproduce sweep federate report data doctor"
+COMMANDS = "new plan run publish fit predict tune audit reproduce sweep federate report data doctor"
 """Each is a module with a function `command`; the help has them in this order."""
 DONE, BAD_INPUT = 0, 2
 INTERRUPTED = 130

@@ -9,10 +9,10 @@ from wflmc.cli.shared import AsJson, flag, option, print_json
 from wflmc.errors import InputError
 from wflmc.storage import write_text
 
-FOLDER = "Folder of a run, a study or a sweep, as its --out named it."
+FOLDER = "Folder of a run, a fit, a study or a sweep, as its --out named it."
 EXPLORE = "Write the explorer: sliders for a plan, starting at the paper's or FOLDER's."
 OUT = "FOLDER/report.html by default; explorer.html with --explore."
-WANTED = "a folder that `wflmc run`, `federate`, `reproduce` or `sweep` has written with --out"
+WANTED = "a folder that `wflmc run`, `fit`, `federate`, `reproduce` or `sweep` has written with --out"
 RUN_FILES = ("summary.json", "plan.json", "trace.nc", ".checkpoint/plan.json")
 
 
@@ -52,8 +52,9 @@ def _check_target(target: Path) -> None:
 
 
 def render_folder(folder: Path) -> str:
-    """Return the page of what `wflmc run`, `federate`, `reproduce` or `sweep` has written to a folder."""
-    from wflmc.report import run_page, study_page, sweep_page
+    """Return the page of what `wflmc run`, `fit`, `federate`, `reproduce` or `sweep` has written to a folder."""
+    from wflmc.report import fit_page, run_page, study_page, sweep_page
+    from wflmc.runs.documents import FitFile, read_document
 
     if any((folder / name).exists() for name in RUN_FILES):
         return run_page.render_run(folder)
@@ -61,6 +62,8 @@ def render_folder(folder: Path) -> str:
         return sweep_page.render_sweep(folder)
     if study_page.is_study(folder):
         return study_page.render_study(folder)
+    if (folder / "fit.json").exists():
+        return fit_page.render_fit(read_document(folder / "fit.json", FitFile, "FOLDER"), folder.resolve().name)
     raise InputError("folder", str(folder), f"{WANTED}, and finished")
 
 

@@ -54,6 +54,17 @@ def renamed_keys(names: Mapping[str, str]) -> Iterator[None]:
         raise InputError(names.get(error.key, error.key), error.given, error.allowed) from None
 
 
+@contextmanager
+def needs_tables() -> Iterator[None]:
+    """Say in one sentence which extra brings what tables need, where it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("sklearn", "pandas", "pyarrow"):
+            raise
+        raise InputError("TABLE", f"no {error.name}", "used with it: pip install 'wflmc[tables]'") from None
+
+
 def points_folder(option: str | None) -> Path:
     """Return the folder for finished points: that of --cache, or the user's."""
     from wflmc.data import cache_folder

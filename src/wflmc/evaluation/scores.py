@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 
 from wflmc.errors import InputError
 from wflmc.posterior import GaussianPosterior, Predicts
@@ -62,6 +62,14 @@ def calibration(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -
             observed=right / held,
             share=held / count,
         )
+
+
+def mean_probabilities(theta: NDArray[Any], rows: Array, classes: int) -> Array:
+    """Return p(class|u) of a softmax model, averaged over draws: theta[draw, m], rows u[n, d] -> [n, C]."""
+    total = np.zeros((len(rows), classes))
+    for one in theta:
+        total += softmax(rows @ one.reshape(classes, -1).T.astype(float), axis=1)
+    return total / len(theta)
 
 
 def _check(p: Array, truth: NDArray[Any], bins: int) -> None:

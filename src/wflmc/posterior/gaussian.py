@@ -275,7 +275,7 @@ def gaussian_regression(
     X: ArrayLike | None = None,
     y: ArrayLike | None = None,
     intercept: bool = False,
-    partition: str = "iid",
+    partition: str | NDArray[np.intp] = "iid",
     prior_std: float = 1.0,
 ) -> GaussianPosterior:
     """Return the posterior of a linear regression whose examples are spread over devices.
@@ -289,7 +289,7 @@ def gaussian_regression(
         examples, dim: N and the number of features, of synthetic data.
         X, y: own data, [N, dim] and [N].
         intercept: add a column of ones to X.
-        partition: iid, blocks, by-label or dirichlet:A, see `wflmc.posterior.partition`.
+        partition: iid, blocks, by-label or dirichlet:A, or the device of every row; see `wflmc.posterior.partition`.
         prior_std: s of the prior N(0, s² I).
     """
     check_regression(devices, prior_std, X, y, examples=examples, dim=dim)

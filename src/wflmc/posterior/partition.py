@@ -11,19 +11,27 @@ from wflmc.keys import host_generator, named
 from wflmc.posterior.inputs import with_intercept
 
 
-def assign(rule: str, labels: NDArray[np.float64], devices: int, generator: np.random.Generator) -> NDArray[np.intp]:
+def assign(
+    rule: str | NDArray[Any], labels: NDArray[np.float64], devices: int, generator: np.random.Generator
+) -> NDArray[np.intp]:
     """Return the device of every example, [N]; every device gets at least one.
 
     Args:
         rule: `iid` (shuffled), `blocks` (file order), `by-label` (sorted by label), each in nearly equal
             parts; or `dirichlet:A`: the examples of each class are spread over the devices in proportions
             drawn from a Dirichlet law with parameter A, so that a small A gives devices few classes and
-            unequal sizes. Labels of more than 20 values are binned at their deciles for this.
+            unequal sizes. Labels of more than 20 values are binned at their deciles for this. Or the device of
+            every example itself, [N], from 0 to K − 1.
         labels: y[N].
     """
     count = labels.shape[0]
     if not 1 <= devices <= count:
         raise InputError("devices", devices, f"at least 1, and at most the number of examples ({count})")
+    if not isinstance(rule, str):
+        given = np.asarray(rule)
+        if given.shape != (count,) or given.dtype.kind not in "iu" or set(np.unique(given)) != set(range(devices)):
+            raise InputError("partition", f"an array of shape {given.shape}", f"a rule, or {count} devices: 0 to K − 1")
+        return given.astype(np.intp)
     if rule == "blocks":
         order = np.arange(count)
     elif rule == "iid":
@@ -38,7 +46,7 @@ def assign(rule: str, labels: NDArray[np.float64], devices: int, generator: np.r
 
 
 def spread_over_devices(
-    key: jax.Array, features: NDArray[np.float64], outcomes: NDArray[Any], devices: int, intercept: bool, rule: str
+    key: jax.Array, features: NDArray[np.float64], outcomes: NDArray[Any], devices: int, intercept: bool, rule: Any
 ) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[np.intp]]:
     """Return features[K, n, d] and outcomes[K, n] of every device in their order, and the devices' sizes [K].
 

@@ -308,7 +308,7 @@ def softmax_regression(
     X: ArrayLike | None = None,
     y: ArrayLike | None = None,
     intercept: bool = False,
-    partition: str = "iid",
+    partition: str | NDArray[np.intp] = "iid",
     prior_std: float = 1.0,
 ) -> SoftmaxPosterior:
     """Return the posterior of a multinomial logistic regression whose examples are spread over devices.
@@ -323,7 +323,7 @@ def softmax_regression(
             every label that y has, sorted. That set is treated as public: declare it where it is not.
         X, y: own data, [N, dim] and labels [N], whole numbers or text.
         intercept: add a column of ones to X.
-        partition: iid, blocks, by-label or dirichlet:A, see `wflmc.posterior.partition`.
+        partition: iid, blocks, by-label or dirichlet:A, or the device of every row; see `wflmc.posterior.partition`.
         prior_std: s of the prior N(0, s² I).
     """
     check_regression(devices, prior_std, X, y, examples=examples, dim=dim)

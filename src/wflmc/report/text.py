@@ -10,6 +10,7 @@ from wflmc.dynamics import from_constants
 from wflmc.evaluation.causes import SHOWN
 from wflmc.privacy.promise import HIDDEN
 from wflmc.report.blocks import asset
+from wflmc.runs.documents import FitFile
 from wflmc.studies.study import Claim, Row
 
 WORTH_SAYING = 0.001
@@ -200,3 +201,36 @@ def _markdown(tables: Sequence[Sequence[Row]], snr_db: float) -> str:
 def uncertainty(row: Row) -> str:
     """Return the standard error of a row, to stand behind its number; nothing where it is mere rounding."""
     return f" ± {row.y_se:.1g}" if row.y and row.y_se and row.y_se > 1e-6 * abs(row.y) else ""
+
+
+def fit_lines(fit: FitFile) -> list[str]:
+    """Return what a fit reached and spent, in sentences."""
+    lines = [f"{fit.rows:,} rows of {fit.devices:,} devices, {fit.features} features, {fit.test_rows:,} rows held out."]
+    if fit.accuracy is not None:
+        calibrated = f"calibration error {fit.ece:.3f} (floor {fit.ece_floor:.3f})"
+        lines.append(f"accuracy {fit.accuracy:.3f}, {calibrated}, nll {fit.nll:.3f}")
+    if fit.rmse is not None:
+        lines.append(f"rmse {fit.rmse:.4g}, R² {fit.r2:.3f}; 90 % intervals cover {fit.coverage_90:.1%}")
+    parts = ", ".join(f"{part} {value:.3g}" for part, value in fit.epsilon_by_part.items())
+    hidden = f"unit = {fit.privacy['unit']}, adjacency = {fit.privacy['adjacency']}"
+    promised = f"{fit.privacy['promised']:g} at δ = {fit.privacy['delta']:g}"
+    lines.append(f"You used ε = {fit.epsilon_spent:.3g} of {promised} ({hidden}): {parts}.")
+    now = fit.worth.get("as it is", {})
+    for name, one in fit.worth.items():
+        if one is not now:
+            better = [
+                f"{key} {now[key]:.3g} → {one[key]:.3g}" for key in ("accuracy", "nll") if one.get(key) is not None
+            ]
+            lines.append(f"On a stand-in, {name} would give {', '.join(better)}.")
+    return lines + [f"Not covered by ε: {item.text}" for item in fit.not_covered]
+
+
+def numbers_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return rows of numbers by name as a table; columns without any are left out."""
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    found = Table(title=title)
+    for name in names:
+        found.add_column(name, justify="right")
+    for row in rows:
+        found.add_row(*(row[name] if isinstance(row[name], str) else _number(row[name], 4) for name in names))
+    return found

@@ -177,6 +177,40 @@ class Federation(Document):
     absences: int
 
 
+class FitFile(Document):
+    """fit.json: what `wflmc fit` chose, spent and reached."""
+
+    task: str
+    target: str
+    rows: int
+    test_rows: int
+    features: int
+    devices: int
+    classes: list[Any] | None
+    accuracy: float | None = None
+    ece: float | None = None
+    ece_floor: float | None = None
+    """What a model that is right about its own predictions has: labels drawn from them."""
+    nll: float | None = None
+    rmse: float | None = None
+    r2: float | None = None
+    coverage_90: float | None = None
+    epsilon_spent: float
+    epsilon_by_part: dict[str, float]
+    privacy: dict[str, Any]
+    settings: dict[str, float]
+    candidates: list[dict[str, float | None]]
+    """The best of those that were tried on a stand-in."""
+    worth: dict[str, dict[str, float | None]]
+    """What more of something would reach on a stand-in."""
+    reliability: dict[str, list[float | None]] | None = None
+    by_device: list[dict[str, Any]] = []
+    not_covered: list[NotCovered]
+    warnings: list[str]
+    seconds: float
+    version: str
+
+
 class SummaryFile(Document):
     """summary.json, in the order of its keys."""
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
 
 from wflmc.errors import InputError
+from wflmc.evaluation.scores import mean_probabilities
 from wflmc.planning import POLICIES
 from wflmc.posterior.inputs import with_intercept
 from wflmc.privacy.promise import HIDDEN
@@ -140,8 +140,7 @@ def _group(
         each = rows @ theta.T.astype(float)
         # The variance is that of the noise, and of what the draws disagree in.
         return "predictions", {"mean": (axes[:1], each.mean(1)), "variance": (axes[:1], 1 + each.var(1))}
-    mean_of = sum(softmax(rows @ one.reshape(classes, -1).T.astype(float), axis=1) for one in theta) / len(theta)
-    return "predictions", {"probability": (axes, mean_of)}
+    return "predictions", {"probability": (axes, mean_probabilities(theta, rows, classes))}
 
 
 def _rows(path: Path, intercept: bool, size: int) -> NDArray[np.float64]:

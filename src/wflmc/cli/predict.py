@@ -1,0 +1,32 @@
+"""`wflmc predict`: predictions of a fitted model for the rows of a table."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wflmc.cli.shared import AsJson, needs_tables, option, print_json
+from wflmc.errors import InputError
+
+
+def command(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a fit (--out of `wflmc fit`).")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Rows to predict, with the columns of the fit.")],
+    out: Annotated[str, option("FILE", "File for predictions (.csv).")],
+    as_json: AsJson = False,
+) -> None:
+    """Predict the rows of a table: class and probabilities, or mean and 90 % interval. It costs no privacy.
+
+    Example: wflmc predict model new_patients.csv --out predictions.csv
+    """
+    target = Path(out).expanduser()
+    if target.suffix != ".csv" or not target.parent.is_dir():
+        raise InputError("--out", out, "a file that ends in .csv, in a folder that exists")
+    with needs_tables():
+        from wflmc.estimators.folder import predict_table
+
+        made = predict_table(Path(folder).expanduser(), table, target)
+    if as_json:
+        print_json({"file": str(target), "rows": len(made), "columns": list(made.columns)})
+    else:
+        print(f"{len(made):,} predictions written to {target}: {', '.join(map(str, made.columns))}")

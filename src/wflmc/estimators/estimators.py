@@ -1,0 +1,406 @@
+"""`PrivateClassifier` and `PrivateRegressor`: scikit-learn estimators whose every look at the data is paid for."""
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.stats import norm
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from wflmc.channel import Link
+from wflmc.errors import InputError
+from wflmc.estimators import selection
+from wflmc.estimators.model import Model
+from wflmc.estimators.settings import Expected, Facts, Settings, choose, make_plan, private_posterior
+from wflmc.evaluation.scores import mean_probabilities
+from wflmc.keys import digest, host_generator, named, secret_key
+from wflmc.planning import Plan
+from wflmc.posterior.inputs import Names, as_classes, class_names, with_intercept
+from wflmc.privacy import Ledger, Privacy
+from wflmc.releases import Air, ideal_link
+from wflmc.sampling import Trace, sample
+from wflmc.scaling import LIMIT, Scaling, release_scaling
+from wflmc.scenario import NotCovered
+
+Array = NDArray[np.float64]
+
+FARTHEST = 2.0
+"""Residuals are clipped to this many spreads of the target."""
+_fits = 0
+
+
+class PrivacyWarning(UserWarning):
+    """Something spends privacy again, or is not covered."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a fit has cost every device, and on what."""
+
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    accountant: str
+    promised: float
+    """ε."""
+    loss: dict[str, float]
+    """Of each part; they add up."""
+
+    @property
+    def by_part(self) -> dict[str, float]:
+        """ε in proportion to the losses of the parts."""
+        total = sum(self.loss.values())
+        return {part: self.epsilon * loss / total for part, loss in self.loss.items()}
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{part} {value:.3g}" for part, value in self.by_part.items())
+        hidden = f"unit = {self.unit}, adjacency = {self.adjacency}"
+        return f"ε = {self.epsilon:.4g} of {self.promised:g} at δ = {self.delta:g} ({hidden}): {parts}"
+
+
+class _Private(BaseEstimator):  # type: ignore[misc]
+    """What classifier and regressor share."""
+
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    link: Link | None
+    ranges: ArrayLike | None
+    settings: Settings | str | None
+    random_state: int | None
+    progress: Any = None
+    """Called with the share of the work that is done, where somebody waits."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.random_state is None
+        return tags
+
+    def _fit(
+        self, X: Array, outcomes: NDArray[Any], devices: ArrayLike | None, classes: Names, path: Any = None
+    ) -> None:
+        """Scale, choose settings, sample; `outcomes` are classes from 0, or targets."""
+        _warn_again(self.epsilon)
+        promise = Privacy(
+            self.epsilon,
+            self.delta,
+            unit=self.unit,
+            adjacency=self.adjacency,
+            example_clip=1.0 if self.unit == "record" else None,
+        )
+        owner = _owners(devices, len(X), self.unit)
+        size, count = X.shape[1], int(owner.max()) + 1
+        budget = float(promise.budget(1)[0])
+        key = secret_key() if self.random_state is None else jax.random.key(self.random_state)
+        ledger = Ledger(promise, count, path=path)
+        ranges, rows, groups = self._columns(X, outcomes, bool(classes))
+        release = release_scaling(
+            named(key, "scaling"), rows, owner, promise, link=self.link, ranges=ranges, groups=groups
+        )
+        ledger.charge(release.name, 0, release.loss, release.noise)
+        scaling = Scaling(release.scaling.center[:size], release.scaling.scale[:size])
+        center, spread = (0.0, 1.0) if classes else (float(part[size]) for part in release.scaling)
+        held = 0.0 if classes else self._held_for_noise(len(X), count, budget)
+        spent = float(release.loss.sum(0).max()) + held
+        facts = Facts(len(X), size, len(classes), count, promise, spent, len(release.loss), self.link)
+        Z, y = scaling(X), outcomes if classes else np.clip((outcomes - center) / spread, -LIMIT, LIMIT)
+        self._sample(named(key, "chain"), facts, Z, y, owner, classes, ledger)
+        loss = {"scaling": spent - held, **self._losses}
+        if held:
+            loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
+        noise = spread * self._noise if held else float(getattr(self, "noise_scale", None) or 0.0)
+        self.model_ = Model(np.asarray(self.trace_.theta[0]), scaling, len(classes), center, spread, noise)
+        spent_epsilon = promise.epsilon_spent(ledger.spent)
+        assert spent_epsilon is not None
+        if "tuning" in loss:  # by Rényi differential privacy, which has no one loss
+            spent_epsilon = self.epsilon
+        kind = {name: getattr(promise, name) for name in ("unit", "adjacency", "accountant")}
+        self.privacy_ = Spent(spent_epsilon, self.delta, promised=self.epsilon, loss=loss, **kind)
+        self.facts_ = facts
+        del self._losses, self._noise
+
+    def _columns(self, X: Array, outcomes: NDArray[Any], classify: bool) -> tuple[Array, Array, tuple[int, ...]]:
+        """Return public ranges and rows of all columns that are scaled, and where the target's begins."""
+        size = X.shape[1]
+        ranges = np.full((size, 2), np.nan) if self.ranges is None else np.asarray(self.ranges, dtype=float)
+        if ranges.shape != (size, 2):
+            raise InputError("ranges", f"shape {ranges.shape}", f"[{size}, 2]: least and largest of every feature")
+        if classify:
+            return ranges, X, ()
+        target: Any = self.target_range
+        target = (np.nan, np.nan) if target is None else target
+        return np.vstack([ranges, target]), np.column_stack([X, outcomes]), (size,)
+
+    def _sample(
+        self,
+        key: jax.Array,
+        facts: Facts,
+        Z: Array,
+        y: NDArray[Any],
+        owner: NDArray[np.intp],
+        classes: Names,
+        ledger: Ledger,
+    ) -> None:
+        """Choose settings and run a chain with them."""
+        self.candidates_: list[Expected] = []
+        self._noise = 0.0
+        # Over an ideal link, where rows are hidden one by one, it does not matter who holds them.
+        held_by = None if facts.link is None and facts.by_record else owner
+        names = list(classes) or None
+        labels = np.asarray(classes)[y] if classes else y
+
+        def run(settings: Settings, facts: Facts, key: jax.Array, ledger: Ledger | None) -> tuple[Plan, Trace]:
+            posterior = private_posterior(facts, settings, Z, labels, held_by, names)
+            made = make_plan(facts, settings, posterior)
+            trace = sample(key, posterior, [made], ledger=ledger)
+            unknown = np.full_like(trace.clip_rate, np.nan), np.full_like(trace.burn_in_clip_rate, np.nan)
+            # Neither the key of the noise nor clip rates, which look at the data, stay with a fitted estimator.
+            return made, replace(trace, key=None, clip_rate=unknown[0], burn_in_clip_rate=unknown[1])
+
+        if isinstance(self.settings, Settings):
+            self.settings_ = self.settings
+        else:
+            self.candidates_ = choose(facts, self.progress)
+            self.settings_ = self.candidates_[0].settings
+        if self.settings != "private":
+            self.plan_, self.trace_ = run(self.settings_, facts, key, ledger)
+            self._losses = {"sampling": float(self.plan_.spent.max())}
+            return
+        best = [one.settings for one in self.candidates_[: 2 * int(selection.REPEATS)]]
+        budget, repeat_loss = float(facts.promise.budget(1)[0]), selection.loss_of_repeat(facts.promise, facts.spent)
+        sampled, scored = (1 - selection.SCORED) * repeat_loss, selection.SCORED * repeat_loss
+        alone = facts._replace(spent=budget - sampled)
+        # All that is left counts as spent, before the first repeat.
+        left = np.full((1, facts.devices), budget - facts.spent)
+        ledger.charge(f"select-{digest(Z, np.asarray(jax.random.key_data(key)))}", 0, left)
+
+        def repeat(number: int, candidate: int) -> tuple[tuple[Plan, Trace], float]:
+            own = jax.random.fold_in(key, number)
+            made = run(best[candidate], alone, own, None)
+            right = self._right(made[1], Z, y)
+            air = Air(own, ideal_link(), facts.promise, np.bincount(owner), 1, 1, np.zeros(1))
+            sums = np.bincount(owner, right, minlength=facts.devices)[:, None].astype(float)
+            return made, float(air.receive(1, sums, 1.0, 1.0, scored / budget)[0][0])
+
+        self.selected_ = selection.select(host_generator(key, "repeats"), len(best), repeat)
+        (self.plan_, self.trace_), self.settings_ = self.selected_.run, best[self.selected_.candidate]
+        self.selected_ = self.selected_._replace(run=None)
+        self._losses = {"tuning": budget - facts.spent - sampled, "sampling": sampled}
+
+    def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
+        raise NotImplementedError
+
+    def _held_for_noise(self, rows: int, devices: int, budget: float) -> float:
+        return 0.0
+
+    def _release_noise(
+        self, key: jax.Array, facts: Facts, loss: float, Z: Array, y: Array, owner: NDArray[np.intp], ledger: Ledger
+    ) -> float:
+        raise NotImplementedError
+
+    def _given(self, X: ArrayLike) -> Array:
+        """Return rows of features as in the fit, checked."""
+        check_is_fitted(self, "model_")
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+
+    @property
+    def not_covered_(self) -> tuple[NotCovered, ...]:
+        """What ε does not cover of this estimator; empty for most."""
+        found = []
+        if self.random_state is not None:
+            found.append(NotCovered("random_state", "A seed can be guessed, and the noise with it: a simulation."))
+        if getattr(self, "classes", ()) is None:
+            found.append(NotCovered("classes", "The set of labels is read off the data; give classes."))
+        return tuple(found)
+
+
+class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
+    """Multinomial logistic regression, sampled under (ε, δ) differential privacy.
+
+    A fit scales the features (by public ranges or a release that is paid for), chooses its settings on a public
+    stand-in, and runs one chain of Langevin Monte Carlo on clipped gradients. Probabilities are averages over draws. A
+    fitted estimator holds no records and not the key of its noise.
+
+    Args:
+        epsilon, delta: the promise to every row or device, for everything that `fit` does.
+        unit: whose change is hidden: record, one row; or device, all rows of one.
+        adjacency: replace or add-remove, see `wflmc.Privacy`.
+        link: the channel between devices and server; None for an ideal one.
+        classes: the labels that there are, which is public; read off y where it is None, which ε does not cover.
+        ranges: least and largest value of every feature, [d, 2], where public; nan where not: it is then paid for.
+        settings: None to choose on a stand-in; "private" to choose by private selection among the best of these; or
+            `Settings`.
+        random_state: None draws noise from the operating system's entropy; a number makes it a simulation.
+
+    Examples:
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = PrivateClassifier(epsilon=8, classes=[0, 1, 2], random_state=0).fit(X, y)
+        >>> model.predict_proba(X[:2]).shape
+        (2, 3)
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 3.0,
+        delta: float = 1e-5,
+        *,
+        unit: str = "record",
+        adjacency: str = "replace",
+        link: Link | None = None,
+        classes: Any = None,
+        ranges: ArrayLike | None = None,
+        settings: Settings | str | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        self.epsilon, self.delta, self.unit, self.adjacency = epsilon, delta, unit, adjacency
+        self.link, self.classes, self.ranges = link, classes, ranges
+        self.settings, self.random_state = settings, random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike, devices: ArrayLike | None = None, *, ledger: Any = None) -> Self:
+        """Fit to rows X[N, d] and labels y[N]; every further fit spends again.
+
+        Args:
+            devices: which device holds each row, [N], by any names; one device by default.
+            ledger: a file to keep the ledger in.
+        """
+        features, labels = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(labels)
+        names = class_names(labels, self.classes)
+        self.classes_ = np.asarray(names)
+        self._fit(features, as_classes(labels, names), devices, names, ledger)
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Return the probability of every class, [n, C]."""
+        rows = self._given(X)
+        return self.model_.probabilities(rows)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the likeliest class, by name, [n]."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
+        p = mean_probabilities(np.asarray(trace.theta[0]), with_intercept(Z), len(self.classes_))
+        return (p.argmax(1) == y).astype(float)
+
+
+class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
+    """Bayesian linear regression, sampled under (ε, δ) differential privacy, with intervals that are calibrated.
+
+    As `PrivateClassifier`. The spread of the residuals, which intervals need, is public (`noise_scale`) or paid for.
+
+    Args:
+        target_range: least and largest target, where public; paid for where None.
+        noise_scale: standard deviation of a target about its mean, where public; paid for where None.
+        epsilon, delta, unit, adjacency, link, ranges, settings, random_state: see `PrivateClassifier`.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 3.0,
+        delta: float = 1e-5,
+        *,
+        unit: str = "record",
+        adjacency: str = "replace",
+        link: Link | None = None,
+        ranges: ArrayLike | None = None,
+        target_range: tuple[float, float] | None = None,
+        noise_scale: float | None = None,
+        settings: Settings | str | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        self.epsilon, self.delta, self.unit, self.adjacency = epsilon, delta, unit, adjacency
+        self.link, self.ranges, self.target_range, self.noise_scale = link, ranges, target_range, noise_scale
+        self.settings, self.random_state = settings, random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike, devices: ArrayLike | None = None, *, ledger: Any = None) -> Self:
+        """Fit to rows X[N, d] and targets y[N]; arguments as of `PrivateClassifier.fit`."""
+        features, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        self._fit(features, targets.astype(float), devices, (), ledger)
+        return self
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
+        """Return the mean target of every row, [n], and with `return_std` the standard deviation of a new one too."""
+        rows = self._given(X)
+        mean, spread = self.model_.mean_and_spread(rows)
+        return (mean, spread) if return_std else mean
+
+    def predict_interval(self, X: ArrayLike, level: float = 0.9) -> tuple[Array, Array]:
+        """Return the ends of intervals that a new target lies in with probability `level`, [n] each."""
+        rows = self._given(X)
+        return self.model_.interval(rows, level)
+
+    def _residuals(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
+        """Return squared residuals of scaled targets about the mean prediction, at most FARTHEST², [N]."""
+        mean = with_intercept(Z) @ np.asarray(trace.theta[0], dtype=float).mean(0)
+        return np.minimum((y - mean) ** 2, FARTHEST**2)
+
+    def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
+        return 1 - self._residuals(trace, Z, y) / FARTHEST**2
+
+    def _held_for_noise(self, rows: int, devices: int, budget: float) -> float:
+        """Return the loss that is kept for the noise scale: for an error of about a twentieth, within limits."""
+        if self.noise_scale is not None:
+            return 0.0
+        units = rows if self.unit == "record" else devices
+        return budget * float(np.clip(12_800 / (units**2 * budget), 0.01, 0.1))
+
+    def _release_noise(
+        self, key: jax.Array, facts: Facts, loss: float, Z: Array, y: Array, owner: NDArray[np.intp], ledger: Ledger
+    ) -> float:
+        """Release the mean squared residual, and set the noise scale by it; return what it cost."""
+        size, farthest = np.bincount(owner), FARTHEST**2
+        link = ideal_link() if facts.link is None else facts.link
+        start = facts.rounds_before + len(self.plan_.rounds)
+        air = Air(key, link, facts.promise, size, 1, 1, np.array([farthest]), start)
+        sums = np.bincount(owner, self._residuals(self.trace_, Z, y))[:, None].astype(float)
+        share = loss / float(facts.promise.budget(1)[0])
+        received, _ = air.receive(1, sums, farthest, farthest, share)
+        losses = air.losses[0]
+        ledger.charge(f"residuals-{digest(sums, air.noise.encode())}", start, losses, f"residuals-{air.noise}")
+        # The clipped square of a normal variable, made unclipped again; rows that were fitted are closer than new ones.
+        fitted = np.clip(received[0], 0.01, 0.9 * _clipped_square(10 * FARTHEST))
+        variance = brentq(lambda s: _clipped_square(s) - fitted, 0.05, 10 * FARTHEST) ** 2
+        fitted_share = min(0.5, (facts.features + 1) / (2 * facts.rows))
+        variance *= (1 + fitted_share) / (1 - fitted_share)
+        # What draws disagree in comes on top; the mean square of a scaled feature is about 1.
+        disagree = float(self.trace_.theta[0].astype(float).var(0).sum())
+        self._noise = float(max(variance - disagree, 0.1 * variance) ** 0.5)
+        return float(losses.max())
+
+
+def _clipped_square(spread: float) -> float:
+    """Return E min(x², FARTHEST²) for x ~ N(0, spread²)."""
+    z = FARTHEST / spread
+    inside = 1 - 2 * norm.sf(z)
+    return float(spread**2 * (inside - 2 * z * norm.pdf(z)) + FARTHEST**2 * (1 - inside))
+
+
+def _owners(devices: ArrayLike | None, rows: int, unit: str) -> NDArray[np.intp]:
+    """Return the number of each row's device, [N]."""
+    if devices is None:
+        if unit == "device":
+            raise InputError("devices", None, "given with unit = 'device': which device holds each row")
+        return np.zeros(rows, dtype=np.intp)
+    given = np.asarray(devices)
+    if given.shape != (rows,):
+        raise InputError("devices", f"shape {given.shape}", f"one for each of {rows} rows")
+    return np.asarray(np.unique(given, return_inverse=True)[1], dtype=np.intp).reshape(-1)
+
+
+def _warn_again(epsilon: float) -> None:
+    global _fits
+    _fits += 1
+    if _fits > 1:
+        text = f"fit number {_fits} of this process spends up to ε = {epsilon:g} again; of the same data, losses add up"
+        warnings.warn(text, PrivacyWarning, stacklevel=4)

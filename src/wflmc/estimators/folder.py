@@ -1,0 +1,243 @@
+"""The folder of a fit: from a table to a model, its scores and its ledger; and from a model to predictions.
+
+`model.npz` and `schema.json` are what predictions are made of. `fit.json` has scores on rows that were held out, which
+ε does not cover.
+"""
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.channel import Link
+from wflmc.errors import InputError
+from wflmc.estimators.estimators import PrivateClassifier, PrivateRegressor
+from wflmc.estimators.model import Model
+from wflmc.estimators.settings import Expected, Facts, worth
+from wflmc.estimators.tables import Schema, as_frame, encode, make_schema, outcomes, owners
+from wflmc.evaluation import reliability
+from wflmc.evaluation.scores import calibration
+from wflmc.posterior.inputs import as_classes
+from wflmc.privacy import Privacy
+from wflmc.runs.documents import FitFile, read_document
+from wflmc.scenario import NotCovered, plain, to_json
+from wflmc.storage import replacing, write_text
+from wflmc.version import __version__
+
+MODEL, SCHEMA, FIT, LEDGER = "model.npz", "schema.json", "fit.json", "ledger.jsonl"
+SHOWN = 10
+"""Candidates that are kept."""
+RESAMPLED = 200
+"""Sets of labels that the floor of the calibration error is the mean of."""
+
+
+class Request(NamedTuple):
+    """The arguments of `wflmc fit` and `wflmc tune`."""
+
+    table: Any
+    target: str
+    epsilon: float
+    delta: float
+    task: str | None = None
+    device: str | None = None
+    devices: int | None = None
+    id: str | None = None
+    unit: str = "record"
+    adjacency: str = "replace"
+    link: Link | None = None
+    declared: Mapping[str, Any] | None = None
+    missing: str = "refuse"
+    test: float = 0.25
+    seed: int | None = None
+    """None: secret."""
+    private: bool = False
+    """Whether settings are chosen by private selection."""
+
+
+class _Data(NamedTuple):
+    schema: Schema
+    X: NDArray[np.float64]
+    ranges: NDArray[np.float64]
+    y: NDArray[Any]
+    owner: NDArray[np.intp]
+    names: list[Any]
+    """Of the devices."""
+    test: NDArray[np.bool_]
+
+
+def _read(request: Request) -> _Data:
+    """Return the table as numbers, and which rows are held out."""
+    if not 0 <= request.test < 1:
+        raise InputError("--test", request.test, "a share from 0 to below 1")
+    frame = as_frame(request.table)
+    keys = {name: getattr(request, name) for name in ("task", "device", "id", "missing", "declared")}
+    schema = make_schema(frame, target=request.target, **keys)
+    X, ranges, _ = encode(frame, schema)
+    y = outcomes(frame, schema)
+    generator = np.random.default_rng(0)
+    owner = owners(frame, schema, request.devices, generator)
+    names = np.unique(frame[request.device].astype(str)).tolist() if request.device else list(range(owner.max() + 1))
+    test = np.zeros(len(X), dtype=bool)
+    test[generator.permutation(len(X))[: int(request.test * len(X))]] = True
+    _, owner[~test] = np.unique(owner[~test], return_inverse=True)  # a device whose rows are all held out has none
+    if len(X) - test.sum() < 2:
+        raise InputError("TABLE", f"{len(X)} rows", "a table with at least two rows to fit")
+    return _Data(schema, X, ranges, y, owner, names, test)
+
+
+def facts_of(request: Request) -> Facts:
+    """Return what is public of a table, for `wflmc tune`."""
+    data = _read(request)
+    clip = 1.0 if request.unit == "record" else None
+    kind = {"unit": request.unit, "adjacency": request.adjacency, "example_clip": clip}
+    promise = Privacy(request.epsilon, request.delta, **kind)  # type: ignore[arg-type]
+    fitted, devices = int((~data.test).sum()), int(data.owner[~data.test].max()) + 1
+    budget, classes = float(promise.budget(1)[0]), len(data.schema.classes or [])
+    from wflmc.scaling import share_for
+
+    units = fitted if request.unit == "record" else devices
+    share = share_for(units, data.X.shape[1], budget, bool(np.isnan(data.ranges).any()))
+    return Facts(fitted, data.X.shape[1], classes, devices, promise, share * budget, 3, request.link)
+
+
+def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] | None = None) -> FitFile:
+    """Fit a table and write the folder of it.
+
+    Raises:
+        InputError: the table, a column or an option is not what it must be; nothing is written then.
+    """
+    began = time.perf_counter()
+    if (out / FIT).exists() or (out / LEDGER).exists():
+        raise InputError("--out", str(out), "a new folder: fits of the same data add up, and this one holds another")
+    data = _read(request)
+    schema, fitted = data.schema, ~data.test
+    common: dict[str, Any] = {name: getattr(request, name) for name in ("unit", "adjacency", "link")}
+    common |= {"ranges": data.ranges, "settings": "private" if request.private else None, "random_state": request.seed}
+    model: PrivateClassifier | PrivateRegressor
+    if schema.task == "classification":
+        model = PrivateClassifier(request.epsilon, request.delta, classes=schema.classes, **common)
+    else:
+        model = PrivateRegressor(request.epsilon, request.delta, target_range=schema.target_range, **common)
+    model.progress = progress
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model.fit(data.X[fitted], data.y[fitted], data.owner[fitted], ledger=out / LEDGER)
+    scores = _scores(model.model_, data)
+    uncovered = [*model.not_covered_, *(NotCovered(name, f"Read off the data: {name}.") for name in schema.taken)]
+    if scores:
+        uncovered.append(NotCovered("scores", "Scores look at held-out rows, which nothing hides.", published=False))
+    uncovered.append(NotCovered("refusals", "A fit that is refused over its data tells that it was.", published=False))
+    spent = model.privacy_
+    document = FitFile(
+        task=schema.task,
+        target=request.target,
+        rows=int(fitted.sum()),
+        test_rows=int(data.test.sum()),
+        features=data.X.shape[1],
+        devices=int(model.facts_.devices),
+        classes=schema.classes if schema.task == "classification" else None,
+        **scores,
+        epsilon_spent=spent.epsilon,
+        epsilon_by_part=spent.by_part,
+        privacy={**asdict(spent), "left": max(0.0, spent.promised - spent.epsilon)},
+        settings=asdict(model.settings_),
+        candidates=[_plain(one) for one in model.candidates_[:SHOWN]],
+        worth={name: _plain(one) for name, one in worth(model.facts_, model.settings_).items()},
+        not_covered=uncovered,
+        warnings=[str(item.message) for item in caught],
+        seconds=time.perf_counter() - began,
+        version=__version__,
+    )
+    model.model_.save(out / MODEL)
+    write_text(out / SCHEMA, schema.model_dump_json(indent=1))
+    write_text(out / FIT, to_json(document.model_dump()))
+    return document
+
+
+def _plain(one: Expected) -> dict[str, float | None]:
+    return {**asdict(one.settings), "nll": one.nll, "accuracy": one.accuracy}
+
+
+def _scores(model: Model, data: _Data) -> dict[str, Any]:
+    """Return scores on the held-out rows; none where there are none."""
+    X, y, owner = data.X[data.test], data.y[data.test], data.owner[data.test]
+    if not len(X):
+        return {}
+    if data.schema.task == "regression":
+        mean, (low, high) = model.mean_and_spread(X)[0], model.interval(X)
+        off, inside = y - mean, (y >= low) & (y <= high)
+        return {
+            "rmse": float(np.sqrt(np.mean(off**2))),
+            "r2": float(1 - np.mean(off**2) / max(np.var(y), 1e-300)),
+            "coverage_90": float(inside.mean()),
+            "by_device": _by_device(data, owner, {"rmse": off**2, "coverage_90": inside.astype(float)}),
+        }
+    p = np.maximum(model.probabilities(X), 1e-12)
+    p /= p.sum(1, keepdims=True)
+    names: Any = tuple(data.schema.classes or ())
+    truth = as_classes(y, names)
+    found = calibration(p, truth)
+    generator = np.random.default_rng(0)
+    drawn = (generator.random((RESAMPLED, len(p), 1)) > np.cumsum(p, axis=1)[None, :, :-1]).sum(-1)
+    right = (p.argmax(1) == truth).astype(float)
+    return {
+        **{name: float(getattr(found, name)) for name in ("accuracy", "ece", "nll")},
+        "ece_floor": float(np.mean([calibration(p, labels).ece for labels in drawn])),
+        "reliability": plain(reliability(found)),
+        "by_device": _by_device(data, owner, {"accuracy": right}),
+    }
+
+
+def _by_device(data: _Data, owner: NDArray[np.intp], values: dict[str, NDArray[np.float64]]) -> list[dict[str, Any]]:
+    """Return the mean of values by device, largest devices first."""
+    held = np.bincount(owner, minlength=len(data.names))
+    rows = []
+    for device in np.argsort(-held, kind="stable")[: 4 * SHOWN]:
+        if held[device]:
+            means = {name: float(each[owner == device].mean()) for name, each in values.items()}
+            if "rmse" in means:
+                means["rmse"] **= 0.5
+            rows.append({"device": data.names[device], "rows": int(held[device]), **means})
+    return rows
+
+
+def read_fit(folder: Path, option: str = "DIR") -> tuple[FitFile, Schema, Model]:
+    """Return what the folder of a fit holds."""
+    if not (folder / FIT).is_file():
+        raise InputError(option, str(folder), "a folder that `wflmc fit --out` has written")
+    document = read_document(folder / FIT, FitFile, option)
+    schema = Schema.model_validate(json.loads((folder / SCHEMA).read_text(encoding="utf-8")))
+    return document, schema, Model.load(folder / MODEL)
+
+
+def predict_table(folder: Path, table: Any, out: Path | None = None) -> Any:
+    """Return predictions for a table as a frame, one row each, and write it as .csv if asked for.
+
+    Columns are the row's own id, `prediction` and `p_CLASS`; or `mean`, `lower` and `upper`, ends of 90 % intervals.
+    """
+    import pandas as pd
+
+    _, schema, model = read_fit(folder)
+    frame = as_frame(table)
+    X, _, _ = encode(frame, schema)
+    name = schema.id if schema.id is not None and schema.id in frame else "row"
+    columns: dict[str, Any] = {name: frame[name].to_numpy() if name == schema.id else np.arange(len(frame))}
+    if schema.task == "classification":
+        p = model.probabilities(X)
+        classes = list(schema.classes or ())
+        columns["prediction"] = np.asarray(classes)[p.argmax(1)]
+        columns |= {f"p_{label}": p[:, at] for at, label in enumerate(classes)}
+    else:
+        low, high = model.interval(X)
+        columns |= {"mean": model.mean_and_spread(X)[0], "lower": low, "upper": high}
+    made = pd.DataFrame(columns)
+    if out is not None:
+        with replacing(out) as file:
+            made.to_csv(file, index=False)
+    return made

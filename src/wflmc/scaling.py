@@ -1,0 +1,201 @@
+"""Scales of features that are paid for: where the values of every column lie, released once over the same channel.
+
+Three sums are received. The first counts, by column, the values of each order of magnitude; the second, in what was
+found to be a column's range, those of each part of it. From these counts a range is read off that holds most of the
+values. The third has the columns' means and their mean square within these ranges. Ranges that are public are taken as
+they are, and cost nothing.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.channel import Link
+from wflmc.errors import InputError
+from wflmc.keys import check_key, digest
+from wflmc.privacy import Privacy
+from wflmc.releases import Air, ideal_link
+
+Array = NDArray[np.float64]
+
+EXPONENTS = np.arange(-30, 41)
+"""Orders of magnitude, in powers of two, that values are told apart by."""
+PARTS = 8
+"""Of the range from −M to M, where M is a column's magnitude."""
+LEAST = 0.25
+"""The share of a column's values that its range holds, at least."""
+TRUST = 6.0
+"""Log-likelihood ratio above which a column's magnitude is believed; other columns take the median of those."""
+OFTEN_ZERO = 0.2
+"""Share of zeros from which on a range includes zero."""
+LIMIT = 6.0
+"""Scaled values further than this from zero are brought there."""
+COUNTED, AVERAGED = 0.35, 0.3
+"""Parts of the loss: of each histogram, and of the means."""
+REACH = 1.2
+"""Rows of d columns, with what is sent of their size, are brought to √d times this length."""
+
+
+class Scaling(NamedTuple):
+    """(x − center) / scale, by column."""
+
+    center: Array
+    scale: Array
+
+    def __call__(self, rows: Array) -> Array:
+        """Return rows[n, d], scaled, and within LIMIT."""
+        return np.clip((rows - self.center) / self.scale, -LIMIT, LIMIT)
+
+
+class ScalingRelease(NamedTuple):
+    """Scales, and what they cost."""
+
+    scaling: Scaling
+    loss: Array
+    """Privacy loss of every round and device, [rounds, K]."""
+    name: str
+    """A name for all that was sent, under which a ledger is charged."""
+    noise: str
+    """A name for its noise."""
+
+
+def share_for(examples: int, columns: int, budget: float, counted: bool) -> float:
+    """Return the share of a budget that scales are worth: less, the more examples there are for a column.
+
+    At this loss a count's noise is a tenth of all examples, and that of a mean a seventh of a range.
+
+    Args:
+        examples: that are hidden one by one; devices, where these are hidden as a whole.
+        counted: whether a column's range has to be found.
+    """
+    wanted = 300.0 * columns / (examples**2 * budget)
+    return float(np.clip(wanted, 0.02, 0.25)) * (1.0 if counted else AVERAGED)
+
+
+def release_scaling(
+    key: jax.Array,
+    rows: Array,
+    owner: NDArray[np.intp],
+    privacy: Privacy,
+    *,
+    link: Link | None = None,
+    ranges: Array | None = None,
+    groups: tuple[int, ...] = (),
+    share: float | None = None,
+) -> ScalingRelease:
+    """Release a scale of every column.
+
+    Args:
+        key: seeds the channel noise.
+        rows: of all devices, [N, d], finite.
+        owner: the device of each, [N].
+        link: the channel; an ideal one by default.
+        ranges: the least and the largest value of every column, [d, 2], where that is public; nan where it is not.
+        groups: where, among the columns, a group of columns begins that has a mean square of its own.
+        share: of every device's budget; by default `share_for`.
+    """
+    check_key(key)
+    count, columns = rows.shape
+    devices = int(owner.max()) + 1
+    known = np.full((columns, 2), np.nan) if ranges is None else np.asarray(ranges, dtype=float)
+    wrong = np.flatnonzero(~(known[:, 0] < known[:, 1]) & ~np.isnan(known).all(1))
+    if known.shape != (columns, 2) or wrong.size:
+        given = f"shape {known.shape}" if known.shape != (columns, 2) else f"{known[wrong[0]].tolist()}"
+        raise InputError("ranges", given, f"two numbers for each of {columns} columns, the smaller one first")
+    unknown = np.isnan(known[:, 0])
+    units = count if privacy.unit == "record" else devices
+    if share is None:
+        share = share_for(units, columns, float(privacy.budget(devices).min()), bool(unknown.any()))
+    counting = COUNTED / (1.0 if unknown.any() else AVERAGED)
+    sizes = np.bincount(owner, minlength=devices)
+    settings = np.array([columns, unknown.sum(), share, *groups], dtype=float)
+    uses = max(int(unknown.sum()) * (EXPONENTS.size + 1), columns + 1 + len(groups))
+    air = Air(key, ideal_link() if link is None else link, privacy, sizes, uses, 1 + 2 * bool(unknown.any()), settings)
+    if unknown.any():
+        known = known.copy()
+        known[unknown] = _find_ranges(air, rows[:, unknown], owner, counting * share)
+    middle, half = known.mean(1), (known[:, 1] - known[:, 0]) / 2
+    within = np.clip((rows - middle) / half, -LIMIT / 2, LIMIT / 2)
+    left = share * (AVERAGED if unknown.any() else 1.0)
+    mean, size = _find_means(air, within, owner, np.array([0, *groups, columns]), left)
+    loss = np.concatenate(air.losses)
+    name = digest(rows, owner, air.noise.encode(), loss)
+    scaling = Scaling(middle + half * mean, half * size)
+    return ScalingRelease(scaling, loss, f"scale-{name}", f"scale-{air.noise}")
+
+
+def _find_ranges(air: Air, rows: Array, owner: NDArray[np.intp], share: float) -> Array:
+    """Return a range of every column that holds most of its values, [d, 2]."""
+    with np.errstate(divide="ignore"):
+        order = np.clip(np.floor(np.log2(np.abs(rows))), EXPONENTS[0], EXPONENTS[-1])
+    kind = np.where(rows == 0, 0, order - EXPONENTS[0] + 1).astype(np.intp)
+    counts, noise = _count(air, kind, EXPONENTS.size + 1, owner, share)
+    zeros = counts[:, 0]
+    window, evidence = _likeliest_window(counts[:, 1:], noise, 0.0)
+    magnitude = EXPONENTS[window[:, 1] - 1] + 1.0
+    sure = evidence > TRUST
+    magnitude = 2.0 ** np.where(sure, magnitude, np.median(magnitude[sure] if sure.any() else magnitude))
+    part = np.clip(np.floor((rows / magnitude + 1) / 2 * PARTS), 0, PARTS - 1)
+    counts, noise = _count(air, np.where(rows == 0, 0, part + 1).astype(np.intp), PARTS + 1, owner, share)
+    # Where counts say little, a wide range is the safer one.
+    window, _ = _likeliest_window(counts[:, 1:], noise, 2.0)
+    found = (2 * window / PARTS - 1) * magnitude[:, None]
+    often = zeros + counts[:, 0] > 2 * OFTEN_ZERO
+    least, most = (
+        np.where(often, np.minimum(found[:, 0], 0), found[:, 0]),
+        np.where(often, np.maximum(found[:, 1], 0), found[:, 1]),
+    )
+    return np.stack([least, most], axis=1)
+
+
+def _count(air: Air, kind: NDArray[np.intp], kinds: int, owner: NDArray[np.intp], share: float) -> tuple[Array, float]:
+    """Return the share of every kind[N, d] in a column as it is received, [d, kinds], and the noise of each."""
+    columns = kind.shape[1]
+    place = (owner[:, None] * columns + np.arange(columns)) * kinds + kind
+    sums = np.bincount(place.ravel(), minlength=air.sizes.size * columns * kinds).reshape(air.sizes.size, -1)
+    # A row counts once in every column: replaced, it leaves one count and enters another.
+    moved = (columns if air.privacy.adjacency == "add-remove" else 2 * columns) ** 0.5
+    received, noise = air.receive(1, sums.astype(float), columns**0.5, moved, share)
+    return received.reshape(columns, kinds), noise
+
+
+def _likeliest_window(counts: Array, noise: float, wide: float) -> tuple[NDArray[np.intp], Array]:
+    """Return the window of kinds that a column's values most likely spread over evenly, [d, 2], and the evidence.
+
+    Args:
+        counts: shares of each kind, [d, kinds], with a noise that is the same for all.
+        wide: how much more likely wide windows are beforehand, as a power of their width.
+    """
+    kinds = counts.shape[1]
+    first, last = np.triu_indices(kinds)
+    total = np.concatenate([np.zeros((len(counts), 1)), np.cumsum(counts, axis=1)], axis=1)
+    held, width = total[:, last + 1] - total[:, first], last + 1 - first
+    mass = np.clip(held, LEAST, 1.0)
+    likelihood = mass * (held - mass / 2) / (width * noise**2) + wide * np.log(width)
+    best = likelihood.argmax(1)
+    return np.stack([first[best], last[best] + 1], axis=1), likelihood.max(1)
+
+
+def _find_means(
+    air: Air, rows: Array, owner: NDArray[np.intp], edges: NDArray[np.intp], share: float
+) -> tuple[Array, Array]:
+    """Return the mean of every column of rows[N, d], and the root mean square about it of every group, [d] each."""
+    columns = rows.shape[1]
+    weight = columns**0.5 / 2
+    square = np.stack([(rows[:, a:b] ** 2).mean(1) for a, b in pairwise(edges)], axis=1)
+    vector = np.concatenate([rows, weight * np.minimum(square, 1.0)], axis=1)
+    reach = REACH * columns**0.5
+    vector *= np.minimum(1.0, reach / np.maximum(np.linalg.norm(vector, axis=1), 1e-300))[:, None]
+    order = np.argsort(owner, kind="stable")
+    sums = np.add.reduceat(vector[order], np.concatenate([[0], np.cumsum(air.sizes)[:-1]]), axis=0)
+    moved = reach if air.privacy.adjacency == "add-remove" else 2 * reach
+    received, noise = air.receive(1, sums, reach, moved, share)
+    mean = received[:columns]
+    mean *= max(0.0, 1 - columns * noise**2 / max(float(mean @ mean), 1e-300))  # not further off than zero is (Stein)
+    size = np.empty(columns)
+    for number, (a, b) in enumerate(pairwise(edges)):
+        size[a:b] = np.sqrt(np.clip(received[columns + number] / weight - np.mean(mean[a:b] ** 2), 0.04, 1.0))
+    return mean, size

@@ -1,0 +1,123 @@
+"""Scales that are paid for: what a row moves of the sums, what is found, and what it costs."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wflmc
+from wflmc import InputError, channel, releases, scaling
+from wflmc.privacy import Privacy
+
+KEY = jax.random.key(3)
+BIG = 1e6
+"""An ε at which noise is nothing."""
+
+
+def promise(epsilon: float = 3.0, unit: str = "record", adjacency: str = "replace") -> Privacy:
+    example_clip = 1.0 if unit == "record" else None
+    return Privacy(epsilon, 1e-5, unit=unit, adjacency=adjacency, example_clip=example_clip)
+
+
+def columns(rows: int = 2000) -> np.ndarray:
+    """Columns as tables have them: far from zero, tiny, heavy-tailed, centred, 0 or 1, constant."""
+    g = np.random.default_rng(0)
+    return np.column_stack([
+        13 + 0.8 * g.standard_normal(rows),
+        0.06 + 0.007 * g.standard_normal(rows),
+        np.exp(6 + 0.5 * g.standard_normal(rows)),
+        g.standard_normal(rows),
+        g.integers(0, 2, rows),
+        np.full(rows, 7.0),
+    ])  # fmt: skip
+
+
+def heard(monkeypatch):
+    """Record the sums that devices send, the reach and the move that are claimed for each."""
+    calls, honest = [], releases.Air.receive
+
+    def receive(self, rounds, sums, reach, moved_by, share):
+        calls.append((sums, reach, moved_by))
+        return honest(self, rounds, sums, reach, moved_by, share)
+
+    monkeypatch.setattr(releases.Air, "receive", receive)
+    return calls
+
+
+@pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
+@settings(max_examples=40, deadline=None)
+@given(
+    row=st.lists(st.floats(-1e9, 1e9), min_size=6, max_size=6),
+    other=st.lists(st.floats(-1e9, 1e9), min_size=6, max_size=6),
+)
+def test_no_row_moves_a_sum_by_more_than_is_claimed(adjacency, row, other):
+    """Knows all rows but one. What devices send moves by no more than the mechanism is made for, and is no longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        calls, owner, here = heard(patch), np.arange(30) % 3, np.arange(30) != 4
+        sides = [columns(30), columns(30)]
+        sides[0][4], sides[1][4] = row, 0.0 if adjacency == "add-remove" else other
+        air = releases.Air(
+            KEY, releases.ideal_link(), promise(adjacency=adjacency), np.bincount(owner), 600, 4, np.zeros(1)
+        )
+        for side, rows in enumerate(sides):
+            kind = np.clip(np.round(rows * 3), 0, 9).astype(int)
+            kept = here if side and adjacency == "add-remove" else slice(None)  # an empty row counts nowhere
+            scaling._count(air, kind[kept], 10, owner[kept], 0.1)
+        for rows in sides:
+            scaling._find_means(air, np.clip(rows / 13, -3, 3), owner, np.array([0, 5, 6]), 0.1)
+        for first, second in (calls[:2], calls[2:]):
+            assert np.linalg.norm(first[0] - second[0]) <= first[2] * (1 + 1e-12)
+            assert np.all(np.linalg.norm(first[0], axis=1) <= np.bincount(owner) * first[1] * (1 + 1e-12))
+
+
+@pytest.mark.parametrize("unit", ["record", "device"])
+def test_the_loss_is_the_share_that_was_asked_for(unit):
+    privacy, owner = promise(unit=unit), np.arange(2000) % 20
+    release = scaling.release_scaling(KEY, columns(), owner, privacy, share=0.2)
+    assert release.loss.shape == (3, 20)
+    assert release.loss.sum(0) == pytest.approx(0.2 * privacy.budget(20), rel=1e-9)
+    known = np.column_stack([columns().min(0) - 1, columns().max(0) + 1])
+    cheap = scaling.release_scaling(KEY, columns(), owner, privacy, ranges=known, share=0.05)
+    assert cheap.loss.shape == (1, 20)
+    assert cheap.loss.sum(0) == pytest.approx(0.05 * privacy.budget(20), rel=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [3.0, BIG])
+def test_scaled_columns_are_centred_and_of_about_unit_size(epsilon):
+    table = columns()
+    release = scaling.release_scaling(KEY, table, np.arange(len(table)) % 20, promise(epsilon))
+    scaled = release.scaling(table)[:, :5]
+    assert np.all(np.abs(scaled.mean(0)) < 0.8)
+    assert np.all((scaled.std(0) > 0.3) & (scaled.std(0) < 3))
+    assert 0.5 < np.sqrt(np.mean(scaled**2)) < 2
+
+
+def test_noise_is_new_for_another_key_and_the_same_for_the_same():
+    table, owner = columns(300), np.zeros(300, dtype=int)
+    first, again, other = (scaling.release_scaling(jax.random.key(seed), table, owner, promise()) for seed in (1, 1, 2))
+    assert np.array_equal(first.scaling.center, again.scaling.center)
+    assert first.name == again.name
+    assert not np.array_equal(first.scaling.center, other.scaling.center)
+    assert first.noise != other.noise
+
+
+def test_a_weak_link_adds_its_own_noise():
+    table, owner, privacy = columns(), np.arange(2000) % 20, promise(BIG)
+    ideal = scaling.release_scaling(KEY, table, owner, privacy)
+    weak = scaling.release_scaling(KEY, table, owner, privacy, link=wflmc.Link(channel.static(1e-9), snr_db=0))
+    assert weak.loss.max() < ideal.loss.max()
+    assert np.all(np.isfinite(weak.scaling.scale))
+    assert np.all(weak.scaling.scale > 0)
+
+
+def test_wrong_ranges_are_refused():
+    with pytest.raises(InputError, match="the smaller one first"):
+        scaling.release_scaling(KEY, columns(10), np.zeros(10, int), promise(), ranges=np.tile([1.0, 0.0], (6, 1)))
+
+
+def test_more_rows_need_a_smaller_share():
+    shares = [scaling.share_for(n, 30, 0.26, True) for n in (50, 400, 2000, 10**6)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 0.25
+    assert shares[-1] == 0.02
