@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import wflmc
+from wflmc.planning.plan import PART_OF
 
 from ..conftest import FULL
 
@@ -30,6 +31,7 @@ plan: wflmc.Plan = wflmc.plan(posterior, link, privacy, step_size=step_size, bur
 trace: wflmc.Trace = wflmc.sample(jax.random.key(1), posterior, plan, chains=100)
 found: wflmc.evaluation.Evaluation = wflmc.evaluate(trace, posterior)
 spent: float | None = plan.epsilon_spent
+gain: NDArray[np.float64] = plan.gain
 mean: NDArray[np.float64] = posterior.exact.mean
 report: wflmc.audit.AuditReport = wflmc.audit.audit(jax.random.key(2), plan, posterior)
 print(repr(plan), found, report, trace.to_arviz().posterior)
@@ -44,6 +46,10 @@ WRONG = {
 
 def test_the_package_says_that_it_is_typed():
     assert (PACKAGE / "py.typed").read_bytes() == b""
+
+
+def test_every_field_of_a_plan_has_a_type():
+    assert {name for kind in wflmc.Plan.__mro__[1:] for name in vars(kind).get("__annotations__", ())} == set(PART_OF)
 
 
 @pytest.mark.skipif(not FULL, reason="mypy takes half a minute: make test-full runs it")

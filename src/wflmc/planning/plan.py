@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -124,8 +124,46 @@ def _by_part(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {part: {name: values[name] for name in values if PART_OF[name] == part} for part in PARTS}
 
 
+class _PartFields:
+    """The fields of a plan's parts under their types; `Plan` reads each by a property."""
+
+    step_size: Array
+    gain: Array
+    weight: Array
+    server_noise: Array
+    received: Array | None
+    threshold: Array
+    bound: Array | None
+    power_share: Array
+    limit: NDArray[np.intp]
+    objective: float
+    objective_name: str
+    lower_bound: float | None
+    regime: str | None
+    gamma: float
+    noise_limit: float
+    warnings: tuple[str, ...]
+    privacy: Privacy
+    clip: Array
+    example_clip: Array
+    noise_power: float
+    burn_in: Any
+    init: str
+    mu: float
+    L: float
+    dim: int
+    initial_w2_sq: float
+    ledger: Array
+    start: int
+    uncertainty: float
+    enforced: bool
+    dynamics: Dynamics
+    downlink_noise: float
+    rounding: float
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan(Shown):
+class Plan(_PartFields, Shown):
     """Gains and active devices of every round, with the bound and the privacy they imply.
 
     The fields of its three parts are read off the plan itself: `plan.gain` is `plan.rounds.gain`.
@@ -148,13 +186,8 @@ class Plan(Shown):
         """The same plan with other values of some fields."""
         return replace(self, **{part: replace(getattr(self, part), **some) for part, some in _by_part(changes).items()})
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Read a field of a part; below they become properties, which are faster."""
-
     def _facts(self) -> dict[str, Any]:
-        facts = {"devices": self.devices, "parameters": self.dim, "rounds": len(self.rounds)}
+        facts: dict[str, Any] = {"devices": self.devices, "parameters": self.dim, "rounds": len(self.rounds)}
         facts |= {"burn-in rounds": self.burn_in, "dynamics": self.dynamics.constants.get("dynamics")}
         facts |= {name: getattr(self, name) for name in ("step_size", "gain", "gap", "regime")}
         facts["objective"] = None if np.isnan(self.objective) else self.objective
@@ -258,8 +291,8 @@ class Plan(Shown):
         if start:
             distance = np.nan if self.bound is None else float(self.bound[start - 1])
         ledger = self.ledger + (self.loss[:start].sum(0) if self.clips else 0.0)
-        rest = {"burn_in": max(0, self.burn_in - start), "start": self.start + start}
-        context = replace(self.context, ledger=ledger, initial_w2_sq=distance, **rest)
+        context = replace(self.context, ledger=ledger, initial_w2_sq=distance, start=self.start + start)
+        context = replace(context, burn_in=max(0, self.burn_in - start))
         certificate = jax.tree.map(lambda values: values[start:], self.certificate)
         return Plan(self.rounds[start:], certificate, context)
 
