@@ -49,8 +49,6 @@ class Features(NamedTuple):
     y: NDArray[Any]
     X_test: Any = None
     y_test: Any = None
-    columns: tuple[str, ...] = ()
-    """The names of the features, where a file has some."""
 
 
 def cache_folder() -> Path:

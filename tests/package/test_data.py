@@ -210,8 +210,10 @@ def test_features():
 
     images = data.Images(*draw(500), *draw(100))
     features = data.mnist_features(images, np.random.default_rng(0), examples=200, components=5)
-    assert all(np.bincount(block).tolist() == [2] * 10 for block in features.y.reshape(10, 20))
-    assert np.array_equal(features.y_test, images.test_labels)
+    X, y, X_test, y_test = features  # as the documentation unpacks them
+    assert (X.shape, X_test.shape) == ((200, 5), (100, 5))
+    assert all(np.bincount(block).tolist() == [2] * 10 for block in y.reshape(10, 20))
+    assert np.array_equal(y_test, images.test_labels)
     agree(features, recomputed(images, 200, 5))
 
 

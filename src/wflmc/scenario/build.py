@@ -157,7 +157,7 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     """Return the model with its data spread over the devices, and the test set where there is one."""
     section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
     with scenario_keys():
-        data = _load(scenario, key)
+        data, columns = _load(scenario, key)
         common = section.model_dump(include={"examples", "dim", "intercept", "partition", "prior_std"})
         if data is not None:
             common |= {"X": data.X, "y": data.y}
@@ -168,24 +168,24 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
             classes = 10 if section.data == "mnist" and section.classes is None else section.classes
             posterior = softmax_regression(key, section.devices, classes=classes, **common)
         test = _test_set(scenario, posterior, data)
-    return dataclasses.replace(posterior, columns=() if data is None else data.columns), test
+    return dataclasses.replace(posterior, columns=columns), test
 
 
-def _load(scenario: Scenario, key: jax.Array) -> Features | None:
-    """Return the scenario's data set; None where the model makes its own."""
+def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[str, ...]]:
+    """Return the scenario's data set and its features' names; None where the model makes its own."""
     section = scenario.posterior
     if section.data == "synthetic":
-        return None
+        return None, ()
     if section.data == "mnist":
-        return mnist_features(load_mnist(), host_generator(key, "data"), section.examples, section.dim)
+        return mnist_features(load_mnist(), host_generator(key, "data"), section.examples, section.dim), ()
     if not is_data_path(section.data):
         raise InputError("data", section.data, "'synthetic', 'mnist' or the path of an .npz or .csv file")
-    data = load_data(section.data, text_labels=section.model == "softmax")
+    data, columns = load_data(section.data, text_labels=section.model == "softmax")
     sizes = {"examples": len(data.y), "dim": data.X.shape[1] if data.X.ndim == 2 else 0}
     for name, value in sizes.items():
         if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
             raise InputError(name, getattr(section, name), f"{value}, as in the data file, or left out")
-    return data
+    return data, columns
 
 
 def _test_set(scenario: Scenario, posterior: Posterior, data: Features | None) -> Test | None:

@@ -92,15 +92,15 @@ def file_digests(scenario: Scenario, keys: Collection[str] = ("posterior.data", 
     return digests
 
 
-def load_data(path: str | Path, text_labels: bool = False) -> Features:
-    """Return a data set from .npz (arrays X and y, and X_test and y_test if there are) or .csv.
+def load_data(path: str | Path, text_labels: bool = False) -> tuple[Features, tuple[str, ...]]:
+    """Return a data set from .npz (arrays X and y, and X_test and y_test if there are) or .csv, and its columns' names.
 
-    A CSV with a header has one column named y; without a header the last column is y.
+    A CSV with a header has one column named y; without a header the last column is y. Only a header has names.
 
     Args:
         text_labels: whether y of a CSV may be text.
     """
-    return _load_npz(path) if str(path).lower().endswith(".npz") else _load_csv(path, text_labels)
+    return (_load_npz(path), ()) if str(path).lower().endswith(".npz") else _load_csv(path, text_labels)
 
 
 def _load_npz(path: str | Path) -> Features:
@@ -111,8 +111,8 @@ def _load_npz(path: str | Path) -> Features:
     return result
 
 
-def _load_csv(path: str | Path, text_labels: bool) -> Features:
-    """Return the data set of a CSV; an error names the place, never what stands there."""
+def _load_csv(path: str | Path, text_labels: bool) -> tuple[Features, tuple[str, ...]]:
+    """Return the data set of a CSV and the features' names; an error names the place, never what stands there."""
     wanted = "a CSV file in UTF-8 with commas between its columns"
     with _reading("data", path, wanted), open(path, encoding="utf-8-sig", newline="") as file:
         lines = {number: [cell.strip() for cell in row] for number, row in enumerate(csv.reader(file), 1)}
@@ -137,7 +137,7 @@ def _load_csv(path: str | Path, text_labels: bool) -> Features:
         raise InputError("data", str(path), f"{wanted}; line {line} has none in column {column}")
     y = labels if text else numbers[:, target]
     columns = tuple(name for name in names if name != "y") if header else ()
-    return Features(np.delete(numbers, target, axis=1), y, columns=columns)
+    return Features(np.delete(numbers, target, axis=1), y), columns
 
 
 def as_float(text: str) -> float:

@@ -47,7 +47,7 @@ def read_data(
     if uses_file:
         X = y = None
         if files:
-            source, (X, y, *_) = files[0].name, load_data(files[0])
+            source, ((X, y, *_), _) = files[0].name, load_data(files[0])
         posterior = gaussian_regression(key, devices=30, X=X, y=y, partition="blocks")
     if uses_mnist:
         if not folders and not os.environ.get(VARIABLE) and find_mnist()[1]:
