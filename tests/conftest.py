@@ -118,12 +118,20 @@ def paper_posterior(paper_data):
     return wflmc.gaussian_regression(jax.random.key(0), devices=30, X=found["X"], y=found["y"], partition="blocks")
 
 
+NO_MNIST = "MNIST is not in ../shared/data, and WFLMC_DATA does not say where it is"
+
+
+def find_mnist_folder() -> Path | None:
+    """Where MNIST is: beside this checkout, or where WFLMC_DATA says; None if it is not there."""
+    folder = Path(os.environ.get(data.VARIABLE) or SHARED_DATA / "mnist").absolute()
+    return folder if folder.is_dir() else None
+
+
 @pytest.fixture(scope="session")
 def mnist_folder() -> Path:
-    """Where MNIST is: beside this checkout, or where WFLMC_DATA says."""
-    folder = Path(os.environ.get("WFLMC_DATA") or SHARED_DATA / "mnist")
-    if not folder.is_dir():
-        pytest.skip("MNIST is not in ../shared/data, and WFLMC_DATA does not say where it is")
+    folder = find_mnist_folder()
+    if folder is None:
+        pytest.skip(NO_MNIST)
     return folder
 
 

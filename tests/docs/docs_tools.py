@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 from wflmc.cli.app import app
+from wflmc.data import VARIABLE
 from wflmc.scenario import load_scenario
 
 from ..cli_tools import strict
@@ -81,6 +83,11 @@ class Block:
         first = self.text.strip().splitlines()[0]
         return "shell" if COMMAND.match(first) else "toml" if re.match(r"\[\w+\]", first) else "unknown"
 
+    @property
+    def needs_mnist(self) -> bool:
+        """Return whether the block can only run with MNIST at hand."""
+        return any(words in self.text for words, reason in ONLY_FULL.items() if "MNIST" in reason)
+
     def tolerance(self, line: str) -> float:
         """Return the relative tolerance of a line's numbers: 5 % by <!-- sampled: R-hat max 5 % -->."""
         for words, percent in re.findall(r"([^,]*?) *([\d.]+) %", self.comments.get("sampled", "")):
@@ -126,6 +133,10 @@ class Reader:
     """Follow one page from top to bottom in an empty folder that contains the examples."""
 
     call: Callable[..., tuple[int, str, str]]
+    mnist: Path | None = None
+    """The folder of MNIST, which only the blocks that need it are told of."""
+    left_out: list[str] = field(default_factory=list)
+    """Blocks that were not run because there is no MNIST."""
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     printed: str | None = None
     """Output of the last command or Python block; None if it was not run."""
@@ -134,7 +145,15 @@ class Reader:
         """Run a block, or compare it with what was printed."""
         if block.title:
             Path(block.title).write_text(block.text, encoding="utf-8")
-        getattr(self, block.kind)(block)
+        if not (FULL and block.needs_mnist):
+            getattr(self, block.kind)(block)
+        elif self.mnist is None:
+            self.left_out.append(str(block))
+            self.printed = None
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(VARIABLE, str(self.mnist))
+                getattr(self, block.kind)(block)
 
     def unknown(self, block: Block) -> None:
         raise AssertionError(f"{block}: the kind of this block is unknown; label it, such as ```text for a formula")
