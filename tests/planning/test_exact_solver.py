@@ -73,12 +73,18 @@ def is_feasible(case: Case, v):
 
 
 def clarabel(case: Case) -> float:
-    """The same problem as a semidefinite program: tr (R C R)^½ is the largest tr Y with [[C, Y], [Yᵀ, C*]] ⪰ 0."""
+    """The same problem as a semidefinite program: tr (R C R)^½ is the largest tr Y with [[C, Y], [Yᵀ, C*]] ⪰ 0.
+
+    Clarabel meets limits to an absolute 1e-8. In units far from those of the solution it calls noise optimal that
+    overspends a budget by per cents, so v is near 1 here and every budget is 1, and what it returns is checked.
+    """
     cp = pytest.importorskip("cvxpy")
     r, rounds = case.response, case.low.size
-    unit_v, unit = float(np.median(case.low)), float(np.trace(r.target)) / r.target.shape[0]
+    use = case.active.T * case.cost / case.budget[:, None]
+    unit_v = max(float(np.median(case.low)), float(use.sum(1).max()))  # the same noise in all rounds, all budgets kept
+    unit = float(np.trace(r.target)) / r.target.shape[0]
     v, t = cp.Variable(rounds), cp.Variable()
-    limits = [v >= case.low / unit_v, (case.active * (case.cost / unit_v)[:, None]).T @ cp.inv_pos(v) <= case.budget]
+    limits = [v >= case.low / unit_v, (use / unit_v) @ cp.inv_pos(v) <= 1]
     finite = np.isfinite(case.high)
     if finite.any():
         limits.append(v[finite] <= case.high[finite] / unit_v)
@@ -91,6 +97,10 @@ def clarabel(case: Case) -> float:
         ]
     problem = cp.Problem(cp.Minimize(t), limits)
     problem.solve(solver=cp.CLARABEL)
+    assert problem.status == cp.OPTIMAL
+    noise = v.value * unit_v
+    assert np.max(use @ (1 / noise)) < 1 + 1e-6
+    assert np.all((noise > case.low * (1 - 1e-6)) & (noise < case.high * (1 + 1e-6)))
     return float(t.value) * unit
 
 
@@ -103,6 +113,26 @@ def test_agrees_with_a_semidefinite_program():
         assert found.value == pytest.approx(by_law(case, found.v), rel=1e-9, abs=1e-14)
         assert abs(found.value - theirs) < 1e-4 * scale
         assert found.lower_bound <= theirs + 1e-5 * scale
+
+
+def test_one_parameter_and_one_tight_budget_in_closed_form():
+    """The least noise of the last round, (Σ √(cost effect))²/budget, where one device pays for every round."""
+    case = draw(49, most_rounds=6, most_dim=3)
+    r, tight = case.response, 5
+    effect = r.effect[-1, :, 0, 0]
+    assert r.target.shape == (1, 1)
+    assert case.active[:, tight].all()
+    paid = np.sqrt(case.cost * effect)
+    v = np.sqrt(case.cost / effect) * paid.sum() / case.budget[tight]
+    law = r.covariance[-1, 0, 0] + effect @ v
+    assert law > r.target[0, 0]
+    assert is_feasible(case, v * (1 + 1e-12))
+    best = r.shift[-1] + (np.sqrt(law) - np.sqrt(r.target[0, 0])) ** 2
+    assert best == pytest.approx(by_law(case, v), rel=1e-12)
+    found = solve(*case)
+    assert found.v == pytest.approx(v, rel=1e-4)
+    assert found.value == pytest.approx(best, rel=1e-8)
+    assert found.lower_bound <= best
 
 
 def test_gap_feasibility_and_certificate_over_random_problems():
