@@ -222,10 +222,11 @@ def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, mutate):
 @pytest.mark.parametrize(("examples", "promise", "rounds"), SOFTMAX + LONG if FULL else SOFTMAX)
 def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, mutate):
     posterior, plan = softmax_of(examples, promise, rounds)
-    if promise is None:
-        name, norm = ("by_rows", "most") if examples == 6 else ("by_devices", "norm")
-        again = {"wrap": lambda mutant: blocks.batch_chains(mutant, 3), "known_as": (softmax, name)}
-        mutate(getattr(softmax, f"_chains_{name}"), f"clip_factor(w.T, limit.T, {norm})", "w.T", **again)
+    if promise is None and examples == 6:
+        mutate(softmax._chains_by_rows, "clip_factor(w.T, limit.T, most)", "jnp.broadcast_to(w.T, most.shape)")
+    elif promise is None:
+        again = {"wrap": lambda mutant: blocks.batch_chains(mutant, 3), "known_as": (softmax, "by_devices")}
+        mutate(softmax._chains_by_devices, "clip_factor(w.T, limit.T, norm)", "w.T", **again)
     else:
         mutate(softmax._limited, "residual * clip_factor(jnp.ones(()), most, length)[:, None]", "residual")
     assert not audit.audit_model(KEY, plan, posterior, trials=8000).consistent
