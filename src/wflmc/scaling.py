@@ -29,6 +29,8 @@ LEAST = 0.25
 """The share of a column's values that its range holds, at least."""
 TRUST = 6.0
 """Log-likelihood ratio above which a column's magnitude is believed; other columns take the median of those."""
+ALIKE = 1.0
+"""Distance of the quartiles of the columns' orders of magnitude up to which all of them have one range."""
 OFTEN_ZERO = 0.2
 """Share of zeros from which on a range includes zero."""
 LIMIT = 6.0
@@ -114,9 +116,10 @@ def release_scaling(
     settings = np.array([columns, unknown.sum(), share, *groups], dtype=float)
     uses = max(int(unknown.sum()) * (EXPONENTS.size + 1), columns + 1 + len(groups))
     air = Air(key, ideal_link() if link is None else link, privacy, sizes, uses, 1 + 2 * bool(unknown.any()), settings)
+    group = np.searchsorted(np.array(groups), np.arange(columns), side="right")
     if unknown.any():
         known = known.copy()
-        known[unknown] = _find_ranges(air, rows[:, unknown], owner, counting * share)
+        known[unknown] = _find_ranges(air, rows[:, unknown], owner, group[unknown], counting * share)
     middle, half = known.mean(1), (known[:, 1] - known[:, 0]) / 2
     within = np.clip((rows - middle) / half, -LIMIT / 2, LIMIT / 2)
     left = share * (AVERAGED if unknown.any() else 1.0)
@@ -127,31 +130,45 @@ def release_scaling(
     return ScalingRelease(scaling, loss, f"scale-{name}", f"scale-{air.noise}")
 
 
-def _find_ranges(air: Air, rows: Array, owner: NDArray[np.intp], share: float) -> Array:
-    """Return a range of every column that holds most of its values, [d, 2]."""
+def _find_ranges(air: Air, rows: Array, owner: NDArray[np.intp], group: NDArray[np.intp], share: float) -> Array:
+    """Return a range of every column that holds most of its values, [d, 2]; `group` is that of each column."""
     with np.errstate(divide="ignore"):
         order = np.clip(np.floor(np.log2(np.abs(rows))), EXPONENTS[0], EXPONENTS[-1])
     kind = np.where(rows == 0, 0, order - EXPONENTS[0] + 1).astype(np.intp)
-    counts, noise = _count(air, kind, EXPONENTS.size + 1, owner, share)
+    counts, noise = count_kinds(air, kind, EXPONENTS.size + 1, owner, share)
     zeros = counts[:, 0]
     window, evidence = _likeliest_window(counts[:, 1:], noise, 0.0)
-    magnitude = EXPONENTS[window[:, 1] - 1] + 1.0
-    sure = evidence > TRUST
-    magnitude = 2.0 ** np.where(sure, magnitude, np.median(magnitude[sure] if sure.any() else magnitude))
-    part = np.clip(np.floor((rows / magnitude + 1) / 2 * PARTS), 0, PARTS - 1)
-    counts, noise = _count(air, np.where(rows == 0, 0, part + 1).astype(np.intp), PARTS + 1, owner, share)
-    # Where counts say little, a wide range is the safer one.
+    magnitude = (EXPONENTS[window[:, 1] - 1] + 1).astype(np.float64)
+    alike = [_pool(magnitude, np.flatnonzero(group == one), evidence > TRUST) for one in np.unique(group)]
+    size = 2.0**magnitude
+    part = np.clip(np.floor((rows / size + 1) / 2 * PARTS), 0, PARTS - 1)
+    counts, noise = count_kinds(air, np.where(rows == 0, 0, part + 1).astype(np.intp), PARTS + 1, owner, share)
+    # Where counts say little, a wide range is the safer one. Columns that are alike are counted together.
     window, _ = _likeliest_window(counts[:, 1:], noise, 2.0)
-    found = (2 * window / PARTS - 1) * magnitude[:, None]
+    for columns in alike:
+        if columns.size:
+            together = counts[columns, 1:].mean(0, keepdims=True)
+            window[columns], _ = _likeliest_window(together, noise / columns.size**0.5, 0.0)
+    found = (2 * window / PARTS - 1) * size[:, None]
     often = zeros + counts[:, 0] > 2 * OFTEN_ZERO
-    least, most = (
-        np.where(often, np.minimum(found[:, 0], 0), found[:, 0]),
-        np.where(often, np.maximum(found[:, 1], 0), found[:, 1]),
-    )
-    return np.stack([least, most], axis=1)
+    found[often] = np.stack([np.minimum(found[often, 0], 0), np.maximum(found[often, 1], 0)], axis=1)
+    return found
 
 
-def _count(air: Air, kind: NDArray[np.intp], kinds: int, owner: NDArray[np.intp], share: float) -> tuple[Array, float]:
+def _pool(magnitude: Array, columns: NDArray[np.intp], sure: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Give columns of one group whose magnitude is not known that of the others; return columns that are all alike."""
+    known = columns[sure[columns]]
+    low, usual, high = np.percentile(magnitude[known if known.size else columns], [25, 50, 75])
+    if known.size > 1 and high - low <= ALIKE:  # columns of one kind, such as pixels
+        magnitude[columns] = np.ceil(high)
+        return columns
+    magnitude[np.setdiff1d(columns, known)] = usual
+    return columns[:0]
+
+
+def count_kinds(
+    air: Air, kind: NDArray[np.intp], kinds: int, owner: NDArray[np.intp], share: float
+) -> tuple[Array, float]:
     """Return the share of every kind[N, d] in a column as it is received, [d, kinds], and the noise of each."""
     columns = kind.shape[1]
     place = (owner[:, None] * columns + np.arange(columns)) * kinds + kind

@@ -287,3 +287,11 @@ def test_scikit_learns_own_checks_pass(kind):
     # Scores on small tables need more than a usual ε; nothing else cannot hold for a randomised, private method.
     settings = Settings(2.0, 0.005, 10, 10, 1.0)
     check_estimator(kind(epsilon=100.0, delta=0.1, settings=settings, random_state=0))
+
+
+def test_a_page_tells_of_a_fit_with_and_without_held_out_rows():
+    X, y = two_clusters(120)
+    model = PrivateClassifier(settings=FEW, classes=["no", "yes"], random_state=0).fit(X[:80], y[:80])
+    page = model.report_html_(X[80:], y[80:], np.arange(40) % 2)
+    assert "calibration error" in page
+    assert "No rows were held out" in model.report_html_()

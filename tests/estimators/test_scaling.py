@@ -63,7 +63,7 @@ def test_no_row_moves_a_sum_by_more_than_is_claimed(adjacency, row, other):
         for side, rows in enumerate(sides):
             kind = np.clip(np.round(rows * 3), 0, 9).astype(int)
             kept = here if side and adjacency == "add-remove" else slice(None)  # an empty row counts nowhere
-            scaling._count(air, kind[kept], 10, owner[kept], 0.1)
+            scaling.count_kinds(air, kind[kept], 10, owner[kept], 0.1)
         for rows in sides:
             scaling._find_means(air, np.clip(rows / 13, -3, 3), owner, np.array([0, 5, 6]), 0.1)
         for first, second in (calls[:2], calls[2:]):

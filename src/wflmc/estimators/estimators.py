@@ -7,7 +7,6 @@ from typing import Any, Self
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from scipy.stats import norm
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -25,13 +24,17 @@ from wflmc.posterior.inputs import Names, as_classes, class_names, with_intercep
 from wflmc.privacy import Ledger, Privacy
 from wflmc.releases import Air, ideal_link
 from wflmc.sampling import Trace, sample
-from wflmc.scaling import LIMIT, Scaling, release_scaling
+from wflmc.scaling import LIMIT, Scaling, count_kinds, release_scaling
 from wflmc.scenario import NotCovered
 
 Array = NDArray[np.float64]
 
 FARTHEST = 2.0
-"""Residuals are clipped to this many spreads of the target."""
+"""Residuals are clipped to this many spreads of the target, where candidates are compared."""
+LARGE = 9.0
+"""The most that a count of large residuals weighs over one of those of the size of their spread."""
+SIZES = 2.0 ** np.arange(-7, 3.5, 0.5)
+"""Sizes of residuals that are told apart, in spreads of the target."""
 _fits = 0
 
 
@@ -211,6 +214,16 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "model_")
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
+    def report_html_(self, X: ArrayLike = (), y: ArrayLike = (), devices: ArrayLike | None = None) -> str:
+        """Return the page of this fit, one HTML file; with scores on rows X, y that were held out, if any are given."""
+        from wflmc.estimators.folder import Held, describe
+        from wflmc.report.fit_page import render_fit
+
+        rows = self._given(X) if len(np.asarray(X)) else np.zeros((0, self.n_features_in_))
+        names, owner = np.unique(np.zeros(len(rows)) if devices is None else np.asarray(devices), return_inverse=True)
+        held_out = Held(rows, np.asarray(y), owner.reshape(-1), names.tolist())
+        return render_fit(describe(self, held_out), type(self).__name__)
+
     @property
     def not_covered_(self) -> tuple[NotCovered, ...]:
         """What ε does not cover of this estimator; empty for most."""
@@ -341,49 +354,43 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         return self.model_.interval(rows, level)
 
     def _residuals(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
-        """Return squared residuals of scaled targets about the mean prediction, at most FARTHEST², [N]."""
-        mean = with_intercept(Z) @ np.asarray(trace.theta[0], dtype=float).mean(0)
-        return np.minimum((y - mean) ** 2, FARTHEST**2)
+        """Return residuals of scaled targets about the mean prediction, [N]."""
+        return y - with_intercept(Z) @ np.asarray(trace.theta[0], dtype=float).mean(0)
 
     def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
-        return 1 - self._residuals(trace, Z, y) / FARTHEST**2
+        return 1 - np.minimum((self._residuals(trace, Z, y) / FARTHEST) ** 2, 1.0)
 
     def _held_for_noise(self, rows: int, devices: int, budget: float) -> float:
-        """Return the loss that is kept for the noise scale: for an error of about a twentieth, within limits."""
+        """Return the loss that is kept for the noise scale: for counts with a noise of 1 % of all, within limits."""
         if self.noise_scale is not None:
             return 0.0
         units = rows if self.unit == "record" else devices
-        return budget * float(np.clip(12_800 / (units**2 * budget), 0.01, 0.1))
+        return budget * float(np.clip(1e4 / (units**2 * budget), 0.01, 0.1))
 
     def _release_noise(
         self, key: jax.Array, facts: Facts, loss: float, Z: Array, y: Array, owner: NDArray[np.intp], ledger: Ledger
     ) -> float:
-        """Release the mean squared residual, and set the noise scale by it; return what it cost."""
-        size, farthest = np.bincount(owner), FARTHEST**2
+        """Release how many residuals have which size, and set the noise scale by it; return what it cost."""
         link = ideal_link() if facts.link is None else facts.link
         start = facts.rounds_before + len(self.plan_.rounds)
-        air = Air(key, link, facts.promise, size, 1, 1, np.array([farthest]), start)
-        sums = np.bincount(owner, self._residuals(self.trace_, Z, y))[:, None].astype(float)
+        air = Air(key, link, facts.promise, np.bincount(owner), SIZES.size + 1, 1, SIZES, start)
+        size = np.searchsorted(SIZES, np.abs(self._residuals(self.trace_, Z, y)))
         share = loss / float(facts.promise.budget(1)[0])
-        received, _ = air.receive(1, sums, farthest, farthest, share)
+        received, _ = count_kinds(air, size[:, None], SIZES.size + 1, owner, share)
         losses = air.losses[0]
-        ledger.charge(f"residuals-{digest(sums, air.noise.encode())}", start, losses, f"residuals-{air.noise}")
-        # The clipped square of a normal variable, made unclipped again; rows that were fitted are closer than new ones.
-        fitted = np.clip(received[0], 0.01, 0.9 * _clipped_square(10 * FARTHEST))
-        variance = brentq(lambda s: _clipped_square(s) - fitted, 0.05, 10 * FARTHEST) ** 2
-        fitted_share = min(0.5, (facts.features + 1) / (2 * facts.rows))
-        variance *= (1 + fitted_share) / (1 - fitted_share)
-        # What draws disagree in comes on top; the mean square of a scaled feature is about 1.
+        ledger.charge(f"residuals-{digest(size, air.noise.encode())}", start, losses, f"residuals-{air.noise}")
+        # The nearest normal law. Large residuals count more: they decide how wide intervals must be, whatever the law.
+        spreads = np.geomspace(SIZES[0], SIZES[-1], 2000)[:, None]
+        law = np.diff(2 * norm.cdf(SIZES / spreads) - 1, axis=1, prepend=0.0, append=1.0)
+        weight = np.minimum((np.append(SIZES, SIZES[-1]) / spreads) ** 2, LARGE)
+        variance = float(spreads[((weight * (law - received[0])) ** 2).sum(1).argmin(), 0]) ** 2
+        # Rows that were fitted are closer than new ones. What draws disagree in comes on top of this for a prediction,
+        # where the mean square of a scaled feature is about 1.
+        fitted = min(0.5, (facts.features + 1) / (2 * facts.rows))
+        variance *= (1 + fitted) / (1 - fitted)
         disagree = float(self.trace_.theta[0].astype(float).var(0).sum())
         self._noise = float(max(variance - disagree, 0.1 * variance) ** 0.5)
         return float(losses.max())
-
-
-def _clipped_square(spread: float) -> float:
-    """Return E min(x², FARTHEST²) for x ~ N(0, spread²)."""
-    z = FARTHEST / spread
-    inside = 1 - 2 * norm.sf(z)
-    return float(spread**2 * (inside - 2 * z * norm.pdf(z)) + FARTHEST**2 * (1 - inside))
 
 
 def _owners(devices: ArrayLike | None, rows: int, unit: str) -> NDArray[np.intp]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
-from wflmc.errors import InputError
+from wflmc.errors import InputError, without_data
 from wflmc.estimators.estimators import PrivateClassifier, PrivateRegressor
 from wflmc.estimators.model import Model
 from wflmc.estimators.settings import Expected, Facts, worth
@@ -37,6 +37,7 @@ RESAMPLED = 200
 """Sets of labels that the floor of the calibration error is the mean of."""
 
 
+@without_data
 class Request(NamedTuple):
     """The arguments of `wflmc fit` and `wflmc tune`."""
 
@@ -60,6 +61,18 @@ class Request(NamedTuple):
     """Whether settings are chosen by private selection."""
 
 
+@without_data
+class Held(NamedTuple):
+    """Rows that were held out, as they were given."""
+
+    X: NDArray[np.float64]
+    y: NDArray[Any]
+    owner: NDArray[np.intp]
+    names: list[Any]
+    """Of the devices."""
+
+
+@without_data
 class _Data(NamedTuple):
     schema: Schema
     X: NDArray[np.float64]
@@ -128,82 +141,91 @@ def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model.fit(data.X[fitted], data.y[fitted], data.owner[fitted], ledger=out / LEDGER)
-    scores = _scores(model.model_, data)
-    uncovered = [*model.not_covered_, *(NotCovered(name, f"Read off the data: {name}.") for name in schema.taken)]
-    if scores:
-        uncovered.append(NotCovered("scores", "Scores look at held-out rows, which nothing hides.", published=False))
-    uncovered.append(NotCovered("refusals", "A fit that is refused over its data tells that it was.", published=False))
-    spent = model.privacy_
-    document = FitFile(
-        task=schema.task,
-        target=request.target,
-        rows=int(fitted.sum()),
-        test_rows=int(data.test.sum()),
-        features=data.X.shape[1],
-        devices=int(model.facts_.devices),
-        classes=schema.classes if schema.task == "classification" else None,
-        **scores,
-        epsilon_spent=spent.epsilon,
-        epsilon_by_part=spent.by_part,
-        privacy={**asdict(spent), "left": max(0.0, spent.promised - spent.epsilon)},
-        settings=asdict(model.settings_),
-        candidates=[_plain(one) for one in model.candidates_[:SHOWN]],
-        worth={name: _plain(one) for name, one in worth(model.facts_, model.settings_).items()},
-        not_covered=uncovered,
-        warnings=[str(item.message) for item in caught],
-        seconds=time.perf_counter() - began,
-        version=__version__,
-    )
+    held_out = Held(data.X[data.test], data.y[data.test], data.owner[data.test], data.names)
+    uncovered = [NotCovered(name, f"Read off the data: {name}.") for name in schema.taken]
+    said = [str(item.message) for item in caught]
+    document = describe(model, held_out, request.target)
+    listed = [*uncovered, *document.not_covered]
+    seconds = time.perf_counter() - began
+    document = document.model_copy(update={"not_covered": listed, "warnings": said, "seconds": seconds})
     model.model_.save(out / MODEL)
     write_text(out / SCHEMA, schema.model_dump_json(indent=1))
     write_text(out / FIT, to_json(document.model_dump()))
     return document
 
 
+def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, target: str = "y") -> FitFile:
+    """Return what a fitted estimator chose, spent and reaches on rows that were held out, and what more is worth."""
+    facts, spent = estimator.facts_, estimator.privacy_
+    classes = estimator.classes_.tolist() if isinstance(estimator, PrivateClassifier) else None
+    scores = {} if not len(held_out.X) else _scores(estimator.model_, held_out, classes)
+    shown = [("scores", bool(scores), "Scores look at held-out rows, which nothing hides.")]
+    shown += [("refusals", True, "A fit that is refused over its data tells that it was.")]
+    return FitFile(
+        task="classification" if classes else "regression",
+        target=target,
+        rows=facts.rows,
+        test_rows=len(held_out.X),
+        features=facts.features,
+        devices=facts.devices,
+        classes=classes,
+        **scores,
+        epsilon_spent=spent.epsilon,
+        epsilon_by_part=spent.by_part,
+        privacy={**asdict(spent), "left": max(0.0, spent.promised - spent.epsilon)},
+        settings=asdict(estimator.settings_),
+        candidates=[_plain(one) for one in estimator.candidates_[:SHOWN]],
+        worth={name: _plain(one) for name, one in worth(facts, estimator.settings_).items()},
+        not_covered=[
+            *estimator.not_covered_,
+            *(NotCovered(name, text, published=False) for name, holds, text in shown if holds),
+        ],
+        warnings=[],
+        seconds=0.0,
+        version=__version__,
+    )
+
+
 def _plain(one: Expected) -> dict[str, float | None]:
     return {**asdict(one.settings), "nll": one.nll, "accuracy": one.accuracy}
 
 
-def _scores(model: Model, data: _Data) -> dict[str, Any]:
-    """Return scores on the held-out rows; none where there are none."""
-    X, y, owner = data.X[data.test], data.y[data.test], data.owner[data.test]
-    if not len(X):
-        return {}
-    if data.schema.task == "regression":
+def _scores(model: Model, held_out: Held, classes: list[Any] | None) -> dict[str, Any]:
+    """Return scores on rows that were held out, of classes or of numbers."""
+    X, y = held_out.X, held_out.y
+    if classes is None:
         mean, (low, high) = model.mean_and_spread(X)[0], model.interval(X)
         off, inside = y - mean, (y >= low) & (y <= high)
         return {
             "rmse": float(np.sqrt(np.mean(off**2))),
             "r2": float(1 - np.mean(off**2) / max(np.var(y), 1e-300)),
             "coverage_90": float(inside.mean()),
-            "by_device": _by_device(data, owner, {"rmse": off**2, "coverage_90": inside.astype(float)}),
+            "by_device": _by_device(held_out, {"rmse": off**2, "coverage_90": inside.astype(float)}),
         }
     p = np.maximum(model.probabilities(X), 1e-12)
     p /= p.sum(1, keepdims=True)
-    names: Any = tuple(data.schema.classes or ())
+    names: Any = tuple(classes)
     truth = as_classes(y, names)
     found = calibration(p, truth)
-    generator = np.random.default_rng(0)
-    drawn = (generator.random((RESAMPLED, len(p), 1)) > np.cumsum(p, axis=1)[None, :, :-1]).sum(-1)
-    right = (p.argmax(1) == truth).astype(float)
+    drawn = (np.random.default_rng(0).random((RESAMPLED, len(p), 1)) > np.cumsum(p, axis=1)[None, :, :-1]).sum(-1)
     return {
         **{name: float(getattr(found, name)) for name in ("accuracy", "ece", "nll")},
         "ece_floor": float(np.mean([calibration(p, labels).ece for labels in drawn])),
         "reliability": plain(reliability(found)),
-        "by_device": _by_device(data, owner, {"accuracy": right}),
+        "by_device": _by_device(held_out, {"accuracy": (p.argmax(1) == truth).astype(float)}),
     }
 
 
-def _by_device(data: _Data, owner: NDArray[np.intp], values: dict[str, NDArray[np.float64]]) -> list[dict[str, Any]]:
-    """Return the mean of values by device, largest devices first."""
-    held = np.bincount(owner, minlength=len(data.names))
-    rows = []
+def _by_device(held_out: Held, values: dict[str, NDArray[np.float64]]) -> list[dict[str, Any]]:
+    """Return the mean of values by device, those with most rows first."""
+    owner, rows = held_out.owner, []
+    held = np.bincount(owner, minlength=len(held_out.names))
     for device in np.argsort(-held, kind="stable")[: 4 * SHOWN]:
         if held[device]:
             means = {name: float(each[owner == device].mean()) for name, each in values.items()}
             if "rmse" in means:
                 means["rmse"] **= 0.5
-            rows.append({"device": data.names[device], "rows": int(held[device]), **means})
+            rows.append({"device": held_out.names[device], "rows": int(held[device]), **means})
     return rows
 
 

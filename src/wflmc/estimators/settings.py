@@ -1,9 +1,9 @@
 """Settings of a fit, chosen without a look at the data: on a public stand-in of the same size.
 
-A stand-in is drawn from the model itself: as many rows, features, classes and devices as the table has, features whose
-covariance falls off as those of tables do, and parameters large along the directions that vary most. Candidates are
-planned and run on it as they would be on the table, under the same promise and over the same link, and the one with the
-best predictions for further rows is taken. All of this is public and costs no privacy.
+A stand-in is drawn from the model itself: as many rows, features, classes and devices as the table has, and features
+whose covariance falls off as those of tables do. Candidates are planned and run on it as they would be on the table,
+under the same promise and over the same link, and the one with the best predictions for further rows is taken. All of
+this is public and costs no privacy.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
+from wflmc.errors import without_data
 from wflmc.evaluation.scores import calibration
 from wflmc.planning import Plan, Policy, PowerPolicy, Sampler, plan
 from wflmc.planning.policies import equal
@@ -27,15 +28,17 @@ from wflmc.sampling import sample
 Array = NDArray[np.float64]
 Advance = Callable[[int, int], None]
 
-CLIPS, TRAVELS, PRIORS, ROUNDS = (0.2, 0.4, 0.8), (0.1, 0.25, 0.5, 1.0), (2.0, 4.0, 8.0), (50, 100)
+CLIPS, TRAVELS, PRIORS, ROUNDS = (0.2, 0.4, 0.8), (0.03, 0.1, 0.25, 0.5, 1.0), (2.0, 6.0), (50, 100)
 """Candidates: the clip over the length of a row; how far clipped gradients of one row carry the prediction for it over
 the whole chain; the spread of the prior's predictions; and rounds, of which half are burn-in."""
-STRENGTHS = {True: (6.0, 12.0), False: (1.0, 2.0)}
-"""Spread of the stand-ins' logits, or of their mean targets over their noise."""
+STRENGTHS = {True: (4.0, 6.0), False: (1.0, 2.0)}
+"""Distance of the stand-ins' classes over their spread, or the spread of their mean targets over the noise."""
 DECAY = 1.0
 """Variances of the stand-in's directions fall off as number^−DECAY."""
 MOST_ROWS, TEST_ROWS = 50_000, 1000
 """Of a stand-in, and of further ones that its predictions are scored on."""
+SMALL, DRAWN = 10**5, 2
+"""Numbers of a table from which on one stand-in of each strength is enough; else so many are drawn."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class Facts(NamedTuple):
     """None for an ideal one."""
 
     @property
+    def crowd(self) -> float:
+        """How many rows of the table there are for one of a stand-in; gradients are so many times larger."""
+        return max(1.0, self.rows / MOST_ROWS)
+
+    @property
     def by_record(self) -> bool:
         """Whether rows are hidden one by one."""
         return bool(self.promise.unit == "record")
@@ -90,7 +98,7 @@ def candidates(facts: Facts) -> Iterator[Settings]:
     gradient = length if facts.by_record else length * (facts.rows / facts.devices) ** 0.75
     for rounds, prior, clip, travel in product(ROUNDS, PRIORS, CLIPS, TRAVELS):
         limit = clip * gradient
-        step = travel / (limit * length * rounds)
+        step = travel / (limit * length * rounds * facts.crowd)
         yield Settings(limit, step, rounds // 2, rounds - rounds // 2, prior / length)
 
 
@@ -135,6 +143,7 @@ def make_plan(facts: Facts, settings: Settings, posterior: GaussianPosterior | S
     return made.replace(warnings=())  # some of them look at the data
 
 
+@without_data
 class StandIn(NamedTuple):
     """Public data in place of a table."""
 
@@ -145,31 +154,42 @@ class StandIn(NamedTuple):
 
 
 def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
-    """Draw a table of a model whose parameters are large where features vary much."""
+    """Draw a table of the model: classes are normal clusters, and numbers lie about a plane.
+
+    Args:
+        strength: the distance of two clusters over their spread, or the spread of mean targets over that of the noise.
+    """
     generator, size = np.random.default_rng([seed, facts.features, facts.classes]), facts.features
     rows = min(facts.rows, MOST_ROWS)
     variance = np.arange(1, size + 1) ** -DECAY
-    spread = np.sqrt(variance * size / variance.sum())
+    spread = np.sqrt(variance / variance.mean())
     turn = np.linalg.qr(generator.standard_normal((size, size)))[0]
-    along = generator.standard_normal((rows + TEST_ROWS, size)) * spread
-    mean = along @ (spread[:, None] * generator.standard_normal((size, max(facts.classes, 1))))
-    mean -= mean.mean(1, keepdims=True) * (facts.classes > 0)
-    mean *= strength / mean.std()
+    along = generator.standard_normal((rows + TEST_ROWS, size))
     if facts.classes:
-        y: NDArray[Any] = np.argmax(mean + generator.gumbel(size=mean.shape), axis=1)
+        y: NDArray[Any] = generator.integers(facts.classes, size=len(along))
+        center = generator.standard_normal((facts.classes, size))
+        center -= center.mean(0)
+        along += center[y] * strength / np.sqrt(2 * facts.classes / (facts.classes - 1) * np.mean((center**2).sum(1)))
     else:
-        y = (mean[:, 0] + generator.standard_normal(len(mean))) / (1 + strength**2) ** 0.5
-    X = along @ turn.T
+        mean = (along * spread**2) @ generator.standard_normal(size)
+        y = strength * mean / mean.std() + generator.standard_normal(len(along))
+        y /= (1 + strength**2) ** 0.5
+    X = (along * spread) @ turn.T
+    X /= np.sqrt(np.mean(X**2))
     return StandIn(X[:rows], y[:rows], X[rows:], y[rows:])
 
 
 def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None) -> list[Expected]:
-    """Return what settings reach on the stand-ins, in their order."""
+    """Return what settings reach on the stand-ins, in their order.
+
+    On a stand-in of fewer rows, steps are longer by as much: it moves as the table would, with more noise.
+    """
+    given, asked = asked, [replace(one, step_size=one.step_size * facts.crowd) for one in asked]
     scaled = facts._replace(rows=min(facts.rows, MOST_ROWS), devices=min(facts.devices, MOST_ROWS))
     groups: dict[tuple[int, float], list[int]] = {}
     for number, settings in enumerate(asked):  # chains that can be run together
         groups.setdefault((settings.samples, settings.prior_std), []).append(number)
-    strengths = STRENGTHS[facts.classes > 0]
+    strengths = STRENGTHS[facts.classes > 0] * (DRAWN if facts.rows * facts.features < SMALL else 1)
     scores = np.zeros((len(strengths), len(asked), 2))
     for seed, strength in enumerate(strengths):
         table = stand_in(facts, strength, seed)
@@ -183,7 +203,7 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None)
                 progress(seed * len(groups) + done + 1, len(strengths) * len(groups))
     nll, accuracy = np.exp(np.log(scores[..., 0]).mean(0)), scores[..., 1].mean(0)
     return [
-        Expected(s, float(n), float(a) if facts.classes else None) for s, n, a in zip(asked, nll, accuracy, strict=True)
+        Expected(s, float(n), float(a) if facts.classes else None) for s, n, a in zip(given, nll, accuracy, strict=True)
     ]
 
 

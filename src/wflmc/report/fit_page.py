@@ -23,6 +23,7 @@ def render_fit(fit: FitFile, name: str) -> str:
     """Return the page of a fit; `name` is that of its folder."""
     what = f"{len(fit.classes)} classes of {fit.target}" if fit.classes else f"the number {fit.target}"
     lead = f"A private model of {what}, from {fit.rows:,} rows of {fit.devices:,} devices with {fit.features} features."
+    lead += " This page is for the owner of the data: scores look at rows that epsilon does not hide."
     sections = [
         Section("answer", "How good is it?", join([boxes(_numbers(fit)), _verdict(fit)])),
         *([Section("scores", "Held-out rows", _pictures(fit))] if fit.test_rows else []),

@@ -198,10 +198,10 @@ class FitFile(Document):
     epsilon_spent: float
     epsilon_by_part: dict[str, float]
     privacy: dict[str, Any]
-    settings: dict[str, float]
-    candidates: list[dict[str, float | None]]
+    settings: dict[str, Any]
+    candidates: list[dict[str, Any]]
     """The best of those that were tried on a stand-in."""
-    worth: dict[str, dict[str, float | None]]
+    worth: dict[str, dict[str, Any]]
     """What more of something would reach on a stand-in."""
     reliability: dict[str, list[float | None]] | None = None
     by_device: list[dict[str, Any]] = []
