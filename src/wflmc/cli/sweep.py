@@ -44,6 +44,7 @@ def command(
     """
     from wflmc.report.tables import write_csv
     from wflmc.runs import point
+    from wflmc.scenario.coverage import SELECTED
     from wflmc.studies.cache import key_of
     from wflmc.studies.engines import Failure, open_engine
     from wflmc.studies.grids import FORMS, parse_grid, points, unquoted
@@ -71,11 +72,14 @@ def command(
                     cached += was_cached
         write_csv(folder / "sweep.csv", [*where[0], *names], [row for _, row in sorted(rows.items())])
         _write_failures(folder / "failed.json", where, dict(sorted(failures.items())))
+    promised = not plan_only and any(task.scenario.privacy.epsilon is not None for task in tasks)
+    uncovered = [SELECTED] * promised
     if as_json:
         counts = {"points": len(tasks), "done": len(rows), "cached": cached, "failed": len(failures)}
-        shared.print_json({"file": str(folder / "sweep.csv"), **counts})
+        shared.print_json({"file": str(folder / "sweep.csv"), **counts, "not_covered": uncovered})
     else:
         print(f"{len(rows)} of {len(tasks)} points ({cached} from the cache)\nWritten to {folder / 'sweep.csv'}")
+        print("\n".join(uncovered), end="\n" * promised)
     if failures:
         note(f"{len(failures)} points failed: {folder / 'failed.json'} lists them.")
         raise typer.Exit(1)

@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 FARTHEST = 2.0
 """Residuals are clipped to this many spreads of the target, where candidates are compared."""
-LARGE = 9.0
+LARGE = 4.0
 """The most that a count of large residuals weighs over one of those of the size of their spread."""
 SIZES = 2.0 ** np.arange(-7, 3.5, 0.5)
 """Sizes of residuals that are told apart, in spreads of the target."""
@@ -382,14 +382,12 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         # The nearest normal law. Large residuals count more: they decide how wide intervals must be, whatever the law.
         spreads = np.geomspace(SIZES[0], SIZES[-1], 2000)[:, None]
         law = np.diff(2 * norm.cdf(SIZES / spreads) - 1, axis=1, prepend=0.0, append=1.0)
-        weight = np.minimum((np.append(SIZES, SIZES[-1]) / spreads) ** 2, LARGE)
+        weight = np.minimum(np.append(SIZES, SIZES[-1]) / spreads, LARGE)
         variance = float(spreads[((weight * (law - received[0])) ** 2).sum(1).argmin(), 0]) ** 2
-        # Rows that were fitted are closer than new ones. What draws disagree in comes on top of this for a prediction,
-        # where the mean square of a scaled feature is about 1.
-        fitted = min(0.5, (facts.features + 1) / (2 * facts.rows))
-        variance *= (1 + fitted) / (1 - fitted)
+        # What draws disagree in comes on top for a prediction. Residuals about their mean have some of it already: half,
+        # by coverage on tables of a few hundred rows. The mean square of a scaled feature is about 1.
         disagree = float(self.trace_.theta[0].astype(float).var(0).sum())
-        self._noise = float(max(variance - disagree, 0.1 * variance) ** 0.5)
+        self._noise = float(max(variance - disagree / 2, 0.1 * variance) ** 0.5)
         return float(losses.max())
 
 

@@ -12,6 +12,7 @@ from wflmc.report.figure import Axis, Figure, Line, Panel
 from wflmc.report.plotly_figures import UNWANTED, axis_layout, draw
 from wflmc.report.tables import as_number, read_columns
 from wflmc.scenario import Scenario
+from wflmc.scenario.coverage import SELECTED
 
 MOST_ROWS = 500
 MOST_DRAWN = 20_000
@@ -33,6 +34,7 @@ def render_sweep(folder: Path) -> str:
     lead = f"Results of wflmc sweep in this folder: {points:,} grid points over {', '.join(keys)}."
     if adjacencies := sorted(set(columns.get("adjacency", []))):
         lead += f" The adjacency of ε is {' or '.join(adjacencies)}."
+        lead += f" {SELECTED}" if any(columns.get("epsilon_spent", [])) and "ess_min" in columns else ""
     every = table(list(zip(*columns.values(), strict=True))[:MOST_ROWS], list(columns))
     if points > 12:
         every = fold(f"{'' if points <= MOST_ROWS else f'The first {MOST_ROWS} of '}{points:,} points", every)

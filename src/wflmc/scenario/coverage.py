@@ -15,6 +15,11 @@ OWNER_ONLY = (
     "the key of the noise are in it, and epsilon covers none of these. wflmc publish writes a file that may be shown."
 )
 """The first thing that a run folder says."""
+SELECTED = (
+    "Whoever chooses a point by its scores looks at the data that scored it, and epsilon does not cover the choice; "
+    "wflmc tune chooses settings for a table without its data."
+)
+"""Said of every sweep that samples under a promise."""
 
 
 @dataclass(frozen=True)
