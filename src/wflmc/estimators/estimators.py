@@ -384,7 +384,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         law = np.diff(2 * norm.cdf(SIZES / spreads) - 1, axis=1, prepend=0.0, append=1.0)
         weight = np.minimum(np.append(SIZES, SIZES[-1]) / spreads, LARGE)
         variance = float(spreads[((weight * (law - received[0])) ** 2).sum(1).argmin(), 0]) ** 2
-        # What draws disagree in comes on top for a prediction. Residuals about their mean have some of it already: half,
+        # What draws disagree in comes on top for a prediction. Residuals about their mean have part of it already, half
         # by coverage on tables of a few hundred rows. The mean square of a scaled feature is about 1.
         disagree = float(self.trace_.theta[0].astype(float).var(0).sum())
         self._noise = float(max(variance - disagree / 2, 0.1 * variance) ** 0.5)
