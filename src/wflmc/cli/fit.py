@@ -21,7 +21,9 @@ Adjacency = Annotated[str, option("KIND", "replace or add-remove.")]
 LinkFile = Annotated[str | None, option("FILE", "Scenario (TOML) whose link is used; an ideal one by default.")]
 SchemaFile = Annotated[str | None, option("FILE", "JSON: public ranges, categories and classes.", "--schema")]
 Id = Annotated[str | None, option("COL", "Column with a row's own name; no feature.", "--id")]
-Missing = Annotated[str, option("HOW", "Missing values: refuse, or indicator (a constant and a column that says so).")]
+Missing = Annotated[
+    str | None, option("HOW", "Missing values: refuse (default), or indicator (a constant and a column).")
+]
 Test = Annotated[float, option("SHARE", "Share of the rows that is held out to score predictions.")]
 Seed = Annotated[str, option("N", "secret (the operating system's entropy), or a number: a simulation.")]
 Select = Annotated[bool, flag("--select", "Choose among the best settings by private selection, paid from ε.")]
@@ -61,7 +63,7 @@ def command(
     link: LinkFile = None,
     schema: SchemaFile = None,
     id: Id = None,
-    missing: Missing = "refuse",
+    missing: Missing = None,
     test: Test = 0.25,
     seed: Seed = "secret",
     private: Select = False,

@@ -24,7 +24,7 @@ def command(
     link: of_fit.LinkFile = None,
     schema: of_fit.SchemaFile = None,
     id: of_fit.Id = None,
-    missing: of_fit.Missing = "refuse",
+    missing: of_fit.Missing = None,
     test: of_fit.Test = 0.25,
     private: of_fit.Select = False,
     as_json: AsJson = False,

@@ -53,7 +53,8 @@ class Request(NamedTuple):
     adjacency: str = "replace"
     link: Link | None = None
     declared: Mapping[str, Any] | None = None
-    missing: str = "refuse"
+    missing: str | None = None
+    """refuse or indicator; None: as declared, else refuse."""
     test: float = 0.25
     seed: int | None = None
     """None: secret."""
