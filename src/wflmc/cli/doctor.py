@@ -31,6 +31,7 @@ FEATURES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "--engine dask": ("dask", ("distributed",)),
     "wflmc federate": ("flower", ("flwr", "ray")),
     "data from OpenML": ("openml", ("scikit-learn",)),
+    "wflmc fit, predict, tune": ("tables", ("scikit-learn", "pandas", "pyarrow")),
 }
 """What needs packages beyond the core: the extra of wflmc that brings them, None if they come with it, and they."""
 MODULES = {"dp-accounting": "dp_accounting", "scikit-learn": "sklearn"}

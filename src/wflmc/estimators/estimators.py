@@ -1,6 +1,7 @@
 """`PrivateClassifier` and `PrivateRegressor`: scikit-learn estimators whose every look at the data is paid for."""
 
 import warnings
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -68,7 +69,7 @@ class Spent:
         return f"ε = {self.epsilon:.4g} of {self.promised:g} at δ = {self.delta:g} ({hidden}): {parts}"
 
 
-class _Private(BaseEstimator):  # type: ignore[misc]
+class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     """What classifier and regressor share."""
 
     epsilon: float
@@ -198,8 +199,9 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         self.selected_ = self.selected_._replace(run=None)
         self._losses = {"tuning": budget - facts.spent - sampled, "sampling": sampled}
 
+    @abstractmethod
     def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
-        raise NotImplementedError
+        """Return how right a chain is about every row, from 0 to 1, [N]."""
 
     def _held_for_noise(self, rows: int, devices: int, budget: float) -> float:
         return 0.0
@@ -207,7 +209,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
     def _release_noise(
         self, key: jax.Array, facts: Facts, loss: float, Z: Array, y: Array, owner: NDArray[np.intp], ledger: Ledger
     ) -> float:
-        raise NotImplementedError
+        return 0.0
 
     def _given(self, X: ArrayLike) -> Array:
         """Return rows of features as in the fit, checked."""

@@ -26,6 +26,7 @@ from wflmc.evaluation.scores import calibration
 from wflmc.posterior.inputs import as_classes
 from wflmc.privacy import Privacy
 from wflmc.runs.documents import FitFile, read_document
+from wflmc.scaling import share_for
 from wflmc.scenario import NotCovered, plain, to_json
 from wflmc.storage import replacing, write_text
 from wflmc.version import __version__
@@ -113,8 +114,6 @@ def facts_of(request: Request) -> Facts:
     promise = Privacy(request.epsilon, request.delta, **kind)  # type: ignore[arg-type]
     fitted, devices = int((~data.test).sum()), int(data.owner[~data.test].max()) + 1
     budget, classes = float(promise.budget(1)[0]), len(data.schema.classes or [])
-    from wflmc.scaling import share_for
-
     units = fitted if request.unit == "record" else devices
     share = share_for(units, data.X.shape[1], budget, bool(np.isnan(data.ranges).any()))
     return Facts(fitted, data.X.shape[1], classes, devices, promise, share * budget, 3, request.link)
