@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link, static
 from wflmc.keys import digest
+from wflmc.lattice import Lattice
 from wflmc.privacy import Privacy
 
 Array = NDArray[np.float64]
@@ -33,6 +34,7 @@ class Air:
         rounds: int,
         settings: Array,
         start: int = 0,
+        exact: bool = False,
     ) -> None:
         """Open the channel.
 
@@ -43,10 +45,12 @@ class Air:
             rounds: of the whole release.
             settings: numbers of the release that decide what is sent.
             start: rounds of the link that came before.
+            exact: draw noise that protects for real, on a lattice, from the operating system's entropy instead.
         """
         devices = sizes.size
         self.link, self.privacy, self.sizes, self.uses = link, privacy, sizes, uses
         self.losses: list[Array] = []
+        self.exact = exact
         off = link.mismatch(start + rounds, devices)
         self.off = np.ones((rounds, devices)) if off is None else off[start:]
         self.known = np.abs(link.gains(start + rounds, devices)[start:]) / self.off
@@ -84,8 +88,15 @@ class Air:
         fraction = np.minimum(1.0, allowed / loss)
         self.losses.append(loss * fraction)
         strength = strength * np.sqrt(fraction)
-        noise = self.generator.standard_normal((strength.shape[0], sums.shape[1]))
-        signal = (strength * self.off[at]) @ sent + noise
+        signal = (strength * self.off[at]) @ sent
+        if self.exact:
+            change, total = np.sqrt(2 * self.losses[-1]), strength @ limit
+            signal = np.array([
+                Lattice.fitted(1.0, one, np.zeros_like(one), float(most), sums.shape[1]).noisy(each)
+                for one, most, each in zip(change, total, signal, strict=True)
+            ])  # fmt: skip
+        else:
+            signal = signal + self.generator.standard_normal(signal.shape)
         weight = strength.sum(1)
         total = float(weight @ (strength @ self.sizes))
         return weight @ signal / total, float(np.linalg.norm(weight)) / total

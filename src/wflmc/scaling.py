@@ -87,6 +87,7 @@ def release_scaling(
     ranges: Array | None = None,
     groups: tuple[int, ...] = (),
     share: float | None = None,
+    exact: bool = False,
 ) -> ScalingRelease:
     """Release a scale of every column.
 
@@ -98,6 +99,7 @@ def release_scaling(
         ranges: the least and the largest value of every column, [d, 2], where that is public; nan where it is not.
         groups: where, among the columns, a group of columns begins that has a mean square of its own.
         share: of every device's budget; by default `share_for`.
+        exact: as of `Air`.
     """
     check_key(key)
     count, columns = rows.shape
@@ -115,7 +117,8 @@ def release_scaling(
     sizes = np.bincount(owner, minlength=devices)
     settings = np.array([columns, unknown.sum(), share, *groups], dtype=float)
     uses = max(int(unknown.sum()) * (EXPONENTS.size + 1), columns + 1 + len(groups))
-    air = Air(key, ideal_link() if link is None else link, privacy, sizes, uses, 1 + 2 * bool(unknown.any()), settings)
+    over, rounds = ideal_link() if link is None else link, 1 + 2 * bool(unknown.any())
+    air = Air(key, over, privacy, sizes, uses, rounds, settings, exact=exact)
     group = np.searchsorted(np.array(groups), np.arange(columns), side="right")
     if unknown.any():
         known = known.copy()

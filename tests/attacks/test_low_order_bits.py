@@ -23,7 +23,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
-from wflmc.federated import lattice
+from wflmc import lattice
 from wflmc.federated.device import Device
 from wflmc.federated.job import Job
 from wflmc.federated.messages import Reception, Request

@@ -68,7 +68,10 @@ def test_from_a_csv_to_predictions_and_a_page(call, table, tmp_path):
     unseen = patients(50).drop(columns=["state", "cost", "clinic"])
     unseen.loc[3, "sex"] = "x"
     unseen.to_csv(tmp_path / "new.csv", index=False)
-    assert call("predict", model, tmp_path / "new.csv", "--out", out)[0] == 0
+    code, _, errors = call("predict", model, tmp_path / "new.csv", "--out", out)
+    assert code == 0
+    assert "column 'sex' have a category that the model does not know" in errors
+    assert "exists already" in call("predict", model, tmp_path / "new.csv", "--out", tmp_path / "new.csv")[2]
     made = pd.read_csv(out)
     assert list(made.columns) == ["person", "prediction", "p_ill", "p_well"]
     assert list(made["person"]) == list(unseen["person"])

@@ -16,11 +16,12 @@ from sklearn.preprocessing import FunctionTransformer
 
 import wflmc
 from wflmc import InputError, PrivateClassifier, PrivateRegressor, channel
-from wflmc.estimators import estimators, selection
+from wflmc.estimators import estimators, folder, selection
 from wflmc.estimators import settings as chosen
 from wflmc.estimators.audit import audit_fit
+from wflmc.estimators.protected import protected_chain
 from wflmc.estimators.settings import Facts, Settings
-from wflmc.privacy import Privacy
+from wflmc.privacy import Ledger, Privacy
 
 from ..conftest import FULL, count
 
@@ -116,6 +117,16 @@ def test_every_further_fit_warns_that_it_spends_again():
         model.fit(X, y)
     with pytest.warns(estimators.PrivacyWarning, match="fit number 2 of this process spends up to ε = 3 again"):
         clone(model).fit(X, y)
+
+
+def test_a_large_delta_and_a_useless_model_are_said():
+    X, y = two_clusters(60)
+    with pytest.warns(estimators.PrivacyWarning, match="delta = 0.1 is above 1/60"):
+        model = PrivateClassifier(delta=0.1, settings=FEW, classes=["no", "yes"], random_state=0).fit(X, y)
+    fit = folder.describe(model, folder.Held(X[:0], y[:0], np.zeros(0, int), []))
+    assert not folder.useless(fit)
+    assert "no better than guessing" in folder.useless(fit.model_copy(update={"nll": 0.7}))[0]
+    assert "no better than a constant" in folder.useless(fit.model_copy(update={"r2": -0.1}))[0]
 
 
 @AGAIN
@@ -221,7 +232,7 @@ def test_private_selection_is_paid_from_the_same_epsilon():
     model = PrivateClassifier(settings="private", classes=["no", "yes"], random_state=2).fit(X, y)
     assert set(model.privacy_.loss) == {"scaling", "tuning", "sampling"}
     assert model.privacy_.epsilon == 3.0
-    assert model.selected_.repeats >= 1
+    assert not hasattr(model.selected_, "repeats")  # the cost is that of a number that nobody knows
     assert model.selected_.run is None
     # What one repeat may lose, all of them together keep to ε; by the theorem itself, not by the library.
     loss = selection.loss_of_repeat(PROMISE, model.privacy_.loss["scaling"])
@@ -239,7 +250,7 @@ def _epsilon_of_selection(loss: float, spent: float, delta: float, mean: float) 
 
 
 def test_the_number_of_repeats_is_geometric():
-    drawn = [selection.select(np.random.default_rng(i), 3, lambda r, c: (r, -r)).repeats for i in range(2000)]
+    drawn = [selection.select(np.random.default_rng(i), 3, lambda r, c: (r, r)).run + 1 for i in range(2000)]
     assert np.mean(drawn) == pytest.approx(selection.REPEATS, abs=4 * 12**0.5 / 2000**0.5)
     assert min(drawn) == 1
 
@@ -295,3 +306,29 @@ def test_a_page_tells_of_a_fit_with_and_without_held_out_rows():
     page = model.report_html_(X[80:], y[80:], np.arange(40) % 2)
     assert "calibration error" in page
     assert "No rows were held out" in model.report_html_()
+
+
+def test_a_protected_chain_has_the_law_of_a_simulated_one():
+    X, y = two_clusters(60)
+    Z, labels = (X - [0, 300, 7]) / [2, 40, 0.05], (y == "yes").astype(int)
+    facts, short = Facts(60, 3, 2, 4, PROMISE, 0.0), Settings(1.0, 0.02, 2, 3, 1.0)
+    posterior = chosen.private_posterior(facts, short, Z, labels)
+    plan = chosen.make_plan(facts, short, posterior)
+    chains = count(150, 1500)
+    made = np.array([protected_chain(posterior, plan).theta[0, -1] for _ in range(chains)])
+    simulated = np.asarray(wflmc.sample(jax.random.key(0), posterior, plan, chains=4 * chains).theta[:, -1])
+    # Moments of either, within five standard errors; and what the same chain adds is never the same.
+    spread = simulated.std(0)
+    assert np.all(np.abs(made.mean(0) - simulated.mean(0)) < 5 * spread * np.sqrt(1.25 / chains))
+    assert np.all(np.abs(np.log(made.std(0) / spread)) < 5 * np.sqrt(1.25 / (2 * chains)))
+    assert len(np.unique(made)) == made.size
+
+
+def test_a_ledger_that_is_continued_leaves_less_for_the_next_fit(tmp_path):
+    X, y = two_clusters(80)
+    half = Settings(1.0, 0.01, 5, 5, 1.0)
+    ledger = Ledger(PROMISE, 1, path=tmp_path / "ledger.jsonl")
+    ledger.charge("before", 0, 0.5 * PROMISE.budget(1)[None])
+    model = PrivateClassifier(settings=half, classes=["no", "yes"]).fit(X, y, ledger=tmp_path / "ledger.jsonl")
+    assert sum(model.privacy_.loss.values()) <= 0.5 * PROMISE.budget(1)[0] * (1 + 1e-9)
+    assert Ledger(PROMISE, 1, path=tmp_path / "ledger.jsonl").spent[0] <= PROMISE.budget(1)[0] * (1 + 1e-9)

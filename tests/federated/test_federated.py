@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
 import wflmc
+from wflmc import lattice
 from wflmc.errors import InputError, OverspendError
-from wflmc.federated import lattice
 from wflmc.federated.device import Device, devices_in, open_device
 from wflmc.federated.job import Job, make_job
 from wflmc.federated.messages import Reception, Request, Terms

@@ -11,9 +11,9 @@ from scipy import stats
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
+from wflmc import lattice
 from wflmc.errors import InputError
-from wflmc.federated import lattice
-from wflmc.federated.lattice import SINGLE, Lattice, discrete_gaussian
+from wflmc.lattice import SINGLE, Lattice, discrete_gaussian
 from wflmc.privacy import delta_spent
 
 from ..conftest import count

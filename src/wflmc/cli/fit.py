@@ -84,7 +84,12 @@ def command(
         shared.cache_compilations()
         request = make_request(options)
         with output_folder(out, "--out") as folder, progress_bar("Choosing settings on a stand-in", 100) as advance:
-            document = fit_table(request, folder, lambda done, total: advance(100 * done / total))
+            try:
+                document = fit_table(request, folder, lambda done, total: advance(100 * done / total))
+            except KeyboardInterrupt:
+                if (folder / "ledger.jsonl").exists():
+                    shared.note(f"{folder / 'ledger.jsonl'} has what was spent so far; fit again into a new folder.")
+                raise
     shared.warn(document.warnings)
     if as_json:
         shared.print_json(document.model_dump())

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, needs_tables, option, print_json
+from wflmc.cli.shared import AsJson, needs_tables, option, print_json, warn
 from wflmc.errors import InputError
 
 
@@ -22,10 +22,13 @@ def command(
     target = Path(out).expanduser()
     if target.suffix != ".csv" or not target.parent.is_dir():
         raise InputError("--out", out, "a file that ends in .csv, in a folder that exists")
+    if target.exists():
+        raise InputError("--out", out, "a new file: it exists already")
     with needs_tables():
         from wflmc.estimators.folder import predict_table
 
-        made = predict_table(Path(folder).expanduser(), table, target)
+        made, notes = predict_table(Path(folder).expanduser(), table, target)
+    warn(notes)
     if as_json:
         print_json({"file": str(target), "rows": len(made), "columns": list(made.columns)})
     else:

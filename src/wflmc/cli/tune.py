@@ -49,8 +49,8 @@ def command(
         more = worth(facts, found[0].settings)
         budget = float(facts.promise.budget(1)[0])
         cost = FREE if not private else PAID.format(selection.loss_of_repeat(facts.promise, facts.spent), budget)
-    rows: list[dict[str, Any]] = [{**asdict(one.settings), "nll": one.nll, "accuracy": one.accuracy} for one in found]
-    gains = {name: {"nll": one.nll, "accuracy": one.accuracy} for name, one in more.items()}
+    rows: list[dict[str, Any]] = [{**asdict(one.settings), **one.scores} for one in found]
+    gains = {name: one.scores for name, one in more.items()}
     if as_json:
         public = {name: getattr(facts, name) for name in ("rows", "features", "classes", "devices")}
         kind = {"epsilon": epsilon, "delta": delta, "unit": unit, "adjacency": adjacency}
@@ -58,7 +58,7 @@ def command(
         return
     from wflmc.report.text import numbers_table
 
-    shared.show(numbers_table("Candidates on a public stand-in, the best first", rows[:12]))
+    shared.show(numbers_table(f"The best 12 of {len(rows)} candidates on a public stand-in", rows[:12]))
     shared.show(
         numbers_table("What more of something would reach there", [{"": name, **one} for name, one in gains.items()])
     )

@@ -17,6 +17,7 @@ from wflmc.channel import Link
 from wflmc.errors import InputError
 from wflmc.estimators import selection
 from wflmc.estimators.model import Model
+from wflmc.estimators.protected import protected_chain
 from wflmc.estimators.settings import Expected, Facts, Settings, choose, make_plan, private_posterior
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.keys import digest, host_generator, named, secret_key
@@ -92,7 +93,6 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         self, X: Array, outcomes: NDArray[Any], devices: ArrayLike | None, classes: Names, path: Any = None
     ) -> None:
         """Scale, choose settings, sample; `outcomes` are classes from 0, or targets."""
-        _warn_again(self.epsilon)
         promise = Privacy(
             self.epsilon,
             self.delta,
@@ -105,19 +105,21 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         budget = float(promise.budget(1)[0])
         key = secret_key() if self.random_state is None else jax.random.key(self.random_state)
         ledger = Ledger(promise, count, path=path)
+        before = float(ledger.spent.max())
         ranges, rows, groups = self._columns(X, outcomes, bool(classes))
+        _warn(self.epsilon, self.delta, len(X) if self.unit == "record" else count)
         release = release_scaling(
-            named(key, "scaling"), rows, owner, promise, link=self.link, ranges=ranges, groups=groups
+            named(key, "scaling"), rows, owner, promise, link=self.link, ranges=ranges, groups=groups, exact=self._real
         )
         ledger.charge(release.name, 0, release.loss, release.noise)
         scaling = Scaling(release.scaling.center[:size], release.scaling.scale[:size])
         center, spread = (0.0, 1.0) if classes else (float(part[size]) for part in release.scaling)
         held = 0.0 if classes else self._held_for_noise(len(X), count, budget)
-        spent = float(release.loss.sum(0).max()) + held
+        spent = float(release.loss.sum(0).max()) + held + before
         facts = Facts(len(X), size, len(classes), count, promise, spent, len(release.loss), self.link)
         Z, y = scaling(X), outcomes if classes else np.clip((outcomes - center) / spread, -LIMIT, LIMIT)
         self._sample(named(key, "chain"), facts, Z, y, owner, classes, ledger)
-        loss = {"scaling": spent - held, **self._losses}
+        loss = {"scaling": spent - held - before, **self._losses}
         if held:
             loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
         noise = spread * self._noise if held else float(getattr(self, "noise_scale", None) or 0.0)
@@ -130,6 +132,11 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         self.privacy_ = Spent(spent_epsilon, self.delta, promised=self.epsilon, loss=loss, **kind)
         self.facts_ = facts
         del self._losses, self._noise
+
+    @property
+    def _real(self) -> bool:
+        """Whether noise protects for real: not in a simulation of a seed or of a radio channel."""
+        return self.random_state is None and self.link is None
 
     def _columns(self, X: Array, outcomes: NDArray[Any], classify: bool) -> tuple[Array, Array, tuple[int, ...]]:
         """Return public ranges and rows of all columns that are scaled, and where the target's begins."""
@@ -164,6 +171,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         def run(settings: Settings, facts: Facts, key: jax.Array, ledger: Ledger | None) -> tuple[Plan, Trace]:
             posterior = private_posterior(facts, settings, Z, labels, held_by, names)
             made = make_plan(facts, settings, posterior)
+            if self._real:
+                return made, protected_chain(posterior, made, ledger)
             trace = sample(key, posterior, [made], ledger=ledger)
             unknown = np.full_like(trace.clip_rate, np.nan), np.full_like(trace.burn_in_clip_rate, np.nan)
             # Neither the key of the noise nor clip rates, which look at the data, stay with a fitted estimator.
@@ -190,7 +199,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             own = jax.random.fold_in(key, number)
             made = run(best[candidate], alone, own, None)
             right = self._right(made[1], Z, y)
-            air = Air(own, ideal_link(), facts.promise, np.bincount(owner), 1, 1, np.zeros(1))
+            air = Air(own, ideal_link(), facts.promise, np.bincount(owner), 1, 1, np.zeros(1), exact=self._real)
             sums = np.bincount(owner, right, minlength=facts.devices)[:, None].astype(float)
             return made, float(air.receive(1, sums, 1.0, 1.0, scored / budget)[0][0])
 
@@ -232,6 +241,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         found = []
         if self.random_state is not None:
             found.append(NotCovered("random_state", "A seed can be guessed, and the noise with it: a simulation."))
+        if self.link is not None:
+            found.append(NotCovered("link", "The noise of a simulated channel is float32: low-order bits may tell."))
         if getattr(self, "classes", ()) is None:
             found.append(NotCovered("classes", "The set of labels is read off the data; give classes."))
         return tuple(found)
@@ -288,7 +299,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             ledger: a file to keep the ledger in.
         """
         features, labels = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(labels)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # some depend on the data
+            check_classification_targets(labels)
         names = class_names(labels, self.classes)
         self.classes_ = np.asarray(names)
         self._fit(features, as_classes(labels, names), devices, names, ledger)
@@ -375,7 +388,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         """Release how many residuals have which size, and set the noise scale by it; return what it cost."""
         link = ideal_link() if facts.link is None else facts.link
         start = facts.rounds_before + len(self.plan_.rounds)
-        air = Air(key, link, facts.promise, np.bincount(owner), SIZES.size + 1, 1, SIZES, start)
+        air = Air(key, link, facts.promise, np.bincount(owner), SIZES.size + 1, 1, SIZES, start, self._real)
         size = np.searchsorted(SIZES, np.abs(self._residuals(self.trace_, Z, y)))
         share = loss / float(facts.promise.budget(1)[0])
         received, _ = count_kinds(air, size[:, None], SIZES.size + 1, owner, share)
@@ -405,9 +418,15 @@ def _owners(devices: ArrayLike | None, rows: int, unit: str) -> NDArray[np.intp]
     return np.asarray(np.unique(given, return_inverse=True)[1], dtype=np.intp).reshape(-1)
 
 
-def _warn_again(epsilon: float) -> None:
+def _warn(epsilon: float, delta: float, units: int) -> None:
+    """Warn of a δ at which anybody may be shown in full, and of every further fit."""
     global _fits
     _fits += 1
+    if delta > 1 / units:
+        text = (
+            f"delta = {delta:g} is above 1/{units}: a method that shows one of {units} in full would keep the promise"
+        )
+        warnings.warn(text, PrivacyWarning, stacklevel=4)
     if _fits > 1:
         text = f"fit number {_fits} of this process spends up to ε = {epsilon:g} again; of the same data, losses add up"
         warnings.warn(text, PrivacyWarning, stacklevel=4)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.errors import InputError, without_data
-from wflmc.estimators.estimators import PrivateClassifier, PrivateRegressor
+from wflmc.estimators.estimators import PrivacyWarning, PrivateClassifier, PrivateRegressor
 from wflmc.estimators.model import Model
 from wflmc.estimators.settings import Expected, Facts, worth
-from wflmc.estimators.tables import Schema, as_frame, encode, make_schema, outcomes, owners
+from wflmc.estimators.tables import Schema, as_frame, encode, make_schema, outcomes, owners, unknown_categories
 from wflmc.evaluation import reliability
 from wflmc.evaluation.scores import calibration
 from wflmc.posterior.inputs import as_classes
@@ -143,8 +143,13 @@ def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] 
         model.fit(data.X[fitted], data.y[fitted], data.owner[fitted], ledger=out / LEDGER)
     held_out = Held(data.X[data.test], data.y[data.test], data.owner[data.test], data.names)
     uncovered = [NotCovered(name, f"Read off the data: {name}.") for name in schema.taken]
-    said = [str(item.message) for item in caught]
+    if request.device is not None:
+        uncovered.append(NotCovered("devices", "Which device holds a row, and how many rows each has, is public."))
+    if request.private:
+        uncovered.append(NotCovered("seconds", "How long private selection took tells how often it ran."))
+    said = [str(item.message) for item in caught if issubclass(item.category, PrivacyWarning)]  # others look at data
     document = describe(model, held_out, request.target)
+    said += useless(document)
     listed = [*uncovered, *document.not_covered]
     seconds = time.perf_counter() - began
     document = document.model_copy(update={"not_covered": listed, "warnings": said, "seconds": seconds})
@@ -186,8 +191,18 @@ def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, ta
     )
 
 
+def useless(fit: FitFile) -> list[str]:
+    """Say where predictions are no better than a guess."""
+    advice = "do not use them. More rows, a larger epsilon or public ranges would help"
+    if fit.nll is not None and fit.nll >= np.log(len(fit.classes or [0, 1])):
+        return [f"Probabilities are no better than guessing on the held-out rows (nll {fit.nll:.3g}): {advice}."]
+    if fit.r2 is not None and fit.r2 <= 0:
+        return [f"Predictions are no better than a constant on the held-out rows (R² {fit.r2:.3g}): {advice}."]
+    return []
+
+
 def _plain(one: Expected) -> dict[str, float | None]:
-    return {**asdict(one.settings), "nll": one.nll, "accuracy": one.accuracy}
+    return {**asdict(one.settings), **one.scores}
 
 
 def _scores(model: Model, held_out: Held, classes: list[Any] | None) -> dict[str, Any]:
@@ -238,8 +253,8 @@ def read_fit(folder: Path, option: str = "DIR") -> tuple[FitFile, Schema, Model]
     return document, schema, Model.load(folder / MODEL)
 
 
-def predict_table(folder: Path, table: Any, out: Path | None = None) -> Any:
-    """Return predictions for a table as a frame, one row each, and write it as .csv if asked for.
+def predict_table(folder: Path, table: Any, out: Path | None = None) -> tuple[Any, list[str]]:
+    """Return predictions for a table as a frame, one row each, and what to be told; write it as .csv if asked for.
 
     Columns are the row's own id, `prediction` and `p_CLASS`; or `mean`, `lower` and `upper`, ends of 90 % intervals.
     """
@@ -262,4 +277,5 @@ def predict_table(folder: Path, table: Any, out: Path | None = None) -> Any:
     if out is not None:
         with replacing(out) as file:
             made.to_csv(file, index=False)
-    return made
+    unknown = unknown_categories(frame, schema)
+    return made, [f"Some rows of column {name!r} have a category that the model does not know." for name in unknown]

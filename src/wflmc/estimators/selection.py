@@ -20,12 +20,11 @@ SCORED = 0.1
 
 
 class Selected(NamedTuple):
-    """The best run, and how it was found."""
+    """The best run. How many there were is not told: the cost is that of a number that nobody knows."""
 
     run: Any
     candidate: int
     score: float
-    repeats: int
 
 
 def loss_of_repeat(privacy: Privacy, spent: float) -> float:
@@ -69,10 +68,10 @@ def select(generator: np.random.Generator, candidates: int, run: Callable[[int, 
     Args:
         run: from the number of a repeat and of a candidate to its result and its noisy score, the higher the better.
     """
-    best, repeats = Selected(None, -1, -np.inf, 0), int(generator.geometric(1 / REPEATS))
-    for repeat in range(repeats):
+    best = Selected(None, -1, -np.inf)
+    for repeat in range(int(generator.geometric(1 / REPEATS))):
         candidate = int(generator.integers(candidates))
         result, score = run(repeat, candidate)
         if score > best.score:
-            best = Selected(result, candidate, score, repeats)
+            best = Selected(result, candidate, score)
     return best

@@ -90,6 +90,11 @@ class Expected(NamedTuple):
     """Mean of −log p(label); for numbers, the mean square error over the target's variance."""
     accuracy: float | None
 
+    @property
+    def scores(self) -> dict[str, float]:
+        """The scores by name: of probabilities, or of numbers."""
+        return {"relative_mse": self.nll} if self.accuracy is None else {"nll": self.nll, "accuracy": self.accuracy}
+
 
 def candidates(facts: Facts) -> Iterator[Settings]:
     """Yield settings to choose from."""
@@ -140,7 +145,7 @@ def make_plan(facts: Facts, settings: Settings, posterior: GaussianPosterior | S
         ledger=np.full(facts.devices, facts.spent),
         initial_w2_sq=1.0,
     )
-    return made.replace(warnings=())  # some of them look at the data
+    return made.replace(warnings=(), bound=None, objective=np.nan)  # which may look at the data
 
 
 @without_data

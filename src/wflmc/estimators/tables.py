@@ -526,3 +526,14 @@ def owners(frame: Frame, schema: Schema, devices: int | None, rng: np.random.Gen
     if devices > len(frame):
         raise InputError("devices", devices, "at most the number of rows")
     return rng.permutation(np.arange(len(frame), dtype=np.intp) % devices)
+
+
+def unknown_categories(frame: Frame, schema: Schema) -> list[str]:
+    """Return the categorical columns with a value that is none of their categories; missing ones aside."""
+    found = []
+    for column in schema.columns:
+        if column.kind == "categorical":
+            values = frame[column.name].dropna()
+            if not {_text(value) for value in values.unique()} <= set(column.categories or []):
+                found.append(column.name)
+    return found

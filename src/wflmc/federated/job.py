@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from wflmc.channel import Link
 from wflmc.dynamics import Dynamics, from_constants
 from wflmc.errors import InputError, unknown, without_data
-from wflmc.federated.lattice import Lattice
 from wflmc.federated.messages import DEVICE, EARLIER, SERVER, Request, Terms
 from wflmc.keys import digest
+from wflmc.lattice import Lattice
 from wflmc.planning.plan import PART_OF, Plan
 from wflmc.posterior import Posterior, SoftmaxPosterior
 from wflmc.privacy import Privacy

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError, without_data
-from wflmc.federated.lattice import Lattice
+from wflmc.lattice import Lattice
 from wflmc.privacy import Ledger, Privacy
 
 SERVER, DEVICE = "server", "device-{}"

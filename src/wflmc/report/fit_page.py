@@ -91,9 +91,10 @@ def _privacy(fit: FitFile) -> Html:
     rows = [[part, text("{x:3}", x=value), PARTS.get(part, "")] for part, value in fit.epsilon_by_part.items()]
     promise = fit.privacy
     hides = paragraph(
-        "Hidden is any one {unit} (adjacency = {adjacency}), by the {accountant} accountant. {left:3} of ε is left. "
+        "Hidden is any one {unit} (adjacency = {adjacency}), by the {accountant} accountant. {left} of ε is left. "
         "Another fit of the same rows spends again. Parts of ε are in proportion to their losses, which add up.",
-        **{name: promise[name] for name in ("unit", "adjacency", "accountant", "left")},
+        left=f"{promise['left']:.2g}" if promise["left"] > 1e-6 else "Nothing",
+        **{name: promise[name] for name in ("unit", "adjacency", "accountant")},
     )
     uncovered = [[item.name, item.text] for item in fit.not_covered]
     return join(
@@ -102,19 +103,14 @@ def _privacy(fit: FitFile) -> Html:
 
 
 def _settings(fit: FitFile) -> Html:
-    score = "accuracy" if fit.classes else "error"
+    scores = ["nll", "accuracy"] if fit.classes else ["relative_mse"]
 
     def row(name: object, one: dict[str, Any]) -> list[object]:
-        return [name, text("{x:3}", x=one["nll"]), text("{x:3}", x=one["accuracy"])][: 3 if fit.classes else 2]
+        return [name, *(text("{x:3}", x=one[score]) for score in scores)]
 
-    head = (
-        ["", "−log p(label)", score][: 3 if fit.classes else 2] if fit.classes else ["", "squared error over variance"]
-    )
+    head = ["", *(["−log p(label)", "accuracy"] if fit.classes else ["squared error over variance"])]
     chosen = [[name, text("{x:4}", x=value)] for name, value in fit.settings.items()]
-    tried = [
-        row(", ".join(f"{key} {one[key]:.3g}" for key in fit.settings if one[key] is not None), one)
-        for one in fit.candidates
-    ]
+    tried = [row(", ".join(f"{key} {one[key]:.3g}" for key in fit.settings), one) for one in fit.candidates]
     about = paragraph(
         "Settings were chosen on a public stand-in: synthetic data of as many rows, features, classes and devices. It "
         "is harder or easier than the table, and differences on it say more than its numbers."

@@ -205,7 +205,8 @@ def uncertainty(row: Row) -> str:
 
 def fit_lines(fit: FitFile) -> list[str]:
     """Return what a fit reached and spent, in sentences."""
-    lines = [f"{fit.rows:,} rows of {fit.devices:,} devices, {fit.features} features, {fit.test_rows:,} rows held out."]
+    devices = f"{fit.devices:,} device{'s' * (fit.devices != 1)}"
+    lines = [f"{fit.rows:,} rows of {devices}, {fit.features} features, {fit.test_rows:,} rows held out."]
     if fit.accuracy is not None:
         calibrated = f"calibration error {fit.ece:.3f} (floor {fit.ece_floor:.3f})"
         lines.append(f"accuracy {fit.accuracy:.3f}, {calibrated}, nll {fit.nll:.3f}")
@@ -218,10 +219,9 @@ def fit_lines(fit: FitFile) -> list[str]:
     now = fit.worth.get("as it is", {})
     for name, one in fit.worth.items():
         if one is not now:
-            better = [
-                f"{key} {now[key]:.3g} → {one[key]:.3g}" for key in ("accuracy", "nll") if one.get(key) is not None
-            ]
-            lines.append(f"On a stand-in, {name} would give {', '.join(better)}.")
+            scores = [key for key in ("accuracy", "nll", "relative_mse") if key in one]
+            better = ", ".join(f"{key} {now[key]:.3g} → {one[key]:.3g}" for key in scores)
+            lines.append(f"On a stand-in, which may be easier or harder than the table, {name} would give {better}.")
     return lines + [f"Not covered by ε: {item.text}" for item in fit.not_covered]
 
 
