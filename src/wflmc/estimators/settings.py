@@ -28,10 +28,10 @@ from wflmc.sampling import sample
 Array = NDArray[np.float64]
 Advance = Callable[[int, int], None]
 
-CLIPS, TRAVELS, PRIORS, ROUNDS = (0.2, 0.4, 0.8), (0.03, 0.1, 0.25, 0.5, 1.0), (2.0, 6.0), (50, 100)
+CLIPS, TRAVELS, PRIORS, ROUNDS = (0.2, 0.4, 0.8), (0.03, 0.1, 0.25, 0.5, 1.0), (6.0, 12.0), (50, 100)
 """Candidates: the clip over the length of a row; how far clipped gradients of one row carry the prediction for it over
 the whole chain; the spread of the prior's predictions; and rounds, of which half are burn-in."""
-STRENGTHS = {True: (4.0, 6.0), False: (1.0, 2.0)}
+STRENGTHS = {True: (1.0, 2.0, 5.0), False: (1.0, 2.0)}
 """Distance of the stand-ins' classes over their spread, or the spread of their mean targets over the noise."""
 DECAY = 1.0
 """Variances of the stand-in's directions fall off as number^−DECAY."""
@@ -162,7 +162,8 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
     """Draw a table of the model: classes are normal clusters, and numbers lie about a plane.
 
     Args:
-        strength: the distance of two clusters over their spread, or the spread of mean targets over that of the noise.
+        strength: the distance of two clusters of few over their spread, or the spread of mean targets over that of the
+            noise.
     """
     generator, size = np.random.default_rng([seed, facts.features, facts.classes]), facts.features
     rows = min(facts.rows, MOST_ROWS)
@@ -174,7 +175,9 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
         y: NDArray[Any] = generator.integers(facts.classes, size=len(along))
         center = generator.standard_normal((facts.classes, size))
         center -= center.mean(0)
-        along += center[y] * strength / np.sqrt(2 * facts.classes / (facts.classes - 1) * np.mean((center**2).sum(1)))
+        apart = np.sqrt(2 * facts.classes / (facts.classes - 1) * np.mean((center**2).sum(1)))
+        # Among more classes, one is confused as rarely where they are further apart.
+        along += center[y] * strength * (np.log2(facts.classes) if facts.classes > 3 else 1.0) ** 0.5 / apart
     else:
         mean = (along * spread**2) @ generator.standard_normal(size)
         y = strength * mean / mean.std() + generator.standard_normal(len(along))
