@@ -119,7 +119,8 @@ def test_every_further_fit_warns_that_it_spends_again():
         clone(model).fit(X, y)
 
 
-def test_a_large_delta_and_a_useless_model_are_said():
+def test_a_large_delta_and_a_useless_model_are_said(monkeypatch):
+    monkeypatch.setattr(folder, "worth", lambda *_: {})
     X, y = two_clusters(60)
     with pytest.warns(estimators.PrivacyWarning, match="delta = 0.1 is above 1/60"):
         model = PrivateClassifier(delta=0.1, settings=FEW, classes=["no", "yes"], random_state=0).fit(X, y)
@@ -300,7 +301,8 @@ def test_scikit_learns_own_checks_pass(kind):
     check_estimator(kind(epsilon=100.0, delta=0.1, settings=settings, random_state=0))
 
 
-def test_a_page_tells_of_a_fit_with_and_without_held_out_rows():
+def test_a_page_tells_of_a_fit_with_and_without_held_out_rows(monkeypatch):
+    monkeypatch.setattr(folder, "worth", lambda *_: {})
     X, y = two_clusters(120)
     model = PrivateClassifier(settings=FEW, classes=["no", "yes"], random_state=0).fit(X[:80], y[:80])
     page = model.report_html_(X[80:], y[80:], np.arange(40) % 2)
@@ -314,7 +316,7 @@ def test_a_protected_chain_has_the_law_of_a_simulated_one():
     facts, short = Facts(60, 3, 2, 4, PROMISE, 0.0), Settings(1.0, 0.02, 2, 3, 1.0)
     posterior = chosen.private_posterior(facts, short, Z, labels)
     plan = chosen.make_plan(facts, short, posterior)
-    chains = count(150, 1500)
+    chains = count(60, 1500)
     made = np.array([protected_chain(posterior, plan).theta[0, -1] for _ in range(chains)])
     simulated = np.asarray(wflmc.sample(jax.random.key(0), posterior, plan, chains=4 * chains).theta[:, -1])
     # Moments of either, within five standard errors; and what the same chain adds is never the same.
