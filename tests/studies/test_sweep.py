@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from wflmc.errors import InputError
 from wflmc.runs.point import Task, measure
 from wflmc.scenario import load_scenario
+from wflmc.scenario.coverage import SELECTED
 from wflmc.scenario.files import file_digests
 from wflmc.studies.cache import key_of
 from wflmc.studies.grids import Grid, parse_grid, points
@@ -165,7 +166,7 @@ def test_rows_are_what_plan_and_run_say(sweep, call, small, tmp_path):
     code, found, err = sweep(*grids, "--set", "privacy.epsilon=6")
     assert (code, err) == (0, "")
     file = tmp_path / "out" / "sweep.csv"
-    assert found == {"file": str(file), "points": 4, "done": 4, "cached": 0, "failed": 0}
+    assert found == {"file": str(file), "points": 4, "done": 4, "cached": 0, "failed": 0, "not_covered": [SELECTED]}
     rows = table(tmp_path / "out")
     assert [(r["link.snr_db"], r["policy.power"]) for r in rows] == [
         (snr, name) for snr in ("10", "20") for name in ("optimized", "equal")
@@ -314,6 +315,7 @@ def test_killed_workers_lose_nothing(sweep, small, tmp_path):
     assert (held.process.returncode, err) == (0, "")
     assert strict(out) == {
         "file": str(tmp_path / "out" / "sweep.csv"), "points": size, "done": size, "cached": 0, "failed": 0,
+        "not_covered": [SELECTED],
     }  # fmt: skip
     assert sweep(*grid, out="alone", cache="other")[1]["done"] == size
     assert (tmp_path / "out" / "sweep.csv").read_bytes() == (tmp_path / "alone" / "sweep.csv").read_bytes()
