@@ -406,7 +406,7 @@ def _take_categories(series: Series, declared: bool) -> list[str]:
 def _check_gaps(gaps: bool, column: Column, schema: Schema) -> None:
     """Refuse missing values where the schema has no place for them."""
     if gaps and not (column.indicator or (column.kind == "categorical" and schema.missing == "indicator")):
-        allowed = "complete (--missing indicator fills in a constant and adds a column that says where)"
+        allowed = "complete (wflmc fit --missing indicator fills in a constant and adds a column that says where)"
         if schema.missing == "indicator":
             allowed = "complete, as it was at the fit or as it was declared"
         raise InputError(f"column {column.name!r}", Found("has missing values"), allowed)
