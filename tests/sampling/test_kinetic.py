@@ -12,7 +12,7 @@ from wflmc import audit, channel
 from wflmc.dynamics import kinetic
 from wflmc.posterior import Gaussian, w2_squared
 
-from ..conftest import count
+from ..conftest import FULL, count
 from .kinetic_tools import CHAINS, five_parts, ill_conditioned, law_by_parts, law_of, make
 from .test_sampling import LIMIT, unclipped, z_scores
 
@@ -119,6 +119,7 @@ def rounds_to(distances, target):
     return int(reached[0]) + 1 if reached.size else len(distances) + 10**6
 
 
+@pytest.mark.skipif(not FULL, reason="grids of laws of 6,000 rounds, ten seconds: make test-full runs them")
 def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
     """The best of a grid for both. The privacy that they take at their caps is about the same."""
     posterior, target = ill_conditioned(), 1e-2

@@ -269,7 +269,8 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     Examples:
         >>> from sklearn.datasets import load_iris
         >>> X, y = load_iris(return_X_y=True)
-        >>> model = PrivateClassifier(epsilon=8, classes=[0, 1, 2], random_state=0).fit(X, y)
+        >>> given = Settings(clip=1.0, step_size=0.01, burn_in=25, samples=25, prior_std=2.0)  # not chosen
+        >>> model = PrivateClassifier(epsilon=8, classes=[0, 1, 2], settings=given, random_state=0).fit(X, y)
         >>> model.predict_proba(X[:2]).shape
         (2, 3)
     """
