@@ -113,7 +113,6 @@ def release_scaling(
     units = count if privacy.unit == "record" else devices
     if share is None:
         share = share_for(units, columns, float(privacy.budget(devices).min()), bool(unknown.any()))
-    counting = COUNTED / (1.0 if unknown.any() else AVERAGED)
     sizes = np.bincount(owner, minlength=devices)
     settings = np.array([columns, unknown.sum(), share, *groups], dtype=float)
     uses = max(int(unknown.sum()) * (EXPONENTS.size + 1), columns + 1 + len(groups))
@@ -122,7 +121,7 @@ def release_scaling(
     group = np.searchsorted(np.array(groups), np.arange(columns), side="right")
     if unknown.any():
         known = known.copy()
-        known[unknown] = _find_ranges(air, rows[:, unknown], owner, group[unknown], counting * share)
+        known[unknown] = _find_ranges(air, rows[:, unknown], owner, group[unknown], COUNTED * share)
     middle, half = known.mean(1), (known[:, 1] - known[:, 0]) / 2
     within = np.clip((rows - middle) / half, -LIMIT / 2, LIMIT / 2)
     left = share * (AVERAGED if unknown.any() else 1.0)

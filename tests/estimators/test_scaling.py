@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import wflmc
@@ -46,7 +46,6 @@ def heard(monkeypatch):
 
 
 @pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
-@settings(max_examples=40, deadline=None)
 @given(
     row=st.lists(st.floats(-1e9, 1e9), min_size=6, max_size=6),
     other=st.lists(st.floats(-1e9, 1e9), min_size=6, max_size=6),

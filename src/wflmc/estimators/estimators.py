@@ -100,6 +100,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             adjacency=self.adjacency,
             example_clip=1.0 if self.unit == "record" else None,
         )
+        if not isinstance(self.random_state, int | np.integer | None):
+            raise InputError("random_state", type(self.random_state).__name__, "None or a whole number")
         owner = _owners(devices, len(X), self.unit)
         size, count = X.shape[1], int(owner.max()) + 1
         budget = float(promise.budget(1)[0])
@@ -119,7 +121,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         facts = Facts(len(X), size, len(classes), count, promise, spent, len(release.loss), self.link)
         Z, y = scaling(X), outcomes if classes else np.clip((outcomes - center) / spread, -LIMIT, LIMIT)
         self._sample(named(key, "chain"), facts, Z, y, owner, classes, ledger)
-        loss = {"scaling": spent - held - before, **self._losses}
+        loss = {**({"earlier fits": before} if before else {}), "scaling": spent - held - before, **self._losses}
         if held:
             loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
         noise = spread * self._noise if held else float(getattr(self, "noise_scale", None) or 0.0)
@@ -237,8 +239,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
 
     @property
     def not_covered_(self) -> tuple[NotCovered, ...]:
-        """What ε does not cover of this estimator; empty for most."""
-        found = []
+        """What ε does not cover of this estimator."""
+        found = [NotCovered("refusals", "A fit that is refused over its data tells that it was.", published=False)]
         if self.random_state is not None:
             found.append(NotCovered("random_state", "A seed can be guessed, and the noise with it: a simulation."))
         if self.link is not None:

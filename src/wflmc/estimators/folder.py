@@ -164,8 +164,7 @@ def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, ta
     facts, spent = estimator.facts_, estimator.privacy_
     classes = estimator.classes_.tolist() if isinstance(estimator, PrivateClassifier) else None
     scores = {} if not len(held_out.X) else _scores(estimator.model_, held_out, classes)
-    shown = [("scores", bool(scores), "Scores look at held-out rows, which nothing hides.")]
-    shown += [("refusals", True, "A fit that is refused over its data tells that it was.")]
+    looked = [NotCovered("scores", "Scores look at held-out rows, which nothing hides.", published=False)]
     return FitFile(
         task="classification" if classes else "regression",
         target=target,
@@ -181,10 +180,7 @@ def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, ta
         settings=asdict(estimator.settings_),
         candidates=[_plain(one) for one in estimator.candidates_[:SHOWN]],
         worth={name: _plain(one) for name, one in worth(facts, estimator.settings_).items()},
-        not_covered=[
-            *estimator.not_covered_,
-            *(NotCovered(name, text, published=False) for name, holds, text in shown if holds),
-        ],
+        not_covered=[*(looked if scores else []), *estimator.not_covered_],
         warnings=[],
         seconds=0.0,
         version=__version__,

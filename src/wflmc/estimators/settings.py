@@ -123,8 +123,13 @@ def private_posterior(
         made = softmax_regression(key, facts.devices, classes=facts.classes if classes is None else classes, **common)
     else:
         made = gaussian_regression(key, facts.devices, **common)
-    # The step size was chosen without the data: for it, their curvature is what it suits.
-    return replace(made, mu=settings.prior_std**-2, L=max(1 / settings.step_size, 1.01 * settings.prior_std**-2))
+    return suited(made, settings)
+
+
+def suited(posterior: Any, settings: Settings) -> Any:
+    """Return a posterior whose constants are public: the step size was chosen without the data, and suits an L."""
+    curvature = settings.prior_std**-2
+    return replace(posterior, mu=curvature, L=max(1 / settings.step_size, 1.01 * curvature))
 
 
 def make_plan(facts: Facts, settings: Settings, posterior: GaussianPosterior | SoftmaxPosterior) -> Plan:
@@ -203,7 +208,7 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None)
         table = stand_in(facts, strength, seed)
         for done, members in enumerate(groups.values()):
             posterior = private_posterior(scaled, asked[members[0]], table.X, table.y)
-            plans = [make_plan(scaled, asked[number], _suited(posterior, asked[number])) for number in members]
+            plans = [make_plan(scaled, asked[number], suited(posterior, asked[number])) for number in members]
             theta = np.asarray(sample(jax.random.key(seed), posterior, plans).theta)
             for number, draws in zip(members, theta, strict=True):
                 scores[seed, number] = _score(posterior, draws, table)
@@ -213,10 +218,6 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None)
     return [
         Expected(s, float(n), float(a) if facts.classes else None) for s, n, a in zip(given, nll, accuracy, strict=True)
     ]
-
-
-def _suited(posterior: Any, settings: Settings) -> Any:
-    return replace(posterior, L=max(1 / settings.step_size, 1.01 * settings.prior_std**-2))
 
 
 def _score(posterior: GaussianPosterior | SoftmaxPosterior, draws: Any, table: StandIn) -> tuple[float, float]:
@@ -231,12 +232,11 @@ def _score(posterior: GaussianPosterior | SoftmaxPosterior, draws: Any, table: S
 
 def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
     """Return all candidates and what each is expected to reach, the best one first; equal facts are asked once."""
-    try:
-        if facts not in _chosen:
-            _chosen[facts] = _sorted(facts, list(candidates(facts)), progress)
-        return list(_chosen[facts])
-    except TypeError:  # facts with arrays in them
+    if facts.link is not None:  # whose arrays do not tell whether it is the same
         return _sorted(facts, list(candidates(facts)), progress)
+    if facts not in _chosen:
+        _chosen[facts] = _sorted(facts, list(candidates(facts)), progress)
+    return list(_chosen[facts])
 
 
 _chosen: dict[Facts, list[Expected]] = {}
