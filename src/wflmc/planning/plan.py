@@ -147,7 +147,7 @@ class _PartFields:
     clip: Array
     example_clip: Array
     noise_power: float
-    burn_in: Any
+    burn_in: int
     init: str
     mu: float
     L: float

@@ -71,7 +71,7 @@ def plan_figure(plan: Plan) -> Figure:
     caption = "The plan round by round, computed before anything was transmitted. Colours show which limit a round "
     caption += f"sits at. Draws are kept from round {plan.burn_in + 1:,} on."
     across, title = Axis("round", range=(0.5, len(x) + 0.5)), f"{goal}; {privacy}"
-    look = {"stacked": True, "width": 9, "burn_in": plan.burn_in, "shades": _shades(plan)}
+    look: dict[str, Any] = {"stacked": True, "width": 9, "burn_in": plan.burn_in, "shades": _shades(plan)}
     after_power = 2 - empty["power"]
     panels[after_power:after_power] = _noise_and_losses(plan, x)
     return Figure(panels, across, title, caption, **look)
