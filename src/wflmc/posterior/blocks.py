@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.posterior.summation import DEVICES, FEW, Sum, as_pair, part_size, plus, sum_squares
+from wflmc.posterior.summation import DEVICES, FEW, Sum, as_pair, part_size, plus, sum_squares, two_sum
 
 CPU_BLOCK = 2**22
 """Bytes of gradients at a time on a CPU: what stays near its cache. Where θ is larger, as much as θ: each block reads
 all of it."""
 
 
-def pad_to_blocks(values: NDArray[Any], block: int) -> Any:
-    """Return values[K, ...] on the accelerator, with zeros for the devices that fill up the last block."""
-    missing = -len(values) % (block * grouped(len(values), block))
+def pad_to_blocks(values: NDArray[Any], block: int, most: int = FEW) -> Any:
+    """Return values[K, ...] on the accelerator, with zeros for the devices that fill up the last group of blocks."""
+    missing = -len(values) % (block * grouped(len(values), block, most))
     return jnp.asarray(np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)]))
 
 
@@ -26,9 +26,9 @@ def split_blocks(values: Any, block: int) -> jax.Array:
     return jnp.asarray(values).reshape(-1, block, *values.shape[1:])
 
 
-def grouped(devices: int, block: int) -> int:
-    """Return how many blocks of devices float32 adds, where a whole device may change, before a pair takes over."""
-    return 1 if devices <= FEW else part_size(-(-devices // block), max(1, FEW // block))
+def grouped(devices: int, block: int, most: int = FEW) -> int:
+    """Return how many blocks of devices are a group: at most so many devices are added before a pair takes over."""
+    return 1 if devices <= FEW == most else part_size(-(-devices // block), max(1, most // block))
 
 
 def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit: float, most: int = DEVICES) -> int:
@@ -42,7 +42,12 @@ def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit:
 
 
 def scan_blocks(
-    add: Callable[..., tuple[Any, jax.Array]], blocks: Any, start: Any, *limits: jax.Array, by_device: bool = False
+    add: Callable[..., tuple[Any, jax.Array]],
+    blocks: Any,
+    start: Any,
+    *limits: jax.Array,
+    together: int = 0,
+    zero: Sum | None = None,
 ) -> tuple[Any, jax.Array]:
     """Return a sum over devices, one block after the other.
 
@@ -51,7 +56,8 @@ def scan_blocks(
             the norms of the block's gradients, [chain, block].
         blocks: data with leading axes [blocks, block].
         limits: weights, clips: [chain, K], or [1, K] where all chains have the same; [chain, K, m] if each has more.
-        by_device: a whole device may change, so that float32 may add a few of them.
+        together: so many devices may be added to one another before a pair takes their sum over; 0: to the pair.
+        zero: what they are added to, where that is not a float32.
 
     Returns:
         The sum, and the norms [chain, K].
@@ -67,15 +73,19 @@ def scan_blocks(
     def body(total: Any, part: tuple[Any, tuple[jax.Array, ...]]) -> tuple[Any, jax.Array]:
         return add(total, part[0], *part[1])
 
-    parts, group = (blocks, tuple(by_block(values) for values in limits)), grouped(devices, size)
-    if not by_device or not isinstance(start, Sum) or group == 1:
+    parts = blocks, tuple(by_block(values) for values in limits)
+    group = grouped(devices, size, together) if together and isinstance(start, Sum) else 1
+    if group == 1 and zero is None:
         total, norms = jax.lax.scan(body, start, parts)
         return total, norms.swapaxes(0, 1).reshape(norms.shape[1], -1)[:, :devices]
 
     def add_group(total: Sum, part: Any) -> tuple[Sum, jax.Array]:
-        some, norms = jax.lax.scan(body, jnp.zeros_like(total.high), part)
-        return plus(total, as_pair(some)), norms
+        some, norms = jax.lax.scan(body, jnp.zeros_like(total.high) if zero is None else zero, part)
+        return plus(total, two_sum(*as_pair(some))), norms
 
+    if group == count:
+        (total, norms) = add_group(start, parts)
+        return total, norms.swapaxes(0, 1).reshape(norms.shape[1], -1)[:, :devices]
     groups = jax.tree.map(lambda values: values.reshape(-1, group, *values.shape[1:]), parts)
     total, norms = jax.lax.scan(add_group, start, groups)
     return total, jnp.moveaxis(norms, 2, 0).reshape(norms.shape[2], -1)[:, :devices]

@@ -217,7 +217,7 @@ def _clipped_sum(data: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
         return summation.add_devices(total, clip_factor(w, limit, norm)[..., None] * gradient, 1, bound), norm
 
     start = summation.zero_total(_zero(theta), weight.shape[1])
-    return scan_blocks(add, data, start, weight, clip, *_by_device(theta), by_device=True)
+    return scan_blocks(add, data, start, weight, clip, *_by_device(theta), together=summation.FEW)
 
 
 def _by_device(theta: jax.Array) -> list[jax.Array]:

@@ -17,13 +17,13 @@ from wflmc.errors import InputError
 from wflmc.keys import host_generator
 from wflmc.posterior import softmax_sums as sums
 from wflmc.posterior.base import STATIC, ClippedSum, Maybe
-from wflmc.posterior.blocks import block_size, pad_to_blocks, split_blocks
+from wflmc.posterior.blocks import CPU_BLOCK, block_size, pad_to_blocks, split_blocks
 from wflmc.posterior.coordinates import Coordinates
 from wflmc.posterior.inputs import Names, as_classes, check_counts, check_init, checked, class_names
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
-from wflmc.posterior.summation import DEVICES, UNIT, additions, rounding
+from wflmc.posterior.summation import FEW, PRODUCTS, UNIT, additions, rounding
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -113,16 +113,19 @@ class SoftmaxPosterior(Regression):
         """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`."""
         rows, theta = self.features.shape[1], 4.0 * chains * self.dim
         if rows <= FEW_ROWS:
-            several_copies = 128.0 * sums.chains_together(chains, self.dim) * rows * self.classes
-            # On a CPU, as many as one matrix product may add; all that is about them stays in its cache.
-            most = sums.ROWS_TOGETHER // rows if jax.default_backend() == "cpu" else DEVICES
+            together = sums.chains_together(chains, self.dim)
+            several_copies = 128.0 * together * rows * self.classes
+            # On a CPU, as many as one matrix product may add; a few times that where its cache holds all these sums.
+            products = int(np.clip(CPU_BLOCK // (4 * self.dim * together), 1, 8))
+            most = products * sums.ROWS_TOGETHER // rows if jax.default_backend() == "cpu" else PRODUCTS * 32 // rows
             block = block_size(self.devices, several_copies, np.inf, limit, most)
         elif jax.default_backend() == "cpu":
             block = 1  # matrix products in batches are slow there
         else:
             block = block_size(self.devices, self.working_bytes(chains), theta, limit)
-        features = pad_to_blocks(self.features.astype(np.float32), block)
-        return replace(self, features=features, labels=pad_to_blocks(self.labels, block), block=block)
+        group = sums.devices_on_lattice(block, rows) if rows <= FEW_ROWS else FEW
+        features = pad_to_blocks(self.features.astype(np.float32), block, group)
+        return replace(self, features=features, labels=pad_to_blocks(self.labels, block, group), block=block)
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return ‖gradient‖ of every example at theta[..., m], [..., N]: ‖p − 1[label]‖ ‖u‖."""

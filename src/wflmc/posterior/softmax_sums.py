@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from wflmc.posterior import summation
 from wflmc.posterior.base import ClippedSum
-from wflmc.posterior.blocks import CPU_BLOCK, batch_chains, clip_factor, row_norms, scan_blocks
+from wflmc.posterior.blocks import CPU_BLOCK, batch_chains, clip_factor, grouped, row_norms, scan_blocks
 from wflmc.posterior.summation import Sum, as_pair, lattice_sum, plus
 
 ROWS_TOGETHER = 128
@@ -121,7 +121,7 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
             return plus(total, lattice_sum(clipped, 0, bound)), norm.T
         return summation.add_devices(total, clipped, 0, bound), norm.T
 
-    total, norms = scan_blocks(add, blocks, start, *limits, *received, by_device=not by_record)
+    total, norms = scan_blocks(add, blocks, start, *limits, *received, together=0 if by_record else summation.FEW)
     return jax.tree.map(_rows, total), norms
 
 
@@ -139,6 +139,9 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
     length = jnp.sum(pulled**2, axis=(0, 1))
     most_sent = summation.signal_bound(*limits[:2])
     bound = summation.CANCELLING * ROWS_TOGETHER * most_sent
+    # Float32 adds whole devices of few rows, and all of these sums of a group of blocks are on one lattice.
+    together, group = rows_together(block, rows), devices_on_lattice(block, rows)
+    parts = -(-block * rows // together) * grouped(limits[0].shape[1], block, group)
     # What is sent of a prior's share is public too: a factor is small where the share is large.
     most_factor = jnp.minimum(jnp.max(limits[0]), 16 * most_sent / jnp.sqrt(length))
 
@@ -153,13 +156,13 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
         along = share * logits if jnp.ndim(share) == 0 else product(u, pulled)
         across = jnp.sum(residual * along, axis=1).reshape(block, rows, -1).sum(1)
         apart = residual.reshape(block, rows, classes, -1)
-        inner = jnp.einsum("kid,kjd->kij", data[0], data[0], precision="highest")[..., None]
+        inner, lengths = (values[..., None] for values in data[2:])
         square = length + 2 * across
         for i in range(rows):
             for j in range(i + 1):
                 square += (1 if i == j else 2) * inner[:, i, j] * jnp.sum(apart[:, i] * apart[:, j], axis=1)
         # Where rows cancel, the square is all rounding: taken at its largest, so that nothing is sent unclipped.
-        sizes = (jnp.sqrt(jnp.sum(apart**2, axis=2)) * row_norms(data[0])[..., None]).sum(1) + jnp.sqrt(length)
+        sizes = (jnp.sqrt(jnp.sum(apart**2, axis=2)) * lengths).sum(1) + jnp.sqrt(length)
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
         most = jnp.sqrt(jnp.maximum(square, 0.0) + rounding_of(dim, classes) * sizes**2)
         # Rows are added to those of other devices in float32, and must not be much larger than what is sent of them.
@@ -167,9 +170,11 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
         most = jnp.maximum(most, least if example is None else jnp.where((example >= limit).T, least, 0.0))
         factor = clip_factor(w.T, limit.T, most)
         clipped = (factor[:, None, None] * apart).reshape(residual.shape)
-        return plus(total, _added(u, clipped, rows, bound)), jnp.concatenate([norm, factor], axis=1).T
+        whole = Sum(*map(jnp.add, total, _added(u, clipped, together, parts, bound)))
+        return whole, jnp.concatenate([norm, factor], axis=1).T
 
-    total, found = scan_blocks(add, blocks, as_pair(jnp.zeros_like(columns)), *limits)
+    zero = as_pair(jnp.zeros_like(columns))
+    total, found = scan_blocks(add, blocks, zero, *limits, together=group, zero=zero)
     norms, factors = jnp.split(found, 2)
     several = jnp.split(factors.T, list(range(summation.DEVICES, factors.shape[1], summation.DEVICES)))
     prior = functools.reduce(plus, (lattice_sum(some, 0, most_factor) for some in several))
@@ -178,14 +183,25 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
     return Sum(_rows(whole.high), _rows(whole.low)), norms
 
 
+def rows_together(block: int, rows: int) -> int:
+    """Return how many rows of a block of devices float32 adds; those of a device stay together."""
+    return summation.part_size(block, ROWS_TOGETHER // rows) * rows
+
+
+def devices_on_lattice(block: int, rows: int) -> int:
+    """Return how many devices, in whole blocks, are added on one lattice."""
+    return block * max(1, summation.PRODUCTS // -(-block * rows // rows_together(block, rows)))
+
+
 def chains_together(chains: int, dim: int) -> int:
     """Return how many chains of θ[m] `by_rows` takes at a time: on a CPU, so many that its cache holds their sums."""
     return min(chains, max(64, CPU_BLOCK // (4 * dim))) if jax.default_backend() == "cpu" else chains
 
 
 def _some_chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Sum, jax.Array]:
-    """Return `_chains_by_rows` of some chains after the other."""
-    chains = len(theta)
+    """Return `_chains_by_rows` of some chains after the other; products of rows are the same for all."""
+    chains, u = len(theta), blocks[0]
+    blocks = *blocks, jnp.einsum("bkid,bkjd->bkij", u, u, precision="highest"), row_norms(u)
     size = chains_together(*theta.shape)
     if size == chains:
         return _chains_by_rows(blocks, share, theta, *limits)
@@ -198,16 +214,13 @@ def _some_chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax
     return jax.tree.map(lambda values: values.reshape(-1, values.shape[-1])[:chains], parts)
 
 
-def _added(u: jax.Array, clipped: jax.Array, rows: int, bound: jax.Array) -> Sum:
-    """Return uᵀ clipped for u[n, d] and clipped[n, C, chain], where float32 adds whole devices of few rows."""
-    size = summation.part_size(len(u) // rows, ROWS_TOGETHER // rows) * rows
-    if len(u) <= size:
-        return as_pair(product(u.T, clipped))
-    missing = -len(u) % size
-    left = jnp.pad(u, ((0, missing), (0, 0))).reshape(-1, size, u.shape[1])
-    right = jnp.pad(clipped, ((0, missing), (0, 0), (0, 0))).reshape(-1, size, clipped.shape[1] * clipped.shape[2])
-    total = lattice_sum(_weighted(left, right), 0, bound)
-    shape = u.shape[1], *clipped.shape[1:]
+def _added(u: jax.Array, clipped: jax.Array, together: int, parts: int, bound: jax.Array) -> Sum:
+    """Return Σ uᵀ clipped of `together` rows each on a lattice, for u[n, d] and clipped[n, C, chain], [d, C, chain]."""
+    missing, shape = -len(u) % together, (u.shape[1], *clipped.shape[1:])
+    left = jnp.pad(u, ((0, missing), (0, 0))).reshape(-1, together, u.shape[1])
+    right = jnp.pad(clipped, ((0, missing), (0, 0), (0, 0))).reshape(len(left), together, -1)
+    terms = product(left[0].T, right[0])[None] if len(left) == 1 else _weighted(left, right)
+    total = summation.both_sums(summation.lattice_parts(terms, parts, bound), 0)
     return Sum(total.high.reshape(shape), total.low.reshape(shape))
 
 
