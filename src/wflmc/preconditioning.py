@@ -68,6 +68,8 @@ def release_whitening(
     share: float = 0.1,
     rounds: int = 16,
     prior_on: str = "parameters",
+    start: int = 0,
+    exact: bool = False,
 ) -> Release:
     """Release W that whitens the features, by the mean and covariance that the server receives.
 
@@ -76,9 +78,11 @@ def release_whitening(
         clip: b, rows of features further than this from zero, and then from the released mean, are brought there;
             √d by default, which suits features of about unit size. It has to be public.
         share: of every device's budget that may be spent on this.
-        rounds: fading blocks that it takes, the first ones of the link, of d(d + 1)/2 channel uses each, at the link's
+        rounds: fading blocks of the link that it takes, of d(d + 1)/2 channel uses each, at the link's
             power per channel use.
         prior_on: where the prior is to be (see `posterior.whitened`); what it outweighs is not stretched.
+        start: rounds of the link that came before.
+        exact: draw noise that protects for real, on a lattice, from the operating system's entropy instead.
     """
     check_key(key)
     if not 0 < share < 1:
@@ -95,7 +99,7 @@ def release_whitening(
     real = np.arange(rows.shape[1]) < posterior.sizes[:, None]
     first = max(1, round(MEAN_PART * rounds)) if posterior.intercept else 0
     settings = np.array([radius, share, posterior.intercept])
-    air = Air(key, link, privacy, posterior.sizes, size * (size + 1) // 2, rounds, settings)
+    air = Air(key, link, privacy, posterior.sizes, size * (size + 1) // 2, rounds, settings, start, exact)
 
     mean, wide = np.zeros(size), FIRST * radius
     # One row of length b or less, replaced or left empty, moves Σu by 2b or b, Σ‖u‖² by b² either way, and Σuuᵀ by

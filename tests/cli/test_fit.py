@@ -16,7 +16,14 @@ from ..conftest import FULL, count
 @pytest.fixture(autouse=True)
 def few_candidates(monkeypatch):
     if not FULL:
-        few = {"CLIPS": (0.4,), "TRAVELS": (0.25, 0.5), "PRIORS": (4.0,), "ROUNDS": (50,), "DRAWN": 1}
+        few = {
+            "CLIPS": (0.4,),
+            "TRAVELS": (0.25, 0.5),
+            "PRIORS": (4.0,),
+            "ROUNDS": (50,),
+            "DRAWN": 1,
+            "LARGEST_MOMENTS": 0,
+        }
         for name, values in few.items():
             monkeypatch.setattr(chosen, name, values)
 

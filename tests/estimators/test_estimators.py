@@ -39,7 +39,14 @@ def quiet(monkeypatch):
     monkeypatch.setattr(estimators, "_fits", 0)
     monkeypatch.setattr(chosen, "_chosen", {})
     if not FULL:
-        few = {"CLIPS": (0.4,), "TRAVELS": (0.25, 0.5), "PRIORS": (4.0,), "ROUNDS": (50,)}
+        few = {
+            "CLIPS": (0.4,),
+            "TRAVELS": (0.25, 0.5),
+            "PRIORS": (4.0,),
+            "ROUNDS": (50,),
+            "DRAWN": 1,
+            "LARGEST_MOMENTS": 0,
+        }
         for name, values in few.items():
             monkeypatch.setattr(chosen, name, values)
 
@@ -177,7 +184,50 @@ def test_choosing_is_public_and_asked_once(monkeypatch):
     first = chosen.choose(facts)
     monkeypatch.setattr(chosen, "expect", None)
     assert chosen.choose(facts) == first
-    assert [one.nll for one in first] == sorted(one.nll for one in first)
+    losses = [one.nll for one in first]
+    assert losses[1:] == sorted(losses[1:])
+    assert losses[0] <= chosen.AS_GOOD * min(losses)
+    assert all(one.settings.samples <= first[0].settings.samples for one in first if one.nll <= losses[0])
+
+
+def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
+    monkeypatch.setattr(chosen, "LARGEST_MOMENTS", 10**4)
+    facts = Facts(60, 3, 2, 2, PROMISE, 0.02)
+    found = chosen.choose(facts)
+    assert {one.settings.whiten for one in found} == {False, True}
+    assert len({one.settings.burn_in for one in found}) == 3
+    # One chain serves all shares of burn-in: each is scored as if it had been run alone.
+    early, late = Settings(1.0, 0.02, 4, 12, 1.0), Settings(1.0, 0.02, 12, 4, 1.0)
+    together = chosen.expect(facts, [early, late])
+    assert together[1] == chosen.expect(facts, [late])[0]
+    assert together[0].nll != together[1].nll
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_whitening_is_paid_from_the_same_epsilon(seed, tmp_path):
+    X, y = two_clusters(200)
+    whitened = replace(FEW, whiten=True)
+    path = tmp_path / "ledger.jsonl"
+    model = PrivateClassifier(classes=["no", "yes"], settings=whitened, random_state=seed).fit(X, y, ledger=path)
+    loss, budget = model.privacy_.loss, PROMISE.budget(1)[0]
+    assert loss["whitening"] == pytest.approx(chosen.WHITENED * (budget - loss["scaling"]), rel=1e-6)
+    assert Ledger(PROMISE, 1, path=path).spent[0] == pytest.approx(sum(loss.values()))
+    assert sum(loss.values()) <= budget * (1 + 1e-9)
+    assert model.score(*two_clusters(seed=1)) > 0.75
+
+
+def test_a_whitened_chain_finds_what_least_squares_finds():
+    """Two features that are nearly one: a chain in their own coordinates would take far longer."""
+    g = np.random.default_rng(0)
+    z = g.standard_normal((3000, 2)) @ [[1.0, 1.0], [0.1, -0.1]]
+    y = z @ [1.0, -2.0] + 0.1 * g.standard_normal(3000)
+    settings = Settings(50.0, 2e-4, 100, 100, 30.0, whiten=True)
+    weak = {"epsilon": 1e5, "delta": 1e-4, "ranges": [[-3, 3], [-3, 3]], "target_range": (-3, 3), "noise_scale": 0.1}
+    model = PrivateRegressor(settings=settings, random_state=0, **weak).fit(z, y)
+    far = np.array([[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])  # along the direction of little variance, and of much
+    design = np.column_stack([z, np.ones(3000)])
+    exact = np.column_stack([far, np.ones(3)]) @ np.linalg.lstsq(design, y, rcond=None)[0]
+    assert model.predict(far) == pytest.approx(exact, abs=0.15)
 
 
 @AGAIN
@@ -283,7 +333,7 @@ def _neighbours():
 @AGAIN
 def test_an_attack_on_a_whole_fit_proves_no_more_than_epsilon_and_catches_a_free_look():
     def honest(trial: int) -> PrivateClassifier:
-        how = "private" if FULL and trial % 2 else FEW
+        how = ("private", FEW, replace(FEW, whiten=True))[trial % 3] if FULL else replace(FEW, whiten=trial % 2 == 0)
         return PrivateClassifier(1.0, 1e-3, classes=[0, 1], settings=how, random_state=trial)
 
     found = audit_fit(honest, _neighbours(), count(30, 1500))
@@ -337,17 +387,19 @@ def test_all_noise_of_a_secret_fit_is_drawn_on_a_lattice(kind, monkeypatch):
         release = scaling.release_scaling(jax.random.key(0), X, np.zeros(40, int), PROMISE, exact=True)
     assert len(drawn) == len(release.loss) == 3
     drawn.clear()
-    model = kind(settings=FEW).fit(X, y)
+    model = kind(settings=replace(FEW, whiten=True)).fit(X, y)
     parameters = model.model_.theta.shape[1]
-    assert drawn.count(parameters) == FEW.burn_in + FEW.samples
-    assert len(drawn) == 3 + FEW.burn_in + FEW.samples + (kind is PrivateRegressor)
+    assert drawn.count(parameters) >= FEW.burn_in + FEW.samples
+    assert len(drawn) == 3 + 3 + FEW.burn_in + FEW.samples + (kind is PrivateRegressor)
 
 
-def test_a_protected_chain_has_the_law_of_a_simulated_one():
+@pytest.mark.parametrize("whiten", [False, True])
+def test_a_protected_chain_has_the_law_of_a_simulated_one(whiten):
     X, y = two_clusters(60)
     Z, labels = (X - [0, 300, 7]) / [2, 40, 0.05], (y == "yes").astype(int)
-    facts, short = Facts(60, 3, 2, 4, PROMISE, 0.0), Settings(1.0, 0.02, 2, 3, 1.0)
+    facts, short = Facts(60, 3, 2, 4, PROMISE, 0.0), Settings(1.0, 0.02, 2, 3, 1.0, whiten)
     posterior = chosen.private_posterior(facts, short, Z, labels)
+    posterior, facts, _ = chosen.whiten(jax.random.key(1), facts, short, posterior)
     plan = chosen.make_plan(facts, short, posterior)
     chains = count(60, 1500)
     made = np.array([protected_chain(posterior, plan).theta[0, -1] for _ in range(chains)])

@@ -58,7 +58,10 @@ def command(
         return
     from wflmc.report.text import numbers_table
 
-    shared.show(numbers_table(f"The best 12 of {len(rows)} candidates on a public stand-in", rows[:12]))
+    whitened = next((row for row in rows if row["whiten"]), None)
+    also = [] if whitened is None or whitened in rows[:12] else [whitened]
+    title = f"The best 12 of {len(rows)} candidates on public stand-ins{', and the best with whitening' * bool(also)}"
+    shared.show(numbers_table(title, rows[:12] + also))
     shared.show(
         numbers_table("What more of something would reach there", [{"": name, **one} for name, one in gains.items()])
     )

@@ -18,7 +18,7 @@ from wflmc.errors import InputError
 from wflmc.estimators import selection
 from wflmc.estimators.model import Model
 from wflmc.estimators.protected import protected_chain
-from wflmc.estimators.settings import Expected, Facts, Settings, choose, make_plan, private_posterior
+from wflmc.estimators.settings import Expected, Facts, Settings, choose, make_plan, private_posterior, whiten
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.keys import digest, host_generator, named, secret_key
 from wflmc.planning import Plan
@@ -30,6 +30,8 @@ from wflmc.scaling import LIMIT, Scaling, count_kinds, release_scaling
 from wflmc.scenario import NotCovered
 
 Array = NDArray[np.float64]
+Parts = dict[str, float]
+"""Losses by what they were for."""
 
 FARTHEST = 2.0
 """Residuals are clipped to this many spreads of the target, where candidates are compared."""
@@ -170,15 +172,20 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         names = list(classes) or None
         labels = np.asarray(classes)[y] if classes else y
 
-        def run(settings: Settings, facts: Facts, key: jax.Array, ledger: Ledger | None) -> tuple[Plan, Trace]:
+        def run(settings: Settings, facts: Facts, key: jax.Array, ledger: Ledger | None) -> tuple[Plan, Trace, Parts]:
             posterior = private_posterior(facts, settings, Z, labels, held_by, names)
-            made = make_plan(facts, settings, posterior)
+            posterior, after, release = whiten(named(key, "whitening"), facts, settings, posterior, self._real)
+            if release is not None and ledger is not None:
+                ledger.charge(release.name, facts.rounds_before, release.loss, release.noise)
+            made = make_plan(after, settings, posterior)
+            cost = {} if release is None else {"whitening": after.spent - facts.spent}
+            cost["sampling"] = float(made.spent.max())
             if self._real:
-                return made, protected_chain(posterior, made, ledger)
+                return made, protected_chain(posterior, made, ledger), cost
             trace = sample(key, posterior, [made], ledger=ledger)
             unknown = np.full_like(trace.clip_rate, np.nan), np.full_like(trace.burn_in_clip_rate, np.nan)
             # Neither the key of the noise nor clip rates, which look at the data, stay with a fitted estimator.
-            return made, replace(trace, key=None, clip_rate=unknown[0], burn_in_clip_rate=unknown[1])
+            return made, replace(trace, key=None, clip_rate=unknown[0], burn_in_clip_rate=unknown[1]), cost
 
         if isinstance(self.settings, Settings):
             self.settings_ = self.settings
@@ -186,8 +193,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             self.candidates_ = choose(facts, self.progress)
             self.settings_ = self.candidates_[0].settings
         if self.settings != "private":
-            self.plan_, self.trace_ = run(self.settings_, facts, key, ledger)
-            self._losses = {"sampling": float(self.plan_.spent.max())}
+            self.plan_, self.trace_, self._losses = run(self.settings_, facts, key, ledger)
             return
         best = [one.settings for one in self.candidates_[: 2 * int(selection.REPEATS)]]
         budget, repeat_loss = float(facts.promise.budget(1)[0]), selection.loss_of_repeat(facts.promise, facts.spent)
@@ -197,7 +203,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         left = np.full((1, facts.devices), budget - facts.spent)
         ledger.charge(f"select-{digest(Z, np.asarray(jax.random.key_data(key)))}", 0, left)
 
-        def repeat(number: int, candidate: int) -> tuple[tuple[Plan, Trace], float]:
+        def repeat(number: int, candidate: int) -> tuple[tuple[Plan, Trace, Parts], float]:
             own = jax.random.fold_in(key, number)
             made = run(best[candidate], alone, own, None)
             right = self._right(made[1], Z, y)
@@ -206,9 +212,9 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             return made, float(air.receive(1, sums, 1.0, 1.0, scored / budget)[0][0])
 
         self.selected_ = selection.select(host_generator(key, "repeats"), len(best), repeat)
-        (self.plan_, self.trace_), self.settings_ = self.selected_.run, best[self.selected_.candidate]
+        (self.plan_, self.trace_, cost), self.settings_ = self.selected_.run, best[self.selected_.candidate]
         self.selected_ = self.selected_._replace(run=None)
-        self._losses = {"tuning": budget - facts.spent - sampled, "sampling": sampled}
+        self._losses = {"tuning": budget - facts.spent - sum(cost.values()), **cost}
 
     @abstractmethod
     def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
@@ -389,9 +395,8 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         self, key: jax.Array, facts: Facts, loss: float, Z: Array, y: Array, owner: NDArray[np.intp], ledger: Ledger
     ) -> float:
         """Release how many residuals have which size, and set the noise scale by it; return what it cost."""
-        link = ideal_link() if facts.link is None else facts.link
-        start = facts.rounds_before + len(self.plan_.rounds)
-        air = Air(key, link, facts.promise, np.bincount(owner), SIZES.size + 1, 1, SIZES, start, self._real)
+        start = self.plan_.start + len(self.plan_.rounds)
+        air = Air(key, facts.channel, facts.promise, np.bincount(owner), SIZES.size + 1, 1, SIZES, start, self._real)
         size = np.searchsorted(SIZES, np.abs(self._residuals(self.trace_, Z, y)))
         share = loss / float(facts.promise.budget(1)[0])
         received, _ = count_kinds(air, size[:, None], SIZES.size + 1, owner, share)

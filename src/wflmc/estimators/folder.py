@@ -120,7 +120,7 @@ def facts_of(request: Request) -> Facts:
 
 
 def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] | None = None) -> FitFile:
-    """Fit a table and write the folder of it.
+    """Fit a table, a file of `wflmc fit` or a frame of pandas or polars, and write the folder of it.
 
     Raises:
         InputError: the table, a column or an option is not what it must be; nothing is written then.
@@ -138,6 +138,7 @@ def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] 
     else:
         model = PrivateRegressor(request.epsilon, request.delta, target_range=schema.target_range, **common)
     model.progress = progress
+    out.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model.fit(data.X[fitted], data.y[fitted], data.owner[fitted], ledger=out / LEDGER)

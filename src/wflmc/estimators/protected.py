@@ -51,6 +51,6 @@ def protected_chain(posterior: Posterior, plan: Plan, ledger: Ledger | None = No
         theta = theta - plan.step_size[number] * (weight.max() / gain) * received
         theta = theta + np.sqrt(plan.server_noise[number]) * generator.standard_normal(plan.dim)
         kept.append(theta)
-    draws = np.array(kept[plan.burn_in :])[None]
+    draws = posterior.parameters(np.array(kept[plan.burn_in :]))[None]
     unknown = np.full(draws.shape[:2], np.nan)
     return Trace(draws, unknown, np.full(plan.burn_in, np.nan), None, (plan,))

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.errors import without_data
-from wflmc.evaluation.scores import calibration
+from wflmc.keys import named
 from wflmc.planning import Plan, Policy, PowerPolicy, Sampler, plan
 from wflmc.planning.policies import equal
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
+from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
 from wflmc.releases import ideal_link
 from wflmc.sampling import sample
@@ -30,15 +31,23 @@ Advance = Callable[[int, int], None]
 
 CLIPS, TRAVELS, PRIORS, ROUNDS = (0.2, 0.4, 0.8), (0.03, 0.1, 0.25, 0.5, 1.0), (6.0, 12.0), (50, 100)
 """Candidates: the clip over the length of a row; how far clipped gradients of one row carry the prediction for it over
-the whole chain; the spread of the prior's predictions; and rounds, of which half are burn-in."""
+the whole chain; the spread of the prior's predictions; and rounds."""
+BURN_INS = (0.25, 0.5, 0.75)
+"""Shares of the rounds."""
+WHITENED = 0.1
+"""The share that whitening, where it is tried, takes of what is left of a budget."""
+LARGEST_MOMENTS = 10**7
+"""Numbers that devices would send for it, d² each, above which it is not tried."""
 STRENGTHS = {True: (1.0, 2.0, 5.0), False: (1.0, 2.0)}
 """Distance of the stand-ins' classes over their spread, or the spread of their mean targets over the noise."""
 DECAY = 1.0
 """Variances of the stand-in's directions fall off as number^−DECAY."""
 MOST_ROWS, TEST_ROWS = 50_000, 1000
 """Of a stand-in, and of further ones that its predictions are scored on."""
-SMALL, DRAWN = 10**5, 2
-"""Numbers of a table from which on one stand-in of each strength is enough; else so many are drawn."""
+AS_GOOD = 1.01
+"""A loss on the stand-ins that is not more than this many times the least one is as good."""
+NUMBERS, DRAWN = 2 * 10**5, 6
+"""As many stand-ins of each strength are drawn as have so many numbers together; at least one, and at most so many."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,8 @@ class Settings:
     burn_in: int
     samples: int
     prior_std: float
+    whiten: bool = False
+    """Move in coordinates of unit second moments, by a release that is paid for, with the prior on these."""
 
 
 class Facts(NamedTuple):
@@ -81,6 +92,11 @@ class Facts(NamedTuple):
         """Whether rows are hidden one by one."""
         return bool(self.promise.unit == "record")
 
+    @property
+    def channel(self) -> Link:
+        """The link, or an ideal one."""
+        return ideal_link() if self.link is None else self.link
+
 
 class Expected(NamedTuple):
     """A candidate, and what it reaches on the stand-ins."""
@@ -97,14 +113,21 @@ class Expected(NamedTuple):
 
 
 def candidates(facts: Facts) -> Iterator[Settings]:
-    """Yield settings to choose from."""
+    """Yield settings to choose from, without whitening."""
     length = (facts.features + 1) ** 0.5
     # Gradients of a device's rows partly cancel.
     gradient = length if facts.by_record else length * (facts.rows / facts.devices) ** 0.75
-    for rounds, prior, clip, travel in product(ROUNDS, PRIORS, CLIPS, TRAVELS):
-        limit = clip * gradient
+    for rounds, prior, clip, travel, burn_in in product(ROUNDS, PRIORS, CLIPS, TRAVELS, BURN_INS):
+        limit, skip = clip * gradient, int(burn_in * rounds)
         step = travel / (limit * length * rounds * facts.crowd)
-        yield Settings(limit, step, rounds // 2, rounds - rounds // 2, prior / length)
+        yield Settings(limit, step, skip, rounds - skip, prior / length)
+
+
+def near(settings: Settings, **changes: Any) -> list[Settings]:
+    """Return settings with half and twice the clip and the step size, and other changes."""
+    clip, step = settings.clip, settings.step_size
+    factors = product((0.5, 1.0, 2.0), repeat=2)
+    return [replace(settings, clip=clip * one, step_size=step * other, **changes) for one, other in factors]
 
 
 def private_posterior(
@@ -132,6 +155,36 @@ def suited(posterior: Any, settings: Settings) -> Any:
     return replace(posterior, mu=curvature, L=max(1 / settings.step_size, 1.01 * curvature))
 
 
+class Whitened(NamedTuple):
+    """A posterior in other coordinates, the facts after the release that it took, and that release."""
+
+    posterior: GaussianPosterior | SoftmaxPosterior
+    facts: Facts
+    release: Release | None
+
+
+def whiten(
+    key: jax.Array,
+    facts: Facts,
+    settings: Settings,
+    posterior: GaussianPosterior | SoftmaxPosterior,
+    exact: bool = False,
+) -> Whitened:
+    """Return a posterior as it is, or in coordinates that a release whitens, if that is among the settings.
+
+    Args:
+        exact: as of `release_whitening`.
+    """
+    if not settings.whiten:
+        return Whitened(posterior, facts, None)
+    left = 1 - facts.spent / float(facts.promise.budget(1)[0])
+    how: dict[str, Any] = {"share": WHITENED * left, "rounds": 3 if facts.link is None else 16, "exact": exact}
+    link, start = facts.channel, facts.rounds_before
+    release = release_whitening(key, posterior, link, facts.promise, prior_on="whitened", start=start, **how)
+    after = facts._replace(spent=facts.spent + float(release.spent.max()), rounds_before=start + len(release.loss))
+    return Whitened(suited(posterior.whitened(release.matrix, "whitened"), settings), after, release)
+
+
 def make_plan(facts: Facts, settings: Settings, posterior: GaussianPosterior | SoftmaxPosterior) -> Plan:
     """Return the plan of settings: what is left of a budget in equal parts, as draws count alike in an average."""
     limits: dict[str, Any] = {"clip": settings.clip, "example_clip": None}
@@ -140,7 +193,7 @@ def make_plan(facts: Facts, settings: Settings, posterior: GaussianPosterior | S
     power = PowerPolicy(equal, wireless=False) if facts.link is None else "equal"
     made = plan(
         posterior,
-        ideal_link() if facts.link is None else facts.link,
+        facts.channel,
         replace(facts.promise, **limits),
         step_size=settings.step_size,
         burn_in=settings.burn_in,
@@ -199,19 +252,27 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None)
     """
     given, asked = asked, [replace(one, step_size=one.step_size * facts.crowd) for one in asked]
     scaled = facts._replace(rows=min(facts.rows, MOST_ROWS), devices=min(facts.devices, MOST_ROWS))
-    groups: dict[tuple[int, float], list[int]] = {}
-    for number, settings in enumerate(asked):  # chains that can be run together
-        groups.setdefault((settings.samples, settings.prior_std), []).append(number)
-    strengths = STRENGTHS[facts.classes > 0] * (DRAWN if facts.rows * facts.features < SMALL else 1)
+    groups: dict[tuple[int, float, bool], dict[Settings, list[int]]] = {}
+    for number, settings in enumerate(asked):  # chains that can be run together; those that differ in burn-in are one
+        whole = replace(settings, burn_in=0, samples=settings.burn_in + settings.samples)
+        alike = groups.setdefault((whole.samples, whole.prior_std, whole.whiten), {})
+        alike.setdefault(whole, []).append(number)
+    drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, DRAWN))
+    strengths = STRENGTHS[facts.classes > 0] * drawn
     scores = np.zeros((len(strengths), len(asked), 2))
     for seed, strength in enumerate(strengths):
-        table = stand_in(facts, strength, seed)
-        for done, members in enumerate(groups.values()):
-            posterior = private_posterior(scaled, asked[members[0]], table.X, table.y)
-            plans = [make_plan(scaled, asked[number], suited(posterior, asked[number])) for number in members]
-            theta = np.asarray(sample(jax.random.key(seed), posterior, plans).theta)
-            for number, draws in zip(members, theta, strict=True):
-                scores[seed, number] = _score(posterior, draws, table)
+        table, key = stand_in(facts, strength, seed), jax.random.key(seed)
+        for done, chains in enumerate(groups.values()):
+            first = next(iter(chains))
+            plain = private_posterior(scaled, first, table.X, table.y)
+            posterior, after, _ = whiten(named(key, "whitening"), scaled, first, plain)
+            plans = [make_plan(after, settings, suited(posterior, settings)) for settings in chains]
+            theta = np.asarray(sample(key, posterior, plans).theta)
+            places = np.array([(number, row) for row, numbers in enumerate(chains.values()) for number in numbers])
+            skipped = np.array([asked[number].burn_in for number in places[:, 0]])
+            for burn_in in np.unique(skipped):
+                numbers, rows = places[skipped == burn_in].T
+                scores[seed, numbers] = _scores(plain, theta[rows, burn_in:], table)
             if progress is not None:
                 progress(seed * len(groups) + done + 1, len(strengths) * len(groups))
     nll, accuracy = np.exp(np.log(scores[..., 0]).mean(0)), scores[..., 1].mean(0)
@@ -220,39 +281,46 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None)
     ]
 
 
-def _score(posterior: GaussianPosterior | SoftmaxPosterior, draws: Any, table: StandIn) -> tuple[float, float]:
-    """Return the loss of predictions for further rows, and their accuracy."""
+def _scores(posterior: GaussianPosterior | SoftmaxPosterior, draws: Any, table: StandIn) -> Array:
+    """Return the loss of predictions for further rows, and their accuracy, by draws[chain, draw, m]: [chain, 2]."""
     if isinstance(posterior, SoftmaxPosterior):
-        p = np.maximum(posterior.predict(draws[None], table.X_test)[0].astype(float), 1e-12)
-        found = calibration(p / p.sum(1, keepdims=True), table.y_test)
-        return float(found.nll), float(found.accuracy)
-    mean = posterior.design_matrix(table.X_test) @ draws.astype(float).mean(0)
-    return float(np.mean((mean - table.y_test) ** 2)), 0.0
+        p = posterior.predict(draws, table.X_test).astype(float)
+        right = np.take_along_axis(p, table.y_test[None, :, None], axis=2)[..., 0] / p.sum(2)
+        return np.stack([-np.log(np.maximum(right, 1e-12)).mean(1), (p.argmax(2) == table.y_test).mean(1)], axis=1)
+    mean = draws.astype(float).mean(1) @ posterior.design_matrix(table.X_test).T
+    loss = np.mean((mean - table.y_test) ** 2, axis=1)
+    return np.stack([loss, np.zeros_like(loss)], axis=1)
 
 
 def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
-    """Return all candidates and what each is expected to reach, the best one first; equal facts are asked once."""
+    """Return all candidates and what each is expected to reach, the one to take first; equal facts are asked once."""
     if facts.link is not None:  # whose arrays do not tell whether it is the same
-        return _sorted(facts, list(candidates(facts)), progress)
+        return _choose(facts, progress)
     if facts not in _chosen:
-        _chosen[facts] = _sorted(facts, list(candidates(facts)), progress)
+        _chosen[facts] = _choose(facts, progress)
     return list(_chosen[facts])
 
 
 _chosen: dict[Facts, list[Expected]] = {}
 
 
-def _sorted(facts: Facts, asked: list[Settings], progress: Advance | None = None) -> list[Expected]:
-    return sorted(expect(facts, asked, progress), key=lambda one: one.nll)
+def _choose(facts: Facts, progress: Advance | None) -> list[Expected]:
+    found = _sorted(expect(facts, list(candidates(facts)), progress))
+    if facts.features**2 * facts.devices <= LARGEST_MOMENTS:
+        found = _sorted(found + expect(facts, near(found[0].settings, whiten=True)))
+    # Of those that are as good, the average over most draws is the steadiest one.
+    alike = [one for one in found if one.nll <= AS_GOOD * found[0].nll]
+    found.sort(key=lambda one: one is not max(alike, key=lambda other: other.settings.samples))
+    return found
+
+
+def _sorted(found: list[Expected]) -> list[Expected]:
+    return sorted(found, key=lambda one: one.nll)
 
 
 def worth(facts: Facts, chosen: Settings) -> dict[str, Expected]:
     """Return what settings near the chosen ones would reach with more of something, on stand-ins of that size."""
-    near = [
-        replace(chosen, clip=chosen.clip * clip, step_size=chosen.step_size * step)
-        for clip, step in product((0.5, 1.0, 2.0), repeat=2)
-    ]
-    promise = facts.promise
+    promise, tried = facts.promise, near(chosen)
     more = {
         "as it is": facts,
         "twice epsilon": facts._replace(promise=replace(promise, epsilon=2 * np.asarray(promise.epsilon, dtype=float))),
@@ -260,6 +328,6 @@ def worth(facts: Facts, chosen: Settings) -> dict[str, Expected]:
     }
     if facts.link is not None:
         more["10 dB more"] = facts._replace(link=replace(facts.link, snr_db=np.asarray(facts.link.snr_db) + 10))
-    found = {name: _sorted(one, near)[0] for name, one in more.items()}
-    longer = [replace(s, step_size=s.step_size / 2, burn_in=2 * s.burn_in, samples=2 * s.samples) for s in near]
-    return {**found, "twice the rounds": _sorted(facts, longer)[0]}
+    found = {name: _sorted(expect(one, tried))[0] for name, one in more.items()}
+    longer = [replace(s, step_size=s.step_size / 2, burn_in=2 * s.burn_in, samples=2 * s.samples) for s in tried]
+    return {**found, "twice the rounds": _sorted(expect(facts, longer))[0]}

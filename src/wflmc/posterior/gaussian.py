@@ -115,7 +115,7 @@ class GaussianPosterior(Regression):
         taken = {"hessian": self.hessian, "linear": self.linear}
         taken |= {"features": self.features[:, rows], "target": self.target[:, rows]}
         padded = {name: blocks.pad_to_blocks(values.astype(np.float32), block) for name, values in taken.items()}
-        return replace(self, **padded, block=block)
+        return replace(self, **padded, block=block, subject="")  # other data, same program
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return ‖gradient‖ of every example at theta[..., m], [..., N]."""

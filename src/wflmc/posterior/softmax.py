@@ -125,7 +125,8 @@ class SoftmaxPosterior(Regression):
             block = block_size(self.devices, self.working_bytes(chains), theta, limit)
         group = sums.devices_on_lattice(block, rows) if rows <= FEW_ROWS else FEW
         features = pad_to_blocks(self.features.astype(np.float32), block, group)
-        return replace(self, features=features, labels=pad_to_blocks(self.labels, block, group), block=block)
+        labels = pad_to_blocks(self.labels, block, group)
+        return replace(self, features=features, labels=labels, block=block, subject="")  # other data, same program
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return ‖gradient‖ of every example at theta[..., m], [..., N]: ‖p − 1[label]‖ ‖u‖."""
