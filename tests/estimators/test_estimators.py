@@ -361,9 +361,11 @@ def test_scikit_learns_own_checks_pass(kind):
 def test_a_page_tells_of_a_fit_with_and_without_held_out_rows(monkeypatch):
     monkeypatch.setattr(folder, "worth", lambda *_: {})
     X, y = two_clusters(120)
-    model = PrivateClassifier(settings=FEW, classes=["no", "yes"], random_state=0).fit(X[:80], y[:80])
+    settings = replace(FEW, whiten=True)
+    model = PrivateClassifier(settings=settings, classes=["no", "yes"], random_state=0).fit(X[:80], y[:80])
     page = model.report_html_(X[80:], y[80:], np.arange(40) % 2)
     assert "calibration error" in page
+    assert all(words in page for words in ("which features go together", "whiten<", ">yes<"))
     assert "No rows were held out" in model.report_html_()
 
 

@@ -10,6 +10,8 @@ from wflmc.runs.documents import FitFile
 
 PARTS = {
     "scaling": "where the values of each column lie, so that no column drowns the others",
+    "earlier fits": "what the ledger held before this fit",
+    "whitening": "which features go together, so that the chain moves at one pace in all directions",
     "tuning": "choosing among candidate settings by their scores on the data",
     "sampling": "the draws that predictions are averaged over",
     "noise scale": "the spread of targets about their mean, which makes intervals as wide as they must be",
@@ -102,6 +104,10 @@ def _privacy(fit: FitFile) -> Html:
     )
 
 
+def _shown(value: float | bool, digits: int) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else f"{value:.{digits}g}"
+
+
 def _settings(fit: FitFile) -> Html:
     scores = ["nll", "accuracy"] if fit.classes else ["relative_mse"]
 
@@ -109,8 +115,8 @@ def _settings(fit: FitFile) -> Html:
         return [name, *(text("{x:3}", x=one[score]) for score in scores)]
 
     head = ["", *(["−log p(label)", "accuracy"] if fit.classes else ["squared error over variance"])]
-    chosen = [[name, text("{x:4}", x=value)] for name, value in fit.settings.items()]
-    tried = [row(", ".join(f"{key} {one[key]:.3g}" for key in fit.settings), one) for one in fit.candidates]
+    chosen = [[name, _shown(value, 4)] for name, value in fit.settings.items()]
+    tried = [row(", ".join(f"{key} {_shown(one[key], 3)}" for key in fit.settings), one) for one in fit.candidates]
     about = paragraph(
         "Settings were chosen on a public stand-in: synthetic data of as many rows, features, classes and devices. It "
         "is harder or easier than the table, and differences on it say more than its numbers."

@@ -22,6 +22,8 @@ LENGTHS = {"years": 365.25 * 86400, "days": 86400.0, "h": 3600.0, "min": 60.0}
 def _number(value: object, digits: int = 5) -> str:
     if value is None:
         return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
