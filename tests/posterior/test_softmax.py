@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc.errors import InputError
+from wflmc.posterior import softmax
 from wflmc.posterior.softmax import synthetic_labels
 
 from ..conftest import FULL, count
@@ -245,3 +246,38 @@ def test_a_posterior_for_each_chain(examples):
     for c, posterior in enumerate(both):
         for part, wanted in zip(found, clipped_sum(posterior, theta[c], weight, clip), strict=True):
             np.testing.assert_allclose(part[c], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_large_features_stay_float32_and_their_curvature_is_found_without_second_moments(monkeypatch):
+    X, y = data_of(500, 20)
+    arguments = {"X": X.astype(np.float32), "y": y, "classes": 4, "intercept": True, "partition": "blocks"}
+    dense = wflmc.softmax_regression(jax.random.key(0), 5, **arguments)
+    assert dense.features.dtype == np.float32
+    whitened = dense.whitened(np.diag(np.linspace(0.5, 2, 21)))
+    monkeypatch.setattr(softmax, "MANY", 0)
+    large = wflmc.softmax_regression(jax.random.key(0), 5, **arguments)
+    assert np.array_equal(large.features, dense.features)
+    assert dense.L * (1 - 1e-6) <= large.L <= 1.01 * dense.L
+    again = large.whitened(np.diag(np.linspace(0.5, 2, 21)))
+    assert whitened.L * (1 - 1e-6) <= again.L <= 1.01 * whitened.L
+
+
+@pytest.mark.parametrize("rows", [3, 30, 700, 1500])
+def test_norms_of_rows_that_are_known_change_nothing(rows):
+    """Clipping examples one by one, with devices of few rows, of one block of records, of several, and by pairs."""
+    X, y = data_of(2 * rows, 4)
+    posterior = wflmc.softmax_regression(jax.random.key(0), 2, X=X, y=y, classes=4, partition="blocks")
+    theta = np.random.default_rng(0).standard_normal(posterior.dim).astype(np.float32)
+    held = posterior.on_accelerator(1, 2.0**30, by_example=True)
+    assert held.norms is not None
+    weight, clip, example_clip = np.ones(2), np.array([1e6, 0.05 * rows]), np.full(2, 0.7)
+    sums = [one.clipped_sum(theta, weight, clip, example_clip=example_clip)[0] for one in (posterior, held)]
+    # Written out: every example's gradient is (p − 1[label]) uᵀ, clipped, then what the device sends.
+    p = np.exp(X @ theta.reshape(4, -1).T)
+    residual = p / p.sum(1, keepdims=True) - np.eye(4)[y]
+    each = (residual[:, :, None] * X[:, None, :]).reshape(2, rows, -1)
+    each *= np.minimum(1, 0.7 / np.linalg.norm(each, axis=2))[..., None]
+    gradient = each.sum(1) + theta / 2
+    sent = gradient * np.minimum(1, clip / np.linalg.norm(gradient, axis=1))[:, None]
+    for found in sums:
+        np.testing.assert_allclose(found, sent.sum(0), rtol=2e-4, atol=2e-4 * np.abs(sent).max())

@@ -18,7 +18,7 @@ all of it."""
 def pad_to_blocks(values: NDArray[Any], block: int, most: int = FEW) -> Any:
     """Return values[K, ...] on the accelerator, with zeros for the devices that fill up the last group of blocks."""
     missing = -len(values) % (block * grouped(len(values), block, most))
-    return jnp.asarray(np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)]))
+    return jnp.asarray(np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)]) if missing else values)
 
 
 def split_blocks(values: Any, block: int) -> jax.Array:
@@ -70,8 +70,12 @@ def scan_blocks(
         padded = jnp.pad(values, ((0, 0), (0, count * size - devices), *[(0, 0)] * len(rest)))
         return padded.reshape(values.shape[0], count, size, *rest).swapaxes(0, 1)
 
+    if size == 1:  # a loop over axes of length 1 would make XLA copy all data
+        blocks = jax.tree.map(lambda values: values.reshape(count, *values.shape[2:]), blocks)
+
     def body(total: Any, part: tuple[Any, tuple[jax.Array, ...]]) -> tuple[Any, jax.Array]:
-        return add(total, part[0], *part[1])
+        data = jax.tree.map(lambda values: values[None], part[0]) if size == 1 else part[0]
+        return add(total, data, *part[1])
 
     parts = blocks, tuple(by_block(values) for values in limits)
     group = grouped(devices, size, together) if together and isinstance(start, Sum) else 1

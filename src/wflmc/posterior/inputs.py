@@ -38,11 +38,11 @@ def check_counts(**counts: int) -> None:
 
 
 def checked(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-    """Return X[N, features] and y[N] as finite floats."""
+    """Return X[N, features] and y[N] as finite floats; float32 features stay what they are."""
     raw = np.asarray(X), np.asarray(y)
     if any(array.dtype.kind not in "fiub" for array in raw):
         raise InputError("data", f"X of type {raw[0].dtype} and y of type {raw[1].dtype}", "real numbers")
-    features, target = raw[0].astype(float), raw[1].astype(float)
+    features, target = raw[0] if raw[0].dtype == np.float32 else raw[0].astype(float), raw[1].astype(float)
     if features.ndim != 2 or target.ndim != 1 or features.shape[0] != target.shape[0] or not features.size:
         given = f"X of shape {features.shape} and y of shape {target.shape}"
         raise InputError("data", given, "X[N, features] and y[N], not empty")
@@ -53,7 +53,7 @@ def checked(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
 
 def with_intercept(features: Array) -> Array:
     """Return the features and a column of ones."""
-    return np.column_stack([features, np.ones(features.shape[0])])
+    return np.column_stack([features, np.ones(features.shape[0], features.dtype)])
 
 
 def class_names(y: ArrayLike, classes: int | Sequence[int] | Sequence[str] | None) -> Names:

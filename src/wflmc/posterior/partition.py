@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
-from wflmc.posterior.inputs import with_intercept
+
+ROWS_AT_ONCE = 4096
+"""Rows that are copied at a time."""
 
 
 def assign(
@@ -56,12 +58,19 @@ def spread_over_devices(
     order, sizes = np.argsort(owner, kind="stable"), np.bincount(owner, minlength=devices)
     real = np.arange(sizes.max()) < sizes[:, None]
 
-    def by_device(values: NDArray[Any]) -> NDArray[Any]:
-        held = np.zeros((*real.shape, *values.shape[1:]), values.dtype)
-        held[real] = values[order]
-        return held
+    places = np.flatnonzero(real)
 
-    return by_device(with_intercept(features) if intercept else features), by_device(outcomes), sizes
+    def by_device(values: NDArray[Any], ones: int = 0) -> NDArray[Any]:
+        """Return values[N, ...] as [K, n, ...], and columns of ones beside them."""
+        rest = (values.shape[1] + ones,) if values.ndim > 1 else ()
+        held = np.zeros((real.size, *rest), values.dtype)
+        for start in range(0, len(places), ROWS_AT_ONCE):  # without a second copy of all that is held
+            some = slice(start, start + ROWS_AT_ONCE)
+            taken = values[order[some]]
+            held[places[some]] = np.pad(taken, ((0, 0), (0, ones)), constant_values=1) if ones else taken
+        return held.reshape(*real.shape, *rest)
+
+    return by_device(features, int(intercept)), by_device(outcomes), sizes
 
 
 def _dirichlet(

@@ -17,7 +17,7 @@ from wflmc.errors import InputError
 from wflmc.keys import host_generator
 from wflmc.posterior import softmax_sums as sums
 from wflmc.posterior.base import STATIC, ClippedSum, Maybe
-from wflmc.posterior.blocks import CPU_BLOCK, block_size, pad_to_blocks, split_blocks
+from wflmc.posterior.blocks import CPU_BLOCK, block_size, pad_to_blocks, row_norms, split_blocks
 from wflmc.posterior.coordinates import Coordinates
 from wflmc.posterior.inputs import Names, as_classes, check_counts, check_init, checked, class_names
 from wflmc.posterior.law import Gaussian, w2_squared
@@ -30,6 +30,8 @@ Labels = NDArray[np.intp]
 
 FEW_ROWS = 8
 """Devices with no more examples than this are taken by their rows."""
+MANY, LANCZOS = 2**26, 1e-3
+"""Numbers of features from which on their largest curvature is found by Lanczos' method, and its relative error."""
 
 
 @jax.tree_util.register_dataclass
@@ -43,6 +45,8 @@ class SoftmaxPosterior(Regression):
 
     labels: NDArray[np.intp]
     """Class of each row, [K, n]."""
+    norms: Any = None
+    """‖u‖ of each row, [K, n], where chains need them."""
     class_names: Names = field(default=(0, 1), metadata=STATIC)
     """The label of every class in the data, C of them; all else here counts classes from 0."""
 
@@ -77,8 +81,11 @@ class SoftmaxPosterior(Regression):
         Under `vmap` all chains go through one matrix product after the other, a block of devices at a time: working
         memory does not grow with the number of devices.
         """
-        blocks = split_blocks(self.features, self.block), split_blocks(self.labels, self.block)
         few = self.features.shape[1] <= FEW_ROWS and theta.ndim == 1
+        held: list[Any] = [self.features, self.labels]
+        if few or example_clip is not None:
+            held.append(row_norms(jnp.asarray(self.features)) if self.norms is None else self.norms)
+        blocks = tuple(split_blocks(values, self.block) for values in held)
         if example_clip is None:
             return (sums.by_rows if few else sums.by_devices)(blocks, self._share, theta, weight, clip)
         limits = weight, clip, example_clip
@@ -124,9 +131,12 @@ class SoftmaxPosterior(Regression):
         else:
             block = block_size(self.devices, self.working_bytes(chains), theta, limit)
         group = sums.devices_on_lattice(block, rows) if rows <= FEW_ROWS else FEW
-        features = pad_to_blocks(self.features.astype(np.float32), block, group)
-        labels = pad_to_blocks(self.labels, block, group)
-        return replace(self, features=features, labels=labels, block=block, subject="")  # other data, same program
+        features = pad_to_blocks(self.features.astype(np.float32, copy=False), block, group)
+        changed = {"features": features, "labels": pad_to_blocks(self.labels, block, group)}
+        if by_example or rows <= FEW_ROWS:
+            squares = np.einsum("knd,knd->kn", self.features, self.features, dtype=float)
+            changed["norms"] = pad_to_blocks(np.sqrt(squares).astype(np.float32), block, group)
+        return replace(self, **changed, block=block, subject="")  # other data, same program
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return ‖gradient‖ of every example at theta[..., m], [..., N]: ‖p − 1[label]‖ ‖u‖."""
@@ -250,19 +260,34 @@ def _assemble(
     features: Array, labels: Labels, sizes: Labels, prior_std: float, names: Names, space: Coordinates | None = None
 ) -> SoftmaxPosterior:
     X = features.reshape(-1, features.shape[-1])
-    few = X.shape[1] > X.shape[0] and space is None
-    with np.errstate(over="ignore", invalid="ignore"):  # refused below, in words
-        second = X @ X.T if few else X.T @ X  # the same largest eigenvalue
-    if not np.all(np.isfinite(second)):
+    mu = prior_std**-2 if space is None else float(np.linalg.eigvalsh(space.precision)[0])
+    L = _largest_curvature(X, mu if space is None else space.precision)
+    if not np.isfinite(L):
         raise InputError("data", "values whose squares overflow", "scaled to moderate size")
-    if space is None:
-        mu = prior_std**-2
-        L = 0.5 * float(np.linalg.eigvalsh(second)[-1]) + mu
-    else:
-        mu = float(np.linalg.eigvalsh(space.precision)[0])
-        L = float(np.linalg.eigvalsh(0.5 * second + space.precision)[-1])
     constants = {"prior_std": prior_std, "mu": mu, "L": L, "class_names": names, "coordinates": space}
     return SoftmaxPosterior(features=features, labels=labels, sizes=sizes, **constants)  # type: ignore[arg-type]
+
+
+def _largest_curvature(X: Array, precision: Any) -> float:
+    """Return the largest eigenvalue of Σ u uᵀ/2 + precision, a number or a matrix; infinite if squares overflow."""
+    number, width = np.ndim(precision) == 0, X.shape[1]
+    if X.size > MANY:  # by Lanczos' method, whose matrix-vector products need no second moments
+        from scipy.sparse.linalg import LinearOperator, eigsh
+
+        def curved(v: Array) -> Array:
+            pulled = precision * v if number else precision @ v
+            return np.asarray(0.5 * (X.T @ (X @ v.astype(X.dtype))).astype(float) + pulled)
+
+        operator = LinearOperator((width, width), matvec=curved, dtype=np.float64)
+        value, vector = eigsh(operator, k=1, which="LA", tol=LANCZOS, v0=np.ones(width))
+        error = np.linalg.norm(curved(vector[:, 0]) - value[0] * vector[:, 0])
+        return float(value[0] + error)
+    X = X.astype(float, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):  # refused by the caller, in words
+        second = X @ X.T if width > len(X) and number else X.T @ X  # the same largest eigenvalue
+    if not np.all(np.isfinite(second)):
+        return np.inf
+    return float(np.linalg.eigvalsh(0.5 * second + (0.0 if number else precision))[-1] + (precision if number else 0.0))
 
 
 def _laplace(X: Array, labels: Labels, classes: int, precision: Array) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from wflmc.posterior import summation
 from wflmc.posterior.base import ClippedSum
-from wflmc.posterior.blocks import CPU_BLOCK, batch_chains, clip_factor, grouped, row_norms, scan_blocks
+from wflmc.posterior.blocks import CPU_BLOCK, batch_chains, clip_factor, grouped, scan_blocks
 from wflmc.posterior.summation import Sum, as_pair, lattice_sum, plus
 
 ROWS_TOGETHER = 128
@@ -49,45 +49,60 @@ def _residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return softmax(logits) - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)[..., None]
 
 
-def _limited(residual: jax.Array, u: jax.Array, limit: jax.Array, rows: int) -> jax.Array:
-    """Return residual[n, C, chain] with every example's gradient, ‖r‖ ‖u‖ long, clipped to limit[chain, block]."""
-    most = jnp.repeat(limit.T, rows, axis=0)
-    length = jnp.sqrt(jnp.sum(residual**2, axis=1)) * row_norms(u)[:, None]
+def _limited(residual: jax.Array, norms: jax.Array, limit: jax.Array) -> jax.Array:
+    """Return residual[block · n, C, chain] with gradients of examples, ‖r‖ ‖u‖ long, clipped to limit[chain, block].
+
+    Args:
+        norms: ‖u‖, [block, n].
+    """
+    most = jnp.repeat(limit.T, norms.shape[1], axis=0)
+    length = jnp.sqrt(jnp.sum(residual**2, axis=1)) * norms.reshape(-1, 1)
     return residual * clip_factor(jnp.ones(()), most, length)[:, None]
 
 
 def gradients_of(
-    data: tuple[jax.Array, jax.Array], share: Any, columns: jax.Array, example_clip: jax.Array | None = None
+    data: tuple[jax.Array, ...], share: Any, columns: jax.Array, example_clip: jax.Array | None = None
 ) -> Sum:
     """Return the gradients of a block of devices for all chains, [block, d, C, chain].
 
     Args:
+        data: features[block, n, d], labels[block, n], and the features' norms[block, n] where examples are clipped.
         columns: [d, C, chain], or [block, d, C, chain] where each device has its own.
     """
-    features, labels = data
-    block, rows, dim = features.shape
-    flat = features.reshape(-1, dim)
-    if columns.ndim == 4:
-        logits = jnp.einsum("knd,kdcx->kncx", features, columns, precision="highest")
-        logits = logits.reshape(-1, *columns.shape[2:])
-    else:
-        logits = product(flat, columns)
-    if block == 1 and example_clip is None:
+    features, labels = data[:2]
+    shape = len(features), *columns.shape[-3:]
+    if example_clip is not None:
+        one_by_one = functools.partial(_clipped_likelihood, columns, example_clip)
+        like = jnp.zeros((*shape[:2], shape[2] * shape[3]), features.dtype)
+        records = summation.sum_records(one_by_one, like, *((values, 1) for values in data))
+        prior = jnp.broadcast_to(pull(share, columns), shape)
+        return plus(Sum(records.high.reshape(shape), records.low.reshape(shape)), as_pair(prior))
+    logits = _logits(features, columns)
+    if len(features) == 1:
         # What was seen is the same for all chains: taken off at the end, not from every chain's p.
-        hot = jax.nn.one_hot(labels[0], columns.shape[-2], dtype=features.dtype)
-        likelihood = (product(flat.T, softmax(logits)) - product(flat.T, hot)[..., None])[None]
+        hot = jax.nn.one_hot(labels[0], shape[2], dtype=features.dtype)
+        likelihood = (product(features[0].T, softmax(logits)) - product(features[0].T, hot)[..., None])[None]
     else:
-        residual = _residuals(logits, labels.reshape(-1))
-        if example_clip is not None:
-            residual = _limited(residual, flat, example_clip, rows)
-        apart, shape = residual.reshape(block, rows, -1), (block, *columns.shape[-3:])
-        if example_clip is not None:
-            like = jnp.zeros((block, dim, apart.shape[-1]), apart.dtype)
-            records = summation.sum_records(_weighted, like, (features, 1), (apart, 1))
-            prior = jnp.broadcast_to(pull(share, columns), shape)
-            return plus(Sum(records.high.reshape(shape), records.low.reshape(shape)), as_pair(prior))
+        apart = _residuals(logits, labels.ravel()).reshape(*labels.shape, -1)
         likelihood = _weighted(features, apart).reshape(shape)
     return as_pair(likelihood + pull(share, columns))
+
+
+def _logits(features: jax.Array, columns: jax.Array) -> jax.Array:
+    """Return logits[block · n, C, chain] of features[block, n, d]."""
+    if columns.ndim == 4:
+        each = jnp.einsum("knd,kdcx->kncx", features, columns, precision="highest")
+        return each.reshape(-1, *columns.shape[2:])
+    return product(features.reshape(-1, features.shape[-1]), columns)
+
+
+def _clipped_likelihood(columns: jax.Array, limit: jax.Array, *data: jax.Array) -> jax.Array:
+    """Return sums over rows whose gradients are clipped one by one, [block, d, C · chain]; `data` as above."""
+    features, labels, norms = data
+    limited = _limited(_residuals(_logits(features, columns), labels.ravel()), norms, limit)
+    if len(features) == 1:
+        return jnp.matmul(features[0].T, limited.reshape(labels.size, -1), precision="highest")[None]
+    return _weighted(features, limited.reshape(*labels.shape, -1))
 
 
 def _weighted(features: jax.Array, residual: jax.Array) -> jax.Array:
@@ -152,11 +167,11 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
         logits = product(u, columns)
         residual = _residuals(logits, label)
         if example is not None:
-            residual = _limited(residual, u, example, rows)
+            residual = _limited(residual, data[2], example)
         along = share * logits if jnp.ndim(share) == 0 else product(u, pulled)
         across = jnp.sum(residual * along, axis=1).reshape(block, rows, -1).sum(1)
         apart = residual.reshape(block, rows, classes, -1)
-        inner, lengths = (values[..., None] for values in data[2:])
+        lengths, inner = (values[..., None] for values in data[2:])
         square = length + 2 * across
         for i in range(rows):
             for j in range(i + 1):
@@ -201,7 +216,7 @@ def chains_together(chains: int, dim: int) -> int:
 def _some_chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Sum, jax.Array]:
     """Return `_chains_by_rows` of some chains after the other; products of rows are the same for all."""
     chains, u = len(theta), blocks[0]
-    blocks = *blocks, jnp.einsum("bkid,bkjd->bkij", u, u, precision="highest"), row_norms(u)
+    blocks = *blocks, jnp.einsum("bkid,bkjd->bkij", u, u, precision="highest")
     size = chains_together(*theta.shape)
     if size == chains:
         return _chains_by_rows(blocks, share, theta, *limits)

@@ -173,18 +173,27 @@ def clip_pairs(gradient: Sum, weight: jax.Array, clip: jax.Array, axes: tuple[in
         gradient: pairs, normalised.
         weight, clip: of the gradient's shape without `axes`.
     """
-    square = _plus_along(_squared(gradient), axes)
-    norm = jnp.sqrt(square.high)
-    limit = jnp.where(jnp.isfinite(clip), clip, 1.0).astype(norm.dtype)
-    first = limit / norm
-    wanted = times(limit, as_pair(limit))
-    missing = plus(wanted, times(-first, times(first, square))).rounded / wanted.high
-    ratio = two_sum(first, first * missing / 2)
-    shorter = (norm > 0.99 * clip) & ((ratio.high < 1) | ((ratio.high == 1) & (ratio.low < 0)))
-    factor = times(weight, Sum(jnp.where(shorter, ratio.high, 1.0), jnp.where(shorter, ratio.low, 0.0)))
-    each = Sum(*(jnp.expand_dims(part, axes) for part in factor))
-    sent = times(jnp.broadcast_to(each.high, gradient.high.shape), gradient)
-    return plus(sent, as_pair(each.low * gradient.high)), norm
+    squares = barrier(sum_squares(gradient.high, axes[0]))
+    norm = jnp.sqrt(squares.sum([axis - 1 for axis in axes[1:]]) if axes[1:] else squares)
+
+    def unclipped() -> Sum:
+        return times(jnp.broadcast_to(jnp.expand_dims(weight, axes), gradient.high.shape), gradient)
+
+    def clipped() -> Sum:
+        square = _plus_along(_squared(gradient), axes)
+        limit = jnp.where(jnp.isfinite(clip), clip, 1.0).astype(norm.dtype)
+        first = limit / jnp.sqrt(square.high)
+        wanted = times(limit, as_pair(limit))
+        missing = plus(wanted, times(-first, times(first, square))).rounded / wanted.high
+        ratio = two_sum(first, first * missing / 2)
+        shorter = (jnp.sqrt(square.high) > 0.99 * clip) & ((ratio.high < 1) | ((ratio.high == 1) & (ratio.low < 0)))
+        factor = times(weight, Sum(jnp.where(shorter, ratio.high, 1.0), jnp.where(shorter, ratio.low, 0.0)))
+        each = Sum(*(barrier(jnp.expand_dims(part, axes)) for part in factor))  # once, not for every coordinate
+        sent = times(jnp.broadcast_to(each.high, gradient.high.shape), gradient)
+        return plus(sent, as_pair(each.low * gradient.high))
+
+    # Far below its clip, which is the rule, nobody is clipped; a norm that is not a number is not below.
+    return jax.lax.cond(jnp.all(norm < 0.98 * clip), unclipped, clipped), norm
 
 
 def _squared(value: Sum) -> Sum:
@@ -192,16 +201,15 @@ def _squared(value: Sum) -> Sum:
 
 
 def _plus_along(terms: Sum, axes: tuple[int, ...]) -> Sum:
-    """Return Σ of pairs along axes, by halves."""
-    for axis in sorted((axis % terms.high.ndim for axis in axes), reverse=True):
-        high, low = (jnp.moveaxis(part, axis, 0) for part in terms)
-        while len(high) > 1:
-            odd = [(0, len(high) % 2), *[(0, 0)] * (high.ndim - 1)]
-            high, low = jnp.pad(high, odd), jnp.pad(low, odd)
-            half = len(high) // 2
-            high, low = plus(Sum(high[:half], low[:half]), Sum(high[half:], low[half:]))
-        terms = Sum(high[0], low[0])
-    return terms
+    """Return Σ of pairs along axes, by halves: one after the other, as in one go XLA could not vectorize them."""
+    first = tuple(range(len(axes)))
+    high, low = (jnp.moveaxis(part, axes, first).reshape(-1, *np.delete(part.shape, axes)) for part in terms)
+    while len(high) > 1:
+        odd = [(0, len(high) % 2), *[(0, 0)] * (high.ndim - 1)]
+        high, low = jnp.pad(high, odd), jnp.pad(low, odd)
+        half = len(high) // 2
+        high, low = map(barrier, plus(Sum(high[:half], low[:half]), Sum(high[half:], low[half:])))
+    return Sum(high[0], low[0])
 
 
 def zero_total(like: jax.Array, devices: int) -> Total:
@@ -236,10 +244,14 @@ def sum_records(add: Callable[..., jax.Array], like: jax.Array, *records: tuple[
         cut = [add(*(jax.lax.slice_in_dim(v, at[0], at[-1] + 1, axis=axis) for v, axis in records)) for at in parts]
         return functools.reduce(plus, map(as_pair, cut))
 
-    blocks = tuple(jnp.moveaxis(_split(values, axis, ROWS), axis, 0) for values, axis in records)
+    alone = all(values.shape[0] == 1 and axis == 1 for values, axis in records)  # whose axis XLA would copy data for
+    if alone:
+        blocks = tuple(_split(values[0], 0, ROWS) for values, _ in records)
+    else:
+        blocks = tuple(jnp.moveaxis(_split(values, axis, ROWS), axis, 0) for values, axis in records)
 
     def step(total: Sum, block: tuple[jax.Array, ...]) -> tuple[Sum, None]:
-        return plus(total, as_pair(add(*block))), None
+        return plus(total, as_pair(add(*((values[None] for values in block) if alone else block)))), None
 
     return jax.lax.scan(step, as_pair(jnp.zeros_like(like)), blocks)[0]
 
