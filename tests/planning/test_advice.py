@@ -145,3 +145,23 @@ def test_public_constants_keep_a_plan_from_telling_of_the_data(plan_of, tmp_path
     assert any("not scaled" in text for text in told)
     quiet = plan_of(tmp_path / "s.toml", "--set", "posterior.initial_w2_sq=3.0")["warnings"]
     assert not any("not scaled" in text for text in quiet)
+
+
+def test_a_step_above_a_loose_bound_on_the_curvature_is_a_warning():
+    """Böhning's bound holds everywhere; along a chain the curvature is smaller, and larger steps work."""
+    posterior = wflmc.softmax_regression(KEY, 4, examples=40, dim=3, classes=3)
+    how = {"burn_in": 20, "samples": 5, "sampler": wflmc.Sampler(init="zero")}
+    for power in ("optimized", "equal"):
+        policy = wflmc.Policy(power)
+        made = wflmc.plan(posterior, LINK, wflmc.Privacy(), step_size=3 / posterior.L, policy=policy, **how)
+        assert made.bound is None
+        assert np.isnan(made.objective)
+        assert any("W2² has no bound" in text for text in made.warnings)
+    assert np.isfinite(wflmc.sample(KEY, posterior, made, chains=2).theta).all()
+    within = wflmc.plan(posterior, LINK, wflmc.Privacy(), step_size=1.9 / posterior.L, **how)
+    assert within.bound is not None
+    assert not any("has no bound" in text for text in within.warnings)
+    with pytest.raises(wflmc.InputError, match="below 2/L"):  # exact for a Gaussian
+        wflmc.plan(SMALL, LINK, wflmc.Privacy(), step_size=3 / SMALL.L, **how)
+    with pytest.raises(wflmc.InputError, match="step_size"):  # beyond the prior's own curvature nothing is stable
+        wflmc.plan(posterior, LINK, wflmc.Privacy(), step_size=3 / posterior.mu, **how)

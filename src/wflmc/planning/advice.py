@@ -91,6 +91,9 @@ def plan_warnings(posterior: Posterior, made: Plan, problem: Problem, options: O
     alike = not exact or posterior.coordinates is None
     if alike and made.objective > 10 * max(made.initial_w2_sq, 1e-300):
         yield "The objective is far above the distance at the start: sampling gains nothing, or the bound says nothing."
+    if not problem.contracts:
+        loose = f"Steps are above what L = {posterior.L:.3g} allows, a bound on the curvature that may be loose"
+        yield f"{loose}: W2² has no bound, power is in equal parts, and chains are stable only if it is."
     yield from made.dynamics.warnings(made.mu, made.L)
     if _expands(posterior, made):
         yield "Some rounds have devices so unlike the rest that a step stretches errors: the chain may diverge."

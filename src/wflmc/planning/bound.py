@@ -63,6 +63,13 @@ class Problem:
     fills_up: bool = True
     """Whether the server adds what channel noise lacks of 2η; not where the optimum of the exact law chooses it all."""
     dynamics: Dynamics = OVERDAMPED
+    contracts: bool = True
+    """Whether steps are below what the posterior's L allows; a looser L than need be may forbid steps that work."""
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether a bound on W2² is known."""
+        return self.dynamics.has_bound and self.contracts
 
     @property
     def rounds(self) -> int:

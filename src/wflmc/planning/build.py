@@ -58,7 +58,7 @@ def plan(
         link: the channels, and what devices may transmit.
         privacy: the promise; `Privacy()` promises nothing.
         step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u rounds; with kinetic dynamics
-            h, below 2/√L.
+            h, below 2/√L. Longer steps are a warning where L is known to be loose.
         burn_in: S_b, rounds that are discarded.
         samples: S_u, rounds that are kept.
         sampler: the chain, beyond that.
@@ -151,6 +151,11 @@ class _Planning:
         self.mu, self.L = float(posterior.mu), float(posterior.L)
         if not 0 < self.mu <= self.L:
             raise InputError("mu", self.mu, f"above 0 and at most L = {self.L:g}")
+        # A bound on the curvature that is loose everywhere is no reason to refuse steps that are stable along a chain.
+        stable = 1 / float(options.sampler.motion.stretching_step(self.step_size).max())
+        self.contracts = not (posterior.curvature_is_loose and self.mu <= stable <= self.L / 2)
+        if not self.contracts:
+            self.L = stable
         self.contraction = options.sampler.motion.contraction(self.step_size, self.mu, self.L)
         known, self.received = link.gains(first + self.step_size.size, devices), None
         self.uncertainty, self.downlink_noise = 1.0, 0.0
@@ -252,6 +257,7 @@ class _Planning:
             noise_limit=noise_limit,
             solver=policy.solver,
             dynamics=options.sampler.motion,
+            contracts=self.contracts,
             response=self._response() if by_law else None,
             fills_up=not by_law or not self.scheme.optimal,
         )
@@ -283,7 +289,7 @@ class _Planning:
         """Make the plan of an allocation, with its certificate and its warnings."""
         posterior, link, options, scheme, problem = self.posterior, self.link, self.options, self.scheme, self.problem
         unclipped = np.full(posterior.devices, np.inf)
-        bounds = problem.bound(allocation.a) if problem.dynamics.has_bound else None
+        bounds = problem.bound(allocation.a) if problem.has_bound else None
         server_noise = problem.server_noise(allocation.a)
         value = np.nan if bounds is None else problem.value(bounds)
         if problem.response is not None:

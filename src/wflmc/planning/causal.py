@@ -150,8 +150,9 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
     """
     if problem.solver != "own":
         raise InputError("solver", problem.solver, "own with csi = 'causal', which has no reference")
-    if not problem.dynamics.has_bound:
-        raise InputError("dynamics", problem.dynamics.name, "overdamped with csi = 'causal', which needs a bound")
+    if not problem.has_bound:
+        allowed = "overdamped, and step_size below 2/L, with csi = 'causal', which needs a bound"
+        raise InputError("dynamics", problem.dynamics.name, allowed)
     check_floor(problem)
     a, left, start = problem.cap.copy(), problem.budget, problem.start
     made, rest, planned = 0, problem, problem.cap  # the plan that serves: its first round, its problem, its power

@@ -37,7 +37,9 @@ def optimal(problem: Problem) -> Allocation:
     check_floor(problem)
     if problem.response is not None:
         return _nearest_law(problem, problem.response)
-    if not problem.dynamics.has_bound:
+    if not problem.contracts:
+        return equal(problem)
+    if not problem.has_bound:
         allowed = "'exact' with dynamics = 'kinetic', for which no bound is known; or power = 'equal'"
         raise InputError("objective", problem.objective, allowed)
     if problem.solver == "cvxpy":
@@ -85,7 +87,7 @@ def equal(problem: Problem) -> Allocation:
 
 def ideal(problem: Problem) -> Allocation:
     """The optimum of an ideal link; in equal parts where no bound says what is best, with kinetic dynamics."""
-    return equal(problem) if not problem.dynamics.has_bound and problem.response is None else optimal(problem)
+    return equal(problem) if not problem.has_bound and problem.response is None else optimal(problem)
 
 
 def at_caps(problem: Problem) -> Allocation:

@@ -77,6 +77,8 @@ class Posterior(SumsGradients, Protocol):
     """The names of the features, where there are some."""
     start_is_estimate: bool = False
     """Whether `initial_w2_sq` is an estimate, as of posteriors without a closed form."""
+    curvature_is_loose: bool = False
+    """Whether L bounds the curvature everywhere, and that along a chain may be far smaller."""
     block: int = 1
     """Devices whose gradients are computed at a time."""
     example_block: int = 0

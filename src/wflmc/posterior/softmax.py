@@ -51,7 +51,7 @@ class SoftmaxPosterior(Regression):
     """The label of every class in the data, C of them; all else here counts classes from 0."""
 
     curvature = 0.5  # Böhning's bound
-    start_is_estimate = True
+    start_is_estimate = curvature_is_loose = True
 
     @property
     def dim(self) -> int:
