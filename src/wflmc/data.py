@@ -303,16 +303,10 @@ def mnist_features(
     As in the paper's experiments: pixels in [0, 1], directions from the centred training images, images projected
     without centring. The classes take turns, so that equal blocks of examples hold each class equally often.
     """
-    classes = 10
-    available = int(np.bincount(images.train_labels).min())
-    if examples % classes or not classes <= examples <= classes * available:
-        raise InputError("examples", examples, f"a multiple of {classes}, at most {classes * available}")
+    chosen = draw_images(images, generator, examples)
     most = min(examples, images.train_images.shape[1])
     if not 1 <= components <= most:
         raise InputError("dim", components, f"between 1 and {most}")
-    by_label = [np.flatnonzero(images.train_labels == label) for label in range(classes)]
-    drawn = [generator.choice(members, examples // classes, replace=False) for members in by_label]
-    chosen = np.stack(drawn, axis=1).ravel()
     pixels = images.train_images[chosen] / 255.0
     directions = principal_directions(pixels, components)
     return Features(
@@ -321,6 +315,23 @@ def mnist_features(
         (images.test_images / 255.0) @ directions,
         images.test_labels.astype(np.intp),
     )
+
+
+def draw_images(images: Images, generator: np.random.Generator, examples: int) -> NDArray[np.intp]:
+    """Draw training images, in equal number from each class; return their places, the classes in turns.
+
+    All images are returned as they stand, however many each class has.
+    """
+    classes = 10
+    if examples == len(images.train_labels):
+        return np.arange(examples)
+    available = int(np.bincount(images.train_labels).min())
+    if examples % classes or not classes <= examples <= classes * available:
+        whole = f"a multiple of {classes}, at most {classes * available}, or all {len(images.train_labels)}"
+        raise InputError("examples", examples, whole)
+    by_label = [np.flatnonzero(images.train_labels == label) for label in range(classes)]
+    drawn = [generator.choice(members, examples // classes, replace=False) for members in by_label]
+    return np.stack(drawn, axis=1).ravel()
 
 
 def principal_directions(X: Array, components: int) -> Array:

@@ -18,12 +18,14 @@ from wflmc.storage import output_folder, write_text
 if TYPE_CHECKING:
     from wflmc.studies.study import Claim, Tables
 
-FIGURES = "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond."
+FIGURES = (
+    "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond, league."
+)
 DATA = (
     ".npz or .csv with X and y for figures 2 to 7 (else synthetic); a folder of MNIST's idx files for fig8 (else "
     "WFLMC_DATA, else fetched). May repeat."
 )
-EXPERIMENTS = "By default 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity, record."
+EXPERIMENTS = "By default 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity, record, 3 for league."
 STOP_SE = "Stop a point of fig8 or heterogeneity once every scheme's ECE has a standard error below this share of it."
 
 

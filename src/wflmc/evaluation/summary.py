@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, Shown
 from wflmc.evaluation.diagnostics import diagnose
-from wflmc.evaluation.scores import Calibration, Regression, predictive_scores, regression_scores
+from wflmc.evaluation.scores import TINY, Calibration, Regression, calibration, predictive_scores, regression_scores
 from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exact_law, with_floor
 from wflmc.posterior import Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
@@ -162,7 +162,7 @@ def evaluate(
         exact_ess_min=law.ess_min,
         bound=None if len(bounds) < len(plans) else float(max(bounds)),
         burn_in=trace.plan.burn_in,
-        **diagnose(trace.theta)._asdict(),
+        **diagnose(trace.theta if trace.predictions is None else trace.predictions.logits)._asdict(),
         clip_rate={"burn_in": _mean(trace.burn_in_clip_rate), "samples": _mean(trace.clip_rate)},
         example_clip_rate=_examples_clipped(trace, posterior),
         scores=None if test is None else _scores(trace, posterior, test),
@@ -188,6 +188,8 @@ def _scores(trace: Trace, posterior: object, test: TestSet) -> Calibration | Reg
     try:
         if isinstance(posterior, GaussianPosterior):
             return regression_scores(posterior, trace.theta, *test)
+        if isinstance(posterior, Predicts) and trace.predictions is not None:
+            return calibration(np.maximum(trace.predictions.probability, TINY), posterior.classes_of(test[1]))
         if isinstance(posterior, Predicts):
             return predictive_scores(posterior, trace.theta, *test)
     except InputError as error:

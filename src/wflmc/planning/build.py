@@ -241,12 +241,14 @@ class _Planning:
         if self.downlink_noise:  # what noise in the received θ adds to a gradient, on average
             error = error + self.downlink_noise * posterior.downlink_error(self.weight)
         start = options.initial_w2_sq
+        if start is None:  # without a bound nobody asks how far away it is
+            start = posterior.initial_w2_sq(options.sampler.init) if self.contracts else np.nan
         return Problem(
             contraction=self.contraction,
             step_size=step_size,
             burn_in=options.burn_in,
             objective=policy.objective,
-            start=posterior.initial_w2_sq(options.sampler.init) if start is None else start,
+            start=start,
             error=discretization_error(step_size, self.L, posterior.dim) + step_size**2 * error,
             noise_weight=self.rule.weight,
             scale=self.scale,

@@ -57,6 +57,7 @@ TITLES = {
     "beyond": ("Past the paper: its schemes and ours", "SNR (dB)"),
     "heterogeneity": ("Unlike devices and clipping, MNIST, 30 dB, optimized power", "clipping threshold ℓ"),
     "record": ("What hiding one example instead of a device buys", "ε (δ = 0.01, replace)"),
+    "league": ("Private posteriors of images, over the air", "ε (δ = 1e-5 per image, add-remove)"),
 }
 """Title and label of the x axis of every figure but the second."""
 EXACT = "exact law (no clipping, no Monte Carlo)"
@@ -74,10 +75,18 @@ PANELS = {
     "heterogeneity_accuracy": ("accuracy", Axis("accuracy")),
     "heterogeneity": ("expected calibration error", Axis(ECE)),
     "heterogeneity_clip_rate": ("gradients clipped after burn-in", Axis("share of gradients")),
+    "league": ("accuracy", Axis("accuracy")),
+    "league_ece": ("calibration error", Axis(ECE, log=True)),
     "record_budget": ("privacy budget", Axis("budget for Σ 2(αℓ)²/N0", log=True)),
     "record": ("distance to the posterior", Axis("exact W2², worst after burn-in", log=True)),
 }
 """Title and y axis of the panel that shows a table."""
+LEAGUE = {
+    "ours": "posterior sampling, private",
+    "descent": "descent, private (point estimate)",
+    "posterior": "the posterior: unclipped, no promise",
+}
+"""Rows of the league that its picture shows."""
 KNOWN = ("fig2", *TITLES)
 COUNTS = "{all} statements, tested on {data}: {n[0]} hold, {n[1]} differ, and in {n[2]} the paper contradicts itself."
 MARKS = {"holds": "✓", "differs": "✗", CONTRADICTS: "!"}
@@ -102,11 +111,23 @@ def study_figure(name: str, tables: Tables, about: str = "") -> Figure:
     (title, x_label), panels = TITLES[name], []
     for key, (about_it, axis) in PANELS.items():
         if _figure_of(key) == name and key in tables:
-            lines = curves(tables[key]) + _floor(tables.get(f"{key}_floor", ()))
-            panels.append(Panel(lines, axis, about_it, key))
+            parts = _by_data(tables[key]) if name == "league" else {"": tables[key]}
+            for whose, rows in parts.items():
+                lines = curves(rows) + _floor(tables.get(f"{key}_floor", ()))
+                panels.append(Panel(lines, axis, f"{whose}{about_it}", key))
     shared = len(panels) > 1 and name != "beyond"
-    x = Axis(x_label, log=name == "heterogeneity")
+    x = Axis(x_label, log=name in ("heterogeneity", "league"))
     return Figure(panels, x, f"{title}\n{about}", same_y=name in ("fig6", "fig7"), shared_legend=shared)
+
+
+def _by_data(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each data set of the league that its picture shows."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        title, _, kind = row.scheme.partition(", ")
+        if kind in LEAGUE:
+            found.setdefault(f"{title}: ", []).append(row._replace(scheme=LEAGUE[kind]))
+    return found
 
 
 def curves(rows: Sequence[Row]) -> list[Line]:

@@ -51,7 +51,10 @@ def publish_run(
         hint = "not_covered in its plan.json says what to change, and --accept-not-covered publishes it as it is"
         allowed = f"a run of which epsilon covers all that is published; this one rests on {names}. {hint}"
         raise InputError("RUN", str(run), allowed)
-    name, variables = _group(what, _first_chain(run, plan), plan, scenario, features)
+    if scenario.sampler.keep == "predictions":
+        name, variables = _kept_moments(run, what)
+    else:
+        name, variables = _group(what, _first_chain(run, plan), plan, scenario, features)
     coords = {axis: np.arange(n) for axes, part in variables.values() for axis, n in zip(axes, part.shape, strict=True)}
     statement = _statement(what, plan, scenario, uncovered)
     about = {key: value if isinstance(value, str | float) else json.dumps(value) for key, value in statement.items()}
@@ -112,13 +115,25 @@ def _check_promise(run: Path, plan: PlanFile, scenario: Scenario, chains: int) -
 
 def _first_chain(run: Path, plan: PlanFile) -> NDArray[np.float32]:
     """Return theta[draw, m] of the first chain."""
+    return _first_of(run, "posterior/theta")[: plan.constants.samples]
+
+
+def _first_of(run: Path, name: str) -> NDArray[np.float32]:
+    """Return what trace.nc has of the first chain."""
     import h5netcdf
 
     try:
         with h5netcdf.File(run / "trace.nc") as file:
-            return np.asarray(file["posterior/theta"][0, : plan.constants.samples], np.float32)
+            return np.asarray(file[name][0], np.float32)
     except (OSError, KeyError, ValueError, IndexError):
         raise InputError("RUN", str(run / "trace.nc"), "as wflmc wrote it") from None
+
+
+def _kept_moments(run: Path, what: str) -> tuple[str, dict[str, Any]]:
+    """Return what may be published of a run that kept no draws."""
+    if what != "moments":
+        raise InputError("--what", what, "moments of a run with sampler.keep = 'predictions', which kept no draws")
+    return "moments", {name: (("parameter",), _first_of(run, f"posterior/{name}")) for name in ("mean", "variance")}
 
 
 def _group(
@@ -135,7 +150,7 @@ def _group(
         return "moments", {"mean": mean, "covariance": (("parameter", "parameter_bis"), covariance)}
     assert features is not None
     classes = len(plan.classes or [0])
-    rows, axes = _rows(features, scenario.posterior.intercept, theta.shape[1] // classes), ("observation", "class")
+    rows, axes = _rows(features, scenario.posterior.adds_ones, theta.shape[1] // classes), ("observation", "class")
     if plan.classes is None:
         each = rows @ theta.T.astype(float)
         # The variance is that of the noise, and of what the draws disagree in.

@@ -21,6 +21,8 @@ class Progress(NamedTuple):
     velocities, [chain, 2m]."""
     clip_rate: Any = None
     """[round, chain]."""
+    averages: Any = None
+    """Over draws that are not kept, [chain, numbers]."""
 
 
 class Checkpoint(NamedTuple):

@@ -14,10 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.dynamics import Dynamics
 from wflmc.errors import InputError, SamplingError
-from wflmc.keys import check_key, named
+from wflmc.keys import check_key, digest, named
 from wflmc.planning.plan import Plan, Rounds
 from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.privacy import Ledger
+from wflmc.sampling.averages import Averages, Draws, averages
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
 from wflmc.sampling.kernel import State, check_belongs, kernel_rounds, step
 from wflmc.sampling.payment import name_run, open_account, refuse_plans
@@ -44,6 +45,12 @@ class Execution(NamedTuple):
     checkpoint: str | Path | None = None
     accelerators: Sequence[jax.Device] | None = None
     progress: Advance | None = None
+    predictions: ArrayLike | None = None
+
+    @property
+    def kept(self) -> str:
+        """A name for what is kept, for checkpoints."""
+        return "draws" if self.predictions is None else digest(np.asarray(self.predictions))
 
 
 Carry = tuple[State, jax.Array]
@@ -216,8 +223,13 @@ def sample(
             and ends with the same draws as one that was never stopped.
         accelerators: where chains are spread; by default over all that JAX sees.
         progress: called with (rounds done, rounds in all).
+        predictions: features u[n, d]: of every chain only the mean prediction at these is kept, with mean and variance
+            of the parameters (`Trace.predictions`), and `Trace.theta` is that mean. For softmax regressions with too
+            many parameters to keep every draw.
     """
     how = Execution(**execution)
+    if how.predictions is not None and (keep_burn_in or how.store is not None):
+        raise InputError("predictions", "features", "given without keep_burn_in and store, which are for draws")
     job = _check(key, posterior, plan, chains, numbers, initial, keep_burn_in)
     refuse_plans(job.plans)
     machine = _machine(job, how)
@@ -226,24 +238,28 @@ def sample(
         run = name_run(key, posterior, job.plans, job.number, job.initial)
     checkpoint, charge, saved = None, None, Progress()
     if how.checkpoint is not None:
-        checkpoint = Checkpoint(Path(how.checkpoint), f"{run}-{machine.name(job.skip)}")
+        checkpoint = Checkpoint(Path(how.checkpoint), f"{run}-{machine.name(job.skip)}-{how.kept}")
         saved = checkpoint.load()
     count, rounds = job.number.size, len(job.plan.rounds)
     if ledger is not None:
         charge = open_account(ledger, run, key, posterior, job.plans, rounds if saved.at else saved.rounds)
-    store = how.store if checkpoint is None else checkpoint.samples
-    theta = room((rounds - job.skip, count, job.plan.dim), store, saved.theta is not None)
+    kept: Draws | Averages
+    if how.predictions is None:
+        store = how.store if checkpoint is None else checkpoint.samples
+        kept = Draws(room((rounds - job.skip, count, job.plan.dim), store, saved.theta is not None))
+    else:
+        kept = averages(posterior, how.predictions, count, rounds - job.skip, saved.averages)
     if saved.theta is None:
         states = np.zeros((count, _width(job.plan)), np.float32)
         saved = Progress(0, 0, states, np.zeros((rounds, count), np.float32))
-    for done in _run(job, machine, charge, theta, saved):
+    for done in _run(job, machine, charge, kept, saved):
         saved = done
         if checkpoint is not None:
-            theta.flush()
+            kept.flush()
             checkpoint.save(done)
         if how.progress is not None:
             how.progress(rounds * (done.at // machine.chains) + done.rounds, rounds * -(-count // machine.chains))
-    return _trace(job, theta.swapaxes(0, 1), saved)
+    return _trace(job, kept, saved)
 
 
 def _check(
@@ -316,8 +332,10 @@ def _positions(initial: ArrayLike, count: int, plan: Plan, posterior: Posterior)
     return np.concatenate([theta, given[:, plan.dim :]], axis=1)
 
 
-def _run(job: _Job, machine: _Machine, charge: Charge | None, theta: Any, saved: Progress) -> Iterator[Progress]:
-    """Run chains chunk by chunk and rounds block by block from where they were saved, and write the draws to theta."""
+def _run(
+    job: _Job, machine: _Machine, charge: Charge | None, keep: Draws | Averages, saved: Progress
+) -> Iterator[Progress]:
+    """Run chains chunk by chunk and rounds block by block from where they were saved, and keep what is to be kept."""
     plan, skip, size, mesh, count = job.plan, job.skip, machine.rounds, machine.mesh, job.number.size
     total, states, rates = len(plan.rounds), saved.theta, saved.clip_rate
     for at in range(saved.at, count, machine.chains):
@@ -348,14 +366,16 @@ def _run(job: _Job, machine: _Machine, charge: Charge | None, theta: Any, saved:
             _raise_if_lost(np.asarray(finite)[:length], first)
             new = block.stop - max(first, min(skip, block.stop))  # rounds whose draws are kept
             draws = np.asarray(kept[:new])[:, :mine]
-            theta[block.stop - skip - new : block.stop - skip, own] = job.posterior.parameters(draws)
+            keep.add(block.stop - skip - new, own, job.posterior.parameters(draws))
             rates[block, own], states[own] = np.asarray(rate)[:length, :mine], packed(state)[:mine]
-            yield Progress(at, block.stop, states, rates)
+            yield Progress(at, block.stop, states, rates, keep.numbers)
 
 
-def _trace(job: _Job, theta: NDArray[Any], done: Progress) -> Trace:
-    """Return the trace of all chains, whose kept draws are theta[chain, draw, m]."""
+def _trace(job: _Job, kept: Draws | Averages, done: Progress) -> Trace:
+    """Return the trace of all chains."""
     plan, states, rates = job.plan, done.theta, done.clip_rate
+    predictions = kept.result if isinstance(kept, Averages) else None
+    theta = kept.room.swapaxes(0, 1) if isinstance(kept, Draws) else kept.result.mean[:, None]
     burn_in, before = plan.burn_in, plan.burn_in - job.skip
     return Trace(
         theta=theta[:, before:],
@@ -366,6 +386,7 @@ def _trace(job: _Job, theta: NDArray[Any], done: Progress) -> Trace:
         velocity=states[:, plan.dim :] if plan.dynamics.has_velocity else None,
         warmup_clip_rate=rates[:burn_in].T if job.keep_burn_in else None,
         key=tuple(np.ravel(jax.random.key_data(job.key)).tolist()),
+        predictions=predictions,
     )
 
 

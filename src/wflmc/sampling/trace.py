@@ -21,6 +21,7 @@ from wflmc.posterior import CustomPosterior
 from wflmc.posterior.custom.model import checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
 from wflmc.progress import progress_bar
+from wflmc.sampling.averages import Predictions
 from wflmc.storage import replacing, reserve
 from wflmc.version import __version__
 
@@ -79,6 +80,8 @@ class Trace(Shown):
     """Like `clip_rate`, of burn-in, [chain, S_b], where it was asked for."""
     key: tuple[int, ...] | None = None
     """The key that seeded the chains, as numbers."""
+    predictions: Predictions | None = None
+    """Averages over the draws, where these were not kept; then `theta` is their mean, [chain, 1, m]."""
 
     def _facts(self) -> dict[str, Any]:
         sizes = dict(zip(("chains", "draws", "parameters"), self.theta.shape, strict=True))
@@ -145,6 +148,8 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
         "posterior": _variables(trace.theta, posterior),
         "sample_stats": _statistics(trace, trace.clip_rate, slice(burn_in, None)),
     }
+    if trace.predictions is not None:
+        made |= _averages(trace.predictions, made["posterior"])
     if trace.velocity is not None:
         last = {"last_velocity": (("chain", "parameter"), trace.velocity)}
         made["sample_stats"] = made["sample_stats"].assign(last).assign_coords(parameter=np.arange(plan.dim))
@@ -159,6 +164,20 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
     about: dict[str, Any] = {"inference_library": "wflmc", "inference_library_version": __version__}
     about |= {"plan": _in_short(plan)} | ({} if trace.key is None else {"key": list(trace.key)})
     return {name: group.assign_attrs({**about, **(attributes or {})}) for name, group in made.items()}
+
+
+def _averages(kept: Predictions, parameters: Any) -> dict[str, Any]:
+    """The groups of averages over draws that were not kept: parameters by mean and variance, and mean predictions."""
+    import xarray as xr
+
+    chain = {"chain": parameters["chain"]}
+    moments = {name: (("chain", "parameter"), getattr(kept, name)) for name in ("mean", "variance")}
+    of_parameters = xr.Dataset(moments, chain | {"parameter": parameters["parameter"]})
+    axes = {name: np.arange(n) for name, n in zip(("observation", "class"), kept.probability.shape[1:], strict=True)}
+    return {
+        "posterior": of_parameters.assign_attrs(about="averages over the kept draws, which were not kept themselves"),
+        "predictions": xr.Dataset({"probability": (("chain", *axes), kept.probability)}, chain | axes),
+    }
 
 
 def _in_short(plan: Plan) -> str:

@@ -39,8 +39,8 @@ def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scena
 
 def _paths(scenario: Scenario) -> dict[str, str]:
     """Return the files that a scenario names, by key."""
-    data, gains = scenario.posterior.data, scenario.link.gains
-    named = {"link.gains": gains, "posterior.data": data if is_data_path(data) else ""}
+    files = {f"posterior.{name}": getattr(scenario.posterior, name) for name in ("data", "whiten_from")}
+    named = {"link.gains": scenario.link.gains, **{key: path for key, path in files.items() if is_data_path(path)}}
     return {key: path for key, path in named.items() if path}
 
 
