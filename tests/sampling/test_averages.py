@@ -51,14 +51,14 @@ def test_a_run_that_was_stopped_ends_with_the_same_averages(chain, tmp_path):
     posterior, plan, rows = chain
     whole = wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows).predictions
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop(done, _):
         if done > 6:
-            raise Stop
+            raise StopError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows, checkpoint=tmp_path, progress=stop)
     assert not (tmp_path / "theta.npy").exists()
     resumed = wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows, checkpoint=tmp_path).predictions
