@@ -21,6 +21,7 @@ from wflmc.posterior import CustomPosterior
 from wflmc.posterior.custom.model import checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
 from wflmc.progress import progress_bar
+from wflmc.sampling.transcript import Transcript
 from wflmc.storage import replacing, reserve
 from wflmc.version import __version__
 
@@ -79,6 +80,8 @@ class Trace(Shown):
     """Like `clip_rate`, of burn-in, [chain, S_b], where it was asked for."""
     key: tuple[int, ...] | None = None
     """The key that seeded the chains, as numbers."""
+    transcript: Transcript | None = None
+    """What the server has received in every round, where it was asked for."""
 
     def _facts(self) -> dict[str, Any]:
         sizes = dict(zip(("chains", "draws", "parameters"), self.theta.shape, strict=True))
@@ -152,6 +155,8 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
         made["warmup_posterior"] = _variables(trace.warmup, posterior)
     if trace.warmup_clip_rate is not None:
         made["warmup_sample_stats"] = _statistics(trace, trace.warmup_clip_rate, slice(burn_in))
+    if trace.transcript is not None:
+        made["transcript"] = trace.transcript.to_xarray()
     if posterior is not None:
         made |= _outcomes(trace.theta, request)
     elif request.predictive or request.log_likelihood or request.features is not None:
