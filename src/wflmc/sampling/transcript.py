@@ -54,15 +54,6 @@ class Transcript(Shown):
         lengths = np.diff(np.append(self.start, self.rounds)).reshape(-1, *[1] * (values.ndim - 1))
         return np.add.reduceat(values, self.start, axis=0) / lengths
 
-    def to_xarray(self) -> Any:
-        """Return the transcript as a data set of the trace's file."""
-        import xarray as xr
-
-        axes, dim = ("round", "chain", "parameter"), self.position.shape[-1]
-        values = {"position": (axes, self.position), "gradient": (axes, self.gradient), "noise": (axes[:2], self.noise)}
-        numbers = (self.start, np.arange(self.noise.shape[1]), np.arange(dim))
-        return xr.Dataset(values, dict(zip(axes, numbers, strict=True)), {"rounds": self.rounds})
-
     def _facts(self) -> dict[str, Any]:
         groups, chains, dim = self.position.shape
         return {"rounds": self.rounds, "groups": groups, "chains": chains, "parameters": dim}
