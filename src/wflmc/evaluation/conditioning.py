@@ -60,6 +60,9 @@ class Moments(NamedTuple):
         return phi if self.coordinates is None else self.coordinates.parameters(phi)
 
 
+Known = Moments | Posterior
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class NoiseAware(Shown):
     """The posterior of the parameters given everything that the server has received, one for each chain."""
@@ -88,10 +91,7 @@ class NoiseAware(Shown):
     def interval(self, level: float) -> tuple[Array, Array]:
         """Return the lower and the upper end of every parameter's central interval, each [chain, m]."""
         if not 0 < level < 1 or self.method == "matched":
-            allowed = (
-                "above 0 and below 1" if self.method != "matched" else "asked of a posterior, not of matched draws"
-            )
-            raise InputError("level", level, allowed)
+            raise InputError("level", level, "above 0 and below 1, and asked of a posterior, not of matched draws")
         if self.method != "known moments":
             lower, upper = np.quantile(self.draws, [(1 - level) / 2, (1 + level) / 2], axis=1)
             return lower, upper
@@ -145,16 +145,16 @@ class _Reception(NamedTuple):
         pulled = away @ moments.gram
         spread = 1 + np.maximum((away * pulled).sum(-1), 0.0) / np.sum(moments.examples)
         pull = pulled + away @ moments.prior
-        trace, square = (np.atleast_1d(v)[:, None] for v in (np.trace(moments.gram, 0, -2, -1), _squares(moments.gram)))
+        trace, square = np.trace(moments.gram, 0, -2, -1), (moments.gram**2).sum((-1, -2))
+        trace, square = np.reshape(trace, (-1, 1)), np.reshape(square, (-1, 1))
         size, along = (pull**2).sum(-1), np.maximum((pull * (pull @ moments.gram)).sum(-1), 0.0)
         clipped, bias = np.zeros_like(spread), np.zeros_like(spread)
         kinds, counts = np.unique(np.stack([self.share, self.clip], 1), axis=0, return_counts=True)
         for (q, limit), count in zip(kinds, counts, strict=True):
             middle = q**2 * size + q * spread * trace
             error = np.sqrt(2 * (q * spread) ** 2 * square + 4 * q**3 * spread * along)
-            length = np.sqrt(middle)
-            deviation = error / (2 * length)
-            u = (limit - length) / deviation
+            deviation = error / (2 * np.sqrt(middle))
+            u = (limit - np.sqrt(middle)) / deviation
             clipped += count / self.share.size * ndtr((middle - limit**2) / error)
             bias += count * deviation * (np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi) - u * ndtr(-u))
         return clipped, bias
@@ -177,13 +177,7 @@ class _Estimate(NamedTuple):
 
 
 def noise_aware(
-    trace: Trace,
-    moments: Moments | Posterior,
-    *,
-    draws: int = 1000,
-    public: bool = False,
-    matched: bool = False,
-    seed: int = 0,
+    trace: Trace, moments: Known, *, draws: int = 1000, public: bool = False, matched: bool = False, seed: int = 0
 ) -> NoiseAware:
     """Return the posterior given all that the server has received, and the noise under which it has received it.
 
@@ -252,22 +246,15 @@ def _secant(posterior: Posterior, plan: Plan, middle: Array) -> Array:
     return np.asarray((slope + slope.T) / 2)
 
 
-def _squares(gram: Array) -> Any:
-    """Return tr G², a number or [chain]."""
-    return (gram**2).sum((-1, -2))
-
-
 def _reception(trace: Trace, moments: Moments) -> _Reception:
     told, plans = trace.transcript, trace.plans
     assert told is not None
-    position, gradient, noise = (
-        np.asarray(values, dtype=float).swapaxes(0, 1) for values in (told.position, told.gradient, told.noise)
-    )
+    parts = (told.position, told.gradient, 1 / told.noise)
+    position, gradient, precision = (np.asarray(values, dtype=float).swapaxes(0, 1) for values in parts)
     weight: Any = np.stack([told.share(plan.weight_received) for plan in plans])
     sizes = np.broadcast_to(np.asarray(moments.examples, dtype=float), (plans[0].devices,))
-    return _Reception(
-        position, gradient, 1 / noise, weight, np.minimum(plans[0].clips_at[0], 1e75), sizes / sizes.sum()
-    )
+    clip = np.minimum(plans[0].clips_at[0], 1e75)
+    return _Reception(position, gradient, precision, weight, clip, sizes / sizes.sum())
 
 
 def _choose(heard: _Reception, moments: Moments, kept: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Array]:
@@ -351,7 +338,7 @@ def _joint(
 
 def _in_parameters(moments: Moments, law: Gaussian) -> Gaussian:
     """Return a law of φ as one of the parameters; of many, the covariance's diagonal."""
-    covariance = moments.parameters(moments.parameters(law.covariance).swapaxes(1, 2))
-    few = covariance.shape[1] < LARGE
-    covariance = covariance if few else np.diagonal(covariance, axis1=1, axis2=2)
-    return Gaussian(np.asarray(moments.parameters(law.mean)), np.asarray(covariance))
+    covariance = np.asarray(moments.parameters(moments.parameters(law.covariance).swapaxes(1, 2)))
+    large = covariance.shape[1] >= LARGE
+    covariance = np.diagonal(covariance, axis1=1, axis2=2) if large else covariance
+    return Gaussian(np.asarray(moments.parameters(law.mean)), covariance)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from wflmc.errors import InputError
-from wflmc.evaluation.conditioning import Moments, NoiseAware, noise_aware
+from wflmc.evaluation.conditioning import NoiseAware, noise_aware
 from wflmc.keys import host_generator
 from wflmc.planning.plan import Plan, Rounds
 from wflmc.posterior import Gaussian, GaussianPosterior
@@ -28,6 +28,7 @@ Array = NDArray[np.float64]
 Interval = tuple[Array, Array]
 
 LEVELS = (0.9, 0.5)
+"""Of the intervals that are looked at."""
 
 
 class Coverage(NamedTuple):
@@ -63,14 +64,7 @@ def held(law: Gaussian, interval: Interval) -> float:
 
 
 def simulated_coverage(
-    key: jax.Array,
-    posterior: GaussianPosterior,
-    plans: Sequence[Plan],
-    data_sets: int = 500,
-    *,
-    moments: Moments | None = None,
-    features: Array | None = None,
-    levels: Sequence[float] = LEVELS,
+    key: jax.Array, posterior: GaussianPosterior, plans: Sequence[Plan], data_sets: int = 500, moments: Any = None
 ) -> Coverage:
     """Run plans on data sets that are drawn from a linear model, one chain each, and count what intervals hold.
 
@@ -79,23 +73,17 @@ def simulated_coverage(
         posterior: gives the features, the devices and the prior; its outcomes are not used.
         plans: overdamped ones, which data sets take in turns.
         moments: public ones; those of the features by default.
-        features: [data set, K, n, m], where data sets are to have features of their own.
-        levels: of the intervals.
     """
     if not isinstance(posterior, GaussianPosterior) or plans[0].dynamics.has_velocity:
         raise InputError("posterior", type(posterior).__name__, "a linear regression with overdamped plans")
     chosen, number = [plans[i % len(plans)] for i in range(data_sets)], jnp.arange(data_sets)
     truth = jax.vmap(posterior.draw_initial)(chain_keys(key, number, "truth"))
-    rows = posterior.features if features is None else features
-    real = np.arange(rows.shape[-2]) < posterior.sizes[:, None]
-    outcomes = np.einsum("...knm,...m->...kn", np.broadcast_to(rows, (data_sets, *rows.shape[-3:])), np.asarray(truth))
+    real = np.arange(posterior.features.shape[1]) < posterior.sizes[:, None]
+    outcomes = np.einsum("knm,dm->dkn", posterior.features, np.asarray(truth))
     outcomes += real * host_generator(key, "data").standard_normal(outcomes.shape)
-    hessian, linear = posterior.hessian, np.einsum("...knm,...kn->...km", rows, outcomes)
-    if features is not None:
-        hessian = rows.swapaxes(-1, -2) @ rows + posterior.prior_precision / posterior.devices
+    linear = jnp.asarray(np.einsum("knm,dkn->dkm", posterior.features, outcomes), jnp.float32)
     ready, begin = posterior.on_accelerator(data_sets, 2.0**40), starts(key, posterior, plans[0], number)
-    data = jnp.asarray(hessian, jnp.float32), jnp.asarray(linear, jnp.float32)
-    told = _run(ready, data, kernel_rounds(chosen, True), begin, chain_keys(key, number))
+    told = _run(ready, linear, kernel_rounds(chosen, True), begin, chain_keys(key, number))
     theta, position, received, rate = (np.asarray(values) for values in told)
     noise, scale = reception_noise(chosen, slice(None))
     transcript = Transcript(position, scale[..., None] * received, noise, np.arange(len(theta)), len(theta))
@@ -103,31 +91,27 @@ def simulated_coverage(
     kept = draws[:, burn_in:], rate[burn_in:].T, rate[:burn_in].mean(1)
     trace = Trace(*kept, None, tuple(chosen), transcript=transcript)
     made, target = noise_aware(trace, moments or posterior), np.asarray(posterior.parameters(truth))
-    found = [[chain_interval(trace.theta, level), made.interval(level)] for level in levels]
-    holds = np.array([[(lower < target) & (target < upper) for lower, upper in pair] for pair in found])
-    deviation = 2 * np.sqrt(np.diagonal(posterior.exact.covariance))
-    widths = [
-        [float(np.mean((upper - lower) / (deviation * ndtri((1 + level) / 2)))) for lower, upper in pair]
-        for level, pair in zip(levels, found, strict=True)
-    ]
-    (chain, aware), (wide, narrow) = holds.mean((-1, -2)).T, np.array(widths).T
+    found = [(chain_interval(trace.theta, level), made.interval(level)) for level in LEVELS]
+    lower, upper = np.moveaxis(np.array(found), 2, 0)  # [level, chain's or noise-aware, data set, m]
+    exact = np.outer(2 * ndtri((1 + np.array(LEVELS)) / 2), np.sqrt(np.diagonal(posterior.exact.covariance)))
+    holds, width = (lower < target) & (target < upper), (upper - lower) / exact[:, None, None]
+    (chain, aware), (wide, narrow) = holds.mean((-1, -2)).T, width.mean((-1, -2)).T
     return Coverage(chain, aware, holds[:, 1].mean(-1).std(-1) / data_sets**0.5, wide, narrow, trace, made, target)
 
 
 @jax.jit
-def _run(posterior: GaussianPosterior, data: Any, rounds: Rounds, state: State, keys: jax.Array) -> tuple[Any, ...]:
+def _run(
+    posterior: GaussianPosterior, linear: jax.Array, rounds: Rounds, state: State, keys: jax.Array
+) -> tuple[Any, ...]:
     """Return θ after every round, where gradients were taken, what was received, [S, data set, m], and clip rates."""
-    hessian, linear = data
 
-    def one(key: jax.Array, hessian: Any, linear: Any, state: State, now: Rounds) -> Any:
-        return step(key, replace(posterior, hessian=hessian, linear=linear), state, now)
-
-    axes = 0, 0 if hessian.ndim == 4 else None, 0, CHAINS, 0
+    def one(key: jax.Array, linear: Any, state: State, now: Rounds) -> Any:
+        return step(key, replace(posterior, linear=linear), state, now)
 
     def body(state: State, changing: Rounds) -> tuple[State, tuple[Any, ...]]:
         now = replace(changing, constants=rounds.constants)
         folded = jax.vmap(jax.random.fold_in, (0, None))(keys, state.round)
-        state, info = jax.vmap(one, axes, (CHAINS, 0))(folded, hessian, linear, state, now)
+        state, info = jax.vmap(one, (0, 0, CHAINS, 0), (CHAINS, 0))(folded, linear, state, now)
         return state, (state.theta, info.position, info.received, info.clip_rate)
 
     return jax.lax.scan(body, state, replace(rounds, constants=None))[1]

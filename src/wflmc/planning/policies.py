@@ -92,8 +92,8 @@ def equal(problem: Problem) -> Allocation:
 
 def ideal(problem: Problem) -> Allocation:
     """The optimum of an ideal link; in equal parts where no bound says what is best, with kinetic dynamics."""
-    bounded = problem.has_bound or problem.response is not None or problem.objective == "transcript"
-    return optimal(problem) if bounded else equal(problem)
+    known = problem.response is not None or problem.objective == "transcript"
+    return optimal(problem) if problem.has_bound or known else equal(problem)
 
 
 def at_caps(problem: Problem) -> Allocation:

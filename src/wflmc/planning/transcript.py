@@ -24,28 +24,23 @@ def information(problem: Problem, a: Array) -> float:
 
 def most_information(problem: Problem) -> Allocation:
     """Return the powers with the smallest V, the most equal ones of these, and a proven lower bound on V."""
-    limited = np.isfinite(problem.budget)
-    cap = problem.power_cap if limited.any() else problem.cap
+    kept, limited = np.arange(problem.rounds) >= problem.burn_in, np.isfinite(problem.budget)
     if not limited.any():
-        a = np.where(np.arange(problem.rounds) < problem.burn_in, np.minimum(cap, problem.cap), cap)
+        a = np.where(kept & np.isfinite(problem.power_cap), problem.power_cap, problem.cap)
         return Allocation(a, 1 / information(problem, a))
-    unit = problem.budget[limited].min() * (1 - HEADROOM)
-    use = problem.active[:, limited].T / (problem.budget[limited, None] * (1 - HEADROOM) / unit)
-    value = np.where(np.arange(problem.rounds) < problem.burn_in, 0.0, problem.scale**-2.0)
-    floor = np.minimum(problem.floor, cap) / unit
-    high = np.where(value > 0, np.minimum(cap / unit, 1.0), floor)  # nobody spends more than all in one round
-    first = linprog(-value, A_ub=use, b_ub=np.ones(len(use)), bounds=np.stack([floor, high], 1), method="highs")
-    # The dual needs no trust in the solver: any prices of at least 0 bound 1/V from above.
-    price = np.maximum(-first.ineqlin.marginals, 0.0)
+    budget = problem.budget[limited] * (1 - HEADROOM)
+    unit = budget.min()
+    floor = np.minimum(problem.floor, problem.power_cap) / unit
+    high = np.where(kept, np.minimum(problem.power_cap / unit, 1.0), floor)  # no round takes more than all
+    use, value = problem.active[:, limited].T * (unit / budget)[:, None], np.where(kept, problem.scale**-2.0, 0.0)
+    # One unknown more is the largest power of a kept round, which costs a little: the most equal powers are taken.
+    largest = np.hstack([np.eye(problem.rounds)[kept], -np.ones((kept.sum(), 1))])
+    rows = np.vstack([np.hstack([use, np.zeros((len(use), 1))]), largest])
+    limits, box = np.append(np.ones(len(use)), np.zeros(kept.sum())), [*zip(floor, high, strict=True), (0, 1)]
+    goal = np.append(-value, EVEN) / EVEN  # so that the solver's tolerance is below what is given away
+    found = linprog(goal, A_ub=rows, b_ub=limits, bounds=box, method="highs")
+    # Any prices of at least 0 bound 1/V from above: the bound needs no trust in the solver.
+    price = np.maximum(-found.ineqlin.marginals[: len(use)] * EVEN, 0.0)
     net = value - price @ use
-    bound = float(price.sum() + np.where(net > 0, net * high, net * floor).sum())
-    # The same with one more unknown, the largest power of a kept round, which is to be small.
-    wanted = [np.append(row, 0.0) for row in (*use, -value)]
-    below = np.column_stack([np.diag((value > 0) * 1.0)[value > 0], -np.ones((value > 0).sum())])
-    limits = np.concatenate([np.ones(len(use)), [first.fun * (1 - EVEN)], np.zeros(len(below))])
-    box = np.stack([np.append(floor, 0.0), np.append(high, 1.0)], 1)
-    goal = np.append(np.zeros(problem.rounds), 1.0)
-    even = linprog(goal, A_ub=np.vstack([*wanted, below]), b_ub=limits, bounds=box, method="highs")
-    found = first.x if even.x is None else even.x[:-1]
-    a = problem.within_budget(np.clip(found, floor, high) * unit)
-    return Allocation(a, unit**-1 / bound)
+    bound = price.sum() + np.where(net > 0, net * high, net * floor).sum()
+    return Allocation(problem.within_budget(np.clip(found.x[:-1], floor, high) * unit), float(1 / (unit * bound)))

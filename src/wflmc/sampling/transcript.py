@@ -37,13 +37,8 @@ class Transcript(Shown):
     @classmethod
     def of(cls, told: Floats, start: NDArray[np.intp], rounds: int) -> Self:
         """Return the transcript that is stored as told[round, chain, 2m + 1]."""
-        dim = told.shape[-1] // 2
-        return cls(told[..., :dim], told[..., dim:-1], told[..., -1], start, rounds)
-
-    @property
-    def stored(self) -> Floats:
-        """The transcript as one array, [round, chain, 2m + 1]."""
-        return np.concatenate([self.position, self.gradient, self.noise[..., None]], axis=-1)
+        position, gradient = np.split(told[..., :-1], 2, axis=-1)
+        return cls(position, gradient, told[..., -1], start, rounds)
 
     def received(self, noise_power: float) -> Floats:
         """Return y[round, chain, m]; of merged rounds, that of one round with all of their power."""

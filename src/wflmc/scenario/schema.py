@@ -86,6 +86,7 @@ class SamplerSection(_Section):
     dynamics: Literal["overdamped", "kinetic"] = "overdamped"
     friction: Positive | str = 2.0
     seed: Seed | Literal["secret"] = 0
+    transcript: bool = False
 
 
 class PolicySection(_Section):
