@@ -138,12 +138,12 @@ class _Reception(NamedTuple):
         """Return the share of gradients that is expected to be clipped, and a bound on the bias of their sum.
 
         At a distance d from θ, taken to be `mean`, the gradient of a device with a share q of the data has mean q H d
-        and covariance q G (1 + dᵀG d/N). Its squared length is taken to be normal. The bias is at most what clipping
-        takes off all lengths together. Both are [chain, round].
+        and covariance q (G (1 + dᵀG d/N) + G d dᵀG/N), as of Gaussian features. Its squared length is taken to be
+        normal. The bias is at most what clipping takes off all lengths together. Both are [chain, round].
         """
         away = self.position - mean[:, None]
-        pulled = away @ moments.gram
-        spread = 1 + np.maximum((away * pulled).sum(-1), 0.0) / np.sum(moments.examples)
+        pulled, examples = away @ moments.gram, np.sum(moments.examples)
+        spread = 1 + np.maximum((away * pulled).sum(-1), 0.0) / examples
         pull = pulled + away @ moments.prior
         trace, square = np.trace(moments.gram, 0, -2, -1), (moments.gram**2).sum((-1, -2))
         trace, square = np.reshape(trace, (-1, 1)), np.reshape(square, (-1, 1))
@@ -151,8 +151,8 @@ class _Reception(NamedTuple):
         clipped, bias = np.zeros_like(spread), np.zeros_like(spread)
         kinds, counts = np.unique(np.stack([self.share, self.clip], 1), axis=0, return_counts=True)
         for (q, limit), count in zip(kinds, counts, strict=True):
-            middle = q**2 * size + q * spread * trace
-            error = np.sqrt(2 * (q * spread) ** 2 * square + 4 * q**3 * spread * along)
+            middle = q**2 * size + q * (spread * trace + size / examples)
+            error = np.sqrt(2 * (q * spread) ** 2 * square + 4 * q**3 * (spread * along + size**2 / examples))
             deviation = error / (2 * np.sqrt(middle))
             u = (limit - np.sqrt(middle)) / deviation
             clipped += count / self.share.size * ndtr((middle - limit**2) / error)
