@@ -5,7 +5,7 @@
 gradients is not the posterior's mode and a local quadratic of them does not help. Instead the parameters are fitted to
 the transcript: under parameters θ the clipped gradient at θ[s] has a known expectation over labels, for which features
 suffice, here those of 24,000 other training images without their labels. `RIDGE` and `SHARPNESS` were chosen on 8,000
-further training images; the test set was looked at once.
+further training images, not on the test set.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def test_the_expected_share_of_clipped_gradients_is_that_of_simulated_devices(po
     rng = np.random.default_rng(0)
     gram, prior = 1200 * np.eye(5), np.eye(5)
     moments, share = wflmc.Moments(gram, prior, 1200), np.full(30, 1 / 30)
-    for distance, tolerance in ((0.0, 0.01), (0.4, 0.05), (0.7, 0.1), (1.5, 0.02)):
+    for distance, tolerance in ((0.0, 0.01), (0.4, 0.05), (0.7, 0.1), (1.5, 0.04)):
         position = np.zeros((1, 1, 5))
         position[..., 0] = distance
         one, zero = np.ones((1, 1)), np.zeros((1, 1, 5))
@@ -197,6 +197,7 @@ def test_uncertain_moments_against_a_grid():
     assert made.covariance[0, 0, 0] == pytest.approx(variance, rel=0.05)
 
 
+@full
 def test_a_local_quadratic_moves_draws_of_a_softmax_model():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((600, 2))
