@@ -104,22 +104,6 @@ def test_it_is_in_parameters_whatever_the_chain_moves_in(posterior):
     assert np.abs(made.mean - posterior.exact.mean).mean() < 0.1
 
 
-@full
-def test_matched_draws_have_the_posteriors_law_over_many_transcripts(posterior):
-    (plan,) = make_plans(posterior, 15)
-    trace = wflmc.sample(jax.random.key(1), posterior, plan, 400, transcript=True)
-    made = wflmc.noise_aware(trace, posterior, matched=True, draws=1)
-    distance = wflmc.evaluation.estimate_w2_sq(made.draws, posterior.exact, resamples=10)
-    chain = wflmc.evaluation.estimate_w2_sq(trace.theta[:, -1:], posterior.exact, resamples=10)
-    assert distance.worst < 1e-4 < chain.worst
-    with pytest.raises(wflmc.InputError, match="matched draws"):
-        made.interval(0.9)
-    low = make_plans(posterior, 1)[0]
-    quiet = wflmc.sample(jax.random.key(1), posterior, low, 5, transcript=True)
-    with pytest.raises(wflmc.InputError, match="below H"):
-        wflmc.noise_aware(quiet, posterior, matched=True)
-
-
 def test_the_expected_share_of_clipped_gradients_is_that_of_simulated_devices(posterior):
     rng = np.random.default_rng(0)
     gram, prior = 1200 * np.eye(5), np.eye(5)

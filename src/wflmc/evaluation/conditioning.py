@@ -60,9 +60,6 @@ class Moments(NamedTuple):
         return phi if self.coordinates is None else self.coordinates.parameters(phi)
 
 
-Known = Moments | Posterior
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class NoiseAware(Shown):
     """The posterior of the parameters given everything that the server has received, one for each chain."""
@@ -74,7 +71,7 @@ class NoiseAware(Shown):
     draws: Array
     """[chain, draw, m]."""
     method: str
-    """known moments, uncertain moments, local quadratic, or matched."""
+    """known moments, uncertain moments, or local quadratic."""
     noise: Array
     """V, the variance of the noise in b̂, [chain]."""
     used: NDArray[np.bool_]
@@ -90,8 +87,8 @@ class NoiseAware(Shown):
 
     def interval(self, level: float) -> tuple[Array, Array]:
         """Return the lower and the upper end of every parameter's central interval, each [chain, m]."""
-        if not 0 < level < 1 or self.method == "matched":
-            raise InputError("level", level, "above 0 and below 1, and asked of a posterior, not of matched draws")
+        if not 0 < level < 1:
+            raise InputError("level", level, "above 0 and below 1")
         if self.method != "known moments":
             lower, upper = np.quantile(self.draws, [(1 - level) / 2, (1 + level) / 2], axis=1)
             return lower, upper
@@ -177,7 +174,7 @@ class _Estimate(NamedTuple):
 
 
 def noise_aware(
-    trace: Trace, moments: Known, *, draws: int = 1000, public: bool = False, matched: bool = False, seed: int = 0
+    trace: Trace, moments: Moments | Posterior, *, draws: int = 1000, public: bool = False, seed: int = 0
 ) -> NoiseAware:
     """Return the posterior given all that the server has received, and the noise under which it has received it.
 
@@ -187,8 +184,6 @@ def noise_aware(
             is not linear). That of private data is listed in `not_covered`, unless the data are `public`.
         draws: draws of every chain.
         public: whether the posterior is one of public data, a stand-in for those of the devices.
-        matched: draw N(H⁻¹b̂, H⁻¹ − V H⁻²) instead, whose law over many transcripts is the posterior itself and whose
-            intervals mean nothing: for studies of W2². It takes V below all eigenvalues of H.
         seed: of the draws.
     """
     if not isinstance(trace, Trace) or trace.transcript is None:
@@ -199,10 +194,7 @@ def noise_aware(
     weight, found = heard.estimate(given, used)
     law = found.posterior(given)
     bias = (weight * heard.clipping(given, law.mean)[1]).sum(1) / np.sqrt(found.noise * law.mean.shape[1])
-    if matched:
-        method, law = "matched", _matched(given, found)
-        made = _drawn(generator, law, draws)
-    elif np.ndim(given.gram) == 3:
+    if np.ndim(given.gram) == 3:
         theta = np.asarray(trace.theta, dtype=float)
         own = theta if given.coordinates is None else given.coordinates.of(theta)
         method, made = "local quadratic", _corrected(own, law, draws)
@@ -271,14 +263,6 @@ def _choose(heard: _Reception, moments: Moments, kept: NDArray[np.bool_]) -> tup
             break
         used = chosen
     return used, clipped
-
-
-def _matched(moments: Moments, found: _Estimate) -> Gaussian:
-    """Return N(H⁻¹b̂, H⁻¹ − V H⁻²)."""
-    inverse = np.linalg.inv(moments.gram + moments.prior)
-    if found.noise.max() >= 1 / np.linalg.eigvalsh(inverse).max():
-        raise InputError("matched", f"noise of variance {found.noise.max():.3g}", "asked where that is below H")
-    return Gaussian(found.linear @ inverse, inverse - found.noise[:, None, None] * (inverse @ inverse))
 
 
 def _drawn(generator: np.random.Generator, law: Gaussian, draws: int) -> Array:
