@@ -163,8 +163,8 @@ def test_uncertain_moments_against_a_grid():
     plan = wflmc.plan(posterior, LINK, wflmc.Privacy(clip=1e6), step_size=1e-3, burn_in=0, samples=8)
     plan = plan.replace(weight=np.ones((8, 2)))
     trace = replace(wflmc.sample(jax.random.key(0), posterior, plan, 1), transcript=told, plans=(plan,))
-    made = wflmc.noise_aware(trace, wflmc.Moments(np.full((1, 1), 100.0), np.eye(1), 100, 20.0), draws=20_000)
-    grid = np.linspace(1, 250, 4000)
+    made = wflmc.noise_aware(trace, wflmc.Moments(np.full((1, 1), 100.0), np.eye(1), 100, 20.0), draws=10_000)
+    grid = np.linspace(1, 250, 500)
     prior = stats.norm.logpdf(grid, 100, 20)
     middle, V = received.mean(), noise / 8
     likelihood = prior.copy()

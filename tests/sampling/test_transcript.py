@@ -35,7 +35,7 @@ def test_it_is_what_the_kernel_reports_round_by_round(posterior, dynamics):
     plan, key = make_plan(posterior, dynamics), jax.random.key(3)
     trace = wflmc.sample(key, posterior, plan, 2, transcript=True)
     told = trace.transcript
-    step = kernel(posterior, plan).step
+    step = jax.jit(kernel(posterior, plan).step)
     chain = jax.numpy.arange(2)
     state = runner.starts(key, posterior, plan, chain)
     keys = runner.chain_keys(key, chain)

@@ -123,7 +123,10 @@ def serve(
         state = unpacked(job.start if saved.theta is None else saved.theta, plan, saved.rounds)
         shape = (len(plan.rounds) - plan.burn_in, job.chains, plan.dim)
         samples = saving.room(shape, server.checkpoint.samples, saved.theta is not None)
-        told = saving.room((len(plan.rounds), job.chains, 2 * plan.dim + 1), server.told, saved.theta is not None)
+        begun = saved.theta is not None and server.told.exists()
+        told = saving.room((len(plan.rounds), job.chains, 2 * plan.dim + 1), server.told, begun)
+        if not begun:  # rounds of a version that kept no transcript say nothing
+            told[: saved.rounds, :, -1] = np.inf
         rounds: Rounds = jax.tree.map(jnp.asarray, kernel_rounds([plan]))
         keys = chain_keys(jax.random.wrap_key_data(jnp.asarray(job.key)), jnp.arange(job.chains))
         for at in range(saved.rounds, len(plan.rounds)):
