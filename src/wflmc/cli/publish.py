@@ -13,8 +13,8 @@ ACCEPT = "Publish what depends on inputs that ε does not cover; list them."
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run (--out of `wflmc run`).")],
     out: Annotated[str, option("FILE", "New NetCDF file (.nc).")],
-    what: Annotated[str, option("KIND", "draws; predictions (for --features); moments (mean, covariance).")] = "draws",
-    features: Annotated[str | None, option("FILE", "Public rows to predict: .npy, or .npz with an array X.")] = None,
+    what: Annotated[str, option("KIND", "draws; predictions (for --features); moments; noise-aware.")] = "draws",
+    features: Annotated[str | None, option("FILE", "Public rows to predict (.npy, .npz), or public moments.")] = None,
     chains: Annotated[int, option("N", "Only 1: N chains of the same devices cost N times the privacy loss.")] = 1,
     accept: Annotated[bool, flag("--accept-not-covered", ACCEPT)] = False,
     as_json: AsJson = False,

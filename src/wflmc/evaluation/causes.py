@@ -290,7 +290,9 @@ class _Search:
         if not _uniform(plan.step_size):  # planning them takes some seventy plans
             settled = {"step_size": plan.step_size, "step_schedule": "constant"}
             self.asked = asked._replace(keywords={**asked.keywords, **settled})
-        if policy.objective == "exact" or policy.csi == "causal":  # slow plans: the search is among quick ones
+        if (
+            policy.objective in ("exact", "transcript") or policy.csi == "causal"
+        ):  # slow plans: the search is among quick ones
             self.quick, self.base = QUICK, self._forecast(QUICK) or now
 
     def best(self, kind: str) -> tuple[Change | None, Change | None]:

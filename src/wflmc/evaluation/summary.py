@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, Shown
+from wflmc.evaluation.conditioning import noise_aware
+from wflmc.evaluation.coverage import LEVELS, chain_interval, held
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.evaluation.scores import TINY, Calibration, Regression, calibration, predictive_scores, regression_scores
 from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exact_law, with_floor
@@ -56,6 +58,9 @@ class Evaluation(Shown):
     """ε of one chain for the worst device."""
     noise_ratio: float
     """Noise of the kept rounds over what sampling needs, on average."""
+    coverage: dict[str, float] | None = None
+    """The posterior's probability of 90 % and 50 % intervals, mean over chains and parameters: of the chain's own
+    (`chain_90`, `chain_50`) and, with a transcript, of noise-aware ones (`noise_aware_90`, `noise_aware_50`)."""
     adjacency: str = "replace"
     """Of the promise that ε is about."""
     spent_before: bool = False
@@ -112,12 +117,15 @@ class Evaluation(Shown):
         means = self.mean_scores
         scores = ", ".join(f"{word} {means[name]:.4f}" for name, word in words.items() if means[name] is not None)
         rates = ("–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values())
+        held = {name: f"{share:.1%}" for name, share in (self.coverage or {}).items()}
         noise, wider = self.noise_ratio if self.noise_ratio > 1.05 else None, self.noise_ratio**0.5
         whose = f"for the worst device ({self.adjacency}){', earlier spending included' * self.spent_before}"
         rows: list[tuple[Any, ...]] = [
             ("W2² worst after burn-in", FROM_CHAINS, chains),
             ("W2² worst after burn-in", "{:.3g} (exact, no clipping)", self.worst_exact),
             ("ESS min of one chain", "{:.3g} of {} draws (exact, no clipping)", self.exact_ess_min, draws),
+            ("90 % intervals hold", "{} (chain's own)", held.get("chain_90")),
+            ("90 % intervals hold", "{} (noise-aware)", held.get("noise_aware_90")),
             ("R-hat max", "{:.4f}", self.rhat_max),
             ("ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min),
             ("test set", "{} (mean over chains)", scores or None),
@@ -169,12 +177,22 @@ def evaluate(
         epsilon_spent=None if len(spent) < len(plans) else max(spent),
         spent_before=any(np.any(plan.ledger) for plan in plans),
         noise_ratio=float(np.mean([plan.noise_ratio for plan in plans])),
+        coverage=None if known is None else _coverage(trace, posterior, known.exact),
         adjacency=trace.plan.privacy.adjacency,
     )
 
 
 def _distance(theta: NDArray[Any], exact: Gaussian) -> Distance:
     return with_floor(estimate_w2_sq(theta, exact), theta, exact)
+
+
+def _coverage(trace: Trace, posterior: Posterior | None, exact: Gaussian) -> dict[str, float]:
+    """Return the posterior's probability of the chain's and of noise-aware intervals."""
+    found = {f"chain_{100 * level:.0f}": held(exact, chain_interval(trace.theta, level)) for level in LEVELS}
+    if trace.transcript is not None and posterior is not None:
+        made = noise_aware(trace, posterior, draws=1)
+        found |= {f"noise_aware_{100 * level:.0f}": held(exact, made.interval(level)) for level in LEVELS}
+    return found
 
 
 def _mean(rates: NDArray[Any]) -> float | None:

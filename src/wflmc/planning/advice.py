@@ -92,7 +92,7 @@ def plan_warnings(posterior: Posterior, made: Plan, problem: Problem, options: O
     elif epsilon is not None:
         yield "This scheme does not clip: epsilon is not kept, and no finite one would be true."
     # A plan by the exact law is measured in parameters, its start in the coordinates that chains move in.
-    alike = not exact or posterior.coordinates is None
+    alike = made.objective_name != "transcript" and (not exact or posterior.coordinates is None)
     if alike and made.objective > 10 * max(made.initial_w2_sq, 1e-300):
         yield "The objective is far above the distance at the start: sampling gains nothing, or the bound says nothing."
     if not problem.contracts:

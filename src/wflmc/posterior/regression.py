@@ -73,7 +73,7 @@ class Regression(Shown, Posterior):
         """Return log p of the outcomes[n] of rows of features in the coordinates of theta[draw, m], [draw, n]."""
 
     @property
-    def _precision(self) -> Any:
+    def prior_precision(self) -> Any:
         """The prior's curvature for the parameters of one set of features, [d, d]."""
         if self.coordinates is None:
             return np.eye(self.features.shape[-1]) / self.prior_std**2

@@ -66,7 +66,8 @@ def plan_figure(plan: Plan) -> Figure:
     panels = [Panel([Line(x, y, name, step=True)], axis, title) for name, (y, axis, title) in shown.items()]
     epsilon, how = plan.epsilon_spent, plan.privacy.adjacency
     privacy = f"ε = {epsilon:.4g} ({how}), worst device" if epsilon else "no privacy statement"
-    kind = "W2²" if plan.objective_name == "exact" else f"bound on W2² ({plan.objective_name} after burn-in)"
+    names = {"exact": "W2²", "transcript": "noise V of all kept rounds"}
+    kind = names.get(plan.objective_name, f"bound on W2² ({plan.objective_name} after burn-in)")
     goal = f"{kind} {plan.objective:.4g}, without clipping" if np.isfinite(plan.objective) else "no bound is known"
     caption = "The plan round by round, computed before anything was transmitted. Colours show which limit a round "
     caption += f"sits at. Draws are kept from round {plan.burn_in + 1:,} on."

@@ -41,6 +41,7 @@ LAPLACE = (
     "and is slightly skewed, so small differences may be those of the approximation."
 )
 BOUND = "computed before anything was transmitted; holds while nothing is clipped"
+HOLD = "by the posterior's probability; {summary.coverage.chain_90:percent} of the chain's own"
 PROMISED = "({plan.privacy.adjacency}), worst device, per chain; promised: {promised:spread}"
 HEAD = ("parameter", "posterior mean", "samples' mean", "z", "posterior s.d.", "samples' s.d.", "R-hat", "ESS")
 HIDES = (
@@ -139,15 +140,17 @@ def _boxes(run: Run) -> list[tuple[str, object, object]]:
     plan, summary, exact = run.plan, run.summary, worst_exact(run.plan)
     estimate = None if summary is None else summary.w2_sq
     error = "± {summary.w2_sq.worst_se:2}, worst kept round, from chains; perfect chains show {summary.w2_sq.floor:2}"
-    label = "planned W2²" if run.scenario.policy.objective == "exact" else "bound on W2²"
+    label = {"exact": "planned W2²", "transcript": "noise of all, V"}.get(run.scenario.policy.objective, "bound on W2²")
     size = "of the worst parameter, all chains together; {summary.ess_tail_min:whole} in its tails"
     spent = "{plan.privacy.epsilon_spent:4}" if summary is None else "{summary.epsilon_spent:4}"
     labelled = summary is not None and summary.accuracy is not None
+    aware = summary is not None and summary.coverage is not None and summary.coverage.noise_aware_90 is not None
     contents = [
         (estimate, "distance to the posterior, W2²", "{summary.w2_sq.worst}", error),
         (exact is not None, "W2² by the exact law", "{exact}", "worst kept round, without clipping"),
         (plan.objective is not None and plan.bound is not None, label, "{plan.objective}", BOUND),
         (True, "privacy spent, ε", spent, PROMISED),
+        (aware, "noise-aware 90 % intervals hold", "{summary.coverage.noise_aware_90:percent}", HOLD),
         (labelled, "accuracy on the test set", "{summary.accuracy:percent}", "mean over chains"),
         (labelled, "calibration error (ECE)", "{summary.ece}", "confidence against accuracy"),
         (summary, "largest R-hat", "{summary.rhat_max:4}", "1 when chains agree"),

@@ -70,16 +70,17 @@ def _setting_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _law_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is known of W2²: the objective with its proof, and the exact law without clipping."""
     c, objective, limit = document["constants"], document["objective"], document["max_round_noise"]
-    exact_law = document["scenario"].get("policy", {}).get("objective") == "exact"
+    kind = document["scenario"].get("policy", {}).get("objective")
+    exact_law, transcript = kind == "exact", kind == "transcript"
     whitened = document["coordinates"] == "whitened" and not exact_law
     start = f"(start {c['initial_w2_sq']:.4g}{'; both in whitened coordinates' if whitened else ''})"
     words = f"none is known for kinetic dynamics {start}"
     if objective is not None:
-        words = f"{objective:.4g} after burn-in {start}"
+        words = f"{objective:.4g} after burn-in{f' {start}' * (not transcript)}"
         if document["gap"] is not None:
             given = "" if limit is None else f" with max_round_noise = {limit:g}"
             words += f", within {document['gap']:.1g} of the best possible{given}"
-    yield "W2² by the law" if exact_law else "bound on W2²", words
+    yield "W2² by the law" if exact_law else "noise of all, V" if transcript else "bound on W2²", words
     if document["exact_w2_sq"] is not None:
         kept = document["exact_w2_sq"][c["burn_in"] :]
         worst = "diverges" if None in kept else f"{max(kept):.4g} worst after burn-in"

@@ -379,6 +379,7 @@ def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Pa
             initial=initial,
             ledger=ledger,
             checkpoint=task.checkpoint,
+            transcript=task.scenario.sampler.transcript,
             progress=lambda done, work: advance(len(plan.rounds) * done / work),
             predictions=predictions,
         )

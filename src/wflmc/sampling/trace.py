@@ -22,6 +22,7 @@ from wflmc.posterior.custom.model import checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
 from wflmc.progress import progress_bar
 from wflmc.sampling.averages import Predictions
+from wflmc.sampling.transcript import Transcript
 from wflmc.storage import replacing, reserve
 from wflmc.version import __version__
 
@@ -82,6 +83,8 @@ class Trace(Shown):
     """The key that seeded the chains, as numbers."""
     predictions: Predictions | None = None
     """Averages over the draws, where these were not kept; then `theta` is their mean, [chain, 1, m]."""
+    transcript: Transcript | None = None
+    """What the server has received in every round, where it was asked for."""
 
     def _facts(self) -> dict[str, Any]:
         sizes = dict(zip(("chains", "draws", "parameters"), self.theta.shape, strict=True))
@@ -127,18 +130,36 @@ class Trace(Shown):
                 None for all. The posterior group has all draws in any case.
             progress: called with (done, in all); by default a bar on a terminal.
         """
-        import arviz
-        import xarray as xr
-
         request = Request(posterior, predictive, features, log_likelihood, outcome, draws, progress)
-        made = _groups(self, attributes, request)
-        if int(arviz.__version__.split(".")[0]) < 1:
-            return arviz.InferenceData(**made)
-        return xr.DataTree.from_dict(made)
+        return _for_arviz(_groups(self, attributes, request))
 
     def save(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
         """Write NetCDF that `arviz.from_netcdf` reads, whole or not at all; chain by chain, as for traces on disk."""
         write_groups(path, _groups(self, attributes, Request()))
+
+
+def _for_arviz(made: dict[str, Any]) -> Any:
+    """Return data sets by group as ArviZ takes them."""
+    import arviz
+    import xarray as xr
+
+    return arviz.InferenceData(**made) if int(arviz.__version__.split(".")[0]) < 1 else xr.DataTree.from_dict(made)
+
+
+def in_arviz(theta: NDArray[Any], attributes: dict[str, Any]) -> Any:
+    """Return draws theta[chain, draw, m] that are not a trace's for ArviZ."""
+    about = {"inference_library": "wflmc", "inference_library_version": __version__}
+    return _for_arviz({"posterior": _variables(theta, None).assign_attrs({**about, **attributes})})
+
+
+def _transcript(told: Transcript) -> Any:
+    """The group of a transcript."""
+    import xarray as xr
+
+    axes, dim = ("round", "chain", "parameter"), told.position.shape[-1]
+    values = {"position": (axes, told.position), "gradient": (axes, told.gradient), "noise": (axes[:2], told.noise)}
+    numbers = (told.start, np.arange(told.noise.shape[1]), np.arange(dim))
+    return xr.Dataset(values, dict(zip(axes, numbers, strict=True)), {"rounds": told.rounds})
 
 
 def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -> dict[str, Any]:
@@ -157,6 +178,8 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
         made["warmup_posterior"] = _variables(trace.warmup, posterior)
     if trace.warmup_clip_rate is not None:
         made["warmup_sample_stats"] = _statistics(trace, trace.warmup_clip_rate, slice(burn_in))
+    if trace.transcript is not None:
+        made["transcript"] = _transcript(trace.transcript)
     if posterior is not None:
         made |= _outcomes(trace.theta, request)
     elif request.predictive or request.log_likelihood or request.features is not None:

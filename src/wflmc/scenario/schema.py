@@ -96,6 +96,7 @@ class SamplerSection(_Section):
     friction: Positive | str = 2.0
     keep: Literal["draws", "predictions"] = "draws"
     seed: Seed | Literal["secret"] = 0
+    transcript: bool = False
 
 
 class PolicySection(_Section):
@@ -103,7 +104,7 @@ class PolicySection(_Section):
 
     power: Literal["optimized", "equal", "no-dp", "noiseless-dp", "noiseless"] = "optimized"
     schedule: Literal["threshold", "all", "unbiased"] = "threshold"
-    objective: Literal["worst", "average", "exact"] = "worst"
+    objective: Literal["worst", "average", "exact", "transcript"] = "worst"
     senders: Annotated[int, Field(ge=0, le=10**7)] = 0
     csi: Literal["full", "causal"] = "full"
     bound: Literal["corrected", "paper"] = "corrected"
