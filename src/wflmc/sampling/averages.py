@@ -1,6 +1,5 @@
 """What is kept of chains: every draw, or averages over draws where these would be too many."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,8 +46,8 @@ class Draws(NamedTuple):
         self.room.flush()
 
 
-@dataclass
-class Averages:
+@without_data
+class Averages(NamedTuple):
     """Averages of predictions and parameters, brought up to date draw by draw; methods as of `Draws`."""
 
     posterior: SoftmaxPosterior
