@@ -5,6 +5,7 @@ Text is escaped where it is put on a page, unless it is `Html`; numbers of files
 
 import html
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -160,6 +161,12 @@ def as_script(content: Any) -> str:
 def asset(name: str) -> str:
     """Return the text of a file that comes with the package."""
     return resources.files("wflmc.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+@cache
+def words(name: str) -> dict[str, Any]:
+    """Return what a TOML file that comes with the package says."""
+    return tomllib.loads(asset(name))
 
 
 @cache

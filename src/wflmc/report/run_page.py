@@ -1,6 +1,5 @@
 """The page of a run: the answer first, then the scenario, the plan, the chains, the posterior, scores and privacy."""
 
-import tomllib
 from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path, PurePath
@@ -25,45 +24,7 @@ from wflmc.scenario.coverage import OWNER_ONLY
 
 DRAWN, LISTED = 5, 12
 """Parameters whose marginals are drawn, and that are listed."""
-DATA = {"synthetic": "synthetic data", "mnist": "MNIST"}
-SCORES = {
-    "accuracy": ("accuracy", "share of test examples with the right label"),
-    "ece": ("ECE", "mean gap between confidence and accuracy over 20 bins; 0 is ideal"),
-    "rmse": ("RMSE", "root mean squared error; the model's own noise is 1"),
-    "nll": ("NLL", "mean of −log p(observed outcome), in nats; punishes sure mistakes"),
-    "brier": ("Brier score", "squared error of the probabilities, 0 to 2; 0 is ideal"),
-}
-ACCOUNTANTS = {"exact": "exact composition of the rounds", "paper": "the paper's sufficient condition, a larger ε"}
-AT_SERVER = "The emulated channel added the noise, at the server: its process read every message without it."
-AT_DEVICES = "Every device added its share of the noise itself, and the server read every message with it."
-LAPLACE = (
-    "Lines are the Laplace approximation, a Gaussian at the posterior's mode. The posterior itself has no closed form "
-    "and is slightly skewed, so small differences may be those of the approximation."
-)
-BOUND = "computed before anything was transmitted; holds while nothing is clipped"
-HOLD = "by the posterior's probability; {summary.coverage.chain_90:percent} of the chain's own"
-PROMISED = "({plan.privacy.adjacency}), worst device, per chain; promised: {promised:spread}"
-HEAD = ("parameter", "posterior mean", "samples' mean", "z", "posterior s.d.", "samples' s.d.", "R-hat", "ESS")
-HIDES = (
-    "What is hidden: {hidden} (adjacency: {how}). Each round in which a device transmits costs it a privacy loss, and "
-    "losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, and "
-    "publishing several of them from the same real devices would add their losses up."
-)
-LEDGER = (
-    "Rounds in the ledger: {rounds}, each written before it was transmitted (in a federation: before its sum was "
-    "used), those of later runs included. Its hash chain is intact. Table and bars are of the plan, without absences."
-)
-NO_LEDGER = "There is no ledger in the folder: numbers are those of the plan."
-NEAREST = (
-    "Theorem 1 with sliders, started at its setting nearest to this run: a static channel of the mean power that all "
-    "devices know, a noiseless broadcast, one draw kept after all rounds, devices that are alike and all transmit, one "
-    "step size, and power that minimises the bound; without a promise, the paper's (8, 0.01) ({adjacency}). Where this "
-    "run is different, so are the numbers above."
-)
-OUTSIDE = (
-    "The explorer computes Theorem 1, which is not about this run: it needs a channel, and does not hold for kinetic "
-    "dynamics. <code>wflmc report {folder} --explore</code> makes one for the nearest setting."
-)
+WORDS = blocks.words("run_words.toml")
 
 
 def render_run(folder: Path) -> str:
@@ -125,7 +86,7 @@ def _state(run: Run) -> Html:
         (True, "Number of chains: {chains}; kept draws: {plan.constants.samples}."),
         (federation is None, SIMULATED),
         (federation, "The devices were a federation on Flower: {sent} of {asked} expected messages arrived."),
-        (federation, AT_DEVICES if federation and federation.noise == "devices" else AT_SERVER),
+        (federation, WORDS["at_devices" if federation and federation.noise == "devices" else "at_server"]),
         (run.stopped, "This run was stopped before its end. {recorded} rounds are in its ledger."),
         (run.stopped, "<code>wflmc run --resume {run.folder}</code> continues it."),
         (run.summary is None and not run.stopped, "summary.json is missing: the results of the run are not known."),
@@ -148,9 +109,9 @@ def _boxes(run: Run) -> list[tuple[str, object, object]]:
     contents = [
         (estimate, "distance to the posterior, W2²", "{summary.w2_sq.worst}", error),
         (exact is not None, "W2² by the exact law", "{exact}", "worst kept round, without clipping"),
-        (plan.objective is not None and plan.bound is not None, label, "{plan.objective}", BOUND),
-        (True, "privacy spent, ε", spent, PROMISED),
-        (aware, "noise-aware 90 % intervals hold", "{summary.coverage.noise_aware_90:percent}", HOLD),
+        (plan.objective is not None and plan.bound is not None, label, "{plan.objective}", WORDS["bound"]),
+        (True, "privacy spent, ε", spent, WORDS["promised"]),
+        (aware, "noise-aware 90 % intervals hold", "{summary.coverage.noise_aware_90:percent}", WORDS["hold"]),
         (labelled, "accuracy on the test set", "{summary.accuracy:percent}", "mean over chains"),
         (labelled, "calibration error (ECE)", "{summary.ece}", "confidence against accuracy"),
         (summary, "largest R-hat", "{summary.rhat_max:4}", "1 when chains agree"),
@@ -175,7 +136,7 @@ def scenario_rows(run: Run) -> list[tuple[str, Html]]:
     """Return the scenario of a run in the sentences of `scenario_words.toml`, each row with what it is about."""
     parts = _parts(run)
     rows = []
-    for about, keys in tomllib.loads(blocks.asset("scenario_words.toml")).items():
+    for about, keys in blocks.words("scenario_words.toml").items():
         said = [words.get(str(attrgetter(key)(parts)), words.get("*", "")) for key, words in keys.items()]
         rows.append((about, text(" ".join(filter(None, said)), **vars(parts))))
     return rows
@@ -193,7 +154,7 @@ def _parts(run: Run) -> SimpleNamespace:
         **{**dict(scenario), "link": type(link)() if run.ideal else link},
         examples=sum(held),
         held=held,
-        source=DATA.get(scenario.posterior.data, PurePath(scenario.posterior.data).name),
+        source=WORDS["data"].get(scenario.posterior.data, PurePath(scenario.posterior.data).name),
         classes=f" into {len(names)} classes ({listed})" if names else "",
         constants=plan.constants,
         channel="ideal" if run.ideal else link.fading,
@@ -246,7 +207,7 @@ def _samples(run: Run, draws: Draws) -> Html:
         (rebuilt is None, "The posterior is not known here, so samples are shown alone: {run.not_rebuilt}"),
         (rebuilt and law is None, "The posterior has no closed form, and too many parameters for an approximation."),
         (law and exact, "Lines are the exact posterior, which this model has in closed form."),
-        (law and not exact, LAPLACE),
+        (law and not exact, WORDS["laplace"]),
         (draws.every > 1, "Of this long trace every {every}th draw was read."),
     ]
     order = list(range(compared.mean.size))
@@ -277,15 +238,18 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
         )
         rows.append(row)
     title = f"<h3>Means and standard deviations</h3><p>Listed: {len(rows)} of {len(order):,} parameters.</p>"
-    return join([Html(title), grid([table(rows, HEAD)], "numbers")])
+    return join([Html(title), grid([table(rows, WORDS["parameters"])], "numbers")])
 
 
 def _scores(summary: SummaryFile) -> Html:
     """Return the reliability diagram beside the scores."""
-    known = {key: value for key in SCORES if (value := getattr(summary, key)) is not None}
+    known = {key: value for key in WORDS["scores"] if (value := getattr(summary, key)) is not None}
     if not known:
         return missing("There are no scores: the data have no test set (arrays X_test and y_test).")
-    rows = [(SCORES[key][0], data(f"summary.{key}", value), SCORES[key][1]) for key, value in known.items()]
+    rows = []
+    for key, value in known.items():
+        name, meaning = WORDS["scores"][key]
+        rows.append((name, data(f"summary.{key}", value), meaning))
     parts: list[object] = [table(rows, ("score", "value", "meaning"))]
     if summary.reliability is not None:
         parts = [grid([draw("reliability", run_figures.reliability_figure(summary.reliability)), *parts])]
@@ -301,15 +265,23 @@ def _privacy(run: Run, plan: PlanFile) -> Html:
     accountants = missing("Nothing is promised, so there is no δ to state an ε at; losses are shown as they are.")
     if spending.epsilon_by is not None:
         rows = [
-            (name, data(f"plan.privacy.epsilon_by.{name}", epsilon, 5), ACCOUNTANTS.get(name, "by dp-accounting"))
+            (
+                name,
+                data(f"plan.privacy.epsilon_by.{name}", epsilon, 5),
+                WORDS["accountants"].get(name, "by dp-accounting"),
+            )
             for name, epsilon in spending.epsilon_by.items()
         ]
         head = text("ε at δ = {delta:spread} ({how})", delta=run.scenario.privacy.delta, how=how)
         accountants = table(rows, ("accountant", head, "what it is"))
     epsilon = run_figures.epsilon_figure(run)
     figures = [draw("spent", run_figures.spent_figure(spending)), "" if epsilon is None else draw("epsilon", epsilon)]
-    note = paragraph(HIDES, hidden=HIDDEN[spending.unit, how], how=how)
-    ledger = missing(NO_LEDGER) if run.ledger is None else paragraph(LEDGER, rounds=len(run.ledger.entries))
+    note = paragraph(WORDS["hides"], hidden=HIDDEN[spending.unit, how], how=how)
+    ledger = (
+        missing(WORDS["no_ledger"])
+        if run.ledger is None
+        else paragraph(WORDS["ledger"], rounds=len(run.ledger.entries))
+    )
     parts = [note, accountants, grid(figures), ledger]
     if plan.not_covered:
         rests = {True: "yes: wflmc publish refuses it unless told to accept it", False: "no: only this folder shows it"}
@@ -323,6 +295,6 @@ def _explorer(run: Run) -> tuple[Section, list[str]]:
     start = explorer.constants_of(run.plan)
     section = explorer.section(start)
     if run.ideal or run.scenario.sampler.dynamics == "kinetic":
-        return section._replace(html=missing(OUTSIDE, folder=run.folder)), []
-    words = missing(NEAREST, adjacency=start["adjacency"])
+        return section._replace(html=missing(WORDS["outside"], folder=run.folder)), []
+    words = missing(WORDS["nearest"], adjacency=start["adjacency"])
     return section._replace(html=join([words, Html(section.html)])), explorer.scripts(start)
