@@ -23,7 +23,7 @@ PLACES = ("optimized", "equal", "no-dp", "noiseless-dp", "noiseless", "sbfl")
 WORDS = words("study_words.toml")
 TITLES = {name: (study.title, study.x_label) for name, study in FIGURES.items()} | WORDS["figures"]
 """Title and label of the x axis of every figure but the second."""
-PANELS = {name: WORDS["closed_form"] for name in FIGURES} | WORDS["panels"]
+PANELS = dict.fromkeys(FIGURES, WORDS["closed_form"]) | WORDS["panels"]
 """Title, label of the y axis, and whether it is logarithmic, of the panel that shows a table."""
 KNOWN = ("fig2", *TITLES)
 COUNTS = "{all} statements, tested on {data}: {n[0]} hold, {n[1]} differ, and in {n[2]} the paper contradicts itself."
