@@ -1,6 +1,6 @@
 """The page of a run: the answer first, then the scenario, the plan, the chains, the posterior, scores and privacy."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path, PurePath
 from types import SimpleNamespace
@@ -51,9 +51,9 @@ def render_run(folder: Path) -> str:
     return blocks.page(f"Run {folder.resolve().name}", lead, sections, scripts)
 
 
-def sentences(cases: Iterable[tuple[Any, str]], **parts: object) -> Html:
-    """Return a paragraph with the sentences of all cases (holds, sentence) that hold."""
-    return paragraph(" ".join(sentence for holds, sentence in cases if holds), **parts)
+def sentences(section: str, cases: Mapping[str, Any], **parts: object) -> Html:
+    """Return a paragraph with the sentences of a section in `run_words.toml` whose cases hold."""
+    return paragraph(" ".join(WORDS[section][case] for case, holds in cases.items() if holds), **parts)
 
 
 def answer_section(run: Run) -> Html:
@@ -77,48 +77,35 @@ def answer_section(run: Run) -> Html:
 
 def _state(run: Run) -> Html:
     """Return what the folder is, and what is missing from it."""
-    federation, chains = None if run.summary is None else run.summary.federation, run.scenario.sampler.chains
-    kind = "simulated devices" if federation is None else "devices"
-    how = "over an ideal link" if run.ideal else "over the air"
-    cases = [
-        (True, f"{{plan.constants.devices}} {kind} sampled {{plan.constants.dim}} parameters {how}."),
-        (True, "There were {plan.constants.rounds} rounds."),
-        (True, "Number of chains: {chains}; kept draws: {plan.constants.samples}."),
-        (federation is None, SIMULATED),
-        (federation, "The devices were a federation on Flower: {sent} of {asked} expected messages arrived."),
-        (federation, WORDS["at_devices" if federation and federation.noise == "devices" else "at_server"]),
-        (run.stopped, "This run was stopped before its end. {recorded} rounds are in its ledger."),
-        (run.stopped, "<code>wflmc run --resume {run.folder}</code> continues it."),
-        (run.summary is None and not run.stopped, "summary.json is missing: the results of the run are not known."),
-    ]
-    recorded = 0 if run.ledger is None else len(run.ledger.entries)
+    federation, ledger = None if run.summary is None else run.summary.federation, run.ledger
+    where = "at_devices" if federation is not None and federation.noise == "devices" else "at_server"
+    cases = {"sampled": True, "simulated": federation is None, "federation": federation, where: federation}
+    cases |= {"stopped": run.stopped, "unknown": run.summary is None and not run.stopped}
     sent, asked = (0, 0) if federation is None else (sum(federation.sent), sum(federation.asked))
-    return sentences(cases, plan=run.plan, run=run, chains=chains, recorded=recorded, sent=sent, asked=asked)
+    parts: dict[str, Any] = {"plan": run.plan, "run": run, "sent": sent, "asked": asked, "simulated": Html(SIMULATED)}
+    parts |= {"kind": "simulated devices" if federation is None else "devices", "chains": run.scenario.sampler.chains}
+    parts |= {"how": "over an ideal link" if run.ideal else "over the air"}
+    return sentences("state", cases, **parts, recorded=0 if ledger is None else len(ledger.entries))
 
 
 def _boxes(run: Run) -> list[tuple[str, object, object]]:
     """Return the numbers to look at first: what it is, the number, and a word on it."""
     plan, summary, exact = run.plan, run.summary, worst_exact(run.plan)
     estimate = None if summary is None else summary.w2_sq
-    error = "± {summary.w2_sq.worst_se:2}, worst kept round, from chains; perfect chains show {summary.w2_sq.floor:2}"
-    label = {"exact": "planned W2²", "transcript": "noise of all, V"}.get(run.scenario.policy.objective, "bound on W2²")
-    size = "of the worst parameter, all chains together; {summary.ess_tail_min:whole} in its tails"
-    spent = "{plan.privacy.epsilon_spent:4}" if summary is None else "{summary.epsilon_spent:4}"
-    labelled = summary is not None and summary.accuracy is not None
+    names = {"exact": "planned W2²", "transcript": "noise of all, V"}
+    label = names.get(run.scenario.policy.objective, "bound on W2²")
     aware = summary is not None and summary.coverage is not None and summary.coverage.noise_aware_90 is not None
-    contents = [
-        (estimate, "distance to the posterior, W2²", "{summary.w2_sq.worst}", error),
-        (exact is not None, "W2² by the exact law", "{exact}", "worst kept round, without clipping"),
-        (plan.objective is not None and plan.bound is not None, label, "{plan.objective}", WORDS["bound"]),
-        (True, "privacy spent, ε", spent, WORDS["promised"]),
-        (aware, "noise-aware 90 % intervals hold", "{summary.coverage.noise_aware_90:percent}", WORDS["hold"]),
-        (labelled, "accuracy on the test set", "{summary.accuracy:percent}", "mean over chains"),
-        (labelled, "calibration error (ECE)", "{summary.ece}", "confidence against accuracy"),
-        (summary, "largest R-hat", "{summary.rhat_max:4}", "1 when chains agree"),
-        (summary, "effective sample size", "{summary.ess_min:whole}", size),
-    ]
-    given = {"plan": plan, "summary": summary, "exact": exact, "promised": run.scenario.privacy.epsilon}
-    return [(label, text(value, **given), text(note, **given)) for holds, label, value, note in contents if holds]
+    cases: dict[str, Any] = {
+        "estimate": estimate,
+        "law": exact is not None,
+        "bound": None not in (plan.objective, plan.bound),
+    }
+    cases |= {"planned": summary is None, "spent": summary, "aware": aware}
+    cases |= dict.fromkeys(("accuracy", "calibration"), summary is not None and summary.accuracy is not None)
+    cases |= dict.fromkeys(("agreement", "size"), summary)
+    given = {"plan": plan, "summary": summary, "exact": exact, "label": label, "promised": run.scenario.privacy.epsilon}
+    chosen = [WORDS["boxes"][case] for case, holds in cases.items() if holds]
+    return [(text(what, **given), text(value, **given), text(note, **given)) for what, value, note in chosen]
 
 
 def _scenario(run: Run) -> Html:
@@ -173,14 +160,9 @@ def _plan(run: Run, plan: PlanFile) -> Html:
     """Return the plan over the rounds with the limits behind it, then the distance over the rounds."""
     limits = ", ".join(f"{name} {blocks.percent(share)}" for name, share in plan.regime_share.items() if share)
     distance = run_figures.distance_figure(run)
-    cases = [
-        (run.ideal, "The link is ideal: no channel limits what devices transmit."),
-        (not run.ideal, "Rounds at each limit: {limits}."),
-        (plan.gap is not None, "The objective is within a relative {plan.gap:1} of the proven optimum."),
-        (run.rebuilt is None, "Figures of the plan need the data again: {run.not_rebuilt}"),
-        (distance is None, "Neither a bound nor an exact law is known for this model and these dynamics."),
-    ]
-    parts = [sentences(cases, plan=plan, run=run, limits=limits)]
+    cases = {"ideal": run.ideal, "limits": not run.ideal, "gap": plan.gap is not None}
+    cases |= {"lost": run.rebuilt is None, "nothing": distance is None}
+    parts = [sentences("plan", cases, plan=plan, run=run, limits=limits)]
     if run.rebuilt is not None:
         parts.append(draw("plan", run_figures.plan_figure(run.rebuilt.plan)))
     if distance is not None:
@@ -203,19 +185,14 @@ def _samples(run: Run, draws: Draws) -> Html:
     assert compared is not None
     rebuilt, law = run.rebuilt, compared.law
     exact = rebuilt is not None and isinstance(rebuilt.inputs.posterior, HasLaw)
-    cases = [
-        (rebuilt is None, "The posterior is not known here, so samples are shown alone: {run.not_rebuilt}"),
-        (rebuilt and law is None, "The posterior has no closed form, and too many parameters for an approximation."),
-        (law and exact, "Lines are the exact posterior, which this model has in closed form."),
-        (law and not exact, WORDS["laplace"]),
-        (draws.every > 1, "Of this long trace every {every}th draw was read."),
-    ]
+    cases = {"lost": rebuilt is None, "nothing": rebuilt and law is None}
+    cases |= {"exact": law and exact, "laplace": law and not exact, "thinned": draws.every > 1}
     order = list(range(compared.mean.size))
     if len(order) > LISTED and np.isfinite(compared.z).any():
         order = np.argsort(-np.nan_to_num(np.abs(compared.z), nan=-1)).tolist()
     drawn = sorted(order[:DRAWN] if len(order) > 2 * DRAWN else order)
     tiles = (draw(f"marginal{k}", run_figures.marginal_figure(run, draws, compared, k)) for k in drawn)
-    words = sentences(cases, run=run, every=draws.every)
+    words = sentences("samples", cases, run=run, every=draws.every)
     return join([words, grid(tiles, "tiles"), _parameters(run, draws, compared, order)])
 
 
