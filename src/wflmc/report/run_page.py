@@ -220,13 +220,10 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
 
 def _scores(summary: SummaryFile) -> Html:
     """Return the reliability diagram beside the scores."""
-    known = {key: value for key in WORDS["scores"] if (value := getattr(summary, key)) is not None}
+    known = [(key, *about) for key, about in WORDS["scores"].items() if getattr(summary, key) is not None]
     if not known:
         return missing("There are no scores: the data have no test set (arrays X_test and y_test).")
-    rows = []
-    for key, value in known.items():
-        name, meaning = WORDS["scores"][key]
-        rows.append((name, data(f"summary.{key}", value), meaning))
+    rows = [(name, data(f"summary.{key}", getattr(summary, key)), meaning) for key, name, meaning in known]
     parts: list[object] = [table(rows, ("score", "value", "meaning"))]
     if summary.reliability is not None:
         parts = [grid([draw("reliability", run_figures.reliability_figure(summary.reliability)), *parts])]
@@ -241,24 +238,21 @@ def _privacy(run: Run, plan: PlanFile) -> Html:
         return missing("This scheme does not clip gradients: no finite ε would be true, and no ledger is kept.")
     accountants = missing("Nothing is promised, so there is no δ to state an ε at; losses are shown as they are.")
     if spending.epsilon_by is not None:
-        rows = [
-            (
-                name,
-                data(f"plan.privacy.epsilon_by.{name}", epsilon, 5),
-                WORDS["accountants"].get(name, "by dp-accounting"),
-            )
-            for name, epsilon in spending.epsilon_by.items()
-        ]
+        rows = []
+        for name, epsilon in spending.epsilon_by.items():
+            kind = WORDS["accountants"].get(name, "by dp-accounting")
+            rows.append((name, data(f"plan.privacy.epsilon_by.{name}", epsilon, 5), kind))
         head = text("ε at δ = {delta:spread} ({how})", delta=run.scenario.privacy.delta, how=how)
         accountants = table(rows, ("accountant", head, "what it is"))
-    epsilon = run_figures.epsilon_figure(run)
-    figures = [draw("spent", run_figures.spent_figure(spending)), "" if epsilon is None else draw("epsilon", epsilon)]
+    over_time = run_figures.epsilon_figure(run)
+    figures = [
+        draw("spent", run_figures.spent_figure(spending)),
+        "" if over_time is None else draw("epsilon", over_time),
+    ]
     note = paragraph(WORDS["hides"], hidden=HIDDEN[spending.unit, how], how=how)
-    ledger = (
-        missing(WORDS["no_ledger"])
-        if run.ledger is None
-        else paragraph(WORDS["ledger"], rounds=len(run.ledger.entries))
-    )
+    ledger = missing(WORDS["no_ledger"])
+    if run.ledger is not None:
+        ledger = paragraph(WORDS["ledger"], rounds=len(run.ledger.entries))
     parts = [note, accountants, grid(figures), ledger]
     if plan.not_covered:
         rests = {True: "yes: wflmc publish refuses it unless told to accept it", False: "no: only this folder shows it"}

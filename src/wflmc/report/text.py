@@ -231,9 +231,7 @@ def fit_lines(fit: FitFile) -> list[str]:
 def numbers_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return rows of numbers by name as a table; columns without any are left out."""
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    found = Table(title=title)
-    for name in names:
-        found.add_column(name, justify="right")
+    found = Table(*(Column(name, justify="right") for name in names), title=title)
     for row in rows:
         found.add_row(*(row[name] if isinstance(row[name], str) else _number(row[name], 4) for name in names))
     return found
