@@ -132,10 +132,11 @@ def grid(parts: Iterable[object], kind: str = "grid") -> Html:
     return Html(f'<div class="{kind}">{join(parts)}</div>')
 
 
-def boxes(contents: Iterable[tuple[str, object, object]]) -> Html:
-    """Return a row of boxes: what it is, the number, and a word on it."""
+def boxes(contents: Iterable[Sequence[str]], **parts: object) -> Html:
+    """Return a row of boxes: what it is, the number, and a word on it, with their parts filled in."""
     box = '<div><span class="what">{what}</span><strong>{number}</strong><span class="more">{more}</span></div>'
-    return grid((text(box, what=what, number=each, more=more) for what, each, more in contents), "facts")
+    filled = ((text(template, **parts) for template in content) for content in contents)
+    return grid((text(box, what=what, number=each, more=more) for what, each, more in filled), "facts")
 
 
 def plot(name: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any], caption: str) -> Html:

@@ -19,7 +19,7 @@ def render_fit(fit: FitFile, name: str) -> str:
     lead = f"A private model of {what}, from {fit.rows:,} rows of {fit.devices:,} devices with {fit.features} features."
     lead += " This page is for the owner of the data: scores look at rows that epsilon does not hide."
     sections = [
-        Section("answer", "How good is it?", join([boxes(_numbers(fit)), _verdict(fit)])),
+        Section("answer", "How good is it?", join([_boxes(fit), _verdict(fit)])),
         *([Section("scores", "Held-out rows", _pictures(fit))] if fit.test_rows else []),
         Section("privacy", "What ε bought", _privacy(fit)),
         Section("settings", "Settings, and what more would be worth", _settings(fit)),
@@ -27,19 +27,11 @@ def render_fit(fit: FitFile, name: str) -> str:
     return page(f"Fit {name}", lead, sections)
 
 
-def _numbers(fit: FitFile) -> list[tuple[str, object, object]]:
-    """Return the boxes at the top."""
-    held_out, scored, numeric = f"of {fit.test_rows:,} held-out rows", fit.accuracy is not None, fit.rmse is not None
-    contents = [
-        (scored, "accuracy", "{fit.accuracy:percent}", held_out),
-        (scored, "calibration error", "{fit.ece:2}", "a perfectly calibrated model has {fit.ece_floor:2}"),
-        (scored, "−log p(label)", "{fit.nll:3}", "on average; 0 is perfect"),
-        (numeric, "root mean square error", "{fit.rmse:3}", held_out),
-        (numeric, "explained variance", "{fit.r2:percent}", "R²"),
-        (numeric, "90 % intervals cover", "{fit.coverage_90:percent}", held_out),
-        (True, "ε spent", "{fit.epsilon_spent:3}", "of {fit.privacy[promised]} at δ = {fit.privacy[delta]}"),
-    ]
-    return [(label, text(value, fit=fit), text(note, fit=fit)) for holds, label, value, note in contents if holds]
+def _boxes(fit: FitFile) -> Html:
+    """Return the numbers at the top."""
+    scores = ("accuracy", "ece", "nll") if fit.accuracy is not None else ()
+    errors = ("rmse", "r2", "coverage_90") if fit.rmse is not None else ()
+    return boxes([WORDS["boxes"][name] for name in (*scores, *errors, "epsilon_spent")], fit=fit)
 
 
 def _verdict(fit: FitFile) -> Html:

@@ -63,7 +63,7 @@ def answer_section(run: Run) -> Html:
     item = '<li class="{v.mark}"><b class="mark">{symbol}</b>{v.reason}</li>'
     judged = join(text(item, v=verdict, symbol=MARKS[verdict.mark]) for verdict in all_verdicts(run))
     verdicts = Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')
-    parts = [_state(run), blocks.boxes(_boxes(run)), verdicts]
+    parts = [_state(run), _boxes(run), verdicts]
     causes = None if run.summary is None else run.summary.diagnosis
     if causes is not None:
         shown = join(text("<li>{cause}</li>", cause=cause["text"]) for cause in causes[:SHOWN])
@@ -88,7 +88,7 @@ def _state(run: Run) -> Html:
     return sentences("state", cases, **parts, recorded=0 if ledger is None else len(ledger.entries))
 
 
-def _boxes(run: Run) -> list[tuple[str, object, object]]:
+def _boxes(run: Run) -> Html:
     """Return the numbers to look at first: what it is, the number, and a word on it."""
     plan, summary, exact = run.plan, run.summary, worst_exact(run.plan)
     estimate = None if summary is None else summary.w2_sq
@@ -104,8 +104,7 @@ def _boxes(run: Run) -> list[tuple[str, object, object]]:
     cases |= dict.fromkeys(("accuracy", "calibration"), summary is not None and summary.accuracy is not None)
     cases |= dict.fromkeys(("agreement", "size"), summary)
     given = {"plan": plan, "summary": summary, "exact": exact, "label": label, "promised": run.scenario.privacy.epsilon}
-    chosen = [WORDS["boxes"][case] for case, holds in cases.items() if holds]
-    return [(text(what, **given), text(value, **given), text(note, **given)) for what, value, note in chosen]
+    return blocks.boxes((WORDS["boxes"][case] for case, holds in cases.items() if holds), **given)
 
 
 def _scenario(run: Run) -> Html:
@@ -201,19 +200,13 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
     rows = []
     for k in order[:LISTED]:
         error = f" ± {compared.error[k]:.1g}" if np.isfinite(compared.error[k]) else ""
-        law = None if compared.law is None else float(compared.law.mean[k])
+        law = (None, None) if compared.law is None else (float(compared.law.mean[k]), float(compared.expected[k]))
+        means = data(f"law.mean.{k}", law[0], 4), join([data(f"mean.{k}", float(compared.mean[k]), 4), error])
+        z = f"{compared.z[k]:+.1f}" if np.isfinite(compared.z[k]) else "–"
+        deviations = data(f"law.sd.{k}", law[1]), data(f"sd.{k}", float(compared.deviation[k]))
         each = diagnose(draws.theta[:, :, k : k + 1])
-        row = (
-            run_figures.parameter_name(run, k),
-            data(f"law.mean.{k}", law, 4),
-            join([data(f"mean.{k}", float(compared.mean[k]), 4), error]),
-            f"{compared.z[k]:+.1f}" if np.isfinite(compared.z[k]) else "–",
-            data(f"law.sd.{k}", None if law is None else float(compared.expected[k])),
-            data(f"sd.{k}", float(compared.deviation[k])),
-            text("{each.rhat_max:4}", each=each),
-            text("{each.ess_min:whole}", each=each),
-        )
-        rows.append(row)
+        checks = (text(form, each=each) for form in ("{each.rhat_max:4}", "{each.ess_min:whole}"))
+        rows.append((run_figures.parameter_name(run, k), *means, z, *deviations, *checks))
     title = f"<h3>Means and standard deviations</h3><p>Listed: {len(rows)} of {len(order):,} parameters.</p>"
     return join([Html(title), grid([table(rows, WORDS["parameters"])], "numbers")])
 

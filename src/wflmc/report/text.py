@@ -35,12 +35,10 @@ def _span(values: Sequence[float], digits: int = 5) -> str:
 def plan_table(document: dict[str, Any]) -> Table:
     """Return a plan's JSON document in words."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, words in (*_setting_rows(document), *_law_rows(document), *_privacy_rows(document["privacy"])):
-        table.add_row(name, words)
-    for line in diagnosis_lines(document["diagnosis"]):
-        table.add_row(*line.split(maxsplit=1))
-    for warning in document["warnings"]:
-        table.add_row("[yellow]warning[/yellow]", warning)
+    rows = [*_setting_rows(document), *_law_rows(document), *_privacy_rows(document["privacy"])]
+    diagnosis = (line.split(maxsplit=1) for line in diagnosis_lines(document["diagnosis"]))
+    for row in (*rows, *diagnosis, *(("[yellow]warning[/yellow]", warning) for warning in document["warnings"])):
+        table.add_row(*row)
     return table
 
 
