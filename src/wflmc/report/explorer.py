@@ -1,6 +1,6 @@
 """The explorer: Theorem 1 in the page, with a slider for everything that an engineer can choose."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,13 +37,8 @@ class Control(NamedTuple):
 
 
 CONTROLS = {key: Control(**fields) for key, fields in WORDS["controls"].items()}
-CHOICES: dict[str, tuple[str, Mapping[str, str]]] = {
-    "accountant": ("accountant", {name: name for name in ACCOUNTANTS}),
-    "bound": ("bound", {name: name for name in BOUNDS}),
-    "unit": ("what is hidden", {name: f"a {name}" for name in UNITS}),
-    "adjacency": ("its neighbours (adjacency)", {name: name for name in ADJACENCIES}),
-    "map_axis": ("map over SNR and", {"epsilon": "ε", "delta": "δ", "step_size": "η", "rounds": "S", "clip": "ℓ"}),
-}
+CHOICES: dict[str, Iterable[str]] = {"accountant": ACCOUNTANTS, "bound": BOUNDS, "unit": UNITS}
+CHOICES |= {"adjacency": ADJACENCIES, "map_axis": WORDS["names"]["map_axis"]}
 
 
 def paper_study() -> dict[str, Any]:
@@ -82,7 +77,7 @@ def constants_of(document: PlanFile | dict[str, Any]) -> dict[str, Any]:
 def section(constants: Mapping[str, Any]) -> Section:
     """Return controls, figures and results; `scripts` bring them to life."""
     controls = {key: _control(key, control, constants) for key, control in CONTROLS.items()}
-    choices = {key: _choice(key, *choice) for key, choice in CHOICES.items()}
+    choices = {key: _choice(key, names) for key, names in CHOICES.items()}
     typed = [key for key, control in CONTROLS.items() if not control.step and key != "example_clip"]
     content = text(
         asset("explorer.html"),
@@ -125,6 +120,8 @@ def _control(key: str, control: Control, constants: Mapping[str, Any]) -> Html:
     return text(asset("explorer_slider.html"), **parts, note=note)
 
 
-def _choice(key: str, label: str, options: Mapping[str, str]) -> Html:
-    items = (text('<option value="{value}">{name}</option>', value=value, name=name) for value, name in options.items())
-    return text(asset("explorer_choice.html"), key=key, label=label, options=join(items))
+def _choice(key: str, names: Iterable[str]) -> Html:
+    shown = WORDS["names"].get(key, {})
+    options = ((name, shown.get(name, name)) for name in names)
+    items = (text('<option value="{name}">{words}</option>', name=name, words=words) for name, words in options)
+    return text(asset("explorer_choice.html"), key=key, label=WORDS["labels"][key], options=join(items))
