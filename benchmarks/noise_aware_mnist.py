@@ -23,7 +23,7 @@ from rich.table import Table
 from scipy.optimize import minimize
 
 import wflmc
-from wflmc.data import load_mnist, mnist_features, principal_directions
+from wflmc.data import load, mnist_features, principal_directions
 from wflmc.evaluation import predictive_scores
 from wflmc.keys import host_generator
 from wflmc.posterior import SoftmaxPosterior
@@ -49,7 +49,7 @@ class Data:
     """The study's images, and others of the training set: some held out, some as a public stand-in without labels."""
 
     def __init__(self) -> None:
-        images, key = load_mnist(), jax.random.key(0)
+        images, key = load("mnist"), jax.random.key(0)
         self.features = mnist_features(images, host_generator(key, "data"))
         again = host_generator(key, "data")
         by_label = [np.flatnonzero(images.train_labels == label) for label in range(10)]

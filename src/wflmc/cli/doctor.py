@@ -109,10 +109,10 @@ def _feature(name: str, extra: str | None, packages: Sequence[str]) -> dict[str,
 
 def _folders() -> dict[str, Any]:
     """Return where MNIST is or how to get it, and whether the cache can be written; no folder is created."""
-    from wflmc.data import VARIABLE, cache_folder, find_mnist
+    from wflmc.data import VARIABLE, cache_folder, find
 
     try:
-        cache, (mnist, missing) = cache_folder(), find_mnist()
+        cache, (mnist, missing) = cache_folder(), find("mnist")
     except RuntimeError:  # a user without a home
         get = f"let {VARIABLE} name a folder of its idx files"
         return {"mnist": {"folder": None, "found": False, "get": get}, "cache": {"folder": None, "writable": False}}

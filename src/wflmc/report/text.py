@@ -35,12 +35,10 @@ def _span(values: Sequence[float], digits: int = 5) -> str:
 def plan_table(document: dict[str, Any]) -> Table:
     """Return a plan's JSON document in words."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, words in (*_setting_rows(document), *_law_rows(document), *_privacy_rows(document["privacy"])):
-        table.add_row(name, words)
-    for line in diagnosis_lines(document["diagnosis"]):
-        table.add_row(*line.split(maxsplit=1))
-    for warning in document["warnings"]:
-        table.add_row("[yellow]warning[/yellow]", warning)
+    rows = [*_setting_rows(document), *_law_rows(document), *_privacy_rows(document["privacy"])]
+    diagnosis = (line.split(maxsplit=1) for line in diagnosis_lines(document["diagnosis"]))
+    for row in (*rows, *diagnosis, *(("[yellow]warning[/yellow]", warning) for warning in document["warnings"])):
+        table.add_row(*row)
     return table
 
 
@@ -231,9 +229,7 @@ def fit_lines(fit: FitFile) -> list[str]:
 def numbers_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return rows of numbers by name as a table; columns without any are left out."""
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    found = Table(title=title)
-    for name in names:
-        found.add_column(name, justify="right")
+    found = Table(*(Column(name, justify="right") for name in names), title=title)
     for row in rows:
         found.add_row(*(row[name] if isinstance(row[name], str) else _number(row[name], 4) for name in names))
     return found

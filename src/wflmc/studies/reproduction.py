@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from wflmc.data import DATA_SETS, VARIABLE, Features, fetch, find, load_mnist, mnist_features
+from wflmc.data import DATA_SETS, VARIABLE, Features, fetch, find, load, mnist_features
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
 from wflmc.posterior import Posterior, gaussian_regression
@@ -55,7 +55,7 @@ def read_data(
             note(f"{DATA_SETS[name].title} is not here yet; fetching it.")
             fetch(name, say=note)
     if uses_mnist:
-        features = mnist_features(load_mnist(*folders), host_generator(key, "data"))
+        features = mnist_features(load("mnist", *folders), host_generator(key, "data"))
     return posterior, source, features
 
 
