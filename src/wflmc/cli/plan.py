@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from wflmc.scenario import Scenario
 
 
+SIZES = "devices parameters rounds bandwidth power efficiency coherence"
+"""Options of --capacity."""
 SOLVE_FOR = "Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target."
 
 
@@ -52,6 +54,7 @@ def command(
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
+    given, began = locals(), time.perf_counter()
     from wflmc.planning import capacity as capacities
     from wflmc.report import run_figures, text
     from wflmc.runs.advice import diagnose_plan
@@ -61,10 +64,7 @@ def command(
     from wflmc.scenario import NotCovered, build, load_scenario
     from wflmc.scenario.files import plain
 
-    began = time.perf_counter()
-    options = {"devices": devices, "parameters": parameters, "rounds": rounds, "bandwidth": bandwidth, "power": power}
-    options |= {"efficiency": efficiency, "coherence": coherence}
-    sizes = {name: value for name, value in options.items() if value is not None}
+    sizes = {name: given[name] for name in SIZES.split() if given[name] is not None}
     if sizes and not capacity:
         raise conflict(f"--{next(iter(sizes))}", next(iter(sizes.values())), "without --capacity")
     capacities.check(sizes, "--")
@@ -97,8 +97,7 @@ def command(
         shared.warn(document["warnings"])
         shared.print_json(document)
     else:
-        costs = text.capacity_tables(document["capacity"]) if capacity else []
-        for table in (text.plan_table(document), *costs):
+        for table in (text.plan_table(document), *(text.capacity_tables(document["capacity"]) if capacity else [])):
             shared.show(table)
         if plot is not None:
             print(f"Picture: {plot}")

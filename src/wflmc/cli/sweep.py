@@ -73,13 +73,10 @@ def command(
         write_csv(folder / "sweep.csv", [*where[0], *names], [row for _, row in sorted(rows.items())])
         _write_failures(folder / "failed.json", where, dict(sorted(failures.items())))
     promised = not plan_only and any(task.scenario.privacy.epsilon is not None for task in tasks)
-    uncovered = [SELECTED] * promised
-    if as_json:
-        counts = {"points": len(tasks), "done": len(rows), "cached": cached, "failed": len(failures)}
-        shared.print_json({"file": str(folder / "sweep.csv"), **counts, "not_covered": uncovered})
-    else:
-        print(f"{len(rows)} of {len(tasks)} points ({cached} from the cache)\nWritten to {folder / 'sweep.csv'}")
-        print("\n".join(uncovered), end="\n" * promised)
+    uncovered, file = [SELECTED] * promised, str(folder / "sweep.csv")
+    counts = {"points": len(tasks), "done": len(rows), "cached": cached, "failed": len(failures)}
+    lines = [f"{len(rows)} of {len(tasks)} points ({cached} from the cache)", f"Written to {file}", *uncovered]
+    shared.print_result({"file": file, **counts, "not_covered": uncovered}, lines, as_json)
     if failures:
         note(f"{len(failures)} points failed: {folder / 'failed.json'} lists them.")
         raise typer.Exit(1)

@@ -112,7 +112,9 @@ def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] 
     if (out / FIT).exists() or (out / LEDGER).exists():
         raise InputError("--out", str(out), "a new folder: fits of the same data add up, and this one holds another")
     schema, ranges, fitted, held_out = _read(request)
-    common: dict[str, Any] = {name: getattr(request, name) for name in ("epsilon", "delta", "unit", "adjacency", "link")}
+    common: dict[str, Any] = {
+        name: getattr(request, name) for name in ("epsilon", "delta", "unit", "adjacency", "link")
+    }
     common |= {"ranges": ranges, "settings": "private" if request.private else None, "random_state": request.seed}
     model: PrivateClassifier | PrivateRegressor = PrivateRegressor(target_range=schema.target_range, **common)
     if schema.task == "classification":

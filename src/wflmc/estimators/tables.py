@@ -411,7 +411,7 @@ def _kind(series: Series) -> str:
 
 def _texts(series: Series) -> Series:
     """Return the name of each row's category; missing ones stay missing."""
-    return series.map(_text, na_action="ignore")
+    return series.astype("category").map(_text, na_action="ignore")
 
 
 def _text(value: Any) -> str:
