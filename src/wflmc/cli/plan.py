@@ -1,9 +1,7 @@
 """`wflmc plan`: the plan of a scenario, or the smallest value of a key that reaches a target."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,10 +9,6 @@ from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
 from wflmc.errors import conflict, missing
 from wflmc.progress import progress_bar
-
-if TYPE_CHECKING:
-    from wflmc.scenario import Scenario
-
 
 SIZES = "devices parameters rounds bandwidth power efficiency coherence"
 """Options of --capacity."""
@@ -57,31 +51,29 @@ def command(
     given, began = locals(), time.perf_counter()
     from wflmc.planning import capacity as capacities
     from wflmc.report import run_figures, text
-    from wflmc.runs.advice import diagnose_plan
-    from wflmc.runs.documents import plan_document
-    from wflmc.runs.execution import spent_before
-    from wflmc.runs.planning import make_plan
-    from wflmc.scenario import NotCovered, build, load_scenario
-    from wflmc.scenario.files import plain
+    from wflmc.runs import advice, documents, execution, planning
+    from wflmc.scenario import NotCovered, build, load_scenario, plain
 
     sizes = {name: given[name] for name in SIZES.split() if given[name] is not None}
     if sizes and not capacity:
         raise conflict(f"--{next(iter(sizes))}", next(iter(sizes.values())), "without --capacity")
     capacities.check(sizes, "--")
-    if target is not None and unknown is None:
-        raise conflict("--target", target, "without --solve-for KEY")
+    if (target is None) != (unknown is None):
+        alone = conflict("--target", target, "without --solve-for KEY")
+        raise missing("--target", "with --solve-for") if target is None else alone
     if ledger is not None and unknown is not None:
         raise conflict("--ledger", ledger, "with --solve-for")
     if plot is not None:
         run_figures.check_picture(plot)
     config, answer = load_scenario(scenario, overrides), None
-    if unknown is not None:
-        config, answer = _search(config, unknown, target, metric, solver)
+    if unknown is not None and target is not None:
+        with progress_bar("plans tried, at most", 330 if unknown == "sampler.burn_in" else 60) as advance:
+            config, answer = advice.solve_for(config, unknown, target, metric, solver, advance)
     inputs = build(config)
-    spent = None if ledger is None else spent_before(ledger, inputs, must_exist=True)
-    plan = make_plan(config, inputs, solver=solver, ledger=spent)
-    causes = diagnose_plan(config, inputs, plan)
-    document = plan_document(config, inputs, plan, time.perf_counter() - began, compare=compare)
+    spent = None if ledger is None else execution.spent_before(ledger, inputs, must_exist=True)
+    plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
+    causes = advice.diagnose_plan(config, inputs, plan)
+    document = documents.plan_document(config, inputs, plan, time.perf_counter() - began, compare=compare)
     document["diagnosis"] = causes
     if capacity:
         examples = float(inputs.posterior.sizes.mean())
@@ -105,15 +97,3 @@ def command(
         if as_json:
             shared.note(document["solve_for"]["answer"])
         raise typer.Exit(1)
-
-
-def _search(
-    scenario: Scenario, key: str, target: float | None, metric: str, solver: str
-) -> tuple[Scenario, dict[str, Any]]:
-    """Return the scenario at the smallest value of `key` that reaches the target, and the answer as plain data."""
-    from wflmc.runs.advice import solve_for
-
-    if target is None:
-        raise missing("--target", "with --solve-for")
-    with progress_bar("plans tried, at most", 330 if key == "sampler.burn_in" else 60) as advance:
-        return solve_for(scenario, key, target, metric, solver, advance)
