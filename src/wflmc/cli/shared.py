@@ -17,12 +17,12 @@ from wflmc.storage import writable_folder
 
 def option(metavar: str | None, text: str, *names: str) -> Any:
     """Return an option for a command's signature; without names it is called like its parameter."""
-    return typer.Option(*names, metavar=metavar, help=text)
+    return typer.Option(*names, metavar=metavar, help=text, show_envvar=False)  # there is none for typer to name
 
 
 def flag(name: str, text: str) -> Any:
     """Return an option without a value."""
-    return typer.Option(name, help=text)
+    return option(None, text, name)
 
 
 ENGINES = "Where points are computed: local, dask (workers on this machine), or dask:ADDRESS (a Dask scheduler)."

@@ -18,16 +18,7 @@ from wflmc.errors import InputError
 from wflmc.estimators import selection
 from wflmc.estimators.model import Model
 from wflmc.estimators.protected import protected_chain
-from wflmc.estimators.settings import (
-    Expected,
-    Facts,
-    Settings,
-    choose,
-    make_plan,
-    private_posterior,
-    promise_of,
-    whiten,
-)
+from wflmc.estimators.settings import Facts, Settings, choose, make_plan, private_posterior, promise_of, whiten
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.keys import digest, host_generator, named, secret_key
 from wflmc.planning import Plan
@@ -130,15 +121,13 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         loss = {**({"earlier fits": before} if before else {}), "scaling": spent - held - before, **losses}
         noise = float(getattr(self, "noise_scale", None) or 0.0)
         if held:
-            size, loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
-            noise = spread * size
+            noise, loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
+            noise *= spread
         self.model_ = Model(np.asarray(self.trace_.theta[0]), scaling, len(classes), center, spread, noise)
-        spent_epsilon = promise.epsilon_spent(ledger.spent)
-        assert spent_epsilon is not None
-        if "tuning" in loss:  # by Rényi differential privacy, which has no one loss
-            spent_epsilon = self.epsilon
+        # Tuning is by Rényi differential privacy, which has no one loss.
+        epsilon = self.epsilon if "tuning" in loss else cast(float, promise.epsilon_spent(ledger.spent))
         kind = {name: getattr(promise, name) for name in ("unit", "adjacency", "accountant")}
-        self.privacy_ = Spent(spent_epsilon, self.delta, promised=self.epsilon, loss=loss, **kind)
+        self.privacy_ = Spent(epsilon, self.delta, promised=self.epsilon, loss=loss, **kind)
         self.facts_ = facts
 
     @property
@@ -162,7 +151,9 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         self, key: jax.Array, facts: Facts, Z: Array, y: NDArray[Any], owner: Owners, classes: Names, ledger: Ledger
     ) -> Parts:
         """Choose settings and run a chain with them; return what that cost."""
-        self.candidates_: list[Expected] = []
+        given = self.settings if isinstance(self.settings, Settings) else None
+        self.candidates_ = [] if given else choose(facts, self.progress)
+        self.settings_ = given or self.candidates_[0].settings
         # Over an ideal link, where rows are hidden one by one, it does not matter who holds them.
         held_by = None if facts.link is None and facts.by_record else owner
         names = list(classes) or None
@@ -183,11 +174,6 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             # Neither the key of the noise nor clip rates, which look at the data, stay with a fitted estimator.
             return made, replace(trace, key=None, clip_rate=unknown[0], burn_in_clip_rate=unknown[1]), cost
 
-        if isinstance(self.settings, Settings):
-            self.settings_ = self.settings
-        else:
-            self.candidates_ = choose(facts, self.progress)
-            self.settings_ = self.candidates_[0].settings
         if self.settings != "private":
             self.plan_, self.trace_, cost = run(self.settings_, facts, key, ledger)
             return cost
