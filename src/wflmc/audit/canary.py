@@ -67,16 +67,13 @@ class TurningCanary(Posterior):
 
     # No chain asks for these.
     mu = L = sizes = digest = initial_w2_sq = gradients = example_norms = device = None  # type: ignore[assignment]
+    dim = 2
+    """m."""
 
     @property
     def devices(self) -> int:
         """K."""
         return int(self.example.shape[0])
-
-    @property
-    def dim(self) -> int:
-        """m."""
-        return 2
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""

@@ -46,8 +46,7 @@ def command(
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     from wflmc.federated.execution import Options, run_federation
-    from wflmc.report.run_figures import draw_scores
-    from wflmc.report.text import diagnosis_lines
+    from wflmc.report import run_figures, text
 
     shared.cache_compilations()
     options = Options(
@@ -57,7 +56,7 @@ def command(
     with output_folder(out) as folder:
         asked, summary, evaluation, files = run_federation(options, folder, progress_bar, shared.note)
         if evaluation is not None:
-            files += draw_scores(evaluation, asked, folder)
+            files += run_figures.draw_scores(evaluation, asked, folder)
     shared.warn(summary["warnings"])
     if as_json:
         shared.print_json(summary)
@@ -65,7 +64,7 @@ def command(
         print(f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device.")
     else:
         print(summary["owner_only"])
-        print("\n".join([*_lines(str(evaluation), summary["federation"]), *diagnosis_lines(summary["diagnosis"])]))
+        print("\n".join([*_lines(str(evaluation), summary["federation"]), *text.diagnosis_lines(summary["diagnosis"])]))
         print(f"Written to {out}: {', '.join(path.name for path in files)}")
 
 

@@ -42,8 +42,7 @@ def command(
 
     Example: wflmc reproduce fig6 fig7 --experiments 20 --out results
     """
-    from wflmc.report.study_page import write_study
-    from wflmc.report.text import claims_table
+    from wflmc.report import study_page, text
     from wflmc.studies.engines import open_engine
     from wflmc.studies.reproduction import Reproduction, read_data
     from wflmc.studies.study import Tables, run_study
@@ -68,7 +67,7 @@ def command(
                 for study in parts:
                     with progress_bar(study.name, len(study.points)) as advance:
                         found |= run_study(study, finished, advance, note, compute)
-                pictures += write_study(folder, figure, found, about)
+                pictures += study_page.write_study(folder, figure, found, about)
                 tables |= found
         claims = [c._replace(data="MNIST" if c.figure == "fig8" else work.source) for c in work.claims(tables)]
         sources = [name for name, used in ((work.source, work.gaussian), ("MNIST", work.features)) if used is not None]
@@ -79,7 +78,7 @@ def command(
         shared.print_json({"figures": wanted, "files": [str(path) for path in files], "claims": new})
         return
     if claims:
-        shared.show(claims_table(claims))
+        shared.show(text.claims_table(claims))
     print("\n".join(["Pictures:", *(f"  {path}" for path in pictures), f"Claims: {Path(out) / 'claims.json'}"]))
 
 

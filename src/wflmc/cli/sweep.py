@@ -81,9 +81,7 @@ def _tasks(
 ) -> list[Any]:
     """Return the `Task` of every point, validated before anything is computed."""
     from wflmc.runs.point import Task
-    from wflmc.scenario import load_scenario
-    from wflmc.scenario.build import build_privacy
-    from wflmc.scenario.files import file_digests
+    from wflmc.scenario import build_privacy, file_digests, load_scenario
 
     for text in overrides:
         if text.partition("=")[0].strip() in where[0]:

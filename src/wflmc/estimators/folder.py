@@ -21,8 +21,7 @@ from wflmc.estimators.estimators import PrivacyWarning, PrivateClassifier, Priva
 from wflmc.estimators.model import Model
 from wflmc.estimators.settings import Facts, promise_of, worth
 from wflmc.estimators.tables import Schema, as_frame, encode, make_schema, outcomes, owners, unknown_categories
-from wflmc.evaluation import reliability
-from wflmc.evaluation.scores import calibration
+from wflmc.evaluation import calibration, reliability
 from wflmc.posterior.inputs import as_classes
 from wflmc.runs.documents import FitFile, read_document
 from wflmc.scaling import share_for
@@ -150,10 +149,8 @@ def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, ta
     return FitFile(
         task="classification" if classes else "regression",
         target=target,
-        rows=facts.rows,
+        **{name: getattr(facts, name) for name in ("rows", "features", "devices")},
         test_rows=len(held_out.X),
-        features=facts.features,
-        devices=facts.devices,
         classes=classes,
         **scores,
         epsilon_spent=spent.epsilon,

@@ -478,9 +478,7 @@ def outcomes(frame: Frame, schema: Schema) -> NDArray[Any]:
     Raises:
         InputError: if the target is missing in a row, or is none of the classes.
     """
-    if schema.target is None:
-        raise InputError("target", None, "given in the schema")
-    series, key = _complete(frame, schema.target, "target"), f"target {schema.target!r}"
+    series, key = _complete(frame, str(schema.target), "target"), f"target {schema.target!r}"
     if schema.task == "regression":
         return _numbers(series, key)
     codes, values = _installed("pandas").factorize(series)
