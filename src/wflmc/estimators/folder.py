@@ -4,7 +4,6 @@
 ε does not cover.
 """
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -218,7 +217,7 @@ def read_fit(folder: Path, option: str = "DIR") -> tuple[FitFile, Schema, Model]
     if not (folder / FIT).is_file():
         raise InputError(option, str(folder), "a folder that `wflmc fit --out` has written")
     document = read_document(folder / FIT, FitFile, option)
-    schema = Schema.model_validate(json.loads((folder / SCHEMA).read_text(encoding="utf-8")))
+    schema = Schema.model_validate_json((folder / SCHEMA).read_text(encoding="utf-8"))
     return document, schema, Model.load(folder / MODEL)
 
 

@@ -165,12 +165,8 @@ def suited(posterior: Any, settings: Settings) -> Any:
     return replace(posterior, mu=curvature, L=max(1 / settings.step_size, 1.01 * curvature))
 
 
-class Whitened(NamedTuple):
-    """A posterior in other coordinates, the facts after the release that it took, and that release."""
-
-    posterior: Tabular
-    facts: Facts
-    release: Release | None
+Whitened = tuple[Tabular, Facts, Release | None]
+"""A posterior in other coordinates, the facts after the release that it took, and that release."""
 
 
 def whiten(key: jax.Array, facts: Facts, settings: Settings, posterior: Tabular, exact: bool = False) -> Whitened:
@@ -180,13 +176,13 @@ def whiten(key: jax.Array, facts: Facts, settings: Settings, posterior: Tabular,
         exact: as of `release_whitening`.
     """
     if not settings.whiten:
-        return Whitened(posterior, facts, None)
+        return posterior, facts, None
     left = 1 - facts.spent / float(facts.promise.budget(1)[0])
     how: dict[str, Any] = {"share": WHITENED * left, "rounds": 3 if facts.link is None else 16, "exact": exact}
     link, start = facts.channel, facts.rounds_before
     release = release_whitening(key, posterior, link, facts.promise, prior_on="whitened", start=start, **how)
     after = facts._replace(spent=facts.spent + float(release.spent.max()), rounds_before=start + len(release.loss))
-    return Whitened(suited(posterior.whitened(release.matrix, "whitened"), settings), after, release)
+    return suited(posterior.whitened(release.matrix, "whitened"), settings), after, release
 
 
 def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
