@@ -101,25 +101,27 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             raise InputError("random_state", type(self.random_state).__name__, "None or a whole number")
         owner = _owners(devices, len(X), self.unit)
         size, count = X.shape[1], int(owner.max()) + 1
-        budget = float(promise.budget(1)[0])
+        budget, units = float(promise.budget(1)[0]), len(X) if self.unit == "record" else count
         key = secret_key() if self.random_state is None else jax.random.key(self.random_state)
         ledger = Ledger(promise, count, path=path)
         before = float(ledger.spent.max())
         ranges, rows, groups = self._columns(X, outcomes, bool(classes))
-        _warn(self.epsilon, self.delta, len(X) if self.unit == "record" else count)
+        _warn(self.epsilon, self.delta, units)
         release = release_scaling(
             named(key, "scaling"), rows, owner, promise, link=self.link, ranges=ranges, groups=groups, exact=self._real
         )
         ledger.charge(release.name, 0, release.loss, release.noise)
         scaling = Scaling(release.scaling.center[:size], release.scaling.scale[:size])
         center, spread = (0.0, 1.0) if classes else (float(part[size]) for part in release.scaling)
-        held = 0.0 if classes else self._held_for_noise(len(X), count, budget)
+        public_noise = getattr(self, "noise_scale", 0.0)
+        # The loss kept for a noise scale that is not public: for counts with a noise of 1 % of all, within limits.
+        held = 0.0 if public_noise is not None else budget * float(np.clip(1e4 / (units**2 * budget), 0.01, 0.1))
         spent = float(release.loss.sum(0).max()) + held + before
         facts = Facts(len(X), size, len(classes), count, promise, spent, len(release.loss), self.link)
         Z, y = scaling(X), outcomes if classes else np.clip((outcomes - center) / spread, -LIMIT, LIMIT)
         losses = self._sample(named(key, "chain"), facts, Z, y, owner, classes, ledger)
         loss = {**({"earlier fits": before} if before else {}), "scaling": spent - held - before, **losses}
-        noise = float(getattr(self, "noise_scale", None) or 0.0)
+        noise = float(public_noise or 0.0)
         if held:
             noise, loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
             noise *= spread
@@ -201,9 +203,6 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     @abstractmethod
     def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
         """Return how right a chain is about every row, from 0 to 1, [N]."""
-
-    def _held_for_noise(self, rows: int, devices: int, budget: float) -> float:
-        return 0.0
 
     def _release_noise(
         self, key: jax.Array, facts: Facts, loss: float, Z: Array, y: Array, owner: Owners, ledger: Ledger
@@ -349,13 +348,6 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
 
     def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
         return 1 - np.minimum((_residuals(trace, Z, y) / FARTHEST) ** 2, 1.0)
-
-    def _held_for_noise(self, rows: int, devices: int, budget: float) -> float:
-        """Return the loss that is kept for the noise scale: for counts with a noise of 1 % of all, within limits."""
-        if self.noise_scale is not None:
-            return 0.0
-        units = rows if self.unit == "record" else devices
-        return budget * float(np.clip(1e4 / (units**2 * budget), 0.01, 0.1))
 
 
 def _residuals(trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
