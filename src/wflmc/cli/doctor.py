@@ -128,11 +128,8 @@ def _folders() -> dict[str, Any]:
 def as_text(found: dict[str, Any]) -> str:
     """Return the same for people."""
     mnist, cache = found["mnist"], found["cache"]
-    rows = [
-        ("Python", f"{found['python']['version']}, {found['python']['executable']}"),
-        ("wflmc", f"{found['wflmc']['version']}, {found['wflmc']['folder']}"),
-        ("JAX computes on", ", ".join(found["jax"]["devices"]) or "no device"),
-    ]
+    rows = [(name, ", ".join(found[name.lower()].values())) for name in ("Python", "wflmc")]
+    rows.append(("JAX computes on", ", ".join(found["jax"]["devices"]) or "no device"))
     for each in ({"name": "core", "packages": found["core"], "install": None}, *found["features"]):
         versions = ", ".join(f"{name} {version or 'missing'}" for name, version in each["packages"].items())
         rows.append((each["name"], f"{versions}: {each['install']}" if each["install"] else versions))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, flag, option, print_json
+from wflmc.cli.shared import AsJson, flag, option, print_result
 
 ACCEPT = "Publish what depends on inputs that ε does not cover; list them."
 
@@ -31,7 +31,5 @@ def command(
     given = None if features is None else Path(features).expanduser()
     target = Path(out).expanduser()
     statement = publish_run(Path(run).expanduser(), target, what=what, chains=chains, features=given, accept=accept)
-    if as_json:
-        print_json({"file": str(target), **statement})
-    else:
-        print("\n".join([*statement_lines(statement), f"Written to {target}"]))
+    lines = [*statement_lines(statement), f"Written to {target}"]
+    print_result({"file": str(target), **statement}, lines, as_json)
