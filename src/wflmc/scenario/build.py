@@ -186,7 +186,8 @@ def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[st
             return image_features(section.data, *by, section.intercept, chosen), ()
         return mnist_features(images, generator, section.examples, section.dim), ()
     if not is_data_path(section.data):
-        raise InputError("data", section.data, f"synthetic, {', '.join(DATA_SETS)} or the path of an .npz or .csv file")
+        allowed = "'fashion-mnist', 'synthetic', 'mnist' or the path of an .npz or .csv file"
+        raise InputError("data", section.data, allowed)
     data, columns = load_data(section.data, text_labels=section.model == "softmax")
     sizes = {"examples": len(data.y), "dim": data.X.shape[1] if data.X.ndim == 2 else 0}
     for name, value in sizes.items():
