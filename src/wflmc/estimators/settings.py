@@ -48,8 +48,9 @@ MOST_ROWS, TEST_ROWS = 50_000, 1000
 """Of a stand-in, and of further ones that its predictions are scored on."""
 AS_GOOD = 1.01
 """A loss on the stand-ins that is not more than this many times the least one is as good."""
-NUMBERS, DRAWN = 2 * 10**5, 6
-"""As many stand-ins of each strength are drawn as have so many numbers together; at least one, and at most so many."""
+NUMBERS, DRAWN, FEW = 2 * 10**5, 6, 2
+"""As many stand-ins of each strength are drawn as have so many numbers together; at least one, and at most so many, or
+few to say what more of something is worth, which nothing is chosen by."""
 
 
 @dataclass(frozen=True)
@@ -245,10 +246,13 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
     return StandIn(X[:rows], y[:rows], X[rows:], y[rows:])
 
 
-def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None) -> list[Expected]:
+def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None, most: int = DRAWN) -> list[Expected]:
     """Return what settings reach on the stand-ins, in their order.
 
     On a stand-in of fewer rows, steps are longer by as much: it moves as the table would, with more noise.
+
+    Args:
+        most: stand-ins of each strength.
     """
     given, asked = asked, [replace(one, step_size=one.step_size * facts.crowd) for one in asked]
     scaled = facts._replace(rows=min(facts.rows, MOST_ROWS), devices=min(facts.devices, MOST_ROWS))
@@ -257,7 +261,7 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None)
         whole = replace(settings, burn_in=0, samples=settings.burn_in + settings.samples)
         alike = groups.setdefault((whole.samples, whole.prior_std, whole.whiten), {})
         alike.setdefault(whole, []).append(number)
-    drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, DRAWN))
+    drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, most))
     strengths = STRENGTHS[facts.classes > 0] * drawn
     scores = np.zeros((len(strengths), len(asked), 2))
     for seed, strength in enumerate(strengths):
@@ -324,6 +328,6 @@ def worth(facts: Facts, chosen: Settings) -> dict[str, Expected]:
     }
     if facts.link is not None:
         more["10 dB more"] = facts._replace(link=replace(facts.link, snr_db=np.asarray(facts.link.snr_db) + 10))
-    found = {name: _sorted(expect(one, tried))[0] for name, one in more.items()}
+    found = {name: _sorted(expect(one, tried, most=FEW))[0] for name, one in more.items()}
     longer = [replace(s, step_size=s.step_size / 2, burn_in=2 * s.burn_in, samples=2 * s.samples) for s in tried]
-    return {**found, "twice the rounds": _sorted(expect(facts, longer))[0]}
+    return {**found, "twice the rounds": _sorted(expect(facts, longer, most=FEW))[0]}
