@@ -198,8 +198,9 @@ def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
     assert len({one.settings.burn_in for one in found}) == 3
     # One chain serves all shares of burn-in: each is scored as if it had been run alone.
     early, late = Settings(1.0, 0.02, 4, 12, 1.0), Settings(1.0, 0.02, 12, 4, 1.0)
-    together = chosen.expect(facts, [early, late])
-    assert together[1] == chosen.expect(facts, [late])[0]
+    together, alone = chosen.expect(facts, [early, late]), chosen.expect(facts, [late])[0]
+    assert together[1].settings == alone.settings
+    assert together[1].scores == pytest.approx(alone.scores, rel=1e-5)  # float32 chains in other batches
     assert together[0].nll != together[1].nll
 
 

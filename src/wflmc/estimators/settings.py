@@ -252,7 +252,7 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
     On a stand-in of fewer rows, steps are longer by as much: it moves as the table would, with more noise.
 
     Args:
-        most: stand-ins of each strength.
+        most: stand-ins of each strength; `DRAWN` by default.
     """
     given, asked = asked, [replace(one, step_size=one.step_size * facts.crowd) for one in asked]
     scaled = facts._replace(rows=min(facts.rows, MOST_ROWS), devices=min(facts.devices, MOST_ROWS))
@@ -261,7 +261,7 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
         whole = replace(settings, burn_in=0, samples=settings.burn_in + settings.samples)
         alike = groups.setdefault((whole.samples, whole.prior_std, whole.whiten), {})
         alike.setdefault(whole, []).append(number)
-    drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, most))
+    drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, most or DRAWN))
     strengths = STRENGTHS[facts.classes > 0] * drawn
     scores = np.zeros((len(strengths), len(asked), 2))
     for seed, strength in enumerate(strengths):
@@ -328,6 +328,6 @@ def worth(facts: Facts, chosen: Settings) -> dict[str, Expected]:
     }
     if facts.link is not None:
         more["10 dB more"] = facts._replace(link=replace(facts.link, snr_db=np.asarray(facts.link.snr_db) + 10))
-    found = {name: _sorted(expect(one, tried, most=FEW))[0] for name, one in more.items()}
+    found = {name: _sorted(expect(one, tried, most=min(FEW, DRAWN)))[0] for name, one in more.items()}
     longer = [replace(s, step_size=s.step_size / 2, burn_in=2 * s.burn_in, samples=2 * s.samples) for s in tried]
-    return {**found, "twice the rounds": _sorted(expect(facts, longer, most=FEW))[0]}
+    return {**found, "twice the rounds": _sorted(expect(facts, longer, most=min(FEW, DRAWN)))[0]}
