@@ -195,8 +195,8 @@ def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
     facts = Facts(60, 3, 2, 2, PROMISE, 0.02)
     found = chosen.choose(facts)
     assert {one.settings.whiten for one in found} == {False, True}
-    shares = {round(one.settings.burn_in / (one.settings.burn_in + one.settings.samples), 1) for one in found}
-    assert len(shares) == len(chosen.BURN_INS)
+    lengths = {(one.settings.burn_in, one.settings.burn_in + one.settings.samples) for one in found}
+    assert lengths == {(int(share * rounds), rounds) for share in chosen.BURN_INS for rounds in chosen.ROUNDS}
     # One chain serves all shares of burn-in: each is scored as if it had been run alone.
     early, late = Settings(1.0, 0.02, 4, 12, 1.0), Settings(1.0, 0.02, 12, 4, 1.0)
     together, alone = chosen.expect(facts, [early, late]), chosen.expect(facts, [late])[0]
