@@ -24,7 +24,14 @@ def small(monkeypatch):
     rows = rows.astype(np.float32)
     features = Features(rows[:480], labels[:480], rows[480:], labels[480:])
     monkeypatch.setattr(league, "league_features", lambda name: features)
-    for name, value in {"ROUNDS": 12, "KEPT": 6, "LONG": 12, "HELD_OUT": 60, "CHAINS": 2}.items():
+    for name, value in {
+        "ROUNDS": 12,
+        "KEPT": 6,
+        "LONG": {"mnist": (20.0, 6)},
+        "LONG_BURN_IN": 6,
+        "HELD_OUT": 60,
+        "CHAINS": 2,
+    }.items():
         monkeypatch.setattr(league, name, value)
     return features
 
@@ -33,7 +40,7 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
     grid = (1.0, 10.0) if FULL else (10.0,)
     monkeypatch.setattr(league, "EPSILONS", grid)
     monkeypatch.setattr(league, "OTHER", {"mnist": "fashion-mnist"})
-    study = league_study(League(2))
+    study = league_study(League(2, posterior=True))
     tables = run_study(study._replace(identity={}), None, lambda done: None, pytest.fail)
     for name in ("league", "league_ece", "league_nll"):
         few = {(f"MNIST, {kind}", 10.0) for kind in ("ours", "descent", "posterior")}

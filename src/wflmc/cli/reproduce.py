@@ -14,7 +14,8 @@ from wflmc.progress import progress_bar
 from wflmc.storage import output_folder, write_text
 
 FIGURES = (
-    "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond, league."
+    "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond, league, "
+    "and league-posterior: the same with unclipped chains, for an accelerator."
 )
 DATA = (
     ".npz or .csv with X and y for figures 2 to 7 (else synthetic); a folder of MNIST's idx files for fig8 (else "
@@ -67,7 +68,7 @@ def command(
                 for study in parts:
                     with progress_bar(study.name, len(study.points)) as advance:
                         found |= run_study(study, finished, advance, note, compute)
-                pictures += study_page.write_study(folder, figure, found, about)
+                pictures += study_page.write_study(folder, figure.removesuffix("-posterior"), found, about)
                 tables |= found
         claims = [c._replace(data="MNIST" if c.figure == "fig8" else work.source) for c in work.claims(tables)]
         sources = [name for name, used in ((work.source, work.gaussian), ("MNIST", work.features)) if used is not None]

@@ -21,9 +21,9 @@ from wflmc.studies.paper.fig2_to_fig5 import NAMES, Setting
 from wflmc.studies.study import Claim, Study, Tables
 
 PAPER_FIGURES = (*NAMES, "fig6", "fig7", "fig8")
-FURTHER_FIGURES = ("heterogeneity", "record", "beyond", "league")
+FURTHER_FIGURES = ("heterogeneity", "record", "beyond", "league", "league-posterior")
 MNIST_FIGURES = {"fig8", "heterogeneity", "beyond"}
-GAUSSIAN_FIGURES = {*PAPER_FIGURES, *FURTHER_FIGURES} - {"fig8", "heterogeneity", "league"}
+GAUSSIAN_FIGURES = {*PAPER_FIGURES, *FURTHER_FIGURES} - {"fig8", "heterogeneity", "league", "league-posterior"}
 EXPERIMENTS = {"fig6": 100, "fig7": 100, "fig8": 50, "heterogeneity": 10, "record": 10, "beyond": 10, "league": 3}
 PROMISE = "ε = {0.epsilon:g}, δ = {0.delta:g} (replace)"
 """For titles, of a setting."""
@@ -50,7 +50,7 @@ def read_data(
         if files:
             source, ((X, y, *_), _) = files[0].name, load_data(files[0])
         posterior = gaussian_regression(key, devices=30, X=X, y=y, partition="blocks")
-    for name in OTHER if "league" in wanted else ["mnist"] if uses_mnist else []:
+    for name in OTHER if any(figure.startswith("league") for figure in wanted) else ["mnist"] if uses_mnist else []:
         if not folders and not os.environ.get(VARIABLE) and find(name)[1]:
             note(f"{DATA_SETS[name].title} is not here yet; fetching it.")
             fetch(name, say=note)
@@ -81,7 +81,7 @@ class Reproduction:
 
     def studies(self, figure: str) -> tuple[list[Study], str]:
         """Return the studies whose tables the figure shows, and the line under its title."""
-        count = self.experiments or EXPERIMENTS.get(figure, 1)
+        count = self.experiments or EXPERIMENTS.get(figure.removesuffix("-posterior"), 1)
         chains = fig6_fig7.MultiSample(self.gaussian, experiments=count, memory=self.memory)
         images = fig8.Mnist(self.features, experiments=count, stop_se=self.stop_se, memory=self.memory)
         if figure in NAMES:
@@ -92,9 +92,9 @@ class Reproduction:
         if figure in ("fig6", "fig7"):
             about = f"{self.source}; {PROMISE.format(chains)}, S = {chains.rounds}, {count} experiments"
             return [fig6_fig7.multi_sample_study(figure, chains)], about
-        if figure == "league":
+        if figure.startswith("league"):
             about = f"60,000 images on 30 devices, (ε, 1e-5) per image (add-remove), 20 dB, {count} experiments"
-            return [league_study(League(count, self.memory))], about
+            return [league_study(League(count, self.memory, posterior=figure != "league"))], about
         if figure == "record":
             return [record_study(chains)], f"{self.source}; {RECORD_SNR:g} dB, S = 100, {count} channels"
         if figure == "beyond":
