@@ -173,13 +173,7 @@ def page(title: str, lead: str, sections: Sequence[Section], scripts: Sequence[s
     """Return the whole file; scripts run after Plotly and after all sections are there."""
     links = [text('<a href="#{name}">{title}</a>', name=part.name, title=part.title) for part in sections]
     body = [Html(f'<section id="{part.name}"><h2>{safe(part.title)}</h2>{part.html}</section>') for part in sections]
-    return text(
-        asset("page.html"),
-        title=title,
-        lead=lead,
-        style=Html(asset("page.css")),
-        contents=text('<nav aria-label="contents">{links}</nav>', links=join(links)) if len(links) > 1 else "",
-        body=join(body),
-        version=__version__,
-        code=join(Html(f"<script>{script}</script>") for script in (plotly(), asset("page.js"), *scripts)),
-    )
+    contents = text('<nav aria-label="contents">{links}</nav>', links=join(links)) if len(links) > 1 else ""
+    code = join(Html(f"<script>{script}</script>") for script in (plotly(), asset("page.js"), *scripts))
+    parts = {"title": title, "lead": lead, "contents": contents, "body": join(body), "code": code}
+    return text(asset("page.html"), style=Html(asset("page.css")), version=__version__, **parts)

@@ -70,8 +70,7 @@ def axis_layout(axis: Axis) -> dict[str, Any]:
 
 def thin(count: int, most: int = MOST_POINTS) -> list[int]:
     """Return the indices of a curve of `count` points that are drawn: all, or a useful number with both ends."""
-    chosen: list[int] = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
-    return chosen
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
 
 
 def _thinned(values: Any) -> list[Any]:
@@ -92,13 +91,8 @@ def _traces(item: Item) -> list[dict[str, Any]]:
         return [low, {**edge, "y": _thinned(item.high), **fill}]
     modes = ["lines"] * bool(item.dash) + ["markers"] * (bool(item.marker) and (not item.dash or len(x) <= 25))
     dash = DASHES.get(item.dash) if isinstance(item.dash, str) else ",".join(f"{3 * part}px" for part in item.dash[1])
-    trace: dict[str, Any] = {
-        "x": x,
-        "y": _thinned(item.y),
-        "name": item.name,
-        "mode": "+".join(modes),
-        "line": {"color": item.color, "dash": dash or "solid", "width": item.width, "shape": shape},
-    }
+    line = {"color": item.color, "dash": dash or "solid", "width": item.width, "shape": shape}
+    trace: dict[str, Any] = {"x": x, "y": _thinned(item.y), "name": item.name, "mode": "+".join(modes), "line": line}
     if item.marker:
         trace["marker"] = {"symbol": f"{SYMBOLS[item.marker]}-open", "size": 7, "color": item.color}
     if item.error is not None:

@@ -107,7 +107,7 @@ def _shades(plan: Plan) -> list[Shade]:
 
 def parameter_name(run: Run, index: int) -> str:
     """Return θ[i], and for classifiers whose weight it is."""
-    posterior = None if run.rebuilt is None else run.rebuilt.inputs.posterior
+    posterior = run.posterior
     if not isinstance(posterior, SoftmaxPosterior):
         return f"θ[{index}]"
     label, feature = divmod(index, posterior.features.shape[-1])
@@ -257,7 +257,5 @@ def reliability_figure(bins: dict[str, Any], about: str = "") -> Figure:
     bars = Bars([(i + 0.5) / count for i in range(count)], share, "share of examples", width=1 / count)
     upper = Panel(lines, Axis("accuracy", range=(0, 1.02)), height=2)
     lower = Panel([bars], Axis("share", zero=True), height=0.7)
-    title = f"Reliability on the test set\n{about}"
-    return Figure(
-        [upper, lower], Axis("confidence", range=(0, 1)), title, CAPTIONS["reliability"], stacked=True, width=5.2
-    )
+    across, title = Axis("confidence", range=(0, 1)), f"Reliability on the test set\n{about}"
+    return Figure([upper, lower], across, title, CAPTIONS["reliability"], stacked=True, width=5.2)

@@ -95,11 +95,8 @@ def _boxes(run: Run) -> Html:
     names = {"exact": "planned W2²", "transcript": "noise of all, V"}
     label = names.get(run.scenario.policy.objective, "bound on W2²")
     aware = summary is not None and summary.coverage is not None and summary.coverage.noise_aware_90 is not None
-    cases: dict[str, Any] = {
-        "estimate": estimate,
-        "law": exact is not None,
-        "bound": None not in (plan.objective, plan.bound),
-    }
+    cases: dict[str, Any] = {"estimate": estimate, "law": exact is not None}
+    cases["bound"] = None not in (plan.objective, plan.bound)
     cases |= {"planned": summary is None, "spent": summary, "aware": aware}
     cases |= dict.fromkeys(("accuracy", "calibration"), summary is not None and summary.accuracy is not None)
     cases |= dict.fromkeys(("agreement", "size"), summary)
@@ -130,7 +127,7 @@ def scenario_rows(run: Run) -> list[tuple[str, Html]]:
 
 def _parts(run: Run) -> SimpleNamespace:
     """Return the sections of a scenario, and what sentences say beyond their values."""
-    scenario, plan, posterior = run.scenario, run.plan, None if run.rebuilt is None else run.rebuilt.inputs.posterior
+    scenario, plan, posterior = run.scenario, run.plan, run.posterior
     link, policy, privacy = scenario.link, scenario.policy, scenario.privacy
     names = list(map(str, posterior.class_names)) if isinstance(posterior, SoftmaxPosterior) else []
     listed = f"{', '.join(names[:10])}{', …' * (len(names) > 10)}"
@@ -182,9 +179,8 @@ def _samples(run: Run, draws: Draws) -> Html:
     """Return marginals and a table, with the law where there is one."""
     compared = comparison(run)
     assert compared is not None
-    rebuilt, law = run.rebuilt, compared.law
-    exact = rebuilt is not None and isinstance(rebuilt.inputs.posterior, HasLaw)
-    cases = {"lost": rebuilt is None, "nothing": rebuilt and law is None}
+    law, exact = compared.law, isinstance(run.posterior, HasLaw)
+    cases = {"lost": run.rebuilt is None, "nothing": run.rebuilt and law is None}
     cases |= {"exact": law and exact, "laplace": law and not exact, "thinned": draws.every > 1}
     order = list(range(compared.mean.size))
     if len(order) > LISTED and np.isfinite(compared.z).any():
@@ -231,22 +227,17 @@ def _privacy(run: Run, plan: PlanFile) -> Html:
         return missing("This scheme does not clip gradients: no finite ε would be true, and no ledger is kept.")
     accountants = missing("Nothing is promised, so there is no δ to state an ε at; losses are shown as they are.")
     if spending.epsilon_by is not None:
-        rows = []
-        for name, epsilon in spending.epsilon_by.items():
-            kind = WORDS["accountants"].get(name, "by dp-accounting")
-            rows.append((name, data(f"plan.privacy.epsilon_by.{name}", epsilon, 5), kind))
+        shown = {name: data(f"plan.privacy.epsilon_by.{name}", each, 5) for name, each in spending.epsilon_by.items()}
+        rows = [(name, each, WORDS["accountants"].get(name, "by dp-accounting")) for name, each in shown.items()]
         head = text("ε at δ = {delta:spread} ({how})", delta=run.scenario.privacy.delta, how=how)
         accountants = table(rows, ("accountant", head, "what it is"))
-    over_time = run_figures.epsilon_figure(run)
-    figures = [
-        draw("spent", run_figures.spent_figure(spending)),
-        "" if over_time is None else draw("epsilon", over_time),
-    ]
+    figures = {"spent": run_figures.spent_figure(spending), "epsilon": run_figures.epsilon_figure(run)}
     note = paragraph(WORDS["hides"], hidden=HIDDEN[spending.unit, how], how=how)
     ledger = missing(WORDS["no_ledger"])
     if run.ledger is not None:
         ledger = paragraph(WORDS["ledger"], rounds=len(run.ledger.entries))
-    parts = [note, accountants, grid(figures), ledger]
+    drawn = grid(draw(name, figure) for name, figure in figures.items() if figure is not None)
+    parts = [note, accountants, drawn, ledger]
     if plan.not_covered:
         rests = {True: "yes: wflmc publish refuses it unless told to accept it", False: "no: only this folder shows it"}
         items = [(item.name, item.text, rests[item.published]) for item in plan.not_covered]

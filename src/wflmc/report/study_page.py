@@ -72,8 +72,7 @@ def curves(rows: Sequence[Row]) -> list[Line]:
     """Return one curve per scheme; later ones are thinner, as curves coincide in places."""
     lines = []
     for rank, scheme in enumerate(dict.fromkeys(row.scheme for row in rows)):
-        place = PLACES.index(scheme) if scheme in PLACES else rank % len(LOOKS)
-        color, marker, dash = LOOKS[place]
+        color, marker, dash = LOOKS[PLACES.index(scheme) if scheme in PLACES else rank % len(LOOKS)]
         chosen = [row for row in rows if row.scheme == scheme and row.y is not None]
         x, y, error = ([getattr(row, name) for row in chosen] for name in ("x", "y", "y_se"))
         width, name = max(0.9, 3.2 - 0.45 * rank), WORDS["schemes"].get(scheme, scheme)
@@ -183,13 +182,13 @@ def _figures(name: str, tables: Tables) -> Html:
 def _further(tables: Tables, x_label: str) -> Html:
     """Return tables side by side: a row for each scheme and x, a column for each table."""
     cells = {(row.scheme, row.x, name): row for name, rows in tables.items() for row in rows}
-    rows = []
-    for scheme, x in dict.fromkeys(key[:2] for key in cells):
-        row = [scheme, f"{x:g}"]
-        for name in tables:
-            found = cells.get((scheme, x, name), Row("", scheme, x, None))
-            row.append(join([data(f"{name}.{scheme}.{x:g}", found.y), uncertainty(found)]))
-        rows.append(row)
+
+    def cell(scheme: str, x: float, name: str) -> Html:
+        found = cells.get((scheme, x, name), Row("", scheme, x, None))
+        return join([data(f"{name}.{scheme}.{x:g}", found.y), uncertainty(found)])
+
+    places = dict.fromkeys(key[:2] for key in cells)
+    rows = [[scheme, f"{x:g}", *(cell(scheme, x, name) for name in tables)] for scheme, x in places]
     scores = [name.split("_", 1)[-1].removeprefix("ablation_") for name in tables]
     head = ("scheme", x_label, *(WORDS["scores"].get(score, score) for score in scores))
     note = paragraph("Means with their standard errors.")

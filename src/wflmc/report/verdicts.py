@@ -86,8 +86,7 @@ def worst_exact(plan: PlanFile) -> float | None:
 def distance(run: Run) -> Verdict:
     """Judge W2²: by the exact law where hardly anything is clipped, else from chains, less their floor."""
     constants, exact, found = run.plan.constants, worst_exact(run.plan), _measured(run)
-    posterior = None if run.rebuilt is None else run.rebuilt.inputs.posterior
-    variance = float(np.trace(posterior.exact.covariance)) if isinstance(posterior, HasLaw) else np.nan
+    variance = float(np.trace(run.posterior.exact.covariance)) if isinstance(run.posterior, HasLaw) else np.nan
     uncounted, by, said = found is None and clipping_unknown(run), "by_chains", WORDS["distance"]
     if exact is not None and not often_clipped(run) and (found is None or not clipping_unknown(run)):
         found, by = MeasuredDistance(exact, 0.0, 0.0, 0.0), "by_law"
@@ -106,19 +105,18 @@ def distance(run: Run) -> Verdict:
 
 
 def _measured(run: Run) -> MeasuredDistance | None:
+    posterior, chains = run.posterior, run.scenario.sampler.chains
     estimate = None if run.summary is None else run.summary.w2_sq
-    if estimate is None or estimate.worst is None or run.rebuilt is None:
+    if estimate is None or estimate.worst is None or posterior is None:
         return None
-    posterior = run.rebuilt.inputs.posterior
     assert isinstance(posterior, HasLaw)
-    chains = run.scenario.sampler.chains
     return measured_distance(posterior.exact, estimate.per_round, estimate.worst, estimate.worst_se, chains)
 
 
 @lru_cache(maxsize=1)
 def comparison(run: Run) -> Comparison | None:
     """Return samples beside the law they should have, as far as it is known; None without samples."""
-    law = None if run.rebuilt is None else law_of(run.rebuilt.inputs.posterior)
+    law = None if run.posterior is None else law_of(run.posterior)
     return None if run.draws is None else compare(run.draws.theta, law)
 
 
@@ -131,11 +129,11 @@ def resembles(run: Run) -> Verdict | None:
     doubt = 3 / np.sqrt(2 * (ess or run.draws.theta.shape[0]))  # relative, of a standard deviation
     ratio, off, z = compared.deviation / compared.expected, np.abs(compared.shift) / compared.expected, abs(compared.z)
     factor, shifted = float(np.maximum(ratio, 1 / ratio).max()), float(off[z > SURE].max(initial=0.0))
-    exact = run.rebuilt is not None and isinstance(run.rebuilt.inputs.posterior, HasLaw)
     limits, largest = {"unlike": UNLIKE, "roughly": ALIKE}, None if np.isnan(z).all() else np.nanmax(z)
     cases = {name: factor > (1 + limit) * (1 + doubt) or shifted > limit for name, limit in limits.items()}
+    law = "posterior" if isinstance(run.posterior, HasLaw) else "Laplace approximation"
     parts: dict[str, Any] = {"low": ratio.min(), "high": ratio.max(), "off": off.max(), "z": largest}
-    return decide(run, "likeness", cases, law="posterior" if exact else "Laplace approximation", **parts)
+    return decide(run, "likeness", cases, law=law, **parts)
 
 
 def clipped(run: Run) -> Verdict | None:
@@ -155,13 +153,8 @@ def privacy(run: Run) -> Verdict:
     nothing = run.scenario.privacy.epsilon is None
     over = "" if nothing or spending.spent is None else _overspent(run)
     cases = {"nothing": nothing, "unclipped": spending.spent is None, "broken": over}
-    parts: dict[str, Any] = {
-        "worst": int(np.argmax(shares)),
-        "part": max(shares),
-        "over": over,
-        "adjacency": spending.adjacency,
-    }
-    return decide(run, "promise", cases, **parts)
+    worst, how = int(np.argmax(shares)), spending.adjacency
+    return decide(run, "promise", cases, worst=worst, part=max(shares), over=over, adjacency=how)
 
 
 def _overspent(run: Run) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from wflmc.errors import InputError
 from wflmc.planning import POLICIES, Plan
+from wflmc.posterior import Posterior
 from wflmc.privacy import Ledger
 from wflmc.runs.documents import PlanFile, SummaryFile, read_document
 from wflmc.runs.planning import read_plan
@@ -107,6 +108,11 @@ class Run:
     rebuilt: Rebuilt | None
     not_rebuilt: str
     """Why not."""
+
+    @property
+    def posterior(self) -> Posterior | None:
+        """The posterior, where the data are still there."""
+        return None if self.rebuilt is None else self.rebuilt.inputs.posterior
 
     @property
     def ideal(self) -> bool:
