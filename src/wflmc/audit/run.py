@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from wflmc.audit import attack as kinds
-from wflmc.audit.attack import MAIN_SHARE, PARTS, Attack, Question, Target, attack_target
+from wflmc.audit.attack import MAIN_SHARE, PARTS, Array, Attack, Question, Target, attack_target
 from wflmc.audit.summation import Summation, attack_sums
 from wflmc.errors import InputError
 from wflmc.keys import named
@@ -19,7 +19,6 @@ from wflmc.planning import Plan
 from wflmc.posterior import Posterior, Regression
 from wflmc.privacy import epsilon_spent
 
-Array = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 Sums = tuple[Summation, ...]
 

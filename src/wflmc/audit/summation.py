@@ -12,15 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
-from wflmc.audit.attack import Target, transmitted
+from wflmc.audit.attack import Array, Target, transmitted
 from wflmc.dynamics import overdamped
 from wflmc.planning.plan import Rounds
 from wflmc.posterior import GaussianPosterior, Regression, gaussian_regression, softmax_regression
 from wflmc.sampling.kernel import Constants
-
-Array = NDArray[np.float64]
 
 MOST_RECORDS = 100_000
 MOST_DEVICES = 40_000

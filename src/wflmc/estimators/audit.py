@@ -4,14 +4,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from wflmc.audit.attack import Array
 from wflmc.audit.run import epsilon_by_counting, rate_upper
 
-Array = NDArray[np.float64]
 Table = tuple[Any, Any, Any]
 """X, y and devices of a fit."""
 THRESHOLDS = 41

@@ -24,12 +24,11 @@ from wflmc.keys import digest, host_generator, named, secret_key
 from wflmc.planning import Plan
 from wflmc.posterior.inputs import Names, as_classes, class_names, with_intercept
 from wflmc.privacy import Ledger
-from wflmc.releases import Air, ideal_link
+from wflmc.releases import Air, Array, ideal_link
 from wflmc.sampling import Trace, sample
 from wflmc.scaling import LIMIT, Scaling, count_kinds, release_scaling
 from wflmc.scenario import NotCovered
 
-Array = NDArray[np.float64]
 Owners = NDArray[np.intp]
 Parts = dict[str, float]
 """Losses by what they were for."""

@@ -11,10 +11,8 @@ from scipy.stats import norm
 from wflmc.errors import InputError
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.posterior.inputs import with_intercept
-from wflmc.scaling import Scaling
+from wflmc.scaling import Array, Scaling
 from wflmc.storage import replacing
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

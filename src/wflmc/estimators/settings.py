@@ -24,10 +24,9 @@ from wflmc.planning.policies import equal
 from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
-from wflmc.releases import ideal_link
+from wflmc.releases import Array, ideal_link
 from wflmc.sampling import sample
 
-Array = NDArray[np.float64]
 Advance = Callable[[int, int], None]
 Tabular = GaussianPosterior | SoftmaxPosterior
 

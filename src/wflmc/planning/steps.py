@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from wflmc.dynamics import Array
 from wflmc.errors import InputError
 from wflmc.planning.plan import Plan
-
-Array = NDArray[np.float64]
 
 SCHEDULES = ("constant", "planned")
 REST = 0.05

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from wflmc.errors import InputError, OverspendError
+from wflmc.privacy.accountants import Array
 from wflmc.privacy.promise import Privacy
 from wflmc.storage import append_text, exclusive, replacing
-
-Array = NDArray[np.float64]
 
 TOLERANCE = 1e-9
 """Relative rounding that plans and ledgers forgive each other."""

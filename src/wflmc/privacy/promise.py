@@ -5,12 +5,10 @@ from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from wflmc.errors import InputError, Shown, unknown, wrong_length
-from wflmc.privacy.accountants import ACCOUNTANTS, budget, epsilon_spent, positive
-
-Array = NDArray[np.float64]
+from wflmc.privacy.accountants import ACCOUNTANTS, Array, budget, epsilon_spent, positive
 
 UNITS = ("device", "record")
 ADJACENCIES = ("replace", "add-remove")

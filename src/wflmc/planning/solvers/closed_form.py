@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflmc.dynamics import Array
 from wflmc.planning.bound import Allocation, Problem
-
-Array = NDArray[np.float64]
 
 LMC, POWER, DP = "lmc-limited", "power-limited", "dp-limited"
 REGIMES = (LMC, POWER, DP)

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wflmc import Link, Plan, Policy, Privacy, channel, plan
+from wflmc.dynamics import Array
 from wflmc.planning.solvers.closed_form import DP, LMC, POWER, regime
 from wflmc.posterior import Posterior
 from wflmc.studies.engines import Progress
 from wflmc.studies.paper.common import SCHEMES
 from wflmc.studies.study import Claim, Point, Row, Study, Tables
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
