@@ -80,14 +80,13 @@ def attack_target(
     """Check what was asked for, and take the plan at its worst: all devices as strong as they may arrive."""
     if not plan.clips:
         raise InputError("plan", "a scheme that does not clip", "one that clips: without it nothing is promised")
-    devices = plan.devices
+    devices, loss = plan.devices, plan.loss
     chance = plan.privacy.delta if delta is None else delta
     if chance is None:
         raise InputError("delta", None, "given: this plan has no privacy constraint, and ε is stated at a δ")
     deltas = positive("delta", chance, 1)
     if deltas.ndim > 1 or deltas.size not in (1, devices):
         raise InputError("delta", chance, f"one number, or one for each of the {devices} devices")
-    loss = plan.loss
     deltas = np.broadcast_to(deltas.reshape(-1), (devices,))
     worst = int(np.argmax(epsilon_spent(loss.sum(0), deltas))) if device is None else device
     if not 0 <= worst < devices:

@@ -119,10 +119,8 @@ def _folders() -> dict[str, Any]:
     get = f"a folder with {', '.join(missing)}, named by {VARIABLE}" if os.environ.get(VARIABLE) else "wflmc data mnist"
     nearest = next(path for path in (cache, *cache.parents) if path.exists())
     writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
-    return {
-        "mnist": {"folder": str(mnist), "found": not missing, "get": get if missing else None},
-        "cache": {"folder": str(cache), "writable": writable},
-    }
+    images = {"folder": str(mnist), "found": not missing, "get": get if missing else None}
+    return {"mnist": images, "cache": {"folder": str(cache), "writable": writable}}
 
 
 def as_text(found: dict[str, Any]) -> str:

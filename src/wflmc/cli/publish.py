@@ -31,5 +31,4 @@ def command(
     given = None if features is None else Path(features).expanduser()
     target = Path(out).expanduser()
     statement = publish_run(Path(run).expanduser(), target, what=what, chains=chains, features=given, accept=accept)
-    lines = [*statement_lines(statement), f"Written to {target}"]
-    print_result({"file": str(target), **statement}, lines, as_json)
+    print_result({"file": str(target), **statement}, [*statement_lines(statement), f"Written to {target}"], as_json)

@@ -110,13 +110,11 @@ def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] 
     if (out / FIT).exists() or (out / LEDGER).exists():
         raise InputError("--out", str(out), "a new folder: fits of the same data add up, and this one holds another")
     schema, ranges, fitted, held_out = _read(request)
-    common: dict[str, Any] = {
-        name: getattr(request, name) for name in ("epsilon", "delta", "unit", "adjacency", "link")
-    }
-    common |= {"ranges": ranges, "settings": "private" if request.private else None, "random_state": request.seed}
-    model: PrivateClassifier | PrivateRegressor = PrivateRegressor(target_range=schema.target_range, **common)
+    terms: Any = {name: getattr(request, name) for name in ("epsilon", "delta", "unit", "adjacency", "link")}
+    terms |= {"ranges": ranges, "settings": "private" if request.private else None, "random_state": request.seed}
+    model: PrivateClassifier | PrivateRegressor = PrivateRegressor(target_range=schema.target_range, **terms)
     if schema.task == "classification":
-        model = PrivateClassifier(classes=schema.classes, **common)
+        model = PrivateClassifier(classes=schema.classes, **terms)
     model.progress = progress
     out.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings(record=True) as caught:

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wflmc.lattice import Lattice
-from wflmc.planning import Plan
-from wflmc.planning.plan import Rounds
+from wflmc.planning import Plan, Rounds
 from wflmc.posterior import Posterior
 from wflmc.posterior.summation import as_pair
 from wflmc.privacy import Ledger
@@ -52,5 +51,4 @@ def protected_chain(posterior: Posterior, plan: Plan, ledger: Ledger | None = No
         theta = theta + np.sqrt(plan.server_noise[number]) * generator.standard_normal(plan.dim)
         kept.append(theta)
     draws = posterior.parameters(np.array(kept[plan.burn_in :]))[None]
-    unknown = np.full(draws.shape[:2], np.nan)
-    return Trace(draws, unknown, np.full(plan.burn_in, np.nan), None, (plan,))
+    return Trace(draws, np.full(draws.shape[:2], np.nan), np.full(plan.burn_in, np.nan), None, (plan,))

@@ -306,8 +306,7 @@ def _split(declared: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[
         columns = {one["name"]: one for one in columns}
     if not isinstance(columns, Mapping) or not all(isinstance(one, Mapping) for one in columns.values()):
         raise InputError("columns", columns, "an object with an object for each column, or a list of them with names")
-    known = {str(name): {key: one[key] for key in one if one[key] is not None} for name, one in columns.items()}
-    return given, known
+    return given, {str(name): {key: one[key] for key in one if one[key] is not None} for name, one in columns.items()}
 
 
 def _features(frame: Frame, schema: Schema) -> list[str]:

@@ -171,17 +171,13 @@ def epsilon_by_dp_accounting(losses: Array, delta: float) -> dict[str, float | N
         return {"pld": 0.0, "rdp": 0.0}
     try:
         from dp_accounting import dp_event, rdp
-        from dp_accounting.pld import privacy_loss_distribution
+        from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
     except ImportError:
         return {"pld": None, "rdp": None}
-    interval = min(1e-2, max(1e-4, float(epsilon_spent(total, delta)) / 5000))
+    interval, pld = min(1e-2, max(1e-4, float(epsilon_spent(total, delta)) / 5000)), math.inf
     if total / interval < 1e7:
-        law = privacy_loss_distribution.from_gaussian_mechanism(
-            1 / math.sqrt(2 * total), sensitivity=1.0, value_discretization_interval=interval
-        )
+        law = from_gaussian_mechanism(1 / math.sqrt(2 * total), sensitivity=1.0, value_discretization_interval=interval)
         pld = float(law.get_epsilon_for_delta(delta))
-    else:
-        pld = math.inf
     accountant = rdp.RdpAccountant()
     values, counts = np.unique(losses, return_counts=True)
     for loss, count in zip(values, counts, strict=True):

@@ -15,11 +15,7 @@ from wflmc.runs.planning import make_plan, plan_keywords, settle_burn_in
 from wflmc.scenario import Inputs, Scenario, build, build_link, build_privacy, irrelevant, plain, with_values
 
 METRICS = ("bound", "exact")
-RANGES: dict[str, tuple[float, float]] = {
-    "link.snr_db": (-100.0, 300.0),
-    "privacy.epsilon": (1e-4, 1e6),
-    "sampler.burn_in": (0, 5000),
-}
+RANGES = {"link.snr_db": (-100.0, 300.0), "privacy.epsilon": (1e-4, 1e6), "sampler.burn_in": (0, 5000)}
 """Keys to solve for, and where to search."""
 TOLERANCE = 1e-6
 """Relative, of an SNR or ε that was searched for."""

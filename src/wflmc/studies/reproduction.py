@@ -85,7 +85,7 @@ class Reproduction:
         chains = fig6_fig7.MultiSample(self.gaussian, experiments=count, memory=self.memory)
         images = fig8.Mnist(self.features, experiments=count, stop_se=self.stop_se, memory=self.memory)
         if figure in NAMES:
-            setting = self.closed_form
+            setting = Setting(self.gaussian)
             promise = PROMISE.format(setting) if figure != "fig5" else f"δ = {setting.delta:g} (replace)"  # x is ε
             study = fig2_to_fig5.closed_form_study(figure, setting)
             return [study], f"{self.source}; {promise}, {setting.burn_in} + 1 rounds"
@@ -105,16 +105,11 @@ class Reproduction:
         about = f"12,000 images on 30 devices; {PROMISE.format(images)}, 550 + 50 rounds"
         return [study], f"{about}, {'' if self.stop_se is None else 'up to '}{count} experiments"
 
-    @property
-    def closed_form(self) -> Setting:
-        """The setting of figures 2 to 5."""
-        return Setting(self.gaussian)
-
     def claims(self, tables: Tables) -> list[Claim]:
         """Return the paper's stated outcomes of the figures whose tables there are, with our numbers."""
         claims = fig6_fig7.claims(tables)
         if set(NAMES) & set(tables):
-            claims = [*fig2_to_fig5.claims(self.closed_form), *claims]
+            claims = [*fig2_to_fig5.claims(Setting(self.gaussian)), *claims]
         claims = [*_on_data(self.gaussian, claims), *fig8.claims(tables)]
         doubt = f"; only {self.experiments} experiments, which may not decide it"
         few = {name for name, usual in EXPERIMENTS.items() if self.experiments and self.experiments < usual / 2}

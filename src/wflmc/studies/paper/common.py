@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc import Link, Plan, Privacy, Trace, plan_many, sample
-from wflmc.planning import POLICIES
-from wflmc.planning.options import plan_arguments
+from wflmc.planning import POLICIES, plan_arguments
 from wflmc.posterior import Posterior
 from wflmc.studies.engines import Progress
 from wflmc.studies.study import Row

@@ -128,8 +128,7 @@ def recipes_study(
 
     def measure(point: Point, progress: Progress) -> Tables:
         (scheme,), x = point.schemes, float(point.x or 0)
-        changes = {**recipes[scheme], varies: x}
-        changed = dataclasses.replace(setting, **changes)
+        changed = dataclasses.replace(setting, **{**recipes[scheme], varies: x})
         kind = changed.partition, changed.intercept, changed.whiten
         if kind not in posteriors:
             posteriors[kind] = changed.posterior()
