@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
+from scipy.special import ndtr
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -216,7 +216,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         ledger.charge(f"residuals-{digest(size, air.noise.encode())}", start, losses, f"residuals-{air.noise}")
         # The nearest normal law. Large residuals count more: they decide how wide intervals must be, whatever the law.
         spreads = np.geomspace(SIZES[0], SIZES[-1], 2000)[:, None]
-        law = np.diff(2 * norm.cdf(SIZES / spreads) - 1, axis=1, prepend=0.0, append=1.0)
+        law = np.diff(2 * ndtr(SIZES / spreads) - 1, axis=1, prepend=0.0, append=1.0)
         weight = np.minimum(np.append(SIZES, SIZES[-1]) / spreads, LARGE)
         variance = float(spreads[((weight * (law - received[0])) ** 2).sum(1).argmin(), 0]) ** 2
         # What draws disagree in comes on top for a prediction. Residuals about their mean have part of it already, half

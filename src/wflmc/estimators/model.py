@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from wflmc.errors import InputError
 from wflmc.evaluation.scores import mean_probabilities
@@ -49,7 +49,7 @@ class Model:
         if not 0 < level < 1:
             raise InputError("level", level, "above 0 and below 1")
         mean, spread = self.mean_and_spread(X)
-        reach = norm.ppf((1 + level) / 2) * spread
+        reach = ndtri((1 + level) / 2) * spread
         return mean - reach, mean + reach
 
     def save(self, path: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from wflmc.errors import InputError
 from wflmc.evaluation import Calibration, Evaluation, reliability
@@ -184,7 +183,8 @@ def marginal_figure(run: Run, draws: Draws, compared: Comparison, index: int) ->
         mean, deviation, z = float(compared.law.mean[index]), float(compared.expected[index]), compared.z[index]
         reach = min(max(4 * deviation, float(np.abs(inside - mean).max())), 6 * deviation)
         x = np.linspace(mean - reach, mean + reach, 121)
-        lines.append(Line(x, norm.pdf(x, mean, deviation), "posterior", RED, width=2))
+        density = np.exp(-(((x - mean) / deviation) ** 2) / 2) / (deviation * np.sqrt(2 * np.pi))
+        lines.append(Line(x, density, "posterior", RED, width=2))
         if np.isfinite(z):
             captions[0] += f": z = {z:+.1f}".replace("-", "−")
     centres, width = 0.5 * (edges[1:] + edges[:-1]), float(edges[1] - edges[0])
