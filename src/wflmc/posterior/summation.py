@@ -21,8 +21,9 @@ ROWS = 256
 """Records that float32 adds."""
 DEVICES = 4096
 """Devices that are added to a pair at a time."""
-STAGE = 32
-"""Squares that float32 adds; their sums are added again."""
+STAGE, RECORD_STAGE = 32, 4096
+"""Squares that float32 adds; their sums are added again. Of a record, more: its norm's error is not multiplied by how
+much more a device may send than a record."""
 FEW = 128
 """Devices that float32 adds where any one of them may change as a whole."""
 PRODUCTS = 256
@@ -272,11 +273,11 @@ def part_size(count: int, most: int) -> int:
     return next((size for size in range(most, fair // 2, -1) if count % size == 0), fair)
 
 
-def sum_squares(values: jax.Array, axis: int = -1) -> jax.Array:
+def sum_squares(values: jax.Array, axis: int = -1, stage: int = STAGE) -> jax.Array:
     """Return Σ x² along an axis; a long one in stages, so that rounding grows with the logarithm of its length."""
     terms, axis = values**2, axis % values.ndim
-    while terms.shape[axis] > STAGE:
-        terms = barrier(_split(terms, axis, STAGE).sum(axis + 1))
+    while terms.shape[axis] > stage:
+        terms = barrier(_split(terms, axis, stage).sum(axis + 1))
     return terms.sum(axis)
 
 
@@ -285,12 +286,12 @@ def barrier(partial: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(partial)  # type: ignore[no-untyped-call]
 
 
-def additions(count: int) -> int:
+def additions(count: int, stage: int = STAGE) -> int:
     """Return the most additions that a term of `sum_squares` goes through."""
-    if count <= STAGE:
+    if count <= stage:
         return count
-    size = part_size(count, STAGE)
-    return size + additions(-(-count // size))
+    size = part_size(count, stage)
+    return size + additions(-(-count // size), stage)
 
 
 def rounding(norm: float, record: float, dim: int, sizes: Any, clip: Any, example_clip: Any, mixed: int = 0) -> float:

@@ -45,16 +45,29 @@ class TracedModel:
         """m, the number of parameters."""
         return sum(int(np.prod(shape)) for shape in self.shapes)
 
+    def flat_leaves(self, theta: Any) -> list[Any]:
+        """Return the parts of θ[..., m] that belong to one leaf each, [..., size]."""
+        edges = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
+        parts: list[Any] = (jnp if isinstance(theta, jax.Array) else np).split(theta, edges, axis=-1)
+        return parts
+
     def unflatten(self, theta: Any) -> Any:
         """Return θ[..., m] as the parameters, every leaf with the same leading axes."""
-        edges = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
-        parts: Any = (jnp if isinstance(theta, jax.Array) else np).split(theta, edges, axis=-1)
+        parts = self.flat_leaves(theta)
         leaves = [part.reshape((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
         return jax.tree.unflatten(self.structure, leaves)
 
     def cost(self, theta: jax.Array, example: Any) -> jax.Array:
         """Return −log p(example|θ), in full float32 also where an accelerator would rather round."""
         return self._run(self.likelihood, theta, *jax.tree.leaves(example))
+
+    def example_gradients(self, theta: jax.Array, examples: Any) -> list[jax.Array]:
+        """Return gradients of the costs of examples[n, ...], [n, size] of each leaf: joined, they would be copied."""
+
+        def cost(leaves: list[jax.Array], example: Any) -> jax.Array:
+            return self.cost(jnp.concatenate(leaves), example)
+
+        return jax.vmap(jax.grad(cost), (None, 0))(self.flat_leaves(theta), examples)
 
     def prior_cost(self, theta: jax.Array) -> jax.Array:
         """Return −log p(θ), up to a constant."""

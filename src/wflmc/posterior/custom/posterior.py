@@ -4,7 +4,7 @@ spread over devices: clipped gradient sums by automatic differentiation, block b
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import jax
@@ -19,16 +19,16 @@ from wflmc.errors import Found, InputError, Shown
 from wflmc.keys import check_key, digest, host_generator, named
 from wflmc.posterior import summation
 from wflmc.posterior.base import STATIC, ClippedSum, Maybe, Posterior, check_device
-from wflmc.posterior.blocks import block_size, clip_factor, row_norms, scan_blocks, split_blocks
+from wflmc.posterior.blocks import CPU_BLOCK, block_size, clip_factor, row_norms, scan_blocks, split_blocks
 from wflmc.posterior.custom import model as traced
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import assign
-from wflmc.posterior.summation import PAIRS, ROWS, Sum, as_pair, lattice_sum, plus, two_sum
+from wflmc.posterior.summation import PAIRS, ROWS, UNIT, Sum, additions, as_pair, lattice_sum, plus, two_sum
 
 Array = NDArray[np.float64]
 Cost = Callable[[Array], tuple[float, Array]]
 
-EXAMPLE_BYTES = 2**20
+EXAMPLE_BYTES = 2**24
 """Bytes of a device's examples at a time, for one chain."""
 DENSE = 256
 """Up to so many parameters all eigenvalues are worked out."""
@@ -117,6 +117,11 @@ class CustomPosterior(Shown, Posterior):
             example_clip: what an example adds to the device's sum is clipped to it. Of a mini-batch that is N_k/batch
                 times its gradient: c bounds the change of a record either way.
         """
+        if example_clip is not None and self._alone:
+            return _one_chain_at_a_time(self, theta, weight, clip, key, example_clip)
+        return self._sum(theta, weight, clip, key, example_clip)
+
+    def _sum(self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe, example_clip: Maybe) -> ClippedSum:
         received = [theta[None]] if theta.ndim == 2 else []
         examples = [] if example_clip is None else [example_clip[None]]
         axes = (0 if received else None, 0, 0 if examples else None, None)
@@ -127,7 +132,11 @@ class CustomPosterior(Shown, Posterior):
         def add(total: Any, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
             at = others[-1][0] if received else theta
             most = others[0][0] if examples else None
-            gradient, lost = jax.vmap(self._gradient, axes)(at, held, most, key)
+            if self.block == 1 and not received:  # `vmap` would compute both branches of a condition
+                one = jax.tree.map(lambda values: values[0], (held, most))
+                gradient, lost = jax.tree.map(lambda value: value[None], self._gradient(at, *one, key))
+            else:
+                gradient, lost = jax.vmap(self._gradient, axes)(at, held, most, key)
             if most is not None and self._longest > PAIRS:
                 sent, norm = summation.clip_pairs(gradient, w[0], limit[0], (-1,))
                 return plus(total, summation.lattice_sum_pairs(sent, 0, bound)), jnp.where(lost, jnp.nan, norm)[None]
@@ -174,12 +183,20 @@ class CustomPosterior(Shown, Posterior):
                     return jnp.sum(jnp.where(real, jax.vmap(self.model.cost, (None, 0))(at, examples), 0.0))
 
                 return scale * jax.grad(cost)(theta), jnp.zeros((), bool)
-            each = scale * jax.vmap(jax.grad(self.model.cost), (None, 0))(theta, examples)
-            norm = row_norms(each)
+            each = self.model.example_gradients(theta, examples)
+            # In units of the clip, so that no square that matters is too large or too small for float32.
+            unit = jnp.where(jnp.isfinite(limit), limit, 1.0) / scale
+            squares = [summation.sum_squares(leaf * (1 / unit), stage=summation.RECORD_STAGE) for leaf in each]
+            norm = scale * unit * jnp.sqrt(sum(squares))
             # A record without a finite gradient adds nothing: whether there is one must not show.
             lost = ~jnp.isfinite(norm)
-            kept = clip_factor(jnp.where(real & ~lost, 1.0, 0.0), limit, jnp.where(lost, 0.0, norm))
-            sums = jnp.matmul(kept, jnp.where(lost[:, None], 0.0, each), precision="highest")
+            kept = scale * clip_factor(jnp.where(real & ~lost, 1.0, 0.0), limit, jnp.where(lost, 0.0, norm))
+
+            def added(finite: bool) -> jax.Array:
+                rows = each if finite else [jnp.where(lost[:, None], 0.0, leaf) for leaf in each]
+                return jnp.concatenate([jnp.matmul(kept, leaf, precision="highest") for leaf in rows])
+
+            sums = jax.lax.cond(jnp.any(lost), partial(added, False), partial(added, True))
             return sums, jnp.any(lost & real)
 
         prior = jax.grad(self.model.prior_cost)(theta) / self.prior_devices
@@ -211,7 +228,18 @@ class CustomPosterior(Shown, Posterior):
 
     def _bytes(self, by_example: bool) -> int:
         """Return the memory that one example takes."""
-        return 16 * self.model.numbers + (8 * self.dim if by_example else 0)
+        return 4 * self.model.numbers + (4 * self.dim if by_example else 0)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the gradients of one chain's records fill a CPU's cache: then chains come one after the other."""
+        return jax.default_backend() == "cpu" and self.working_bytes(1, True) > CPU_BLOCK // 8
+
+    def rounding(self, clip: Array, example_clip: Array) -> float:
+        """Return how much less clips are to be, see `summation.rounding`."""
+        norm = (additions(self.dim) / 2 + 8) * UNIT
+        record = ((additions(self.dim, summation.RECORD_STAGE) + len(self.model.shapes)) / 2 + 12) * UNIT
+        return summation.rounding(norm, record, self.dim, self.sizes, clip, example_clip)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""
@@ -228,6 +256,7 @@ class CustomPosterior(Shown, Posterior):
 
         See `Posterior.on_accelerator`.
         """
+        chains = 1 if by_example and self._alone else chains
         block = block_size(self.devices, self.working_bytes(chains, by_example), 4.0 * chains * self.dim, limit)
         rows = self._at_a_time(by_example)
 
@@ -319,6 +348,11 @@ class CustomPosterior(Shown, Posterior):
         spread = (values**-0.5 - std) ** 2
         apart = spread.sum() if values.size == self.dim else self.dim * spread.max()
         return float(np.sum((mode - centre) ** 2) + apart)
+
+
+@jax.custom_batching.sequential_vmap
+def _one_chain_at_a_time(posterior: CustomPosterior, *arguments: Any) -> ClippedSum:
+    return posterior._sum(*arguments)
 
 
 @jax.jit
