@@ -133,8 +133,9 @@ class CustomPosterior(Shown, Posterior):
             at = others[-1][0] if received else theta
             most = others[0][0] if examples else None
             if self.block == 1 and not received:  # `vmap` would compute both branches of a condition
-                one = jax.tree.map(lambda values: values[0], (held, most))
-                gradient, lost = jax.tree.map(lambda value: value[None], self._gradient(at, *one, key))
+                device, most_sent = jax.tree.map(lambda values: values[0], (held, most))
+                made = self._gradient(at, device, most_sent, key)
+                gradient, lost = jax.tree.map(lambda value: value[None], made)
             else:
                 gradient, lost = jax.vmap(self._gradient, axes)(at, held, most, key)
             if most is not None and self._longest > PAIRS:
@@ -350,7 +351,7 @@ class CustomPosterior(Shown, Posterior):
         return float(np.sum((mode - centre) ** 2) + apart)
 
 
-@jax.custom_batching.sequential_vmap
+@jax.custom_batching.sequential_vmap  # type: ignore[untyped-decorator]
 def _one_chain_at_a_time(posterior: CustomPosterior, *arguments: Any) -> ClippedSum:
     return posterior._sum(*arguments)
 
