@@ -39,14 +39,14 @@ def optimal(problem: Problem) -> Allocation:
         return _nearest_law(problem, problem.response)
     if not problem.contracts:
         return equal(problem)
-    if not problem.has_bound:
+    if not problem.has_bound and not np.all(np.isinf(problem.budget)):
         allowed = "'exact' with dynamics = 'kinetic', for which no bound is known; or power = 'equal'"
         raise InputError("objective", problem.objective, allowed)
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
         return Allocation(problem.within_budget(a))
     if np.all(problem.cap @ problem.active <= problem.budget):
-        return Allocation(problem.cap, problem.value(problem.bound(problem.cap)))
+        return Allocation(problem.cap, problem.value(problem.bound(problem.cap)) if problem.has_bound else None)
     if problem.rounds - problem.burn_in == 1 and closed_form.is_static(problem) and not problem.floor.any():
         return closed_form.solve(problem)
     solution = allocate(problem.program())

@@ -5,10 +5,10 @@ any effect. The name is that of the traced gradients with their constants. Two r
 that compiled code, checkpoints and ledgers know the model again; functions that compute something else never share one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,28 @@ from numpy.typing import NDArray
 from wflmc.errors import Found, InputError
 from wflmc.keys import digest
 from wflmc.posterior.blocks import row_norms
+from wflmc.posterior.coordinates import Affine
 
 Shapes = tuple[tuple[int, ...], ...]
+INDEX = "_example"
+"""The number of an example, among its data, where a model of another library asks for it."""
 WORKING_BYTES = 2**24
 """Intermediate results at a time, where a function is computed for many draws and examples."""
+
+
+class Sites(NamedTuple):
+    """What a model of another library knows of its parameters beside their density."""
+
+    constrain: Callable[[Any], Any]
+    """From the parameters of one draw, a pytree, to values by the names of the model's sites."""
+    simulate: Callable[[Any, Any, Any], Any] | None = None
+    """Draws what one example's outcomes might have been: of (key, values by site, example)."""
+    dims: Mapping[str, Sequence[str]] = {}
+    """The names of a site's axes."""
+    coords: Mapping[str, Any] = {}
+    """Labels along axes, by their names."""
+    observed: Mapping[str, Any] = {}
+    """What was observed, by site, [N, ...]."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,8 @@ class TracedModel:
     name: str = ""
     numbers: int = field(default=1, compare=False, repr=False)
     """Intermediate results of one example's log-likelihood, roughly: what a gradient must remember."""
+    sites: "Sites | None" = field(default=None, compare=False, repr=False)
+    """What a model of another library knows of its parameters."""
 
     @property
     def dim(self) -> int:
@@ -51,6 +71,15 @@ class TracedModel:
         parts: Any = (jnp if isinstance(theta, jax.Array) else np).split(theta, edges, axis=-1)
         leaves = [part.reshape((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
         return jax.tree.unflatten(self.structure, leaves)
+
+    def values(self, theta: Any) -> Any:
+        """Return θ[..., m] as `unflatten` does, or of a model of another library as values by site."""
+        if self.sites is None:
+            return self.unflatten(theta)
+        leading, draws = np.shape(theta)[:-1], jnp.reshape(theta, (-1, self.dim))
+        made = _constrained(self, draws) if leading else self.sites.constrain(self.unflatten(draws[0]))
+        made = jax.tree.map(lambda leaf: leaf.reshape(*leading, *leaf.shape[1:]) if leading else leaf, made)
+        return made if isinstance(theta, jax.Array) else jax.tree.map(np.asarray, made)
 
     def cost(self, theta: jax.Array, example: Any) -> jax.Array:
         """Return −log p(example|θ), in full float32 also where an accelerator would rather round."""
@@ -125,9 +154,29 @@ def _shapes_of(tree: Any) -> str:
     return shown if len(shown) <= 120 else shown[:117] + "..."
 
 
-def trace_model(log_likelihood: Any, log_prior: Any, structure: Any, shapes: Shapes, data: Any) -> TracedModel:
-    """Return the model, traced on one example; refuse functions that cannot work."""
-    model = TracedModel(None, None, structure, shapes)
+@partial(jax.jit, static_argnums=0)
+def _constrained(model: TracedModel, draws: jax.Array) -> Any:
+    """Return values by site of draws[D, m], a few draws at a time."""
+    constrain = model.sites.constrain if model.sites is not None else None
+    assert constrain is not None
+    return jax.lax.map(lambda draw: constrain(model.unflatten(draw)), draws, batch_size=1024)
+
+
+def trace_model(
+    log_likelihood: Any, log_prior: Any, model: TracedModel, data: Any, coordinates: Affine | None = None
+) -> TracedModel:
+    """Return the model, traced on one example; refuse functions that cannot work.
+
+    Args:
+        model: the structure of the parameters, without functions.
+        coordinates: that the traced functions are of, in place of parameters.
+    """
+    structure, shapes = model.structure, model.shapes
+
+    def parameters(theta: Any) -> Any:
+        held = None if coordinates is None else jax.tree.map(lambda part: part.astype(theta.dtype), coordinates)
+        return model.unflatten(theta if held is None else held.parameters(theta))
+
     theta = np.zeros(model.dim, np.float32)
     example = jax.tree.map(lambda array: array[0].astype(accelerator_dtype(array.dtype)), data)
     sizes = f"parameters of shape {_shapes_of(model.unflatten(theta))}"
@@ -135,10 +184,10 @@ def trace_model(log_likelihood: Any, log_prior: Any, structure: Any, shapes: Sha
     alone = f"a JAX function of parameters alone, with {sizes}"
 
     def likelihood(theta: Any, example: Any) -> Any:
-        return log_likelihood(model.unflatten(theta), example)
+        return log_likelihood(parameters(theta), example)
 
     def prior(theta: Any) -> Any:
-        return log_prior(model.unflatten(theta))
+        return log_prior(parameters(theta))
 
     found = shape_of("log_likelihood", log_likelihood, wanted, likelihood, theta, example)
     _check_number("log_likelihood", wanted, found, jnp.floating)
@@ -151,7 +200,7 @@ def trace_model(log_likelihood: Any, log_prior: Any, structure: Any, shapes: Sha
         names = [equation.primitive.name for jaxpr in _nested(made) for equation in jaxpr.eqns]
         if any("callback" in name or "debug" in name for name in names):
             raise InputError(key, Found("calls back to Python"), "written in JAX alone: no callbacks, no debug prints")
-    model = TracedModel(cost, prior_cost, structure, shapes)
+    model = replace(model, likelihood=cost, prior=prior_cost)
     gradient = jax.make_jaxpr(jax.value_and_grad(model.cost))(theta, example)
     gradients = gradient, jax.make_jaxpr(jax.value_and_grad(model.prior_cost))(theta)
     inputs = {id(variable) for variable in gradient.jaxpr.invars[1:]}
@@ -215,14 +264,15 @@ def predictive_mean(model: TracedModel, function: Callable[[Any, Any], Any], the
     given = jax.tree.map(jnp.asarray, checked_arrays("inputs", inputs)[0])
     one = jax.tree.map(lambda values: values[0], given)
     wanted = f"a JAX function of (parameters, input), with ONE of the inputs of shape {_shapes_of(one)}"
-    shape_of("function", function, wanted, lambda at, u: function(model.unflatten(at), u), theta[0, 0], one)
+    shape_of("function", function, wanted, lambda at, u: function(model.values(at), u), theta[0, 0], one)
     return _predictive_mean(model, function, theta, given)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _predictive_mean(model: TracedModel, function: Callable[[Any, Any], Any], theta: jax.Array, inputs: Any) -> Any:
     def at(draw: jax.Array) -> Any:
-        return jax.vmap(lambda given: function(model.unflatten(draw), given))(inputs)
+        values = model.values(draw)
+        return jax.vmap(lambda given: function(values, given))(inputs)
 
     def chain(draws: jax.Array) -> Any:
         first = jax.tree.map(lambda shape: jnp.zeros(shape.shape, jnp.float32), jax.eval_shape(at, draws[0]))

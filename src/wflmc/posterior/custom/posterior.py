@@ -4,7 +4,7 @@ spread over devices: clipped gradient sums by automatic differentiation, block b
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import jax
@@ -20,7 +20,9 @@ from wflmc.keys import check_key, digest, host_generator, named
 from wflmc.posterior import summation
 from wflmc.posterior.base import STATIC, ClippedSum, Maybe, Posterior, check_device
 from wflmc.posterior.blocks import block_size, clip_factor, row_norms, scan_blocks, split_blocks
+from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
+from wflmc.posterior.custom.geometry import Geometry, NoModeError, in_float64, laplace, refine
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import assign
 from wflmc.posterior.summation import PAIRS, ROWS, Sum, as_pair, lattice_sum, plus, two_sum
@@ -65,6 +67,7 @@ class CustomPosterior(Shown, Posterior):
     example_block: int = field(default=0, metadata=STATIC)
     first: int = 0
     """The number of the first device, by which mini-batches are drawn."""
+    coordinates: Affine | None = None  # type: ignore[assignment]
 
     start_is_estimate = True
 
@@ -89,8 +92,11 @@ class CustomPosterior(Shown, Posterior):
         return int(jax.tree.leaves(self.data)[0].shape[1])
 
     def unflatten(self, theta: Any) -> Any:
-        """Return θ[..., m], such as `trace.theta`, as the parameters; every leaf has the same leading axes."""
-        return self.model.unflatten(self._checked(theta))
+        """Return θ[..., m], such as `trace.theta`, as the parameters; every leaf has the same leading axes.
+
+        Parameters of a NumPyro model are by site, in the space of the site's support.
+        """
+        return self.model.values(self._checked(theta))
 
     def _checked(self, theta: Any, axes: str = "...") -> Any:
         """Refuse what is not θ[axes, m]."""
@@ -240,7 +246,7 @@ class CustomPosterior(Shown, Posterior):
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return the norm of what every example adds to its device's gradient at theta[..., m], [..., N]."""
-        given = np.asarray(self._checked(theta), dtype=np.float32)
+        given = np.asarray(self.coordinates_of(self._checked(theta)), dtype=np.float32)
         examples, at_a_time = self.observed[0], self._at_a_time(True)
         norms = [traced.costs_and_norms(self.model, examples, at, at_a_time)[1] for at in given.reshape(-1, self.dim)]
         scale = np.ones(self.devices) if self.batch is None else np.maximum(self.sizes / self.batch, 1.0)
@@ -270,7 +276,7 @@ class CustomPosterior(Shown, Posterior):
 
     def log_likelihood(self, theta: ArrayLike) -> Array:
         """Return log p(example|θ) of every example, in the order of `observed`: theta[draw, m] -> [draw, N]."""
-        draws = jnp.asarray(self._checked(theta, "draw"), jnp.float32)
+        draws = jnp.asarray(self.coordinates_of(self._checked(theta, "draw")), jnp.float32)
         return -np.asarray(traced.per_example(self.model.cost, draws, self.observed[0]), dtype=float)
 
     @cached_property
@@ -308,7 +314,7 @@ class CustomPosterior(Shown, Posterior):
         precision = np.sort(np.resize(np.maximum(values, self.mu), self.dim))
         # Which direction is which is not known, only how curved they are.
         pull = np.asarray(self.gradients(jnp.asarray(mode, jnp.float32)), dtype=float)
-        return Quadratic(precision, centre - mode, np.full(self.dim, std**2), pull, mode)
+        return Quadratic(precision, centre - mode, np.full(self.dim, std**2), pull, self.parameters(mode))
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """Return W2² between the start and the Laplace estimate of the posterior, from above where m is large."""
@@ -394,6 +400,7 @@ def posterior_from(
     mu: float | None = None,
     L: float | None = None,
     batch: int | None = None,
+    preconditioner: Any = "none",
     **assignment: Any,
 ) -> CustomPosterior:
     """Return the posterior of any JAX model whose examples are spread over devices.
@@ -410,12 +417,22 @@ def posterior_from(
             the Hessian at `initial` and at a mode, which depends on the data: no promise of privacy covers that.
         batch: examples that each device draws for a round, all by default and where no device has more. Gradients are
             then noisier than the bound knows, and no privacy is claimed for an example not being drawn.
+        preconditioner: in which coordinates chains move, and start from N(0, I) in them. none: in the parameters;
+            laplace: by a mode and the Hessian there; pilot: by pilot chains from there, with mu and L as well; another
+            posterior: in its coordinates, as of public data; an array [m]: scales of the parameters around `initial`,
+            as known in public. What laplace and pilot tell of the data is not covered by any promise of privacy.
         assignment: where `devices` is a number, `partition` is iid (default) or blocks, and `key` seeds iid
             (jax.random.key(0) unless given).
     """
     examples, count = traced.checked_arrays("data", data)
     start, structure, shapes = _checked_parameters(initial)
-    model = traced.trace_model(log_likelihood, log_prior, structure, shapes, examples)
+    sites = assignment.pop("sites", None)
+    bare = traced.TracedModel(None, None, structure, shapes, sites=sites)
+    traced.trace_model(log_likelihood, log_prior, bare, examples)  # refuses what cannot work in any coordinates
+    pooled = partial(_pooled, log_likelihood, log_prior, bare, examples)
+    space, geometry = _coordinates(preconditioner, start, pooled, bare)
+    model = traced.trace_model(log_likelihood, log_prior, bare, examples, space)
+    start, initial_std = (start, initial_std) if space is None else (0 * start, 1.0)
     known = {name: value for name, value in (("mu", mu), ("L", L)) if value is not None}
     check_positive(known)
     check_positive({"initial_std": initial_std}, or_zero=True)
@@ -430,10 +447,54 @@ def posterior_from(
     places = np.stack([np.append(part, np.full(sizes.max() - part.size, part[0])) for part in parts])
     held = jax.tree.map(lambda values: values[places], examples)
     batch = None if batch is None or batch >= sizes.max() else int(batch)
-    mu, L = (float(known.get(name, np.nan)) for name in ("mu", "L"))
     estimated = tuple(name for name in ("mu", "L") if name not in known)
+    if isinstance(preconditioner, CustomPosterior):
+        known, estimated = {"mu": preconditioner.mu, "L": preconditioner.L, **known}, ()
+    if geometry is not None:
+        known, estimated = {"mu": min(1.0, geometry.L), "L": geometry.L, **known}, (*estimated, "the preconditioner")
+    mu, L = (float(known.get(name, np.nan)) for name in ("mu", "L"))
     posterior = CustomPosterior(held, sizes, start, float(initial_std), mu, L, model, len(parts), batch, estimated)
-    return _with_estimates(posterior) if posterior.estimated else posterior
+    posterior = replace(posterior, coordinates=space)
+    if geometry is not None:
+        vars(posterior)["laplace"] = geometry.mode, np.sort(geometry.curvature)
+    return _with_estimates(posterior) if np.isnan(mu + L) else posterior
+
+
+def _pooled(log_likelihood: Any, log_prior: Any, model: traced.TracedModel, examples: Any, theta: Any) -> Any:
+    """Return −log p(θ|D) of all examples in one place, in the precision of θ[m]."""
+    parameters = model.unflatten(theta)
+    each = jax.vmap(log_likelihood, (None, 0))(parameters, examples)
+    return -jnp.sum(each) - log_prior(parameters)
+
+
+def _coordinates(
+    given: Any, start: Array, cost: Any, model: traced.TracedModel
+) -> tuple[Affine | None, Geometry | None]:
+    """Return the coordinates that `preconditioner` asks for, and what was found of the cost by looking at the data."""
+    if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
+        return given.coordinates, None
+    if isinstance(given, str) and given in ("laplace", "pilot"):
+        try:
+            with in_float64():
+                found = laplace(cost, start)
+                return (found := refine(cost, found) if given == "pilot" else found).coordinates, found
+        except NoModeError as error:
+            raise _without_mode(error, model) from error
+    if not isinstance(given, str) and np.shape(given) == start.shape and np.all(np.asarray(given) > 0):
+        return Affine(start, np.asarray(given, dtype=float)), None
+    if not (isinstance(given, str) and given == "none"):
+        wanted = f"none, laplace or pilot, a preconditioned posterior of {start.size} parameters, or a scale for each"
+        raise InputError("preconditioner", given, wanted)
+    return None, None
+
+
+def _without_mode(error: NoModeError, model: traced.TracedModel) -> InputError:
+    """Return the sentence that names the parameter along which no mode was found."""
+    sizes = jax.tree.map(lambda part: float(np.abs(part).max()), model.unflatten(np.asarray(error.direction)))
+    path = max(jax.tree_util.tree_leaves_with_path(sizes), key=lambda leaf: leaf[1])[0]
+    name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameters"
+    wanted = "a parameter with a proper posterior: give it a prior, write a hierarchical one as mean + scale * offset"
+    return InputError(name, Found(f"has no mode: {error} along it"), f"{wanted}, or start elsewhere (initial=…)")
 
 
 def _checked_parameters(initial: Any) -> tuple[Array, Any, traced.Shapes]:
@@ -461,7 +522,7 @@ def _check_start(model: traced.TracedModel, examples: Any, start: Array) -> None
     if not np.all(finite):
         first = np.flatnonzero(~np.all(finite, axis=0))[0]
         raise InputError("log_likelihood", Found(f"{problem} at example {first}"), wanted)
-    if not all(np.all(np.isfinite(part)) for part in jax.value_and_grad(model.prior_cost)(theta)):
+    if not all(np.all(np.isfinite(part)) for part in jax.jit(jax.value_and_grad(model.prior_cost))(theta)):
         raise InputError("log_prior", Found(problem), wanted)
 
 

@@ -1,0 +1,49 @@
+"""Step size, burn-in and number of samples that suit a posterior, where the caller of `plan` leaves them out.
+
+Without a promise of privacy rounds cost nothing: kinetic dynamics with the friction that damps the slowest direction
+critically, steps well inside what L allows, and as many rounds as give some hundred independent draws of a chain.
+With one, diffusion time is what a budget buys: at the noise that Langevin sampling needs a round costs a loss of ηℓ².
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from wflmc.dynamics import Dynamics
+from wflmc.planning.options import Sampler
+from wflmc.posterior.base import Posterior
+from wflmc.privacy import Privacy
+
+SAFE = 0.5
+"""h√L of kinetic steps: their bias, of order (h√L)², is then below a few percent where a cost is not quadratic."""
+OVERDAMPED_STEP = 0.4
+"""η(μ + L), as in scenarios."""
+BURN_IN, SAMPLES = 3, 50
+"""In units of the rounds in which a chain forgets where it was."""
+LEAST, MOST = 20, 4000
+"""Rounds."""
+
+
+def fill_in(posterior: Posterior, privacy: Privacy, given: dict[str, Any], sampler_given: bool) -> dict[str, Any]:
+    """Return the arguments of `plan` with those that are None replaced by usual values."""
+    sampler: Sampler = given["sampler"]
+    mu, L = float(posterior.mu), float(posterior.L)
+    if given["step_size"] is None and privacy.epsilon is None and not sampler_given:
+        sampler = replace(sampler, dynamics="kinetic", friction=2 * mu**0.5)
+    kinetic = sampler.motion.has_velocity
+    step = given["step_size"] or (SAFE / L**0.5 if kinetic else OVERDAMPED_STEP / (mu + L))
+    memory = _memory(sampler.motion, float(step), mu)
+    burn_in, samples = (min(MOST, max(LEAST, math.ceil(count * memory))) for count in (BURN_IN, SAMPLES))
+    if privacy.epsilon is not None:
+        devices = posterior.devices
+        loss = step * float((privacy.sensitivity(devices) ** 2 / privacy.budget(devices)).max())
+        rounds = min(burn_in + samples, max(LEAST, int(1 / loss)))
+        burn_in = min(burn_in, rounds // 2)
+        samples = rounds - burn_in
+    usual = {"step_size": step, "burn_in": burn_in, "samples": samples}
+    return given | {name: value for name, value in usual.items() if given[name] is None} | {"sampler": sampler}
+
+
+def _memory(dynamics: Dynamics, step: float, mu: float) -> float:
+    """Return the rounds in which the slowest direction is forgotten; kinetic ones of a cost that is not quadratic."""
+    return 8 / (step * mu**0.5) if dynamics.has_velocity else 1 / (step * mu)
