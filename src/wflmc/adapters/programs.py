@@ -70,22 +70,27 @@ def from_numpyro(
         InputError: in one sentence that names the site, for a model that cannot be split over devices.
     """
     program = _cut(_read(model, data, example_axis, shared, initial or {}), keep)
-    examples = program.examples | {INDEX: np.arange(program.count)}
-    sites = Sites(program.values, program.simulate, program.dims, dict(coords or {}), program.observed)
-    known = {"initial": program.start, "devices": devices, "preconditioner": preconditioner, **options}
+    known = {"devices": devices, "preconditioner": preconditioner, **options}
     try:
-        return posterior_from(program.log_likelihood, program.log_prior, examples, sites=sites, **known)
+        return program.posterior(coords, **known)
     except InputError as error:
         centred = [name for name in program.latent if _is_location_scale(program.full[name]["fn"])]
-        if not isinstance(error.__cause__, NoModeError) or not centred:
+        if not isinstance(error.__cause__, NoModeError) or error.__cause__.best is None or preconditioner != "pilot":
             raise
-        from numpyro import handlers
-        from numpyro.infer.reparam import LocScaleReparam
+        trouble, best = error, error.__cause__.best
+    from numpyro import handlers
+    from numpyro.infer.reparam import LocScaleReparam
 
-        other = handlers.reparam(model, config={name: LocScaleReparam(0) for name in centred})
-        other = _cut(_read(other, data, example_axis, shared, {}, inspect.signature(model)), keep)
-        sites = Sites(other.values, other.simulate, other.dims, dict(coords or {}), other.observed)
-        return posterior_from(other.log_likelihood, other.log_prior, examples, sites=sites, **known | {"initial": other.start})
+    offsets = handlers.reparam(model, config={name: LocScaleReparam(0) for name in centred})
+    other = _cut(_read(offsets, data, example_axis, shared, {}, inspect.signature(model)), keep)
+    try:
+        return other.posterior(coords, **known)
+    except InputError as error:
+        if not isinstance(error.__cause__, NoModeError) or error.__cause__.best is None:
+            raise trouble from None
+        if error.__cause__.best.elbo > best.elbo:
+            program, best = other, error.__cause__.best
+    return program.posterior(coords, **known | {"preconditioner": best})
 
 
 @dataclass
@@ -118,7 +123,8 @@ class _Program:
     def examples(self) -> dict[str, Any]:
         """The data of examples by path, [N, ...]."""
         leaves = _leaves(self.arguments)
-        return {path: np.moveaxis(np.asarray(leaves[path]), axis, 0) for path, axis in self.axes.items()}
+        arrays = {path: np.moveaxis(np.asarray(leaves[path]), axis, 0) for path, axis in self.axes.items()}
+        return {path: a.astype(np.int32) if a.dtype.kind in "iu" else a for path, a in arrays.items()}
 
     @property
     def latent(self) -> list[str]:
@@ -133,7 +139,9 @@ class _Program:
     @property
     def observed(self) -> dict[str, Any]:
         """What was observed, by site, [N, ...]."""
-        found = {name: np.asarray(self.full[name]["value"]) for name in self.of_example if _is_observed(self.full[name])}
+        found = {
+            name: np.asarray(self.full[name]["value"]) for name in self.of_example if _is_observed(self.full[name])
+        }
         where = {name: values.shape.index(self.count) for name, values in found.items() if self.count in values.shape}
         return {name: np.moveaxis(found[name], axis, 0) for name, axis in where.items()}
 
@@ -150,6 +158,16 @@ class _Program:
                         axes[frame.dim - event] = frame.name
                 found[name] = axes
         return found
+
+    def posterior(self, coords: Mapping[str, Any] | None, **options: Any) -> CustomPosterior:
+        """Return the posterior of the model as it is cut."""
+        scales = [
+            name for name in self.latent if np.all(np.asarray(_bijection(self.full[name])(-self.start[name] - 50)) >= 0)
+        ]
+        sites = Sites(self.values, self.simulate, self.dims, dict(coords or {}), self.observed, scales)
+        examples = self.examples | {INDEX: np.arange(self.count, dtype=np.int32)}
+        made = {"initial": self.start, "sites": sites, **options}
+        return posterior_from(self.log_likelihood, self.log_prior, examples, **made)
 
     def run(self, arguments: Any, value_of: Any, cut: bool = False) -> dict[str, Any]:
         """Return the sites of a run with latent values by `value_of(site)`, plates of N cut down to one or not."""
@@ -254,7 +272,9 @@ class _Program:
         """Return the values of latent sites, and of deterministic ones that do not depend on the data."""
         sites, _ = self.without_example(parameters)
         kinds = {name: site["type"] for name, site in sites.items() if name not in self.of_example}
-        return {name: sites[name]["value"] for name, kind in kinds.items() if kind == "deterministic" or name in self.latent}
+        return {
+            name: sites[name]["value"] for name, kind in kinds.items() if kind == "deterministic" or name in self.latent
+        }
 
     def simulate(self, key: Any, values: Any, example: Any) -> dict[str, Any]:
         """Draw the observed sites of one example by NumPyro's Predictive, given values by site."""
@@ -361,8 +381,14 @@ def _arguments(signature: inspect.Signature, data: Any) -> dict[str, Any]:
         given = {name: value for name, value in data.items() if name in names or len(names) < len(signature.parameters)}
     else:
         given = dict(zip(names, data if isinstance(data, tuple) else (data,), strict=False))
-    lists = lambda value: isinstance(value, list)  # noqa: E731
-    return {name: jax.tree.map(lambda v: np.asarray(v) if lists(v) else v, value, is_leaf=lists) for name, value in given.items()}
+
+    def is_list(value: Any) -> bool:
+        return isinstance(value, list)
+
+    return {
+        name: jax.tree.map(lambda v: np.asarray(v) if is_list(v) else v, value, is_leaf=is_list)
+        for name, value in given.items()
+    }
 
 
 class _naming_site:  # noqa: N801
@@ -412,7 +438,7 @@ def _check(program: _Program, keep: Sequence[str]) -> None:
     """Refuse a model whose examples are not independent, or that has no finite density and gradient at the start."""
     generator, count = np.random.default_rng(0), program.count
     near = {name: value + 0.1 * generator.standard_normal(np.shape(value)) for name, value in program.start.items()}
-    examples = program.examples | {INDEX: np.arange(count)}
+    examples = program.examples | {INDEX: np.arange(count, dtype=np.int32)}
     whole = program.run(program.arguments, lambda site: _value_near(program, site, near))
     chosen = {name: whole[name]["value"] for name in program.discrete}
 
@@ -420,8 +446,11 @@ def _check(program: _Program, keep: Sequence[str]) -> None:
         index = example[INDEX]
         some = {name: value if count not in np.shape(value) else value[index] for name, value in chosen.items()}
         made = program.sites_of(parameters, example, some)
-        return {name: site["value"] if site["type"] == "deterministic" else program._own(name, site, index)
-                for name, site in made.items() if site["type"] in ("sample", "deterministic")}
+        return {
+            name: site["value"] if site["type"] == "deterministic" else program._own(name, site, index)
+            for name, site in made.items()
+            if site["type"] in ("sample", "deterministic")
+        }
 
     one = jax.tree.map(lambda values: values[0], examples)
     program.of_example = _depending(all_sites, near, one)
@@ -435,10 +464,10 @@ def _check(program: _Program, keep: Sequence[str]) -> None:
     each = jax.jit(jax.vmap(all_sites, (None, 0)))(near, examples)
     for name in program.of_example:
         if program.full[name]["type"] == "sample":
-            total, wanted = float(np.sum(each[name])), float(jnp.sum(_log_density(whole[name])))
-            if not np.isfinite(wanted):
+            total, at_once = float(np.sum(each[name])), float(jnp.sum(_log_density(whole[name])))
+            if not np.isfinite(at_once):
                 raise InputError(f"site {name}", Found("has no finite density at the start"), "finite: give initial=…")
-            if abs(total - wanted) > AGREES * (np.sum(np.abs(each[name])) + 1):
+            if abs(total - at_once) > AGREES * (np.sum(np.abs(each[name])) + 1):
                 allowed = "independent over examples given the parameters: name what all devices know in shared=…"
                 raise InputError(f"site {name}", Found("depends on more than its own example"), allowed)
     _check_gradients(program, examples)
@@ -465,7 +494,11 @@ def _depending(function: Any, parameters: Any, example: Any) -> tuple[str, ...]:
 def _check_local(program: _Program, keep: Sequence[str]) -> None:
     """Say which latent sites have a value for every example; refuse those that would grow with the data."""
     count = program.count
-    plates = {name: {f.size for f in program.full[name]["cond_indep_stack"]} for name in program.full if _is_latent(program.full[name])}
+    plates = {
+        name: {f.size for f in program.full[name]["cond_indep_stack"]}
+        for name in program.full
+        if _is_latent(program.full[name])
+    }
     program.local = frozenset(name for name in program.latent if count in plates[name])
     for name in sorted(program.local - set(keep)):
         if count > FEW:
@@ -477,7 +510,9 @@ def _check_local(program: _Program, keep: Sequence[str]) -> None:
             raise InputError(f"site {name}", Found("is discrete and of all examples"), wanted)
     if np.prod([program._support(name).size for name in program.discrete], initial=1.0) > COMBINATIONS:
         name = program.discrete[0]
-        raise InputError(f"site {name}", Found("has too many values"), f"at most {COMBINATIONS}, all discrete sites together")
+        raise InputError(
+            f"site {name}", Found("has too many values"), f"at most {COMBINATIONS}, all discrete sites together"
+        )
 
 
 def _check_gradients(program: _Program, examples: Any) -> None:
@@ -492,4 +527,6 @@ def _check_gradients(program: _Program, examples: Any) -> None:
         for of, slope in slopes.items():
             if not np.all(np.isfinite(slope)):
                 wanted = "finite where the search begins (a root or a log of 0?): mend it, or give initial=…"
-                raise InputError(f"site {name}", Found(f"has a gradient with respect to {of} that is nan or infinite"), wanted)
+                raise InputError(
+                    f"site {name}", Found(f"has a gradient with respect to {of} that is nan or infinite"), wanted
+                )

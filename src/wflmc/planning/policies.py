@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wflmc import plugins
 from wflmc.dynamics import Response
 from wflmc.errors import InputError
 from wflmc.planning import exact
@@ -106,6 +107,5 @@ POLICIES: dict[str, PowerPolicy] = {
 
 def policy_named(name: str) -> PowerPolicy:
     """The policy registered under a name."""
-    if name not in POLICIES:
-        raise InputError("power", name, f"one of {', '.join(POLICIES)}")
-    return POLICIES[name]
+    found: PowerPolicy = plugins.load("policies", name, "power", POLICIES)
+    return found

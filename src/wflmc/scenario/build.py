@@ -11,13 +11,14 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import channel
+from wflmc import channel, plugins
 from wflmc.channel import Link
 from wflmc.data import Features, load_mnist, mnist_features
 from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
 from wflmc.errors import InputError, without_data
 from wflmc.keys import host_generator, secret_key
-from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
+from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
+from wflmc.posterior.base import check_posterior
 from wflmc.posterior.inputs import checked
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.preconditioning import Release, release_whitening
@@ -26,7 +27,9 @@ from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
 from wflmc.scenario.files import is_data_path, load_data, load_gains
 from wflmc.scenario.schema import Scenario, irrelevant, scenario_keys
 
-Posterior = GaussianPosterior | SoftmaxPosterior
+Posterior = Any
+"""One of ours, or a model of one's own."""
+MODELS = ("gaussian", "softmax")
 Test = tuple[NDArray[np.float64], NDArray[Any]]
 """Features and targets of a test set, or labels as in the data."""
 Value = float | NDArray[np.float64]
@@ -60,6 +63,8 @@ class Inputs(NamedTuple):
     dynamics: Dynamics = OVERDAMPED
     not_covered: tuple[NotCovered, ...] = ()
     """What ε does not cover of runs and plans."""
+    functions: Mapping[str, Any] = {}
+    """Of the parameters of a model of one's own, to be diagnosed beside them."""
 
     @property
     def spent(self) -> NDArray[np.float64]:
@@ -80,7 +85,11 @@ def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
     """
     warnings = [f"{name} has no effect: {why}." for name, why in irrelevant(scenario).items() if scenario.given(name)]
     link, privacy = build_link(scenario), build_privacy(scenario)
-    posterior, test = build_posterior(scenario)
+    functions: Mapping[str, Any] = {}
+    if scenario.posterior.model in MODELS:
+        posterior, test = build_posterior(scenario)
+    else:
+        (posterior, functions), test = _own_model(scenario), None
     with scenario_keys():
         posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
     warnings += _constant_warnings(scenario, posterior)
@@ -99,7 +108,7 @@ def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
             "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
         )
     uncovered = not_covered(scenario, scored=test is not None)
-    return Inputs(posterior, link, privacy, step_size, tuple(warnings), test, release, dynamics, uncovered)
+    return Inputs(posterior, link, privacy, step_size, tuple(warnings), test, release, dynamics, uncovered, functions)
 
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> Value:
@@ -155,6 +164,8 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Valu
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     """Return the model with its data spread over the devices, and the test set where there is one."""
+    if scenario.posterior.model not in MODELS:
+        return _own_model(scenario)[0], None
     section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
     with scenario_keys():
         data, columns = _load(scenario, key)
@@ -169,6 +180,16 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
             posterior = softmax_regression(key, section.devices, classes=classes, **common)
         test = _test_set(scenario, posterior, data)
     return dataclasses.replace(posterior, columns=columns), test
+
+
+def _own_model(scenario: Scenario) -> tuple[Posterior, Mapping[str, Any]]:
+    """Return the posterior of a model of one's own, and functions of its parameters to diagnose."""
+    section = scenario.posterior
+    if section.preconditioner != "none":
+        raise InputError("posterior.preconditioner", section.preconditioner, "none: a model of your own brings its own")
+    posterior, functions = plugins.build_own_model(section.model, section.model_dump())
+    check_posterior(posterior)
+    return posterior, functions
 
 
 def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[str, ...]]:
@@ -261,4 +282,5 @@ def build_link(scenario: Scenario) -> Link:
             "rician": lambda: channel.rician(section.power, section.rician_k, section.correlation),
         }
         how = section.snr_db, section.noise_power, section.seed, section.csi_error, section.downlink_snr_db
-        return Link(laws[section.fading](), *how)
+        law = plugins.load("fading", section.fading, "fading", laws)
+        return Link(law() if section.fading in laws else law(section.power), *how)

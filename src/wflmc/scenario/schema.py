@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
+from wflmc import plugins
 from wflmc.errors import InputError
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
@@ -19,6 +21,22 @@ Count = Annotated[int, Field(ge=1, le=10**7)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
+def _one_of(group: str, *builtin: str) -> Any:
+    """Return the type of a name: one of ours, or one that another package has registered."""
+
+    def check(name: str) -> str:
+        if name not in builtin and name not in plugins.names(group) and not (group == "models" and _own(name)):
+            *first, last = (f"'{one}'" for one in (*builtin, *plugins.names(group)))
+            own = " or 'FILE.py:FUNCTION' of your own" if group == "models" else ""
+            raise PydanticCustomError("unknown_name", f"Input should be {', '.join(first)} or {last}{own}")
+        return name
+
+    return Annotated[str, AfterValidator(check)]
+
+
+_own = plugins.is_own_model
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -26,7 +44,7 @@ class _Section(BaseModel):
 class PosteriorSection(_Section):
     """What is sampled, from which data, and which device holds them."""
 
-    model: Literal["gaussian", "softmax"] = "gaussian"
+    model: _one_of("models", "gaussian", "softmax") = "gaussian"  # type: ignore[valid-type]
     devices: Count = 30
     data: str = "synthetic"
     examples: Count = 1200
@@ -49,7 +67,7 @@ class PosteriorSection(_Section):
 class LinkSection(_Section):
     """The channel."""
 
-    fading: Literal["static", "rayleigh", "rician", "file"] = "rayleigh"
+    fading: _one_of("fading", "static", "rayleigh", "rician", "file") = "rayleigh"  # type: ignore[valid-type]
     power: OneOrEach = 0.01
     rician_k: NotNegative = 3.0
     correlation: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -91,7 +109,7 @@ class SamplerSection(_Section):
 class PolicySection(_Section):
     """Who transmits, and with what power."""
 
-    power: Literal["optimized", "equal", "no-dp", "noiseless-dp", "noiseless"] = "optimized"
+    power: _one_of("policies", "optimized", "equal", "no-dp", "noiseless-dp", "noiseless") = "optimized"  # type: ignore[valid-type]
     schedule: Literal["threshold", "all", "unbiased"] = "threshold"
     objective: Literal["worst", "average", "exact"] = "worst"
     senders: Annotated[int, Field(ge=0, le=10**7)] = 0

@@ -1,9 +1,10 @@
 r"""Coordinates in which a model of one's own is nearly round: by its mode and Hessian there, then by pilot chains.
 
 In the coordinates φ with θ = centre + W φ a posterior with that mean and covariance W Wᵀ is N(0, I), whatever the
-scales of its parameters. First W Wᵀ is the inverse Hessian at a mode; then pilot chains, a simulation on pooled data in
-which real devices take no part, replace it by their sample covariance. Everything here is float64: scales that differ by
-a factor of a million leave float32 no digits. All of it looks at the data it is given, and ε does not cover that.
+scales of its parameters. First W Wᵀ is the inverse Hessian at a mode; then pilot chains, a simulation on pooled data
+in which real devices take no part, replace it by their sample covariance. Everything here is float64: scales that
+differ by a factor of a million leave float32 no digits. All of it looks at the data it is given, and ε does not cover
+that.
 """
 
 from collections.abc import Callable
@@ -28,14 +29,20 @@ FAR = 1e3
 """A mode farther from the start than this, in unconstrained parameters of any scale, is taken for none at all."""
 FLAT = 1e-9
 """Of the largest: a scaled curvature below it is rounding."""
-NEWTON, STARTS = 60, 4
-CHAINS, ROUNDS, PASSES, HALVINGS = 64, 192, 4, 6
-"""Of the pilot; each pass begins with the geometry of the one before."""
+FLAT_COST = "−log p does not rise"
+SEARCH: dict[str, Any] = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": 300}}
+NEWTON, STARTS, PLACES = 60, 2, 24
+"""Steps, starts, and places on the way that are compared where there is no mode."""
+CHAINS, ROUNDS, HALVINGS = 64, 192, 6
+PASSES, MOST_PASSES = 4, 20
+"""Of the pilot: each begins with the geometry of the one before, until that changes no more."""
 STEP, GUESS = 0.5, 2.0
 """h√L of the pilot, and L of its first pass."""
 EFFECTIVE = 1024
 """Independent draws that a pass of the pilot is worth, roughly: with few of them the covariance of many parameters is
 taken nearer to that of the pass before."""
+GROWN = 2.5
+"""By how much a variance may still grow in the last pass of the pilot: of a proper posterior it has settled."""
 LOST = 1e2
 """Standard deviations from the centre at which a pilot chain counts as lost."""
 
@@ -50,41 +57,71 @@ class Geometry(NamedTuple):
     """Eigenvalues of the Hessian at the mode, [m]."""
     L: float
     """The largest curvature that was met."""
+    elbo: float = -np.inf
+    """A lower bound on log p(D), up to a constant: of two ways to write a model, the larger is nearer to normal."""
 
 
 class NoModeError(ValueError):
-    """No mode was found; `direction`[m] is the one along which the cost does not rise, or the search ran away."""
+    """No mode was found; `direction`[m] is the one along which the cost does not rise, or the search ran away.
 
-    def __init__(self, reason: str, direction: Array) -> None:
+    `best` has the coordinates, of all places on the way, of the normal law that is nearest to the posterior.
+    """
+
+    def __init__(self, reason: str, direction: Array, best: Geometry | None = None) -> None:
         super().__init__(reason)
-        self.direction = direction
+        self.direction, self.best = direction, best
 
 
 def in_float64() -> Any:
     """Return a context in which JAX computes in float64."""
-    return (jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64)(True)
+    home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
+    return home.enable_x64(True)
 
 
-def laplace(cost: Cost, start: Array) -> Geometry:
-    """Return coordinates by the Hessian at a mode, searched for from `start` and from random places.
+def laplace(cost: Cost, start: Array, free: Array | None = None) -> Geometry:
+    """Return coordinates by the Hessian at a mode, searched for from `start` and from a random place.
+
+    Args:
+        cost: −log p of θ[m].
+        start: [m].
+        free: 0 for parameters that are scales, [m]: these follow when all others are fitted, or would run away.
 
     Raises:
         NoModeError: where the cost falls without end, or does not rise in some direction.
     """
-    value_and_grad = jax.jit(jax.value_and_grad(cost))
-    hessian = jax.jit(partial(_hessian, cost))
-    generator, trouble = np.random.default_rng(0), NoModeError("", 0 * start)
+    value_and_grad, hessian = jax.jit(jax.value_and_grad(cost)), jax.jit(partial(_hessian, cost))
+    path: list[Array] = []
+    generator, troubles = np.random.default_rng(0), []
     for attempt in range(STARTS):
-        begin = start if not attempt else start + generator.uniform(-2, 2, start.size)
-        mode, trouble = _search(value_and_grad, hessian, begin)
-        if not trouble.args[0]:
-            return _around(mode, hessian(mode))
-    raise trouble
+        begin = start + generator.uniform(-2, 2, start.size) * attempt
+        if free is not None:
+            begin = np.asarray(minimize(partial(_finite, value_and_grad, free), begin, **SEARCH).x)
+        mode, trouble = _search(value_and_grad, hessian, begin, path)
+        if trouble is None:
+            return _around(mode, np.asarray(hessian(mode)))
+        troubles.append(trouble)
+        if trouble.args[0] == FLAT_COST:
+            raise trouble
+    many = jax.jit(jax.vmap(cost))
+    places = [_around(place, np.asarray(hessian(place))) for place in path[:: -(-len(path) // PLACES)]]
+    elbo = [_elbo(many, place, generator) for place in places]
+    raise NoModeError(str(troubles[0]), troubles[0].direction, places[int(np.argmax(elbo))]._replace(elbo=max(elbo)))
+
+
+def _elbo(many: Any, place: Geometry, generator: np.random.Generator) -> float:
+    """Return E[log p] + entropy of the normal law of coordinates, up to a constant; −∞ where that is not finite."""
+    affine = place.coordinates
+    costs = np.asarray(many(affine.parameters(generator.standard_normal((CHAINS, affine.centre.size)))))
+    size = np.log(affine.matrix).sum() if affine.matrix.ndim == 1 else np.linalg.slogdet(affine.matrix)[1]
+    return float(np.nan_to_num(size - costs.mean(), nan=-np.inf))
 
 
 def _hessian(cost: Cost, theta: Any) -> Any:
     """Return the Hessian, some columns at a time; of many parameters an estimate of its diagonal, [m]."""
-    product = lambda vector: jax.jvp(jax.grad(cost), (theta,), (vector,))[1]  # noqa: E731
+
+    def product(vector: Any) -> Any:
+        return jax.jvp(jax.grad(cost), (theta,), (vector,))[1]
+
     if theta.size <= DENSE:
         return jax.lax.map(product, jnp.eye(theta.size), batch_size=32)
     signs = jax.random.rademacher(jax.random.key(0), (64, theta.size), float)
@@ -93,64 +130,54 @@ def _hessian(cost: Cost, theta: Any) -> Any:
 
 def _scaled(hessian: Array) -> tuple[Array, Array, Array]:
     """Return scales d[m] with a unit diagonal of D H D, and the eigenvalues and eigenvectors of that."""
-    diagonal = np.abs(hessian if hessian.ndim == 1 else np.diag(hessian))
-    scale = np.maximum(diagonal, 1e-30) ** -0.5
+    diagonal = hessian if hessian.ndim == 1 else np.diag(hessian)
+    scale = np.maximum(np.abs(diagonal), 1e-30) ** -0.5
     if hessian.ndim == 1:
         return scale, np.sign(hessian), np.eye(0)
-    values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
-    return scale, values, vectors
+    return scale, *np.linalg.eigh(hessian * np.outer(scale, scale))
 
 
-def _search(value_and_grad: Any, hessian: Any, start: Array) -> tuple[Array, NoModeError]:
-    """Return a mode, by a quasi-Newton search and then Newton's steps; and why it is none, "" where it is."""
+def _finite(value_and_grad: Any, free: Any, theta: Array) -> tuple[float, Array]:
+    """Return a cost and its gradient in the parameters that are free; a large one where there is none."""
+    value, gradient = value_and_grad(theta)
+    good = np.isfinite(value) and np.all(np.isfinite(gradient))
+    return (float(value), free * np.asarray(gradient)) if good else (1e300, np.zeros_like(theta))
 
-    def function(theta: Array) -> tuple[float, Array]:
-        value, gradient = value_and_grad(theta)
-        good = np.isfinite(value) and np.all(np.isfinite(gradient))
-        return (float(value), np.asarray(gradient)) if good else (1e300, np.zeros_like(theta))
 
-    theta = np.asarray(minimize(function, start, jac=True, method="L-BFGS-B", options={"maxiter": 300}).x)
-    value, gradient = function(theta)
+def _search(value_and_grad: Any, hessian: Any, start: Array, path: list[Array]) -> tuple[Array, NoModeError | None]:
+    """Return a mode, by a quasi-Newton search and then Newton's steps along `path`; and why it is none, if so."""
+    function = partial(_finite, value_and_grad, 1.0)
+    theta = np.asarray(minimize(function, start, callback=lambda at: path.append(np.array(at)), **SEARCH).x)
+    (value, gradient), step, gain = function(theta), 0 * theta, np.inf
     for _ in range(NEWTON):
-        matrix = np.asarray(hessian(theta))
-        scale, values, vectors = _scaled(matrix)
-        if not np.all(np.isfinite(values)):
-            return theta, NoModeError("its Hessian is nan there", np.asarray(~np.isfinite(scale), dtype=float))
+        scale, values, vectors = _scaled(np.asarray(hessian(theta)))
+        if not np.all(np.isfinite(values)) or gain < 1e-10:
+            break
         # Newton's step with the sign of every curvature mended, which leaves saddle points behind.
-        size = np.maximum(np.abs(values), FLAT * np.abs(values).max())
-        pull = scale * gradient
-        step = scale * (pull / size if matrix.ndim == 1 else vectors @ ((vectors.T @ pull) / size))
+        size, pull = np.maximum(np.abs(values), FLAT * np.abs(values).max()), scale * gradient
+        step = scale * (vectors @ ((vectors.T @ pull) / size) if vectors.size else pull / size)
         gain = float(gradient @ step)
-        for halved in range(30):
-            trial = theta - step * 0.5**halved
-            lower, slope = function(trial)
-            if lower < value:
-                theta, value, gradient = trial, lower, slope
-                break
-        else:
+        trials = (theta - step * 0.5**halved for halved in range(30))
+        better = next((trial for trial in trials if function(trial)[0] < value), None)
+        if better is None:
             break
-        if gain < 1e-10:
-            break
-    if value >= 1e300 or np.abs(theta - start).max() > FAR * (1 + np.abs(start).max()) and gain > 1e-3:
-        return theta, NoModeError("−log p falls without end", theta - start)
-    if gain > 1e-2:
-        return theta, NoModeError("the search for a mode did not settle", step)
-    return theta, _flat(np.asarray(hessian(theta)))
+        theta, (value, gradient) = better, function(better)
+        path.append(theta)
+    if value >= 1e300 or not gain < 1e-2 or not np.all(np.isfinite(values)):
+        away = np.nan_to_num(theta - start if np.abs(theta - start).max() > FAR else step)
+        return theta, NoModeError("−log p falls without end, or has no mode nearby,", away)
+    least = int(np.argmin(values))
+    if values[least] > FLAT * values.max():
+        return theta, None
+    return theta, NoModeError(FLAT_COST, vectors[:, least] if vectors.size else np.eye(scale.size)[least])
 
 
-def _flat(hessian: Array) -> NoModeError:
-    """Return the error of a direction in which the cost does not rise; an empty one where it rises in all."""
+def _around(place: Array, hessian: Array) -> Geometry:
+    """Return coordinates by the Hessian at a place, its curvatures taken for positive."""
     scale, values, vectors = _scaled(hessian)
-    if values.min() > FLAT * values.max():
-        return NoModeError("", scale)
-    least = np.argmin(values)
-    return NoModeError("−log p does not rise", np.eye(scale.size)[least] if hessian.ndim == 1 else vectors[:, least])
-
-
-def _around(mode: Array, hessian: Any) -> Geometry:
-    scale, values, vectors = _scaled(np.asarray(hessian))
-    matrix = scale if vectors.size == 0 else scale[:, None] * vectors / np.sqrt(values)
-    return Geometry(Affine(np.asarray(mode, dtype=float), matrix), 0 * scale, np.ones_like(scale), 1.0)
+    size = np.maximum(np.abs(values), FLAT * np.abs(values).max())
+    matrix = scale[:, None] * vectors / np.sqrt(size) if vectors.size else scale
+    return Geometry(Affine(np.asarray(place, dtype=float), matrix), 0 * scale, np.ones_like(scale), 1.0)
 
 
 def refine(cost: Cost, geometry: Geometry) -> Geometry:
@@ -158,6 +185,9 @@ def refine(cost: Cost, geometry: Geometry) -> Geometry:
 
     A step that makes energies grow until chains are lost is halved; where that does not help, the geometry of the pass
     before is kept.
+
+    Raises:
+        NoModeError: where a variance still grows in the last pass, as of an improper posterior.
     """
     motion, affine, dim = Kinetic(2.0), geometry.coordinates, geometry.mode.size
 
@@ -166,12 +196,16 @@ def refine(cost: Cost, geometry: Geometry) -> Geometry:
         slope = jax.grad(lambda at: cost(affine.parameters(at)))
 
         def body(state: Any, key: Any) -> Any:
-            pull = jax.vmap(slope)(motion.gradient_position(*state, h))
-            state = motion.step(*state, pull, std * jax.random.normal(key, phi.shape), h, 1.0, 1.0)
+            theta, velocity = state
+            pull = jax.vmap(slope)(motion.gradient_position(theta, velocity, h))
+            noise = std * jax.random.normal(key, phi.shape)
+            state = motion.step(theta, velocity, pull, noise, h, 1.0, 1.0)
             return state, state[0]
 
         def largest(at: Any, vector: Any) -> Any:
-            turn = lambda _, v: jax.jvp(slope, (at,), (v / jnp.linalg.norm(v),))[1]  # noqa: E731
+            def turn(_: Any, v: Any) -> Any:
+                return jax.jvp(slope, (at,), (v / jnp.linalg.norm(v),))[1]
+
             return jnp.linalg.norm(jax.lax.fori_loop(0, 16, turn, vector))
 
         first, *rest = jax.random.split(key, ROUNDS + 1)
@@ -179,9 +213,12 @@ def refine(cost: Cost, geometry: Geometry) -> Geometry:
         draws = jax.lax.scan(body, (phi, start), jnp.stack(rest))[1][ROUNDS // 2 :]
         return draws, jnp.max(jax.vmap(largest)(draws[-1], start))
 
-    keys = jax.random.split(jax.random.key(0), PASSES + 1)
+    keys = jax.random.split(jax.random.key(0), MOST_PASSES + 1)
     phi, met = np.asarray(jax.random.normal(keys[-1], (CHAINS, dim))), GUESS
-    for key in keys[:PASSES]:
+    values, vectors = np.ones(1), np.eye(dim)
+    for number, key in enumerate(keys[:MOST_PASSES]):
+        if number >= PASSES and values[-1] < GROWN:
+            break
         h, begin = STEP / met**0.5, phi
         for _ in range(HALVINGS):
             draws, largest = map(np.asarray, run(affine, begin, h, motion.langevin_noise(h) ** 0.5, key))
@@ -193,10 +230,13 @@ def refine(cost: Cost, geometry: Geometry) -> Geometry:
         centre, spread = draws.mean((0, 1)), draws.reshape(-1, dim)
         weight = EFFECTIVE / (EFFECTIVE + 5 * dim)
         covariance = weight * np.atleast_2d(np.cov(spread.T)) + (1 - weight) * np.eye(dim)
-        root = np.diag(np.std(spread, axis=0)) if affine.matrix.ndim == 1 else np.linalg.cholesky(covariance)
+        root: Any = np.diag(np.std(spread, axis=0)) if affine.matrix.ndim == 1 else np.linalg.cholesky(covariance)
         phi, met = np.linalg.solve(root, (draws[-1] - centre).T).T, max(1.0, float(largest))
+        values, vectors = np.linalg.eigh(root @ root.T)
         matrix = affine.matrix * np.diag(root) if affine.matrix.ndim == 1 else affine.matrix @ root
         affine = Affine(affine.parameters(centre), matrix)
+    if values[-1] > GROWN:
+        raise NoModeError("its variance grows without end in pilot chains", affine.matrix @ vectors[:, -1])
     old = geometry.coordinates
     turned = affine.matrix / old.matrix if old.matrix.ndim == 1 else np.linalg.solve(old.matrix, affine.matrix)
     curvature = turned**2 if turned.ndim == 1 else np.linalg.eigvalsh(turned.T @ turned)

@@ -31,8 +31,8 @@ WORKING_BYTES = 2**24
 class Sites(NamedTuple):
     """What a model of another library knows of its parameters beside their density."""
 
-    constrain: Callable[[Any], Any]
-    """From the parameters of one draw, a pytree, to values by the names of the model's sites."""
+    constrain: Callable[[Any], Any] | None = None
+    """From the parameters of one draw, a pytree, to values by the names of the model's sites; None: as they are."""
     simulate: Callable[[Any, Any, Any], Any] | None = None
     """Draws what one example's outcomes might have been: of (key, values by site, example)."""
     dims: Mapping[str, Sequence[str]] = {}
@@ -41,6 +41,12 @@ class Sites(NamedTuple):
     """Labels along axes, by their names."""
     observed: Mapping[str, Any] = {}
     """What was observed, by site, [N, ...]."""
+    scales: Sequence[str] = ()
+    """Sites of positive values."""
+    apply: Callable[[Any, Any], Any] | None = None
+    """A network's output, of (parameters, input)."""
+    symmetric: bool = False
+    """Whether hidden units may change places: then parameters of different chains need not agree."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class TracedModel:
 
     def values(self, theta: Any) -> Any:
         """Return θ[..., m] as `unflatten` does, or of a model of another library as values by site."""
-        if self.sites is None:
+        if self.sites is None or self.sites.constrain is None:
             return self.unflatten(theta)
         leading, draws = np.shape(theta)[:-1], jnp.reshape(theta, (-1, self.dim))
         made = _constrained(self, draws) if leading else self.sites.constrain(self.unflatten(draws[0]))
@@ -157,8 +163,9 @@ def _shapes_of(tree: Any) -> str:
 @partial(jax.jit, static_argnums=0)
 def _constrained(model: TracedModel, draws: jax.Array) -> Any:
     """Return values by site of draws[D, m], a few draws at a time."""
-    constrain = model.sites.constrain if model.sites is not None else None
-    assert constrain is not None
+    assert model.sites is not None
+    assert model.sites.constrain is not None
+    constrain = model.sites.constrain
     return jax.lax.map(lambda draw: constrain(model.unflatten(draw)), draws, batch_size=1024)
 
 

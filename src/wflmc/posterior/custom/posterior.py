@@ -274,6 +274,12 @@ class CustomPosterior(Shown, Posterior):
         """Average function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
         return traced.predictive_mean(self.model, function, jnp.asarray(self._checked(theta, "chain, draw")), inputs)
 
+    def apply(self, parameters: Any, given: Any) -> Any:
+        """Return a network's output for one input, where the posterior is that of a module of Flax or Equinox."""
+        if self.model.sites is None or self.model.sites.apply is None:
+            raise InputError("posterior", self, "of wflmc.from_flax or wflmc.from_equinox, to apply a module")
+        return self.model.sites.apply(parameters, given)
+
     def log_likelihood(self, theta: ArrayLike) -> Array:
         """Return log p(example|θ) of every example, in the order of `observed`: theta[draw, m] -> [draw, N]."""
         draws = jnp.asarray(self.coordinates_of(self._checked(theta, "draw")), jnp.float32)
@@ -473,11 +479,11 @@ def _coordinates(
     """Return the coordinates that `preconditioner` asks for, and what was found of the cost by looking at the data."""
     if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
         return given.coordinates, None
-    if isinstance(given, str) and given in ("laplace", "pilot"):
+    if isinstance(given, Geometry) or (isinstance(given, str) and given in ("laplace", "pilot")):
         try:
             with in_float64():
-                found = laplace(cost, start)
-                return (found := refine(cost, found) if given == "pilot" else found).coordinates, found
+                found = given if isinstance(given, Geometry) else laplace(cost, start, _free(model))
+                return (found := found if given == "laplace" else refine(cost, found)).coordinates, found
         except NoModeError as error:
             raise _without_mode(error, model) from error
     if not isinstance(given, str) and np.shape(given) == start.shape and np.all(np.asarray(given) > 0):
@@ -486,6 +492,14 @@ def _coordinates(
         wanted = f"none, laplace or pilot, a preconditioned posterior of {start.size} parameters, or a scale for each"
         raise InputError("preconditioner", given, wanted)
     return None, None
+
+
+def _free(model: traced.TracedModel) -> Array | None:
+    """Return 0 for the parameters that are scales and 1 for others, [m]; None where nobody can tell."""
+    if model.sites is None or not model.sites.scales:
+        return None
+    tree = {name: part * (name not in model.sites.scales) for name, part in model.unflatten(np.ones(model.dim)).items()}
+    return np.concatenate([np.ravel(part) for part in jax.tree.leaves(tree)])
 
 
 def _without_mode(error: NoModeError, model: traced.TracedModel) -> InputError:
