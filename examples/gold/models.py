@@ -19,6 +19,7 @@ def regression(features, target, sigma):
 
 
 def columns(*values):
+    """Columns of a design matrix, numbers repeated as often as the last one is long."""
     return jnp.stack([jnp.broadcast_to(value, values[-1].shape) * 1.0 for value in values], -1)
 
 
@@ -50,9 +51,7 @@ def kidscore_interaction(kid_score, mom_hs, mom_iq):
 
 
 def low_dim_gauss_mix(y):
-    mu = flat("mu", support=constraints.ordered_vector) if False else numpyro.sample(
-        "mu", dist.ImproperUniform(constraints.ordered_vector, (), (2,))
-    )
+    mu = numpyro.sample("mu", dist.ImproperUniform(constraints.ordered_vector, (), (2,)))
     numpyro.factor("mu_prior", dist.Normal(0, 2).log_prob(mu).sum())
     sigma = numpyro.sample("sigma", dist.HalfNormal(2).expand([2]).to_event(1))
     theta = numpyro.sample("theta", dist.Beta(5, 5))

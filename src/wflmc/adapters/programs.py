@@ -28,6 +28,8 @@ COMBINATIONS = 256
 """Values of an example's discrete latent variables, all together, that are summed over."""
 AGREES = 1e-6
 """Relative error to which a site's density on all data is the sum over examples, in float64."""
+DECIDED = "depends on control flow by data or parameters"
+TRACEABLE = "decided without looking at values: use jnp.where, or numpyro.handlers.mask, in place of if"
 CUTS = ((True, False), (True, True), (False, False))
 """Ways to cut a model to one example: whether plates over examples are, and whole numbers equal to N as well."""
 
@@ -180,6 +182,8 @@ class _Program:
                     self._cut_now.add(site["name"])
                     size = 1
                 return jnp.arange(size)
+            if _is_latent(site) and self.full and site["name"] not in self.full:
+                raise InputError(f"site {site['name']}", Found(DECIDED), TRACEABLE)
             return value_of(site) if _is_latent(site) else None
 
         self._cut_now = set()
@@ -411,8 +415,7 @@ class _naming_site:  # noqa: N801
             seen = [name for one in done for name in one]
             after = [name for name in self.program.full if name not in seen and name in self.program.full]
             place = f"site {after[0] if after else seen[-1]}"
-            wanted = "decided without looking at values: use jnp.where, or numpyro.handlers.mask, in place of if"
-            raise InputError(place, Found("depends on control flow by data or parameters"), wanted) from error
+            raise InputError(place, Found(DECIDED), TRACEABLE) from error
         said = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:160].rstrip(".: ")
         wanted = "of a shape that fits its plates: is a plate over the wrong axis?"
         raise InputError(place, Found(f"fails: {said}"), wanted) from error
@@ -523,7 +526,7 @@ def _check_gradients(program: _Program, examples: Any) -> None:
         each = jax.vmap(lambda one: program.densities(parameters, one, some))(examples)
         return {name: jnp.sum(values) for name, values in each.items()}
 
-    for name, slopes in jax.jit(jax.jacrev(totals))(jax.tree.map(jnp.asarray, program.start)).items():
+    for name, slopes in jax.jit(jax.jacfwd(totals))(jax.tree.map(jnp.asarray, program.start)).items():
         for of, slope in slopes.items():
             if not np.all(np.isfinite(slope)):
                 wanted = "finite where the search begins (a root or a log of 0?): mend it, or give initial=…"

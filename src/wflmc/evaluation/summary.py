@@ -1,16 +1,17 @@
 """One look at a trace: everything `summary.json` says, as a value."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, Shown
-from wflmc.evaluation.diagnostics import diagnose
+from wflmc.evaluation.diagnostics import Diagnostics, diagnose, diagnose_functions
 from wflmc.evaluation.scores import Calibration, Regression, predictive_scores, regression_scores
 from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exact_law, with_floor
-from wflmc.posterior import Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
+from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
 
 FEW_CHAINS = 20
@@ -62,6 +63,10 @@ class Evaluation(Shown):
     """Whether ε includes what was spent before the first round."""
     frozen: tuple[int, ...] = ()
     """Parameters that never move in at least one chain: R-hat leaves them out, and their effective sample size is 0."""
+    functions: Mapping[str, Diagnostics] = field(default_factory=dict)
+    """Of functions of the parameters, such as predictions, by the names that the caller gave."""
+    symmetric: bool = False
+    """Whether hidden units of a network may change places."""
 
     @property
     def mean_scores(self) -> dict[str, float | None]:
@@ -90,7 +95,17 @@ class Evaluation(Shown):
             f"{examples:.0%} of the examples are clipped, which the bound and the exact law ignore: the chains sample "
             "a posterior in which these weigh less.": examples > 0.01,
             f"R-hat is {rhat:.3g}: the chains have not forgotten their start, or are too short to tell.": rhat
-            > RHAT_CONCERN,
+            > RHAT_CONCERN
+            and not self.symmetric,
+            f"R-hat of the parameters is {rhat:.3g}: hidden units of a network can change places, so that weights of "
+            "different chains need not agree, however long they are. R-hat of predictions tells whether these have "
+            f"converged ({self._of_functions or 'name them: evaluate(…, functions={…})'}).": rhat > RHAT_CONCERN
+            and self.symmetric,
+            **{
+                f"R-hat of {name} is {found.rhat_max:.3g}: the chains do not agree on it.": True
+                for name, found in self.functions.items()
+                if (found.rhat_max or 0.0) > RHAT_CONCERN
+            },
             f"{len(self.frozen)} of the parameters never moved in at least one chain ({some}): these have not "
             "converged, whatever R-hat says of the others. The step size may be too small for float32.": self.frozen,
             f"The chains are at W2² = {distance.worst:.3g}, the exact law without clipping at {exact:.3g}: clipping "
@@ -98,6 +113,13 @@ class Evaluation(Shown):
             f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {bound:.3g}.": above,
         }
         return tuple(text for text, holds in rules.items() if holds)
+
+    @property
+    def _of_functions(self) -> str:
+        parts = (
+            f"{name}: {found.rhat_max:.3g}" for name, found in self.functions.items() if found.rhat_max is not None
+        )
+        return ", ".join(parts)
 
     def _facts(self) -> dict[str, Any]:
         facts = {"w2_sq": None if self.w2_sq is None else self.w2_sq.worst, "exact_w2_sq": self.worst_exact}
@@ -120,6 +142,10 @@ class Evaluation(Shown):
             ("ESS min of one chain", "{:.3g} of {} draws (exact, no clipping)", self.exact_ess_min, draws),
             ("R-hat max", "{:.4f}", self.rhat_max),
             ("ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min),
+            *(
+                (f"R-hat, ESS of {name}"[:24], "{:.4f}, {:.0f} bulk, {:.0f} tail", *found[:3])
+                for name, found in self.functions.items()
+            ),
             ("test set", "{} (mean over chains)", scores or None),
             ("noise after burn-in", EXCESS, noise, wider),
             ("gradients clipped", "{} in burn-in, {} after", *rates),
@@ -131,7 +157,11 @@ class Evaluation(Shown):
 
 
 def evaluate(
-    trace: Trace, posterior: Posterior | None, test: TestSet | None = None, law: ExactLaw | None = None
+    trace: Trace,
+    posterior: Posterior | None,
+    test: TestSet | None = None,
+    law: ExactLaw | None = None,
+    functions: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Evaluation:
     """Return distance to the posterior (where it is known), R-hat, ESS, clip rate, test scores and privacy spent.
 
@@ -143,6 +173,8 @@ def evaluate(
         posterior: None where nobody holds all of the data: then only R-hat, ESS and the privacy are evaluated.
         test: features[n, d] and targets[n], or labels[n] as in the training data, on which predictions are scored.
         law: of the plan's chains, where it has been computed already.
+        functions: for a model of one's own, functions of its parameters by name, such as predictions, whose R-hat and
+            ESS stand beside those of the parameters.
     """
     if not isinstance(trace, Trace):
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
@@ -152,6 +184,9 @@ def evaluate(
         distance = _distance(trace.theta, known.exact)
         if known.coordinates is not None:
             moving = _distance(known.coordinates.of(trace.theta), known.exact_in_coordinates)
+    own = model if isinstance(model, CustomPosterior) else None
+    if functions and own is None:
+        raise InputError("functions", functions, "left out for a model that is not of your own")
     law = law or exact_law(posterior, plans)
     spent = [plan.epsilon_spent for plan in plans if plan.epsilon_spent is not None]
     bounds = [plan.bound[plan.burn_in :].max() for plan in plans if plan.bound is not None]
@@ -170,6 +205,8 @@ def evaluate(
         spent_before=any(np.any(plan.ledger) for plan in plans),
         noise_ratio=float(np.mean([plan.noise_ratio for plan in plans])),
         adjacency=trace.plan.privacy.adjacency,
+        functions={} if own is None else diagnose_functions(own, trace.theta, functions or {}),
+        symmetric=own is not None and own.model.sites is not None and own.model.sites.symmetric,
     )
 
 

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wflmc import plugins
 from wflmc.dynamics import Response
 from wflmc.errors import InputError
 from wflmc.planning import exact
@@ -13,6 +12,7 @@ from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.solvers import closed_form
 from wflmc.planning.solvers.allocation import allocate
 from wflmc.planning.solvers.program import HEADROOM, solve_by_cvxpy
+from wflmc.plugins import load
 
 LEAST_NOISE = 1e-9
 """Of the 2η of Langevin sampling: an ideal link could do with none at all, and would then send infinitely strongly."""
@@ -107,5 +107,5 @@ POLICIES: dict[str, PowerPolicy] = {
 
 def policy_named(name: str) -> PowerPolicy:
     """The policy registered under a name."""
-    found: PowerPolicy = plugins.load("policies", name, "power", POLICIES)
+    found: PowerPolicy = load("policies", name, "power", POLICIES)
     return found

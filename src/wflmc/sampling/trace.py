@@ -3,7 +3,7 @@ xarray data sets by group, in ArviZ's schema."""
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from wflmc.errors import Found, InputError, Shown
 from wflmc.keys import host_generator
 from wflmc.planning import Plan
 from wflmc.posterior import CustomPosterior
-from wflmc.posterior.custom.model import checked_arrays, per_example, shape_of
+from wflmc.posterior.custom.model import INDEX, checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
 from wflmc.progress import progress_bar
 from wflmc.storage import replacing, reserve
@@ -178,11 +178,20 @@ def _variables(theta: NDArray[Any], posterior: Model | None) -> Any:
     chains, draws, dim = theta.shape
     coords: dict[str, Any] = {"chain": np.arange(chains), "draw": np.arange(draws)}
     if isinstance(posterior, CustomPosterior) and posterior.dim == dim:
-        return xr.Dataset(_named(posterior.unflatten(theta), DRAWN, "theta"), coords=coords)
+        made, sites = posterior.unflatten(theta), posterior.model.sites
+        if sites is not None:
+            coords |= {
+                name: list(labels)
+                for name, labels in sites.coords.items()
+                if any(name in d for d in sites.dims.values())
+            }
+        return xr.Dataset(_named(made, DRAWN, "theta", {} if sites is None else sites.dims), coords=coords)
     return xr.Dataset({"theta": ((*DRAWN, "parameter"), theta)}, coords={**coords, "parameter": np.arange(dim)})
 
 
-def _named(tree: Any, leading: tuple[str, ...], alone: str) -> dict[str, Any]:
+def _named(
+    tree: Any, leading: tuple[str, ...], alone: str, dims: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Any]:
     """The leaves of a tree by name, with their axes' names; one that is no tree is called `alone`.
 
     A leaf called as an axis, such as chain, becomes chain_. Two arrays without names are called X and y.
@@ -192,9 +201,13 @@ def _named(tree: Any, leading: tuple[str, ...], alone: str) -> dict[str, Any]:
         tree = {"X": tree[0], "y": tree[1]}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".") or alone
+        if name == INDEX:
+            continue
+        known = (dims or {}).get(name, ())
         while name in TAKEN or name in made:
             name += "_"
         axes = [f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - len(leading))]
+        axes = [*known] if len(known) == len(axes) else axes
         made[name] = ((*leading, *axes), np.asarray(leaf))
     return made
 
@@ -223,6 +236,11 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     observed, device = posterior.observed
     if isinstance(posterior, Regression):
         observed = {"X": posterior.covariates, "y": observed}
+    elif posterior.model.sites is not None and INDEX in observed:
+        sites = posterior.model.sites.observed
+        observed = observed | {name: values[observed[INDEX]] for name, values in sites.items()}
+        if request.outcome is None:
+            request = request._replace(outcome=[*sites])
     data = _named(observed, ("observation",), "y")
     kept, thinning = _thinned(samples.shape[:2], request.draws)
     chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
@@ -319,6 +337,8 @@ def _numbers(posterior: Model, count: int) -> int:
 def _drawn(posterior: Model, theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
     """How to draw outcomes for rows, by default the devices' own, and their names: a custom model needs a function."""
     function: Any = request.predictive
+    if function is True and isinstance(posterior, CustomPosterior) and posterior.model.sites is not None:
+        function = posterior.model.sites.simulate
     if isinstance(posterior, Regression):
         if callable(function):
             raise InputError("predictive", "a function", "True or False: this model draws by itself")

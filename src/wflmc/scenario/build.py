@@ -187,7 +187,7 @@ def _own_model(scenario: Scenario) -> tuple[Posterior, Mapping[str, Any]]:
     section = scenario.posterior
     if section.preconditioner != "none":
         raise InputError("posterior.preconditioner", section.preconditioner, "none: a model of your own brings its own")
-    posterior, functions = plugins.build_own_model(section.model, section.model_dump())
+    posterior, functions = plugins.build_own_model(section.model, section.model_dump(exclude_unset=True))
     check_posterior(posterior)
     return posterior, functions
 

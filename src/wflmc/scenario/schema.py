@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from wflmc import plugins
 from wflmc.errors import InputError
+from wflmc.plugins import is_own_model, names
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
 Positive = Annotated[float, Field(ge=1e-50, le=1e50, allow_inf_nan=False)]
@@ -25,16 +25,13 @@ def _one_of(group: str, *builtin: str) -> Any:
     """Return the type of a name: one of ours, or one that another package has registered."""
 
     def check(name: str) -> str:
-        if name not in builtin and name not in plugins.names(group) and not (group == "models" and _own(name)):
-            *first, last = (f"'{one}'" for one in (*builtin, *plugins.names(group)))
+        if name not in builtin and name not in names(group) and not (group == "models" and is_own_model(name)):
+            *first, last = (f"'{one}'" for one in (*builtin, *names(group)))
             own = " or 'FILE.py:FUNCTION' of your own" if group == "models" else ""
             raise PydanticCustomError("unknown_name", f"Input should be {', '.join(first)} or {last}{own}")
         return name
 
     return Annotated[str, AfterValidator(check)]
-
-
-_own = plugins.is_own_model
 
 
 class _Section(BaseModel):

@@ -29,6 +29,8 @@ FAR = 1e3
 """A mode farther from the start than this, in unconstrained parameters of any scale, is taken for none at all."""
 FLAT = 1e-9
 """Of the largest: a scaled curvature below it is rounding."""
+AWAY = 1e6
+"""Standard deviations from a mode at which a density that can be normalised has fallen by more than 1/AWAY."""
 FLAT_COST = "−log p does not rise"
 SEARCH: dict[str, Any] = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": 300}}
 NEWTON, STARTS, PLACES = 60, 2, 24
@@ -91,21 +93,32 @@ def laplace(cost: Cost, start: Array, free: Array | None = None) -> Geometry:
     """
     value_and_grad, hessian = jax.jit(jax.value_and_grad(cost)), jax.jit(partial(_hessian, cost))
     path: list[Array] = []
-    generator, troubles = np.random.default_rng(0), []
+    generator, troubles, many = np.random.default_rng(0), [], jax.jit(jax.vmap(cost))
     for attempt in range(STARTS):
         begin = start + generator.uniform(-2, 2, start.size) * attempt
         if free is not None:
             begin = np.asarray(minimize(partial(_finite, value_and_grad, free), begin, **SEARCH).x)
         mode, trouble = _search(value_and_grad, hessian, begin, path)
         if trouble is None:
-            return _around(mode, np.asarray(hessian(mode)))
+            found = _around(mode, np.asarray(hessian(mode)))
+            trouble = _endless(many, found.coordinates)
+        if trouble is None:
+            return found
         troubles.append(trouble)
         if trouble.args[0] == FLAT_COST:
             raise trouble
-    many = jax.jit(jax.vmap(cost))
     places = [_around(place, np.asarray(hessian(place))) for place in path[:: -(-len(path) // PLACES)]]
     elbo = [_elbo(many, place, generator) for place in places]
     raise NoModeError(str(troubles[0]), troubles[0].direction, places[int(np.argmax(elbo))]._replace(elbo=max(elbo)))
+
+
+def _endless(many: Any, affine: Affine) -> NoModeError | None:
+    """Return the error of a direction in which the cost has not risen by log R at R standard deviations, if any."""
+    matrix = np.diag(affine.matrix) if affine.matrix.ndim == 1 else affine.matrix
+    steps = np.concatenate([matrix.T, -matrix.T])
+    rise = np.asarray(many(affine.centre + AWAY * steps)) - np.asarray(many(affine.centre[None]))
+    least = int(np.argmin(np.where(np.isnan(rise), np.inf, rise)))
+    return NoModeError(FLAT_COST, steps[least]) if rise[least] < np.log(AWAY) else None
 
 
 def _elbo(many: Any, place: Geometry, generator: np.random.Generator) -> float:

@@ -507,6 +507,7 @@ def _without_mode(error: NoModeError, model: traced.TracedModel) -> InputError:
     sizes = jax.tree.map(lambda part: float(np.abs(part).max()), model.unflatten(np.asarray(error.direction)))
     path = max(jax.tree_util.tree_leaves_with_path(sizes), key=lambda leaf: leaf[1])[0]
     name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameters"
+    name = name if model.sites is None else f"site {name}"
     wanted = "a parameter with a proper posterior: give it a prior, write a hierarchical one as mean + scale * offset"
     return InputError(name, Found(f"has no mode: {error} along it"), f"{wanted}, or start elsewhere (initial=…)")
 
