@@ -7,8 +7,10 @@ model on all data, site by site, and a model for which they differ is refused.
 
 import inspect
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import product
 from typing import Any
 
@@ -71,28 +73,35 @@ def from_numpyro(
     Raises:
         InputError: in one sentence that names the site, for a model that cannot be split over devices.
     """
-    program = _cut(_read(model, data, example_axis, shared, initial or {}), keep)
     known = {"devices": devices, "preconditioner": preconditioner, **options}
-    try:
-        return program.posterior(coords, **known)
-    except InputError as error:
-        centred = [name for name in program.latent if _is_location_scale(program.full[name]["fn"])]
-        if not isinstance(error.__cause__, NoModeError) or error.__cause__.best is None or preconditioner != "pilot":
-            raise
-        trouble, best = error, error.__cause__.best
+    program = _cut(_read(model, data, example_axis, shared, initial or {}), keep)
+    without_mode = []
+    for written in (program, None):
+        if written is None:  # a model without a mode may have one if it is written with offsets
+            centred = [name for name in program.latent if _is_location_scale(program.full[name]["fn"])]
+            written = _cut(_read(_with_offsets(model, centred), data, example_axis, shared, {}), keep)
+        try:
+            return written.posterior(coords, **known)
+        except InputError as error:
+            if (
+                not isinstance(error.__cause__, NoModeError)
+                or error.__cause__.best is None
+                or preconditioner != "pilot"
+            ):
+                raise
+            without_mode.append((error.__cause__.best, written, error))
+    for best, written, _ in sorted(without_mode, key=lambda one: -one[0].elbo):
+        with suppress(InputError):
+            return written.posterior(coords, **known | {"preconditioner": best})
+    raise without_mode[0][2]
+
+
+def _with_offsets(model: Any, names: list[str]) -> Any:
+    """Return the model with some sites written as location + scale * offset."""
     from numpyro import handlers
     from numpyro.infer.reparam import LocScaleReparam
 
-    offsets = handlers.reparam(model, config={name: LocScaleReparam(0) for name in centred})
-    other = _cut(_read(offsets, data, example_axis, shared, {}, inspect.signature(model)), keep)
-    try:
-        return other.posterior(coords, **known)
-    except InputError as error:
-        if not isinstance(error.__cause__, NoModeError) or error.__cause__.best is None:
-            raise trouble from None
-        if error.__cause__.best.elbo > best.elbo:
-            program, best = other, error.__cause__.best
-    return program.posterior(coords, **known | {"preconditioner": best})
+    return wraps(model)(handlers.reparam(model, config={name: LocScaleReparam(0) for name in names}))
 
 
 @dataclass
@@ -342,9 +351,9 @@ def _log_density(site: Any) -> Any:
     return value if site["scale"] is None else site["scale"] * value
 
 
-def _read(model: Any, data: Any, axis: int, shared: Sequence[str], initial: Any, signature: Any = None) -> _Program:
+def _read(model: Any, data: Any, axis: int, shared: Sequence[str], initial: Any) -> _Program:
     """Return the model with its data and its sites on all of them, at the start."""
-    arguments = _arguments(signature or inspect.signature(model), data)
+    arguments = _arguments(inspect.signature(model), data)
     program = _Program(model, arguments, {})
 
     def value_of(site: Any) -> Any:
@@ -395,30 +404,23 @@ def _arguments(signature: inspect.Signature, data: Any) -> dict[str, Any]:
     }
 
 
-class _naming_site:  # noqa: N801
+@contextmanager
+def _naming_site(program: _Program) -> Iterator[None]:
     """Let an error of a model name the site, or the plate, that it was at."""
-
-    def __init__(self, program: _Program) -> None:
-        self.program = program
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is None or isinstance(error, InputError) or not isinstance(error, Exception):
-            return
-        frames = [frame for frame, _ in traceback.walk_tb(trace)]
-        at = [f.f_locals.get("name") for f in frames if f.f_globals.get("__name__") == "numpyro.primitives"]
-        place = f"site {next((name for name in at if name), '')}"
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # whatever a person's model may raise
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
-            done = [f.f_locals["self"].trace for f in frames if hasattr(f.f_locals.get("self"), "trace")]
-            seen = [name for one in done for name in one]
-            after = [name for name in self.program.full if name not in seen and name in self.program.full]
-            place = f"site {after[0] if after else seen[-1]}"
-            raise InputError(place, Found(DECIDED), TRACEABLE) from error
+            seen = [name for f in frames for name in getattr(f.f_locals.get("self"), "trace", ())]
+            place = next((name for name in program.full if name not in seen), "")
+            raise InputError(f"site {place}", Found(DECIDED), TRACEABLE) from error
+        at = [f.f_locals.get("name") for f in frames if f.f_globals.get("__name__") == "numpyro.primitives"]
         said = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:160].rstrip(".: ")
         wanted = "of a shape that fits its plates: is a plate over the wrong axis?"
-        raise InputError(place, Found(f"fails: {said}"), wanted) from error
+        raise InputError(f"site {next(filter(None, at), '')}", Found(f"fails: {said}"), wanted) from error
 
 
 def _cut(program: _Program, keep: Sequence[str]) -> _Program:

@@ -14,8 +14,9 @@ from wflmc.planning.options import Sampler
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 
-SAFE = 0.5
-"""h√L of kinetic steps: their bias, of order (h√L)², is then below a few percent where a cost is not quadratic."""
+SAFE, FEW = 0.5, 10
+"""h√L of kinetic steps up to so many parameters; of more, the fourth root of their number less, as the error of a step
+adds up over them. The bias of a cost that is not quadratic is then a few percent of a standard deviation."""
 OVERDAMPED_STEP = 0.4
 """η(μ + L), as in scenarios."""
 BURN_IN, SAMPLES = 3, 50
@@ -31,7 +32,9 @@ def fill_in(posterior: Posterior, privacy: Privacy, given: dict[str, Any], sampl
     if given["step_size"] is None and privacy.epsilon is None and not sampler_given:
         sampler = replace(sampler, dynamics="kinetic", friction=2 * mu**0.5)
     kinetic = sampler.motion.has_velocity
-    step = given["step_size"] or (SAFE / L**0.5 if kinetic else OVERDAMPED_STEP / (mu + L))
+    step = given["step_size"] or (
+        SAFE * min(1.0, FEW / posterior.dim) ** 0.25 / L**0.5 if kinetic else OVERDAMPED_STEP / (mu + L)
+    )
     memory = _memory(sampler.motion, float(step), mu)
     burn_in, samples = (min(MOST, max(LEAST, math.ceil(count * memory))) for count in (BURN_IN, SAMPLES))
     if privacy.epsilon is not None:

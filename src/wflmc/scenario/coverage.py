@@ -35,8 +35,8 @@ class NotCovered:
 
 
 CONSTANTS = (
-    "posterior.model", "posterior.preconditioner", "posterior.mu", "posterior.L", "posterior.initial_w2_sq", "sampler.burn_in",
-    "the effect of link.downlink_snr_db",
+    "posterior.model", "posterior.preconditioner", "posterior.mu", "posterior.L", "posterior.initial_w2_sq",
+    "sampler.burn_in", "the effect of link.downlink_snr_db",
 )  # fmt: skip
 """Names of what a plan's numbers are made of."""
 FROM_DATA = ("the principal directions of posterior.data", "posterior.classes", "posterior.partition", *CONSTANTS)
