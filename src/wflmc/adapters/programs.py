@@ -121,6 +121,8 @@ class _Program:
     """Unconstrained values of the latent sites."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of the log-densities on all data, by site."""
+    supports: dict[str, Any] = field(default_factory=dict)
+    """Values of discrete latent sites."""
     cut_plates: bool = True
     cut_counts: bool = False
     of_example: tuple[str, ...] = ()
@@ -252,11 +254,8 @@ class _Program:
 
         if not self.discrete:
             return given({})
-        values = np.array(list(product(*map(self._support, self.discrete))))
+        values = np.array(list(product(*map(self.supports.__getitem__, self.discrete))))
         return jax.nn.logsumexp(jax.vmap(given)(dict(zip(self.discrete, jnp.asarray(values.T), strict=True))))
-
-    def _support(self, name: str) -> Any:
-        return np.asarray(self.full[name]["fn"].enumerate_support(expand=False)).ravel()
 
     def without_example(self, parameters: Any) -> tuple[dict[str, Any], Any]:
         """Return the sites on data that do not matter, and the log-Jacobians of all parameters."""
@@ -265,7 +264,7 @@ class _Program:
         def value_of(site: Any) -> Any:
             nonlocal jacobian
             if site["name"] in self.discrete:
-                return jnp.broadcast_to(self._support(site["name"])[0], site["fn"].shape())
+                return jnp.broadcast_to(self.supports[site["name"]][0], site["fn"].shape())
             value, bijection = parameters[site["name"]], _bijection(site)
             made = bijection(value)
             jacobian = jacobian + jnp.sum(bijection.log_abs_det_jacobian(value, made))
@@ -361,7 +360,8 @@ def _read(model: Any, data: Any, axis: int, shared: Sequence[str], initial: Any)
         if fn.support.is_discrete:
             if not fn.has_enumerate_support:
                 raise InputError(f"site {name}", Found("is discrete without end"), "continuous, or summed over by hand")
-            return jnp.broadcast_to(fn.enumerate_support(expand=False)[0], fn.shape())
+            program.supports[name] = np.asarray(fn.enumerate_support(expand=False), dtype=np.int32).ravel()
+            return jnp.broadcast_to(program.supports[name][0], fn.shape())
         bijection = _bijection(site)
         shape = bijection.inverse_shape(fn.shape())
         value = bijection.inv(jnp.asarray(initial[name], float)) if name in initial else jnp.zeros(shape)
@@ -513,7 +513,7 @@ def _check_local(program: _Program, keep: Sequence[str]) -> None:
         if count not in plates[name]:
             wanted = "in the plate over examples, where it is summed over; others have to be summed over by hand"
             raise InputError(f"site {name}", Found("is discrete and of all examples"), wanted)
-    if np.prod([program._support(name).size for name in program.discrete], initial=1.0) > COMBINATIONS:
+    if np.prod([program.supports[name].size for name in program.discrete], initial=1.0) > COMBINATIONS:
         name = program.discrete[0]
         raise InputError(
             f"site {name}", Found("has too many values"), f"at most {COMBINATIONS}, all discrete sites together"
@@ -524,7 +524,7 @@ def _check_gradients(program: _Program, examples: Any) -> None:
     """Refuse a model without finite gradients at the start, by the first site without one."""
 
     def totals(parameters: Any) -> Any:
-        some = {name: program._support(name)[0] for name in program.discrete}
+        some = {name: program.supports[name][0] for name in program.discrete}
         each = jax.vmap(lambda one: program.densities(parameters, one, some))(examples)
         return {name: jnp.sum(values) for name, values in each.items()}
 

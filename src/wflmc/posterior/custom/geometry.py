@@ -249,7 +249,11 @@ def refine(cost: Cost, geometry: Geometry) -> Geometry:
         matrix = affine.matrix * np.diag(root) if affine.matrix.ndim == 1 else affine.matrix @ root
         affine = Affine(affine.parameters(centre), matrix)
     if values[-1] > GROWN:
-        raise NoModeError("its variance grows without end in pilot chains", affine.matrix @ vectors[:, -1])
+        raise NoModeError(
+            "its variance grows without end in pilot chains",
+            affine.parameters(vectors[:, -1]) - affine.centre,
+            geometry,
+        )
     old = geometry.coordinates
     turned = affine.matrix / old.matrix if old.matrix.ndim == 1 else np.linalg.solve(old.matrix, affine.matrix)
     curvature = turned**2 if turned.ndim == 1 else np.linalg.eigvalsh(turned.T @ turned)
