@@ -461,6 +461,8 @@ def posterior_from(
     mu, L = (float(known.get(name, np.nan)) for name in ("mu", "L"))
     posterior = CustomPosterior(held, sizes, start, float(initial_std), mu, L, model, len(parts), batch, estimated)
     posterior = replace(posterior, coordinates=space)
+    if isinstance(preconditioner, CustomPosterior):
+        vars(posterior)["laplace"] = preconditioner.laplace
     if geometry is not None:
         vars(posterior)["laplace"] = geometry.mode, np.sort(geometry.curvature)
     return _with_estimates(posterior) if np.isnan(mu + L) else posterior
