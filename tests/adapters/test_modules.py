@@ -24,7 +24,8 @@ def linen():
     class Network(nn.Module):
         @nn.compact
         def __call__(self, x):
-            return nn.Dense(2, use_bias=False)(jnp.tanh(nn.Dense(4, use_bias=False)(x)))
+            hidden = jnp.tanh(nn.Dense(4, use_bias=False)(x))
+            return nn.Dense(2, use_bias=False)(hidden)
 
     return wflmc.from_flax(Network(), log_likelihood, (X, Y), devices=3, prior=2.0)
 
@@ -67,6 +68,7 @@ def test_density_is_that_of_the_network_by_hand(make):
     assert posterior.model.sites.symmetric
 
 
+@pytest.mark.skipif(not FULL, reason="make test-full runs it")
 def test_networks_say_why_parameters_cannot_mix():
     pytest.importorskip("equinox", reason="pip install equinox")
     posterior = equinox()
