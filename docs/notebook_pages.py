@@ -1,7 +1,7 @@
 """Run the notebooks of docs/notebooks and render them as pages, as a hook of mkdocs.
 
-A notebook is a script with cells, as editors and Jupytext know them: `# %%` begins a cell of code, `# %% [markdown]` one
-of text. Every cell of code is shown with what it prints, the value of its last expression and the figures it draws.
+A notebook is a script with cells, as editors and Jupytext know them: `# %%` begins a cell of code, `# %% [markdown]`
+one of text. Every cell of code is shown with what it prints, the value of its last expression and its figures.
 """
 
 from __future__ import annotations
