@@ -43,6 +43,8 @@ class Sites(NamedTuple):
     """What was observed, by site, [N, ...]."""
     scales: Sequence[str] = ()
     """Sites of positive values."""
+    together: Callable[[Any, Any], Any] | None = None
+    """log p(example|θ) of several examples at once, of (parameters, examples [n, ...]) -> [n]."""
     apply: Callable[[Any, Any], Any] | None = None
     """A network's output, of (parameters, input)."""
     symmetric: bool = False
@@ -207,6 +209,7 @@ def trace_model(
         names = [equation.primitive.name for jaxpr in _nested(made) for equation in jaxpr.eqns]
         if any("callback" in name or "debug" in name for name in names):
             raise InputError(key, Found("calls back to Python"), "written in JAX alone: no callbacks, no debug prints")
+    cost, prior_cost = _pruned(cost), _pruned(prior_cost)
     model = replace(model, likelihood=cost, prior=prior_cost)
     gradient = jax.make_jaxpr(jax.value_and_grad(model.cost))(theta, example)
     gradients = gradient, jax.make_jaxpr(jax.value_and_grad(model.prior_cost))(theta)
@@ -218,6 +221,16 @@ def trace_model(
     inner = [jaxpr for one in gradients for jaxpr in _nested(one)]
     constants = [value for jaxpr in inner for value in getattr(jaxpr, "consts", ())]
     return replace(model, name=digest(*parts, *map(_plain, constants)), numbers=max(1, result_size(cost)))
+
+
+def _pruned(closed: Any) -> Any:
+    """Return a closed jaxpr without equations that its result does not need, which would count as work."""
+    needed, kept = {id(value) for value in closed.jaxpr.outvars}, []
+    for equation in reversed(closed.jaxpr.eqns):
+        if any(id(value) in needed for value in equation.outvars):
+            kept.append(equation)
+            needed |= {id(value) for value in equation.invars}
+    return closed.replace(jaxpr=closed.jaxpr.replace(eqns=kept[::-1]))
 
 
 def _nested(jaxpr: Any) -> Iterator[Any]:

@@ -177,7 +177,7 @@ class CustomPosterior(Shown, Posterior):
             if limit is None:
 
                 def cost(at: jax.Array) -> jax.Array:
-                    return jnp.sum(jnp.where(real, jax.vmap(self.model.cost, (None, 0))(at, examples), 0.0))
+                    return jnp.sum(jnp.where(real, self._costs(at, examples), 0.0))
 
                 return scale * jax.grad(cost)(theta), jnp.zeros((), bool)
             each = scale * jax.vmap(jax.grad(self.model.cost), (None, 0))(theta, examples)
@@ -206,6 +206,13 @@ class CustomPosterior(Shown, Posterior):
         start = as_pair(jnp.zeros_like(prior)), jnp.zeros((), bool)
         (total, lost), _ = jax.lax.scan(step, start, pieces)
         return plus(total, as_pair(prior)), lost
+
+    def _costs(self, theta: jax.Array, examples: Any) -> jax.Array:
+        """Return −log p(example|θ) of examples[n, ...], [n]."""
+        if self.model.sites is None or self.model.sites.together is None:
+            return jax.vmap(self.model.cost, (None, 0))(theta, examples)
+        with jax.default_matmul_precision("highest"):
+            return -self.model.sites.together(self.model.unflatten(self.parameters(theta)), examples)
 
     def _at_a_time(self, by_example: bool) -> int:
         """Return how many examples of a device to work on at a time, in equal parts."""
