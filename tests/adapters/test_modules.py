@@ -51,7 +51,8 @@ def equinox():
     return wflmc.from_equinox(network, log_likelihood, (X, Y), devices=3, prior=2.0)
 
 
-@pytest.mark.parametrize("make", [linen, nnx, equinox] if FULL else [equinox], ids=lambda make: make.__name__)
+@pytest.mark.skipif(not FULL, reason="make test-full runs it")
+@pytest.mark.parametrize("make", [linen, nnx, equinox], ids=lambda make: make.__name__)
 def test_density_is_that_of_the_network_by_hand(make):
     pytest.importorskip("equinox" if make is equinox else "flax", reason="pip install flax equinox")
     posterior = make()
