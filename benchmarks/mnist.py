@@ -27,7 +27,7 @@ CHAINS, ROUNDS, BLOCK = 150, 20, 400
 def setting() -> tuple[Any, str]:
     """12,000 examples of 10 classes and 30 features on 30 devices: MNIST where it is at hand, else of its size."""
     try:
-        features = data.mnist_features(data.load_mnist(), np.random.default_rng(0))
+        features = data.mnist_features(data.load("mnist"), np.random.default_rng(0))
         X, y, name = features.X, features.y, "MNIST"
     except InputError:
         (X, y), name = synthetic_labels(jax.random.key(0), 12_000, 30), "synthetic data of MNIST's size"

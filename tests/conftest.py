@@ -138,7 +138,7 @@ def mnist_folder() -> Path:
 @pytest.fixture(scope="session")
 def mnist_features(mnist_folder):
     """The paper's 12,000 images on 30 principal directions."""
-    return data.mnist_features(data.load_mnist(mnist_folder), np.random.default_rng(0))
+    return data.mnist_features(data.load("mnist", mnist_folder), np.random.default_rng(0))
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wflmc.channel import Link
     from wflmc.errors import InputError, SamplingError
     from wflmc.estimators.estimators import PrivateClassifier, PrivateRegressor
-    from wflmc.evaluation import advise, evaluate, exact_w2_sq
+    from wflmc.evaluation import Moments, advise, evaluate, exact_w2_sq, noise_aware
     from wflmc.planning import Plan, Policy, Sampler, plan, plan_many
     from wflmc.posterior import gaussian_regression, posterior_from, softmax_regression
     from wflmc.preconditioning import release_whitening
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from wflmc.sampling import Trace, sample
 
 __all__ = [
-    "InputError", "Link", "Plan", "Policy", "Privacy", "PrivateClassifier",
+    "InputError", "Link", "Moments", "Plan", "Policy", "Privacy", "PrivateClassifier",
     "PrivateRegressor", "Sampler", "SamplingError", "Trace", "__version__", "advise",
     "channel", "evaluate", "exact_w2_sq", "from_equinox", "from_flax", "from_numpyro",
-    "gaussian_regression", "plan", "plan_many", "posterior_from",
+    "gaussian_regression", "noise_aware", "plan", "plan_many", "posterior_from",
     "release_whitening", "sample", "softmax_regression",
 ]  # fmt: skip
 
@@ -51,7 +51,7 @@ _HOMES = {
     "channel": ("Link",),
     "errors": ("InputError", "SamplingError"),
     "estimators.estimators": ("PrivateClassifier", "PrivateRegressor"),
-    "evaluation": ("advise", "evaluate", "exact_w2_sq"),
+    "evaluation": ("Moments", "advise", "evaluate", "exact_w2_sq", "noise_aware"),
     "planning": ("Plan", "Policy", "Sampler", "plan", "plan_many"),
     "posterior": ("gaussian_regression", "posterior_from", "softmax_regression"),
     "preconditioning": ("release_whitening",),

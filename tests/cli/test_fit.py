@@ -122,8 +122,9 @@ def test_tune_shows_candidates_and_says_that_choosing_is_free(call, table):
     assert code == 0
     found = json.loads(printed)
     assert found["facts"] == {"rows": 225, "features": 5, "classes": 2, "devices": 3}
-    expected = [one["nll"] for one in found["candidates"]]
-    assert expected == sorted(expected)
+    first, *others = (one["nll"] for one in found["candidates"])
+    assert others == sorted(others)
+    assert first <= 1.01 * others[0]  # of those that are as good, the one with most draws
     assert found["privacy"]["adjacency"] == "replace"
     assert "costs no privacy" in found["cost"]
     assert {"as it is", "twice epsilon", "twice the rows and devices", "twice the rounds"} == set(found["worth"])

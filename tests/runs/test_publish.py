@@ -133,7 +133,7 @@ def test_what_cannot_be_published(run, tmp_path, call):
         ({"what": "keys"}, "one of draws, predictions, moments"),
         ({"what": "predictions"}, "--features is missing"),
         ({"what": "predictions", "features": run / "nothing"}, "a file that exists"),
-        ({"features": run / "plan.json"}, "given with --what predictions alone"),
+        ({"features": run / "plan.json"}, "given with --what predictions or noise-aware"),
         ({"what": "predictions", "features": run / "plan.json"}, "an .npy file"),
     ):
         with pytest.raises(InputError, match=says):

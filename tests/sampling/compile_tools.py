@@ -22,5 +22,5 @@ def count_compilations(monkeypatch) -> list[None]:
         traced.append(None)
         return loop(*arguments, **keywords)
 
-    monkeypatch.setattr(runner, "_advance", jax.jit(counted, static_argnames=("zipped", "mesh")))
+    monkeypatch.setattr(runner, "_advance", jax.jit(counted, static_argnames=("flags", "mesh")))
     return traced

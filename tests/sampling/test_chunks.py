@@ -176,7 +176,7 @@ loop, compiled = runner._advance, []
 def counted(*arguments, **keywords):
     compiled.append(None)
     return loop(*arguments, **keywords)
-runner._advance = jax.jit(counted, static_argnames=("zipped", "mesh"))
+runner._advance = jax.jit(counted, static_argnames=("flags", "mesh"))
 parts = wflmc.sample(jax.random.key(0), posterior, plans[0], 6)
 np.testing.assert_allclose(parts.theta, default.theta, rtol=1e-4, atol=1e-5)
 assert len(compiled) == 1, "blocks of rounds, the last not full, over several accelerators"

@@ -67,16 +67,13 @@ class TurningCanary(Posterior):
 
     # No chain asks for these.
     mu = L = sizes = digest = initial_w2_sq = gradients = example_norms = device = None  # type: ignore[assignment]
+    dim = 2
+    """m."""
 
     @property
     def devices(self) -> int:
         """K."""
         return int(self.example.shape[0])
-
-    @property
-    def dim(self) -> int:
-        """m."""
-        return 2
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""
@@ -129,9 +126,6 @@ def canary_pair(posterior: Regression, device: int, size: float, neighbour: floa
         y[0, at] = 1
     X[:, at - 1 : at + 1] = np.outer(sizes, np.full(3, 3**-0.5))
     X[1, at] *= neighbour != 0
-    make: Any = gaussian_regression if gaussian else partial(softmax_regression, classes=2)
-    one, other = (
-        make(jax.random.key(0), devices, X=features, y=target, partition="blocks", prior_std=1e3)
-        for features, target in zip(X, y, strict=True)
-    )
-    return one, other
+    kind: Any = gaussian_regression if gaussian else partial(softmax_regression, classes=2)
+    make = partial(kind, jax.random.key(0), devices, partition="blocks", prior_std=1e3)
+    return make(X=X[0], y=y[0]), make(X=X[1], y=y[1])

@@ -19,7 +19,7 @@ import click
 import typer
 
 from wflmc.cli import FAILED, exit_at_once, interrupt_handler
-from wflmc.cli.shared import note
+from wflmc.cli.shared import flag, note
 from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
 from wflmc.version import __version__
 
@@ -45,9 +45,7 @@ for _name in COMMANDS.split():
 
 
 @app.callback()
-def _options(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
-) -> None:
+def _options(context: typer.Context, version: Annotated[bool, flag("--version", "Show the version.")] = False) -> None:
     if version:
         print(f"wflmc {__version__}")
         raise typer.Exit
@@ -57,12 +55,7 @@ def _options(
 
 def run_app() -> object:
     """Run the command that the arguments name; return its exit code."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
-    for parameter in (parameter for command in group.commands.values() for parameter in command.params):
-        if isinstance(parameter, click.Option):
-            parameter.show_envvar = False  # there are none, but typer's messages would name one
-    return group.main(standalone_mode=False)
+    return typer.main.get_command(app).main(standalone_mode=False)
 
 
 def exit_code(command: Callable[[], object]) -> int:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, note, option, print_json, renamed_keys
+from wflmc.cli.shared import AsJson, note, option, print_result, renamed_keys
 
 
 def command(
@@ -25,7 +25,5 @@ def command(
         kept = fetch(name, folder, note)
     images = load(name, kept)
     train, test = len(images.train_labels), len(images.test_labels)
-    if as_json:
-        print_json({"name": name, "folder": str(kept), "train": train, "test": test, "verified": True})
-    else:
-        print(f"{DATA_SETS[name].title}, verified: {train} + {test} images in {kept}")
+    document = {"name": name, "folder": str(kept), "train": train, "test": test, "verified": True}
+    print_result(document, [f"{DATA_SETS[name].title}, verified: {train} + {test} images in {kept}"], as_json)

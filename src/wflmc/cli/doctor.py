@@ -109,10 +109,10 @@ def _feature(name: str, extra: str | None, packages: Sequence[str]) -> dict[str,
 
 def _folders() -> dict[str, Any]:
     """Return where MNIST is or how to get it, and whether the cache can be written; no folder is created."""
-    from wflmc.data import VARIABLE, cache_folder, find_mnist
+    from wflmc.data import VARIABLE, cache_folder, find
 
     try:
-        cache, (mnist, missing) = cache_folder(), find_mnist()
+        cache, (mnist, missing) = cache_folder(), find("mnist")
     except RuntimeError:  # a user without a home
         get = f"let {VARIABLE} name a folder of its idx files"
         return {"mnist": {"folder": None, "found": False, "get": get}, "cache": {"folder": None, "writable": False}}
@@ -128,11 +128,8 @@ def _folders() -> dict[str, Any]:
 def as_text(found: dict[str, Any]) -> str:
     """Return the same for people."""
     mnist, cache = found["mnist"], found["cache"]
-    rows = [
-        ("Python", f"{found['python']['version']}, {found['python']['executable']}"),
-        ("wflmc", f"{found['wflmc']['version']}, {found['wflmc']['folder']}"),
-        ("JAX computes on", ", ".join(found["jax"]["devices"]) or "no device"),
-    ]
+    rows = [(name, ", ".join(found[name.lower()].values())) for name in ("Python", "wflmc")]
+    rows.append(("JAX computes on", ", ".join(found["jax"]["devices"]) or "no device"))
     for each in ({"name": "core", "packages": found["core"], "install": None}, *found["features"]):
         versions = ", ".join(f"{name} {version or 'missing'}" for name, version in each["packages"].items())
         rows.append((each["name"], f"{versions}: {each['install']}" if each["install"] else versions))

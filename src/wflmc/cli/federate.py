@@ -1,19 +1,14 @@
 """`wflmc federate`: the rounds of a scenario between a server and devices that hold their own data, on Flower."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
 from wflmc.errors import InputError
 from wflmc.progress import progress_bar
 from wflmc.storage import output_folder
-
-if TYPE_CHECKING:
-    from wflmc.evaluation import Evaluation
 
 RUNTIMES = "simulation (Flower's engine), process (all in this one), or deployment (processes here, TLS, keys)."
 NOISES = (
@@ -51,8 +46,7 @@ def command(
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     from wflmc.federated.execution import Options, run_federation
-    from wflmc.report.run_figures import draw_scores
-    from wflmc.report.text import diagnosis_lines
+    from wflmc.report import run_figures, text
 
     shared.cache_compilations()
     options = Options(
@@ -62,7 +56,7 @@ def command(
     with output_folder(out) as folder:
         asked, summary, evaluation, files = run_federation(options, folder, progress_bar, shared.note)
         if evaluation is not None:
-            files += draw_scores(evaluation, asked, folder)
+            files += run_figures.draw_scores(evaluation, asked, folder)
     shared.warn(summary["warnings"])
     if as_json:
         shared.print_json(summary)
@@ -70,14 +64,14 @@ def command(
         print(f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device.")
     else:
         print(summary["owner_only"])
-        print("\n".join([*_lines(evaluation, summary["federation"]), *diagnosis_lines(summary["diagnosis"])]))
+        print("\n".join([*_lines(str(evaluation), summary["federation"]), *text.diagnosis_lines(summary["diagnosis"])]))
         print(f"Written to {out}: {', '.join(path.name for path in files)}")
 
 
-def _lines(evaluation: Evaluation, federation: dict[str, Any]) -> list[str]:
-    """Return what was measured, and what the ledger says."""
+def _lines(evaluation: str, federation: dict[str, Any]) -> list[str]:
+    """Return the lines of what was measured, and what the ledger says."""
     # ε of the plan is not that of the ledger, and devices do not tell how often they clip.
-    lines = [line for line in str(evaluation).splitlines() if not line.startswith(("ε", "gradients clipped"))]
+    lines = [line for line in evaluation.splitlines() if not line.startswith(("ε", "gradients clipped"))]
     asked, sent, spent = federation["asked"], federation["sent"], federation["epsilon_spent"]
     lines.append(f"messages                 {sum(sent)} of {sum(asked)} in {len(sent)} rounds (absences: rounds.jsonl)")
     if spent is not None:

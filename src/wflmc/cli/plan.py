@@ -1,9 +1,7 @@
 """`wflmc plan`: the plan of a scenario, or the smallest value of a key that reaches a target."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,10 +10,8 @@ from wflmc.cli.shared import flag, option
 from wflmc.errors import conflict, missing
 from wflmc.progress import progress_bar
 
-if TYPE_CHECKING:
-    from wflmc.scenario import Scenario
-
-
+SIZES = "devices parameters rounds bandwidth power efficiency coherence"
+"""Options of --capacity."""
 SOLVE_FOR = "Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target."
 
 
@@ -28,12 +24,12 @@ def command(
     overrides: shared.Overrides = None,
     as_json: shared.AsJson = False,
     plot: Annotated[str | None, option("FILE", "Draw the plan into this file (.png, .svg, .pdf).")] = None,
-    solver: Annotated[str, typer.Option(help="own, or cvxpy as an independent reference.")] = "own",
+    solver: Annotated[str, option(None, "own, or cvxpy as an independent reference.")] = "own",
     unknown: Annotated[str | None, option("KEY", SOLVE_FOR, "--solve-for")] = None,
-    target: Annotated[float | None, typer.Option(help="W2² to reach after burn-in.")] = None,
-    metric: Annotated[str, typer.Option(help="What must reach the target: bound, or exact (the true W2²).")] = "bound",
+    target: Annotated[float | None, option(None, "W2² to reach after burn-in.")] = None,
+    metric: Annotated[str, option(None, "What must reach the target: bound, or exact (the true W2²).")] = "bound",
     ledger: Annotated[str | None, option("FILE", "Plan with the budget that this ledger of a run leaves.")] = None,
-    compare: Annotated[bool, typer.Option(help="Show ε by dp-accounting too (two seconds of imports).")] = True,
+    compare: Annotated[bool, option(None, "Show ε by dp-accounting too (two seconds of imports).")] = True,
     capacity: Annotated[bool, flag("--capacity", "Show the costs: airtime, energy, operations, bytes.")] = False,
     devices: Annotated[float | None, _capacity("K", "number of devices, such as 1e6.")] = None,
     parameters: Annotated[float | None, _capacity("M", "number of parameters.")] = None,
@@ -52,36 +48,32 @@ def command(
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
+    given, began = locals(), time.perf_counter()
     from wflmc.planning import capacity as capacities
     from wflmc.report import run_figures, text
-    from wflmc.runs.advice import diagnose_plan
-    from wflmc.runs.documents import plan_document
-    from wflmc.runs.execution import spent_before
-    from wflmc.runs.planning import make_plan
-    from wflmc.scenario import NotCovered, build, load_scenario
-    from wflmc.scenario.files import plain
+    from wflmc.runs import advice, documents, execution, planning
+    from wflmc.scenario import NotCovered, build, load_scenario, plain
 
-    began = time.perf_counter()
-    options = {"devices": devices, "parameters": parameters, "rounds": rounds, "bandwidth": bandwidth, "power": power}
-    options |= {"efficiency": efficiency, "coherence": coherence}
-    sizes = {name: value for name, value in options.items() if value is not None}
+    sizes = {name: given[name] for name in SIZES.split() if given[name] is not None}
     if sizes and not capacity:
         raise conflict(f"--{next(iter(sizes))}", next(iter(sizes.values())), "without --capacity")
     capacities.check(sizes, "--")
-    if target is not None and unknown is None:
-        raise conflict("--target", target, "without --solve-for KEY")
+    if (target is None) != (unknown is None):
+        alone = conflict("--target", target, "without --solve-for KEY")
+        raise missing("--target", "with --solve-for") if target is None else alone
     if ledger is not None and unknown is not None:
         raise conflict("--ledger", ledger, "with --solve-for")
     if plot is not None:
         run_figures.check_picture(plot)
     config, answer = load_scenario(scenario, overrides), None
-    if unknown is not None:
-        config, answer = _search(config, unknown, target, metric, solver)
+    if unknown is not None and target is not None:
+        with progress_bar("plans tried, at most", 330 if unknown == "sampler.burn_in" else 60) as advance:
+            config, answer = advice.solve_for(config, unknown, target, metric, solver, advance)
     inputs = build(config)
-    spent = None if ledger is None else spent_before(ledger, inputs, must_exist=True)
-    plan = make_plan(config, inputs, solver=solver, ledger=spent)
-    causes = diagnose_plan(config, inputs, plan)
-    document = plan_document(config, inputs, plan, time.perf_counter() - began, compare=compare)
+    spent = None if ledger is None else execution.spent_before(ledger, inputs, must_exist=True)
+    plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
+    causes = advice.diagnose_plan(config, inputs, plan)
+    document = documents.plan_document(config, inputs, plan, time.perf_counter() - began, compare=compare)
     document["diagnosis"] = causes
     if capacity:
         examples = float(inputs.posterior.sizes.mean())
@@ -97,8 +89,7 @@ def command(
         shared.warn(document["warnings"])
         shared.print_json(document)
     else:
-        costs = text.capacity_tables(document["capacity"]) if capacity else []
-        for table in (text.plan_table(document), *costs):
+        for table in (text.plan_table(document), *(text.capacity_tables(document["capacity"]) if capacity else [])):
             shared.show(table)
         if plot is not None:
             print(f"Picture: {plot}")
@@ -106,15 +97,3 @@ def command(
         if as_json:
             shared.note(document["solve_for"]["answer"])
         raise typer.Exit(1)
-
-
-def _search(
-    scenario: Scenario, key: str, target: float | None, metric: str, solver: str
-) -> tuple[Scenario, dict[str, Any]]:
-    """Return the scenario at the smallest value of `key` that reaches the target, and the answer as plain data."""
-    from wflmc.runs.advice import solve_for
-
-    if target is None:
-        raise missing("--target", "with --solve-for")
-    with progress_bar("plans tried, at most", 330 if key == "sampler.burn_in" else 60) as advance:
-        return solve_for(scenario, key, target, metric, solver, advance)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, needs_tables, option, print_json, warn
+from wflmc.cli.shared import AsJson, needs_tables, option, print_result, warn
 from wflmc.errors import InputError
 
 
@@ -29,7 +29,5 @@ def command(
 
         made, notes = predict_table(Path(folder).expanduser(), table, target)
     warn(notes)
-    if as_json:
-        print_json({"file": str(target), "rows": len(made), "columns": list(made.columns)})
-    else:
-        print(f"{len(made):,} predictions written to {target}: {', '.join(map(str, made.columns))}")
+    line = f"{len(made):,} predictions written to {target}: {', '.join(map(str, made.columns))}"
+    print_result({"file": str(target), "rows": len(made), "columns": list(made.columns)}, [line], as_json)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, flag, option, print_json
+from wflmc.cli.shared import AsJson, flag, option, print_result
 
 ACCEPT = "Publish what depends on inputs that ε does not cover; list them."
 
@@ -13,8 +13,8 @@ ACCEPT = "Publish what depends on inputs that ε does not cover; list them."
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run (--out of `wflmc run`).")],
     out: Annotated[str, option("FILE", "New NetCDF file (.nc).")],
-    what: Annotated[str, option("KIND", "draws; predictions (for --features); moments (mean, covariance).")] = "draws",
-    features: Annotated[str | None, option("FILE", "Public rows to predict: .npy, or .npz with an array X.")] = None,
+    what: Annotated[str, option("KIND", "draws; predictions (for --features); moments; noise-aware.")] = "draws",
+    features: Annotated[str | None, option("FILE", "Public rows to predict (.npy, .npz), or public moments.")] = None,
     chains: Annotated[int, option("N", "Only 1: N chains of the same devices cost N times the privacy loss.")] = 1,
     accept: Annotated[bool, flag("--accept-not-covered", ACCEPT)] = False,
     as_json: AsJson = False,
@@ -31,7 +31,5 @@ def command(
     given = None if features is None else Path(features).expanduser()
     target = Path(out).expanduser()
     statement = publish_run(Path(run).expanduser(), target, what=what, chains=chains, features=given, accept=accept)
-    if as_json:
-        print_json({"file": str(target), **statement})
-    else:
-        print("\n".join([*statement_lines(statement), f"Written to {target}"]))
+    lines = [*statement_lines(statement), f"Written to {target}"]
+    print_result({"file": str(target), **statement}, lines, as_json)

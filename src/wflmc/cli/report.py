@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, flag, option, print_json
+from wflmc.cli.shared import AsJson, flag, option, print_result
 from wflmc.errors import InputError
 from wflmc.storage import write_text
 
@@ -35,10 +35,7 @@ def command(
     target = usual if out is None else Path(out).expanduser()
     _check_target(target)
     write_text(target, render_explorer(source) if explore or source is None else render_folder(source))
-    if as_json:
-        print_json({"file": str(target)})
-    else:
-        print(f"Written to {target}: open it in a browser.")
+    print_result({"file": str(target)}, [f"Written to {target}: open it in a browser."], as_json)
 
 
 def _check_target(target: Path) -> None:

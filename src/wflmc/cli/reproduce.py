@@ -1,11 +1,9 @@
 """`wflmc reproduce`: the paper's figures, and what it states about them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,15 +13,14 @@ from wflmc.errors import InputError, unknown
 from wflmc.progress import progress_bar
 from wflmc.storage import output_folder, write_text
 
-if TYPE_CHECKING:
-    from wflmc.studies.study import Claim, Tables
-
-FIGURES = "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond."
+FIGURES = (
+    "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond, league."
+)
 DATA = (
     ".npz or .csv with X and y for figures 2 to 7 (else synthetic); a folder of MNIST's idx files for fig8 (else "
     "WFLMC_DATA, else fetched). May repeat."
 )
-EXPERIMENTS = "By default 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity, record."
+EXPERIMENTS = "By default 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity, record, 3 for league."
 STOP_SE = "Stop a point of fig8 or heterogeneity once every scheme's ECE has a standard error below this share of it."
 
 
@@ -45,11 +42,10 @@ def command(
 
     Example: wflmc reproduce fig6 fig7 --experiments 20 --out results
     """
-    from wflmc.report.study_page import write_study
-    from wflmc.report.text import claims_table
+    from wflmc.report import study_page, text
     from wflmc.studies.engines import open_engine
     from wflmc.studies.reproduction import Reproduction, read_data
-    from wflmc.studies.study import run_study
+    from wflmc.studies.study import Tables, run_study
 
     shared.cache_compilations()
     with output_folder(out) as folder:
@@ -71,18 +67,18 @@ def command(
                 for study in parts:
                     with progress_bar(study.name, len(study.points)) as advance:
                         found |= run_study(study, finished, advance, note, compute)
-                pictures += write_study(folder, figure, found, about)
+                pictures += study_page.write_study(folder, figure, found, about)
                 tables |= found
         claims = [c._replace(data="MNIST" if c.figure == "fig8" else work.source) for c in work.claims(tables)]
         sources = [name for name, used in ((work.source, work.gaussian), ("MNIST", work.features)) if used is not None]
-        _write_claims(folder / "claims.json", claims, ", ".join(sources))
+        new = [claim._asdict() for claim in claims]
+        _write_claims(folder / "claims.json", new, ", ".join(sources))
     if as_json:
         files = [*pictures, *(folder / f"{table}.csv" for table in tables), folder / "claims.json"]
-        new = [claim._asdict() for claim in claims]
         shared.print_json({"figures": wanted, "files": [str(path) for path in files], "claims": new})
         return
     if claims:
-        shared.show(claims_table(claims))
+        shared.show(text.claims_table(claims))
     print("\n".join(["Pictures:", *(f"  {path}" for path in pictures), f"Claims: {Path(out) / 'claims.json'}"]))
 
 
@@ -97,13 +93,13 @@ def _wanted(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(figure for name in names for figure in (PAPER_FIGURES if name == "all" else (name,))))
 
 
-def _write_claims(path: Path, claims: Sequence[Claim], sources: str) -> None:
+def _write_claims(path: Path, claims: list[dict[str, Any]], sources: str) -> None:
     """Write the claims; those of other figures that an earlier command has left in the file stay."""
     from wflmc.scenario import to_json
 
     try:
         kept: list[Any] = json.loads(path.read_text(encoding="utf-8"))["claims"]
-        kept = [claim for claim in kept if claim["figure"] not in {new.figure for new in claims}]
+        kept = [claim for claim in kept if claim["figure"] not in {new["figure"] for new in claims}]
     except (OSError, ValueError, KeyError, TypeError):
         kept = []
-    write_text(path, to_json({"data": sources, "claims": [*kept, *(claim._asdict() for claim in claims)]}))
+    write_text(path, to_json({"data": sources, "claims": [*kept, *claims]}))

@@ -33,8 +33,7 @@ def command(
 
     Example: wflmc run scenario.toml --out results
     """
-    from wflmc.report.run_figures import draw_scores
-    from wflmc.report.text import diagnosis_lines
+    from wflmc.report import run_figures, text
     from wflmc.runs.execution import Request, run_scenario
 
     shared.cache_compilations()
@@ -44,7 +43,7 @@ def command(
     writing: AbstractContextManager[Path | None] = nullcontext() if name is None else output_folder(name, key)
     with writing as folder:
         settled, summary, evaluation, files = run_scenario(request, folder, progress_bar, shared.note)
-        files += draw_scores(evaluation, settled, folder)
+        files += run_figures.draw_scores(evaluation, settled, folder)
     if as_json:
         shared.warn(summary["warnings"])
         shared.print_json(summary)
@@ -53,7 +52,7 @@ def command(
     shared.warn(warnings)
     if files:
         print(summary["owner_only"])
-    print("\n".join([str(evaluation), *diagnosis_lines(summary["diagnosis"]), simulated]))
+    print("\n".join([str(evaluation), *text.diagnosis_lines(summary["diagnosis"]), simulated]))
     print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
     if files:
         print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")

@@ -4,8 +4,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +17,12 @@ from wflmc.storage import writable_folder
 
 def option(metavar: str | None, text: str, *names: str) -> Any:
     """Return an option for a command's signature; without names it is called like its parameter."""
-    return typer.Option(*names, metavar=metavar, help=text)
+    return typer.Option(*names, metavar=metavar, help=text, show_envvar=False)  # there is none for typer to name
 
 
 def flag(name: str, text: str) -> Any:
     """Return an option without a value."""
-    return typer.Option(name, help=text)
+    return option(None, text, name)
 
 
 ENGINES = "Where points are computed: local, dask (workers on this machine), or dask:ADDRESS (a Dask scheduler)."
@@ -86,6 +86,14 @@ def print_json(document: object) -> None:
     print(to_json(document))
 
 
+def print_result(document: object, lines: Iterable[str], as_json: bool) -> None:
+    """Print the result as one JSON object, or as lines for people."""
+    if as_json:
+        print_json(document)
+    else:
+        print("\n".join(lines))
+
+
 def note(text: str) -> None:
     """Print a sentence on stderr."""
     print(f"wflmc: {text}", file=sys.stderr)
@@ -105,13 +113,11 @@ def cache_compilations() -> None:
 
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    try:
+    with suppress(OSError, RuntimeError):
+        settings: Any = jax.config
         folder = cache_folder() / "jax"
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        return
-    settings: Any = jax.config
-    settings.update("jax_compilation_cache_dir", str(folder))
-    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")  # a full disk, say
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        settings.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        settings.update("jax_compilation_cache_dir", str(folder))
+        warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")  # a full disk, say
+        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+            settings.update("jax_persistent_cache_min_compile_time_secs", 0.2)

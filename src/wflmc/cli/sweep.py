@@ -1,10 +1,8 @@
 """`wflmc sweep`: a scenario at every point of a grid, as one table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,10 +11,6 @@ from wflmc.cli.shared import flag, note, option
 from wflmc.errors import InputError, conflict
 from wflmc.progress import progress_bar
 from wflmc.storage import output_folder, write_text
-
-if TYPE_CHECKING:
-    from wflmc.runs.point import Task
-    from wflmc.studies.engines import Failure
 
 GRID = "FIRST:LAST:STEP, both ends included, or v1,v2,...; may repeat, the first key changes slowest."
 Values = dict[str, str]
@@ -58,7 +52,7 @@ def command(
     tasks = _tasks(scenario, overrides or [], where, plan_only, shared.parse_bytes(memory))
     names = point.columns(plan_only)
     rows: dict[int, list[Any]] = {}
-    failures: dict[int, Failure] = {}
+    failures: dict[int, dict[str, Any]] = {}
     cached = 0
     with open_engine(engine, workers, note) as compute, output_folder(out) as folder:
         finished = shared.points_folder(cache)
@@ -66,20 +60,17 @@ def command(
         with progress_bar("points", len(tasks)) as advance:
             for index, result, was_cached in run_tasks(point.measure, tasks, keys, finished, advance, note, compute):
                 if isinstance(result, Failure):
-                    failures[index] = result
+                    failures[index] = {"point": where[index], **result._asdict()}
                 else:
                     rows[index] = [*map(unquoted, where[index].values()), *(result[name] for name in names)]
                     cached += was_cached
         write_csv(folder / "sweep.csv", [*where[0], *names], [row for _, row in sorted(rows.items())])
-        _write_failures(folder / "failed.json", where, dict(sorted(failures.items())))
+        _write_failures(folder / "failed.json", [failure for _, failure in sorted(failures.items())])
     promised = not plan_only and any(task.scenario.privacy.epsilon is not None for task in tasks)
-    uncovered = [SELECTED] * promised
-    if as_json:
-        counts = {"points": len(tasks), "done": len(rows), "cached": cached, "failed": len(failures)}
-        shared.print_json({"file": str(folder / "sweep.csv"), **counts, "not_covered": uncovered})
-    else:
-        print(f"{len(rows)} of {len(tasks)} points ({cached} from the cache)\nWritten to {folder / 'sweep.csv'}")
-        print("\n".join(uncovered), end="\n" * promised)
+    uncovered, file = [SELECTED] * promised, str(folder / "sweep.csv")
+    counts = {"points": len(tasks), "done": len(rows), "cached": cached, "failed": len(failures)}
+    lines = [f"{len(rows)} of {len(tasks)} points ({cached} from the cache)", f"Written to {file}", *uncovered]
+    shared.print_result({"file": file, **counts, "not_covered": uncovered}, lines, as_json)
     if failures:
         note(f"{len(failures)} points failed: {folder / 'failed.json'} lists them.")
         raise typer.Exit(1)
@@ -87,12 +78,10 @@ def command(
 
 def _tasks(
     path: str, overrides: list[str], where: Sequence[Values], plan_only: bool, memory: float | None
-) -> list[Task]:
-    """Return the scenario of every point, validated before anything is computed."""
+) -> list[Any]:
+    """Return the `Task` of every point, validated before anything is computed."""
     from wflmc.runs.point import Task
-    from wflmc.scenario import load_scenario
-    from wflmc.scenario.build import build_privacy
-    from wflmc.scenario.files import file_digests
+    from wflmc.scenario import build_privacy, file_digests, load_scenario
 
     for text in overrides:
         if text.partition("=")[0].strip() in where[0]:
@@ -113,16 +102,15 @@ def _tasks(
     return tasks
 
 
-def _write_failures(path: Path, where: Sequence[Values], failures: dict[int, Failure]) -> None:
+def _write_failures(path: Path, failures: list[dict[str, Any]]) -> None:
     """Write which points failed and why, and print one line for each reason."""
     from wflmc.scenario import to_json
 
     if not failures:
         path.unlink(missing_ok=True)
         return
-    document = [{"point": where[index], **failure._asdict()} for index, failure in failures.items()]
-    write_text(path, to_json({"failed": document}))
-    for reason in dict.fromkeys(failure.reason for failure in failures.values()):
-        first, *others = (where[index] for index, failure in failures.items() if failure.reason == reason)
+    write_text(path, to_json({"failed": failures}))
+    for reason in dict.fromkeys(failure["reason"] for failure in failures):
+        first, *others = (failure["point"] for failure in failures if failure["reason"] == reason)
         at = " ".join(f"{key}={value}" for key, value in first.items())
         note(f"failed at {at}{f' and {len(others)} more' if others else ''}: {reason}")

@@ -50,24 +50,18 @@ def audit_fit(
     half, model = trials // 2, make(0)
     X, side = np.concatenate([each[:half] for each in shown]), np.repeat([0, 1], half)
     rule = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, side)
-    learned, told = (
-        [np.asarray(rule.decision_function(each[part])) for each in shown] for part in (slice(half), slice(half, None))
-    )
+    scored = [np.asarray(rule.decision_function(each)) for each in shown]
+    learned, told = [each[:half] for each in scored], [each[half:] for each in scored]
 
     def bound(scores: list[Array], threshold: float, risk: float) -> float:
-        errors = np.sum(scores[0] > threshold), np.sum(scores[1] <= threshold)
-        false_positive, false_negative = (
-            float(rate_upper(count, len(each), risk)) for count, each in zip(errors, scores, strict=True)
-        )
-        return max(
-            epsilon_by_counting(false_positive, false_negative, model.delta),
-            epsilon_by_counting(false_negative, false_positive, model.delta),
-        )
+        errors = [np.sum(scores[0] > threshold), np.sum(scores[1] <= threshold)]
+        false_positive, false_negative = rate_upper(errors, len(scores[0]), risk)
+        return epsilon_by_counting(false_positive, false_negative, model.delta)
 
     possible = np.quantile(np.concatenate(learned), np.linspace(0, 1, THRESHOLDS))
     best = max(possible, key=lambda threshold: bound(learned, threshold, (1 - confidence) / 2))
     found = bound(told, float(best), (1 - confidence) / 2)
-    return FitAudit(max(0.0, found), model.epsilon, model.delta, model.adjacency, trials, confidence)
+    return FitAudit(found, model.epsilon, model.delta, model.adjacency, trials, confidence)
 
 
 def _shown(estimator: Any) -> Array:

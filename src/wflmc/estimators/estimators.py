@@ -2,8 +2,8 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Self, cast
 
 import jax
 import numpy as np
@@ -18,18 +18,19 @@ from wflmc.errors import InputError
 from wflmc.estimators import selection
 from wflmc.estimators.model import Model
 from wflmc.estimators.protected import protected_chain
-from wflmc.estimators.settings import Expected, Facts, Settings, choose, make_plan, private_posterior, whiten
+from wflmc.estimators.settings import Facts, Settings, choose, make_plan, private_posterior, promise_of, whiten
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.keys import digest, host_generator, named, secret_key
 from wflmc.planning import Plan
 from wflmc.posterior.inputs import Names, as_classes, class_names, with_intercept
-from wflmc.privacy import Ledger, Privacy
+from wflmc.privacy import Ledger
 from wflmc.releases import Air, ideal_link
 from wflmc.sampling import Trace, sample
 from wflmc.scaling import LIMIT, Scaling, count_kinds, release_scaling
 from wflmc.scenario import NotCovered
 
 Array = NDArray[np.float64]
+Owners = NDArray[np.intp]
 Parts = dict[str, float]
 """Losses by what they were for."""
 
@@ -72,18 +73,20 @@ class Spent:
         return f"ε = {self.epsilon:.4g} of {self.promised:g} at δ = {self.delta:g} ({hidden}): {parts}"
 
 
+@dataclass(eq=False, repr=False)
 class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     """What classifier and regressor share."""
 
-    epsilon: float
-    delta: float
-    unit: str
-    adjacency: str
-    link: Link | None
-    ranges: ArrayLike | None
-    settings: Settings | str | None
-    random_state: int | None
-    progress: Any = None
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    _: KW_ONLY
+    unit: str = "record"
+    adjacency: str = "replace"
+    link: Link | None = None
+    ranges: ArrayLike | None = None
+    settings: Settings | str | None = None
+    random_state: int | None = None
+    progress = cast(Any, None)
     """Called with the share of the work that is done, where somebody waits."""
 
     def __sklearn_tags__(self) -> Any:
@@ -91,51 +94,43 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         tags.non_deterministic = self.random_state is None
         return tags
 
-    def _fit(
-        self, X: Array, outcomes: NDArray[Any], devices: ArrayLike | None, classes: Names, path: Any = None
-    ) -> None:
+    def _fit(self, X: Array, outcomes: NDArray[Any], devices: ArrayLike | None, classes: Names, path: Any) -> None:
         """Scale, choose settings, sample; `outcomes` are classes from 0, or targets."""
-        promise = Privacy(
-            self.epsilon,
-            self.delta,
-            unit=self.unit,
-            adjacency=self.adjacency,
-            example_clip=1.0 if self.unit == "record" else None,
-        )
+        promise = promise_of(self)
         if not isinstance(self.random_state, int | np.integer | None):
             raise InputError("random_state", type(self.random_state).__name__, "None or a whole number")
         owner = _owners(devices, len(X), self.unit)
         size, count = X.shape[1], int(owner.max()) + 1
-        budget = float(promise.budget(1)[0])
+        budget, units = float(promise.budget(1)[0]), len(X) if self.unit == "record" else count
         key = secret_key() if self.random_state is None else jax.random.key(self.random_state)
         ledger = Ledger(promise, count, path=path)
         before = float(ledger.spent.max())
         ranges, rows, groups = self._columns(X, outcomes, bool(classes))
-        _warn(self.epsilon, self.delta, len(X) if self.unit == "record" else count)
+        _warn(self.epsilon, self.delta, units)
         release = release_scaling(
             named(key, "scaling"), rows, owner, promise, link=self.link, ranges=ranges, groups=groups, exact=self._real
         )
         ledger.charge(release.name, 0, release.loss, release.noise)
         scaling = Scaling(release.scaling.center[:size], release.scaling.scale[:size])
         center, spread = (0.0, 1.0) if classes else (float(part[size]) for part in release.scaling)
-        held = 0.0 if classes else self._held_for_noise(len(X), count, budget)
+        public_noise = getattr(self, "noise_scale", 0.0)
+        # The loss kept for a noise scale that is not public: for counts with a noise of 1 % of all, within limits.
+        held = 0.0 if public_noise is not None else budget * float(np.clip(1e4 / (units**2 * budget), 0.01, 0.1))
         spent = float(release.loss.sum(0).max()) + held + before
         facts = Facts(len(X), size, len(classes), count, promise, spent, len(release.loss), self.link)
         Z, y = scaling(X), outcomes if classes else np.clip((outcomes - center) / spread, -LIMIT, LIMIT)
-        self._sample(named(key, "chain"), facts, Z, y, owner, classes, ledger)
-        loss = {**({"earlier fits": before} if before else {}), "scaling": spent - held - before, **self._losses}
+        losses = self._sample(named(key, "chain"), facts, Z, y, owner, classes, ledger)
+        loss = {**({"earlier fits": before} if before else {}), "scaling": spent - held - before, **losses}
+        noise = float(public_noise or 0.0)
         if held:
-            loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
-        noise = spread * self._noise if held else float(getattr(self, "noise_scale", None) or 0.0)
+            noise, loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
+            noise *= spread
         self.model_ = Model(np.asarray(self.trace_.theta[0]), scaling, len(classes), center, spread, noise)
-        spent_epsilon = promise.epsilon_spent(ledger.spent)
-        assert spent_epsilon is not None
-        if "tuning" in loss:  # by Rényi differential privacy, which has no one loss
-            spent_epsilon = self.epsilon
+        # Tuning is by Rényi differential privacy, which has no one loss.
+        epsilon = self.epsilon if "tuning" in loss else cast(float, promise.epsilon_spent(ledger.spent))
         kind = {name: getattr(promise, name) for name in ("unit", "adjacency", "accountant")}
-        self.privacy_ = Spent(spent_epsilon, self.delta, promised=self.epsilon, loss=loss, **kind)
+        self.privacy_ = Spent(epsilon, self.delta, promised=self.epsilon, loss=loss, **kind)
         self.facts_ = facts
-        del self._losses, self._noise
 
     @property
     def _real(self) -> bool:
@@ -155,18 +150,12 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         return np.vstack([ranges, target]), np.column_stack([X, outcomes]), (size,)
 
     def _sample(
-        self,
-        key: jax.Array,
-        facts: Facts,
-        Z: Array,
-        y: NDArray[Any],
-        owner: NDArray[np.intp],
-        classes: Names,
-        ledger: Ledger,
-    ) -> None:
-        """Choose settings and run a chain with them."""
-        self.candidates_: list[Expected] = []
-        self._noise = 0.0
+        self, key: jax.Array, facts: Facts, Z: Array, y: NDArray[Any], owner: Owners, classes: Names, ledger: Ledger
+    ) -> Parts:
+        """Choose settings and run a chain with them; return what that cost."""
+        given = self.settings if isinstance(self.settings, Settings) else None
+        self.candidates_ = [] if given else choose(facts, self.progress)
+        self.settings_ = given or self.candidates_[0].settings
         # Over an ideal link, where rows are hidden one by one, it does not matter who holds them.
         held_by = None if facts.link is None and facts.by_record else owner
         names = list(classes) or None
@@ -187,14 +176,9 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             # Neither the key of the noise nor clip rates, which look at the data, stay with a fitted estimator.
             return made, replace(trace, key=None, clip_rate=unknown[0], burn_in_clip_rate=unknown[1]), cost
 
-        if isinstance(self.settings, Settings):
-            self.settings_ = self.settings
-        else:
-            self.candidates_ = choose(facts, self.progress)
-            self.settings_ = self.candidates_[0].settings
         if self.settings != "private":
-            self.plan_, self.trace_, self._losses = run(self.settings_, facts, key, ledger)
-            return
+            self.plan_, self.trace_, cost = run(self.settings_, facts, key, ledger)
+            return cost
         best = [one.settings for one in self.candidates_[: 2 * int(selection.REPEATS)]]
         budget, repeat_loss = float(facts.promise.budget(1)[0]), selection.loss_of_repeat(facts.promise, facts.spent)
         sampled, scored = (1 - selection.SCORED) * repeat_loss, selection.SCORED * repeat_loss
@@ -214,19 +198,32 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         self.selected_ = selection.select(host_generator(key, "repeats"), len(best), repeat)
         (self.plan_, self.trace_, cost), self.settings_ = self.selected_.run, best[self.selected_.candidate]
         self.selected_ = self.selected_._replace(run=None)
-        self._losses = {"tuning": budget - facts.spent - sum(cost.values()), **cost}
+        return {"tuning": budget - facts.spent - sum(cost.values()), **cost}
 
     @abstractmethod
     def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
         """Return how right a chain is about every row, from 0 to 1, [N]."""
 
-    def _held_for_noise(self, rows: int, devices: int, budget: float) -> float:
-        return 0.0
-
     def _release_noise(
-        self, key: jax.Array, facts: Facts, loss: float, Z: Array, y: Array, owner: NDArray[np.intp], ledger: Ledger
-    ) -> float:
-        return 0.0
+        self, key: jax.Array, facts: Facts, loss: float, Z: Array, y: Array, owner: Owners, ledger: Ledger
+    ) -> tuple[float, float]:
+        """Release how many residuals have which size; return the noise scale by it, in spreads, and what it cost."""
+        start = self.plan_.start + len(self.plan_.rounds)
+        air = Air(key, facts.channel, facts.promise, np.bincount(owner), SIZES.size + 1, 1, SIZES, start, self._real)
+        size = np.searchsorted(SIZES, np.abs(_residuals(self.trace_, Z, y)))
+        share = loss / float(facts.promise.budget(1)[0])
+        received, _ = count_kinds(air, size[:, None], SIZES.size + 1, owner, share)
+        losses = air.losses[0]
+        ledger.charge(f"residuals-{digest(size, air.noise.encode())}", start, losses, f"residuals-{air.noise}")
+        # The nearest normal law. Large residuals count more: they decide how wide intervals must be, whatever the law.
+        spreads = np.geomspace(SIZES[0], SIZES[-1], 2000)[:, None]
+        law = np.diff(2 * norm.cdf(SIZES / spreads) - 1, axis=1, prepend=0.0, append=1.0)
+        weight = np.minimum(np.append(SIZES, SIZES[-1]) / spreads, LARGE)
+        variance = float(spreads[((weight * (law - received[0])) ** 2).sum(1).argmin(), 0]) ** 2
+        # What draws disagree in comes on top for a prediction. Residuals about their mean have part of it already, half
+        # by coverage on tables of a few hundred rows. The mean square of a scaled feature is about 1.
+        disagree = float(self.trace_.theta[0].astype(float).var(0).sum())
+        return float(max(variance - disagree / 2, 0.1 * variance) ** 0.5), float(losses.max())
 
     def _given(self, X: ArrayLike) -> Array:
         """Return rows of features as in the fit, checked."""
@@ -256,6 +253,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         return tuple(found)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     """Multinomial logistic regression, sampled under (ε, δ) differential privacy.
 
@@ -283,22 +281,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         (2, 3)
     """
 
-    def __init__(
-        self,
-        epsilon: float = 3.0,
-        delta: float = 1e-5,
-        *,
-        unit: str = "record",
-        adjacency: str = "replace",
-        link: Link | None = None,
-        classes: Any = None,
-        ranges: ArrayLike | None = None,
-        settings: Settings | str | None = None,
-        random_state: int | None = None,
-    ) -> None:
-        self.epsilon, self.delta, self.unit, self.adjacency = epsilon, delta, unit, adjacency
-        self.link, self.classes, self.ranges = link, classes, ranges
-        self.settings, self.random_state = settings, random_state
+    classes: Any = None
 
     def fit(self, X: ArrayLike, y: ArrayLike, devices: ArrayLike | None = None, *, ledger: Any = None) -> Self:
         """Fit to rows X[N, d] and labels y[N]; every further fit spends again.
@@ -331,6 +314,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         return (p.argmax(1) == y).astype(float)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     """Bayesian linear regression, sampled under (ε, δ) differential privacy, with intervals that are calibrated.
 
@@ -342,23 +326,8 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         epsilon, delta, unit, adjacency, link, ranges, settings, random_state: see `PrivateClassifier`.
     """
 
-    def __init__(
-        self,
-        epsilon: float = 3.0,
-        delta: float = 1e-5,
-        *,
-        unit: str = "record",
-        adjacency: str = "replace",
-        link: Link | None = None,
-        ranges: ArrayLike | None = None,
-        target_range: tuple[float, float] | None = None,
-        noise_scale: float | None = None,
-        settings: Settings | str | None = None,
-        random_state: int | None = None,
-    ) -> None:
-        self.epsilon, self.delta, self.unit, self.adjacency = epsilon, delta, unit, adjacency
-        self.link, self.ranges, self.target_range, self.noise_scale = link, ranges, target_range, noise_scale
-        self.settings, self.random_state = settings, random_state
+    target_range: tuple[float, float] | None = None
+    noise_scale: float | None = None
 
     def fit(self, X: ArrayLike, y: ArrayLike, devices: ArrayLike | None = None, *, ledger: Any = None) -> Self:
         """Fit to rows X[N, d] and targets y[N]; arguments as of `PrivateClassifier.fit`."""
@@ -377,44 +346,16 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         rows = self._given(X)
         return self.model_.interval(rows, level)
 
-    def _residuals(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
-        """Return residuals of scaled targets about the mean prediction, [N]."""
-        return y - with_intercept(Z) @ np.asarray(trace.theta[0], dtype=float).mean(0)
-
     def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
-        return 1 - np.minimum((self._residuals(trace, Z, y) / FARTHEST) ** 2, 1.0)
-
-    def _held_for_noise(self, rows: int, devices: int, budget: float) -> float:
-        """Return the loss that is kept for the noise scale: for counts with a noise of 1 % of all, within limits."""
-        if self.noise_scale is not None:
-            return 0.0
-        units = rows if self.unit == "record" else devices
-        return budget * float(np.clip(1e4 / (units**2 * budget), 0.01, 0.1))
-
-    def _release_noise(
-        self, key: jax.Array, facts: Facts, loss: float, Z: Array, y: Array, owner: NDArray[np.intp], ledger: Ledger
-    ) -> float:
-        """Release how many residuals have which size, and set the noise scale by it; return what it cost."""
-        start = self.plan_.start + len(self.plan_.rounds)
-        air = Air(key, facts.channel, facts.promise, np.bincount(owner), SIZES.size + 1, 1, SIZES, start, self._real)
-        size = np.searchsorted(SIZES, np.abs(self._residuals(self.trace_, Z, y)))
-        share = loss / float(facts.promise.budget(1)[0])
-        received, _ = count_kinds(air, size[:, None], SIZES.size + 1, owner, share)
-        losses = air.losses[0]
-        ledger.charge(f"residuals-{digest(size, air.noise.encode())}", start, losses, f"residuals-{air.noise}")
-        # The nearest normal law. Large residuals count more: they decide how wide intervals must be, whatever the law.
-        spreads = np.geomspace(SIZES[0], SIZES[-1], 2000)[:, None]
-        law = np.diff(2 * norm.cdf(SIZES / spreads) - 1, axis=1, prepend=0.0, append=1.0)
-        weight = np.minimum(np.append(SIZES, SIZES[-1]) / spreads, LARGE)
-        variance = float(spreads[((weight * (law - received[0])) ** 2).sum(1).argmin(), 0]) ** 2
-        # What draws disagree in comes on top for a prediction. Residuals about their mean have part of it already, half
-        # by coverage on tables of a few hundred rows. The mean square of a scaled feature is about 1.
-        disagree = float(self.trace_.theta[0].astype(float).var(0).sum())
-        self._noise = float(max(variance - disagree / 2, 0.1 * variance) ** 0.5)
-        return float(losses.max())
+        return 1 - np.minimum((_residuals(trace, Z, y) / FARTHEST) ** 2, 1.0)
 
 
-def _owners(devices: ArrayLike | None, rows: int, unit: str) -> NDArray[np.intp]:
+def _residuals(trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
+    """Return residuals of scaled targets about the mean prediction, [N]."""
+    return y - with_intercept(Z) @ np.asarray(trace.theta[0], dtype=float).mean(0)
+
+
+def _owners(devices: ArrayLike | None, rows: int, unit: str) -> Owners:
     """Return the number of each row's device, [N]."""
     if devices is None:
         if unit == "device":
@@ -431,10 +372,8 @@ def _warn(epsilon: float, delta: float, units: int) -> None:
     global _fits
     _fits += 1
     if delta > 1 / units:
-        text = (
-            f"delta = {delta:g} is above 1/{units}: a method that shows one of {units} in full would keep the promise"
-        )
-        warnings.warn(text, PrivacyWarning, stacklevel=4)
+        why = f"a method that shows one of {units} in full would keep the promise"
+        warnings.warn(f"delta = {delta:g} is above 1/{units}: {why}", PrivacyWarning, stacklevel=4)
     if _fits > 1:
         text = f"fit number {_fits} of this process spends up to ε = {epsilon:g} again; of the same data, losses add up"
         warnings.warn(text, PrivacyWarning, stacklevel=4)

@@ -4,7 +4,6 @@
 ε does not cover.
 """
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,12 +18,10 @@ from wflmc.channel import Link
 from wflmc.errors import InputError, without_data
 from wflmc.estimators.estimators import PrivacyWarning, PrivateClassifier, PrivateRegressor
 from wflmc.estimators.model import Model
-from wflmc.estimators.settings import Expected, Facts, worth
+from wflmc.estimators.settings import Facts, promise_of, worth
 from wflmc.estimators.tables import Schema, as_frame, encode, make_schema, outcomes, owners, unknown_categories
-from wflmc.evaluation import reliability
-from wflmc.evaluation.scores import calibration
+from wflmc.evaluation import calibration, reliability
 from wflmc.posterior.inputs import as_classes
-from wflmc.privacy import Privacy
 from wflmc.runs.documents import FitFile, read_document
 from wflmc.scaling import share_for
 from wflmc.scenario import NotCovered, plain, to_json
@@ -65,7 +62,7 @@ class Request(NamedTuple):
 
 @without_data
 class Held(NamedTuple):
-    """Rows that were held out, as they were given."""
+    """Rows that were held out, or those that are fitted, as they were given."""
 
     X: NDArray[np.float64]
     y: NDArray[Any]
@@ -74,20 +71,8 @@ class Held(NamedTuple):
     """Of the devices."""
 
 
-@without_data
-class _Data(NamedTuple):
-    schema: Schema
-    X: NDArray[np.float64]
-    ranges: NDArray[np.float64]
-    y: NDArray[Any]
-    owner: NDArray[np.intp]
-    names: list[Any]
-    """Of the devices."""
-    test: NDArray[np.bool_]
-
-
-def _read(request: Request) -> _Data:
-    """Return the table as numbers, and which rows are held out."""
+def _read(request: Request) -> tuple[Schema, NDArray[np.float64], Held, Held]:
+    """Return the schema of a table, public ranges[d, 2], and its rows as numbers: to fit, and held out."""
     if not 0 <= request.test < 1:
         raise InputError("--test", request.test, "a share from 0 to below 1")
     frame = as_frame(request.table)
@@ -98,25 +83,21 @@ def _read(request: Request) -> _Data:
     generator = np.random.default_rng(0)
     owner = owners(frame, schema, request.devices, generator)
     names = np.unique(frame[request.device].astype(str)).tolist() if request.device else list(range(owner.max() + 1))
-    test = np.zeros(len(X), dtype=bool)
-    test[generator.permutation(len(X))[: int(request.test * len(X))]] = True
+    test = np.isin(np.arange(len(X)), generator.permutation(len(X))[: int(request.test * len(X))])
     _, owner[~test] = np.unique(owner[~test], return_inverse=True)  # a device whose rows are all held out has none
     if len(X) - test.sum() < 2:
         raise InputError("TABLE", f"{len(X)} rows", "a table with at least two rows to fit")
-    return _Data(schema, X, ranges, y, owner, names, test)
+    fitted, held_out = (Held(X[part], y[part], owner[part], names) for part in (~test, test))
+    return schema, ranges, fitted, held_out
 
 
 def facts_of(request: Request) -> Facts:
     """Return what is public of a table, for `wflmc tune`."""
-    data = _read(request)
-    clip = 1.0 if request.unit == "record" else None
-    kind = {"unit": request.unit, "adjacency": request.adjacency, "example_clip": clip}
-    promise = Privacy(request.epsilon, request.delta, **kind)  # type: ignore[arg-type]
-    fitted, devices = int((~data.test).sum()), int(data.owner[~data.test].max()) + 1
-    budget, classes = float(promise.budget(1)[0]), len(data.schema.classes or [])
-    units = fitted if request.unit == "record" else devices
-    share = share_for(units, data.X.shape[1], budget, bool(np.isnan(data.ranges).any()))
-    return Facts(fitted, data.X.shape[1], classes, devices, promise, share * budget, 3, request.link)
+    schema, ranges, fitted, _ = _read(request)
+    promise, (rows, features), devices = promise_of(request), fitted.X.shape, int(fitted.owner.max()) + 1
+    budget, units = float(promise.budget(1)[0]), rows if request.unit == "record" else devices
+    spent = budget * share_for(units, features, budget, bool(np.isnan(ranges).any()))
+    return Facts(rows, features, len(schema.classes or []), devices, promise, spent, 3, request.link)
 
 
 def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] | None = None) -> FitFile:
@@ -128,21 +109,19 @@ def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] 
     began = time.perf_counter()
     if (out / FIT).exists() or (out / LEDGER).exists():
         raise InputError("--out", str(out), "a new folder: fits of the same data add up, and this one holds another")
-    data = _read(request)
-    schema, fitted = data.schema, ~data.test
-    common: dict[str, Any] = {name: getattr(request, name) for name in ("unit", "adjacency", "link")}
-    common |= {"ranges": data.ranges, "settings": "private" if request.private else None, "random_state": request.seed}
-    model: PrivateClassifier | PrivateRegressor
+    schema, ranges, fitted, held_out = _read(request)
+    common: dict[str, Any] = {
+        name: getattr(request, name) for name in ("epsilon", "delta", "unit", "adjacency", "link")
+    }
+    common |= {"ranges": ranges, "settings": "private" if request.private else None, "random_state": request.seed}
+    model: PrivateClassifier | PrivateRegressor = PrivateRegressor(target_range=schema.target_range, **common)
     if schema.task == "classification":
-        model = PrivateClassifier(request.epsilon, request.delta, classes=schema.classes, **common)
-    else:
-        model = PrivateRegressor(request.epsilon, request.delta, target_range=schema.target_range, **common)
+        model = PrivateClassifier(classes=schema.classes, **common)
     model.progress = progress
     out.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        model.fit(data.X[fitted], data.y[fitted], data.owner[fitted], ledger=out / LEDGER)
-    held_out = Held(data.X[data.test], data.y[data.test], data.owner[data.test], data.names)
+        model.fit(fitted.X, fitted.y, fitted.owner, ledger=out / LEDGER)
     uncovered = [NotCovered(name, f"Read off the data: {name}.") for name in schema.taken]
     if request.device is not None:
         uncovered.append(NotCovered("devices", "Which device holds a row, and how many rows each has, is public."))
@@ -169,18 +148,16 @@ def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, ta
     return FitFile(
         task="classification" if classes else "regression",
         target=target,
-        rows=facts.rows,
+        **{name: getattr(facts, name) for name in ("rows", "features", "devices")},
         test_rows=len(held_out.X),
-        features=facts.features,
-        devices=facts.devices,
         classes=classes,
         **scores,
         epsilon_spent=spent.epsilon,
         epsilon_by_part=spent.by_part,
         privacy={**asdict(spent), "left": max(0.0, spent.promised - spent.epsilon)},
         settings=asdict(estimator.settings_),
-        candidates=[_plain(one) for one in estimator.candidates_[:SHOWN]],
-        worth={name: _plain(one) for name, one in worth(facts, estimator.settings_).items()},
+        candidates=[one.plain for one in estimator.candidates_[:SHOWN]],
+        worth={name: one.plain for name, one in worth(facts, estimator.settings_).items()},
         not_covered=[*(looked if scores else []), *estimator.not_covered_],
         warnings=[],
         seconds=0.0,
@@ -196,10 +173,6 @@ def useless(fit: FitFile) -> list[str]:
     if fit.r2 is not None and fit.r2 <= 0:
         return [f"Predictions are no better than a constant on the held-out rows (R² {fit.r2:.3g}): {advice}."]
     return []
-
-
-def _plain(one: Expected) -> dict[str, float | None]:
-    return {**asdict(one.settings), **one.scores}
 
 
 def _scores(model: Model, held_out: Held, classes: list[Any] | None) -> dict[str, Any]:
@@ -232,12 +205,10 @@ def _by_device(held_out: Held, values: dict[str, NDArray[np.float64]]) -> list[d
     """Return the mean of values by device, those with most rows first."""
     owner, rows = held_out.owner, []
     held = np.bincount(owner, minlength=len(held_out.names))
-    for device in np.argsort(-held, kind="stable")[: 4 * SHOWN]:
-        if held[device]:
-            means = {name: float(each[owner == device].mean()) for name, each in values.items()}
-            if "rmse" in means:
-                means["rmse"] **= 0.5
-            rows.append({"device": held_out.names[device], "rows": int(held[device]), **means})
+    for device in np.argsort(-held, kind="stable")[: min(4 * SHOWN, np.count_nonzero(held))]:
+        means = {name: float(each[owner == device].mean()) for name, each in values.items()}
+        means |= {"rmse": means["rmse"] ** 0.5} if "rmse" in means else {}
+        rows.append({"device": held_out.names[device], "rows": int(held[device]), **means})
     return rows
 
 
@@ -246,7 +217,7 @@ def read_fit(folder: Path, option: str = "DIR") -> tuple[FitFile, Schema, Model]
     if not (folder / FIT).is_file():
         raise InputError(option, str(folder), "a folder that `wflmc fit --out` has written")
     document = read_document(folder / FIT, FitFile, option)
-    schema = Schema.model_validate(json.loads((folder / SCHEMA).read_text(encoding="utf-8")))
+    schema = Schema.model_validate_json((folder / SCHEMA).read_text(encoding="utf-8"))
     return document, schema, Model.load(folder / MODEL)
 
 
@@ -260,13 +231,12 @@ def predict_table(folder: Path, table: Any, out: Path | None = None) -> tuple[An
     _, schema, model = read_fit(folder)
     frame = as_frame(table)
     X, _, _ = encode(frame, schema)
-    name = schema.id if schema.id is not None and schema.id in frame else "row"
-    columns: dict[str, Any] = {name: frame[name].to_numpy() if name == schema.id else np.arange(len(frame))}
+    columns: dict[str, Any] = {"row": np.arange(len(frame))}
+    if schema.id is not None and schema.id in frame:
+        columns = {schema.id: frame[schema.id].to_numpy()}
     if schema.task == "classification":
-        p = model.probabilities(X)
-        classes = list(schema.classes or ())
-        columns["prediction"] = np.asarray(classes)[p.argmax(1)]
-        columns |= {f"p_{label}": p[:, at] for at, label in enumerate(classes)}
+        p, classes = model.probabilities(X), np.asarray(schema.classes)
+        columns |= {"prediction": classes[p.argmax(1)], **{f"p_{label}": p[:, at] for at, label in enumerate(classes)}}
     else:
         low, high = model.interval(X)
         columns |= {"mean": model.mean_and_spread(X)[0], "lower": low, "upper": high}

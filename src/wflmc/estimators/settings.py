@@ -7,7 +7,8 @@ this is public and costs no privacy.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from wflmc.sampling import sample
 
 Array = NDArray[np.float64]
 Advance = Callable[[int, int], None]
+Tabular = GaussianPosterior | SoftmaxPosterior
 
 CLIPS, TRAVELS, PRIORS, ROUNDS = (0.2, 0.4, 0.8), (0.03, 0.1, 0.25, 0.5, 1.0), (6.0, 12.0), (50, 100)
 """Candidates: the clip over the length of a row; how far clipped gradients of one row carry the prediction for it over
@@ -46,8 +48,9 @@ MOST_ROWS, TEST_ROWS = 50_000, 1000
 """Of a stand-in, and of further ones that its predictions are scored on."""
 AS_GOOD = 1.01
 """A loss on the stand-ins that is not more than this many times the least one is as good."""
-NUMBERS, DRAWN = 2 * 10**5, 6
-"""As many stand-ins of each strength are drawn as have so many numbers together; at least one, and at most so many."""
+NUMBERS, DRAWN, FEW = 2 * 10**5, 6, 2
+"""As many stand-ins of each strength are drawn as have so many numbers together; at least one, and at most so many, or
+few to say what more of something is worth, which nothing is chosen by."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,12 @@ class Settings:
     prior_std: float
     whiten: bool = False
     """Move in coordinates of unit second moments, by a release that is paid for, with the prior on these."""
+
+
+def promise_of(terms: Any) -> Privacy:
+    """Return the promise of whatever has its `epsilon`, `delta`, `unit` and `adjacency`; clips are yet to be chosen."""
+    clip = 1.0 if terms.unit == "record" else None
+    return Privacy(terms.epsilon, terms.delta, unit=terms.unit, adjacency=terms.adjacency, example_clip=clip)
 
 
 class Facts(NamedTuple):
@@ -111,6 +120,11 @@ class Expected(NamedTuple):
         """The scores by name: of probabilities, or of numbers."""
         return {"relative_mse": self.nll} if self.accuracy is None else {"nll": self.nll, "accuracy": self.accuracy}
 
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Settings and scores as plain data."""
+        return {**asdict(self.settings), **self.scores}
+
 
 def candidates(facts: Facts) -> Iterator[Settings]:
     """Yield settings to choose from, without whitening."""
@@ -132,7 +146,7 @@ def near(settings: Settings, **changes: Any) -> list[Settings]:
 
 def private_posterior(
     facts: Facts, settings: Settings, X: Array, y: Any, owner: NDArray[np.intp] | None = None, classes: Any = None
-) -> GaussianPosterior | SoftmaxPosterior:
+) -> Tabular:
     """Return the posterior of scaled features X[N, d] and targets or labels, with constants that tell nothing of them.
 
     Args:
@@ -140,13 +154,10 @@ def private_posterior(
     """
     common: dict[str, Any] = {"X": X, "y": y, "intercept": True, "prior_std": settings.prior_std}
     common["partition"] = "blocks" if owner is None else owner
-    key = jax.random.key(0)  # nothing is drawn
-    made: GaussianPosterior | SoftmaxPosterior
+    make: Any = gaussian_regression
     if facts.classes:
-        made = softmax_regression(key, facts.devices, classes=facts.classes if classes is None else classes, **common)
-    else:
-        made = gaussian_regression(key, facts.devices, **common)
-    return suited(made, settings)
+        make = partial(softmax_regression, classes=facts.classes if classes is None else classes)
+    return suited(make(jax.random.key(0), facts.devices, **common), settings)  # nothing is drawn by this key
 
 
 def suited(posterior: Any, settings: Settings) -> Any:
@@ -155,37 +166,27 @@ def suited(posterior: Any, settings: Settings) -> Any:
     return replace(posterior, mu=curvature, L=max(1 / settings.step_size, 1.01 * curvature))
 
 
-class Whitened(NamedTuple):
-    """A posterior in other coordinates, the facts after the release that it took, and that release."""
-
-    posterior: GaussianPosterior | SoftmaxPosterior
-    facts: Facts
-    release: Release | None
+Whitened = tuple[Tabular, Facts, Release | None]
+"""A posterior in other coordinates, the facts after the release that it took, and that release."""
 
 
-def whiten(
-    key: jax.Array,
-    facts: Facts,
-    settings: Settings,
-    posterior: GaussianPosterior | SoftmaxPosterior,
-    exact: bool = False,
-) -> Whitened:
+def whiten(key: jax.Array, facts: Facts, settings: Settings, posterior: Tabular, exact: bool = False) -> Whitened:
     """Return a posterior as it is, or in coordinates that a release whitens, if that is among the settings.
 
     Args:
         exact: as of `release_whitening`.
     """
     if not settings.whiten:
-        return Whitened(posterior, facts, None)
+        return posterior, facts, None
     left = 1 - facts.spent / float(facts.promise.budget(1)[0])
     how: dict[str, Any] = {"share": WHITENED * left, "rounds": 3 if facts.link is None else 16, "exact": exact}
     link, start = facts.channel, facts.rounds_before
     release = release_whitening(key, posterior, link, facts.promise, prior_on="whitened", start=start, **how)
     after = facts._replace(spent=facts.spent + float(release.spent.max()), rounds_before=start + len(release.loss))
-    return Whitened(suited(posterior.whitened(release.matrix, "whitened"), settings), after, release)
+    return suited(posterior.whitened(release.matrix, "whitened"), settings), after, release
 
 
-def make_plan(facts: Facts, settings: Settings, posterior: GaussianPosterior | SoftmaxPosterior) -> Plan:
+def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
     """Return the plan of settings: what is left of a budget in equal parts, as draws count alike in an average."""
     limits: dict[str, Any] = {"clip": settings.clip, "example_clip": None}
     if facts.by_record:  # clipped one by one, the rows of a device need no other clip
@@ -245,10 +246,13 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
     return StandIn(X[:rows], y[:rows], X[rows:], y[rows:])
 
 
-def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None) -> list[Expected]:
+def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None, most: int = DRAWN) -> list[Expected]:
     """Return what settings reach on the stand-ins, in their order.
 
     On a stand-in of fewer rows, steps are longer by as much: it moves as the table would, with more noise.
+
+    Args:
+        most: stand-ins of each strength; `DRAWN` by default.
     """
     given, asked = asked, [replace(one, step_size=one.step_size * facts.crowd) for one in asked]
     scaled = facts._replace(rows=min(facts.rows, MOST_ROWS), devices=min(facts.devices, MOST_ROWS))
@@ -257,7 +261,7 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None)
         whole = replace(settings, burn_in=0, samples=settings.burn_in + settings.samples)
         alike = groups.setdefault((whole.samples, whole.prior_std, whole.whiten), {})
         alike.setdefault(whole, []).append(number)
-    drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, DRAWN))
+    drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, most or DRAWN))
     strengths = STRENGTHS[facts.classes > 0] * drawn
     scores = np.zeros((len(strengths), len(asked), 2))
     for seed, strength in enumerate(strengths):
@@ -281,7 +285,7 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None)
     ]
 
 
-def _scores(posterior: GaussianPosterior | SoftmaxPosterior, draws: Any, table: StandIn) -> Array:
+def _scores(posterior: Tabular, draws: Any, table: StandIn) -> Array:
     """Return the loss of predictions for further rows, and their accuracy, by draws[chain, draw, m]: [chain, 2]."""
     if isinstance(posterior, SoftmaxPosterior):
         p = posterior.predict(draws, table.X_test).astype(float)
@@ -292,25 +296,21 @@ def _scores(posterior: GaussianPosterior | SoftmaxPosterior, draws: Any, table: 
     return np.stack([loss, np.zeros_like(loss)], axis=1)
 
 
-def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
-    """Return all candidates and what each is expected to reach, the one to take first; equal facts are asked once."""
-    if facts.link is not None:  # whose arrays do not tell whether it is the same
-        return _choose(facts, progress)
-    if facts not in _chosen:
-        _chosen[facts] = _choose(facts, progress)
-    return list(_chosen[facts])
-
-
 _chosen: dict[Facts, list[Expected]] = {}
 
 
-def _choose(facts: Facts, progress: Advance | None) -> list[Expected]:
+def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
+    """Return all candidates and what each is expected to reach, the one to take first; equal facts are asked once."""
+    if facts.link is None and facts in _chosen:  # arrays of a link do not tell whether it is the same
+        return list(_chosen[facts])
     found = _sorted(expect(facts, list(candidates(facts)), progress))
     if facts.features**2 * facts.devices <= LARGEST_MOMENTS:
         found = _sorted(found + expect(facts, near(found[0].settings, whiten=True)))
     # Of those that are as good, the average over most draws is the steadiest one.
     alike = [one for one in found if one.nll <= AS_GOOD * found[0].nll]
     found.sort(key=lambda one: one is not max(alike, key=lambda other: other.settings.samples))
+    if facts.link is None:
+        _chosen[facts] = list(found)
     return found
 
 
@@ -328,6 +328,6 @@ def worth(facts: Facts, chosen: Settings) -> dict[str, Expected]:
     }
     if facts.link is not None:
         more["10 dB more"] = facts._replace(link=replace(facts.link, snr_db=np.asarray(facts.link.snr_db) + 10))
-    found = {name: _sorted(expect(one, tried))[0] for name, one in more.items()}
+    found = {name: _sorted(expect(one, tried, most=min(FEW, DRAWN)))[0] for name, one in more.items()}
     longer = [replace(s, step_size=s.step_size / 2, burn_in=2 * s.burn_in, samples=2 * s.samples) for s in tried]
-    return {**found, "twice the rounds": _sorted(expect(facts, longer))[0]}
+    return {**found, "twice the rounds": _sorted(expect(facts, longer, most=min(FEW, DRAWN)))[0]}

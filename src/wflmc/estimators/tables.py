@@ -13,15 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    FiniteFloat,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, FiniteFloat, ValidationError, field_validator, model_validator
 
 from wflmc.errors import Found, InputError, conflict
 from wflmc.posterior.inputs import MOST, check_counts
@@ -53,11 +45,7 @@ def _ordered(value: tuple[float, float]) -> tuple[float, float]:
 Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Column(_Part):
+class Column(BaseModel, extra="forbid", frozen=True):
     """A column of features: its type, and what is public about it."""
 
     name: str
@@ -90,8 +78,14 @@ class Column(_Part):
             return [f"{self.name}={category}" for category in self.categories or []]
         return [self.name, f"{self.name}=missing"] if self.indicator else [self.name]
 
+    @property
+    def ranges(self) -> list[Any]:
+        """Ranges of these features; nan where none is public."""
+        own = [self.range or (np.nan, np.nan)] if self.kind == "numeric" else []
+        return [*own, *[(0.0, 1.0)] * (len(self.features) - len(own))]
 
-class Schema(_Part):
+
+class Schema(BaseModel, extra="forbid", frozen=True):
     """What is public about a table: everything that encoding it depends on.
 
     Names and types of columns count as public; `taken` lists whatever else was read off the data.
@@ -193,19 +187,17 @@ def _read_text(path: Path) -> Frame:
     pandas = _installed("pandas")
     with path.open(encoding="utf-8-sig", newline="") as file:
         head = list(islice((line for line in file if line.strip()), 50))
-    delimiter = ","
-    candidates = "".join(sign for sign in DELIMITERS if head and sign in head[0])
+    candidates = "".join(sign for sign in DELIMITERS if head and sign in head[0]) or ","
     try:
-        delimiter = csv.Sniffer().sniff("".join(head), candidates).delimiter if candidates else delimiter
+        delimiter = csv.Sniffer().sniff("".join(head), candidates).delimiter
     except csv.Error:
-        delimiter = candidates.strip(" ")[:1] or delimiter
+        delimiter = candidates.strip(" ")[:1] or ","
     options = {"sep": delimiter, "skipinitialspace": True, "encoding": "utf-8-sig", "engine": "c"}
     names = pandas.read_csv(path, header=None, nrows=1, dtype=str, **options).iloc[0].dropna()  # repeated ones as well
     numbers = pandas.to_numeric(names, errors="coerce").dropna()
     if (numbers % 1 != 0).any() or numbers.duplicated().any():  # these are data, and must not show in errors as names
-        raise InputError(
-            "table", Found("has numbers for names"), "a table with a name for each column in the first row"
-        )
+        wanted = "a table with a name for each column in the first row"
+        raise InputError("table", Found("has numbers for names"), wanted)
     _check_names(names)
     with warnings.catch_warnings():
         warnings.simplefilter("error", pandas.errors.ParserWarning)  # of rows that are longer than the header
@@ -219,8 +211,8 @@ def _read_parquet(path: Path) -> Frame:
 
 def _read_npz(path: Path) -> Frame:
     with np.load(path, allow_pickle=False) as arrays:
-        X, others = arrays["X"], {"y": arrays.get("y"), "device": arrays.get("devices")}
-    columns = {name: values for name, values in others.items() if values is not None}
+        X, names = arrays["X"], {"y": "y", "devices": "device"}
+        columns = {column: arrays[name] for name, column in names.items() if name in arrays}
     if X.ndim != 2 or any(values.shape != X.shape[:1] for values in columns.values()):
         raise InputError("table", str(path), "an .npz file with X[N, d], y[N] and, if there are, devices[N]")
     return _installed("pandas").DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])]).assign(**columns)
@@ -245,7 +237,7 @@ def as_frame(table: Any) -> Frame:
 
 def _checked(frame: Frame) -> Frame:
     if not all(isinstance(name, str) for name in frame.columns):
-        frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+        frame = frame.rename(columns=str)
     _check_names(frame.columns)
     if not len(frame):
         raise InputError("table", Found("has no rows"), "a header and at least one row")
@@ -360,7 +352,7 @@ def _guess_task(target: Series, taken: list[str]) -> Task:
 
 
 def _take_classes(target: Series) -> list[int] | list[str]:
-    labels, key = _labels(_factorized(target)[1]), f"target {target.name!r}"
+    labels, key = _labels(target.unique().tolist()), f"target {target.name!r}"
     if len(labels) == 1:
         raise InputError(key, Found("has one class only"), "a column of at least two classes")
     if not 2 <= len(labels) <= MOST:
@@ -371,7 +363,7 @@ def _take_classes(target: Series) -> list[int] | list[str]:
 
 def _describe(series: Series, given: Mapping[str, Any], schema: Schema, taken: list[str]) -> Column:
     """Return a column as declared, with what is not declared taken from the data."""
-    name, kind, gaps = series.name, _kind(series), bool(series.isna().any())
+    name, kind = series.name, _kind(series)
     if kind not in NUMBERS | TEXTS:
         raise InputError(f"column {name!r}", Found(f"is of type {kind}"), "numbers or text")
     guess = "numeric" if "range" in given or (kind in NUMBERS and "categories" not in given) else "categorical"
@@ -382,18 +374,18 @@ def _describe(series: Series, given: Mapping[str, Any], schema: Schema, taken: l
         if column.range is None and kind == "boolean":
             update["range"] = (0.0, 1.0)
         if column.indicator is None and schema.missing == "indicator":
-            update["indicator"] = gaps
+            update["indicator"] = bool(series.isna().any())
             taken.append(GAPS)
     elif column.categories is None:
         update["categories"] = _take_categories(series, declared="kind" in given)
         taken.append(f"categories of {name}")
     column = column.model_copy(update=update)
-    _check_gaps(gaps, column, schema)
+    _check_gaps(series, column, schema)
     return column
 
 
 def _take_categories(series: Series, declared: bool) -> list[str]:
-    key, categories = f"column {series.name!r}", sorted({_text(value) for value in _factorized(series)[1]})
+    key, categories = f"column {series.name!r}", sorted(_texts(series).dropna().unique())
     advice = "dropped, given as --id, or declared categorical with its categories in the schema"
     numbers = sum(NUMBER.fullmatch(text.strip()) is not None for text in categories)
     if not declared and len(categories) > FEW_VALUES and numbers > 0.9 * len(categories):
@@ -403,9 +395,10 @@ def _take_categories(series: Series, declared: bool) -> list[str]:
     return categories
 
 
-def _check_gaps(gaps: bool, column: Column, schema: Schema) -> None:
+def _check_gaps(series: Series, column: Column, schema: Schema) -> None:
     """Refuse missing values where the schema has no place for them."""
-    if gaps and not (column.indicator or (column.kind == "categorical" and schema.missing == "indicator")):
+    welcome = column.indicator or (column.kind == "categorical" and schema.missing == "indicator")
+    if not welcome and series.isna().any():
         allowed = "complete (wflmc fit --missing indicator fills in a constant and adds a column that says where)"
         if schema.missing == "indicator":
             allowed = "complete, as it was at the fit or as it was declared"
@@ -416,10 +409,9 @@ def _kind(series: Series) -> str:
     return _installed("pandas").api.types.infer_dtype(series, skipna=True)
 
 
-def _factorized(series: Series) -> tuple[NDArray[np.intp], list[Any]]:
-    """Return for each row the position of its value, −1 where it is missing, and the different values."""
-    codes, values = _installed("pandas").factorize(series)
-    return codes, values.tolist()
+def _texts(series: Series) -> Series:
+    """Return the name of each row's category; missing ones stay missing."""
+    return series.astype("category").map(_text, na_action="ignore")
 
 
 def _text(value: Any) -> str:
@@ -463,29 +455,21 @@ def encode(frame: Frame, schema: Schema) -> tuple[NDArray[np.float64], NDArray[n
     absent = ", ".join(repr(column.name) for column in schema.columns if column.name not in frame.columns)
     if absent:
         raise InputError("table", Found(f"has no column {absent}"), "a table with all columns of the schema")
-    names = [name for column in schema.columns for name in column.features]
-    X, ranges, start = np.empty((len(frame), len(names))), np.tile([0.0, 1.0], (len(names), 1)), 0
-    for column in schema.columns:
-        stop = start + len(column.features)
-        X[:, start:stop] = _encoded(frame[column.name], column, schema)
-        if column.kind == "numeric":
-            ranges[start] = column.range or np.nan
-        start = stop
-    return X, ranges, names
+    X = np.hstack([_encoded(frame[column.name], column, schema) for column in schema.columns], dtype=float)
+    ranges = np.array([both for column in schema.columns for both in column.ranges])
+    return X, ranges, [name for column in schema.columns for name in column.features]
 
 
 def _encoded(series: Series, column: Column, schema: Schema) -> NDArray[Any]:
     """Return the features[N, …] of one column."""
-    if column.kind == "numeric":
-        values = _numbers(series, f"column {column.name!r}")
-        gaps = np.isnan(values)
-        _check_gaps(bool(gaps.any()), column, schema)
-        return np.column_stack([np.where(gaps, schema.fill, values), gaps])[:, : len(column.features)]
-    pandas, (codes, different) = _installed("pandas"), _factorized(series)
-    _check_gaps(bool((codes < 0).any()), column, schema)
-    known = pandas.Index(column.categories, dtype=object)
-    places = np.append(known.get_indexer([_text(value) for value in different]), -1)  # the last is that of code −1
-    return pandas.get_dummies(pandas.Categorical.from_codes(places[codes], known)).to_numpy()
+    if column.kind == "categorical":
+        _check_gaps(series, column, schema)
+        known = _installed("pandas").Index(column.categories, dtype=object)
+        return np.eye(len(known) + 1, dtype=bool)[known.get_indexer(_texts(series)), :-1]  # −1, all 0: in none of them
+    values = _numbers(series, f"column {column.name!r}")
+    _check_gaps(series, column, schema)
+    gaps = np.isnan(values)
+    return np.column_stack([np.where(gaps, schema.fill, values), gaps])[:, : len(column.features)]
 
 
 def outcomes(frame: Frame, schema: Schema) -> NDArray[Any]:
@@ -494,13 +478,11 @@ def outcomes(frame: Frame, schema: Schema) -> NDArray[Any]:
     Raises:
         InputError: if the target is missing in a row, or is none of the classes.
     """
-    if schema.target is None:
-        raise InputError("target", None, "given in the schema")
-    series, key = _complete(frame, schema.target, "target"), f"target {schema.target!r}"
+    series, key = _complete(frame, str(schema.target), "target"), f"target {schema.target!r}"
     if schema.task == "regression":
         return _numbers(series, key)
-    codes, values = _factorized(series)
-    labels, classes = _labels(values), schema.classes or []
+    codes, values = _installed("pandas").factorize(series)
+    labels, classes = _labels(values.tolist()), schema.classes or []
     labels = [str(label) for label in labels] if isinstance(next(iter(classes), None), str) else labels
     if not labels or not set(labels) <= set(classes):
         raise InputError(key, Found("has a label outside the classes"), "labelled by the classes of the schema")
@@ -530,10 +512,5 @@ def owners(frame: Frame, schema: Schema, devices: int | None, rng: np.random.Gen
 
 def unknown_categories(frame: Frame, schema: Schema) -> list[str]:
     """Return the categorical columns with a value that is none of their categories; missing ones aside."""
-    found = []
-    for column in schema.columns:
-        if column.kind == "categorical":
-            values = frame[column.name].dropna()
-            if not {_text(value) for value in values.unique()} <= set(column.categories or []):
-                found.append(column.name)
-    return found
+    columns = [column for column in schema.columns if column.kind == "categorical"]
+    return [one.name for one in columns if not set(_texts(frame[one.name].dropna())) <= set(one.categories or [])]

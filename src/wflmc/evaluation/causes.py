@@ -29,6 +29,8 @@ BETTER, CHEAPER = 0.8, 0.3
 """A change must lower the forecast to this part; one that costs privacy or power, to this part of any that does not."""
 NARROW_PRIOR = 3.0
 """How much farther from 0 than the prior expects the data may put parameters."""
+MOST_PARAMETERS = 20_000
+"""Beyond this there is no forecast: the mode alone takes longer to find than most chains take to run."""
 MOST_ROUNDS = 1000
 """A larger number of rounds is only suggested up to twice as many."""
 LARGEST_TRIAL = 2**19
@@ -180,6 +182,12 @@ def find_causes(
         asked: None where no changes are to be tried.
         evaluation: of a trace of the plan.
     """
+    if plan.dim > MOST_PARAMETERS:
+        return (
+            Cause(
+                "not diagnosed", f"no forecast is made for {plan.dim:,} parameters, which would take long", 0.0, None
+            ),
+        )
     model = model_of(plan, posterior)
     now, ideal = forecast(plan, model), forecast(plan, model, clipping=False, excess=False, start=False)
     search = _Search(plan, posterior, model, now, asked)
@@ -282,7 +290,9 @@ class _Search:
         if not _uniform(plan.step_size):  # planning them takes some seventy plans
             settled = {"step_size": plan.step_size, "step_schedule": "constant"}
             self.asked = asked._replace(keywords={**asked.keywords, **settled})
-        if policy.objective == "exact" or policy.csi == "causal":  # slow plans: the search is among quick ones
+        if (
+            policy.objective in ("exact", "transcript") or policy.csi == "causal"
+        ):  # slow plans: the search is among quick ones
             self.quick, self.base = QUICK, self._forecast(QUICK) or now
 
     def best(self, kind: str) -> tuple[Change | None, Change | None]:

@@ -14,6 +14,8 @@ Array = NDArray[np.float64]
 
 BINS = 20
 CHUNK_BYTES = 2**27
+TINY = float(np.finfo(np.float32).tiny)
+"""What a probability that underflows counts as."""
 
 
 class Calibration(NamedTuple):
@@ -103,9 +105,9 @@ def predictive_scores(posterior: Predicts, theta: NDArray[Any], features: ArrayL
     """
     truth = posterior.classes_of(labels)
     held = 4 * theta.shape[1] * theta.shape[2] + 8 * truth.size * len(posterior.class_names)
-    at_once, tiny = max(1, CHUNK_BYTES // held), float(np.finfo(np.float32).tiny)
+    at_once = max(1, CHUNK_BYTES // held)
     parts = [
-        calibration(np.maximum(posterior.predict(theta[at : at + at_once], features), tiny), truth)
+        calibration(np.maximum(posterior.predict(theta[at : at + at_once], features), TINY), truth)
         for at in range(0, len(theta), at_once)
     ]
     return Calibration(*(np.concatenate(values) for values in zip(*parts, strict=True)))

@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, Shown
+from wflmc.evaluation.conditioning import noise_aware
+from wflmc.evaluation.coverage import LEVELS, chain_interval, held
 from wflmc.evaluation.diagnostics import Diagnostics, diagnose, diagnose_functions
-from wflmc.evaluation.scores import Calibration, Regression, predictive_scores, regression_scores
+from wflmc.evaluation.scores import TINY, Calibration, Regression, calibration, predictive_scores, regression_scores
 from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exact_law, with_floor
 from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
@@ -57,6 +59,9 @@ class Evaluation(Shown):
     """ε of one chain for the worst device."""
     noise_ratio: float
     """Noise of the kept rounds over what sampling needs, on average."""
+    coverage: dict[str, float] | None = None
+    """The posterior's probability of 90 % and 50 % intervals, mean over chains and parameters: of the chain's own
+    (`chain_90`, `chain_50`) and, with a transcript, of noise-aware ones (`noise_aware_90`, `noise_aware_50`)."""
     adjacency: str = "replace"
     """Of the promise that ε is about."""
     spent_before: bool = False
@@ -134,12 +139,15 @@ class Evaluation(Shown):
         means = self.mean_scores
         scores = ", ".join(f"{word} {means[name]:.4f}" for name, word in words.items() if means[name] is not None)
         rates = ("–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values())
+        held = {name: f"{share:.1%}" for name, share in (self.coverage or {}).items()}
         noise, wider = self.noise_ratio if self.noise_ratio > 1.05 else None, self.noise_ratio**0.5
         whose = f"for the worst device ({self.adjacency}){', earlier spending included' * self.spent_before}"
         rows: list[tuple[Any, ...]] = [
             ("W2² worst after burn-in", FROM_CHAINS, chains),
             ("W2² worst after burn-in", "{:.3g} (exact, no clipping)", self.worst_exact),
             ("ESS min of one chain", "{:.3g} of {} draws (exact, no clipping)", self.exact_ess_min, draws),
+            ("90 % intervals hold", "{} (chain's own)", held.get("chain_90")),
+            ("90 % intervals hold", "{} (noise-aware)", held.get("noise_aware_90")),
             ("R-hat max", "{:.4f}", self.rhat_max),
             ("ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min),
             *(
@@ -197,13 +205,14 @@ def evaluate(
         exact_ess_min=law.ess_min,
         bound=None if len(bounds) < len(plans) else float(max(bounds)),
         burn_in=trace.plan.burn_in,
-        **diagnose(trace.theta)._asdict(),
+        **diagnose(trace.theta if trace.predictions is None else trace.predictions.logits)._asdict(),
         clip_rate={"burn_in": _mean(trace.burn_in_clip_rate), "samples": _mean(trace.clip_rate)},
         example_clip_rate=_examples_clipped(trace, posterior),
         scores=None if test is None else _scores(trace, posterior, test),
         epsilon_spent=None if len(spent) < len(plans) else max(spent),
         spent_before=any(np.any(plan.ledger) for plan in plans),
         noise_ratio=float(np.mean([plan.noise_ratio for plan in plans])),
+        coverage=None if known is None else _coverage(trace, posterior, known.exact),
         adjacency=trace.plan.privacy.adjacency,
         functions={} if own is None else diagnose_functions(own, trace.theta, functions or {}),
         symmetric=own is not None and own.model.sites is not None and own.model.sites.symmetric,
@@ -212,6 +221,15 @@ def evaluate(
 
 def _distance(theta: NDArray[Any], exact: Gaussian) -> Distance:
     return with_floor(estimate_w2_sq(theta, exact), theta, exact)
+
+
+def _coverage(trace: Trace, posterior: Posterior | None, exact: Gaussian) -> dict[str, float]:
+    """Return the posterior's probability of the chain's and of noise-aware intervals."""
+    found = {f"chain_{100 * level:.0f}": held(exact, chain_interval(trace.theta, level)) for level in LEVELS}
+    if trace.transcript is not None and posterior is not None:
+        made = noise_aware(trace, posterior, draws=1)
+        found |= {f"noise_aware_{100 * level:.0f}": held(exact, made.interval(level)) for level in LEVELS}
+    return found
 
 
 def _mean(rates: NDArray[Any]) -> float | None:
@@ -225,6 +243,8 @@ def _scores(trace: Trace, posterior: object, test: TestSet) -> Calibration | Reg
     try:
         if isinstance(posterior, GaussianPosterior):
             return regression_scores(posterior, trace.theta, *test)
+        if isinstance(posterior, Predicts) and trace.predictions is not None:
+            return calibration(np.maximum(trace.predictions.probability, TINY), posterior.classes_of(test[1]))
         if isinstance(posterior, Predicts):
             return predictive_scores(posterior, trace.theta, *test)
     except InputError as error:

@@ -56,7 +56,6 @@ WAIT = 240.0
 
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 """What ends this process from outside: `kill`, and a terminal that is closed."""
-TEMPLATES = Path(__file__).with_name("templates")
 NODE = "\nDevice {k}, in the folder `{folder}`:\n\n```bash\n{quiet}\n{command}\n```\n"
 
 
@@ -85,8 +84,7 @@ def prepare(folder: Path, devices: int, address: str = ADDRESS, deadline: float 
         if not (place / "key.pub").exists():
             write_device_key(place)
         shutil.copyfile(place / "key.pub", server / KEYS / f"{place.name}.pub")
-    app = (TEMPLATES / "app.toml").read_text(encoding="utf-8").format(version=__version__)
-    write_text(server / "app" / "pyproject.toml", app)
+    write_text(server / "app" / "pyproject.toml", _filled("app.toml", version=__version__))
     write_config(server / "flwr", server.resolve() / "ca.crt", address)
     write_text(folder / "COMMANDS.md", _commands(devices, address, deadline))
 
@@ -94,9 +92,8 @@ def prepare(folder: Path, devices: int, address: str = ADDRESS, deadline: float 
 def write_config(home: Path, certificate: Path, address: str) -> None:
     """Write Flower's configuration into a folder for FLWR_HOME: where the SuperLink is, and whom to trust as it."""
     home.mkdir(exist_ok=True, parents=True)
-    superlink = f"address = {json.dumps(address)}\nroot-certificates = {json.dumps(str(certificate))}\n"
-    content = f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n{superlink}'
-    write_text(home / "config.toml", content)
+    where = {"address": json.dumps(address), "certificate": json.dumps(str(certificate))}
+    write_text(home / "config.toml", _filled("config.toml", name=LINK, **where))
 
 
 def superlink_command(host: str, port: int | str, database: str = "superlink.db") -> list[str]:
@@ -124,8 +121,13 @@ def _commands(devices: int, address: str, deadline: float) -> str:
     link, run = superlink_command(host.strip("[]"), port), ["flwr", *run_command(deadline, 600)]
     commands = [_shown(supernode_command(address, FIRST_PORT + k)) for k in range(devices)]
     nodes = [NODE.format(k=k, folder=DEVICE.format(k), quiet=quiet, command=text) for k, text in enumerate(commands)]
-    page = (TEMPLATES / "commands.md").read_text(encoding="utf-8")
-    return page.format(quiet=quiet, link=_shown(link), name=LINK, nodes="".join(nodes), run=_shown(run))
+    shown = {"quiet": quiet, "link": _shown(link), "name": LINK, "nodes": "".join(nodes), "run": _shown(run)}
+    return _filled("commands.md", **shown)
+
+
+def _filled(template: str, **parts: str) -> str:
+    """Return a template with its parts filled in."""
+    return Path(__file__).with_name("templates").joinpath(template).read_text(encoding="utf-8").format(**parts)
 
 
 def _shown(words: list[str]) -> str:

@@ -249,6 +249,7 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     document = read_document(folder / "federation" / "plan.json", PlanFile, "--out").model_dump(exclude_unset=True)
     plan, known = received_plan(job), not options.own_data
     trace = replace(trace_of(server, inputs.posterior), plans=(plan,))
+    trace = trace if scenario.sampler.transcript else replace(trace, transcript=None)
     evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
     about = _account(server, "deployment" if options.prepare else options.runtime)
     alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own

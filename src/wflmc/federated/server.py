@@ -46,6 +46,7 @@ from wflmc.posterior.base import Posterior
 from wflmc.privacy.ledger import TOLERANCE, Ledger
 from wflmc.sampling import CHAINS, State, Trace, broadcast, chain_keys, kernel_rounds, packed, receive, unpacked, update
 from wflmc.sampling import checkpoint as saving
+from wflmc.sampling.transcript import Transcript
 from wflmc.storage import append_text, sole_writer
 
 Exchange = Callable[[list[Request]], Reception]
@@ -77,6 +78,11 @@ class Server(NamedTuple):
     def checkpoint(self) -> saving.Checkpoint:
         """Progress and samples, in the coordinates that chains move in."""
         return saving.Checkpoint(self.folder, f"federation-{self.job.run}")
+
+    @property
+    def told(self) -> Path:
+        """The transcript: all that devices have told, as `wflmc.sampling.transcript` stores it."""
+        return self.folder / "transcript.npy"
 
 
 def open_server(job: Job, folder: Path) -> Server:
@@ -117,12 +123,19 @@ def serve(
         state = unpacked(job.start if saved.theta is None else saved.theta, plan, saved.rounds)
         shape = (len(plan.rounds) - plan.burn_in, job.chains, plan.dim)
         samples = saving.room(shape, server.checkpoint.samples, saved.theta is not None)
+        begun = saved.theta is not None and server.told.exists()
+        told = saving.room((len(plan.rounds), job.chains, 2 * plan.dim + 1), server.told, begun)
+        if not begun:  # rounds of a version that kept no transcript say nothing
+            told[: saved.rounds, :, -1] = np.inf
         rounds: Rounds = jax.tree.map(jnp.asarray, kernel_rounds([plan]))
         keys = chain_keys(jax.random.wrap_key_data(jnp.asarray(job.key)), jnp.arange(job.chains))
         for at in range(saved.rounds, len(plan.rounds)):
             began = time.perf_counter()
             round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, plan.start + at)
-            state, scheduled, reception = _round(server, at, rounds[at], round_keys, state, exchange)
+            place = np.asarray(jax.vmap(partial(_place, now=rounds[at]), (CHAINS,))(state))
+            state, scheduled, reception, heard = _round(server, at, rounds[at], round_keys, state, exchange)
+            told[at] = np.concatenate([place, *heard], axis=-1)
+            told.flush()
             if at >= plan.burn_in:
                 samples[at - plan.burn_in] = np.asarray(state.theta)
                 samples.flush()
@@ -134,8 +147,8 @@ def serve(
 
 def _round(
     server: Server, at: int, now: Rounds, keys: jax.Array, state: State, exchange: Exchange
-) -> tuple[State, NDArray[np.bool_], Reception]:
-    """Run one round: return the next state, who was asked, [K], and what was received."""
+) -> tuple[State, NDArray[np.bool_], Reception, tuple[NDArray[Any], NDArray[Any]]]:
+    """Run one round: return the next state, who was asked, [K], the reception, and the gradient with its variance."""
     job, ledger, number = server.job, server.ledger, server.job.plan.start + at
     scheduled = np.asarray(job.plan.weight[at] > 0)
     paid = None if ledger is None else ledger.paid(job.run, number)
@@ -148,14 +161,18 @@ def _round(
         reception = Reception(np.zeros_like(reception.total), np.zeros_like(reception.sent), absent)
     if ledger is not None and paid is None:
         ledger.charge(job.run, number, job.loss(at, reception.sent)[None], job.noise_name)
+    heard = np.zeros(state.theta.shape), np.full((job.chains, 1), np.inf)
     if reception.sent.any():
         scale, noise = rescale(job, at, reception.sent)
         now, simulated = replace(now, server_noise=noise), job.noise != "devices" and job.lattice is None
         total = job.lattice.noisy(reception.total) if job.noise == "channel" and job.lattice else reception.total
-        state, finite = _move(keys, state, jnp.asarray(total, jnp.float32), jnp.float32(scale), now, simulated)
+        given = jnp.asarray(total, jnp.float32), jnp.float32(scale)
+        state, finite, received = _move(keys, state, *given, now, simulated)
+        factor = scale / job.plan.gain[at]
+        heard = factor * np.asarray(received), np.full((job.chains, 1), job.round_noise(at, reception.sent) * factor**2)
         if not bool(finite):
             raise SamplingError(f"A chain left the finite numbers in round {number + 1}.")
-    return state, scheduled, reception
+    return state, scheduled, reception, heard
 
 
 def trace_of(server: Server, posterior: Posterior | None = None) -> Trace:
@@ -173,8 +190,9 @@ def trace_of(server: Server, posterior: Posterior | None = None) -> Trace:
     samples = np.load(server.checkpoint.samples, mmap_mode="r").swapaxes(0, 1)
     theta = np.asarray(samples) if posterior is None else posterior.parameters(samples)
     unknown = np.full(theta.shape[:2], np.nan, np.float32)
-    velocity = saved.theta[:, plan.dim :] if plan.dynamics.has_velocity else None
-    return Trace(theta, unknown, np.full(plan.burn_in, np.nan), None, (plan,), velocity)
+    velocity, rounds = saved.theta[:, plan.dim :] if plan.dynamics.has_velocity else None, len(plan.rounds)
+    told = Transcript.of(np.load(server.told), np.arange(rounds), rounds) if server.told.exists() else None
+    return Trace(theta, unknown, np.full(plan.burn_in, np.nan), None, (plan,), velocity, transcript=told)
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
@@ -234,22 +252,26 @@ def _broadcast(keys: jax.Array, state: State, now: Rounds) -> jax.Array:
     """Return what devices receive of the chains' positions, [chain, m], or [chain, K, m] with noisy downlinks."""
 
     def one(key: jax.Array, state: State) -> jax.Array:
-        place = now.constants.dynamics.gradient_position(state.theta, state.velocity, now.step_size)
-        return broadcast(named(key, "downlink"), place, now)
+        return broadcast(named(key, "downlink"), _place(state, now), now)
 
     return jax.vmap(one, (0, CHAINS))(keys, state)
 
 
+def _place(state: State, now: Rounds) -> jax.Array:
+    """Return where a chain asks for gradients, [m]."""
+    return now.constants.dynamics.gradient_position(state.theta, state.velocity, now.step_size)
+
+
 @partial(jax.jit, static_argnames=("simulated",))
 def _move(keys: jax.Array, state: State, signal: jax.Array, scale: jax.Array, now: Rounds, simulated: bool) -> Any:
-    """Return the next state of all chains, and whether all are finite; simulated noise is added where no other was."""
+    """Return the next state of all chains, whether all are finite, and y; noise is simulated where none was added."""
 
-    def one(key: jax.Array, state: State, signal: jax.Array) -> State:
+    def one(key: jax.Array, state: State, signal: jax.Array) -> tuple[State, jax.Array]:
         received = receive(named(key, "noise"), signal, now) if simulated else signal
-        return update(named(key, "server"), state, received, scale[None], now)
+        return update(named(key, "server"), state, received, scale[None], now), received
 
-    fresh = jax.vmap(one, (0, CHAINS, 0), CHAINS)(keys, state, signal)
-    return fresh, jnp.all(jnp.isfinite(fresh.theta))
+    fresh, received = jax.vmap(one, (0, CHAINS, 0), (CHAINS, 0))(keys, state, signal)
+    return fresh, jnp.all(jnp.isfinite(fresh.theta)), received
 
 
 def _log(server: Server, at: int, scheduled: NDArray[np.bool_], found: Reception, seconds: float, say: Any) -> None:

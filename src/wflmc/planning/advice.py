@@ -52,14 +52,18 @@ def _unscaled(posterior: Posterior) -> Iterator[str]:
         yield f"{UNSCALED_FEATURES}: {column} is some {size:,} times as large as {compared}. {advice}."
 
 
-def estimates(posterior: Posterior, options: Options) -> Iterator[str]:
-    """Yield warnings of models without a closed form, which estimate their constants and the start's distance."""
+def estimates(posterior: Posterior, options: Options, bounded: bool = True) -> Iterator[str]:
+    """Yield warnings of models without a closed form, which estimate their constants and the start's distance.
+
+    Args:
+        bounded: whether the distance is used.
+    """
     if posterior.estimated:
         names = " and ".join(posterior.estimated)
         yield f"With {names} estimated by a Hessian, the bound is no proof, and epsilon does not cover what they tell."
     if posterior.batch:
         yield "Mini-batches make gradients noisier, which the bound and the server's noise do not know."
-    if options.initial_w2_sq is None and posterior.start_is_estimate:
+    if options.initial_w2_sq is None and posterior.start_is_estimate and bounded:
         yield "W2² of the start is a Laplace estimate, and a bound is no better."
 
 
@@ -88,7 +92,7 @@ def plan_warnings(posterior: Posterior, made: Plan, problem: Problem, options: O
     elif epsilon is not None:
         yield "This scheme does not clip: epsilon is not kept, and no finite one would be true."
     # A plan by the exact law is measured in parameters, its start in the coordinates that chains move in.
-    alike = not exact or posterior.coordinates is None
+    alike = made.objective_name != "transcript" and (not exact or posterior.coordinates is None)
     if alike and made.objective > 10 * max(made.initial_w2_sq, 1e-300):
         yield "The objective is far above the distance at the start: sampling gains nothing, or the bound says nothing."
     if not problem.contracts:
@@ -99,7 +103,7 @@ def plan_warnings(posterior: Posterior, made: Plan, problem: Problem, options: O
         yield "Some rounds have devices so unlike the rest that a step stretches errors: the chain may diverge."
     if exact and made.lower_bound is not None and options.policy.proxy is None and epsilon is not None:
         yield ORACLE
-    yield from estimates(posterior, options)
+    yield from estimates(posterior, options, problem.contracts)
 
 
 def _lost_chains(made: Plan, factor: float) -> Iterator[str]:

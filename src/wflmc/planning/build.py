@@ -22,6 +22,7 @@ from wflmc.planning.plan import Plan
 from wflmc.planning.policies import PowerPolicy, policy_named
 from wflmc.planning.solvers.closed_form import DP, LMC, POWER, REGIMES, is_static, regime, tightest
 from wflmc.planning.steps import plan_steps
+from wflmc.planning.transcript import information
 from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.posterior.summation import LARGEST_ROUNDING
 from wflmc.privacy import Privacy
@@ -33,6 +34,8 @@ NOTHING = 1e-9
 """Share of a budget that is rounding, not something left to spend."""
 USUAL_LIMIT = 2.0
 """The limit on a round's noise for plans by the exact law, which would else make early rounds as loud as they like."""
+TRANSCRIPT_PART = 0.5
+"""The largest part of a budget that a limit on the noise of rounds may take in plans for transcripts."""
 SAMPLER, POLICY = Sampler(), Policy()
 AS_PREPARED = ("step_size", "weight", "received", "privacy", "mu", "L", "ledger", "uncertainty", "rounding")
 """Fields of a plan that are known before its power."""
@@ -240,17 +243,22 @@ class _Planning:
             floor = least(USUAL_LIMIT)
             if np.all(floor <= power_cap) and np.all(floor @ active <= budget):
                 noise_limit = USUAL_LIMIT
+        if policy.max_round_noise is None and policy.objective == "transcript" and self.scheme.optimal:
+            needs = (least(1.0) / power_cap).max(), (least(1.0) @ active / budget).max() / TRANSCRIPT_PART
+            noise_limit = max(1.0, float(np.max(needs)) ** 0.5 * (1 + 1e-9))
         limit = np.where(step_size > usual_step, np.minimum(noise_limit, 1.0), noise_limit)
         error = self.rule.error(active)
         if self.downlink_noise:  # what noise in the received θ adds to a gradient, on average
             error = error + self.downlink_noise * posterior.downlink_error(self.weight)
         start = options.initial_w2_sq
+        if start is None:  # without a bound nobody asks how far away it is
+            start = posterior.initial_w2_sq(options.sampler.init) if self.contracts else np.nan
         return Problem(
             contraction=self.contraction,
             step_size=step_size,
             burn_in=options.burn_in,
             objective=policy.objective,
-            start=posterior.initial_w2_sq(options.sampler.init) if start is None else start,
+            start=start,
             error=discretization_error(step_size, self.L, posterior.dim) + step_size**2 * error,
             noise_weight=self.rule.weight,
             scale=self.scale,
@@ -299,6 +307,8 @@ class _Planning:
         if problem.response is not None:
             noise = (problem.kick * problem.scale) ** 2 / allocation.a + server_noise
             value = float(exact.distances(problem.response)(noise).max())
+        if problem.objective == "transcript":
+            value = 1 / information(problem, allocation.a)
         made = Plan.of(
             **{name: getattr(self, name) for name in AS_PREPARED},
             **{name: getattr(problem, name) for name in ("burn_in", "noise_limit", "dynamics")},
@@ -330,7 +340,7 @@ class _Planning:
 
 def _regime(problem: Problem) -> str | None:
     """Return Theorem 1's regime where it applies: limits that do not change over the rounds."""
-    if problem.objective == "exact" or not is_static(problem):
+    if problem.objective in ("exact", "transcript") or not is_static(problem):
         return None
     return str(regime(problem.lmc_cap[0], problem.power_cap[0], tightest(problem) / problem.rounds))
 

@@ -17,7 +17,7 @@ from wflmc.planning.policies import PowerPolicy
 from wflmc.planning.schedule import RULES
 from wflmc.planning.steps import SCHEDULES
 
-OBJECTIVES, CSI, SOLVERS = ("worst", "average", "exact"), ("full", "causal"), ("own", "cvxpy")
+OBJECTIVES, CSI, SOLVERS = ("worst", "average", "exact", "transcript"), ("full", "causal"), ("own", "cvxpy")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Policy:
     have all devices."""
     objective: str = "worst"
     """worst or average of the bound over the kept rounds; or exact, the worst true W2² of the chain's law while nothing
-    is clipped, for which `optimized` and `noiseless-dp` choose all noise themselves."""
+    is clipped, for which `optimized` and `noiseless-dp` choose all noise themselves; or transcript, the variance V of
+    the noise in what all kept rounds together say about the gradient, for `wflmc.noise_aware`."""
     senders: int = 0
     """q, the active devices of a round with schedule = "unbiased"; 0: chosen by the fading law."""
     csi: str = "full"
@@ -67,7 +68,8 @@ class Policy:
     max_round_noise: float | None = None
     """M, a limit on the noise of every round: √m σ ≤ M η Σ ℓ_k, M times what all clipped gradients together can undo.
     For `optimized` and `noiseless-dp`; chains may be lost without it. By default there is none, but for
-    objective = "exact" (which knows of no clipping) 2 where that can be afforded."""
+    objective = "exact" (which knows of no clipping) 2 where that can be afforded, and for objective = "transcript" 1,
+    or what power and half of the budget allow."""
     proxy: Proxy | None = None
     """For objective = "exact", a public stand-in for the posterior; without it the posterior itself is used."""
     solver: str = "own"
@@ -102,10 +104,11 @@ class Options:
                 raise unknown(name, getattr(policy, name), known)
         causal, schedule, rounds = policy.csi == "causal", sampler.step_schedule, self.burn_in + self.samples
         planned, shape = schedule == "planned", f"an array of shape {steps.shape}"
-        exact, limit, distance = policy.objective == "exact", policy.max_round_noise, self.initial_w2_sq
+        own, limit, distance = policy.objective in ("exact", "transcript"), policy.max_round_noise, self.initial_w2_sq
         rules: list[tuple[str, Any, Any, str]] = [
-            ("objective", "exact", causal and exact, "worst or average with csi = 'causal'"),
-            ("solver", policy.solver, exact and policy.solver != "own", "'own' with objective = 'exact'"),
+            ("objective", policy.objective, causal and own, "worst or average with csi = 'causal'"),
+            ("solver", policy.solver, own and policy.solver != "own", f"'own' with objective = {policy.objective!r}"),
+            ("step_schedule", "planned", planned and policy.objective == "transcript", "constant, or given by round"),
             ("csi", "causal", causal and (planned or np.ptp(steps) > 0), "full with step sizes that change by round"),
             ("step_schedule", "planned", planned and sampler.motion.has_velocity, "constant with dynamics = 'kinetic'"),
             ("start", sampler.start, sampler.start < 0, "at least 0"),

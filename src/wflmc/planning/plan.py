@@ -55,9 +55,10 @@ class Certificate:
     limit: NDArray[np.intp]
     """Which limit each round sits at, as an index into REGIMES, [S]."""
     objective: float
-    """The worst or the average of the bound after burn-in; nan where there is none."""
+    """The worst or the average of the bound after burn-in, nan where there is none; with the objective "transcript" V,
+    the variance of the noise in what the kept rounds together say about the gradient."""
     objective_name: str
-    """worst, average or exact."""
+    """worst, average, exact or transcript."""
     lower_bound: float | None
     """What no plan within the same limits can be below; None where nothing is proven."""
     regime: str | None

@@ -12,6 +12,7 @@ from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.solvers import closed_form
 from wflmc.planning.solvers.allocation import allocate
 from wflmc.planning.solvers.program import HEADROOM, solve_by_cvxpy
+from wflmc.planning.transcript import most_information
 from wflmc.plugins import load
 
 LEAST_NOISE = 1e-9
@@ -38,6 +39,8 @@ def optimal(problem: Problem) -> Allocation:
     check_floor(problem)
     if problem.response is not None:
         return _nearest_law(problem, problem.response)
+    if problem.objective == "transcript":
+        return most_information(problem)
     if not problem.contracts:
         return equal(problem)
     if not problem.has_bound and not np.all(np.isinf(problem.budget)):
@@ -69,7 +72,9 @@ def check_floor(problem: Problem) -> None:
     """Say which noise limit would be feasible if this one is not."""
     needs = {
         "transmit power": float(np.max(problem.floor / problem.power_cap)),
-        "the noise that Langevin sampling needs": float(np.max(problem.floor / problem.lmc_cap) * problem.fills_up),
+        "the noise that Langevin sampling needs": float(
+            np.max(problem.floor / problem.lmc_cap) * (problem.fills_up and problem.objective != "transcript")
+        ),
         "privacy": float(np.max(problem.floor @ problem.active / problem.budget)),
     }
     cause = max(needs, key=lambda name: needs[name])
@@ -88,7 +93,8 @@ def equal(problem: Problem) -> Allocation:
 
 def ideal(problem: Problem) -> Allocation:
     """The optimum of an ideal link; in equal parts where no bound says what is best, with kinetic dynamics."""
-    return equal(problem) if not problem.has_bound and problem.response is None else optimal(problem)
+    known = problem.response is not None or problem.objective == "transcript"
+    return optimal(problem) if problem.has_bound or known else equal(problem)
 
 
 def at_caps(problem: Problem) -> Allocation:

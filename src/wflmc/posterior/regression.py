@@ -73,7 +73,7 @@ class Regression(Shown, Posterior):
         """Return log p of the outcomes[n] of rows of features in the coordinates of theta[draw, m], [draw, n]."""
 
     @property
-    def _precision(self) -> Any:
+    def prior_precision(self) -> Any:
         """The prior's curvature for the parameters of one set of features, [d, d]."""
         if self.coordinates is None:
             return np.eye(self.features.shape[-1]) / self.prior_std**2
@@ -188,7 +188,8 @@ class Regression(Shown, Posterior):
 
     def design_matrix(self, features: ArrayLike) -> Array:
         """Return features u[n, d] as in the data, checked, with the constant where the model has an intercept."""
-        given = np.asarray(features, dtype=float)
+        given = np.asarray(features)
+        given = given if given.dtype == np.float32 else given.astype(float, copy=False)
         wanted = self.features.shape[-1] - self.intercept
         if given.ndim != 2 or given.shape[0] == 0 or given.shape[1] != wanted:
             raise InputError("features", f"shape {given.shape}", f"[n, {wanted}], of as many features as X")

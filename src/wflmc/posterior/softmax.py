@@ -182,13 +182,13 @@ class SoftmaxPosterior(Regression):
     def laplace(self) -> tuple[Array, Array]:
         """The posterior's mode[m], and its variances[m] along the main directions of the Hessian there."""
         mode, covariance = self._laplace
-        prior = np.linalg.eigvalsh(self._precision)
+        prior = np.linalg.eigvalsh(self.prior_precision)
         return mode, np.concatenate([1 / prior, np.tile(np.linalg.eigvalsh(covariance), self.classes - 1)])
 
     @cached_property
     def _laplace(self) -> tuple[Array, Array]:
         rows = self.features.reshape(-1, self.features.shape[-1])
-        return _laplace(rows, self.labels.ravel(), self.classes, self._precision)
+        return _laplace(rows, self.labels.ravel(), self.classes, self.prior_precision)
 
     def response(self, motion: Motion, burn_in: int) -> Response:
         """Return how the law of a chain on the Laplace approximation depends on noise, if all devices hold alike data.
@@ -197,7 +197,7 @@ class SoftmaxPosterior(Regression):
         """
         mode, covariance = self._laplace
         values, vectors = np.linalg.eigh(covariance)
-        prior, others = np.linalg.inv(self._precision), self.classes - 1
+        prior, others = np.linalg.inv(self.prior_precision), self.classes - 1
         size = ((mode.reshape(self.classes, -1) @ vectors) ** 2).sum(0) / others
         # At the mode the classes' vectors sum to zero: nothing of it lies where all classes move alike.
         alike = np.linalg.eigvalsh(prior)
@@ -215,9 +215,9 @@ class SoftmaxPosterior(Regression):
         p = np.exp(log_softmax(self.features @ at.T, axis=-1))
         real = np.arange(self.labels.shape[1]) < self.sizes[:, None]
         residual = (p - np.eye(self.classes)[self.labels]) * real[..., None]
-        gradients = residual.swapaxes(1, 2) @ self.features + at @ self._precision / self.devices
+        gradients = residual.swapaxes(1, 2) @ self.features + at @ self.prior_precision / self.devices
         unlike = helmert(self.classes)  # directions that tell classes apart, [C - 1, C]
-        spread = np.einsum("ij,ik,kj->j", vectors, np.linalg.inv(self._precision), vectors)
+        spread = np.einsum("ij,ik,kj->j", vectors, np.linalg.inv(self.prior_precision), vectors)
         return Quadratic(
             np.tile(1 / values, self.classes - 1),
             -(unlike @ at @ vectors).ravel(),
@@ -228,7 +228,7 @@ class SoftmaxPosterior(Regression):
 
     def downlink_error(self, weight: ArrayLike) -> Array:
         """Bound E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit downlink noise e_k, by each device's own smoothness."""
-        hessian = self.curvature * self.features.swapaxes(1, 2) @ self.features + self._precision / self.devices
+        hessian = self.curvature * self.features.swapaxes(1, 2) @ self.features + self.prior_precision / self.devices
         return np.asarray(self.dim * (np.asarray(weight, dtype=float) @ np.linalg.eigvalsh(hessian)[:, -1]) ** 2)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
@@ -238,7 +238,7 @@ class SoftmaxPosterior(Regression):
         if init == "zero":
             return float(mode @ mode + np.sum(self.laplace[1]))
         centre = np.zeros(len(covariance))  # what moves all classes alike is as in the prior, and adds nothing
-        prior = Gaussian(centre, np.asarray(np.linalg.inv(self._precision), dtype=float))
+        prior = Gaussian(centre, np.asarray(np.linalg.inv(self.prior_precision), dtype=float))
         return float(mode @ mode + (self.classes - 1) * w2_squared(prior, Gaussian(centre, covariance)))
 
 

@@ -5,6 +5,7 @@ Text is escaped where it is put on a page, unless it is `Html`; numbers of files
 
 import html
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -52,7 +53,7 @@ class Filler(Formatter):
         """Return a part as it may stand on a page."""
         key, part = value if isinstance(value, tuple) else ("", value)
         if format_spec in FORMATS:
-            shown = FORMATS[format_spec](part)
+            shown = number(None) if part is None else FORMATS[format_spec](part)
         elif part is None or isinstance(part, float | int):
             shown = number(part, int(format_spec or 3))
         else:
@@ -87,29 +88,20 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or 1000 <= abs(value) < 1e6 else f"{value:.{digits}g}"
 
 
-def whole(value: float | None) -> str:
-    """Return a number without its decimals."""
-    return "–" if value is None else f"{value:,.0f}"
-
-
-def percent(part: float | None) -> str:
+def percent(part: float) -> str:
     """Return a share in percent; never 0 % or 100 % of what is not."""
-    if part is None:
-        return "–"
     if 0 < part < 0.01:
         return f"{100 * part:.2g} %"
     return f"{100 * part:.3g} %" if part < 0.1 or 0.99 < part < 1 else f"{100 * part:.0f} %"
 
 
-def spread(values: float | Sequence[float] | None) -> str:
+def spread(values: float | Sequence[float]) -> str:
     """Return one number, or the smallest and the largest of several."""
-    if values is None:
-        return "–"
     low, high = number(float(np.min(values)), 4), number(float(np.max(values)), 4)
     return low if low == high else f"{low} to {high}"
 
 
-FORMATS: dict[str, Callable[[Any], str]] = {"whole": whole, "percent": percent, "spread": spread}
+FORMATS: dict[str, Callable[[Any], str]] = {"whole": "{:,.0f}".format, "percent": percent, "spread": spread}
 
 
 def data(key: str, given: float | None, digits: int = 3, shown: str | None = None) -> Html:
@@ -140,10 +132,11 @@ def grid(parts: Iterable[object], kind: str = "grid") -> Html:
     return Html(f'<div class="{kind}">{join(parts)}</div>')
 
 
-def boxes(contents: Iterable[tuple[str, object, object]]) -> Html:
-    """Return a row of boxes: what it is, the number, and a word on it."""
+def boxes(contents: Iterable[Sequence[str]], **parts: object) -> Html:
+    """Return a row of boxes: what it is, the number, and a word on it, with their parts filled in."""
     box = '<div><span class="what">{what}</span><strong>{number}</strong><span class="more">{more}</span></div>'
-    return grid((text(box, what=what, number=each, more=more) for what, each, more in contents), "facts")
+    filled = ((text(template, **parts) for template in content) for content in contents)
+    return grid((text(box, what=what, number=each, more=more) for what, each, more in filled), "facts")
 
 
 def plot(name: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any], caption: str) -> Html:
@@ -160,6 +153,12 @@ def as_script(content: Any) -> str:
 def asset(name: str) -> str:
     """Return the text of a file that comes with the package."""
     return resources.files("wflmc.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+@cache
+def words(name: str) -> dict[str, Any]:
+    """Return what a TOML file that comes with the package says."""
+    return tomllib.loads(asset(name))
 
 
 @cache

@@ -1,6 +1,6 @@
 """The explorer: Theorem 1 in the page, with a slider for everything that an engineer can choose."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from wflmc.planning.bound import BOUNDS
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.privacy.promise import ADJACENCIES, UNITS
-from wflmc.report.blocks import Html, Section, as_script, asset, join, page, plot, text
+from wflmc.report.blocks import Html, Section, as_script, asset, join, page, plot, text, words
 from wflmc.report.figure import LIMIT_LOOKS
 from wflmc.runs.documents import PlanFile
 from wflmc.scenario import validate
@@ -16,14 +16,7 @@ from wflmc.scenario import validate
 ROOM = 20
 """Steps of a slider on both sides of where it starts."""
 SCRIPTS = ("explorer_privacy.js", "explorer_theorem.js", "explorer_words.js", "explorer_pictures.js", "explorer.js")
-
-
-START: dict[str, Any] = {
-    **{"dim": 5, "devices": 30, "rounds": 51, "snr_db": 20.0, "power": 1e-4, "noise_power": 1.0},
-    **{"epsilon": 8.0, "delta": 0.01, "clip": 30.0, "example_clip": 9.0, "unit": "device", "adjacency": "replace"},
-    **{"accountant": "exact", "bound": "corrected", "map_axis": "epsilon"},
-}
-"""Where the explorer starts, beside mu, L, initial_w2_sq and step_size: as in the paper's single-sample study."""
+WORDS = words("explorer.toml")
 
 
 class Control(NamedTuple):
@@ -43,34 +36,9 @@ class Control(NamedTuple):
     whole: bool = False
 
 
-CONTROLS = {
-    "snr_db": Control("SNR, P/(m N0)", -300, 300, -20, 60, 0.1),
-    "epsilon": Control("privacy level ε", 1e-6, 1e6, -3, 3, 0.01, log=True),
-    "delta": Control("privacy slack δ", 1e-300, 0.999, -12, -0.3, 0.005, log=True),
-    "step_size": Control("step size η", 1e-50, 1e50, -4, -0.005, 0.005, log=True),
-    "devices": Control("devices K", 1, 10_000, 1, 300, 1, whole=True),
-    "rounds": Control("rounds S", 1, 10_000, 1, 1000, 1, whole=True),
-    "clip": Control("clip ℓ of a device's gradient", 1e-6, 1e6, -1, 3, 0.01, log=True),
-    "example_clip": Control("clip c of an example's gradient", 1e-6, 1e6),
-    "mu": Control("strong convexity μ", 1e-12, 1e12),
-    "L": Control("smoothness L", 1e-12, 1e12),
-    "dim": Control("parameters m", 1, 1_000, whole=True),
-    "initial_w2_sq": Control("W2² from start to posterior", 1e-12, 1e12),
-    "power": Control("channel power |h|²", 1e-30, 1e30),
-    "noise_power": Control("noise power N0", 1e-30, 1e30),
-}
-CHOICES: dict[str, tuple[str, Mapping[str, str]]] = {
-    "accountant": ("accountant", {name: name for name in ACCOUNTANTS}),
-    "bound": ("bound", {name: name for name in BOUNDS}),
-    "unit": ("what is hidden", {name: f"a {name}" for name in UNITS}),
-    "adjacency": ("its neighbours (adjacency)", {name: name for name in ADJACENCIES}),
-    "map_axis": ("map over SNR and", {"epsilon": "ε", "delta": "δ", "step_size": "η", "rounds": "S", "clip": "ℓ"}),
-}
-CAPTIONS = {
-    "map": "Which limit binds where. A click moves the point.",
-    "plan": "The gain of each round, and its privacy loss.",
-    "bound": "The bound on W2² to the posterior, its parts, and the posterior’s own variance (m/μ at most).",
-}
+CONTROLS = {key: Control(**fields) for key, fields in WORDS["controls"].items()}
+CHOICES: dict[str, Iterable[str]] = {"accountant": ACCOUNTANTS, "bound": BOUNDS, "unit": UNITS}
+CHOICES |= {"adjacency": ADJACENCIES, "map_axis": WORDS["names"]["map_axis"]}
 
 
 def paper_study() -> dict[str, Any]:
@@ -80,8 +48,8 @@ def paper_study() -> dict[str, Any]:
     from wflmc.posterior import gaussian_regression
 
     posterior = gaussian_regression(jax.random.key(0), devices=30)
-    mu, L = posterior.mu, posterior.L
-    return {**START, "mu": mu, "L": L, "initial_w2_sq": posterior.initial_w2_sq("prior"), "step_size": 0.4 / (mu + L)}
+    mu, L, start = posterior.mu, posterior.L, posterior.initial_w2_sq("prior")
+    return {**WORDS["start"], "mu": mu, "L": L, "initial_w2_sq": start, "step_size": 0.4 / (mu + L)}
 
 
 def constants_of(document: PlanFile | dict[str, Any]) -> dict[str, Any]:
@@ -103,13 +71,13 @@ def constants_of(document: PlanFile | dict[str, Any]) -> dict[str, Any]:
     values |= {n: float(np.max(v) if "clip" in n else np.min(v)) for n, v in limits.items() if v is not None}
     values = {name: min(max(v, CONTROLS[name].least), CONTROLS[name].most) for name, v in values.items()}
     chosen = {name: getattr(privacy, name) for name in ("unit", "adjacency", "accountant")}
-    return {**START, **values, **chosen, "bound": scenario.policy.bound}
+    return {**WORDS["start"], **values, **chosen, "bound": scenario.policy.bound}
 
 
 def section(constants: Mapping[str, Any]) -> Section:
     """Return controls, figures and results; `scripts` bring them to life."""
     controls = {key: _control(key, control, constants) for key, control in CONTROLS.items()}
-    choices = {key: _choice(key, *choice) for key, choice in CHOICES.items()}
+    choices = {key: _choice(key, names) for key, names in CHOICES.items()}
     typed = [key for key, control in CONTROLS.items() if not control.step and key != "example_clip"]
     content = text(
         asset("explorer.html"),
@@ -118,7 +86,7 @@ def section(constants: Mapping[str, Any]) -> Section:
         constants=join(controls[key] for key in typed),
         glossary=Html(asset("explorer_glossary.html")),
         map_axis=choices["map_axis"],
-        **{name: plot(f"explorer-{name}", [], {}, caption) for name, caption in CAPTIONS.items()},
+        **{name: plot(f"explorer-{name}", [], {}, caption) for name, caption in WORDS["captions"].items()},
     )
     return Section("explorer", "Explore", f"<style>{asset('explorer.css')}</style>{content}")
 
@@ -152,6 +120,8 @@ def _control(key: str, control: Control, constants: Mapping[str, Any]) -> Html:
     return text(asset("explorer_slider.html"), **parts, note=note)
 
 
-def _choice(key: str, label: str, options: Mapping[str, str]) -> Html:
-    items = (text('<option value="{value}">{name}</option>', value=value, name=name) for value, name in options.items())
-    return text(asset("explorer_choice.html"), key=key, label=label, options=join(items))
+def _choice(key: str, names: Iterable[str]) -> Html:
+    shown = WORDS["names"].get(key, {})
+    options = ((name, shown.get(name, name)) for name in names)
+    items = (text('<option value="{name}">{words}</option>', name=name, words=words) for name, words in options)
+    return text(asset("explorer_choice.html"), key=key, label=WORDS["labels"][key], options=join(items))

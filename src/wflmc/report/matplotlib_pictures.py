@@ -107,7 +107,5 @@ def _scale(axes: Any, which: str, axis: Axis) -> None:
         axes.set(**{f"{which}scale": "log"})
     elif axis.kind is None:
         axes.ticklabel_format(axis=which, scilimits=(-3, 5))
-    if axis.range is not None:
-        axes.set(**{f"{which}lim": axis.range})
-    elif axis.zero:
-        axes.set(**{f"{which}lim": (0, None)})
+    if axis.range is not None or axis.zero:
+        axes.set(**{f"{which}lim": axis.range or (0, None)})

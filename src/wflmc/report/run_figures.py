@@ -15,7 +15,7 @@ from wflmc.planning import Plan
 from wflmc.planning.solvers.closed_form import REGIMES
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy import ACCOUNTANTS, epsilon_spent
-from wflmc.report.blocks import number, percent
+from wflmc.report.blocks import number, percent, words
 from wflmc.report.figure import BLUE, COLORS, GREEN, LIMIT_LOOKS, RED, Axis, Band, Bars, Figure, Line, Panel, Shade
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import thin
@@ -32,10 +32,7 @@ MANY = 40
 BINS = 40
 FAR_OUT = 6.0
 """Quartile ranges beyond the quartiles from which on samples are not drawn."""
-RELIABILITY = (
-    "Of predictions made with a confidence of 80 %, 80 % should be right: on the diagonal. Below it the model is "
-    "overconfident, above it underconfident. Bars show how many predictions have that confidence."
-)
+CAPTIONS = words("run_words.toml")["captions"]
 
 
 def check_picture(path: str) -> None:
@@ -53,26 +50,25 @@ def draw_plan(plan: Plan, path: str | Path) -> Path:
 def plan_figure(plan: Plan) -> Figure:
     """Return stacked panels over the rounds; those that would show nothing are left out."""
     x, share, devices = np.arange(1, len(plan.rounds) + 1), 100 * plan.power_share, plan.devices
-    curves = {
-        "gain α": (plan.gain, Axis(log=True), "gain α: received amplitude per unit of gradient"),
-        "power": (share, Axis(range=(0, 105)), "transmit power of the weakest active device, % of its limit"),
-        "active devices": (plan.active_devices, Axis(range=(0, 1.08 * devices)), f"active devices, of {devices}"),
-        "threshold": (plan.threshold, Axis(zero=True), "threshold: the weakest |h| with which a device transmits"),
-        "step size": (plan.step_size, Axis(zero=True), "step size η"),
-    }
-    empty = {"power": not share.any(), "threshold": not np.nan_to_num(plan.threshold).any()}
-    empty["step size"] = min(plan.step_size) == max(plan.step_size)
-    shown = {name: curve for name, curve in curves.items() if not empty.get(name)}
-    panels = [Panel([Line(x, y, name, step=True)], axis, title) for name, (y, axis, title) in shown.items()]
+    power, below, zero = share.any(), np.nan_to_num(plan.threshold).any(), Axis(zero=True)
+    steps = min(plan.step_size) < max(plan.step_size)
+    curves = [
+        (True, "gain α", plan.gain, Axis(log=True), "gain α: received amplitude per unit of gradient"),
+        (power, "power", share, Axis(range=(0, 105)), "transmit power of the weakest active device, % of its limit"),
+        (True, "active devices", plan.active_devices, Axis(range=(0, 1.08 * devices)), f"active devices, of {devices}"),
+        (below, "threshold", plan.threshold, zero, "threshold: the weakest |h| with which a device transmits"),
+        (steps, "step size", plan.step_size, zero, "step size η"),
+    ]
+    panels = [Panel([Line(x, y, name, step=True)], axis, title) for shown, name, y, axis, title in curves if shown]
     epsilon, how = plan.epsilon_spent, plan.privacy.adjacency
     privacy = f"ε = {epsilon:.4g} ({how}), worst device" if epsilon else "no privacy statement"
-    kind = "W2²" if plan.objective_name == "exact" else f"bound on W2² ({plan.objective_name} after burn-in)"
+    names = {"exact": "W2²", "transcript": "noise V of all kept rounds"}
+    kind = names.get(plan.objective_name, f"bound on W2² ({plan.objective_name} after burn-in)")
     goal = f"{kind} {plan.objective:.4g}, without clipping" if np.isfinite(plan.objective) else "no bound is known"
-    caption = "The plan round by round, computed before anything was transmitted. Colours show which limit a round "
-    caption += f"sits at. Draws are kept from round {plan.burn_in + 1:,} on."
+    caption = CAPTIONS["plan"].format(first=plan.burn_in + 1)
     across, title = Axis("round", range=(0.5, len(x) + 0.5)), f"{goal}; {privacy}"
     look: dict[str, Any] = {"stacked": True, "width": 9, "burn_in": plan.burn_in, "shades": _shades(plan)}
-    after_power = 2 - empty["power"]
+    after_power = 1 + bool(power)
     panels[after_power:after_power] = _noise_and_losses(plan, x)
     return Figure(panels, across, title, caption, **look)
 
@@ -217,8 +213,7 @@ def spent_figure(spending: Spending) -> Figure:
     names = [str(k) for k in devices]
     bars = Bars(names, [total[k] for k in devices], "spent", hover=hover)
     lines = [Line(names, [spending.budgets[k] for k in devices], "budget", dash="", marker="_", width=2)]
-    caption = f"Devices that spend most, {len(devices):,} of {len(total):,}. Bars show the privacy loss, with that of"
-    caption += " earlier runs, and dashes the budget."
+    caption = CAPTIONS["spent"].format(shown=len(devices), all=len(total))
     panel = Panel([bars, *([] if shares is None else lines)], Axis("privacy loss", zero=True))
     return Figure([panel], Axis("device", kind="category"), caption=caption)
 
@@ -263,4 +258,6 @@ def reliability_figure(bins: dict[str, Any], about: str = "") -> Figure:
     upper = Panel(lines, Axis("accuracy", range=(0, 1.02)), height=2)
     lower = Panel([bars], Axis("share", zero=True), height=0.7)
     title = f"Reliability on the test set\n{about}"
-    return Figure([upper, lower], Axis("confidence", range=(0, 1)), title, RELIABILITY, stacked=True, width=5.2)
+    return Figure(
+        [upper, lower], Axis("confidence", range=(0, 1)), title, CAPTIONS["reliability"], stacked=True, width=5.2
+    )

@@ -1,7 +1,6 @@
 """The page of a run: the answer first, then the scenario, the plan, the chains, the posterior, scores and privacy."""
 
-import tomllib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path, PurePath
 from types import SimpleNamespace
@@ -25,44 +24,7 @@ from wflmc.scenario.coverage import OWNER_ONLY
 
 DRAWN, LISTED = 5, 12
 """Parameters whose marginals are drawn, and that are listed."""
-DATA = {"synthetic": "synthetic data", "mnist": "MNIST"}
-SCORES = {
-    "accuracy": ("accuracy", "share of test examples with the right label"),
-    "ece": ("ECE", "mean gap between confidence and accuracy over 20 bins; 0 is ideal"),
-    "rmse": ("RMSE", "root mean squared error; the model's own noise is 1"),
-    "nll": ("NLL", "mean of −log p(observed outcome), in nats; punishes sure mistakes"),
-    "brier": ("Brier score", "squared error of the probabilities, 0 to 2; 0 is ideal"),
-}
-ACCOUNTANTS = {"exact": "exact composition of the rounds", "paper": "the paper's sufficient condition, a larger ε"}
-AT_SERVER = "The emulated channel added the noise, at the server: its process read every message without it."
-AT_DEVICES = "Every device added its share of the noise itself, and the server read every message with it."
-LAPLACE = (
-    "Lines are the Laplace approximation, a Gaussian at the posterior's mode. The posterior itself has no closed form "
-    "and is slightly skewed, so small differences may be those of the approximation."
-)
-BOUND = "computed before anything was transmitted; holds while nothing is clipped"
-PROMISED = "({plan.privacy.adjacency}), worst device, per chain; promised: {promised:spread}"
-HEAD = ("parameter", "posterior mean", "samples' mean", "z", "posterior s.d.", "samples' s.d.", "R-hat", "ESS")
-HIDES = (
-    "What is hidden: {hidden} (adjacency: {how}). Each round in which a device transmits costs it a privacy loss, and "
-    "losses add up to ε. All numbers are of <b>one chain</b>: chains repeat the experiment for evaluation, and "
-    "publishing several of them from the same real devices would add their losses up."
-)
-LEDGER = (
-    "Rounds in the ledger: {rounds}, each written before it was transmitted (in a federation: before its sum was "
-    "used), those of later runs included. Its hash chain is intact. Table and bars are of the plan, without absences."
-)
-NO_LEDGER = "There is no ledger in the folder: numbers are those of the plan."
-NEAREST = (
-    "Theorem 1 with sliders, started at its setting nearest to this run: a static channel of the mean power that all "
-    "devices know, a noiseless broadcast, one draw kept after all rounds, devices that are alike and all transmit, one "
-    "step size, and power that minimises the bound; without a promise, the paper's (8, 0.01) ({adjacency}). Where this "
-    "run is different, so are the numbers above."
-)
-OUTSIDE = (
-    "The explorer computes Theorem 1, which is not about this run: it needs a channel, and does not hold for kinetic "
-    "dynamics. <code>wflmc report {folder} --explore</code> makes one for the nearest setting."
-)
+WORDS = blocks.words("run_words.toml")
 
 
 def render_run(folder: Path) -> str:
@@ -89,9 +51,9 @@ def render_run(folder: Path) -> str:
     return blocks.page(f"Run {folder.resolve().name}", lead, sections, scripts)
 
 
-def sentences(cases: Iterable[tuple[Any, str]], **parts: object) -> Html:
-    """Return a paragraph with the sentences of all cases (holds, sentence) that hold."""
-    return paragraph(" ".join(sentence for holds, sentence in cases if holds), **parts)
+def sentences(section: str, cases: Mapping[str, Any], **parts: object) -> Html:
+    """Return a paragraph with the sentences of a section in `run_words.toml` whose cases hold."""
+    return paragraph(" ".join(WORDS[section][case] for case, holds in cases.items() if holds), **parts)
 
 
 def answer_section(run: Run) -> Html:
@@ -101,7 +63,7 @@ def answer_section(run: Run) -> Html:
     item = '<li class="{v.mark}"><b class="mark">{symbol}</b>{v.reason}</li>'
     judged = join(text(item, v=verdict, symbol=MARKS[verdict.mark]) for verdict in all_verdicts(run))
     verdicts = Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')
-    parts = [_state(run), blocks.boxes(_boxes(run)), verdicts]
+    parts = [_state(run), _boxes(run), verdicts]
     causes = None if run.summary is None else run.summary.diagnosis
     if causes is not None:
         shown = join(text("<li>{cause}</li>", cause=cause["text"]) for cause in causes[:SHOWN])
@@ -115,46 +77,34 @@ def answer_section(run: Run) -> Html:
 
 def _state(run: Run) -> Html:
     """Return what the folder is, and what is missing from it."""
-    federation, chains = None if run.summary is None else run.summary.federation, run.scenario.sampler.chains
-    kind = "simulated devices" if federation is None else "devices"
-    how = "over an ideal link" if run.ideal else "over the air"
-    cases = [
-        (True, f"{{plan.constants.devices}} {kind} sampled {{plan.constants.dim}} parameters {how}."),
-        (True, "There were {plan.constants.rounds} rounds."),
-        (True, "Number of chains: {chains}; kept draws: {plan.constants.samples}."),
-        (federation is None, SIMULATED),
-        (federation, "The devices were a federation on Flower: {sent} of {asked} expected messages arrived."),
-        (federation, AT_DEVICES if federation and federation.noise == "devices" else AT_SERVER),
-        (run.stopped, "This run was stopped before its end. {recorded} rounds are in its ledger."),
-        (run.stopped, "<code>wflmc run --resume {run.folder}</code> continues it."),
-        (run.summary is None and not run.stopped, "summary.json is missing: the results of the run are not known."),
-    ]
-    recorded = 0 if run.ledger is None else len(run.ledger.entries)
+    federation, ledger = None if run.summary is None else run.summary.federation, run.ledger
+    where = "at_devices" if federation is not None and federation.noise == "devices" else "at_server"
+    cases = {"sampled": True, "simulated": federation is None, "federation": federation, where: federation}
+    cases |= {"stopped": run.stopped, "unknown": run.summary is None and not run.stopped}
     sent, asked = (0, 0) if federation is None else (sum(federation.sent), sum(federation.asked))
-    return sentences(cases, plan=run.plan, run=run, chains=chains, recorded=recorded, sent=sent, asked=asked)
+    parts: dict[str, Any] = {"plan": run.plan, "run": run, "sent": sent, "asked": asked, "simulated": Html(SIMULATED)}
+    parts |= {"kind": "simulated devices" if federation is None else "devices", "chains": run.scenario.sampler.chains}
+    parts |= {"how": "over an ideal link" if run.ideal else "over the air"}
+    return sentences("state", cases, **parts, recorded=0 if ledger is None else len(ledger.entries))
 
 
-def _boxes(run: Run) -> list[tuple[str, object, object]]:
+def _boxes(run: Run) -> Html:
     """Return the numbers to look at first: what it is, the number, and a word on it."""
     plan, summary, exact = run.plan, run.summary, worst_exact(run.plan)
     estimate = None if summary is None else summary.w2_sq
-    error = "± {summary.w2_sq.worst_se:2}, worst kept round, from chains; perfect chains show {summary.w2_sq.floor:2}"
-    label = "planned W2²" if run.scenario.policy.objective == "exact" else "bound on W2²"
-    size = "of the worst parameter, all chains together; {summary.ess_tail_min:whole} in its tails"
-    spent = "{plan.privacy.epsilon_spent:4}" if summary is None else "{summary.epsilon_spent:4}"
-    labelled = summary is not None and summary.accuracy is not None
-    contents = [
-        (estimate, "distance to the posterior, W2²", "{summary.w2_sq.worst}", error),
-        (exact is not None, "W2² by the exact law", "{exact}", "worst kept round, without clipping"),
-        (plan.objective is not None and plan.bound is not None, label, "{plan.objective}", BOUND),
-        (True, "privacy spent, ε", spent, PROMISED),
-        (labelled, "accuracy on the test set", "{summary.accuracy:percent}", "mean over chains"),
-        (labelled, "calibration error (ECE)", "{summary.ece}", "confidence against accuracy"),
-        (summary, "largest R-hat", "{summary.rhat_max:4}", "1 when chains agree"),
-        (summary, "effective sample size", "{summary.ess_min:whole}", size),
-    ]
-    given = {"plan": plan, "summary": summary, "exact": exact, "promised": run.scenario.privacy.epsilon}
-    return [(label, text(value, **given), text(note, **given)) for holds, label, value, note in contents if holds]
+    names = {"exact": "planned W2²", "transcript": "noise of all, V"}
+    label = names.get(run.scenario.policy.objective, "bound on W2²")
+    aware = summary is not None and summary.coverage is not None and summary.coverage.noise_aware_90 is not None
+    cases: dict[str, Any] = {
+        "estimate": estimate,
+        "law": exact is not None,
+        "bound": None not in (plan.objective, plan.bound),
+    }
+    cases |= {"planned": summary is None, "spent": summary, "aware": aware}
+    cases |= dict.fromkeys(("accuracy", "calibration"), summary is not None and summary.accuracy is not None)
+    cases |= dict.fromkeys(("agreement", "size"), summary)
+    given = {"plan": plan, "summary": summary, "exact": exact, "label": label, "promised": run.scenario.privacy.epsilon}
+    return blocks.boxes((WORDS["boxes"][case] for case, holds in cases.items() if holds), **given)
 
 
 def _scenario(run: Run) -> Html:
@@ -172,7 +122,7 @@ def scenario_rows(run: Run) -> list[tuple[str, Html]]:
     """Return the scenario of a run in the sentences of `scenario_words.toml`, each row with what it is about."""
     parts = _parts(run)
     rows = []
-    for about, keys in tomllib.loads(blocks.asset("scenario_words.toml")).items():
+    for about, keys in blocks.words("scenario_words.toml").items():
         said = [words.get(str(attrgetter(key)(parts)), words.get("*", "")) for key, words in keys.items()]
         rows.append((about, text(" ".join(filter(None, said)), **vars(parts))))
     return rows
@@ -190,7 +140,7 @@ def _parts(run: Run) -> SimpleNamespace:
         **{**dict(scenario), "link": type(link)() if run.ideal else link},
         examples=sum(held),
         held=held,
-        source=DATA.get(scenario.posterior.data, PurePath(scenario.posterior.data).name),
+        source=WORDS["data"].get(scenario.posterior.data, PurePath(scenario.posterior.data).name),
         classes=f" into {len(names)} classes ({listed})" if names else "",
         constants=plan.constants,
         channel="ideal" if run.ideal else link.fading,
@@ -209,14 +159,9 @@ def _plan(run: Run, plan: PlanFile) -> Html:
     """Return the plan over the rounds with the limits behind it, then the distance over the rounds."""
     limits = ", ".join(f"{name} {blocks.percent(share)}" for name, share in plan.regime_share.items() if share)
     distance = run_figures.distance_figure(run)
-    cases = [
-        (run.ideal, "The link is ideal: no channel limits what devices transmit."),
-        (not run.ideal, "Rounds at each limit: {limits}."),
-        (plan.gap is not None, "The objective is within a relative {plan.gap:1} of the proven optimum."),
-        (run.rebuilt is None, "Figures of the plan need the data again: {run.not_rebuilt}"),
-        (distance is None, "Neither a bound nor an exact law is known for this model and these dynamics."),
-    ]
-    parts = [sentences(cases, plan=plan, run=run, limits=limits)]
+    cases = {"ideal": run.ideal, "limits": not run.ideal, "gap": plan.gap is not None}
+    cases |= {"lost": run.rebuilt is None, "nothing": distance is None}
+    parts = [sentences("plan", cases, plan=plan, run=run, limits=limits)]
     if run.rebuilt is not None:
         parts.append(draw("plan", run_figures.plan_figure(run.rebuilt.plan)))
     if distance is not None:
@@ -239,19 +184,14 @@ def _samples(run: Run, draws: Draws) -> Html:
     assert compared is not None
     rebuilt, law = run.rebuilt, compared.law
     exact = rebuilt is not None and isinstance(rebuilt.inputs.posterior, HasLaw)
-    cases = [
-        (rebuilt is None, "The posterior is not known here, so samples are shown alone: {run.not_rebuilt}"),
-        (rebuilt and law is None, "The posterior has no closed form, and too many parameters for an approximation."),
-        (law and exact, "Lines are the exact posterior, which this model has in closed form."),
-        (law and not exact, LAPLACE),
-        (draws.every > 1, "Of this long trace every {every}th draw was read."),
-    ]
+    cases = {"lost": rebuilt is None, "nothing": rebuilt and law is None}
+    cases |= {"exact": law and exact, "laplace": law and not exact, "thinned": draws.every > 1}
     order = list(range(compared.mean.size))
     if len(order) > LISTED and np.isfinite(compared.z).any():
         order = np.argsort(-np.nan_to_num(np.abs(compared.z), nan=-1)).tolist()
     drawn = sorted(order[:DRAWN] if len(order) > 2 * DRAWN else order)
     tiles = (draw(f"marginal{k}", run_figures.marginal_figure(run, draws, compared, k)) for k in drawn)
-    words = sentences(cases, run=run, every=draws.every)
+    words = sentences("samples", cases, run=run, every=draws.every)
     return join([words, grid(tiles, "tiles"), _parameters(run, draws, compared, order)])
 
 
@@ -260,29 +200,23 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
     rows = []
     for k in order[:LISTED]:
         error = f" ± {compared.error[k]:.1g}" if np.isfinite(compared.error[k]) else ""
-        law = None if compared.law is None else float(compared.law.mean[k])
+        law = (None, None) if compared.law is None else (float(compared.law.mean[k]), float(compared.expected[k]))
+        means = data(f"law.mean.{k}", law[0], 4), join([data(f"mean.{k}", float(compared.mean[k]), 4), error])
+        z = f"{compared.z[k]:+.1f}" if np.isfinite(compared.z[k]) else "–"
+        deviations = data(f"law.sd.{k}", law[1]), data(f"sd.{k}", float(compared.deviation[k]))
         each = diagnose(draws.theta[:, :, k : k + 1])
-        row = (
-            run_figures.parameter_name(run, k),
-            data(f"law.mean.{k}", law, 4),
-            join([data(f"mean.{k}", float(compared.mean[k]), 4), error]),
-            f"{compared.z[k]:+.1f}" if np.isfinite(compared.z[k]) else "–",
-            data(f"law.sd.{k}", None if law is None else float(compared.expected[k])),
-            data(f"sd.{k}", float(compared.deviation[k])),
-            text("{each.rhat_max:4}", each=each),
-            text("{each.ess_min:whole}", each=each),
-        )
-        rows.append(row)
+        checks = (text(form, each=each) for form in ("{each.rhat_max:4}", "{each.ess_min:whole}"))
+        rows.append((run_figures.parameter_name(run, k), *means, z, *deviations, *checks))
     title = f"<h3>Means and standard deviations</h3><p>Listed: {len(rows)} of {len(order):,} parameters.</p>"
-    return join([Html(title), grid([table(rows, HEAD)], "numbers")])
+    return join([Html(title), grid([table(rows, WORDS["parameters"])], "numbers")])
 
 
 def _scores(summary: SummaryFile) -> Html:
     """Return the reliability diagram beside the scores."""
-    known = {key: value for key in SCORES if (value := getattr(summary, key)) is not None}
+    known = [(key, *about) for key, about in WORDS["scores"].items() if getattr(summary, key) is not None]
     if not known:
         return missing("There are no scores: the data have no test set (arrays X_test and y_test).")
-    rows = [(SCORES[key][0], data(f"summary.{key}", value), SCORES[key][1]) for key, value in known.items()]
+    rows = [(name, data(f"summary.{key}", getattr(summary, key)), meaning) for key, name, meaning in known]
     parts: list[object] = [table(rows, ("score", "value", "meaning"))]
     if summary.reliability is not None:
         parts = [grid([draw("reliability", run_figures.reliability_figure(summary.reliability)), *parts])]
@@ -297,16 +231,21 @@ def _privacy(run: Run, plan: PlanFile) -> Html:
         return missing("This scheme does not clip gradients: no finite ε would be true, and no ledger is kept.")
     accountants = missing("Nothing is promised, so there is no δ to state an ε at; losses are shown as they are.")
     if spending.epsilon_by is not None:
-        rows = [
-            (name, data(f"plan.privacy.epsilon_by.{name}", epsilon, 5), ACCOUNTANTS.get(name, "by dp-accounting"))
-            for name, epsilon in spending.epsilon_by.items()
-        ]
+        rows = []
+        for name, epsilon in spending.epsilon_by.items():
+            kind = WORDS["accountants"].get(name, "by dp-accounting")
+            rows.append((name, data(f"plan.privacy.epsilon_by.{name}", epsilon, 5), kind))
         head = text("ε at δ = {delta:spread} ({how})", delta=run.scenario.privacy.delta, how=how)
         accountants = table(rows, ("accountant", head, "what it is"))
-    epsilon = run_figures.epsilon_figure(run)
-    figures = [draw("spent", run_figures.spent_figure(spending)), "" if epsilon is None else draw("epsilon", epsilon)]
-    note = paragraph(HIDES, hidden=HIDDEN[spending.unit, how], how=how)
-    ledger = missing(NO_LEDGER) if run.ledger is None else paragraph(LEDGER, rounds=len(run.ledger.entries))
+    over_time = run_figures.epsilon_figure(run)
+    figures = [
+        draw("spent", run_figures.spent_figure(spending)),
+        "" if over_time is None else draw("epsilon", over_time),
+    ]
+    note = paragraph(WORDS["hides"], hidden=HIDDEN[spending.unit, how], how=how)
+    ledger = missing(WORDS["no_ledger"])
+    if run.ledger is not None:
+        ledger = paragraph(WORDS["ledger"], rounds=len(run.ledger.entries))
     parts = [note, accountants, grid(figures), ledger]
     if plan.not_covered:
         rests = {True: "yes: wflmc publish refuses it unless told to accept it", False: "no: only this folder shows it"}
@@ -320,6 +259,6 @@ def _explorer(run: Run) -> tuple[Section, list[str]]:
     start = explorer.constants_of(run.plan)
     section = explorer.section(start)
     if run.ideal or run.scenario.sampler.dynamics == "kinetic":
-        return section._replace(html=missing(OUTSIDE, folder=run.folder)), []
-    words = missing(NEAREST, adjacency=start["adjacency"])
+        return section._replace(html=missing(WORDS["outside"], folder=run.folder)), []
+    words = missing(WORDS["nearest"], adjacency=start["adjacency"])
     return section._replace(html=join([words, Html(section.html)])), explorer.scripts(start)

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from wflmc.planning.solvers.closed_form import DP, LMC, POWER
-from wflmc.report.blocks import Html, Section, data, fold, grid, join, missing, page, paragraph, table
+from wflmc.report.blocks import Html, Section, data, fold, grid, join, missing, page, paragraph, table, words
 from wflmc.report.figure import LIMIT_LOOKS, LOOKS, Axis, Band, Figure, Item, Line, Panel
 from wflmc.report.matplotlib_pictures import draw_picture
 from wflmc.report.plotly_figures import draw
@@ -20,64 +20,11 @@ from wflmc.studies.paper.fig2_to_fig5 import FIGURES
 from wflmc.studies.study import Claim, Row
 
 PLACES = ("optimized", "equal", "no-dp", "noiseless-dp", "noiseless", "sbfl")
-NAMES = {
-    "optimized": "WFLMC, optimized power",
-    "equal": "WFLMC, equal power",
-    "no-dp": "WFLMC without DP constraint",
-    "noiseless-dp": "noiseless LMC with DP",
-    "noiseless": "noiseless LMC",
-    "sbfl": "SBFL (point estimate)",
-    "device, exact": "a device is hidden, exact accountant",
-    "device, paper": "a device is hidden, the paper's accountant",
-    "record, exact": "one example is hidden, clipped to 9",
-    "blocks": "alike (40 of each class)",
-    "dirichlet:1": "Dirichlet, A = 1",
-    "dirichlet:0.1": "Dirichlet, A = 0.1",
-    "by-label": "one class each",
-}
-ECE = "ECE (20 disjoint bins)"
-SCORES = {
-    "brier": "Brier score",
-    "nll": "NLL (nats)",
-    "ece": ECE,
-    "paired": "difference of ECE",
-    "clip_rate": "share of gradients clipped",
-    "epsilon": "ε spent (replace)",
-    "ess": "effective sample size of one chain",
-    "chains": "W2² of clipped chains",
-    "ablation": ECE,
-}
-
-
-TITLES = {
-    **{name: (study.title, study.x_label) for name, study in FIGURES.items()},
-    "fig6": ("W2² to the posterior against SNR", "SNR (dB)"),
-    "fig7": ("W2² to the posterior against burn-in, 30 dB", "rounds of burn-in S_b"),
-    "fig8": ("MNIST test set against SNR", "SNR (dB)"),
-    "beyond": ("Past the paper: its schemes and ours", "SNR (dB)"),
-    "heterogeneity": ("Unlike devices and clipping, MNIST, 30 dB, optimized power", "clipping threshold ℓ"),
-    "record": ("What hiding one example instead of a device buys", "ε (δ = 0.01, replace)"),
-}
+WORDS = words("study_words.toml")
+TITLES = {name: (study.title, study.x_label) for name, study in FIGURES.items()} | WORDS["figures"]
 """Title and label of the x axis of every figure but the second."""
-EXACT = "exact law (no clipping, no Monte Carlo)"
-WORST = Axis("worst W2² after burn-in", log=True)
-PANELS = {
-    **{name: ("", Axis("bound on W2² (as printed in the paper)", log=True)) for name in FIGURES},
-    **dict.fromkeys(("fig6", "fig7"), ("estimated from chains", WORST)),
-    **{f"{name}_exact": (EXACT, WORST) for name in ("fig6", "fig7")},
-    "fig8": ("expected calibration error", Axis(ECE, log=True)),
-    "fig8_accuracy": ("accuracy", Axis("accuracy")),
-    "fig8_nll": ("negative log-likelihood", Axis("NLL (nats)", log=True)),
-    "beyond_w2": ("figure 6's setting", Axis("W2², worst after burn-in (exact law)", log=True)),
-    "beyond": ("figure 8's setting", Axis(ECE, log=True)),
-    "beyond_accuracy": ("figure 8's setting", Axis("accuracy")),
-    "heterogeneity_accuracy": ("accuracy", Axis("accuracy")),
-    "heterogeneity": ("expected calibration error", Axis(ECE)),
-    "heterogeneity_clip_rate": ("gradients clipped after burn-in", Axis("share of gradients")),
-    "record_budget": ("privacy budget", Axis("budget for Σ 2(αℓ)²/N0", log=True)),
-    "record": ("distance to the posterior", Axis("exact W2², worst after burn-in", log=True)),
-}
-"""Title and y axis of the panel that shows a table."""
+PANELS = dict.fromkeys(FIGURES, WORDS["closed_form"]) | WORDS["panels"]
+"""Title, label of the y axis, and whether it is logarithmic, of the panel that shows a table."""
 KNOWN = ("fig2", *TITLES)
 COUNTS = "{all} statements, tested on {data}: {n[0]} hold, {n[1]} differ, and in {n[2]} the paper contradicts itself."
 MARKS = {"holds": "✓", "differs": "✗", CONTRADICTS: "!"}
@@ -100,13 +47,25 @@ def write_study(folder: Path, name: str, tables: Tables, about: str) -> list[Pat
 def study_figure(name: str, tables: Tables, about: str = "") -> Figure:
     """Return the figure of a study, with those of its panels whose tables are there."""
     (title, x_label), panels = TITLES[name], []
-    for key, (about_it, axis) in PANELS.items():
+    for key, (about_it, *axis) in PANELS.items():
         if _figure_of(key) == name and key in tables:
-            lines = curves(tables[key]) + _floor(tables.get(f"{key}_floor", ()))
-            panels.append(Panel(lines, axis, about_it, key))
+            parts = _by_data(tables[key]) if name == "league" else {"": tables[key]}
+            for whose, rows in parts.items():
+                lines = curves(rows) + _floor(tables.get(f"{key}_floor", ()))
+                panels.append(Panel(lines, Axis(*axis), f"{whose}{about_it}", key))
     shared = len(panels) > 1 and name != "beyond"
-    x = Axis(x_label, log=name == "heterogeneity")
+    x = Axis(x_label, log=name in ("heterogeneity", "league"))
     return Figure(panels, x, f"{title}\n{about}", same_y=name in ("fig6", "fig7"), shared_legend=shared)
+
+
+def _by_data(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each data set of the league that its picture shows."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        title, _, kind = row.scheme.partition(", ")
+        if kind in WORDS["league"]:
+            found.setdefault(f"{title}: ", []).append(row._replace(scheme=WORDS["league"][kind]))
+    return found
 
 
 def curves(rows: Sequence[Row]) -> list[Line]:
@@ -117,7 +76,7 @@ def curves(rows: Sequence[Row]) -> list[Line]:
         color, marker, dash = LOOKS[place]
         chosen = [row for row in rows if row.scheme == scheme and row.y is not None]
         x, y, error = ([getattr(row, name) for row in chosen] for name in ("x", "y", "y_se"))
-        width, name = max(0.9, 3.2 - 0.45 * rank), NAMES.get(scheme, scheme)
+        width, name = max(0.9, 3.2 - 0.45 * rank), WORDS["schemes"].get(scheme, scheme)
         lines.append(Line(x, y, name, color, dash, marker, width, error=error if any(error) else None))
     return lines
 
@@ -232,6 +191,6 @@ def _further(tables: Tables, x_label: str) -> Html:
             row.append(join([data(f"{name}.{scheme}.{x:g}", found.y), uncertainty(found)]))
         rows.append(row)
     scores = [name.split("_", 1)[-1].removeprefix("ablation_") for name in tables]
-    head = ("scheme", x_label, *(SCORES.get(score, score) for score in scores))
+    head = ("scheme", x_label, *(WORDS["scores"].get(score, score) for score in scores))
     note = paragraph("Means with their standard errors.")
     return fold("Further measurements", join([grid([table(rows, head)], "numbers"), note]))

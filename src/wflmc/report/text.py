@@ -35,12 +35,10 @@ def _span(values: Sequence[float], digits: int = 5) -> str:
 def plan_table(document: dict[str, Any]) -> Table:
     """Return a plan's JSON document in words."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, words in (*_setting_rows(document), *_law_rows(document), *_privacy_rows(document["privacy"])):
-        table.add_row(name, words)
-    for line in diagnosis_lines(document["diagnosis"]):
-        table.add_row(*line.split(maxsplit=1))
-    for warning in document["warnings"]:
-        table.add_row("[yellow]warning[/yellow]", warning)
+    rows = [*_setting_rows(document), *_law_rows(document), *_privacy_rows(document["privacy"])]
+    diagnosis = (line.split(maxsplit=1) for line in diagnosis_lines(document["diagnosis"]))
+    for row in (*rows, *diagnosis, *(("[yellow]warning[/yellow]", warning) for warning in document["warnings"])):
+        table.add_row(*row)
     return table
 
 
@@ -70,16 +68,17 @@ def _setting_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _law_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is known of W2²: the objective with its proof, and the exact law without clipping."""
     c, objective, limit = document["constants"], document["objective"], document["max_round_noise"]
-    exact_law = document["scenario"].get("policy", {}).get("objective") == "exact"
+    kind = document["scenario"].get("policy", {}).get("objective")
+    exact_law, transcript = kind == "exact", kind == "transcript"
     whitened = document["coordinates"] == "whitened" and not exact_law
     start = f"(start {c['initial_w2_sq']:.4g}{'; both in whitened coordinates' if whitened else ''})"
     words = f"none is known for kinetic dynamics {start}"
     if objective is not None:
-        words = f"{objective:.4g} after burn-in {start}"
+        words = f"{objective:.4g} after burn-in{f' {start}' * (not transcript)}"
         if document["gap"] is not None:
             given = "" if limit is None else f" with max_round_noise = {limit:g}"
             words += f", within {document['gap']:.1g} of the best possible{given}"
-    yield "W2² by the law" if exact_law else "bound on W2²", words
+    yield "W2² by the law" if exact_law else "noise of all, V" if transcript else "bound on W2²", words
     if document["exact_w2_sq"] is not None:
         kept = document["exact_w2_sq"][c["burn_in"] :]
         worst = "diverges" if None in kept else f"{max(kept):.4g} worst after burn-in"
@@ -230,9 +229,7 @@ def fit_lines(fit: FitFile) -> list[str]:
 def numbers_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return rows of numbers by name as a table; columns without any are left out."""
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    found = Table(title=title)
-    for name in names:
-        found.add_column(name, justify="right")
+    found = Table(*(Column(name, justify="right") for name in names), title=title)
     for row in rows:
         found.add_row(*(row[name] if isinstance(row[name], str) else _number(row[name], 4) for name in names))
     return found

@@ -1,5 +1,6 @@
 """Verdicts on a run: the first sentence of a table whose condition holds, with the numbers it follows from."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from wflmc.evaluation.burn_in import RHAT_LIMIT
 from wflmc.evaluation.summary import RHAT_CONCERN
 from wflmc.evaluation.wasserstein import Comparison, MeasuredDistance, compare, law_of, measured_distance
 from wflmc.posterior.base import HasLaw
-from wflmc.report.blocks import Html, join, number, percent, text
+from wflmc.report.blocks import Html, join, number, percent, text, words
 from wflmc.runs.documents import PlanFile
 from wflmc.runs.folder import Run
 from wflmc.scenario.build import build_privacy
@@ -25,20 +26,7 @@ CLOSE, FAR = 0.1, 1.0
 ALIKE, UNLIKE, SURE = 0.25, 1.0, 4.0
 """By how much standard deviations may differ, and how many of them means may be off, for samples to resemble the
 posterior, and from which on they do not; and |z| from which on a mean is off for sure."""
-BY_LAW = "W2² is {excess} by the exact law, which ignores clipping"
-BY_CHAINS = "W2² is {excess} ± {found.error:2}, from {chains} chains, less {found.floor:2} that perfect ones show"
-UNSEEN = "Cannot be told from {chains} chains: they show {found.mean}, perfect samples {found.floor} ± {doubt:2}."
-UNKNOWN = "Not known: no exact law holds here, and no chains were compared with one."
-AGREEMENT = (
-    f" The largest R-hat is {{summary.rhat_max:4}} (usual limit {RHAT_LIMIT}, above {RHAT_CONCERN} is a concern); the "
-    f"worst parameter has {{summary.ess_min:whole}} effective samples (usual are {ENOUGH_ESS})."
-)
-LIKENESS = " Standard deviations: {low} to {high} times the {law}'s. Means: off by up to {off:2} of them, |z| = {z:2}."
-CLIPPED = "{summary.clip_rate.samples:percent} of gradients in kept rounds, {summary.clip_rate.burn_in:percent} before"
-SPENT = (
-    "device {worst}, which spends the largest part of its budget, spends {part:percent} of it{over}. ε ({adjacency}) "
-    "is that of one chain; publishing several chains of the same real devices would add up."
-)
+WORDS = words("verdict_words.toml")
 MARKS = {"bad": "✗", "note-mark": "!", "unknown": "–", "good": "✓"}
 """The worst first."""
 
@@ -50,10 +38,20 @@ class Verdict(NamedTuple):
     reason: Html
 
 
-def decide(run: Run, question: str, *cases: tuple[Any, str, str], **parts: object) -> Verdict:
-    """Return the mark and the sentence of the first case (holds, mark, sentence) that holds."""
-    mark, sentence = next((mark, sentence) for holds, mark, sentence in cases if holds)
-    return Verdict(mark, text(f"<b>{question}</b> {sentence}", plan=run.plan, summary=run.summary, **parts))
+def decide(run: Run, name: str, cases: Mapping[str, Any], numbers: str = "", **parts: object) -> Verdict:
+    """Return the mark and the sentence of the first case that holds.
+
+    Args:
+        run: the run that is judged.
+        name: of the verdict in `verdict_words.toml`.
+        cases: whether each of its cases holds, but for the last one.
+        numbers: what its sentences share, where that is not always the same.
+        parts: what sentences are filled in with.
+    """
+    said = WORDS[name]
+    mark, sentence = said[next((case for case, holds in cases.items() if holds), "else")]
+    sentence = sentence.replace("{numbers}", numbers or said.get("numbers", ""))
+    return Verdict(mark, text(f"<b>{said['question']}</b> {sentence}", plan=run.plan, summary=run.summary, **parts))
 
 
 def all_verdicts(run: Run) -> list[Verdict]:
@@ -71,18 +69,11 @@ def converged(run: Run) -> Verdict:
     """Judge R-hat and effective sample sizes; one chain cannot tell."""
     summary = run.summary
     rhat, ess, frozen = (None, None, []) if summary is None else (summary.rhat_max, summary.ess_min, summary.frozen)
-    return decide(
-        run,
-        "Do the chains agree with each other?",
-        (rhat is None and ess is None, "unknown", "Not known: no diagnostics were computed, or of too few draws."),
-        (frozen, "bad", "No: {frozen} of the parameters never moved in some chain, the first is θ[{first}]."),
-        (rhat is None, "unknown", "Not known: one chain cannot tell. {summary.ess_min:whole} effective samples."),
-        ((rhat or 0) > RHAT_CONCERN, "bad", f"No: they still differ, or have not moved far enough to tell.{AGREEMENT}"),
-        ((rhat or 0) <= RHAT_LIMIT and (ess or 0) >= ENOUGH_ESS, "good", f"Yes.{AGREEMENT}"),
-        (True, "note-mark", f"Nearly: enough for a look, not for fine detail.{AGREEMENT}"),
-        frozen=len(frozen),
-        first=next(iter(frozen), 0),
-    )
+    cases = {"nothing": rhat is None and ess is None, "frozen": frozen, "alone": rhat is None}
+    cases["differ"] = (rhat or 0) > RHAT_CONCERN
+    cases["agree"] = (rhat or 0) <= RHAT_LIMIT and (ess or 0) >= ENOUGH_ESS
+    limits: dict[str, Any] = {"limit": RHAT_LIMIT, "concern": RHAT_CONCERN, "usual": ENOUGH_ESS}
+    return decide(run, "agreement", cases, frozen=len(frozen), first=next(iter(frozen), 0), **limits)
 
 
 def worst_exact(plan: PlanFile) -> float | None:
@@ -97,30 +88,21 @@ def distance(run: Run) -> Verdict:
     constants, exact, found = run.plan.constants, worst_exact(run.plan), _measured(run)
     posterior = None if run.rebuilt is None else run.rebuilt.inputs.posterior
     variance = float(np.trace(posterior.exact.covariance)) if isinstance(posterior, HasLaw) else np.nan
-    uncounted, sentence = found is None and clipping_unknown(run), BY_CHAINS
+    uncounted, by, said = found is None and clipping_unknown(run), "by_chains", WORDS["distance"]
     if exact is not None and not often_clipped(run) and (found is None or not clipping_unknown(run)):
-        found, sentence = MeasuredDistance(exact, 0.0, 0.0, 0.0), BY_LAW
-    question = "How far from the true posterior?"
+        found, by = MeasuredDistance(exact, 0.0, 0.0, 0.0), "by_law"
     if found is None:
-        return decide(run, question, (True, "unknown", UNKNOWN))
+        return decide(run, "distance", {"nothing": True})
     excess, doubt = max(0.0, found.mean - found.floor), 2 * found.floor_sd
     ratio = excess / variance
-    sentence += ", {ratio} times the posterior's total variance ({variance})" if np.isfinite(ratio) else ""
-    started = constants.initial_w2_sq and run.plan.coordinates != "whitened"
-    sentence += "; it was {start} at the start." if started else "."
-    return decide(
-        run,
-        question,
-        (uncounted, "unknown", sentence + " Devices do not tell how much was clipped."),
-        (np.isnan(ratio), "unknown", sentence),
-        (excess <= doubt and found.floor + doubt > CLOSE * variance, "unknown", UNSEEN),
-        (ratio < CLOSE, "good", f"Close. {sentence}"),
-        (ratio < FAR, "note-mark", f"Roughly there. {sentence}"),
-        ((excess - 2 * found.error) / variance > FAR, "bad", f"Far: these are not samples of it. {sentence}"),
-        (True, "note-mark", f"Probably far. {sentence}"),
-        **{"excess": excess, "found": found, "doubt": doubt, "ratio": ratio, "variance": variance},
-        **{"start": constants.initial_w2_sq, "chains": run.scenario.sampler.chains},
-    )
+    numbers = said[by] + said["relative"] * bool(np.isfinite(ratio))
+    numbers += said["started"] * bool(constants.initial_w2_sq and run.plan.coordinates != "whitened")
+    cases = {"uncounted": uncounted, "alone": np.isnan(ratio)}
+    cases["unseen"] = excess <= doubt and found.floor + doubt > CLOSE * variance
+    cases |= {"close": ratio < CLOSE, "roughly": ratio < FAR, "far": (excess - 2 * found.error) / variance > FAR}
+    parts = {"excess": excess, "found": found, "doubt": doubt, "ratio": ratio, "variance": variance}
+    parts |= {"start": constants.initial_w2_sq, "chains": run.scenario.sampler.chains}
+    return decide(run, "distance", cases, numbers, **parts)
 
 
 def _measured(run: Run) -> MeasuredDistance | None:
@@ -150,16 +132,10 @@ def resembles(run: Run) -> Verdict | None:
     ratio, off, z = compared.deviation / compared.expected, np.abs(compared.shift) / compared.expected, abs(compared.z)
     factor, shifted = float(np.maximum(ratio, 1 / ratio).max()), float(off[z > SURE].max(initial=0.0))
     exact = run.rebuilt is not None and isinstance(run.rebuilt.inputs.posterior, HasLaw)
-    return decide(
-        run,
-        "Do samples resemble the posterior?",
-        (factor > (1 + UNLIKE) * (1 + doubt) or shifted > UNLIKE, "bad", f"No.{LIKENESS}"),
-        (factor > (1 + ALIKE) * (1 + doubt) or shifted > ALIKE, "note-mark", f"Roughly.{LIKENESS}"),
-        (True, "good", f"Yes.{LIKENESS}"),
-        law="posterior" if exact else "Laplace approximation",
-        **{"low": ratio.min(), "high": ratio.max(), "off": off.max()},
-        z=None if np.isnan(z).all() else np.nanmax(z),
-    )
+    limits, largest = {"unlike": UNLIKE, "roughly": ALIKE}, None if np.isnan(z).all() else np.nanmax(z)
+    cases = {name: factor > (1 + limit) * (1 + doubt) or shifted > limit for name, limit in limits.items()}
+    parts: dict[str, Any] = {"low": ratio.min(), "high": ratio.max(), "off": off.max(), "z": largest}
+    return decide(run, "likeness", cases, law="posterior" if exact else "Laplace approximation", **parts)
 
 
 def clipped(run: Run) -> Verdict | None:
@@ -168,16 +144,9 @@ def clipped(run: Run) -> Verdict | None:
         return None
     examples = run.summary.example_clip_rate
     worst = max(run.summary.clip_rate.samples or 0.0, examples or 0.0)
-    counts = CLIPPED + (", and {summary.example_clip_rate:percent} of single examples" if examples is not None else "")
-    return decide(
-        run,
-        "Were gradients clipped?",
-        (run.plan.privacy.spent is None, "good", "Never: this scheme does not clip."),
-        (clipping_unknown(run), "unknown", "Not known: devices of a federation do not tell."),
-        (worst >= MOSTLY, "bad", f"Mostly: {counts}. What is computed without clipping says nothing about this run."),
-        (worst > OFTEN, "note-mark", f"Some: {counts}. What is computed without clipping is only a guide."),
-        (True, "good", f"Hardly: {counts}."),
-    )
+    numbers = WORDS["clipping"]["devices"] + WORDS["clipping"]["examples"] * (examples is not None)
+    cases = {"never": run.plan.privacy.spent is None, "untold": clipping_unknown(run)}
+    return decide(run, "clipping", {**cases, "mostly": worst >= MOSTLY, "some": worst > OFTEN}, numbers)
 
 
 def privacy(run: Run) -> Verdict:
@@ -185,15 +154,14 @@ def privacy(run: Run) -> Verdict:
     spending, shares = run.plan.privacy, run.plan.privacy.shares or [0.0]
     nothing = run.scenario.privacy.epsilon is None
     over = "" if nothing or spending.spent is None else _overspent(run)
-    return decide(
-        run,
-        "Was the promise kept?",
-        (nothing, "unknown", "None was made."),
-        (spending.spent is None, "bad", "No: this scheme does not clip, so no finite ε would be true."),
-        (over, "bad", f"No: {SPENT}"),
-        (True, "good", f"Yes: {SPENT}"),
-        **{"worst": int(np.argmax(shares)), "part": max(shares), "over": over, "adjacency": spending.adjacency},
-    )
+    cases = {"nothing": nothing, "unclipped": spending.spent is None, "broken": over}
+    parts: dict[str, Any] = {
+        "worst": int(np.argmax(shares)),
+        "part": max(shares),
+        "over": over,
+        "adjacency": spending.adjacency,
+    }
+    return decide(run, "promise", cases, **parts)
 
 
 def _overspent(run: Run) -> str:

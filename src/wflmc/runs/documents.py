@@ -155,6 +155,15 @@ class ClipRate(Document):
     samples: float | None
 
 
+class CoveragePart(Document):
+    """`coverage` of summary.json: the posterior's probability of the chains' intervals, mean over chains."""
+
+    chain_90: float
+    chain_50: float
+    noise_aware_90: float | None = None
+    noise_aware_50: float | None = None
+
+
 class LedgerPart(Document):
     """`ledger` of summary.json."""
 
@@ -230,6 +239,7 @@ class SummaryFile(Document):
     brier: float | None
     rmse: float | None = None
     reliability: dict[str, list[float | None]] | None
+    coverage: CoveragePart | None = None
     epsilon_spent: float | None
     adjacency: str = "replace"
     functions: dict[str, dict[str, Any]] = {}
@@ -344,7 +354,7 @@ def summary_document(
     distance, scores = evaluation.w2_sq, evaluation.scores
     document = {
         **_attributes(evaluation, "exact_w2_sq", "exact_ess_min", "rhat_max", "ess_min", "ess_tail_min", "frozen"),
-        **_attributes(evaluation, "clip_rate", "example_clip_rate", "epsilon_spent", "adjacency"),
+        **_attributes(evaluation, "clip_rate", "example_clip_rate", "epsilon_spent", "adjacency", "coverage"),
         **evaluation.mean_scores,
         "owner_only": OWNER_ONLY,
         "w2_sq": None if distance is None else _attributes(distance, *Distance.model_fields),

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from wflmc import errors
 from wflmc.errors import InputError, conflict, missing
 from wflmc.evaluation import Evaluation, evaluate, exact_law, preload
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
+from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy.ledger import ForeignLedgerError, Ledger, move_ledger, noise_of_another_run
 from wflmc.progress import ProgressBar
 from wflmc.runs import documents
@@ -182,6 +184,8 @@ def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
     path = None if request.ledger is None else Path(request.ledger).resolve()
     if path is None and folder is not None and plan.clips:
         path = folder / "ledger.jsonl"
+    if request.keep_burn_in and scenario.sampler.keep == "predictions":
+        raise conflict("--keep-burn-in", True, "with sampler.keep = 'predictions'")
     settings = Settings(memory=request.memory, asked=to_toml(scenario), keep_burn_in=bool(request.keep_burn_in))
     task = Task(scenario, inputs, plan, folder, path, key, settings)
     if folder is not None:
@@ -252,6 +256,8 @@ def _resume_task(request: Request) -> Task:
     if request.more is None or request.more < 1:
         raise InputError("--more", request.more, "a number of rounds above 0: the run in this folder is finished")
     scenario, inputs, plan = read_plan(folder / "plan.json", option="--resume")
+    if scenario.sampler.keep == "predictions":
+        raise conflict("--more", request.more, "with sampler.keep = 'predictions': the last draws were not kept")
     kept = _summary(folder).ledger
     path = None if kept is None else folder / kept.file
     settings = Settings(start=len(plan.rounds), memory=request.memory)
@@ -340,6 +346,15 @@ def store_for(shape: tuple[int, int, int], memory: float | None, scratch: Path) 
     return scratch / "theta.npy" if 4.0 * math.prod(shape) > (memory or default_memory()) / 2 else None
 
 
+def features_to_predict(scenario: Scenario, inputs: Inputs) -> NDArray[Any] | None:
+    """Return the features of the test set where only predictions at these are to be kept; None to keep draws."""
+    if scenario.sampler.keep == "draws":
+        return None
+    if inputs.test is None or not isinstance(inputs.posterior, SoftmaxPosterior):
+        raise InputError("sampler.keep", "predictions", "draws without a test set of labels (X_test, y_test)")
+    return inputs.test[0]
+
+
 def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Path, bar: ProgressBar) -> Trace:
     settings, chains = task.settings, task.scenario.sampler.chains
     plan = task.plan.rest(settings.start) if settings.start else task.plan
@@ -348,6 +363,10 @@ def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Pa
     if before is not None:  # where the chains were when they stopped, with their velocities if they have any
         last = (before.theta[:, -1], before.velocity)
         initial = np.concatenate([part for part in last if part is not None], axis=1)
+    predictions = features_to_predict(task.scenario, task.inputs)
+    store = None
+    if task.checkpoint is None and predictions is None:
+        store = store_for((chains, draws, plan.dim), settings.memory, scratch)
     with bar("sampling", len(plan.rounds)) as advance:
         return sample(
             task.key,
@@ -356,11 +375,13 @@ def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Pa
             chains=chains,
             keep_burn_in=settings.keep_burn_in,
             memory=settings.memory,
-            store=store_for((chains, draws, plan.dim), settings.memory, scratch) if task.checkpoint is None else None,
+            store=store,
             initial=initial,
             ledger=ledger,
             checkpoint=task.checkpoint,
+            transcript=task.scenario.sampler.transcript,
             progress=lambda done, work: advance(len(plan.rounds) * done / work),
+            predictions=predictions,
         )
 
 

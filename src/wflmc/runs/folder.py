@@ -185,6 +185,8 @@ def _read_draws(path: Path, plan: PlanFile) -> Draws | None:
     if not path.exists():
         return None
     with _reading(path), h5netcdf.File(path) as file:
+        if "predictions/probability" in file:
+            return None
         theta, warmup = file["posterior/theta"], file.get("warmup_posterior/theta")
         chains, draws, dim = theta.shape
         draws = min(draws, plan.constants.samples)  # a crash may have left more

@@ -106,7 +106,7 @@ def read_plan(path: str | Path, key: jax.Array | None = None, option: str = "--p
 
 def _check_constants(document: PlanFile, result: Plan, option: str) -> None:
     """Refuse a plan whose constants are not those that its scenario gives again."""
-    now = {name: getattr(result, name) for name in ("mu", "L", "dim", "initial_w2_sq", "devices")}
+    now = {name: plain(getattr(result, name)) for name in ("mu", "L", "dim", "initial_w2_sq", "devices")}
     now |= {"rounds": len(result.rounds), "budget": plain(float(result.privacy.budget(result.devices).min()))}
     then = {**document.constants.model_dump(), "budget": document.privacy.budget}
     for name, value in now.items():

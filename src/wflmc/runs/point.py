@@ -9,7 +9,7 @@ import jax
 
 from wflmc.errors import InputError
 from wflmc.evaluation import evaluate, exact_law
-from wflmc.runs.execution import store_for
+from wflmc.runs.execution import features_to_predict, store_for
 from wflmc.runs.planning import make_plan
 from wflmc.sampling import sample
 from wflmc.scenario import Scenario, build, file_digests, plain
@@ -63,13 +63,16 @@ def measure(task: Task, progress: Callable[[float], None]) -> dict[str, Any]:
         sampler = task.scenario.sampler
         assert sampler.seed != "secret"  # whoever makes points has refused it
         with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
+            predictions = features_to_predict(task.scenario, inputs)
+            shape = sampler.chains, sampler.samples, plan.dim
             trace = sample(
                 jax.random.key(sampler.seed),
                 inputs.posterior,
                 plan,
                 chains=sampler.chains,
                 memory=task.memory,
-                store=store_for((sampler.chains, sampler.samples, plan.dim), task.memory, Path(scratch)),
+                store=store_for(shape, task.memory, Path(scratch)) if predictions is None else None,
+                predictions=predictions,
                 progress=lambda done, rounds: progress(0.9 * done / rounds),
             )
             found = evaluate(trace, inputs.posterior, inputs.test, law)

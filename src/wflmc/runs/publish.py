@@ -9,16 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
+from wflmc.evaluation import Moments, noise_aware
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.planning import POLICIES
 from wflmc.posterior.inputs import with_intercept
 from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, read_document
+from wflmc.runs.planning import read_plan
+from wflmc.sampling import Trace, Transcript
 from wflmc.sampling.trace import write_groups
 from wflmc.scenario import NotCovered, Scenario, build_privacy, not_covered, validate
 from wflmc.version import __version__
 
-KINDS = ("draws", "predictions", "moments")
+KINDS = ("draws", "predictions", "moments", "noise-aware")
+NEEDS_FILE = {"predictions": "the rows to predict", "noise-aware": "public moments; of private ones ε knows nothing"}
 ROUNDING = 1e-6
 """Relative, of sums of losses."""
 
@@ -32,9 +36,11 @@ def publish_run(
     key nor seed, clip rates, exact law, constants of the data, paths or digests.
 
     Args:
-        what: draws [draw, m]; predictions for `features`; or moments, the mean and covariance of the draws.
+        what: draws [draw, m]; predictions for `features`; moments, the mean and covariance of the draws; or
+            noise-aware, draws of the posterior given the chain's transcript.
         chains: 1; more of them would cost as many times the loss.
-        features: .npy file, or .npz with an array X, of public rows [n, d] to predict.
+        features: .npy file, or .npz with an array X, of public rows [n, d] to predict; for noise-aware, .npz with the
+            public moments gram, prior, examples and, if uncertain, deviation (`wflmc.Moments`).
         accept: publish although the file rests on something that ε does not cover, which the statement
             then lists.
 
@@ -51,7 +57,11 @@ def publish_run(
         hint = "not_covered in its plan.json says what to change, and --accept-not-covered publishes it as it is"
         allowed = f"a run of which epsilon covers all that is published; this one rests on {names}. {hint}"
         raise InputError("RUN", str(run), allowed)
-    name, variables = _group(what, _first_chain(run, plan), plan, scenario, features)
+    if scenario.sampler.keep == "predictions":
+        name, variables = _kept_moments(run, what)
+    else:
+        theta = _noise_aware(run, features) if what == "noise-aware" and features else _first_chain(run, plan)
+        name, variables = _group(what, theta, plan, scenario, features)
     coords = {axis: np.arange(n) for axes, part in variables.values() for axis, n in zip(axes, part.shape, strict=True)}
     statement = _statement(what, plan, scenario, uncovered)
     about = {key: value if isinstance(value, str | float) else json.dumps(value) for key, value in statement.items()}
@@ -68,11 +78,11 @@ def statement_lines(statement: dict[str, Any]) -> list[str]:
 
 
 def _check_arguments(what: str, features: Path | None, out: Path) -> None:
-    predicts, given = what == "predictions", None if features is None else str(features)
+    needed, given = NEEDS_FILE.get(what), None if features is None else str(features)
     for wrong, option, value, allowed in (
         (what not in KINDS, "--what", what, f"one of {', '.join(KINDS)}"),
-        (predicts and features is None, "--features", None, "given with --what predictions: the rows to predict"),
-        (features is not None and not predicts, "--features", given, "given with --what predictions alone"),
+        (needed and features is None, "--features", None, f"given with --what {what}: {needed}"),
+        (features is not None and not needed, "--features", given, "given with --what predictions or noise-aware"),
         (features is not None and not features.is_file(), "--features", given, "a file that exists"),
         (out.exists(), "--out", str(out), "a new file: it exists already"),
         (out.suffix != ".nc" or not out.parent.is_dir(), "--out", str(out), "a file that ends in .nc, in a folder"),
@@ -112,20 +122,52 @@ def _check_promise(run: Path, plan: PlanFile, scenario: Scenario, chains: int) -
 
 def _first_chain(run: Path, plan: PlanFile) -> NDArray[np.float32]:
     """Return theta[draw, m] of the first chain."""
+    return _first_of(run, "posterior/theta")[: plan.constants.samples]
+
+
+def _first_of(run: Path, name: str) -> NDArray[np.float32]:
+    """Return what trace.nc has of the first chain."""
     import h5netcdf
 
     try:
         with h5netcdf.File(run / "trace.nc") as file:
-            return np.asarray(file["posterior/theta"][0, : plan.constants.samples], np.float32)
+            return np.asarray(file[name][0], np.float32)
     except (OSError, KeyError, ValueError, IndexError):
         raise InputError("RUN", str(run / "trace.nc"), "as wflmc wrote it") from None
+
+
+def _kept_moments(run: Path, what: str) -> tuple[str, dict[str, Any]]:
+    """Return what may be published of a run that kept no draws."""
+    if what != "moments":
+        raise InputError("--what", what, "moments of a run with sampler.keep = 'predictions', which kept no draws")
+    return "moments", {name: (("parameter",), _first_of(run, f"posterior/{name}")) for name in ("mean", "variance")}
+
+
+def _noise_aware(run: Path, moments: Path) -> NDArray[np.float32]:
+    """Return draws[draw, m] of the noise-aware posterior of the first chain, by public moments alone."""
+    import h5netcdf
+
+    _, inputs, plan = read_plan(run / "plan.json", option="RUN")
+    space = inputs.posterior.coordinates
+    try:
+        with h5netcdf.File(run / "trace.nc") as file:
+            part = file["transcript"]
+            position, gradient, noise = (part[name][:, :1] for name in ("position", "gradient", "noise"))
+            told = Transcript(position, gradient, noise, part["round"][...], len(plan.rounds))
+            trace = Trace(file["posterior/theta"][:1], np.zeros((1, 1)), np.zeros(0), None, (plan,), transcript=told)
+        content = np.load(moments, allow_pickle=False)
+        known = Moments(content["gram"], content["prior"], content["examples"], content.get("deviation"), space)
+    except (OSError, KeyError, ValueError, IndexError):
+        allowed = "a run with sampler.transcript = true, and an .npz file with gram, prior and examples"
+        raise InputError("RUN", str(run), allowed) from None
+    return noise_aware(trace, known).draws[0].astype(np.float32)
 
 
 def _group(
     what: str, theta: NDArray[np.float32], plan: PlanFile, scenario: Scenario, features: Path | None
 ) -> tuple[str, dict[str, Any]]:
     """Return a name, and variables with their axes; only a function of theta[draw, m] and of what is public."""
-    if what == "draws":
+    if what in ("draws", "noise-aware"):
         return "posterior", {"theta": (("chain", "draw", "parameter"), theta[None])}
     if what == "moments":
         if len(theta) < 2:
@@ -135,7 +177,7 @@ def _group(
         return "moments", {"mean": mean, "covariance": (("parameter", "parameter_bis"), covariance)}
     assert features is not None
     classes = len(plan.classes or [0])
-    rows, axes = _rows(features, scenario.posterior.intercept, theta.shape[1] // classes), ("observation", "class")
+    rows, axes = _rows(features, scenario.posterior.adds_ones, theta.shape[1] // classes), ("observation", "class")
     if plan.classes is None:
         each = rows @ theta.T.astype(float)
         # The variance is that of the noise, and of what the draws disagree in.

@@ -21,6 +21,8 @@ class Progress(NamedTuple):
     velocities, [chain, 2m]."""
     clip_rate: Any = None
     """[round, chain]."""
+    averages: Any = None
+    """Over draws that are not kept, [chain, numbers]."""
 
 
 class Checkpoint(NamedTuple):
@@ -45,7 +47,7 @@ class Checkpoint(NamedTuple):
             return Progress()
         try:
             with np.load(file, allow_pickle=False) as saved:
-                name, found = str(saved["name"]), {field: saved[field] for field in Progress._fields}
+                name, found = str(saved["name"]), {name: saved[name] for name in saved if name != "name"}
         except (OSError, ValueError, KeyError) as error:
             raise InputError("checkpoint", str(file), f"a readable file ({error})") from None
         if name != self.name:
@@ -55,7 +57,8 @@ class Checkpoint(NamedTuple):
     def save(self, progress: Progress) -> None:
         """Write whole or not at all."""
         with replacing(self.folder / "progress.npz") as file:
-            np.savez(file, name=np.array(self.name), **progress._asdict())
+            known = {name: value for name, value in progress._asdict().items() if value is not None}
+            np.savez(file, name=np.array(self.name), **known)
 
 
 def room(shape: tuple[int, ...], store: str | Path | None, begun: bool) -> Any:

@@ -68,6 +68,8 @@ class Info(NamedTuple):
     """Share of the sending devices whose gradient was clipped."""
     finite: jax.Array
     """Whether θ and all gradients are still finite; a compiled loop cannot raise, the host does."""
+    position: jax.Array
+    """Where gradients were asked for, [m]: θ, or half a drift ahead with kinetic dynamics."""
 
 
 class Kernel(NamedTuple):
@@ -163,7 +165,7 @@ def step(key: jax.Array, posterior: SumsGradients, state: State, now: Rounds) ->
     clipped = jnp.where(norm <= clip, 0.0, jnp.where(norm > clip, sends, jnp.nan))
     clip_rate = jnp.sum(clipped) / jnp.sum(sends)  # not a number where a norm is none: one pass over the norms
     finite = jnp.all(jnp.isfinite(state.theta)) & ~jnp.isnan(clip_rate)  # no θ drifts by an infinite velocity
-    return state, Info(received, norm, clip_rate, finite)
+    return state, Info(received, norm, clip_rate, finite, place)
 
 
 def check_belongs(plan: object, posterior: Posterior) -> None:

@@ -14,14 +14,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.dynamics import Dynamics
 from wflmc.errors import InputError, SamplingError
-from wflmc.keys import check_key, named
+from wflmc.keys import check_key, digest, named
 from wflmc.planning.plan import Plan, Rounds
 from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.privacy import Ledger
+from wflmc.sampling.averages import Averages, Draws, averages
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
 from wflmc.sampling.kernel import State, check_belongs, kernel_rounds, step
 from wflmc.sampling.payment import name_run, open_account, refuse_plans
 from wflmc.sampling.trace import Trace
+from wflmc.sampling.transcript import Transcript, group_starts, merged, reception_noise
 
 BLOCK_WORK = 2**33
 """Operations, as models count them, after which a compiled loop returns to the host, for progress and Ctrl-C: about a
@@ -44,6 +46,13 @@ class Execution(NamedTuple):
     checkpoint: str | Path | None = None
     accelerators: Sequence[jax.Device] | None = None
     progress: Advance | None = None
+    predictions: ArrayLike | None = None
+    transcript: bool = False
+
+    @property
+    def kept(self) -> str:
+        """A name for what is kept, for checkpoints."""
+        return "draws" if self.predictions is None else digest(np.asarray(self.predictions))
 
 
 Carry = tuple[State, jax.Array]
@@ -63,6 +72,7 @@ class _Job(NamedTuple):
     initial: NDArray[np.float32] | None
     """Where chains begin in their coordinates, with kinetic dynamics and their velocities, [chain, m or 2m]."""
     keep_burn_in: bool
+    transcript: bool = False
 
     @property
     def skip(self) -> int:
@@ -83,11 +93,19 @@ class _Machine(NamedTuple):
     mesh: Mesh | None
     chains: int
     rounds: int
+    groups: NDArray[np.intp]
+    """The first round of every group of rounds whose reception is merged in the transcript."""
 
-    def name(self, skip: int) -> str:
+    def name(self, skip: int, transcript: bool) -> str:
         """How sums are cut: a round that is repeated must repeat the same sum, or their difference has no noise."""
+        told = f"-transcript-{self.groups.size}" if transcript else ""
         blocks = f"{self.posterior.block}-{self.posterior.example_block}"
-        return f"{self.chains}-{self.rounds}-{skip}-{blocks}-{jax.default_backend()}"
+        return f"{self.chains}-{self.rounds}-{skip}-{blocks}-{jax.default_backend()}{told}"
+
+    def groups_of(self, block: slice) -> tuple[slice, NDArray[np.intp]]:
+        """Return which groups of rounds a block consists of, and where they begin in it."""
+        first, last = np.searchsorted(self.groups, (block.start, block.stop))
+        return slice(first, last), self.groups[first:last] - block.start
 
 
 def packed(state: State) -> NDArray[Any]:
@@ -130,16 +148,18 @@ def starts(key: jax.Array, posterior: Posterior, plan: Plan, chain: jax.Array, b
 
 
 def _scan(
-    posterior: Posterior, rounds: Rounds, carry: Carry, keys: jax.Array, bounds: Any, zipped: bool
-) -> tuple[Carry, jax.Array, jax.Array]:
+    posterior: Posterior, rounds: Rounds, carry: Carry, keys: jax.Array, bounds: Any, zipped: bool, transcript: bool
+) -> tuple[Carry, tuple[jax.Array, ...]]:
     """Run a block of rounds for all chains: the carry, whether all were finite [S, 1], and clip rates [S, chain].
+
+    With `transcript` also where gradients were taken and what was received, each [S, chain, m].
 
     Every round writes its draws at its place among the kept ones of the block. Rounds of burn-in all write to the
     first place, where the first kept round overwrites them: burn-in takes no memory and no second compilation.
     """
     axis, first, (skip, start, stop) = 0 if zipped else None, carry[0].round, bounds
 
-    def body(carry: Carry, changing: Rounds) -> tuple[Carry, tuple[jax.Array, jax.Array]]:
+    def body(carry: Carry, changing: Rounds) -> tuple[Carry, tuple[jax.Array, ...]]:
         (before, kept), now = carry, replace(changing, constants=rounds.constants)
         index = before.round
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, start + index)
@@ -148,24 +168,26 @@ def _scan(
         held = jax.tree.map(lambda new, old: jnp.where(index < stop, new, old), state, before)
         place = jnp.maximum(index - jnp.maximum(skip, first), 0)
         done = held._replace(round=state.round), kept.at[place].set(held.theta)
-        return done, (info.finite.all(keepdims=True), info.clip_rate)
+        told = info.finite.all(keepdims=True), info.clip_rate
+        return done, (*told, info.position, info.received) if transcript else told
 
-    carry, (finite, clip_rate) = jax.lax.scan(body, carry, replace(rounds, constants=None))
-    return carry, finite, clip_rate
+    return jax.lax.scan(body, carry, replace(rounds, constants=None))
 
 
-@partial(jax.jit, static_argnames=("zipped", "mesh"), donate_argnames=("carry",))
+@partial(jax.jit, static_argnames=("flags", "mesh"), donate_argnames=("carry",))
 def _advance(
-    posterior: Posterior, rounds: Rounds, carry: Carry, keys: jax.Array, bounds: Any, *, zipped: bool, mesh: Mesh | None
-) -> tuple[Carry, jax.Array, jax.Array]:
+    posterior: Posterior, rounds: Rounds, carry: Carry, keys: jax.Array, bounds: Any, *, flags: Any, mesh: Mesh | None
+) -> tuple[Carry, tuple[jax.Array, ...]]:
     """`_scan`, with the chains spread over the accelerators of a mesh: each works on its own, nothing is exchanged.
 
     Args:
         bounds: rounds without kept draws, the number of the plan's first round, and the number of its rounds.
+        flags: whether every chain has a plan of its own, and whether there is to be a transcript.
     """
+    zipped, transcript = flags
     bounds = jax.tree.map(jnp.asarray, bounds)
     if mesh is None:
-        return _scan(posterior, rounds, carry, keys, bounds, zipped)
+        return _scan(posterior, rounds, carry, keys, bounds, zipped, transcript)
     spec: Any = PartitionSpec
     chain, of_round, everywhere = spec("chain"), spec(None, "chain"), spec()
     per_round, constant = (of_round, chain) if zipped else (everywhere, everywhere)
@@ -173,10 +195,10 @@ def _advance(
     specs = replace(specs, constants=jax.tree.map(lambda _: constant, rounds.constants))
     carried = jax.tree.map(lambda values: chain if values.ndim else everywhere, carry[0]), of_round
     split = jax.shard_map(
-        partial(_scan, zipped=zipped),
+        partial(_scan, zipped=zipped, transcript=transcript),
         mesh=mesh,
         in_specs=(everywhere, specs, carried, chain, everywhere),
-        out_specs=(carried, of_round, of_round),
+        out_specs=(carried, of_round),
         check_vma=False,
     )
     return split(posterior, rounds, carry, keys, bounds)
@@ -216,9 +238,15 @@ def sample(
             and ends with the same draws as one that was never stopped.
         accelerators: where chains are spread; by default over all that JAX sees.
         progress: called with (rounds done, rounds in all).
+        predictions: features u[n, d]: of every chain only the mean prediction at these is kept, with mean and variance
+            of the parameters (`Trace.predictions`), and `Trace.theta` is that mean. For softmax regressions with too
+            many parameters to keep every draw.
+        transcript: keep what the server has received in every round and where, as `Trace.transcript`.
     """
     how = Execution(**execution)
-    job = _check(key, posterior, plan, chains, numbers, initial, keep_burn_in)
+    if how.predictions is not None and (keep_burn_in or how.store is not None):
+        raise InputError("predictions", "features", "given without keep_burn_in and store, which are for draws")
+    job = _check(key, posterior, plan, chains, numbers, initial, keep_burn_in)._replace(transcript=how.transcript)
     refuse_plans(job.plans)
     machine = _machine(job, how)
     run = ""
@@ -226,24 +254,36 @@ def sample(
         run = name_run(key, posterior, job.plans, job.number, job.initial)
     checkpoint, charge, saved = None, None, Progress()
     if how.checkpoint is not None:
-        checkpoint = Checkpoint(Path(how.checkpoint), f"{run}-{machine.name(job.skip)}")
+        name = f"{run}-{machine.name(job.skip, job.transcript)}-{how.kept}"
+        checkpoint = Checkpoint(Path(how.checkpoint), name)
         saved = checkpoint.load()
     count, rounds = job.number.size, len(job.plan.rounds)
     if ledger is not None:
         charge = open_account(ledger, run, key, posterior, job.plans, rounds if saved.at else saved.rounds)
+    kept: Draws | Averages
     store = how.store if checkpoint is None else checkpoint.samples
-    theta = room((rounds - job.skip, count, job.plan.dim), store, saved.theta is not None)
+    if how.predictions is None:
+        kept = Draws(room((rounds - job.skip, count, job.plan.dim), store, saved.theta is not None))
+    else:
+        kept = averages(posterior, how.predictions, count, rounds - job.skip, saved.averages)
     if saved.theta is None:
         states = np.zeros((count, _width(job.plan)), np.float32)
         saved = Progress(0, 0, states, np.zeros((rounds, count), np.float32))
-    for done in _run(job, machine, charge, theta, saved):
+    told = None
+    if job.transcript:
+        shape = (machine.groups.size, count, 2 * job.plan.dim + 1)
+        told = room(shape, None if store is None else Path(store).with_name("transcript.npy"), saved.rounds > 0)
+    for done in _run(job, machine, charge, (kept, told), saved):
         saved = done
         if checkpoint is not None:
-            theta.flush()
+            kept.flush()
+            if told is not None:
+                told.flush()
             checkpoint.save(done)
         if how.progress is not None:
             how.progress(rounds * (done.at // machine.chains) + done.rounds, rounds * -(-count // machine.chains))
-    return _trace(job, theta.swapaxes(0, 1), saved)
+    heard = None if told is None else Transcript.of(told, machine.groups, rounds)
+    return replace(_trace(job, kept, saved), transcript=heard)
 
 
 def _check(
@@ -290,10 +330,13 @@ def _machine(job: _Job, how: Execution) -> _Machine:
     kept = int(max(1, (limit / 4) // (4.0 * chains * job.plan.dim)))
     work = BLOCK_WORK if jax.default_backend() == "cpu" else 256 * BLOCK_WORK
     most = int(max(1, work // (chains * posterior.work(by_example))))
-    if rounds - job.skip > kept:  # only kept rounds take memory; burn-in may be cut as coarsely as the work allows
+    if job.transcript:
+        most = min(most, max(1, kept // 3))
+    elif rounds - job.skip > kept:  # only kept rounds take memory; burn-in may be cut as coarsely as the work allows
         most = min(most, kept)
     ready = posterior.on_accelerator(per_place, limit / 4, by_example)
-    return _Machine(ready, mesh, chains, -(-rounds // -(-rounds // min(most, rounds))))
+    block, told = -(-rounds // -(-rounds // min(most, rounds))), 4.0 * count * (2 * job.plan.dim + 1)
+    return _Machine(ready, mesh, chains, block, group_starts(rounds, block, told, limit))
 
 
 def default_memory() -> int:
@@ -316,8 +359,14 @@ def _positions(initial: ArrayLike, count: int, plan: Plan, posterior: Posterior)
     return np.concatenate([theta, given[:, plan.dim :]], axis=1)
 
 
-def _run(job: _Job, machine: _Machine, charge: Charge | None, theta: Any, saved: Progress) -> Iterator[Progress]:
-    """Run chains chunk by chunk and rounds block by block from where they were saved, and write the draws to theta."""
+def _run(
+    job: _Job, machine: _Machine, charge: Charge | None, rooms: tuple[Draws | Averages, Any], saved: Progress
+) -> Iterator[Progress]:
+    """Run chains chunk by chunk and rounds block by block from where they were saved, and write to the rooms.
+
+    The first is for what is kept of draws, the second for the transcript, None where there is none.
+    """
+    keep, told = rooms
     plan, skip, size, mesh, count = job.plan, job.skip, machine.rounds, machine.mesh, job.number.size
     total, states, rates = len(plan.rounds), saved.theta, saved.clip_rate
     for at in range(saved.at, count, machine.chains):
@@ -341,21 +390,29 @@ def _run(job: _Job, machine: _Machine, charge: Charge | None, theta: Any, saved:
                 charge(block)
             filled = rounds[np.minimum(np.arange(first, first + size), total - 1)]
             carry = state._replace(round=jnp.asarray(first, jnp.int32)), kept
-            (state, kept), finite, rate = _advance(
-                machine.posterior, filled, carry, keys, (skip, plan.start, total), zipped=job.zipped, mesh=mesh
+            flags = job.zipped, told is not None
+            (state, kept), (finite, rate, *heard) = _advance(
+                machine.posterior, filled, carry, keys, (skip, plan.start, total), flags=flags, mesh=mesh
             )
             length, mine = block.stop - first, own.stop - at
             _raise_if_lost(np.asarray(finite)[:length], first)
             new = block.stop - max(first, min(skip, block.stop))  # rounds whose draws are kept
             draws = np.asarray(kept[:new])[:, :mine]
-            theta[block.stop - skip - new : block.stop - skip, own] = job.posterior.parameters(draws)
+            keep.add(block.stop - skip - new, own, job.posterior.parameters(draws))
             rates[block, own], states[own] = np.asarray(rate)[:length, :mine], packed(state)[:mine]
-            yield Progress(at, block.stop, states, rates)
+            if told is not None:
+                groups, starts_at = machine.groups_of(block)
+                noise, scale = reception_noise([job.plans[i] for i in chosen[:mine]] if job.zipped else [plan], block)
+                position, received = (np.asarray(values)[:length, :mine] for values in heard)
+                told[groups, own] = merged(position, received, noise, scale, starts_at)
+            yield Progress(at, block.stop, states, rates, keep.numbers)
 
 
-def _trace(job: _Job, theta: NDArray[Any], done: Progress) -> Trace:
-    """Return the trace of all chains, whose kept draws are theta[chain, draw, m]."""
+def _trace(job: _Job, kept: Draws | Averages, done: Progress) -> Trace:
+    """Return the trace of all chains."""
     plan, states, rates = job.plan, done.theta, done.clip_rate
+    predictions = kept.result if isinstance(kept, Averages) else None
+    theta = kept.room.swapaxes(0, 1) if isinstance(kept, Draws) else kept.result.mean[:, None]
     burn_in, before = plan.burn_in, plan.burn_in - job.skip
     return Trace(
         theta=theta[:, before:],
@@ -366,6 +423,7 @@ def _trace(job: _Job, theta: NDArray[Any], done: Progress) -> Trace:
         velocity=states[:, plan.dim :] if plan.dynamics.has_velocity else None,
         warmup_clip_rate=rates[:burn_in].T if job.keep_burn_in else None,
         key=tuple(np.ravel(jax.random.key_data(job.key)).tolist()),
+        predictions=predictions,
     )
 
 

@@ -21,6 +21,8 @@ from wflmc.posterior import CustomPosterior
 from wflmc.posterior.custom.model import INDEX, checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
 from wflmc.progress import progress_bar
+from wflmc.sampling.averages import Predictions
+from wflmc.sampling.transcript import Transcript
 from wflmc.storage import replacing, reserve
 from wflmc.version import __version__
 
@@ -79,6 +81,10 @@ class Trace(Shown):
     """Like `clip_rate`, of burn-in, [chain, S_b], where it was asked for."""
     key: tuple[int, ...] | None = None
     """The key that seeded the chains, as numbers."""
+    predictions: Predictions | None = None
+    """Averages over the draws, where these were not kept; then `theta` is their mean, [chain, 1, m]."""
+    transcript: Transcript | None = None
+    """What the server has received in every round, where it was asked for."""
 
     def _facts(self) -> dict[str, Any]:
         sizes = dict(zip(("chains", "draws", "parameters"), self.theta.shape, strict=True))
@@ -124,18 +130,36 @@ class Trace(Shown):
                 None for all. The posterior group has all draws in any case.
             progress: called with (done, in all); by default a bar on a terminal.
         """
-        import arviz
-        import xarray as xr
-
         request = Request(posterior, predictive, features, log_likelihood, outcome, draws, progress)
-        made = _groups(self, attributes, request)
-        if int(arviz.__version__.split(".")[0]) < 1:
-            return arviz.InferenceData(**made)
-        return xr.DataTree.from_dict(made)
+        return _for_arviz(_groups(self, attributes, request))
 
     def save(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
         """Write NetCDF that `arviz.from_netcdf` reads, whole or not at all; chain by chain, as for traces on disk."""
         write_groups(path, _groups(self, attributes, Request()))
+
+
+def _for_arviz(made: dict[str, Any]) -> Any:
+    """Return data sets by group as ArviZ takes them."""
+    import arviz
+    import xarray as xr
+
+    return arviz.InferenceData(**made) if int(arviz.__version__.split(".")[0]) < 1 else xr.DataTree.from_dict(made)
+
+
+def in_arviz(theta: NDArray[Any], attributes: dict[str, Any]) -> Any:
+    """Return draws theta[chain, draw, m] that are not a trace's for ArviZ."""
+    about = {"inference_library": "wflmc", "inference_library_version": __version__}
+    return _for_arviz({"posterior": _variables(theta, None).assign_attrs({**about, **attributes})})
+
+
+def _transcript(told: Transcript) -> Any:
+    """The group of a transcript."""
+    import xarray as xr
+
+    axes, dim = ("round", "chain", "parameter"), told.position.shape[-1]
+    values = {"position": (axes, told.position), "gradient": (axes, told.gradient), "noise": (axes[:2], told.noise)}
+    numbers = (told.start, np.arange(told.noise.shape[1]), np.arange(dim))
+    return xr.Dataset(values, dict(zip(axes, numbers, strict=True)), {"rounds": told.rounds})
 
 
 def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -> dict[str, Any]:
@@ -145,6 +169,8 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
         "posterior": _variables(trace.theta, posterior),
         "sample_stats": _statistics(trace, trace.clip_rate, slice(burn_in, None)),
     }
+    if trace.predictions is not None:
+        made |= _averages(trace.predictions, made["posterior"])
     if trace.velocity is not None:
         last = {"last_velocity": (("chain", "parameter"), trace.velocity)}
         made["sample_stats"] = made["sample_stats"].assign(last).assign_coords(parameter=np.arange(plan.dim))
@@ -152,6 +178,8 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
         made["warmup_posterior"] = _variables(trace.warmup, posterior)
     if trace.warmup_clip_rate is not None:
         made["warmup_sample_stats"] = _statistics(trace, trace.warmup_clip_rate, slice(burn_in))
+    if trace.transcript is not None:
+        made["transcript"] = _transcript(trace.transcript)
     if posterior is not None:
         made |= _outcomes(trace.theta, request)
     elif request.predictive or request.log_likelihood or request.features is not None:
@@ -159,6 +187,20 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
     about: dict[str, Any] = {"inference_library": "wflmc", "inference_library_version": __version__}
     about |= {"plan": _in_short(plan)} | ({} if trace.key is None else {"key": list(trace.key)})
     return {name: group.assign_attrs({**about, **(attributes or {})}) for name, group in made.items()}
+
+
+def _averages(kept: Predictions, parameters: Any) -> dict[str, Any]:
+    """The groups of averages over draws that were not kept: parameters by mean and variance, and mean predictions."""
+    import xarray as xr
+
+    chain = {"chain": parameters["chain"]}
+    moments = {name: (("chain", "parameter"), getattr(kept, name)) for name in ("mean", "variance")}
+    of_parameters = xr.Dataset(moments, chain | {"parameter": parameters["parameter"]})
+    axes = {name: np.arange(n) for name, n in zip(("observation", "class"), kept.probability.shape[1:], strict=True)}
+    return {
+        "posterior": of_parameters.assign_attrs(about="averages over the kept draws, which were not kept themselves"),
+        "predictions": xr.Dataset({"probability": (("chain", *axes), kept.probability)}, chain | axes),
+    }
 
 
 def _in_short(plan: Plan) -> str:

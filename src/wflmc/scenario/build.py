@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from wflmc import channel, plugins
 from wflmc.channel import Link
-from wflmc.data import Features, load_mnist, mnist_features
+from wflmc.data import DATA_SETS, Features, draw_images, load, mnist_features
 from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
 from wflmc.errors import InputError, without_data
+from wflmc.images import image_features, public_whitening
 from wflmc.keys import host_generator, secret_key
 from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.base import check_posterior
@@ -169,14 +170,15 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
     with scenario_keys():
         data, columns = _load(scenario, key)
-        common = section.model_dump(include={"examples", "dim", "intercept", "partition", "prior_std"})
+        common = section.model_dump(include={"examples", "dim", "partition", "prior_std"})
+        common["intercept"] = section.adds_ones
         if data is not None:
             common |= {"X": data.X, "y": data.y}
         if section.model == "gaussian":
             posterior: Posterior = gaussian_regression(key, section.devices, **common)
         else:
-            # The ten digits are no secret; of other data the labels are, unless they are declared.
-            classes = 10 if section.data == "mnist" and section.classes is None else section.classes
+            # The ten classes of images are no secret; of other data the labels are, unless they are declared.
+            classes = 10 if section.data in DATA_SETS and section.classes is None else section.classes
             posterior = softmax_regression(key, section.devices, classes=classes, **common)
         test = _test_set(scenario, posterior, data)
     return dataclasses.replace(posterior, columns=columns), test
@@ -197,16 +199,28 @@ def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[st
     section = scenario.posterior
     if section.data == "synthetic":
         return None, ()
-    if section.data == "mnist":
-        return mnist_features(load_mnist(), host_generator(key, "data"), section.examples, section.dim), ()
+    if section.data in DATA_SETS:
+        images, generator = load(section.data), host_generator(key, "data")
+        if section.features == "scattering":
+            chosen = draw_images(images, generator, section.examples)
+            by = section.whiten_from, section.whiten_ridge
+            return image_features(section.data, *by, section.intercept, chosen), ()
+        return mnist_features(images, generator, section.examples, section.dim), ()
     if not is_data_path(section.data):
-        raise InputError("data", section.data, "'synthetic', 'mnist' or the path of an .npz or .csv file")
+        allowed = "'fashion-mnist', 'synthetic', 'mnist' or the path of an .npz or .csv file"
+        raise InputError("data", section.data, allowed)
     data, columns = load_data(section.data, text_labels=section.model == "softmax")
     sizes = {"examples": len(data.y), "dim": data.X.shape[1] if data.X.ndim == 2 else 0}
     for name, value in sizes.items():
         if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
             raise InputError(name, getattr(section, name), f"{value}, as in the data file, or left out")
-    return data, columns
+    if not section.whiten_from:
+        return data, columns
+    if not is_data_path(section.whiten_from):
+        raise InputError("whiten_from", section.whiten_from, "the path of an .npz or .csv file with public rows")
+    whitening = public_whitening(load_data(section.whiten_from)[0].X, section.whiten_ridge)
+    X_test = None if data.X_test is None else whitening(data.X_test, section.intercept)
+    return Features(whitening(data.X, section.intercept), data.y, X_test, data.y_test), ()
 
 
 def _test_set(scenario: Scenario, posterior: Posterior, data: Features | None) -> Test | None:

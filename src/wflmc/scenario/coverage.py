@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wflmc.data import DATA_SETS
 from wflmc.planning.advice import ORACLE
 from wflmc.scenario.files import is_data_path
 from wflmc.scenario.schema import Scenario
@@ -56,10 +57,11 @@ def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, .
     own = section.model not in ("gaussian", "softmax")
     read_off = section.model == "softmax" and is_data_path(section.data) and section.classes is None
     noisy_broadcast, clips = scenario.link.downlink_snr_db < np.inf, scenario.policy.power != "noiseless"
+    projected = section.data in DATA_SETS and section.features == "principal"
     whitened, split = section.preconditioner == "whiten", section.partition not in ("iid", "blocks")
     stop = "a label outside posterior.classes, a value that is not finite, a step beyond 2/L"
     published = [
-        (FROM_DATA[0], section.data == "mnist", "Features are coordinates on principal directions of training images."),
+        (FROM_DATA[0], projected, "Features are coordinates on principal directions of training images."),
         ("posterior.classes", read_off, "The set of labels is read off the data; give posterior.classes."),
         ("posterior.partition", split, "Labels decide who holds which example."),
         ("posterior.model", own, "A model of your own may take coordinates, starts and constants from its data."),

@@ -50,9 +50,10 @@ def _resolved(content: dict[str, Any], file: Path, overrides: list[str] | None) 
 
 def _paths(scenario: Scenario) -> dict[str, str]:
     """Return the files that a scenario names, by key."""
-    data, gains = scenario.posterior.data, scenario.link.gains
-    own = scenario.posterior.model if is_own_model(scenario.posterior.model) else ""
-    named = {"link.gains": gains, "posterior.data": data if is_data_path(data) else "", "posterior.model": own}
+    files = {f"posterior.{name}": getattr(scenario.posterior, name) for name in ("data", "whiten_from")}
+    named = {"link.gains": scenario.link.gains, **{key: path for key, path in files.items() if is_data_path(path)}}
+    if is_own_model(scenario.posterior.model):
+        named["posterior.model"] = scenario.posterior.model
     return {key: path for key, path in named.items() if path}
 
 

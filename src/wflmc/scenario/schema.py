@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from wflmc.data import DATA_SETS
 from wflmc.errors import InputError
 from wflmc.plugins import is_own_model, names
 
@@ -44,6 +45,9 @@ class PosteriorSection(_Section):
     model: _one_of("models", "gaussian", "softmax") = "gaussian"  # type: ignore[valid-type]
     devices: Count = 30
     data: str = "synthetic"
+    features: Literal["principal", "scattering"] = "principal"
+    whiten_from: str = ""
+    whiten_ridge: Positive = 1e-3
     examples: Count = 1200
     dim: Count = 5
     intercept: bool = False
@@ -59,6 +63,11 @@ class PosteriorSection(_Section):
     L: NotNegative = 0.0
     initial_w2_sq: NotNegative = 0.0
     seed: Seed = 0
+
+    @property
+    def adds_ones(self) -> bool:
+        """Whether an intercept is a column of ones; public features have a smaller constant of their own."""
+        return self.intercept and self.features != "scattering" and not self.whiten_from
 
 
 class LinkSection(_Section):
@@ -100,7 +109,9 @@ class SamplerSection(_Section):
     init: Literal["prior", "zero"] = "prior"
     dynamics: Literal["overdamped", "kinetic"] = "overdamped"
     friction: Positive | str = 2.0
+    keep: Literal["draws", "predictions"] = "draws"
     seed: Seed | Literal["secret"] = 0
+    transcript: bool = False
 
 
 class PolicySection(_Section):
@@ -108,7 +119,7 @@ class PolicySection(_Section):
 
     power: _one_of("policies", "optimized", "equal", "no-dp", "noiseless-dp", "noiseless") = "optimized"  # type: ignore[valid-type]
     schedule: Literal["threshold", "all", "unbiased"] = "threshold"
-    objective: Literal["worst", "average", "exact"] = "worst"
+    objective: Literal["worst", "average", "exact", "transcript"] = "worst"
     senders: Annotated[int, Field(ge=0, le=10**7)] = 0
     csi: Literal["full", "causal"] = "full"
     bound: Literal["corrected", "paper"] = "corrected"
@@ -138,6 +149,8 @@ KINETIC_STEP = "1/L**0.5"
 """Half of where kinetic steps become unstable."""
 PAPER_IMAGES = {"posterior.examples": 12_000, "posterior.dim": 30}
 """The paper's images of MNIST, and principal directions that they are projected on."""
+ALL_IMAGES = {"posterior.examples": 60_000, "posterior.dim": 3969}
+"""All images, and their scattering coefficients."""
 
 
 @contextmanager
@@ -171,10 +184,19 @@ def validate(content: dict[str, Any], place: str = "") -> Scenario:
     defaults: dict[str, Any] = {}
     if scenario.sampler.dynamics == "kinetic":
         defaults["sampler.step_size"] = KINETIC_STEP
-    if scenario.posterior.data == "mnist":
-        if scenario.posterior.model != "softmax":
-            raise InputError(f"{place}posterior.data", "mnist", "used with posterior.model = 'softmax'")
-        defaults |= PAPER_IMAGES
+    section, images = scenario.posterior, scenario.posterior.data in DATA_SETS
+    scattering, whitened = section.features == "scattering", section.whiten_from
+    if images:
+        defaults |= ALL_IMAGES if scattering else PAPER_IMAGES
+    for key, wrong, allowed in (
+        ("data", images and section.model != "softmax", "used with posterior.model = 'softmax'"),
+        ("features", scattering and not images, f"'principal' without images ({', '.join(DATA_SETS)})"),
+        ("dim", scattering and scenario.given("posterior.dim") and section.dim != 3969, "3969 or left out"),
+        ("whiten_from", whitened and section.data == "synthetic", "left out for synthetic data"),
+        ("whiten_from", whitened and images and not scattering, "given for images with features = 'scattering'"),
+    ):
+        if wrong:
+            raise InputError(f"{place}posterior.{key}", getattr(section, key), allowed)
     return with_values(scenario, {key: value for key, value in defaults.items() if not scenario.given(key)})
 
 
@@ -195,7 +217,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
     kinetic = sampler.dynamics == "kinetic"
     no_fading = link.fading in ("file", "static")
     random_link = link.csi_error > 0 or policy.schedule == "unbiased"
-    nothing_drawn = posterior.data not in ("synthetic", "mnist") and posterior.partition in ("blocks", "by-label")
+    nothing_drawn = posterior.data not in ("synthetic", *DATA_SETS) and posterior.partition in ("blocks", "by-label")
     fading, power = f"link.fading = {link.fading!r}", f"policy.power = {policy.power!r}"
     ideal_link = f"{power} has an ideal link"
     without_limit = policy.power not in ("optimized", "noiseless-dp") or (kinetic and policy.power != "optimized")
@@ -211,6 +233,8 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
         ("posterior.seed", nothing_drawn, "nothing is drawn"),
         *((f"posterior.whiten_{name}", not released, preconditioner) for name in ("clip", "share", "rounds")),
         ("posterior.prior_on", posterior.preconditioner == "none", preconditioner),
+        ("posterior.features", posterior.data not in DATA_SETS, f"posterior.data = {posterior.data!r}"),
+        ("posterior.whiten_ridge", not posterior.whiten_from, "there is no posterior.whiten_from"),
         ("posterior.classes", posterior.model != "softmax", f"posterior.model = {posterior.model!r}"),
         ("privacy.example_clip", privacy.unit == "device", "privacy.unit = 'device'"),
         ("privacy.accountant", privacy.epsilon is None, "there is no privacy.epsilon"),

@@ -8,22 +8,23 @@ from typing import Any
 
 import jax
 
-from wflmc.data import VARIABLE, Features, fetch_mnist, find_mnist, load_mnist, mnist_features
+from wflmc.data import DATA_SETS, VARIABLE, Features, fetch, find, load, mnist_features
 from wflmc.errors import InputError
 from wflmc.keys import host_generator
 from wflmc.posterior import Posterior, gaussian_regression
 from wflmc.scenario.files import load_data
 from wflmc.studies.beyond import RECORD_SNR, beyond_ablation, beyond_gaussian, beyond_mnist, record_study
 from wflmc.studies.cache import Warn
+from wflmc.studies.league import OTHER, League, league_study
 from wflmc.studies.paper import fig2_to_fig5, fig6_fig7, fig8
 from wflmc.studies.paper.fig2_to_fig5 import NAMES, Setting
 from wflmc.studies.study import Claim, Study, Tables
 
 PAPER_FIGURES = (*NAMES, "fig6", "fig7", "fig8")
-FURTHER_FIGURES = ("heterogeneity", "record", "beyond")
+FURTHER_FIGURES = ("heterogeneity", "record", "beyond", "league")
 MNIST_FIGURES = {"fig8", "heterogeneity", "beyond"}
-GAUSSIAN_FIGURES = {*PAPER_FIGURES, *FURTHER_FIGURES} - {"fig8", "heterogeneity"}
-EXPERIMENTS = {"fig6": 100, "fig7": 100, "fig8": 50, "heterogeneity": 10, "record": 10, "beyond": 10}
+GAUSSIAN_FIGURES = {*PAPER_FIGURES, *FURTHER_FIGURES} - {"fig8", "heterogeneity", "league"}
+EXPERIMENTS = {"fig6": 100, "fig7": 100, "fig8": 50, "heterogeneity": 10, "record": 10, "beyond": 10, "league": 3}
 PROMISE = "ε = {0.epsilon:g}, δ = {0.delta:g} (replace)"
 """For titles, of a setting."""
 
@@ -49,11 +50,12 @@ def read_data(
         if files:
             source, ((X, y, *_), _) = files[0].name, load_data(files[0])
         posterior = gaussian_regression(key, devices=30, X=X, y=y, partition="blocks")
+    for name in OTHER if "league" in wanted else ["mnist"] if uses_mnist else []:
+        if not folders and not os.environ.get(VARIABLE) and find(name)[1]:
+            note(f"{DATA_SETS[name].title} is not here yet; fetching it.")
+            fetch(name, say=note)
     if uses_mnist:
-        if not folders and not os.environ.get(VARIABLE) and find_mnist()[1]:
-            note("MNIST is not here yet; fetching it.")
-            fetch_mnist(say=note)
-        features = mnist_features(load_mnist(*folders), host_generator(key, "data"))
+        features = mnist_features(load("mnist", *folders), host_generator(key, "data"))
     return posterior, source, features
 
 
@@ -90,6 +92,9 @@ class Reproduction:
         if figure in ("fig6", "fig7"):
             about = f"{self.source}; {PROMISE.format(chains)}, S = {chains.rounds}, {count} experiments"
             return [fig6_fig7.multi_sample_study(figure, chains)], about
+        if figure == "league":
+            about = f"60,000 images on 30 devices, (ε, 1e-5) per image (add-remove), 20 dB, {count} experiments"
+            return [league_study(League(count, self.memory))], about
         if figure == "record":
             return [record_study(chains)], f"{self.source}; {RECORD_SNR:g} dB, S = 100, {count} channels"
         if figure == "beyond":

@@ -31,8 +31,8 @@ PAIRS = (("equal", "optimized"), ("optimized", "no-dp"))
 BATCH = 10
 """Experiments between two checks of the standard error, where a study may stop early."""
 
-Values = dict[str, NDArray[np.float64]]
-"""Scores by name, one of each for every experiment."""
+Scores = dict[str, dict[str, NDArray[np.float64]]]
+"""Scores by scheme and name, one of each for every experiment."""
 
 
 @dataclass(frozen=True)
@@ -140,18 +140,16 @@ def recipes_study(
     return Study(name, points, tuple(recipes), {**identity_of(setting, "features"), "recipes": recipes}, measure)
 
 
-def _joined(parts: Sequence[dict[str, Values]]) -> dict[str, Values]:
+def _joined(parts: Sequence[Scores]) -> Scores:
     """Return the scores of all experiments."""
     return jax.tree.map(lambda *values: np.concatenate(values), *parts)
 
 
-def _batches(
-    setting: Mnist, posterior: SoftmaxPosterior, schemes: Sequence[str], progress: Progress
-) -> dict[str, Values]:
+def _batches(setting: Mnist, posterior: SoftmaxPosterior, schemes: Sequence[str], progress: Progress) -> Scores:
     """Return scores of every scheme in every experiment; all at once, or by batches until the error is small enough."""
     count, share = setting.experiments, setting.stop_se
     size = count if share is None else BATCH
-    batches: list[dict[str, Values]] = []
+    batches: list[Scores] = []
     for first in range(0, count, size):
         numbers = range(first, min(first + size, count))
         batch_progress = part_of(progress, first / count, len(numbers) / count)
@@ -164,7 +162,7 @@ def _batches(
 
 def experiments(
     setting: Mnist, posterior: SoftmaxPosterior, schemes: Sequence[str], numbers: range, progress: Progress, **paid: Any
-) -> dict[str, Values]:
+) -> Scores:
     """Return scores of some experiments: the same channels, starts and noise for all schemes.
 
     Args:
@@ -199,14 +197,14 @@ def experiments(
     return result
 
 
-def tables_of(name: str, values: dict[str, Values], x: float, scores: Sequence[str]) -> Tables:
+def tables_of(name: str, values: Scores, x: float, scores: Sequence[str]) -> Tables:
     """Return means of some scores over experiments; the table that has the study's name holds the calibration error."""
     figure = name.partition("_")[0]
-    tables = {"" if score == "ece" else f"_{score}": score for score in scores}
-    return {
-        name + suffix: [mean_row(figure, scheme, x, each[score]) for scheme, each in values.items()]
-        for suffix, score in tables.items()
-    }
+    tables = {}
+    for score in scores:
+        rows = [mean_row(figure, scheme, x, each[score]) for scheme, each in values.items()]
+        tables[name if score == "ece" else f"{name}_{score}"] = rows
+    return tables
 
 
 def claims(tables: Tables) -> list[Claim]:

@@ -1,0 +1,290 @@
+"""Private accuracy on images over the air, beside the best published: `wflmc reproduce league`.
+
+All 60,000 training images on 30 devices, as public features: scattering coefficients, whitened by the moments of the
+other data set. Every training image is protected as a record. Settings are chosen where ε does not have to cover the
+choice, on the other data set, or, as in the literature, on 5,000 of the training images, which ε does not cover.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc import Link, Plan, Policy, Privacy, Sampler, Trace, baselines, channel, plan, sample
+from wflmc.data import DATA_SETS, Features
+from wflmc.evaluation.diagnostics import diagnose
+from wflmc.evaluation.scores import TINY, Calibration, calibration
+from wflmc.images import CONSTANT, RIDGE, image_features
+from wflmc.planning.solvers.closed_form import LMC, REGIMES
+from wflmc.posterior import SoftmaxPosterior, softmax_regression
+from wflmc.studies.engines import Progress, part_of
+from wflmc.studies.study import Point, Row, Study, Tables, mean_row
+
+DEVICES, PRIOR_STD, CLIP, DELTA, SNR, POWER = 30, 10.0, 400.0, 1e-5, 20.0, 0.01
+"""K, the prior's scale, ℓ, δ, and the link: SNR in dB and the mean power of its Rayleigh fading."""
+ROUNDS, KEPT = 200, 66
+EPSILONS = (0.3, 1.0, 3.0, 10.0)
+OTHER = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
+"""The data set that is public when one is private."""
+FRICTION_STEP = 0.105
+"""γ_f h of kinetic dynamics: the velocity keeps 0.9 of itself from round to round."""
+HELD_OUT = 5000
+LONG, LONG_STEP, LONG_FRICTION = 1000, 100.0, 1.0
+"""Rounds after which unclipped chains are judged, half of them kept; h² N and the friction of these, with which the
+flat directions of a posterior that is sure of most images are reached in some hundred rounds."""
+CHAINS = 4
+"""Unclipped chains."""
+SCORES = ("accuracy", "ece", "nll")
+
+
+class Settings(NamedTuple):
+    """What is chosen for a data set and an ε."""
+
+    dynamics: str
+    step: float
+    """Of a round, over the number of examples: η N; or h² N of kinetic dynamics."""
+    example_clip: float
+
+    def sampler(self, examples: int) -> tuple[float, Sampler]:
+        """Return the step size for so many examples, and the dynamics."""
+        if self.dynamics == "overdamped":
+            return self.step / examples, Sampler(init="zero")
+        h = (self.step / examples) ** 0.5
+        return h, Sampler(init="zero", dynamics="kinetic", friction=FRICTION_STEP / h)
+
+
+CANDIDATES = tuple(
+    Settings(dynamics, step, clip)
+    for dynamics, steps in (("overdamped", (200, 500, 1000)), ("kinetic", (15, 30, 60)))
+    for step in steps
+    for clip in (0.15, 0.3, 0.5, 0.8, 1.2)
+)
+"""What settings are chosen from; `python -m benchmarks.league` chooses."""
+PLAIN, MOVING = "overdamped", "kinetic"
+_TABLE: dict[tuple[str, str], dict[float, tuple[str, float, float]]] = {
+    ("other", "mnist"): {0.3: (PLAIN, 200, 0.15), 1: (MOVING, 15, 0.5), 3: (PLAIN, 200, 1.2), 10: (MOVING, 60, 1.2)},
+    ("other", "fashion-mnist"): {
+        0.3: (MOVING, 30, 0.15), 1: (MOVING, 30, 0.3), 3: (MOVING, 60, 0.8), 10: (MOVING, 60, 1.2)
+    },
+    ("training", "mnist"): {1: (PLAIN, 500, 0.3), 3: (PLAIN, 1000, 0.5)},
+    ("training", "fashion-mnist"): {1: (MOVING, 15, 0.8), 3: (MOVING, 60, 0.8)},
+    ("descent", "mnist"): {0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 200, 0.5), 3: (PLAIN, 200, 0.8), 10: (PLAIN, 500, 1.2)},
+    ("descent", "fashion-mnist"): {
+        0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 500, 0.15), 3: (PLAIN, 500, 0.5), 10: (PLAIN, 500, 0.8)
+    },
+}  # fmt: skip
+CHOSEN = {(*key, epsilon): Settings(*row) for key, rows in _TABLE.items() for epsilon, row in rows.items()}
+"""By where they were chosen and for which private data set: on the `other` data set, on `training` images, and those of
+`descent`, the rival, on the other data set; and by ε."""
+
+
+@dataclass(frozen=True)
+class League:
+    """How much of the study is computed."""
+
+    experiments: int = 3
+    memory: float | None = None
+
+
+def league_features(name: str) -> Features:
+    """Return the features of a data set, whitened by the other one."""
+    return image_features(name, OTHER[name], RIDGE, intercept=True)
+
+
+def league_posterior(features: Features, seed: int = 0) -> SoftmaxPosterior:
+    """Return the posterior of the training images on the devices, with a public bound on its curvature."""
+    data = {"X": features.X, "y": features.y, "classes": 10, "prior_std": PRIOR_STD}
+    made = softmax_regression(jax.random.key(seed), DEVICES, **data)  # type: ignore[arg-type]
+    # No row is longer than 1, beside its constant.
+    return replace(made, L=0.5 * len(features.y) * (1 + CONSTANT**2) + PRIOR_STD**-2)
+
+
+def link_of(seed: int) -> Link:
+    """Return the channel of an experiment."""
+    return Link(channel.rayleigh(POWER), SNR, seed=seed)
+
+
+def league_plan(
+    posterior: SoftmaxPosterior, settings: Settings, epsilon: float | None, adjacency: str, link: Link
+) -> Plan:
+    """Return the plan of a row; without an ε the same clips, steps and channel."""
+    clips = {"clip": CLIP, "unit": "record", "example_clip": settings.example_clip, "adjacency": adjacency}
+    privacy = Privacy(epsilon, None if epsilon is None else DELTA, **clips)  # type: ignore[arg-type]
+    step_size, sampler = settings.sampler(int(posterior.sizes.sum()))
+    policy = Policy("equal" if epsilon is not None else "no-dp", objective="average")
+    lengths = {"burn_in": ROUNDS - KEPT, "samples": KEPT, "initial_w2_sq": 0.0}
+    return plan(posterior, link, privacy, step_size=step_size, sampler=sampler, policy=policy, **lengths)  # type: ignore[arg-type]
+
+
+def descent_plan(posterior: SoftmaxPosterior, settings: Settings, epsilon: float, link: Link) -> Plan:
+    """Return descent over the air, whose estimate is the mean of as many last iterates as a chain keeps."""
+    privacy = Privacy(epsilon, DELTA, CLIP, unit="record", example_clip=settings.example_clip, adjacency="add-remove")
+    size = settings.step / int(posterior.sizes.sum())
+    how = {"rounds": ROUNDS, "average": KEPT, "init": "zero"}
+    return baselines.gradient_descent(posterior, link, privacy, step_size=size, **how)  # type: ignore[arg-type]
+
+
+class Entry(NamedTuple):
+    """A row of the table: its name, and one plan for each experiment."""
+
+    scheme: str
+    plans: list[Plan]
+
+
+def entries(name: str, epsilon: float, posterior: SoftmaxPosterior, experiments: int) -> Iterator[Entry]:
+    """Yield the rows of a data set at an ε; at ε = 1 and 3 with both adjacencies and choices."""
+    links = [link_of(seed) for seed in range(experiments)]
+    title, full = DATA_SETS[name].title, epsilon in (1.0, 3.0)
+
+    def row(about: str, settings: Settings, of: float | None, adjacency: str = "add-remove") -> Entry:
+        return Entry(f"{title}, {about}", [league_plan(posterior, settings, of, adjacency, link) for link in links])
+
+    chosen = CHOSEN["other", name, epsilon]
+    yield row("ours", chosen, epsilon)
+    rival = CHOSEN["descent", name, epsilon]
+    yield Entry(f"{title}, descent", [descent_plan(posterior, rival, epsilon, link) for link in links])
+    if full:
+        yield row("ours (replace)", chosen, epsilon, "replace")
+        yield row("ours without a promise", chosen, None)
+        trained = CHOSEN["training", name, epsilon]
+        yield row("ours, chosen on training images", trained, epsilon)
+        yield row("ours, chosen on training images (replace)", trained, epsilon, "replace")
+
+
+def league_study(setting: League) -> Study:
+    """Return test scores of private posteriors on two data sets, at several ε."""
+    held: dict[str, tuple[Features, SoftmaxPosterior]] = {}
+
+    def data(name: str) -> tuple[Features, SoftmaxPosterior]:
+        if name not in held:
+            held.clear()  # a gigabyte each
+            features = league_features(name)
+            held[name] = features, league_posterior(features)
+        return held[name]
+
+    def measure(point: Point, progress: Progress) -> Tables:
+        name = next(each for each, known in DATA_SETS.items() if point.schemes[0].startswith(f"{known.title},"))
+        features, posterior = data(name)
+        if point.x is None:
+            return _unclipped(name, features, posterior, setting, progress)
+        rows = list(entries(name, float(point.x), posterior, setting.experiments))
+        return _scored(rows, features, posterior, setting, float(point.x), progress)
+
+    points, order = [], []
+    for name in OTHER:
+        title = DATA_SETS[name].title
+        points.append(Point(None, (f"{title}, posterior",)))
+        points += [Point(epsilon, tuple(_names(title, epsilon))) for epsilon in EPSILONS]
+        order += [*_names(title, 1.0), f"{title}, posterior"]
+    settings = {" ".join(map(str, key)): [*value] for key, value in CHOSEN.items()}
+    identity = {**vars(setting), "settings": settings, "rounds": [ROUNDS, KEPT, LONG, CHAINS]}
+    return Study("league", tuple(points), tuple(order), identity, measure)
+
+
+def _names(title: str, epsilon: float) -> list[str]:
+    """Return the names that `entries` gives its rows."""
+    rows = ["ours", "descent"]
+    if epsilon in (1.0, 3.0):
+        chosen = "ours, chosen on training images"
+        rows += ["ours (replace)", "ours without a promise", chosen, f"{chosen} (replace)"]
+    return [f"{title}, {row}" for row in rows]
+
+
+def _scored(
+    rows: Sequence[Entry],
+    features: Features,
+    posterior: SoftmaxPosterior,
+    setting: League,
+    x: float,
+    progress: Progress,
+) -> Tables:
+    """Return scores of all rows; those of the same dynamics are sampled together, which reads the features once."""
+    tables: Tables = {}
+    kinds = sorted({each.dynamics.name for row in rows for each in row.plans})
+    for index, kind in enumerate(kinds):
+        some = [row for row in rows if row.plans[0].dynamics.name == kind]
+        plans = [each for row in some for each in row.plans]
+        numbers = [seed for row in some for seed in range(len(row.plans))]
+        share = part_of(progress, index / len(kinds), 1 / len(kinds))
+        trace = sample(
+            jax.random.key(1), posterior, plans, numbers=numbers, predictions=features.X_test, memory=setting.memory,
+            progress=lambda done, work, share=share: share(done / work),
+        )  # fmt: skip
+        point = [row.scheme.endswith("descent") for row in some for _ in row.plans]
+        scores = _scores(trace, posterior, features.X_test, features.y_test, point)
+        for at, row in enumerate(some):
+            mine = slice(at * len(row.plans), (at + 1) * len(row.plans))
+            _add(tables, row, x, {name: getattr(scores, name)[mine] for name in SCORES})
+    return tables
+
+
+def _add(tables: Tables, row: Entry, x: float, values: dict[str, NDArray[np.float64]]) -> None:
+    """Add a row's scores, its ε and the share of rounds in which the noise that sampling needs is all there is."""
+    if row.plans:
+        values["epsilon"] = np.array([each.epsilon_spent for each in row.plans], dtype=float)
+        values["free"] = np.array([np.mean(each.limit == REGIMES.index(LMC)) for each in row.plans])
+    for name, each in values.items():
+        table = tables.setdefault("league" if name == "accuracy" else f"league_{name}", [])
+        table.append(mean_row("league", row.scheme, x, each))
+
+
+def _unclipped(
+    name: str, features: Features, posterior: SoftmaxPosterior, setting: League, progress: Progress
+) -> Tables:
+    """Return scores of the posterior itself, of unclipped kinetic chains over an ideal link, and R-hat of logits."""
+    step = (LONG_STEP / int(posterior.sizes.sum())) ** 0.5
+    sampler = Sampler(init="zero", dynamics=MOVING, friction=LONG_FRICTION)
+    how = {"burn_in": LONG - LONG // 2, "samples": LONG // 2, "initial_w2_sq": 0.0}
+    ideal = plan(posterior, link_of(0), Privacy(), step_size=step, sampler=sampler, policy=Policy("noiseless"), **how)  # type: ignore[arg-type]
+    trace = sample(
+        jax.random.key(2), posterior, ideal, CHAINS, predictions=features.X_test, memory=setting.memory,
+        progress=lambda done, work: progress(done / work),
+    )  # fmt: skip
+    assert trace.predictions is not None
+    scores = _scores(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
+    tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"
+    _add(tables, Entry(scheme, []), 0.0, {score: getattr(scores, score) for score in SCORES})
+    tables["league_rhat"] = [Row("league", scheme, 0.0, diagnose(trace.predictions.logits).rhat_max)]
+    return tables
+
+
+def choose(features: Features, epsilon: float, descent: bool = False) -> list[tuple[float, Settings]]:
+    """Return candidates with their NLL on held-out training images, best first; the test set is not looked at.
+
+    Args:
+        features: of public data, or of private data where ε is not to cover the choice.
+        descent: choose for the rival.
+    """
+    train, held = _split(features.y)
+    posterior, link = league_posterior(Features(features.X[train], features.y[train])), link_of(0)
+    rows, labels, found = features.X[held], features.y[held], []
+    for kind in (PLAIN,) if descent else (PLAIN, MOVING):
+        some = [candidate for candidate in CANDIDATES if candidate.dynamics == kind]
+        make = descent_plan if descent else partial(league_plan, adjacency="add-remove")
+        plans = [make(posterior, each, epsilon, link=link) for each in some]
+        trace = sample(jax.random.key(3), posterior, plans, numbers=[0] * len(plans), predictions=rows)
+        scores = _scores(trace, posterior, rows, labels, [descent] * len(plans))
+        found += [(float(nll), each) for nll, each in zip(scores.nll, some, strict=True)]
+    return sorted(found)
+
+
+def _scores(
+    trace: Trace, posterior: SoftmaxPosterior, rows: NDArray[Any], labels: Any, point: Sequence[bool]
+) -> Calibration:
+    """Return scores of every chain; of point estimates those of the mean of their iterates, not mean predictions."""
+    assert trace.predictions is not None
+    probability = trace.predictions.probability.copy()
+    probability[list(point)] = posterior.predict(trace.theta[list(point)], rows) if any(point) else 0.0
+    return calibration(np.maximum(probability, TINY), labels)
+
+
+def _split(labels: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the places of training images to learn from, and of those to choose by, as many of each class."""
+    generator = np.random.default_rng(0)
+    each = [generator.choice(np.flatnonzero(labels == label), HELD_OUT // 10, replace=False) for label in range(10)]
+    held = np.sort(np.concatenate(each))
+    return np.setdiff1d(np.arange(len(labels)), held), held

@@ -1,0 +1,67 @@
+"""Public whitening: what it does to moments and lengths, and that no row looks at another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wflmc import images
+from wflmc.errors import InputError
+from wflmc.images import CONSTANT, image_features, public_whitening
+
+
+@pytest.fixture(scope="module")
+def public():
+    generator = np.random.default_rng(0)
+    mixing = np.eye(6) + 0.3 * generator.normal(size=(6, 6))  # of condition below 100, which float32 can whiten
+    return generator.normal(size=(500, 6)) @ mixing + generator.normal(size=6)
+
+
+def test_lengths_are_those_by_the_symmetric_root(public):
+    """Any root of (M + λI)⁻¹ gives the same lengths and inner products; here against the symmetric one, in float64."""
+    ridge, rows = 0.3, np.concatenate([public[:30], 1.7 * public[:10]])
+    made = public_whitening(public, ridge)(rows)
+    values, vectors = np.linalg.eigh(np.cov(public.T, bias=True) + ridge * np.eye(6))
+    root = (vectors / np.sqrt(values)) @ vectors.T
+    median = np.median(np.linalg.norm((public - public.mean(0)) @ root, axis=1))
+    expected = (rows - public.mean(0)) @ root / median
+    expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1)
+    np.testing.assert_allclose(made @ made.T, expected @ expected.T, atol=2e-5)
+    lengths = np.linalg.norm(made, axis=1)
+    assert made.dtype == np.float32
+    assert lengths.max() == pytest.approx(1, abs=1e-6)
+    assert lengths.min() < 0.9
+
+
+def test_public_rows_have_unit_variance_before_they_are_shortened(public):
+    whitening = public_whitening(public, 1e-9)
+    moved = (public - whitening.mean) @ whitening.root
+    moments = np.cov(public.T, bias=True)
+    rounding = 1e-6 * np.linalg.cond(moments)  # float32 sums of products
+    np.testing.assert_allclose(np.cov(moved.T, bias=True), np.eye(6), atol=rounding)
+    assert rounding < 0.01
+
+
+@pytest.mark.parametrize("rows", [1, 5, 9])
+def test_what_becomes_of_a_row_depends_on_no_other(public, monkeypatch, rows):
+    monkeypatch.setattr(images, "ROWS", 4)  # several blocks, of which the last is filled up
+    whitening = public_whitening(public)
+    alone = np.concatenate([whitening(row[None], intercept=True) for row in public[:rows]])
+    np.testing.assert_allclose(whitening(public[:rows], intercept=True), alone, atol=1e-6)
+    assert np.all(alone[:, -1] == np.float32(CONSTANT))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda u: public_whitening(u, 0.0), "whiten_ridge = 0"),
+        (lambda u: public_whitening(u[0]), "whiten_from"),
+        (lambda u: public_whitening(np.full((3, 2), np.nan)), "finite public rows"),
+        (lambda u: public_whitening(u)(u[:, :4]), "as many as in the data"),
+        (lambda u: image_features("mnist", "mnist"), "another data set than mnist"),
+        (lambda u: images.image_whitening("emnist"), "mnist, fashion-mnist"),
+    ],
+)
+def test_bad_public_data_are_refused(public, call, says):
+    with pytest.raises(InputError, match=says):
+        call(public)

@@ -1,0 +1,97 @@
+"""Plans for transcripts: a linear program, against cvxpy and against what no plan can beat."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import wflmc
+
+PRIVACY = wflmc.Privacy(epsilon=4, delta=0.01, clip=30)
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    return wflmc.gaussian_regression(jax.random.key(0), devices=8, examples=160)
+
+
+def make_plan(posterior, snr_db=20.0, privacy=PRIVACY, seed=0, burn_in=6, samples=9, **policy):
+    link = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=snr_db, seed=seed)
+    step = 0.4 / (posterior.mu + posterior.L)
+    policy = wflmc.Policy(**{"objective": "transcript", **policy})
+    return wflmc.plan(posterior, link, privacy, step_size=step, burn_in=burn_in, samples=samples, policy=policy)
+
+
+def variance(plan, a=None):
+    """V of the kept rounds."""
+    a = plan.gain**2 / plan.noise_power if a is None else a
+    return 1 / np.sum((a / plan.scale**2)[plan.burn_in :])
+
+
+@pytest.mark.parametrize("snr_db", [0.0, 12.0, 20.0, 35.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_solver_finds_a_smaller_noise(posterior, snr_db, seed):
+    cp = pytest.importorskip("cvxpy")
+    plan = make_plan(posterior, snr_db, seed=seed, max_round_noise=6.0)
+    active = plan.weight > 0
+    power = plan.gain**2 / plan.noise_power / plan.power_share
+    budget = PRIVACY.budget(8) / (2 * 30.0**2)
+    floor = 5 * (plan.scale / (6.0 * 8 * 30)) ** 2
+    unit = budget.min()
+    a = cp.Variable(15)
+    limits = [a >= floor / unit, a <= power / unit, active.T.astype(float) @ a <= budget / unit]
+    goal = cp.Maximize((plan.scale**-2.0)[6:] @ a[6:])
+    cp.Problem(goal, limits).solve(solver=cp.CLARABEL)
+    best = 1 / (goal.value * unit)
+    assert plan.objective == pytest.approx(variance(plan))
+    assert plan.objective == pytest.approx(best, rel=1e-5)
+    assert plan.lower_bound <= plan.objective * (1 + 1e-12)
+    assert plan.gap < 1e-6
+    assert np.all(plan.spent <= PRIVACY.budget(8))
+    assert np.all(plan.power_share <= 1 + 1e-9)
+    spent = plan.gain**2 / plan.noise_power
+    np.testing.assert_allclose(spent[:6], floor[:6], rtol=1e-6)  # burn-in has what it needs and no more
+
+
+def test_the_bound_holds_for_every_feasible_plan(posterior):
+    plan, rng = make_plan(posterior), np.random.default_rng(0)
+    active, budget = plan.weight > 0, PRIVACY.budget(8) / (2 * 30.0**2)
+    power = plan.gain**2 / plan.noise_power / plan.power_share
+    floor = 5 * (plan.scale / (plan.noise_limit * 8 * 30)) ** 2
+    for _ in range(200):
+        more = (power - floor) * rng.random(15) ** rng.integers(1, 9)
+        a = floor + more * min(1.0, np.min((budget - floor @ active) / (more @ active)))
+        assert variance(plan, a) >= plan.lower_bound * (1 - 1e-9)
+
+
+def test_equal_powers_are_taken_where_all_are_as_good(posterior):
+    plan = make_plan(posterior, 40.0, schedule="all")
+    assert np.ptp(plan.gain[6:]) < 1e-4 * plan.gain[-1]
+    assert plan.objective < make_plan(posterior, 40.0, schedule="all", power="equal").objective
+    assert make_plan(posterior, power="equal").gap is None
+
+
+def test_power_alone_limits_where_nothing_is_promised(posterior):
+    plan = make_plan(posterior, privacy=wflmc.Privacy(clip=30))
+    np.testing.assert_allclose(plan.power_share[6:], 1.0)
+    assert plan.gap == 0
+
+
+def test_a_small_budget_leaves_burn_in_its_half(posterior):
+    tight = make_plan(posterior, 30.0, wflmc.Privacy(epsilon=0.5, delta=0.01, clip=30))
+    assert tight.noise_limit > 1
+    assert np.max(tight.loss[:6].sum(0)) <= 0.5 * tight.privacy.budget(8)[0] * (1 + 1e-9)
+    with pytest.raises(wflmc.InputError, match="max_round_noise"):
+        make_plan(posterior, 30.0, wflmc.Privacy(epsilon=0.5, delta=0.01, clip=30), max_round_noise=0.1)
+
+
+def test_what_does_not_go_with_it_is_refused(posterior):
+    with pytest.raises(wflmc.InputError, match="csi"):
+        make_plan(posterior, csi="causal")
+    with pytest.raises(wflmc.InputError, match="solver"):
+        make_plan(posterior, solver="cvxpy")
+    link, sampler = wflmc.Link(wflmc.channel.static()), wflmc.Sampler(step_schedule="planned")
+    policy = wflmc.Policy(objective="transcript")
+    with pytest.raises(wflmc.InputError, match="step_schedule"):
+        wflmc.plan(posterior, link, PRIVACY, step_size=1e-4, burn_in=5, samples=5, sampler=sampler, policy=policy)

@@ -1,0 +1,78 @@
+"""The league of private posteriors on images: its rows, its promises, and that choosing looks at no test image."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wflmc.data import Features
+from wflmc.report.study_page import study_figure
+from wflmc.studies import league
+from wflmc.studies.league import CANDIDATES, CHOSEN, EPSILONS, OTHER, League, Settings, league_study
+from wflmc.studies.study import run_study
+
+from ..conftest import FULL
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Features of ten classes that can be told apart, few rounds, and whoever reads files fails."""
+    generator = np.random.default_rng(0)
+    centres, labels = generator.normal(size=(10, 12)), np.arange(600) % 10
+    rows = centres[labels] + 0.7 * generator.normal(size=(600, 12))
+    rows = np.column_stack([rows / np.maximum(np.linalg.norm(rows, axis=1), 4)[:, None], np.full(600, 0.3)])
+    rows = rows.astype(np.float32)
+    features = Features(rows[:480], labels[:480], rows[480:], labels[480:])
+    monkeypatch.setattr(league, "league_features", lambda name: features)
+    for name, value in {"ROUNDS": 12, "KEPT": 6, "LONG": 12, "HELD_OUT": 60, "CHAINS": 2}.items():
+        monkeypatch.setattr(league, name, value)
+    return features
+
+
+def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
+    grid = (1.0, 10.0) if FULL else (10.0,)
+    monkeypatch.setattr(league, "EPSILONS", grid)
+    monkeypatch.setattr(league, "OTHER", {"mnist": "fashion-mnist"})
+    study = league_study(League(2))
+    tables = run_study(study._replace(identity={}), None, lambda done: None, pytest.fail)
+    for name in ("league", "league_ece", "league_nll"):
+        few = {(f"MNIST, {kind}", 10.0) for kind in ("ours", "descent", "posterior")}
+        full = {(scheme, 1.0) for scheme in study.order if 1.0 in grid}
+        assert {(row.scheme, row.x) for row in tables[name]} == few | full
+    for row in tables["league_epsilon"]:
+        assert (row.y is None) == ("without" in row.scheme)
+        assert row.y is None or 0 < row.y <= row.x * (1 + 1e-9)
+    spent = {row.scheme: row.y for row in tables["league"] if row.x == 10}
+    assert spent["MNIST, posterior"] > 0.5
+    assert all(0 <= row.y <= 1 for row in tables["league_free"])
+    assert [panel.title for panel in study_figure("league", tables).panels] == [
+        "MNIST: accuracy",
+        "MNIST: calibration error",
+    ]
+
+
+def test_choosing_looks_at_no_test_image(small, monkeypatch):
+    monkeypatch.setattr(league, "CANDIDATES", (Settings("overdamped", 20, 0.5), Settings("kinetic", 5, 0.5)))
+    blind = Features(small.X, small.y, None, None)
+    found = league.choose(blind, 10.0)
+    assert sorted(found) == found
+    assert {settings for _, settings in found} == set(league.CANDIDATES)
+    (nll, settings), *rest = league.choose(blind, 10.0, descent=True)
+    assert (settings, rest) == (Settings("overdamped", 20, 0.5), [])
+    assert np.isfinite(nll)
+
+
+def test_settings_are_there_for_every_row_and_among_the_candidates():
+    wanted = {(where, name, e) for where in ("other", "descent") for name in OTHER for e in EPSILONS}
+    wanted |= {("training", name, e) for name in OTHER for e in (1.0, 3.0)}
+    assert set(CHOSEN) == wanted
+    assert set(CHOSEN.values()) <= set(CANDIDATES)
+
+
+def test_the_bound_on_the_curvature_is_public(small):
+    """It holds for any rows of length 1 beside their constant, and the data do not enter it."""
+    posterior = league.league_posterior(small)
+    other = league.league_posterior(small._replace(X=np.roll(small.X, 1, axis=0)))
+    assert posterior.L == other.L
+    rows = posterior.features.reshape(-1, posterior.features.shape[-1]).astype(float)
+    assert np.linalg.eigvalsh(0.5 * rows.T @ rows)[-1] + posterior.mu <= posterior.L
