@@ -1,14 +1,14 @@
 """NumPyro models as posteriors: the density of one example, the prior, and draws in the space of the sites.
 
-The model runs on the data of one example at a time, with plates over examples cut down to one. That is the likelihood
-of the example only where examples are independent given the parameters; so the sum over examples is compared with the
-model on all data, site by site, and a model for which they differ is refused.
+The model runs on the data of one example, with plates over examples cut down to one. That is the likelihood of the
+example only where examples are independent given the parameters; so the sum over examples is compared with the model on
+all data, site by site, and a model for which they differ is refused.
 """
 
 import inspect
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import product
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from wflmc.errors import Found, InputError
 from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.custom.geometry import NoModeError, in_float64
-from wflmc.posterior.custom.model import INDEX, Sites
+from wflmc.posterior.custom.model import INDEX, Sites, used_inputs
 
 FEW = 64
 """Up to so many examples, latent variables of every example are kept as parameters without being asked to."""
@@ -32,8 +32,6 @@ AGREES = 1e-6
 """Relative error to which a site's density on all data is the sum over examples, in float64."""
 DECIDED = "depends on control flow by data or parameters"
 TRACEABLE = "decided without looking at values: use jnp.where, or numpyro.handlers.mask, in place of if"
-CUTS = ((True, False), (True, True), (False, False))
-"""Ways to cut a model to one example: whether plates over examples are, and whole numbers equal to N as well."""
 
 
 def from_numpyro(
@@ -74,26 +72,17 @@ def from_numpyro(
         InputError: in one sentence that names the site, for a model that cannot be split over devices.
     """
     known = {"devices": devices, "preconditioner": preconditioner, **options}
-    program = _cut(_read(model, data, example_axis, shared, initial or {}), keep)
-    without_mode = []
-    for written in (program, None):
-        if written is None:  # a model without a mode may have one if it is written with offsets
-            centred = [name for name in program.latent if _is_location_scale(program.full[name]["fn"])]
-            written = _cut(_read(_with_offsets(model, centred), data, example_axis, shared, {}), keep)
+    program = _cut(model, data, example_axis, shared, initial or {}, keep)
+    try:
+        return program.posterior(coords, **known)
+    except InputError as error:  # a model without a mode may have one if it is written with offsets
+        centred = [name for name in program.start if _is_location_scale(program.full[name]["fn"])]
+        if not isinstance(error.__cause__, NoModeError) or not centred:
+            raise
         try:
-            return written.posterior(coords, **known)
-        except InputError as error:
-            if (
-                not isinstance(error.__cause__, NoModeError)
-                or error.__cause__.best is None
-                or preconditioner != "pilot"
-            ):
-                raise
-            without_mode.append((error.__cause__.best, written, error))
-    for best, written, _ in sorted(without_mode, key=lambda one: -one[0].elbo):
-        with suppress(InputError):
-            return written.posterior(coords, **known | {"preconditioner": best})
-    raise without_mode[0][2]
+            return _cut(_with_offsets(model, centred), data, example_axis, shared, {}, keep).posterior(coords, **known)
+        except InputError:
+            raise error from None
 
 
 def _with_offsets(model: Any, names: list[str]) -> Any:
@@ -111,52 +100,46 @@ class _Program:
     model: Any
     arguments: dict[str, Any]
     """By name; each a pytree."""
-    axes: dict[str, int]
+    cut_counts: bool
+    """Whether whole numbers equal to N are cut as plates are."""
+    axes: dict[str, int] = field(default_factory=dict)
     """Of the leaves that are examples, by path: the axis that counts them."""
     count: int = 0
     """N."""
     full: dict[str, Any] = field(default_factory=dict)
     """The sites on all data, at the start."""
     start: dict[str, Any] = field(default_factory=dict)
-    """Unconstrained values of the latent sites."""
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of the log-densities on all data, by site."""
+    """Unconstrained values of the latent sites that are parameters."""
     supports: dict[str, Any] = field(default_factory=dict)
-    """Values of discrete latent sites."""
-    cut_plates: bool = True
-    cut_counts: bool = False
+    """Values of the discrete latent sites, which are summed over."""
     of_example: tuple[str, ...] = ()
     """Sites that depend on the example."""
-    local: frozenset[str] = frozenset()
-    """Latent sites with a value for every example."""
-    _cut_now: set[str] = field(default_factory=set)
-    """Plates that were cut in the last run."""
+    by_example: dict[str, int] = field(default_factory=dict)
+    """Axes of the log-densities on all data that count examples, by site."""
 
     @property
     def examples(self) -> dict[str, Any]:
-        """The data of examples by path, [N, ...]."""
+        """The data of examples by path, [N, ...], and their numbers."""
         leaves = _leaves(self.arguments)
         arrays = {path: np.moveaxis(np.asarray(leaves[path]), axis, 0) for path, axis in self.axes.items()}
-        return {path: a.astype(np.int32) if a.dtype.kind in "iu" else a for path, a in arrays.items()}
+        arrays = {path: a.astype(np.int32) if a.dtype.kind in "iu" else a for path, a in arrays.items()}
+        return arrays | {INDEX: np.arange(self.count, dtype=np.int32)}
 
     @property
-    def latent(self) -> list[str]:
-        """Names of the sites that are parameters."""
-        return [name for name, site in self.full.items() if _is_latent(site) and not _is_discrete(site)]
-
-    @property
-    def discrete(self) -> list[str]:
-        """Names of the sites that are summed over."""
-        return [name for name, site in self.full.items() if _is_latent(site) and _is_discrete(site)]
+    def local(self) -> dict[str, int]:
+        """Latent sites with a value for every example, and the axis that counts these."""
+        shapes = {name: np.shape(self.full[name]["value"]) for name in self.start if self.cuts(name)}
+        return {name: shape.index(self.count) for name, shape in shapes.items()}
 
     @property
     def observed(self) -> dict[str, Any]:
         """What was observed, by site, [N, ...]."""
-        found = {
-            name: np.asarray(self.full[name]["value"]) for name in self.of_example if _is_observed(self.full[name])
+        values = {name: np.asarray(self.full[name]["value"]) for name in self.of_example if name not in self.supports}
+        return {
+            name: np.moveaxis(value, value.shape.index(self.count), 0)
+            for name, value in values.items()
+            if self.full[name]["type"] == "sample" and self.count in value.shape
         }
-        where = {name: values.shape.index(self.count) for name, values in found.items() if self.count in values.shape}
-        return {name: np.moveaxis(found[name], axis, 0) for name, axis in where.items()}
 
     @property
     def dims(self) -> dict[str, list[str]]:
@@ -165,156 +148,129 @@ class _Program:
         for name, site in self.full.items():
             if site["type"] in ("sample", "deterministic"):
                 shape, event = np.shape(site["value"]), len(getattr(site.get("fn"), "event_shape", ()))
-                axes = [f"{name}_dim_{axis}" for axis in range(len(shape))]
+                found[name] = [f"{name}_dim_{axis}" for axis in range(len(shape))]
                 for frame in site.get("cond_indep_stack", ()):
                     if len(shape) >= event - frame.dim and shape[frame.dim - event] == frame.size:
-                        axes[frame.dim - event] = frame.name
-                found[name] = axes
+                        found[name][frame.dim - event] = frame.name
         return found
+
+    def cuts(self, name: str) -> int:
+        """Return the number of plates over examples that a site is in."""
+        return sum(frame.size == self.count for frame in self.full[name].get("cond_indep_stack", ()))
 
     def posterior(self, coords: Mapping[str, Any] | None, **options: Any) -> CustomPosterior:
         """Return the posterior of the model as it is cut."""
-        scales = [
-            name for name in self.latent if np.all(np.asarray(_bijection(self.full[name])(-self.start[name] - 50)) >= 0)
-        ]
-        sites = Sites(self.values, self.simulate, self.dims, dict(coords or {}), self.observed, scales, self.together())
-        examples = self.examples | {INDEX: np.arange(self.count, dtype=np.int32)}
+        low = {name: _bijection(self.full[name])(-start - 50) for name, start in self.start.items()}
+        scales = [name for name, value in low.items() if np.all(np.asarray(value) >= 0)]
+        together = (
+            None if set(_of(self.full, "sample")) & {*self.of_example} - {*self.by_example} else self.log_likelihoods
+        )
+        sites = Sites(self.values, self.simulate, self.dims, dict(coords or {}), self.observed, scales, together)
         made = {"initial": self.start, "sites": sites, **options}
-        return posterior_from(self.log_likelihood, self.log_prior, examples, **made)
+        return posterior_from(self.log_likelihood, self.log_prior, self.examples, **made)
 
-    def run(self, arguments: Any, value_of: Any, cut: int = 0) -> dict[str, Any]:
-        """Return the sites of a run with latent values by `value_of(site)`, plates of N cut down to `cut` or not."""
+    def cut_to(self, examples: Any) -> Any:
+        """Return the model, without arguments, on some examples, [rows, ...] by path."""
         from numpyro import handlers
 
-        def substitute(site: Any) -> Any:
-            if site["type"] == "plate":
-                size = site["args"][0]
-                if cut and size == self.count:
-                    self._cut_now.add(site["name"])
-                    size = cut
-                return jnp.arange(size)
-            if _is_latent(site) and self.full and site["name"] not in self.full:
-                raise InputError(f"site {site['name']}", Found(DECIDED), TRACEABLE)
-            return value_of(site) if _is_latent(site) else None
-
-        self._cut_now = set()
-        seeded = handlers.seed(handlers.substitute(self.model, substitute_fn=substitute), rng_seed=0)
-        return dict(handlers.trace(seeded).get_trace(**arguments))
-
-    def with_examples(self, examples: Any, rows: int) -> Any:
-        """Return the model's arguments with some examples, [rows, ...] by path, in place of all."""
+        rows = examples[INDEX].shape[0]
 
         def leaf(path: Any, value: Any) -> Any:
-            name = _name(path)
-            if name in self.axes:
+            if (name := _name(path)) in self.axes:
                 return jnp.moveaxis(examples[name], 0, self.axes[name])
             whole = self.cut_counts and isinstance(value, int | np.integer) and value == self.count
             return rows if whole else value
 
-        return jax.tree_util.tree_map_with_path(leaf, self.arguments)
+        def plate(site: Any) -> Any:
+            is_cut = site["type"] == "plate" and site["args"][0] == self.count
+            return jnp.arange(rows) if is_cut else None
 
-    def with_example(self, example: Any, rows: int = 1) -> Any:
-        """Return the model's arguments with one example, repeated, in place of all."""
-        repeated = jax.tree.map(lambda value: jnp.broadcast_to(value, (rows, *np.shape(value))), example)
-        return self.with_examples(repeated, rows)
+        arguments = jax.tree_util.tree_map_with_path(leaf, self.arguments)
+        return handlers.substitute(lambda: self.model(**arguments), substitute_fn=plate)
 
-    def log_likelihoods(self, parameters: Any, examples: Any) -> Any:
-        """Return log p(example|θ) of some examples at once, [rows], of a model without local variables."""
-        rows = examples[INDEX].shape[0]
-        made = self.run(
-            self.with_examples(examples, rows), lambda site: _bijection(site)(parameters[site["name"]]), rows
-        )
-        total = jnp.zeros(rows)
-        for name in self.of_example:
-            if name in self.shapes:
-                cut = sum(frame.name in self._cut_now for frame in made[name]["cond_indep_stack"])
-                value = jnp.moveaxis(_log_density(made[name]), self.shapes[name].index(self.count), 0)
-                total = total + value.reshape(rows, -1).sum(1) * (rows / self.count) ** cut
-        return total
+    def run(self, model: Any, value_of: Any) -> dict[str, Any]:
+        """Return the sites of a run with latent values by `value_of(site)`."""
+        from numpyro import handlers
 
-    def together(self) -> Any:
-        """Return `log_likelihoods` where it is the same as examples one by one, which take longer; else None."""
-        some = {name: jnp.asarray(values[:2]) for name, values in self.examples.items()}
-        some[INDEX] = jnp.arange(2)
-        try:
-            one_by_one = jax.vmap(self.log_likelihood, (None, 0))(self.start, some)
-            same = np.allclose(self.log_likelihoods(self.start, some), one_by_one, rtol=1e-4)
-        except Exception:  # a model that takes one example, or all
-            return None
-        return self.log_likelihoods if same and not self.local and not self.discrete else None
+        def latent(site: Any) -> Any:
+            if not _is_latent(site):
+                return None
+            if self.full and site["name"] not in self.full:
+                raise InputError(f"site {site['name']}", Found(DECIDED), TRACEABLE)
+            return value_of(site)
 
-    def sites_of(self, parameters: Any, example: Any, chosen: Any) -> dict[str, Any]:
-        """Return the sites of one example; `chosen` are values of discrete ones by name."""
+        return dict(handlers.trace(handlers.seed(handlers.substitute(model, substitute_fn=latent), 0)).get_trace())
+
+    def densities(self, parameters: Any, examples: Any, chosen: Any) -> dict[str, Any]:
+        """Return the log-densities of sites on some examples, and deterministic values.
+
+        `chosen` are values of discrete sites by name.
+        """
 
         def value_of(site: Any) -> Any:
             name = site["name"]
-            wanted, whole = site["fn"].shape(), np.shape(self.full[name]["value"])
             if name in chosen:
-                return jnp.broadcast_to(chosen[name], wanted)
-            value = parameters[name]
-            for axis, (now, before) in enumerate(zip(wanted, whole, strict=True)):
-                if now != before:
-                    value = jax.lax.dynamic_slice_in_dim(value, example[INDEX], 1, axis)
+                return jnp.broadcast_to(chosen[name], site["fn"].shape())
+            local = name in self.local
+            value = jnp.take(parameters[name], examples[INDEX], self.local[name]) if local else parameters[name]
             return _bijection(site)(value)
 
-        return self.run(self.with_example(example), value_of, int(self.cut_plates))
+        sites = self.run(self.cut_to(examples), value_of)
+        made = {name: site["value"] for name, site in _of(sites, "deterministic").items()}
+        return made | {name: self.density(site) for name, site in _of(sites, "sample").items()}
 
-    def densities(self, parameters: Any, example: Any, chosen: Any) -> dict[str, Any]:
-        """Return one example's part of the log-density of every site, a number each."""
-        made = self.sites_of(parameters, example, chosen)
-        return {name: self._own(name, site, example[INDEX]) for name, site in made.items() if site["type"] == "sample"}
+    def density(self, site: Any) -> Any:
+        """Return a site's log-density, without what NumPyro multiplies it by to make up for plates that are cut."""
+        scale, value = self.full[site["name"]]["scale"], site["fn"].log_prob(site["value"])
+        return value if scale is None else scale * value
 
-    def _own(self, name: str, site: Any, index: Any) -> Any:
-        """Return what one example has of a site's log-density: all of it; its own, where it is of all examples."""
-        value, whole = _log_density(site), self.shapes[name]
-        # By which NumPyro makes up for plates that were cut.
-        value = value / self.count ** sum(frame.name in self._cut_now for frame in site["cond_indep_stack"])
-        if np.shape(value) == whole and self.count in whole and self.count > 1:
-            value = jnp.take(value, index, axis=whole.index(self.count))
-        return jnp.sum(value)
-
-    def log_likelihood(self, parameters: Any, example: Any) -> Any:
-        """Return log p(example|θ), summed over its discrete latent variables."""
-        names = (*self.of_example, *self.discrete)
+    def log_likelihoods(self, parameters: Any, examples: Any) -> Any:
+        """Return log p(example|θ) of examples, [rows], summed over their discrete latent variables."""
+        rows = examples[INDEX].shape[0]
 
         def given(chosen: Any) -> Any:
-            made = self.densities(parameters, example, chosen)
-            return sum(made[name] for name in names if name in made)
+            made, total = self.densities(parameters, examples, chosen), jnp.zeros(rows)
+            for name in sorted({*self.of_example, *self.supports} & {*_of(self.full, "sample")}):
+                value = made[name] if rows == 1 else jnp.moveaxis(made[name], self.by_example[name], 0)
+                total = total + value.reshape(rows, -1).sum(1)
+            return total
 
-        if not self.discrete:
+        if not self.supports:
             return given({})
-        values = np.array(list(product(*map(self.supports.__getitem__, self.discrete))))
-        return jax.nn.logsumexp(jax.vmap(given)(dict(zip(self.discrete, jnp.asarray(values.T), strict=True))))
+        values = jnp.asarray(np.array(list(product(*self.supports.values()))).T)
+        return jax.nn.logsumexp(jax.vmap(given)(dict(zip(self.supports, values, strict=True))), axis=0)
+
+    def log_likelihood(self, parameters: Any, example: Any) -> Any:
+        """Return log p(example|θ)."""
+        return self.log_likelihoods(parameters, _rows(example))[0]
 
     def without_example(self, parameters: Any) -> tuple[dict[str, Any], Any]:
-        """Return the sites on data that do not matter, and the log-Jacobians of all parameters."""
+        """Return the sites that do not depend on the example, and the log-Jacobians of all parameters."""
         jacobian: Any = 0.0
 
         def value_of(site: Any) -> Any:
             nonlocal jacobian
-            if site["name"] in self.discrete:
+            if site["name"] in self.supports:
                 return jnp.broadcast_to(self.supports[site["name"]][0], site["fn"].shape())
             value, bijection = parameters[site["name"]], _bijection(site)
             made = bijection(value)
             jacobian = jacobian + jnp.sum(bijection.log_abs_det_jacobian(value, made))
             return made
 
-        rows = self.count if self.local else 1
-        first = {path: jnp.asarray(values[0]) for path, values in self.examples.items()}
-        return self.run(self.with_example(first, rows), value_of, int(not self.local and self.cut_plates)), jacobian
+        first = {path: values[0] for path, values in self.examples.items()}
+        sites = self.run(self.cut_to(_rows(first, self.count if self.local else 1)), value_of)
+        return {name: site for name, site in sites.items() if name not in (*self.of_example, *self.supports)}, jacobian
 
     def log_prior(self, parameters: Any) -> Any:
         """Return the log-density of all that is not an example's, log-Jacobians included."""
         sites, jacobian = self.without_example(parameters)
-        held = [name for name in sites if name not in (*self.of_example, *self.discrete)]
-        return jacobian + sum(jnp.sum(_log_density(sites[name])) for name in held if sites[name]["type"] == "sample")
+        return jacobian + sum(jnp.sum(self.density(site)) for site in _of(sites, "sample").values())
 
     def values(self, parameters: Any) -> dict[str, Any]:
         """Return the values of latent sites, and of deterministic ones that do not depend on the data."""
         sites, _ = self.without_example(parameters)
-        kinds = {name: site["type"] for name, site in sites.items() if name not in self.of_example}
         return {
-            name: sites[name]["value"] for name, kind in kinds.items() if kind == "deterministic" or name in self.latent
+            name: site["value"] for name, site in sites.items() if site["type"] == "deterministic" or name in self.start
         }
 
     def simulate(self, key: Any, values: Any, example: Any) -> dict[str, Any]:
@@ -322,22 +278,13 @@ class _Program:
         from numpyro import handlers
         from numpyro.infer import Predictive
 
-        held = {}
-        for name in self.latent:
-            axis = np.shape(values[name]).index(self.count) if name in self.local else None
-            index, value = example[INDEX], values[name]
-            held[name] = value if axis is None else jax.lax.dynamic_slice_in_dim(value, index, 1, axis)
-
-        def one(*unused: Any) -> Any:
-            return self.model(**self.with_example(example))
-
-        def plates(site: Any) -> Any:
-            return jnp.arange(1) if site["type"] == "plate" and site["args"][0] == self.count else None
-
-        drawn = [*self.observed]
-        cut = handlers.substitute(handlers.uncondition(one), substitute_fn=plates)
-        made = Predictive(cut, held, return_sites=drawn, batch_ndims=0)(key)
-        return {name: jnp.reshape(made[name], self.observed[name].shape[1:]) for name in drawn}
+        held = {name: values[name] for name in self.start}
+        for name, axis in self.local.items():
+            held[name] = jnp.take(held[name], example[INDEX][None], axis)
+        shapes = {name: value.shape[1:] for name, value in self.observed.items()}
+        model = handlers.uncondition(self.cut_to(_rows(example)))
+        made = Predictive(model, held, return_sites=[*shapes], batch_ndims=0)(key)
+        return {name: jnp.reshape(made[name], shape) for name, shape in shapes.items()}
 
 
 def _name(path: Any) -> str:
@@ -349,16 +296,18 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def _rows(example: Any, count: int = 1) -> Any:
+    """Return so many copies of an example, [count, ...]."""
+    return jax.tree.map(lambda value: jnp.broadcast_to(value, (count, *np.shape(value))), example)
+
+
+def _of(sites: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the sites of a kind."""
+    return {name: site for name, site in sites.items() if site["type"] == kind}
+
+
 def _is_latent(site: Any) -> bool:
     return bool(site["type"] == "sample" and not site["is_observed"])
-
-
-def _is_observed(site: Any) -> bool:
-    return bool(site["type"] == "sample" and site["is_observed"] and np.size(site["value"]))
-
-
-def _is_discrete(site: Any) -> bool:
-    return bool(site["fn"].support.is_discrete)
 
 
 def _is_location_scale(fn: Any) -> bool:
@@ -373,16 +322,8 @@ def _bijection(site: Any) -> Any:
     return biject_to(site["fn"].support)
 
 
-def _log_density(site: Any) -> Any:
-    """Return a site's log-density, element by element."""
-    value = site["fn"].log_prob(site["value"])
-    return value if site["scale"] is None else site["scale"] * value
-
-
-def _read(model: Any, data: Any, axis: int, shared: Sequence[str], initial: Any) -> _Program:
-    """Return the model with its data and its sites on all of them, at the start."""
-    arguments = _arguments(inspect.signature(model), data)
-    program = _Program(model, arguments, {})
+def _read(program: _Program, axis: int, shared: Sequence[str], initial: Any) -> None:
+    """Find the sites on all data, at the start, and which data are examples."""
 
     def value_of(site: Any) -> Any:
         name, fn = site["name"], site["fn"]
@@ -397,40 +338,27 @@ def _read(model: Any, data: Any, axis: int, shared: Sequence[str], initial: Any)
         program.start[name] = np.asarray(jnp.broadcast_to(value, shape))
         return bijection(program.start[name])
 
-    with in_float64(), _naming_site(program):
-        program.full = program.run(arguments, value_of)
-        held = {name: site for name, site in program.full.items() if site["type"] == "sample"}
-        program.shapes = {name: np.shape(_log_density(site)) for name, site in held.items()}
-    lengths = {
-        path: np.shape(leaf)[min(axis, np.ndim(leaf) - 1)]
-        for path, leaf in _leaves(arguments).items()
-        if np.ndim(leaf) and path.split(".")[0] not in shared
-    }
-    outcomes = [np.shape(site["value"]) for site in program.full.values() if _is_observed(site)]
-    sizes = [shape[min(axis, len(shape) - 1)] for shape in outcomes if shape] + [*lengths.values()]
+    program.full = program.run(lambda: program.model(**program.arguments), value_of)
+    arrays = {path: np.shape(leaf) for path, leaf in _leaves(program.arguments).items() if np.ndim(leaf)}
+    axes = {path: min(axis, len(s) - 1) for path, s in arrays.items() if path.split(".")[0] not in shared}
+    lengths = {path: arrays[path][at] for path, at in axes.items()}
+    observed = [site["value"] for site in _of(program.full, "sample").values() if site["is_observed"]]
+    shapes = [np.shape(value) for value in observed if np.size(value) and np.ndim(value)]
+    sizes = [shape[min(axis, len(shape) - 1)] for shape in shapes] + [*lengths.values()]
     program.count = next((size for size in sizes if size in lengths.values()), 0)
-    if not program.count or not any(s["type"] == "sample" and s["is_observed"] for s in program.full.values()):
+    if not program.count or not observed:
         raise InputError("model", Found("observes no array of the data"), "a NumPyro model with obs=… of the data")
-    places = {path: min(axis, np.ndim(leaf) - 1) for path, leaf in _leaves(arguments).items() if np.ndim(leaf)}
-    program.axes = {path: places[path] for path, length in lengths.items() if length == program.count}
-    return program
+    program.axes = {path: axes[path] for path, length in lengths.items() if length == program.count}
 
 
 def _arguments(signature: inspect.Signature, data: Any) -> dict[str, Any]:
-    """Return the data as the model's arguments by name."""
+    """Return the data as the model's arguments by name, lists as arrays."""
     names = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
     if isinstance(data, Mapping) and set(names) & set(data):
         given = {name: value for name, value in data.items() if name in names or len(names) < len(signature.parameters)}
     else:
         given = dict(zip(names, data if isinstance(data, tuple) else (data,), strict=False))
-
-    def is_list(value: Any) -> bool:
-        return isinstance(value, list)
-
-    return {
-        name: jax.tree.map(lambda v: np.asarray(v) if is_list(v) else v, value, is_leaf=is_list)
-        for name, value in given.items()
-    }
+    return {name: np.asarray(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 @contextmanager
@@ -452,115 +380,73 @@ def _naming_site(program: _Program) -> Iterator[None]:
         raise InputError(f"site {next(filter(None, at), '')}", Found(f"fails: {said}"), wanted) from error
 
 
-def _cut(program: _Program, keep: Sequence[str]) -> _Program:
+def _cut(model: Any, data: Any, axis: int, shared: Sequence[str], initial: Any, keep: Sequence[str]) -> _Program:
     """Find how the model is cut to one example, such that the sum over examples is the model on all data."""
     trouble: InputError | None = None
-    for program.cut_plates, program.cut_counts in CUTS:
+    for cut_counts in (False, True):
+        program = _Program(model, _arguments(inspect.signature(model), data), cut_counts)
         try:
             with in_float64(), _naming_site(program):
-                _check(program, keep)
+                _read(program, axis, shared, initial)
+                _check_latent(program, keep)
+                _check(program)
             return program
         except InputError as error:
-            if error.key.startswith("model"):
-                raise
             trouble = trouble or error
     assert trouble is not None
     raise trouble
 
 
-def _check(program: _Program, keep: Sequence[str]) -> None:
-    """Refuse a model whose examples are not independent, or that has no finite density and gradient at the start."""
-    generator, count = np.random.default_rng(0), program.count
-    near = {name: value + 0.1 * generator.standard_normal(np.shape(value)) for name, value in program.start.items()}
-    examples = program.examples | {INDEX: np.arange(count, dtype=np.int32)}
-    whole = program.run(program.arguments, lambda site: _value_near(program, site, near))
-    chosen = {name: whole[name]["value"] for name in program.discrete}
-
-    def all_sites(parameters: Any, example: Any) -> Any:
-        index = example[INDEX]
-        some = {name: value if count not in np.shape(value) else value[index] for name, value in chosen.items()}
-        made = program.sites_of(parameters, example, some)
-        return {
-            name: site["value"] if site["type"] == "deterministic" else program._own(name, site, index)
-            for name, site in made.items()
-            if site["type"] in ("sample", "deterministic")
-        }
-
-    one = jax.tree.map(lambda values: values[0], examples)
-    program.of_example = _depending(all_sites, near, one)
-    _check_local(program, keep)
-    for name in program.of_example:
-        plates = {frame.name: frame.size for frame in program.full[name].get("cond_indep_stack", ())}
-        if plates and count not in plates.values() and program.full[name]["type"] == "sample":
-            plate, size = next(iter(plates.items()))
-            wanted = f"in a plate over its {count} examples, along example_axis"
-            raise InputError(f"site {name}", Found(f"is in plate {plate} of {size}"), wanted)
-    each = jax.jit(jax.vmap(all_sites, (None, 0)))(near, examples)
-    for name in program.of_example:
-        if program.full[name]["type"] == "sample":
-            total, at_once = float(np.sum(each[name])), float(jnp.sum(_log_density(whole[name])))
-            if not np.isfinite(at_once):
-                raise InputError(f"site {name}", Found("has no finite density at the start"), "finite: give initial=…")
-            if abs(total - at_once) > AGREES * (np.sum(np.abs(each[name])) + 1):
-                allowed = "independent over examples given the parameters: name what all devices know in shared=…"
-                raise InputError(f"site {name}", Found("depends on more than its own example"), allowed)
-    _check_gradients(program, examples)
-
-
-def _value_near(program: _Program, site: Any, near: Any) -> Any:
-    name = site["name"]
-    return program.full[name]["value"] if name in program.discrete else _bijection(site)(near[name])
-
-
-def _depending(function: Any, parameters: Any, example: Any) -> tuple[str, ...]:
-    """Return the names of the results that the example's data, but for its number, change."""
-    shapes = jax.eval_shape(function, parameters, example)
-    traced = jax.make_jaxpr(function)(parameters, example).jaxpr
-    first = len(jax.tree.leaves(parameters))
-    data = [name != INDEX for name in _leaves(example)]
-    marked = {id(variable) for variable, is_data in zip(traced.invars[first:], data, strict=True) if is_data}
-    for equation in traced.eqns:
-        if any(id(value) in marked for value in equation.invars):
-            marked |= {id(value) for value in equation.outvars}
-    return tuple(name for name, out in zip(sorted(shapes), traced.outvars, strict=True) if id(out) in marked)
-
-
-def _check_local(program: _Program, keep: Sequence[str]) -> None:
-    """Say which latent sites have a value for every example; refuse those that would grow with the data."""
-    count = program.count
-    plates = {
-        name: {f.size for f in program.full[name]["cond_indep_stack"]}
-        for name in program.full
-        if _is_latent(program.full[name])
-    }
-    program.local = frozenset(name for name in program.latent if count in plates[name])
-    for name in sorted(program.local - set(keep)):
-        if count > FEW:
-            wanted = f"a variable of all examples, summed over by hand, or named in keep=… to be {count} parameters"
+def _check_latent(program: _Program, keep: Sequence[str]) -> None:
+    """Refuse latent sites that would grow with the data, and discrete ones that cannot be summed over."""
+    for name in program.local:
+        if program.count > FEW and name not in keep:
+            wanted = "a variable of all examples, summed over by hand, or named in keep=… to be a parameter for each"
             raise InputError(f"site {name}", Found("has a value for every example, and grows with the data"), wanted)
-    for name in program.discrete:
-        if count not in plates[name]:
+    for name in program.supports:
+        if not program.cuts(name):
             wanted = "in the plate over examples, where it is summed over; others have to be summed over by hand"
             raise InputError(f"site {name}", Found("is discrete and of all examples"), wanted)
-    if np.prod([program.supports[name].size for name in program.discrete], initial=1.0) > COMBINATIONS:
-        name = program.discrete[0]
-        raise InputError(
-            f"site {name}", Found("has too many values"), f"at most {COMBINATIONS}, all discrete sites together"
-        )
+        if np.prod([values.size for values in program.supports.values()], dtype=float) > COMBINATIONS:
+            wanted = f"at most {COMBINATIONS}, all discrete sites together"
+            raise InputError(f"site {name}", Found("has too many values"), wanted)
 
 
-def _check_gradients(program: _Program, examples: Any) -> None:
-    """Refuse a model without finite gradients at the start, by the first site without one."""
+def _check(program: _Program) -> None:
+    """Refuse a model whose examples are not independent, or that has no finite density and gradient at the start."""
+    generator, examples, start = np.random.default_rng(0), program.examples, program.start
+    near = {name: value + 0.1 * generator.standard_normal(np.shape(value)) for name, value in start.items()}
+    chosen = {name: values[0] for name, values in program.supports.items()}
+
+    def value_near(site: Any) -> Any:
+        name = site["name"]
+        return program.full[name]["value"] if name in chosen else _bijection(site)(near[name])
 
     def totals(parameters: Any) -> Any:
-        some = {name: program.supports[name][0] for name in program.discrete}
-        each = jax.vmap(lambda one: program.densities(parameters, one, some))(examples)
-        return {name: jnp.sum(values) for name, values in each.items()}
+        each = jax.vmap(lambda one: program.densities(parameters, _rows(one), chosen))(examples)
+        return {name: jnp.sum(each[name]) for name in program.of_example if program.full[name]["type"] == "sample"}
 
-    for name, slopes in jax.jit(jax.jacfwd(totals))(jax.tree.map(jnp.asarray, program.start)).items():
+    one = {name: values[0] for name, values in examples.items()}
+    used = used_inputs(lambda example: program.densities(near, _rows(example), chosen), one)
+    program.of_example = tuple(name for name, inputs in used.items() if set(inputs) - {INDEX})
+    whole = _of(program.run(lambda: program.model(**program.arguments), value_near), "sample")
+    densities = {name: np.asarray(program.density(site)) for name, site in whole.items()}
+    others = {name: program.density(site) for name, site in _of(program.without_example(near)[0], "sample").items()}
+    for name, total in (jax.jit(totals)(near) | others).items():
+        plates, at_once = whole[name]["cond_indep_stack"], densities[name].sum()
+        if name not in others and plates and not program.cuts(name):
+            wanted = f"in a plate over its {program.count} examples, along example_axis"
+            raise InputError(f"site {name}", Found(f"is in plate {plates[0].name} of {plates[0].size}"), wanted)
+        if not np.isfinite(at_once):
+            raise InputError(f"site {name}", Found("has no finite density at the start"), "finite: give initial=…")
+        if abs(np.sum(total) - at_once) > AGREES * (program.count + np.abs(densities[name]).sum()):
+            wanted = "independent given the parameters: name what all devices know in shared=…, give lags as columns"
+            raise InputError(f"site {name}", Found("depends on more than its own example"), wanted)
+    shapes = {name: value.shape for name, value in densities.items() if program.count in value.shape}
+    program.by_example = {name: shape.index(program.count) for name, shape in shapes.items()}
+    for name, slopes in jax.jit(jax.jacfwd(totals))(jax.tree.map(jnp.asarray, start)).items():
         for of, slope in slopes.items():
             if not np.all(np.isfinite(slope)):
+                problem = f"has a gradient with respect to {of} that is nan or infinite"
                 wanted = "finite where the search begins (a root or a log of 0?): mend it, or give initial=…"
-                raise InputError(
-                    f"site {name}", Found(f"has a gradient with respect to {of} that is nan or infinite"), wanted
-                )
+                raise InputError(f"site {name}", Found(problem), wanted)

@@ -8,12 +8,14 @@ that compiled code, checkpoints and ledgers know the model again; functions that
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 from numpy.typing import NDArray
 
 from wflmc.errors import Found, InputError
@@ -225,12 +227,15 @@ def trace_model(
 
 def _pruned(closed: Any) -> Any:
     """Return a closed jaxpr without equations that its result does not need, which would count as work."""
-    needed, kept = {id(value) for value in closed.jaxpr.outvars}, []
-    for equation in reversed(closed.jaxpr.eqns):
-        if any(id(value) in needed for value in equation.outvars):
-            kept.append(equation)
-            needed |= {id(value) for value in equation.invars}
-    return closed.replace(jaxpr=closed.jaxpr.replace(eqns=kept[::-1]))
+    return closed.replace(jaxpr=dce_jaxpr(closed.jaxpr, [True], instantiate=True)[0])
+
+
+def used_inputs(function: Callable[[Any], Any], given: dict[str, Any]) -> dict[str, list[str]]:
+    """Return, by the name of each of a function's results, the names of the inputs that it is computed from."""
+    closed, results = jax.make_jaxpr(function, return_shape=True)(given)
+    wanted = np.eye(len(results), dtype=bool).tolist()
+    used = [dce_jaxpr(closed.jaxpr, outputs)[1] for outputs in wanted]
+    return {name: list(compress(sorted(given), inputs)) for name, inputs in zip(sorted(results), used, strict=True)}
 
 
 def _nested(jaxpr: Any) -> Iterator[Any]:

@@ -22,7 +22,7 @@ from wflmc.posterior.base import STATIC, ClippedSum, Maybe, Posterior, check_dev
 from wflmc.posterior.blocks import block_size, clip_factor, row_norms, scan_blocks, split_blocks
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
-from wflmc.posterior.custom.geometry import Geometry, NoModeError, in_float64, laplace, refine
+from wflmc.posterior.custom.geometry import NoModeError, in_float64, laplace, refine
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import assign
 from wflmc.posterior.summation import PAIRS, ROWS, Sum, as_pair, lattice_sum, plus, two_sum
@@ -32,6 +32,8 @@ Cost = Callable[[Array], tuple[float, Array]]
 
 EXAMPLE_BYTES = 2**20
 """Bytes of a device's examples at a time, for one chain."""
+MOST_DENSE = 2048
+"""Up to so many parameters a matrix of coordinates is looked for."""
 DENSE = 256
 """Up to so many parameters all eigenvalues are worked out."""
 SETTLED, PRECISION = 0.01, 1e-5
@@ -443,7 +445,7 @@ def posterior_from(
     bare = traced.TracedModel(None, None, structure, shapes, sites=sites)
     traced.trace_model(log_likelihood, log_prior, bare, examples)  # refuses what cannot work in any coordinates
     pooled = partial(_pooled, log_likelihood, log_prior, bare, examples)
-    space, geometry = _coordinates(preconditioner, start, pooled, bare)
+    space, found = _coordinates(preconditioner, start, pooled, bare)
     model = traced.trace_model(log_likelihood, log_prior, bare, examples, space)
     start, initial_std = (start, initial_std) if space is None else (0 * start, 1.0)
     known = {name: value for name, value in (("mu", mu), ("L", L)) if value is not None}
@@ -462,53 +464,47 @@ def posterior_from(
     batch = None if batch is None or batch >= sizes.max() else int(batch)
     estimated = tuple(name for name in ("mu", "L") if name not in known)
     if isinstance(preconditioner, CustomPosterior):
-        known, estimated = {"mu": preconditioner.mu, "L": preconditioner.L, **known}, ()
-    if geometry is not None:
-        known, estimated = {"mu": min(1.0, geometry.L), "L": geometry.L, **known}, (*estimated, "the preconditioner")
-    mu, L = (float(known.get(name, np.nan)) for name in ("mu", "L"))
+        estimated = ()
+    elif found:
+        estimated = (*estimated, "the preconditioner")
+    mu, L = (float((found | known).get(name, np.nan)) for name in ("mu", "L"))
     posterior = CustomPosterior(held, sizes, start, float(initial_std), mu, L, model, len(parts), batch, estimated)
     posterior = replace(posterior, coordinates=space)
-    if isinstance(preconditioner, CustomPosterior):
-        vars(posterior)["laplace"] = preconditioner.laplace
-    if geometry is not None:
-        vars(posterior)["laplace"] = geometry.mode, np.sort(geometry.curvature)
+    if found:  # in these coordinates the posterior is N(0, I), by its moments
+        vars(posterior)["laplace"] = start, np.ones_like(start)
     return _with_estimates(posterior) if np.isnan(mu + L) else posterior
 
 
 def _pooled(log_likelihood: Any, log_prior: Any, model: traced.TracedModel, examples: Any, theta: Any) -> Any:
     """Return −log p(θ|D) of all examples in one place, in the precision of θ[m]."""
+    together = (model.sites and model.sites.together) or jax.vmap(log_likelihood, (None, 0))
     parameters = model.unflatten(theta)
-    each = jax.vmap(log_likelihood, (None, 0))(parameters, examples)
-    return -jnp.sum(each) - log_prior(parameters)
+    return -jnp.sum(together(parameters, examples)) - log_prior(parameters)
 
 
 def _coordinates(
     given: Any, start: Array, cost: Any, model: traced.TracedModel
-) -> tuple[Affine | None, Geometry | None]:
-    """Return the coordinates that `preconditioner` asks for, and what was found of the cost by looking at the data."""
+) -> tuple[Affine | None, dict[str, float]]:
+    """Return the coordinates that `preconditioner` asks for, and mu and L in them where these are known."""
     if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
-        return given.coordinates, None
-    if isinstance(given, Geometry) or (isinstance(given, str) and given in ("laplace", "pilot")):
+        return given.coordinates, {"mu": given.mu, "L": given.L}
+    if isinstance(given, str) and given in ("laplace", "pilot") and start.size <= MOST_DENSE:
+        scales = () if model.sites is None else model.sites.scales
+        free = model.unflatten(np.ones(model.dim))
+        free = free if not scales else {name: part * (name not in scales) for name, part in free.items()}
         try:
             with in_float64():
-                found = given if isinstance(given, Geometry) else laplace(cost, start, _free(model))
-                return (found := found if given == "laplace" else refine(cost, found)).coordinates, found
+                space = laplace(cost, start, np.concatenate([np.ravel(part) for part in jax.tree.leaves(free)]))
+                space, L = refine(cost, space) if given == "pilot" else (space, 1.0)
+            return space, {"mu": 1.0, "L": L}
         except NoModeError as error:
             raise _without_mode(error, model) from error
     if not isinstance(given, str) and np.shape(given) == start.shape and np.all(np.asarray(given) > 0):
-        return Affine(start, np.asarray(given, dtype=float)), None
+        return Affine(start, np.asarray(given, dtype=float)), {}
     if not (isinstance(given, str) and given == "none"):
-        wanted = f"none, laplace or pilot, a preconditioned posterior of {start.size} parameters, or a scale for each"
-        raise InputError("preconditioner", given, wanted)
-    return None, None
-
-
-def _free(model: traced.TracedModel) -> Array | None:
-    """Return 0 for the parameters that are scales and 1 for others, [m]; None where nobody can tell."""
-    if model.sites is None or not model.sites.scales:
-        return None
-    tree = {name: part * (name not in model.sites.scales) for name, part in model.unflatten(np.ones(model.dim)).items()}
-    return np.concatenate([np.ravel(part) for part in jax.tree.leaves(tree)])
+        wanted = f"none; a preconditioned posterior of {start.size} parameters, or a scale for each; laplace or pilot"
+        raise InputError("preconditioner", given, f"{wanted} (up to {MOST_DENSE} parameters)")
+    return None, {}
 
 
 def _without_mode(error: NoModeError, model: traced.TracedModel) -> InputError:
