@@ -166,12 +166,13 @@ def test_bad_models_are_refused_in_one_sentence_that_names_the_site(model):
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs it")
-def test_shared_covariates_and_plan_by_default():
-    def model(x, y):
+def test_shared_arrays_and_plan_by_default():
+    def model(x, y, means):
         slope = numpyro.sample("slope", dist.Normal(0, 1))
-        numpyro.sample("y", dist.Normal(slope * (x - x.mean()), 1), obs=y)
+        numpyro.sample("y", dist.Normal(slope * (x - means[0]), 1), obs=y)
 
-    posterior = wflmc.from_numpyro(model, {"x": X[:, 0], "y": Y}, devices=3, shared=("x",), preconditioner="laplace")
+    data = {"x": X[:, 0], "y": Y, "means": np.full(N, X[:, 0].mean())}
+    posterior = wflmc.from_numpyro(model, data, devices=3, shared=("means",), preconditioner="laplace")
     centred = X[:, 0] - X[:, 0].mean()
     precision = 1 + centred @ centred
     np.testing.assert_allclose(posterior.coordinates.centre, centred @ Y / precision, rtol=1e-5)

@@ -60,7 +60,7 @@ def from_numpyro(
             their number, every device knows.
         devices: how many; or the device of every example, [N]; or a list of each one's examples.
         example_axis: the axis of the arrays that counts the examples; the last one of arrays with fewer axes.
-        shared: names of arrays that are as long, and that every device knows.
+        shared: names of arrays that happen to be as long, and that every device knows whole.
         keep: sites with a value for every example to be kept as parameters; up to 64 examples all are.
         initial: values of sites to search for a mode from, by name; else 0 in unconstrained space.
         preconditioner: as of `posterior_from`. By default pilot chains on the pooled data find mean and covariance,
@@ -71,16 +71,17 @@ def from_numpyro(
     Raises:
         InputError: in one sentence that names the site, for a model that cannot be split over devices.
     """
-    known = {"devices": devices, "preconditioner": preconditioner, **options}
-    program = _cut(model, data, example_axis, shared, initial or {}, keep)
+    known = {"coords": coords, "devices": devices, "preconditioner": preconditioner, **options}
+    reading = {"data": data, "axis": example_axis, "shared": shared, "keep": keep}
+    program = _read(model, initial=initial or {}, **reading)
     try:
-        return program.posterior(coords, **known)
+        return program.posterior(**known)
     except InputError as error:  # a model without a mode may have one if it is written with offsets
         centred = [name for name in program.start if _is_location_scale(program.full[name]["fn"])]
         if not isinstance(error.__cause__, NoModeError) or not centred:
             raise
         try:
-            return _cut(_with_offsets(model, centred), data, example_axis, shared, {}, keep).posterior(coords, **known)
+            return _read(_with_offsets(model, centred), initial={}, **reading).posterior(**known)
         except InputError:
             raise error from None
 
@@ -95,7 +96,7 @@ def _with_offsets(model: Any, names: list[str]) -> Any:
 
 @dataclass
 class _Program:
-    """A model with its data; how it is cut to one example, and what its sites turned out to be."""
+    """A model with its data; how it is cut to some examples, and what its sites turned out to be."""
 
     model: Any
     arguments: dict[str, Any]
@@ -112,10 +113,10 @@ class _Program:
     """Unconstrained values of the latent sites that are parameters."""
     supports: dict[str, Any] = field(default_factory=dict)
     """Values of the discrete latent sites, which are summed over."""
+    likelihood: dict[str, int | None] = field(default_factory=dict)
+    """Sample sites of the example: the axis of their log-densities that counts examples, if there is one."""
     of_example: tuple[str, ...] = ()
-    """Sites that depend on the example."""
-    by_example: dict[str, int] = field(default_factory=dict)
-    """Axes of the log-densities on all data that count examples, by site."""
+    """Sites that depend on the example, or are summed over."""
 
     @property
     def examples(self) -> dict[str, Any]:
@@ -128,43 +129,37 @@ class _Program:
     @property
     def local(self) -> dict[str, int]:
         """Latent sites with a value for every example, and the axis that counts these."""
-        shapes = {name: np.shape(self.full[name]["value"]) for name in self.start if self.cuts(name)}
+        shapes = {name: np.shape(self.full[name]["value"]) for name in self.start if self.is_cut(name)}
         return {name: shape.index(self.count) for name, shape in shapes.items()}
 
     @property
     def observed(self) -> dict[str, Any]:
         """What was observed, by site, [N, ...]."""
-        values = {name: np.asarray(self.full[name]["value"]) for name in self.of_example if name not in self.supports}
-        return {
-            name: np.moveaxis(value, value.shape.index(self.count), 0)
-            for name, value in values.items()
-            if self.full[name]["type"] == "sample" and self.count in value.shape
-        }
+        values = {name: np.asarray(self.full[name]["value"]) for name in self.likelihood if name not in self.supports}
+        counted = {name: value for name, value in values.items() if self.count in value.shape}
+        return {name: np.moveaxis(value, value.shape.index(self.count), 0) for name, value in counted.items()}
 
     @property
     def dims(self) -> dict[str, list[str]]:
         """Names of the axes of every site: of its plates, where there are some."""
         found = {}
         for name, site in self.full.items():
-            if site["type"] in ("sample", "deterministic"):
-                shape, event = np.shape(site["value"]), len(getattr(site.get("fn"), "event_shape", ()))
-                found[name] = [f"{name}_dim_{axis}" for axis in range(len(shape))]
-                for frame in site.get("cond_indep_stack", ()):
-                    if len(shape) >= event - frame.dim and shape[frame.dim - event] == frame.size:
-                        found[name][frame.dim - event] = frame.name
+            shape, event = np.shape(site["value"]), len(getattr(site.get("fn"), "event_shape", ()))
+            found[name] = [f"{name}_dim_{axis}" for axis in range(len(shape))]
+            for frame in site.get("cond_indep_stack", ()):
+                if len(shape) >= event - frame.dim and shape[frame.dim - event] == frame.size:
+                    found[name][frame.dim - event] = frame.name
         return found
 
-    def cuts(self, name: str) -> int:
-        """Return the number of plates over examples that a site is in."""
-        return sum(frame.size == self.count for frame in self.full[name].get("cond_indep_stack", ()))
+    def is_cut(self, name: str) -> bool:
+        """Return whether a site is in a plate over examples."""
+        return any(frame.size == self.count for frame in self.full[name]["cond_indep_stack"])
 
     def posterior(self, coords: Mapping[str, Any] | None, **options: Any) -> CustomPosterior:
         """Return the posterior of the model as it is cut."""
         low = {name: _bijection(self.full[name])(-start - 50) for name, start in self.start.items()}
         scales = [name for name, value in low.items() if np.all(np.asarray(value) >= 0)]
-        together = (
-            None if set(_of(self.full, "sample")) & {*self.of_example} - {*self.by_example} else self.log_likelihoods
-        )
+        together = None if None in self.likelihood.values() else self.log_likelihoods
         sites = Sites(self.values, self.simulate, self.dims, dict(coords or {}), self.observed, scales, together)
         made = {"initial": self.start, "sites": sites, **options}
         return posterior_from(self.log_likelihood, self.log_prior, self.examples, **made)
@@ -182,56 +177,44 @@ class _Program:
             return rows if whole else value
 
         def plate(site: Any) -> Any:
-            is_cut = site["type"] == "plate" and site["args"][0] == self.count
-            return jnp.arange(rows) if is_cut else None
+            return jnp.arange(rows) if site["type"] == "plate" and site["args"][0] == self.count else None
 
         arguments = jax.tree_util.tree_map_with_path(leaf, self.arguments)
-        return handlers.substitute(lambda: self.model(**arguments), substitute_fn=plate)
+        return handlers.seed(handlers.substitute(lambda: self.model(**arguments), substitute_fn=plate), 0)
 
-    def run(self, model: Any, value_of: Any) -> dict[str, Any]:
-        """Return the sites of a run with latent values by `value_of(site)`."""
+    def sites(self, model: Any, parameters: Any, chosen: Any) -> dict[str, Any]:
+        """Return the sites of a model without arguments; `chosen` are values of discrete ones by name."""
         from numpyro import handlers
+        from numpyro.infer.util import constrain_fn
 
-        def latent(site: Any) -> Any:
-            if not _is_latent(site):
-                return None
-            if self.full and site["name"] not in self.full:
-                raise InputError(f"site {site['name']}", Found(DECIDED), TRACEABLE)
-            return value_of(site)
+        def discrete(site: Any) -> Any:
+            return jnp.broadcast_to(chosen[site["name"]], site["fn"].shape()) if site["name"] in chosen else None
 
-        return dict(handlers.trace(handlers.seed(handlers.substitute(model, substitute_fn=latent), 0)).get_trace())
-
-    def densities(self, parameters: Any, examples: Any, chosen: Any) -> dict[str, Any]:
-        """Return the log-densities of sites on some examples, and deterministic values.
-
-        `chosen` are values of discrete sites by name.
-        """
-
-        def value_of(site: Any) -> Any:
-            name = site["name"]
-            if name in chosen:
-                return jnp.broadcast_to(chosen[name], site["fn"].shape())
-            local = name in self.local
-            value = jnp.take(parameters[name], examples[INDEX], self.local[name]) if local else parameters[name]
-            return _bijection(site)(value)
-
-        sites = self.run(self.cut_to(examples), value_of)
-        made = {name: site["value"] for name, site in _of(sites, "deterministic").items()}
-        return made | {name: self.density(site) for name, site in _of(sites, "sample").items()}
+        model = handlers.substitute(model, substitute_fn=discrete)
+        return dict(handlers.trace(handlers.substitute(model, constrain_fn(model, (), {}, parameters))).get_trace())
 
     def density(self, site: Any) -> Any:
         """Return a site's log-density, without what NumPyro multiplies it by to make up for plates that are cut."""
         scale, value = self.full[site["name"]]["scale"], site["fn"].log_prob(site["value"])
         return value if scale is None else scale * value
 
+    def of_examples(self, parameters: Any, examples: Any, chosen: Any) -> dict[str, Any]:
+        """Return log-densities of sample sites and values of deterministic ones on some examples, by site."""
+        held = parameters | {
+            name: jnp.take(parameters[name], examples[INDEX], axis) for name, axis in self.local.items()
+        }
+        sites = self.sites(self.cut_to(examples), held, chosen)
+        made = {name: site["value"] for name, site in _of(sites, "deterministic").items()}
+        return made | {name: self.density(site) for name, site in _of(sites, "sample").items()}
+
     def log_likelihoods(self, parameters: Any, examples: Any) -> Any:
         """Return log p(example|θ) of examples, [rows], summed over their discrete latent variables."""
         rows = examples[INDEX].shape[0]
 
         def given(chosen: Any) -> Any:
-            made, total = self.densities(parameters, examples, chosen), jnp.zeros(rows)
-            for name in sorted({*self.of_example, *self.supports} & {*_of(self.full, "sample")}):
-                value = made[name] if rows == 1 else jnp.moveaxis(made[name], self.by_example[name], 0)
+            made, total = self.of_examples(parameters, examples, chosen), jnp.zeros(rows)
+            for name, axis in self.likelihood.items():
+                value = made[name] if rows == 1 else jnp.moveaxis(made[name], axis, 0)
                 total = total + value.reshape(rows, -1).sum(1)
             return total
 
@@ -244,34 +227,24 @@ class _Program:
         """Return log p(example|θ)."""
         return self.log_likelihoods(parameters, _rows(example))[0]
 
-    def without_example(self, parameters: Any) -> tuple[dict[str, Any], Any]:
-        """Return the sites that do not depend on the example, and the log-Jacobians of all parameters."""
-        jacobian: Any = 0.0
-
-        def value_of(site: Any) -> Any:
-            nonlocal jacobian
-            if site["name"] in self.supports:
-                return jnp.broadcast_to(self.supports[site["name"]][0], site["fn"].shape())
-            value, bijection = parameters[site["name"]], _bijection(site)
-            made = bijection(value)
-            jacobian = jacobian + jnp.sum(bijection.log_abs_det_jacobian(value, made))
-            return made
+    def prior(self) -> Any:
+        """Return the model without the sites of examples: on one, or on N copies of it where some are local."""
+        from numpyro import handlers
 
         first = {path: values[0] for path, values in self.examples.items()}
-        sites = self.run(self.cut_to(_rows(first, self.count if self.local else 1)), value_of)
-        return {name: site for name, site in sites.items() if name not in (*self.of_example, *self.supports)}, jacobian
+        return handlers.block(self.cut_to(_rows(first, self.count if self.local else 1)), hide=self.of_example)
 
     def log_prior(self, parameters: Any) -> Any:
         """Return the log-density of all that is not an example's, log-Jacobians included."""
-        sites, jacobian = self.without_example(parameters)
-        return jacobian + sum(jnp.sum(self.density(site)) for site in _of(sites, "sample").values())
+        from numpyro.infer.util import potential_energy
+
+        return -potential_energy(self.prior(), (), {}, parameters)
 
     def values(self, parameters: Any) -> dict[str, Any]:
         """Return the values of latent sites, and of deterministic ones that do not depend on the data."""
-        sites, _ = self.without_example(parameters)
-        return {
-            name: site["value"] for name, site in sites.items() if site["type"] == "deterministic" or name in self.start
-        }
+        from numpyro.infer.util import constrain_fn
+
+        return dict(constrain_fn(self.prior(), (), {}, parameters, return_deterministic=True))
 
     def simulate(self, key: Any, values: Any, example: Any) -> dict[str, Any]:
         """Draw the observed sites of one example by NumPyro's Predictive, given values by site."""
@@ -279,8 +252,7 @@ class _Program:
         from numpyro.infer import Predictive
 
         held = {name: values[name] for name in self.start}
-        for name, axis in self.local.items():
-            held[name] = jnp.take(held[name], example[INDEX][None], axis)
+        held |= {name: jnp.take(held[name], example[INDEX][None], axis) for name, axis in self.local.items()}
         shapes = {name: value.shape[1:] for name, value in self.observed.items()}
         model = handlers.uncondition(self.cut_to(_rows(example)))
         made = Predictive(model, held, return_sites=[*shapes], batch_ndims=0)(key)
@@ -306,10 +278,6 @@ def _of(sites: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return {name: site for name, site in sites.items() if site["type"] == kind}
 
 
-def _is_latent(site: Any) -> bool:
-    return bool(site["type"] == "sample" and not site["is_observed"])
-
-
 def _is_location_scale(fn: Any) -> bool:
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
@@ -322,33 +290,20 @@ def _bijection(site: Any) -> Any:
     return biject_to(site["fn"].support)
 
 
-def _read(program: _Program, axis: int, shared: Sequence[str], initial: Any) -> None:
-    """Find the sites on all data, at the start, and which data are examples."""
-
-    def value_of(site: Any) -> Any:
-        name, fn = site["name"], site["fn"]
-        if fn.support.is_discrete:
-            if not fn.has_enumerate_support:
-                raise InputError(f"site {name}", Found("is discrete without end"), "continuous, or summed over by hand")
-            program.supports[name] = np.asarray(fn.enumerate_support(expand=False), dtype=np.int32).ravel()
-            return jnp.broadcast_to(program.supports[name][0], fn.shape())
-        bijection = _bijection(site)
-        shape = bijection.inverse_shape(fn.shape())
-        value = bijection.inv(jnp.asarray(initial[name], float)) if name in initial else jnp.zeros(shape)
-        program.start[name] = np.asarray(jnp.broadcast_to(value, shape))
-        return bijection(program.start[name])
-
-    program.full = program.run(lambda: program.model(**program.arguments), value_of)
-    arrays = {path: np.shape(leaf) for path, leaf in _leaves(program.arguments).items() if np.ndim(leaf)}
-    axes = {path: min(axis, len(s) - 1) for path, s in arrays.items() if path.split(".")[0] not in shared}
-    lengths = {path: arrays[path][at] for path, at in axes.items()}
-    observed = [site["value"] for site in _of(program.full, "sample").values() if site["is_observed"]]
-    shapes = [np.shape(value) for value in observed if np.size(value) and np.ndim(value)]
-    sizes = [shape[min(axis, len(shape) - 1)] for shape in shapes] + [*lengths.values()]
-    program.count = next((size for size in sizes if size in lengths.values()), 0)
-    if not program.count or not observed:
-        raise InputError("model", Found("observes no array of the data"), "a NumPyro model with obs=… of the data")
-    program.axes = {path: axes[path] for path, length in lengths.items() if length == program.count}
+def _read(model: Any, data: Any, axis: int, shared: Sequence[str], keep: Sequence[str], initial: Any) -> _Program:
+    """Return the model, cut such that the sum over examples is the model on all data; refuse one that cannot be."""
+    troubles = []
+    for cut_counts in (False, True):
+        program = _Program(model, _arguments(inspect.signature(model), data), cut_counts)
+        try:
+            with in_float64(), _naming_site(program):
+                _find_sites(program, axis, shared, initial)
+                _check_latent(program, keep)
+                _check(program)
+            return program
+        except InputError as error:
+            troubles.append(error)
+    raise troubles[0]
 
 
 def _arguments(signature: inspect.Signature, data: Any) -> dict[str, Any]:
@@ -380,21 +335,37 @@ def _naming_site(program: _Program) -> Iterator[None]:
         raise InputError(f"site {next(filter(None, at), '')}", Found(f"fails: {said}"), wanted) from error
 
 
-def _cut(model: Any, data: Any, axis: int, shared: Sequence[str], initial: Any, keep: Sequence[str]) -> _Program:
-    """Find how the model is cut to one example, such that the sum over examples is the model on all data."""
-    trouble: InputError | None = None
-    for cut_counts in (False, True):
-        program = _Program(model, _arguments(inspect.signature(model), data), cut_counts)
-        try:
-            with in_float64(), _naming_site(program):
-                _read(program, axis, shared, initial)
-                _check_latent(program, keep)
-                _check(program)
-            return program
-        except InputError as error:
-            trouble = trouble or error
-    assert trouble is not None
-    raise trouble
+def _find_sites(program: _Program, axis: int, shared: Sequence[str], initial: Any) -> None:
+    """Find the sites on all data, at the start, and which data are examples."""
+    from numpyro import handlers
+
+    def value_of(site: Any) -> Any:
+        if site["type"] != "sample" or site["is_observed"]:
+            return None
+        name, fn = site["name"], site["fn"]
+        if fn.support.is_discrete:
+            if not fn.has_enumerate_support:
+                raise InputError(f"site {name}", Found("is discrete without end"), "continuous, or summed over by hand")
+            program.supports[name] = np.asarray(fn.enumerate_support(expand=False), dtype=np.int32).ravel()
+            return jnp.broadcast_to(program.supports[name][0], fn.shape())
+        bijection = _bijection(site)
+        shape = bijection.inverse_shape(fn.shape())
+        value = bijection.inv(jnp.asarray(initial[name], float)) if name in initial else jnp.zeros(shape)
+        program.start[name] = np.asarray(jnp.broadcast_to(value, shape))
+        return bijection(program.start[name])
+
+    seeded = handlers.seed(handlers.substitute(program.model, substitute_fn=value_of), 0)
+    program.full = dict(handlers.trace(seeded).get_trace(**program.arguments))
+    arrays = {path: np.shape(leaf) for path, leaf in _leaves(program.arguments).items() if np.ndim(leaf)}
+    axes = {path: min(axis, len(s) - 1) for path, s in arrays.items() if path.split(".")[0] not in shared}
+    lengths = {path: arrays[path][at] for path, at in axes.items()}
+    observed = [site["value"] for site in _of(program.full, "sample").values() if site["is_observed"]]
+    shapes = [np.shape(value) for value in observed if np.size(value) and np.ndim(value)]
+    sizes = [shape[min(axis, len(shape) - 1)] for shape in shapes] + [*lengths.values()]
+    program.count = next((size for size in sizes if size in lengths.values()), 0)
+    if not program.count or not observed:
+        raise InputError("model", Found("observes no array of the data"), "a NumPyro model with obs=… of the data")
+    program.axes = {path: axes[path] for path, length in lengths.items() if length == program.count}
 
 
 def _check_latent(program: _Program, keep: Sequence[str]) -> None:
@@ -404,7 +375,7 @@ def _check_latent(program: _Program, keep: Sequence[str]) -> None:
             wanted = "a variable of all examples, summed over by hand, or named in keep=… to be a parameter for each"
             raise InputError(f"site {name}", Found("has a value for every example, and grows with the data"), wanted)
     for name in program.supports:
-        if not program.cuts(name):
+        if not program.is_cut(name):
             wanted = "in the plate over examples, where it is summed over; others have to be summed over by hand"
             raise InputError(f"site {name}", Found("is discrete and of all examples"), wanted)
         if np.prod([values.size for values in program.supports.values()], dtype=float) > COMBINATIONS:
@@ -414,37 +385,36 @@ def _check_latent(program: _Program, keep: Sequence[str]) -> None:
 
 def _check(program: _Program) -> None:
     """Refuse a model whose examples are not independent, or that has no finite density and gradient at the start."""
-    generator, examples, start = np.random.default_rng(0), program.examples, program.start
+    generator, count = np.random.default_rng(0), program.count
+    examples, start = program.examples, jax.tree.map(jnp.asarray, program.start)
     near = {name: value + 0.1 * generator.standard_normal(np.shape(value)) for name, value in start.items()}
     chosen = {name: values[0] for name, values in program.supports.items()}
-
-    def value_near(site: Any) -> Any:
-        name = site["name"]
-        return program.full[name]["value"] if name in chosen else _bijection(site)(near[name])
+    one = {name: values[0] for name, values in examples.items()}
+    whole = _of(program.sites(program.cut_to(examples), near, chosen), "sample")
+    at_once = {name: np.asarray(program.density(site)) for name, site in whole.items()}
+    used = used_inputs(lambda example: program.of_examples(near, _rows(example), chosen), one)
+    program.of_example = tuple(name for name, inputs in used.items() if set(inputs) - {INDEX} or name in chosen)
+    shapes = {name: at_once[name].shape for name in program.of_example if name in whole}
+    program.likelihood = {name: s.index(count) if count in s else None for name, s in shapes.items()}
 
     def totals(parameters: Any) -> Any:
-        each = jax.vmap(lambda one: program.densities(parameters, _rows(one), chosen))(examples)
-        return {name: jnp.sum(each[name]) for name in program.of_example if program.full[name]["type"] == "sample"}
+        each = jax.vmap(lambda one: program.of_examples(parameters, _rows(one), chosen))(examples)
+        return {name: jnp.sum(each[name]) for name in program.likelihood}
 
-    one = {name: values[0] for name, values in examples.items()}
-    used = used_inputs(lambda example: program.densities(near, _rows(example), chosen), one)
-    program.of_example = tuple(name for name, inputs in used.items() if set(inputs) - {INDEX})
-    whole = _of(program.run(lambda: program.model(**program.arguments), value_near), "sample")
-    densities = {name: np.asarray(program.density(site)) for name, site in whole.items()}
-    others = {name: program.density(site) for name, site in _of(program.without_example(near)[0], "sample").items()}
-    for name, total in (jax.jit(totals)(near) | others).items():
-        plates, at_once = whole[name]["cond_indep_stack"], densities[name].sum()
-        if name not in others and plates and not program.cuts(name):
-            wanted = f"in a plate over its {program.count} examples, along example_axis"
+    parts = {
+        name: program.density(site) for name, site in _of(program.sites(program.prior(), near, {}), "sample").items()
+    }
+    for name, total in (jax.jit(totals)(near) | parts).items():
+        plates, size = whole[name]["cond_indep_stack"], np.abs(at_once[name]).sum()
+        if name in program.likelihood and plates and not program.is_cut(name):
+            wanted = f"in a plate over its {count} examples, along example_axis"
             raise InputError(f"site {name}", Found(f"is in plate {plates[0].name} of {plates[0].size}"), wanted)
-        if not np.isfinite(at_once):
+        if not np.isfinite(size):
             raise InputError(f"site {name}", Found("has no finite density at the start"), "finite: give initial=…")
-        if abs(np.sum(total) - at_once) > AGREES * (program.count + np.abs(densities[name]).sum()):
-            wanted = "independent given the parameters: name what all devices know in shared=…, give lags as columns"
+        if abs(np.sum(total) - at_once[name].sum()) > AGREES * (count + size):
+            wanted = "independent given the parameters: compute what all devices know, such as means or lags, before"
             raise InputError(f"site {name}", Found("depends on more than its own example"), wanted)
-    shapes = {name: value.shape for name, value in densities.items() if program.count in value.shape}
-    program.by_example = {name: shape.index(program.count) for name, shape in shapes.items()}
-    for name, slopes in jax.jit(jax.jacfwd(totals))(jax.tree.map(jnp.asarray, start)).items():
+    for name, slopes in jax.jit(jax.jacfwd(totals))(start).items():
         for of, slope in slopes.items():
             if not np.all(np.isfinite(slope)):
                 problem = f"has a gradient with respect to {of} that is nan or infinite"
