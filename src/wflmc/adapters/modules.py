@@ -1,7 +1,6 @@
 """Neural networks of Flax and Equinox as posteriors: trained parameters apart from everything that stays as it is."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -44,25 +43,21 @@ def from_flax(
     """
     from flax import linen, nnx
 
+    known = {"log_likelihood": log_likelihood, "data": data, "prior": prior, "devices": devices, **options}
     if isinstance(module, linen.Module):
         first = jax.tree.map(lambda values: jnp.asarray(values[0]), data[0])
         held = dict(module.init(jax.random.key(0) if key is None else key, first))
         start = held.pop("params", {})
-        return _network(
-            start, lambda p, x: module.apply({"params": p, **held}, x), log_likelihood, data, prior, devices, options
-        )
+        return _network(start, lambda p, x: module.apply({"params": p, **held}, x), **known)
     if not isinstance(module, nnx.Module):
         raise InputError("module", type(module).__name__, "a module of flax.nnx or flax.linen")
-    split: Any = nnx.split
-    graph, found, rest = split(module, nnx.Param, ...)
-    start = nnx.to_pure_dict(found)
+    graph, state, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
 
     def apply(parameters: Any, given: Any) -> Any:
-        state = jax.tree.map(lambda leaf: leaf, found)
-        nnx.replace_by_pure_dict(state, parameters)
-        return nnx.merge(graph, state, rest)(given)
+        nnx.replace_by_pure_dict(own := jax.tree.map(lambda leaf: leaf, state), parameters)
+        return nnx.merge(graph, own, rest)(given)
 
-    return _network(start, apply, log_likelihood, data, prior, devices, options)
+    return _network(nnx.to_pure_dict(state), apply, **known)
 
 
 def from_equinox(
@@ -78,34 +73,24 @@ def from_equinox(
     import equinox as eqx
 
     start, static = eqx.partition(module, eqx.is_inexact_array)
-    return _network(
-        start, lambda p, given: eqx.combine(p, static)(given), log_likelihood, data, prior, devices, options
-    )
+    known = {"log_likelihood": log_likelihood, "data": data, "prior": prior, "devices": devices, **options}
+    return _network(start, lambda p, given: eqx.combine(p, static)(given), **known)
 
 
-def _network(
-    start: Any, apply: Any, log_likelihood: LogLikelihood, data: Any, prior: Any, devices: Any, options: dict[str, Any]
-) -> CustomPosterior:
+def _network(start: Any, apply: Any, log_likelihood: Any, data: Any, prior: Any, **options: Any) -> CustomPosterior:
     """Return the posterior of parameters that `apply` takes with one input."""
     if not isinstance(data, tuple) or len(data) != 2:
         raise InputError("data", data, "a tuple of inputs and targets")
-    scale = None if callable(prior) else jax.tree.broadcast(prior, start)
+    scale = jax.tree.broadcast(1.0 if callable(prior) else prior, start)
 
     def of_example(parameters: Any, example: Any) -> Any:
         return log_likelihood(apply(parameters, example[0]), example[1])
 
-    def log_prior(parameters: Any) -> Any:
-        if scale is None:
-            return prior(parameters)
+    def gaussian(parameters: Any) -> Any:
         return -0.5 * sum(jax.tree.leaves(jax.tree.map(lambda p, s: jnp.sum((p / s) ** 2), parameters, scale)))
 
-    matrices = sum(np.ndim(leaf) > 1 for leaf in jax.tree.leaves(start))
-    known = {"sites": Sites(apply=apply, symmetric=matrices > 1), "devices": devices, **options}
-    if known.get("preconditioner", "none") != "none" or {"mu", "L"} <= set(known):
-        return posterior_from(of_example, log_prior, data, initial=start, **known)
-    mu = known.pop("mu", 1.0 if scale is None else float(max(map(np.max, jax.tree.leaves(scale)))) ** -2)
-    made = posterior_from(of_example, log_prior, data, initial=start, mu=mu, L=known.pop("L", 1e30), **known)
-    L = made.L if "L" in options else max(mu, float(np.abs(made.eigenvalues(made.start)).max()))
-    made = replace(made, L=L, estimated=() if "L" in options else ("L",))
-    vars(made)["laplace"] = made.start, np.array([mu, L])  # a network has no one mode to look for
-    return made
+    symmetric = sum(np.ndim(leaf) > 1 for leaf in jax.tree.leaves(start)) > 1
+    if isinstance(options.get("preconditioner", "none"), str):
+        options.setdefault("mu", float(max(map(np.max, jax.tree.leaves(scale)))) ** -2)
+    sites, log_prior = Sites(apply=apply, symmetric=symmetric), prior if callable(prior) else gaussian
+    return posterior_from(of_example, log_prior, data, initial=start, sites=sites, **options)

@@ -5,15 +5,14 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.posterior import CustomPosterior
 from wflmc.posterior.custom.model import shape_of
 
 CHUNK_BYTES = 2**27
@@ -50,28 +49,20 @@ def preload() -> None:
     threading.Thread(target=_arviz, daemon=True).start()
 
 
-def diagnose_functions(
-    posterior: CustomPosterior, theta: NDArray[Any], functions: Mapping[str, Callable[[Any], Any]]
-) -> dict[str, Diagnostics]:
+def diagnose_functions(draws: Any, functions: Mapping[str, Callable[[Any], Any]]) -> dict[str, Diagnostics]:
     """Return diagnostics of functions of the parameters, by name: the worst of all numbers that each returns.
 
     Args:
-        posterior: of a model of one's own.
-        theta: draws, [chain, draw, m].
-        functions: from the parameters of one draw, as of `posterior.unflatten`, to an array.
+        draws: parameters, a pytree of arrays [chain, draw, ...].
+        functions: from the parameters of one draw to an array.
     """
-    found = {}
+    found, shape = {}, jax.tree.leaves(draws)[0].shape[:2]
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draws)
     for name, function in functions.items():
-
-        def of(draw: Any, function: Any = function) -> Any:
-            return jnp.ravel(function(posterior.model.values(draw)))
-
-        wanted = "a JAX function of parameters, as of posterior.unflatten"
-        shape_of(f"functions: {name}", function, wanted, of, theta[0, 0])
-        values = jax.jit(lambda draws, of=of: jax.lax.map(of, draws, batch_size=256))(
-            theta.reshape(-1, theta.shape[-1])
-        )
-        found[name] = diagnose(np.asarray(values).reshape(*theta.shape[:2], -1))
+        wanted, one = "a JAX function of the parameters of one draw", jax.tree.map(lambda leaf: leaf[0], flat)
+        shape_of(f"functions: {name}", function, wanted, function, one)
+        values = jax.jit(partial(jax.lax.map, function, batch_size=256))(flat)
+        found[name] = diagnose(np.asarray(values).reshape(*shape, -1))
     return found
 
 

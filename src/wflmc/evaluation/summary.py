@@ -16,6 +16,11 @@ from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exa
 from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
 
+FORGETTING = "the chains have not forgotten their start, or are too short to tell."
+SYMMETRIC = (
+    "hidden units of a network can change places, so that weights of different chains need not agree, however long "
+    "they are. R-hat of predictions, which functions={…} gives, tells whether these have converged."
+)
 FEW_CHAINS = 20
 RHAT_CONCERN = 1.2
 """Well above what chains of fifty correlated draws show when all is well."""
@@ -99,17 +104,11 @@ class Evaluation(Shown):
             f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {law} ignores.": clipped > 0.01,
             f"{examples:.0%} of the examples are clipped, which the bound and the exact law ignore: the chains sample "
             "a posterior in which these weigh less.": examples > 0.01,
-            f"R-hat is {rhat:.3g}: the chains have not forgotten their start, or are too short to tell.": rhat
-            > RHAT_CONCERN
-            and not self.symmetric,
-            f"R-hat of the parameters is {rhat:.3g}: hidden units of a network can change places, so that weights of "
-            "different chains need not agree, however long they are. R-hat of predictions tells whether these have "
-            f"converged ({self._of_functions or 'name them: evaluate(…, functions={…})'}).": rhat > RHAT_CONCERN
-            and self.symmetric,
+            f"R-hat is {rhat:.3g}: {SYMMETRIC if self.symmetric else FORGETTING}": rhat > RHAT_CONCERN,
             **{
-                f"R-hat of {name} is {found.rhat_max:.3g}: the chains do not agree on it.": True
-                for name, found in self.functions.items()
-                if (found.rhat_max or 0.0) > RHAT_CONCERN
+                f"R-hat of {name} is {one.rhat_max:.3g}: the chains do not agree on it.": one.rhat_max > RHAT_CONCERN
+                for name, one in self.functions.items()
+                if one.rhat_max is not None
             },
             f"{len(self.frozen)} of the parameters never moved in at least one chain ({some}): these have not "
             "converged, whatever R-hat says of the others. The step size may be too small for float32.": self.frozen,
@@ -118,13 +117,6 @@ class Evaluation(Shown):
             f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {bound:.3g}.": above,
         }
         return tuple(text for text, holds in rules.items() if holds)
-
-    @property
-    def _of_functions(self) -> str:
-        parts = (
-            f"{name}: {found.rhat_max:.3g}" for name, found in self.functions.items() if found.rhat_max is not None
-        )
-        return ", ".join(parts)
 
     def _facts(self) -> dict[str, Any]:
         facts = {"w2_sq": None if self.w2_sq is None else self.w2_sq.worst, "exact_w2_sq": self.worst_exact}
@@ -141,6 +133,7 @@ class Evaluation(Shown):
         rates = ("–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values())
         held = {name: f"{share:.1%}" for name, share in (self.coverage or {}).items()}
         noise, wider = self.noise_ratio if self.noise_ratio > 1.05 else None, self.noise_ratio**0.5
+        named = self.functions.items()
         whose = f"for the worst device ({self.adjacency}){', earlier spending included' * self.spent_before}"
         rows: list[tuple[Any, ...]] = [
             ("W2² worst after burn-in", FROM_CHAINS, chains),
@@ -150,10 +143,7 @@ class Evaluation(Shown):
             ("90 % intervals hold", "{} (noise-aware)", held.get("noise_aware_90")),
             ("R-hat max", "{:.4f}", self.rhat_max),
             ("ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min),
-            *(
-                (f"R-hat, ESS of {name}"[:24], "{:.4f}, {:.0f} bulk, {:.0f} tail", *found[:3])
-                for name, found in self.functions.items()
-            ),
+            *((f"of {name}"[:24], "R-hat {:.4f}, ESS {:.0f} bulk, {:.0f} tail", *of[:3]) for name, of in named),
             ("test set", "{} (mean over chains)", scores or None),
             ("noise after burn-in", EXCESS, noise, wider),
             ("gradients clipped", "{} in burn-in, {} after", *rates),
@@ -181,8 +171,8 @@ def evaluate(
         posterior: None where nobody holds all of the data: then only R-hat, ESS and the privacy are evaluated.
         test: features[n, d] and targets[n], or labels[n] as in the training data, on which predictions are scored.
         law: of the plan's chains, where it has been computed already.
-        functions: for a model of one's own, functions of its parameters by name, such as predictions, whose R-hat and
-            ESS stand beside those of the parameters.
+        functions: of the parameters of one draw, by name, such as predictions, whose R-hat and ESS stand beside those
+            of the parameters.
     """
     if not isinstance(trace, Trace):
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
@@ -193,8 +183,7 @@ def evaluate(
         if known.coordinates is not None:
             moving = _distance(known.coordinates.of(trace.theta), known.exact_in_coordinates)
     own = model if isinstance(model, CustomPosterior) else None
-    if functions and own is None:
-        raise InputError("functions", functions, "left out for a model that is not of your own")
+    parameters = trace.theta if own is None or not functions else own.unflatten(trace.theta)
     law = law or exact_law(posterior, plans)
     spent = [plan.epsilon_spent for plan in plans if plan.epsilon_spent is not None]
     bounds = [plan.bound[plan.burn_in :].max() for plan in plans if plan.bound is not None]
@@ -214,8 +203,8 @@ def evaluate(
         noise_ratio=float(np.mean([plan.noise_ratio for plan in plans])),
         coverage=None if known is None else _coverage(trace, posterior, known.exact),
         adjacency=trace.plan.privacy.adjacency,
-        functions={} if own is None else diagnose_functions(own, trace.theta, functions or {}),
-        symmetric=own is not None and own.model.sites is not None and own.model.sites.symmetric,
+        functions=diagnose_functions(parameters, functions or {}),
+        symmetric=own is not None and own.model.sites.symmetric,
     )
 
 

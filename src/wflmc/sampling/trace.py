@@ -221,19 +221,11 @@ def _variables(theta: NDArray[Any], posterior: Model | None) -> Any:
     coords: dict[str, Any] = {"chain": np.arange(chains), "draw": np.arange(draws)}
     if isinstance(posterior, CustomPosterior) and posterior.dim == dim:
         made, sites = posterior.unflatten(theta), posterior.model.sites
-        if sites is not None:
-            coords |= {
-                name: list(labels)
-                for name, labels in sites.coords.items()
-                if any(name in d for d in sites.dims.values())
-            }
-        return xr.Dataset(_named(made, DRAWN, "theta", {} if sites is None else sites.dims), coords=coords)
+        return xr.Dataset(_named(made, DRAWN, "theta", sites.dims), coords=coords | dict(sites.coords))
     return xr.Dataset({"theta": ((*DRAWN, "parameter"), theta)}, coords={**coords, "parameter": np.arange(dim)})
 
 
-def _named(
-    tree: Any, leading: tuple[str, ...], alone: str, dims: Mapping[str, Sequence[str]] | None = None
-) -> dict[str, Any]:
+def _named(tree: Any, leading: tuple[str, ...], alone: str, dims: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of a tree by name, with their axes' names; one that is no tree is called `alone`.
 
     A leaf called as an axis, such as chain, becomes chain_. Two arrays without names are called X and y.
@@ -243,13 +235,10 @@ def _named(
         tree = {"X": tree[0], "y": tree[1]}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".") or alone
-        if name == INDEX:
-            continue
-        known = (dims or {}).get(name, ())
+        known = dims.get(name)
         while name in TAKEN or name in made:
             name += "_"
-        axes = [f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - len(leading))]
-        axes = [*known] if len(known) == len(axes) else axes
+        axes = known or [f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - len(leading))]
         made[name] = ((*leading, *axes), np.asarray(leaf))
     return made
 
@@ -278,12 +267,11 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     observed, device = posterior.observed
     if isinstance(posterior, Regression):
         observed = {"X": posterior.covariates, "y": observed}
-    elif posterior.model.sites is not None and INDEX in observed:
-        sites = posterior.model.sites.observed
-        observed = observed | {name: values[observed[INDEX]] for name, values in sites.items()}
-        if request.outcome is None:
-            request = request._replace(outcome=[*sites])
-    data = _named(observed, ("observation",), "y")
+    elif sites := posterior.model.sites.observed:
+        number = observed.pop(INDEX)
+        observed |= {name: values[number] for name, values in sites.items()}
+        request = request._replace(outcome=request.outcome or [*sites])
+    data = _named(observed, ("observation",), "y", {})
     kept, thinning = _thinned(samples.shape[:2], request.draws)
     chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
     works, drawn = _works(posterior, lambda at: samples[chain[at], draw[at]], chain.size, request)
@@ -299,7 +287,7 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     for group, values in _computed(works, chain.size, request.progress).items():
         split = jax.tree.map(lambda leaf: leaf.reshape(*map(len, kept), *leaf.shape[1:]), values)
         alone = request.alone if group != "log_likelihood" else names[0] if len(names) == 1 else group
-        variables = _named(split, (*DRAWN, "observation"), alone)
+        variables = _named(split, (*DRAWN, "observation"), alone, {})
         made[group] = xr.Dataset(variables, dict(zip(DRAWN, kept, strict=True)), {"thinning": thinning})
         if group != "predictions":
             made[group] = made[group].assign_coords(held).assign_attrs(private)
@@ -307,7 +295,7 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
         given = np.asarray(features, dtype=float) if isinstance(posterior, Regression) else features
         rows = {"observation": np.arange(made["predictions"].sizes["observation"])}
         made["predictions"] = made["predictions"].assign_coords(rows)
-        made["predictions_constant_data"] = xr.Dataset(_named(given, ("observation",), "X"), rows)
+        made["predictions_constant_data"] = xr.Dataset(_named(given, ("observation",), "X", {}), rows)
     return made
 
 
@@ -379,8 +367,8 @@ def _numbers(posterior: Model, count: int) -> int:
 def _drawn(posterior: Model, theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
     """How to draw outcomes for rows, by default the devices' own, and their names: a custom model needs a function."""
     function: Any = request.predictive
-    if function is True and isinstance(posterior, CustomPosterior) and posterior.model.sites is not None:
-        function = posterior.model.sites.simulate
+    if function is True and isinstance(posterior, CustomPosterior):
+        function = posterior.model.sites.simulate or function
     if isinstance(posterior, Regression):
         if callable(function):
             raise InputError("predictive", "a function", "True or False: this model draws by itself")
@@ -398,7 +386,7 @@ def _drawn(posterior: Model, theta: Theta, draws: int, request: Request, rows: A
 
     first = (keys[0], jnp.asarray(theta(np.arange(1))[0])), jax.tree.map(lambda values: values[0], numbered)
     result = shape_of("predictive", function, wanted, outcome, *first)
-    drawn = [*_named(result, (), request.alone)]
+    drawn = [*_named(result, (), request.alone, {})]
     if not drawn:
         raise InputError("predictive", Found("returns nothing"), wanted)
     size = posterior.dim + count * sum(leaf.size for leaf in jax.tree.leaves(result))

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from wflmc.errors import Found, InputError
 from wflmc.keys import digest
 from wflmc.posterior.blocks import row_norms
-from wflmc.posterior.coordinates import Affine
 
 Shapes = tuple[tuple[int, ...], ...]
 INDEX = "_example"
@@ -67,7 +66,7 @@ class TracedModel:
     name: str = ""
     numbers: int = field(default=1, compare=False, repr=False)
     """Intermediate results of one example's log-likelihood, roughly: what a gradient must remember."""
-    sites: "Sites | None" = field(default=None, compare=False, repr=False)
+    sites: Sites = field(default=Sites(), compare=False, repr=False)
     """What a model of another library knows of its parameters."""
 
     @property
@@ -84,11 +83,12 @@ class TracedModel:
 
     def values(self, theta: Any) -> Any:
         """Return θ[..., m] as `unflatten` does, or of a model of another library as values by site."""
-        if self.sites is None or self.sites.constrain is None:
-            return self.unflatten(theta)
-        leading, draws = np.shape(theta)[:-1], jnp.reshape(theta, (-1, self.dim))
-        made = _constrained(self, draws) if leading else self.sites.constrain(self.unflatten(draws[0]))
-        made = jax.tree.map(lambda leaf: leaf.reshape(*leading, *leaf.shape[1:]) if leading else leaf, made)
+        parameters, constrain = self.unflatten(theta), self.sites.constrain
+        if constrain is None:
+            return parameters
+        for _ in range(np.ndim(theta) - 1):
+            constrain = jax.vmap(constrain)
+        made = jax.jit(constrain)(parameters)
         return made if isinstance(theta, jax.Array) else jax.tree.map(np.asarray, made)
 
     def cost(self, theta: jax.Array, example: Any) -> jax.Array:
@@ -164,30 +164,8 @@ def _shapes_of(tree: Any) -> str:
     return shown if len(shown) <= 120 else shown[:117] + "..."
 
 
-@partial(jax.jit, static_argnums=0)
-def _constrained(model: TracedModel, draws: jax.Array) -> Any:
-    """Return values by site of draws[D, m], a few draws at a time."""
-    assert model.sites is not None
-    assert model.sites.constrain is not None
-    constrain = model.sites.constrain
-    return jax.lax.map(lambda draw: constrain(model.unflatten(draw)), draws, batch_size=1024)
-
-
-def trace_model(
-    log_likelihood: Any, log_prior: Any, model: TracedModel, data: Any, coordinates: Affine | None = None
-) -> TracedModel:
-    """Return the model, traced on one example; refuse functions that cannot work.
-
-    Args:
-        model: the structure of the parameters, without functions.
-        coordinates: that the traced functions are of, in place of parameters.
-    """
-    structure, shapes = model.structure, model.shapes
-
-    def parameters(theta: Any) -> Any:
-        held = None if coordinates is None else jax.tree.map(lambda part: part.astype(theta.dtype), coordinates)
-        return model.unflatten(theta if held is None else held.parameters(theta))
-
+def trace_model(log_likelihood: Any, log_prior: Any, model: TracedModel, data: Any) -> TracedModel:
+    """Return a model that had no functions, traced on one example; refuse functions that cannot work."""
     theta = np.zeros(model.dim, np.float32)
     example = jax.tree.map(lambda array: array[0].astype(accelerator_dtype(array.dtype)), data)
     sizes = f"parameters of shape {_shapes_of(model.unflatten(theta))}"
@@ -195,10 +173,10 @@ def trace_model(
     alone = f"a JAX function of parameters alone, with {sizes}"
 
     def likelihood(theta: Any, example: Any) -> Any:
-        return log_likelihood(parameters(theta), example)
+        return log_likelihood(model.unflatten(theta), example)
 
     def prior(theta: Any) -> Any:
-        return log_prior(parameters(theta))
+        return log_prior(model.unflatten(theta))
 
     found = shape_of("log_likelihood", log_likelihood, wanted, likelihood, theta, example)
     _check_number("log_likelihood", wanted, found, jnp.floating)
@@ -219,7 +197,7 @@ def trace_model(
     if not any(id(value) in inputs for equation in gradient.jaxpr.eqns for value in equation.invars):
         instead = "data that it takes from elsewhere would count once for every example of every device"
         raise InputError("log_likelihood", Found("does not look at its example"), f"{wanted}: {instead}")
-    parts = [text.encode() for text in (str(structure), str(shapes), *map(str, gradients))]
+    parts = [text.encode() for text in (str(model.structure), str(model.shapes), *map(str, gradients))]
     inner = [jaxpr for one in gradients for jaxpr in _nested(one)]
     constants = [value for jaxpr in inner for value in getattr(jaxpr, "consts", ())]
     return replace(model, name=digest(*parts, *map(_plain, constants)), numbers=max(1, result_size(cost)))

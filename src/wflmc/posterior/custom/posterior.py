@@ -211,10 +211,11 @@ class CustomPosterior(Shown, Posterior):
 
     def _costs(self, theta: jax.Array, examples: Any) -> jax.Array:
         """Return −log p(example|θ) of examples[n, ...], [n]."""
-        if self.model.sites is None or self.model.sites.together is None:
+        together = self.model.sites.together
+        if together is None:
             return jax.vmap(self.model.cost, (None, 0))(theta, examples)
         with jax.default_matmul_precision("highest"):
-            return -self.model.sites.together(self.model.unflatten(self.parameters(theta)), examples)
+            return -together(self.model.unflatten(self.parameters(theta)), examples)
 
     def _at_a_time(self, by_example: bool) -> int:
         """Return how many examples of a device to work on at a time, in equal parts."""
@@ -285,7 +286,7 @@ class CustomPosterior(Shown, Posterior):
 
     def apply(self, parameters: Any, given: Any) -> Any:
         """Return a network's output for one input, where the posterior is that of a module of Flax or Equinox."""
-        if self.model.sites is None or self.model.sites.apply is None:
+        if self.model.sites.apply is None:
             raise InputError("posterior", self, "of wflmc.from_flax or wflmc.from_equinox, to apply a module")
         return self.model.sites.apply(parameters, given)
 
@@ -441,13 +442,13 @@ def posterior_from(
     """
     examples, count = traced.checked_arrays("data", data)
     start, structure, shapes = _checked_parameters(initial)
-    sites = assignment.pop("sites", None)
-    bare = traced.TracedModel(None, None, structure, shapes, sites=sites)
-    traced.trace_model(log_likelihood, log_prior, bare, examples)  # refuses what cannot work in any coordinates
-    pooled = partial(_pooled, log_likelihood, log_prior, bare, examples)
-    space, found = _coordinates(preconditioner, start, pooled, bare)
-    model = traced.trace_model(log_likelihood, log_prior, bare, examples, space)
-    start, initial_std = (start, initial_std) if space is None else (0 * start, 1.0)
+    model = traced.TracedModel(None, None, structure, shapes, sites=assignment.pop("sites", traced.Sites()))
+    functions, bare = (log_likelihood, log_prior), model
+    model = traced.trace_model(*functions, bare, examples)
+    space, found = _coordinates(preconditioner, start, partial(_pooled, *functions, bare, examples), bare)
+    if space is not None:
+        model = traced.trace_model(*(_of_coordinates(function, bare, space) for function in functions), bare, examples)
+        start, initial_std = 0 * start, 1.0
     known = {name: value for name, value in (("mu", mu), ("L", L)) if value is not None}
     check_positive(known)
     check_positive({"initial_std": initial_std}, or_zero=True)
@@ -475,9 +476,20 @@ def posterior_from(
     return _with_estimates(posterior) if np.isnan(mu + L) else posterior
 
 
+def _of_coordinates(function: Any, model: traced.TracedModel, space: Affine) -> Any:
+    """Return a function of parameters as one of coordinates, in float32."""
+    affine = Affine(*(np.asarray(part, np.float32) for part in space))
+
+    def moved(coordinates: Any, *example: Any) -> Any:
+        phi = jnp.concatenate([jnp.ravel(part) for part in jax.tree.leaves(coordinates)])
+        return function(model.unflatten(affine.parameters(phi)), *example)
+
+    return moved
+
+
 def _pooled(log_likelihood: Any, log_prior: Any, model: traced.TracedModel, examples: Any, theta: Any) -> Any:
     """Return −log p(θ|D) of all examples in one place, in the precision of θ[m]."""
-    together = (model.sites and model.sites.together) or jax.vmap(log_likelihood, (None, 0))
+    together = model.sites.together or jax.vmap(log_likelihood, (None, 0))
     parameters = model.unflatten(theta)
     return -jnp.sum(together(parameters, examples)) - log_prior(parameters)
 
@@ -489,9 +501,8 @@ def _coordinates(
     if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
         return given.coordinates, {"mu": given.mu, "L": given.L}
     if isinstance(given, str) and given in ("laplace", "pilot") and start.size <= MOST_DENSE:
-        scales = () if model.sites is None else model.sites.scales
         free = model.unflatten(np.ones(model.dim))
-        free = free if not scales else {name: part * (name not in scales) for name, part in free.items()}
+        free |= {name: 0 * free[name] for name in model.sites.scales}
         try:
             with in_float64():
                 space = laplace(cost, start, np.concatenate([np.ravel(part) for part in jax.tree.leaves(free)]))
@@ -512,7 +523,7 @@ def _without_mode(error: NoModeError, model: traced.TracedModel) -> InputError:
     sizes = jax.tree.map(lambda part: float(np.abs(part).max()), model.unflatten(np.asarray(error.direction)))
     path = max(jax.tree_util.tree_leaves_with_path(sizes), key=lambda leaf: leaf[1])[0]
     name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameters"
-    name = name if model.sites is None else f"site {name}"
+    name = f"site {name}" if model.sites.dims else name
     wanted = "a parameter with a proper posterior: give it a prior, write a hierarchical one as mean + scale * offset"
     return InputError(name, Found(f"has no mode: {error} along it"), f"{wanted}, or start elsewhere (initial=…)")
 
@@ -549,7 +560,9 @@ def _check_start(model: traced.TracedModel, examples: Any, start: Array) -> None
 def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
     """Estimate mu and L by the Hessian at the start and at a mode; mu at the mode alone where need be."""
     mu, L, estimated = posterior.mu, posterior.L, posterior.estimated
-    at_start, at_mode = posterior.eigenvalues(posterior.start), posterior.laplace[1]
+    at_start = posterior.eigenvalues(posterior.start)
+    # A network has no one mode to look for.
+    mode, at_mode = (posterior.start, at_start) if posterior.model.sites.symmetric else posterior.laplace
     values, least = np.concatenate([at_start, at_mode]), at_start.min()
     if not np.all(np.isfinite(values)) or ("mu" in estimated and at_mode.min() <= 0):
         where = f"least eigenvalue {at_mode.min():.3g} at the mode found and {least:.3g} at `initial`"
@@ -565,7 +578,7 @@ def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
         raise InputError("mu", mu, f"at most L = {L:.6g} ({' and '.join(posterior.estimated)} is an estimate)")
     L = max(mu, L) if "L" in estimated else L
     result = replace(posterior, mu=min(mu, L), L=L, estimated=estimated)
-    vars(result)["laplace"] = posterior.laplace  # the same, and not computed again
+    vars(result)["laplace"] = mode, at_mode  # the same, and not computed again
     return result
 
 
