@@ -147,7 +147,7 @@ BAD = {
     by_control_flow: r"site y depends on control flow",
     growing: r"site level has a value for every example",
     improper: r"site (unidentified|other) has no mode",
-    nan_gradient: r"site outcome has a gradient with respect to root that is nan",
+    nan_gradient: r"site outcome has a density or a gradient that is nan",
     wrong_axis: r"site y is in plate features of 2",
     wrong_shape: r"site (y|slope) (fails|is in plate)",
     coupled: r"site y depends on more than its own example",

@@ -8,7 +8,7 @@ all data, site by site, and a model for which they differ is refused.
 import inspect
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import product
@@ -71,27 +71,37 @@ def from_numpyro(
     Raises:
         InputError: in one sentence that names the site, for a model that cannot be split over devices.
     """
-    known = {"coords": coords, "devices": devices, "preconditioner": preconditioner, **options}
     reading = {"data": data, "axis": example_axis, "shared": shared, "keep": keep}
+    made = {"coords": coords, "devices": devices, "preconditioner": preconditioner, **options}
     program = _read(model, initial=initial or {}, **reading)
     try:
-        return program.posterior(**known)
+        return program.posterior(**made)
     except InputError as error:  # a model without a mode may have one if it is written with offsets
         centred = [name for name in program.start if _is_location_scale(program.full[name]["fn"])]
         if not isinstance(error.__cause__, NoModeError) or not centred:
             raise
-        try:
-            return _read(_with_offsets(model, centred), initial={}, **reading).posterior(**known)
-        except InputError:
-            raise error from None
+        with suppress(InputError):
+            return _read(_with_offsets(model, centred), initial={}, **reading).posterior(**made)
+        raise
+
+
+def _library() -> Any:
+    """Return NumPyro, which is imported when a model needs it."""
+    import numpyro
+
+    return numpyro
 
 
 def _with_offsets(model: Any, names: list[str]) -> Any:
     """Return the model with some sites written as location + scale * offset."""
-    from numpyro import handlers
-    from numpyro.infer.reparam import LocScaleReparam
+    config = {name: _library().infer.reparam.LocScaleReparam(0) for name in names}
+    return wraps(model)(_library().handlers.reparam(model, config=config))
 
-    return wraps(model)(handlers.reparam(model, config={name: LocScaleReparam(0) for name in names}))
+
+def _is_location_scale(fn: Any) -> bool:
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return hasattr(fn, "loc") and hasattr(fn, "scale") and "Real" in type(fn.support).__name__
 
 
 @dataclass
@@ -101,12 +111,10 @@ class _Program:
     model: Any
     arguments: dict[str, Any]
     """By name; each a pytree."""
-    cut_counts: bool
-    """Whether whole numbers equal to N are cut as plates are."""
     axes: dict[str, int] = field(default_factory=dict)
     """Of the leaves that are examples, by path: the axis that counts them."""
     count: int = 0
-    """N."""
+    """N. Plates of this size, and whole numbers among the arguments, are cut as examples are."""
     full: dict[str, Any] = field(default_factory=dict)
     """The sites on all data, at the start."""
     start: dict[str, Any] = field(default_factory=dict)
@@ -160,52 +168,50 @@ class _Program:
         low = {name: _bijection(self.full[name])(-start - 50) for name, start in self.start.items()}
         scales = [name for name, value in low.items() if np.all(np.asarray(value) >= 0)]
         together = None if None in self.likelihood.values() else self.log_likelihoods
-        sites = Sites(self.values, self.simulate, self.dims, dict(coords or {}), self.observed, scales, together)
-        made = {"initial": self.start, "sites": sites, **options}
-        return posterior_from(self.log_likelihood, self.log_prior, self.examples, **made)
+        sites = Sites(self.values, self.simulate, self.dims, coords or {}, self.observed, scales, together)
+        known = {"initial": self.start, "sites": sites, **options}
+        return posterior_from(self.log_likelihood, self.log_prior, self.examples, **known)
 
     def cut_to(self, examples: Any) -> Any:
         """Return the model, without arguments, on some examples, [rows, ...] by path."""
-        from numpyro import handlers
-
         rows = examples[INDEX].shape[0]
 
         def leaf(path: Any, value: Any) -> Any:
             if (name := _name(path)) in self.axes:
                 return jnp.moveaxis(examples[name], 0, self.axes[name])
-            whole = self.cut_counts and isinstance(value, int | np.integer) and value == self.count
-            return rows if whole else value
+            return rows if isinstance(value, int | np.integer) and value == self.count else value
 
         def plate(site: Any) -> Any:
             return jnp.arange(rows) if site["type"] == "plate" and site["args"][0] == self.count else None
 
-        arguments = jax.tree_util.tree_map_with_path(leaf, self.arguments)
+        arguments, handlers = jax.tree_util.tree_map_with_path(leaf, self.arguments), _library().handlers
         return handlers.seed(handlers.substitute(lambda: self.model(**arguments), substitute_fn=plate), 0)
 
-    def sites(self, model: Any, parameters: Any, chosen: Any) -> dict[str, Any]:
-        """Return the sites of a model without arguments; `chosen` are values of discrete ones by name."""
-        from numpyro import handlers
-        from numpyro.infer.util import constrain_fn
+    def densities(self, model: Any, parameters: Any, chosen: Any) -> dict[str, Any]:
+        """Return log-densities of the sample sites of a cut model, and the values of deterministic ones.
 
-        def discrete(site: Any) -> Any:
-            return jnp.broadcast_to(chosen[site["name"]], site["fn"].shape()) if site["name"] in chosen else None
-
-        model = handlers.substitute(model, substitute_fn=discrete)
-        return dict(handlers.trace(handlers.substitute(model, constrain_fn(model, (), {}, parameters))).get_trace())
-
-    def density(self, site: Any) -> Any:
-        """Return a site's log-density, without what NumPyro multiplies it by to make up for plates that are cut."""
-        scale, value = self.full[site["name"]]["scale"], site["fn"].log_prob(site["value"])
-        return value if scale is None else scale * value
+        They lack what NumPyro multiplies densities by to make up for plates that are cut. `chosen` are values of
+        discrete sites.
+        """
+        handlers, made = _library().handlers, {}
+        values = _library().infer.util.constrain_fn(model, (), {}, parameters) | chosen
+        for name, site in handlers.trace(handlers.substitute(model, values)).get_trace().items():
+            if site["type"] == "sample":
+                scale, value = self.full[name]["scale"], site["fn"].log_prob(site["value"])
+                made[name] = value if scale is None else scale * value
+            elif site["type"] == "deterministic":
+                made[name] = site["value"]
+        return made
 
     def of_examples(self, parameters: Any, examples: Any, chosen: Any) -> dict[str, Any]:
-        """Return log-densities of sample sites and values of deterministic ones on some examples, by site."""
-        held = parameters | {
-            name: jnp.take(parameters[name], examples[INDEX], axis) for name, axis in self.local.items()
+        """Return `densities` on some examples, whose discrete sites all have the values `chosen`."""
+        index, local = examples[INDEX], self.local
+        held = parameters | {name: jnp.take(parameters[name], index, axis) for name, axis in local.items()}
+        shapes = {
+            name: [index.size if n == self.count else n for n in self.full[name]["value"].shape] for name in chosen
         }
-        sites = self.sites(self.cut_to(examples), held, chosen)
-        made = {name: site["value"] for name, site in _of(sites, "deterministic").items()}
-        return made | {name: self.density(site) for name, site in _of(sites, "sample").items()}
+        each = {name: jnp.full(shapes[name], value) for name, value in chosen.items()}
+        return self.densities(self.cut_to(examples), held, each)
 
     def log_likelihoods(self, parameters: Any, examples: Any) -> Any:
         """Return log p(example|θ) of examples, [rows], summed over their discrete latent variables."""
@@ -229,33 +235,25 @@ class _Program:
 
     def prior(self) -> Any:
         """Return the model without the sites of examples: on one, or on N copies of it where some are local."""
-        from numpyro import handlers
-
         first = {path: values[0] for path, values in self.examples.items()}
-        return handlers.block(self.cut_to(_rows(first, self.count if self.local else 1)), hide=self.of_example)
+        model = self.cut_to(_rows(first, self.count if self.local else 1))
+        return _library().handlers.block(model, hide=self.of_example)
 
     def log_prior(self, parameters: Any) -> Any:
         """Return the log-density of all that is not an example's, log-Jacobians included."""
-        from numpyro.infer.util import potential_energy
-
-        return -potential_energy(self.prior(), (), {}, parameters)
+        return -_library().infer.util.potential_energy(self.prior(), (), {}, parameters)
 
     def values(self, parameters: Any) -> dict[str, Any]:
         """Return the values of latent sites, and of deterministic ones that do not depend on the data."""
-        from numpyro.infer.util import constrain_fn
-
-        return dict(constrain_fn(self.prior(), (), {}, parameters, return_deterministic=True))
+        return dict(_library().infer.util.constrain_fn(self.prior(), (), {}, parameters, return_deterministic=True))
 
     def simulate(self, key: Any, values: Any, example: Any) -> dict[str, Any]:
         """Draw the observed sites of one example by NumPyro's Predictive, given values by site."""
-        from numpyro import handlers
-        from numpyro.infer import Predictive
-
         held = {name: values[name] for name in self.start}
         held |= {name: jnp.take(held[name], example[INDEX][None], axis) for name, axis in self.local.items()}
         shapes = {name: value.shape[1:] for name, value in self.observed.items()}
-        model = handlers.uncondition(self.cut_to(_rows(example)))
-        made = Predictive(model, held, return_sites=[*shapes], batch_ndims=0)(key)
+        model = _library().handlers.uncondition(self.cut_to(_rows(example)))
+        made = _library().infer.Predictive(model, held, return_sites=[*shapes], batch_ndims=0)(key)
         return {name: jnp.reshape(made[name], shape) for name, shape in shapes.items()}
 
 
@@ -273,47 +271,25 @@ def _rows(example: Any, count: int = 1) -> Any:
     return jax.tree.map(lambda value: jnp.broadcast_to(value, (count, *np.shape(value))), example)
 
 
-def _of(sites: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the sites of a kind."""
-    return {name: site for name, site in sites.items() if site["type"] == kind}
-
-
-def _is_location_scale(fn: Any) -> bool:
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return hasattr(fn, "loc") and hasattr(fn, "scale") and "Real" in type(fn.support).__name__
-
-
 def _bijection(site: Any) -> Any:
-    from numpyro.distributions import biject_to
-
-    return biject_to(site["fn"].support)
+    return _library().distributions.biject_to(site["fn"].support)
 
 
 def _read(model: Any, data: Any, axis: int, shared: Sequence[str], keep: Sequence[str], initial: Any) -> _Program:
     """Return the model, cut such that the sum over examples is the model on all data; refuse one that cannot be."""
-    troubles = []
-    for cut_counts in (False, True):
-        program = _Program(model, _arguments(inspect.signature(model), data), cut_counts)
-        try:
-            with in_float64(), _naming_site(program):
-                _find_sites(program, axis, shared, initial)
-                _check_latent(program, keep)
-                _check(program)
-            return program
-        except InputError as error:
-            troubles.append(error)
-    raise troubles[0]
-
-
-def _arguments(signature: inspect.Signature, data: Any) -> dict[str, Any]:
-    """Return the data as the model's arguments by name, lists as arrays."""
-    names = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
+    names = [name for name, one in inspect.signature(model).parameters.items() if one.kind is not one.VAR_KEYWORD]
     if isinstance(data, Mapping) and set(names) & set(data):
-        given = {name: value for name, value in data.items() if name in names or len(names) < len(signature.parameters)}
+        given = {name: data[name] for name in names if name in data}
     else:
         given = dict(zip(names, data if isinstance(data, tuple) else (data,), strict=False))
-    return {name: np.asarray(value) if isinstance(value, list) else value for name, value in given.items()}
+    arguments = {name: np.asarray(value) if isinstance(value, list) else value for name, value in given.items()}
+    program = _Program(model, arguments)
+    with in_float64(), _naming_site(program):
+        _find_sites(program, initial)
+        _find_examples(program, axis, shared)
+        _check_latent(program, keep)
+        _check(program)
+    return program
 
 
 @contextmanager
@@ -335,9 +311,9 @@ def _naming_site(program: _Program) -> Iterator[None]:
         raise InputError(f"site {next(filter(None, at), '')}", Found(f"fails: {said}"), wanted) from error
 
 
-def _find_sites(program: _Program, axis: int, shared: Sequence[str], initial: Any) -> None:
-    """Find the sites on all data, at the start, and which data are examples."""
-    from numpyro import handlers
+def _find_sites(program: _Program, initial: Any) -> None:
+    """Find the sites on all data, at the start."""
+    handlers = _library().handlers
 
     def value_of(site: Any) -> Any:
         if site["type"] != "sample" or site["is_observed"]:
@@ -356,12 +332,15 @@ def _find_sites(program: _Program, axis: int, shared: Sequence[str], initial: An
 
     seeded = handlers.seed(handlers.substitute(program.model, substitute_fn=value_of), 0)
     program.full = dict(handlers.trace(seeded).get_trace(**program.arguments))
+
+
+def _find_examples(program: _Program, axis: int, shared: Sequence[str]) -> None:
+    """Find which data are examples: those as long as what is observed, if there are some."""
     arrays = {path: np.shape(leaf) for path, leaf in _leaves(program.arguments).items() if np.ndim(leaf)}
     axes = {path: min(axis, len(s) - 1) for path, s in arrays.items() if path.split(".")[0] not in shared}
     lengths = {path: arrays[path][at] for path, at in axes.items()}
-    observed = [site["value"] for site in _of(program.full, "sample").values() if site["is_observed"]]
-    shapes = [np.shape(value) for value in observed if np.size(value) and np.ndim(value)]
-    sizes = [shape[min(axis, len(shape) - 1)] for shape in shapes] + [*lengths.values()]
+    observed = [np.shape(site["value"]) for site in program.full.values() if site.get("is_observed")]
+    sizes = [shape[min(axis, len(shape) - 1)] for shape in observed if shape] + [*lengths.values()]
     program.count = next((size for size in sizes if size in lengths.values()), 0)
     if not program.count or not observed:
         raise InputError("model", Found("observes no array of the data"), "a NumPyro model with obs=… of the data")
@@ -370,53 +349,49 @@ def _find_sites(program: _Program, axis: int, shared: Sequence[str], initial: An
 
 def _check_latent(program: _Program, keep: Sequence[str]) -> None:
     """Refuse latent sites that would grow with the data, and discrete ones that cannot be summed over."""
-    for name in program.local:
-        if program.count > FEW and name not in keep:
+    problem, wanted = "", ""
+    for name in (*program.local, *program.supports):
+        if name in program.local and program.count > FEW and name not in keep:
+            problem = "has a value for every example, and grows with the data"
             wanted = "a variable of all examples, summed over by hand, or named in keep=… to be a parameter for each"
-            raise InputError(f"site {name}", Found("has a value for every example, and grows with the data"), wanted)
-    for name in program.supports:
-        if not program.is_cut(name):
+        elif name in program.supports and not program.is_cut(name):
+            problem = "is discrete and of all examples"
             wanted = "in the plate over examples, where it is summed over; others have to be summed over by hand"
-            raise InputError(f"site {name}", Found("is discrete and of all examples"), wanted)
-        if np.prod([values.size for values in program.supports.values()], dtype=float) > COMBINATIONS:
-            wanted = f"at most {COMBINATIONS}, all discrete sites together"
-            raise InputError(f"site {name}", Found("has too many values"), wanted)
+        elif np.prod([values.size for values in program.supports.values()], dtype=float) > COMBINATIONS:
+            problem, wanted = "has too many values", f"at most {COMBINATIONS}, all discrete sites together"
+        if problem:
+            raise InputError(f"site {name}", Found(problem), wanted)
 
 
 def _check(program: _Program) -> None:
     """Refuse a model whose examples are not independent, or that has no finite density and gradient at the start."""
-    generator, count = np.random.default_rng(0), program.count
-    examples, start = program.examples, jax.tree.map(jnp.asarray, program.start)
-    near = {name: value + 0.1 * generator.standard_normal(np.shape(value)) for name, value in start.items()}
+    generator, count, examples = np.random.default_rng(0), program.count, program.examples
+    start = jax.tree.map(jnp.asarray, program.start)
+    near = {name: value + 0.1 * generator.standard_normal(value.shape) for name, value in start.items()}
     chosen = {name: values[0] for name, values in program.supports.items()}
     one = {name: values[0] for name, values in examples.items()}
-    whole = _of(program.sites(program.cut_to(examples), near, chosen), "sample")
-    at_once = {name: np.asarray(program.density(site)) for name, site in whole.items()}
     used = used_inputs(lambda example: program.of_examples(near, _rows(example), chosen), one)
+    whole = {name: np.asarray(value) for name, value in program.of_examples(near, examples, chosen).items()}
     program.of_example = tuple(name for name, inputs in used.items() if set(inputs) - {INDEX} or name in chosen)
-    shapes = {name: at_once[name].shape for name in program.of_example if name in whole}
+    shapes = {name: whole[name].shape for name in program.of_example if program.full[name]["type"] == "sample"}
     program.likelihood = {name: s.index(count) if count in s else None for name, s in shapes.items()}
 
     def totals(parameters: Any) -> Any:
         each = jax.vmap(lambda one: program.of_examples(parameters, _rows(one), chosen))(examples)
         return {name: jnp.sum(each[name]) for name in program.likelihood}
 
-    parts = {
-        name: program.density(site) for name, site in _of(program.sites(program.prior(), near, {}), "sample").items()
-    }
-    for name, total in (jax.jit(totals)(near) | parts).items():
-        plates, size = whole[name]["cond_indep_stack"], np.abs(at_once[name]).sum()
+    found = jax.jit(totals)(near) | program.densities(program.prior(), near, {})
+    slopes = jax.jit(jax.jacfwd(totals))(start)
+    for name, total in found.items():
+        plates, size, problem, wanted = program.full[name]["cond_indep_stack"], np.abs(whole[name]).sum(), "", ""
         if name in program.likelihood and plates and not program.is_cut(name):
+            problem = f"is in plate {plates[0].name} of {plates[0].size}"
             wanted = f"in a plate over its {count} examples, along example_axis"
-            raise InputError(f"site {name}", Found(f"is in plate {plates[0].name} of {plates[0].size}"), wanted)
-        if not np.isfinite(size):
-            raise InputError(f"site {name}", Found("has no finite density at the start"), "finite: give initial=…")
-        if abs(np.sum(total) - at_once[name].sum()) > AGREES * (count + size):
+        elif not np.isfinite(size) or not all(np.all(np.isfinite(s)) for s in slopes.get(name, {}).values()):
+            problem = "has a density or a gradient that is nan or infinite where the search begins"
+            wanted = "finite there (a root or a log of 0?): mend it, or give initial=…"
+        elif abs(np.sum(total) - whole[name].sum()) > AGREES * (count + size):
+            problem = "depends on more than its own example"
             wanted = "independent given the parameters: compute what all devices know, such as means or lags, before"
-            raise InputError(f"site {name}", Found("depends on more than its own example"), wanted)
-    for name, slopes in jax.jit(jax.jacfwd(totals))(start).items():
-        for of, slope in slopes.items():
-            if not np.all(np.isfinite(slope)):
-                problem = f"has a gradient with respect to {of} that is nan or infinite"
-                wanted = "finite where the search begins (a root or a log of 0?): mend it, or give initial=…"
-                raise InputError(f"site {name}", Found(problem), wanted)
+        if problem:
+            raise InputError(f"site {name}", Found(problem), wanted)
