@@ -8,7 +8,6 @@ that.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,8 +26,8 @@ FLAT = 1e-9
 """Of the largest: a scaled curvature below it is rounding."""
 AWAY = 1e6
 """Standard deviations from a mode at which a density that can be normalised has fallen by more than 1/AWAY."""
-NEWTON = 60
-"""Steps after the quasi-Newton search."""
+SEARCHES = 4
+"""For a mode, each in the coordinates of the Hessian where the one before ended."""
 CHAINS, ROUNDS = 64, 192
 PASSES, MOST_PASSES = 4, 24
 """Of the pilot: each begins with the geometry of the one before, until that changes no more."""
@@ -39,8 +38,9 @@ EFFECTIVE = 1024
 taken nearer to that of the pass before."""
 GROWN = 2.5
 """By how much a variance may still grow in the last pass of the pilot: of a proper posterior it has settled."""
-LOST = 1e2
-"""Standard deviations from the centre at which a pilot chain counts as lost."""
+LOST, OUTER = 1e2, 6.0
+"""Standard deviations from the centre at which a pilot chain counts as lost, and to which it is put back: one that was
+thrown far by a step too long would be most of the covariance."""
 
 
 class NoModeError(ValueError):
@@ -69,39 +69,30 @@ def laplace(cost: Cost, start: Array, free: Array) -> Affine:
     Raises:
         NoModeError: where the cost falls without end, or does not rise in some direction.
     """
-    value_and_grad, many = jax.jit(jax.value_and_grad(cost)), jax.jit(jax.vmap(cost))
-    hessian = jax.jit(
-        lambda at: jax.lax.map(lambda v: jax.jvp(jax.grad(cost), (at,), (v,))[1], jnp.eye(start.size), batch_size=32)
-    )
+    value_and_grad = jax.jit(jax.value_and_grad(cost))
+    columns = jax.jit(lambda at, v: jax.jvp(jax.grad(cost), (at,), (v,))[1])
 
-    def finite(theta: Array, moving: Any = 1.0) -> tuple[float, Array]:
-        value, gradient = value_and_grad(theta)
+    def moved(phi: Array, centre: Array, matrix: Array) -> tuple[float, Array]:
+        value, gradient = map(np.asarray, value_and_grad(centre + matrix @ phi))
         good = np.isfinite(value) and np.all(np.isfinite(gradient))
-        return (float(value), moving * np.asarray(gradient)) if good else (1e300, np.zeros_like(theta))
+        return (float(value), gradient @ matrix) if good else (1e300, np.zeros(start.size))
 
-    theta = start
-    for moving in (free, np.ones_like(start)):
-        theta = minimize(finite, theta, (moving,), "L-BFGS-B", jac=True, options={"maxiter": 300}).x
-    (value, gradient), step, gain = finite(theta), theta - start, np.inf
-    for _ in range(NEWTON):
-        curvature = np.asarray(hessian(theta))
-        scale = np.maximum(np.abs(np.diag(curvature)), 1e-30) ** -0.5
-        if not np.all(np.isfinite(curvature)):
+    theta, before, zero = start, start, 0 * start
+    for moving in (free, *np.ones((SEARCHES, start.size))):
+        hessian = np.stack([columns(theta, row) for row in np.eye(start.size)])
+        if not np.all(np.isfinite(hessian)):
             break
-        # Newton's step with the sign of every curvature mended, which leaves saddle points behind.
-        values, vectors = np.linalg.eigh(curvature * np.outer(scale, scale))
+        # As after Newton's step with the sign of every curvature mended, which leaves saddle points behind.
+        scale = np.maximum(np.abs(np.diag(hessian)), 1e-30) ** -0.5
+        values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
         matrix = scale[:, None] * vectors / np.sqrt(np.maximum(np.abs(values), FLAT * np.abs(values).max()))
-        step = matrix @ (matrix.T @ gradient)
-        gain = float(gradient @ step)
-        trials = (theta - step * 0.5**halved for halved in range(30))
-        better = next((trial for trial in trials if finite(trial)[0] < value), None)
-        if gain < 1e-10 or better is None:
-            break
-        theta, (value, gradient) = better, finite(better)
-    if not gain < 1e-2 or values[0] < 0:
-        raise NoModeError("−log p falls without end, or has no mode nearby,", step)
+        best = minimize(moved, zero, (theta, moving[:, None] * matrix), "L-BFGS-B", jac=True, options={"maxiter": 300})
+        before, theta = theta, theta + moving * (matrix @ best.x)
+    value, pull = moved(zero, theta, matrix)
+    if not pull @ pull < 1e-2 or values[0] < 0 or not np.all(np.isfinite(hessian)):
+        raise NoModeError("−log p falls without end, or has no mode nearby,", theta - before)
     steps = np.concatenate([matrix.T, -matrix.T])
-    rise = np.nan_to_num(many(theta + AWAY * steps) - value, nan=np.inf)
+    rise = np.nan_to_num([value_and_grad(theta + AWAY * step)[0] - value for step in steps], nan=np.inf)
     if rise.min() < np.log(AWAY):
         raise NoModeError("−log p does not rise", steps[rise.argmin()])
     return Affine(theta, matrix)
@@ -127,7 +118,9 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
             return state, state[0]
 
         def largest(at: Any, vector: Any) -> Any:
-            turned = partial(lambda _, v: jax.jvp(slope, (at,), (v / jnp.linalg.norm(v),))[1])
+            def turned(_: Any, v: Any) -> Any:
+                return jax.jvp(slope, (at,), (v / jnp.linalg.norm(v),))[1]
+
             return jnp.linalg.norm(jax.lax.fori_loop(0, 16, turned, vector))
 
         first, *rest = jax.random.split(key, ROUNDS + 1)
@@ -144,6 +137,7 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
         if not np.all(np.abs(draws) < LOST) or not np.isfinite(largest):
             phi, met = phi / 2, 4 * met
             continue
+        draws = np.clip(draws, -OUTER, OUTER)
         centre, covariance = draws.mean((0, 1)), np.atleast_2d(np.cov(draws.reshape(-1, dim).T))
         root = np.linalg.cholesky(weight * covariance + (1 - weight) * np.eye(dim))
         phi, met, settled = np.linalg.solve(root, (draws[-1] - centre).T).T, max(1.0, float(largest)), settled + 1
