@@ -4,8 +4,8 @@ A package declares `[project.entry-points."wflmc.policies"]`, `"wflmc.fading"` o
 it stands for: a `PowerPolicy`; a function from the mean power to a `Fading`; a function that returns a posterior.
 """
 
-import importlib.util
 import inspect
+import runpy
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -23,10 +23,9 @@ def load(group: str, name: str, key: str, builtin: Mapping[str, Any]) -> Any:
     """Return what a name stands for: one of our own, or that of a package."""
     if name in builtin:
         return builtin[name]
-    found = [entry for entry in entry_points(group=f"wflmc.{group}") if entry.name == name]
-    if not found:
+    if name not in names(group):
         raise unknown(key, name, [*builtin, *names(group)])
-    return found[0].load()
+    return entry_points(group=f"wflmc.{group}")[name].load()
 
 
 def is_own_model(model: str) -> bool:
@@ -44,15 +43,10 @@ def build_own_model(model: str, keys: Mapping[str, Any]) -> tuple[Any, Any]:
         keys: of the scenario's section `posterior`; the function gets those that it names.
     """
     path, _, name = model.rpartition(":")
-    module = None
-    if is_own_model(model):
-        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-        if spec is None or spec.loader is None or not Path(path).is_file():
-            raise InputError("posterior.model", model, "the name of a Python file that is there, and a function in it")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    function = load("models", model, "posterior.model", {}) if module is None else getattr(module, name, None)
-    if not callable(function):
+    if path and not Path(path).is_file():
+        raise InputError("posterior.model", model, "the name of a Python file that is there, and a function in it")
+    content = runpy.run_path(path) if path else {name: load("models", model, "posterior.model", {})}
+    if not callable(function := content.get(name)):
         raise InputError("posterior.model", Found(f"has no function {name}"), "FILE.py:FUNCTION")
     wanted = inspect.signature(function).parameters
-    return function(**{key: value for key, value in keys.items() if key in wanted}), getattr(module, "functions", {})
+    return function(**{key: value for key, value in keys.items() if key in wanted}), content.get("functions", {})

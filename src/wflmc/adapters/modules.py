@@ -12,6 +12,7 @@ from wflmc.errors import InputError
 from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.custom.model import Sites
 
+Data = tuple[Any, Any]
 LogLikelihood = Callable[[Any, Any], Any]
 Devices = int | ArrayLike | Sequence[ArrayLike]
 
@@ -19,11 +20,11 @@ Devices = int | ArrayLike | Sequence[ArrayLike]
 def from_flax(
     module: Any,
     log_likelihood: LogLikelihood,
-    data: tuple[Any, Any],
+    data: Data,
     *,
     devices: Devices,
     prior: Any = 1.0,
-    key: jax.Array | None = None,
+    key: Any = None,
     **options: Any,
 ) -> CustomPosterior:
     """Return the posterior of the parameters of a Flax module, of NNX or of Linen.
@@ -61,13 +62,7 @@ def from_flax(
 
 
 def from_equinox(
-    module: Any,
-    log_likelihood: LogLikelihood,
-    data: tuple[Any, Any],
-    *,
-    devices: Devices,
-    prior: Any = 1.0,
-    **options: Any,
+    module: Any, log_likelihood: LogLikelihood, data: Data, *, devices: Devices, prior: Any = 1.0, **options: Any
 ) -> CustomPosterior:
     """Return the posterior of the floating-point arrays of an Equinox module; arguments as of `from_flax`."""
     import equinox as eqx

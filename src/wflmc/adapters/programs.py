@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from wflmc.errors import Found, InputError
 from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.custom.geometry import NoModeError, in_float64
-from wflmc.posterior.custom.model import INDEX, Sites, used_inputs
+from wflmc.posterior.custom.model import INDEX, Sites
 
 FEW = 64
 """Up to so many examples, latent variables of every example are kept as parameters without being asked to."""
@@ -131,7 +131,6 @@ class _Program:
         """The data of examples by path, [N, ...], and their numbers."""
         leaves = _leaves(self.arguments)
         arrays = {path: np.moveaxis(np.asarray(leaves[path]), axis, 0) for path, axis in self.axes.items()}
-        arrays = {path: a.astype(np.int32) if a.dtype.kind in "iu" else a for path, a in arrays.items()}
         return arrays | {INDEX: np.arange(self.count, dtype=np.int32)}
 
     @property
@@ -165,10 +164,8 @@ class _Program:
 
     def posterior(self, coords: Mapping[str, Any] | None, **options: Any) -> CustomPosterior:
         """Return the posterior of the model as it is cut."""
-        low = {name: _bijection(self.full[name])(-start - 50) for name, start in self.start.items()}
-        scales = [name for name, value in low.items() if np.all(np.asarray(value) >= 0)]
         together = None if None in self.likelihood.values() else self.log_likelihoods
-        sites = Sites(self.values, self.simulate, self.dims, coords or {}, self.observed, scales, together)
+        sites = Sites(self.values, self.simulate, self.dims, coords or {}, self.observed, together)
         known = {"initial": self.start, "sites": sites, **options}
         return posterior_from(self.log_likelihood, self.log_prior, self.examples, **known)
 
@@ -369,10 +366,12 @@ def _check(program: _Program) -> None:
     start = jax.tree.map(jnp.asarray, program.start)
     near = {name: value + 0.1 * generator.standard_normal(value.shape) for name, value in start.items()}
     chosen = {name: values[0] for name, values in program.supports.items()}
-    one = {name: values[0] for name, values in examples.items()}
-    used = used_inputs(lambda example: program.of_examples(near, _rows(example), chosen), one)
     whole = {name: np.asarray(value) for name, value in program.of_examples(near, examples, chosen).items()}
-    program.of_example = tuple(name for name, inputs in used.items() if set(inputs) - {INDEX} or name in chosen)
+    alike = {name: np.asarray(value) for name, value in program.densities(program.prior(), near, chosen).items()}
+    same = {
+        name for name, value in alike.items() if value.shape == whole[name].shape and np.allclose(value, whole[name])
+    }
+    program.of_example = tuple(name for name in whole if name not in same or name in chosen)
     shapes = {name: whole[name].shape for name in program.of_example if program.full[name]["type"] == "sample"}
     program.likelihood = {name: s.index(count) if count in s else None for name, s in shapes.items()}
 
@@ -380,14 +379,13 @@ def _check(program: _Program) -> None:
         each = jax.vmap(lambda one: program.of_examples(parameters, _rows(one), chosen))(examples)
         return {name: jnp.sum(each[name]) for name in program.likelihood}
 
-    found = jax.jit(totals)(near) | program.densities(program.prior(), near, {})
     slopes = jax.jit(jax.jacfwd(totals))(start)
-    for name, total in found.items():
+    for name, total in jax.jit(totals)(near).items():
         plates, size, problem, wanted = program.full[name]["cond_indep_stack"], np.abs(whole[name]).sum(), "", ""
-        if name in program.likelihood and plates and not program.is_cut(name):
+        if plates and not program.is_cut(name):
             problem = f"is in plate {plates[0].name} of {plates[0].size}"
             wanted = f"in a plate over its {count} examples, along example_axis"
-        elif not np.isfinite(size) or not all(np.all(np.isfinite(s)) for s in slopes.get(name, {}).values()):
+        elif not np.isfinite(size) or not all(np.all(np.isfinite(s)) for s in slopes[name].values()):
             problem = "has a density or a gradient that is nan or infinite where the search begins"
             wanted = "finite there (a root or a log of 0?): mend it, or give initial=…"
         elif abs(np.sum(total) - whole[name].sum()) > AGREES * (count + size):

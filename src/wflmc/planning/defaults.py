@@ -9,8 +9,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from wflmc.dynamics import Dynamics
-from wflmc.planning.options import Sampler
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 
@@ -27,26 +25,20 @@ LEAST, MOST = 20, 4000
 
 def fill_in(posterior: Posterior, privacy: Privacy, given: dict[str, Any], sampler_given: bool) -> dict[str, Any]:
     """Return the arguments of `plan` with those that are None replaced by usual values."""
-    sampler: Sampler = given["sampler"]
-    mu, L = float(posterior.mu), float(posterior.L)
+    mu, L, sampler = float(posterior.mu), float(posterior.L), given["sampler"]
     if given["step_size"] is None and privacy.epsilon is None and not sampler_given:
         sampler = replace(sampler, dynamics="kinetic", friction=2 * mu**0.5)
-    kinetic = sampler.motion.has_velocity
-    step = given["step_size"] or (
-        SAFE * min(1.0, FEW / posterior.dim) ** 0.25 / L**0.5 if kinetic else OVERDAMPED_STEP / (mu + L)
-    )
-    memory = _memory(sampler.motion, float(step), mu)
+    if sampler.motion.has_velocity:
+        step = given["step_size"] or SAFE * min(1.0, FEW / posterior.dim) ** 0.25 / L**0.5
+        memory = 8 / (step * mu**0.5)  # rounds in which a direction is forgotten, also of a cost that is not quadratic
+    else:
+        step = given["step_size"] or OVERDAMPED_STEP / (mu + L)
+        memory = 1 / (step * mu)
     burn_in, samples = (min(MOST, max(LEAST, math.ceil(count * memory))) for count in (BURN_IN, SAMPLES))
     if privacy.epsilon is not None:
-        devices = posterior.devices
-        loss = step * float((privacy.sensitivity(devices) ** 2 / privacy.budget(devices)).max())
+        loss = step * float((privacy.sensitivity(posterior.devices) ** 2 / privacy.budget(posterior.devices)).max())
         rounds = min(burn_in + samples, max(LEAST, int(1 / loss)))
         burn_in = min(burn_in, rounds // 2)
         samples = rounds - burn_in
     usual = {"step_size": step, "burn_in": burn_in, "samples": samples}
     return given | {name: value for name, value in usual.items() if given[name] is None} | {"sampler": sampler}
-
-
-def _memory(dynamics: Dynamics, step: float, mu: float) -> float:
-    """Return the rounds in which the slowest direction is forgotten; kinetic ones of a cost that is not quadratic."""
-    return 8 / (step * mu**0.5) if dynamics.has_velocity else 1 / (step * mu)

@@ -26,7 +26,7 @@ FLAT = 1e-9
 """Of the largest: a scaled curvature below it is rounding."""
 AWAY = 1e6
 """Standard deviations from a mode at which a density that can be normalised has fallen by more than 1/AWAY."""
-SEARCHES = 4
+SEARCHES = 5
 """For a mode, each in the coordinates of the Hessian where the one before ended."""
 CHAINS, ROUNDS = 64, 192
 PASSES, MOST_PASSES = 4, 24
@@ -57,14 +57,12 @@ def in_float64() -> Any:
     return home.enable_x64(True)
 
 
-def laplace(cost: Cost, start: Array, free: Array) -> Affine:
+def laplace(cost: Cost, start: Array) -> Affine:
     """Return coordinates by the Hessian at a mode.
 
     Args:
         cost: −log p of θ[m].
         start: of the search, [m].
-        free: 0 for parameters that are scales, else 1, [m]: scales follow when all others are fitted, or would run
-            away.
 
     Raises:
         NoModeError: where the cost falls without end, or does not rise in some direction.
@@ -78,7 +76,7 @@ def laplace(cost: Cost, start: Array, free: Array) -> Affine:
         return (float(value), gradient @ matrix) if good else (1e300, np.zeros(start.size))
 
     theta, before, zero = start, start, 0 * start
-    for moving in (free, *np.ones((SEARCHES, start.size))):
+    for _ in range(SEARCHES):
         hessian = np.stack([columns(theta, row) for row in np.eye(start.size)])
         if not np.all(np.isfinite(hessian)):
             break
@@ -86,8 +84,8 @@ def laplace(cost: Cost, start: Array, free: Array) -> Affine:
         scale = np.maximum(np.abs(np.diag(hessian)), 1e-30) ** -0.5
         values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
         matrix = scale[:, None] * vectors / np.sqrt(np.maximum(np.abs(values), FLAT * np.abs(values).max()))
-        best = minimize(moved, zero, (theta, moving[:, None] * matrix), "L-BFGS-B", jac=True, options={"maxiter": 300})
-        before, theta = theta, theta + moving * (matrix @ best.x)
+        best = minimize(moved, zero, (theta, matrix), "L-BFGS-B", jac=True, options={"maxiter": 300})
+        before, theta = theta, theta + matrix @ best.x
     value, pull = moved(zero, theta, matrix)
     if not pull @ pull < 1e-2 or values[0] < 0 or not np.all(np.isfinite(hessian)):
         raise NoModeError("−log p falls without end, or has no mode nearby,", theta - before)

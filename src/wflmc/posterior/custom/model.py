@@ -8,7 +8,6 @@ that compiled code, checkpoints and ledgers know the model again; functions that
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
@@ -42,8 +41,6 @@ class Sites(NamedTuple):
     """Labels along axes, by their names."""
     observed: Mapping[str, Any] = {}
     """What was observed, by site, [N, ...]."""
-    scales: Sequence[str] = ()
-    """Sites of positive values."""
     together: Callable[[Any, Any], Any] | None = None
     """log p(example|θ) of several examples at once, of (parameters, examples [n, ...]) -> [n]."""
     apply: Callable[[Any, Any], Any] | None = None
@@ -206,14 +203,6 @@ def trace_model(log_likelihood: Any, log_prior: Any, model: TracedModel, data: A
 def _pruned(closed: Any) -> Any:
     """Return a closed jaxpr without equations that its result does not need, which would count as work."""
     return closed.replace(jaxpr=dce_jaxpr(closed.jaxpr, [True], instantiate=True)[0])
-
-
-def used_inputs(function: Callable[[Any], Any], given: dict[str, Any]) -> dict[str, list[str]]:
-    """Return, by the name of each of a function's results, the names of the inputs that it is computed from."""
-    closed, results = jax.make_jaxpr(function, return_shape=True)(given)
-    wanted = np.eye(len(results), dtype=bool).tolist()
-    used = [dce_jaxpr(closed.jaxpr, outputs)[1] for outputs in wanted]
-    return {name: list(compress(sorted(given), inputs)) for name, inputs in zip(sorted(results), used, strict=True)}
 
 
 def _nested(jaxpr: Any) -> Iterator[Any]:

@@ -501,12 +501,11 @@ def _coordinates(
     if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
         return given.coordinates, {"mu": given.mu, "L": given.L}
     if isinstance(given, str) and given in ("laplace", "pilot") and start.size <= MOST_DENSE:
-        free = model.unflatten(np.ones(model.dim))
-        free |= {name: 0 * free[name] for name in model.sites.scales}
         try:
             with in_float64():
-                space = laplace(cost, start, np.concatenate([np.ravel(part) for part in jax.tree.leaves(free)]))
-                space, L = refine(cost, space) if given == "pilot" else (space, 1.0)
+                space, L = laplace(cost, start), 1.0
+                if given == "pilot":
+                    space, L = refine(cost, space)
             return space, {"mu": 1.0, "L": L}
         except NoModeError as error:
             raise _without_mode(error, model) from error
