@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from wflmc import posterior as posterior
     from wflmc import privacy as privacy
     from wflmc import sampling as sampling
-    from wflmc.adapters import from_equinox, from_flax, from_numpyro
+    from wflmc.adapters.modules import from_equinox, from_flax
+    from wflmc.adapters.programs import from_numpyro
     from wflmc.channel import Link
     from wflmc.errors import InputError, SamplingError
     from wflmc.estimators.estimators import PrivateClassifier, PrivateRegressor
@@ -47,7 +48,8 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "adapters": ("from_equinox", "from_flax", "from_numpyro"),
+    "adapters.modules": ("from_equinox", "from_flax"),
+    "adapters.programs": ("from_numpyro",),
     "channel": ("Link",),
     "errors": ("InputError", "SamplingError"),
     "estimators.estimators": ("PrivateClassifier", "PrivateRegressor"),

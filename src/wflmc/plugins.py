@@ -33,8 +33,8 @@ def is_own_model(model: str) -> bool:
     return model.rpartition(":")[0].endswith(".py")
 
 
-def build_own_model(model: str, keys: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the posterior that a function in a file returns, and the file's `functions` to diagnose, if any.
+def build_own_model(model: str, keys: Mapping[str, Any]) -> Any:
+    """Return the posterior that a function in a file returns.
 
     This executes the file.
 
@@ -49,4 +49,4 @@ def build_own_model(model: str, keys: Mapping[str, Any]) -> tuple[Any, Any]:
     if not callable(function := content.get(name)):
         raise InputError("posterior.model", Found(f"has no function {name}"), "FILE.py:FUNCTION")
     wanted = inspect.signature(function).parameters
-    return function(**{key: value for key, value in keys.items() if key in wanted}), content.get("functions", {})
+    return function(**{key: value for key, value in keys.items() if key in wanted})

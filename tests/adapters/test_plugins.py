@@ -27,9 +27,8 @@ import wflmc
 def build(devices=3):
     y = np.random.default_rng(0).normal(1.0, 1.0, 30)
     return wflmc.posterior_from(lambda m, v: -0.5 * (v - m["mean"]) ** 2, lambda m: -0.5 * m["mean"] ** 2, y,
-                                initial={"mean": 0.0}, devices=devices, mu=31.0, L=31.0)
-
-functions = {"square": lambda m: m["mean"] ** 2}
+                                initial={"mean": 0.0}, devices=devices, mu=31.0, L=31.0,
+                                functions={"square": lambda m: m["mean"] ** 2})
 """
 QUICK = ("--set", "sampler.chains=4", "--set", "sampler.samples=8", "--set", "sampler.burn_in=5")
 

@@ -52,13 +52,8 @@ def from_flax(
         return _network(start, lambda p, x: module.apply({"params": p, **held}, x), **known)
     if not isinstance(module, nnx.Module):
         raise InputError("module", type(module).__name__, "a module of flax.nnx or flax.linen")
-    graph, state, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
-
-    def apply(parameters: Any, given: Any) -> Any:
-        nnx.replace_by_pure_dict(own := jax.tree.map(lambda leaf: leaf, state), parameters)
-        return nnx.merge(graph, own, rest)(given)
-
-    return _network(nnx.to_pure_dict(state), apply, **known)
+    graph, start, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
+    return _network(start, lambda p, given: nnx.merge(graph, p, rest)(given), **known)
 
 
 def from_equinox(

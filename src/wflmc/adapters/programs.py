@@ -231,9 +231,9 @@ class _Program:
         return self.log_likelihoods(parameters, _rows(example))[0]
 
     def prior(self) -> Any:
-        """Return the model without the sites of examples: on one, or on N copies of it where some are local."""
-        first = {path: values[0] for path, values in self.examples.items()}
-        model = self.cut_to(_rows(first, self.count if self.local else 1))
+        """Return the model without the sites of examples: on an example of ones, or on N where some are local."""
+        ones = {path: np.ones_like(values[0]) for path, values in self.examples.items()}
+        model = self.cut_to(_rows(ones, self.count if self.local else 1))
         return _library().handlers.block(model, hide=self.of_example)
 
     def log_prior(self, parameters: Any) -> Any:
@@ -332,16 +332,17 @@ def _find_sites(program: _Program, initial: Any) -> None:
 
 
 def _find_examples(program: _Program, axis: int, shared: Sequence[str]) -> None:
-    """Find which data are examples: those as long as what is observed, if there are some."""
+    """Find which data are examples: those as long as what is observed."""
     arrays = {path: np.shape(leaf) for path, leaf in _leaves(program.arguments).items() if np.ndim(leaf)}
     axes = {path: min(axis, len(s) - 1) for path, s in arrays.items() if path.split(".")[0] not in shared}
-    lengths = {path: arrays[path][at] for path, at in axes.items()}
     observed = [np.shape(site["value"]) for site in program.full.values() if site.get("is_observed")]
-    sizes = [shape[min(axis, len(shape) - 1)] for shape in observed if shape] + [*lengths.values()]
-    program.count = next((size for size in sizes if size in lengths.values()), 0)
-    if not program.count or not observed:
+    sizes = [shape[min(axis, len(shape) - 1)] for shape in observed if shape] + [
+        arrays[path][at] for path, at in axes.items()
+    ]
+    program.count = next((size for size in sizes if any(size in shape for shape in arrays.values())), 0)
+    program.axes = {path: at for path, at in axes.items() if arrays[path][at] == program.count}
+    if not program.axes or not observed:
         raise InputError("model", Found("observes no array of the data"), "a NumPyro model with obs=… of the data")
-    program.axes = {path: axes[path] for path, length in lengths.items() if length == program.count}
 
 
 def _check_latent(program: _Program, keep: Sequence[str]) -> None:

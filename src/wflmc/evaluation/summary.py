@@ -172,7 +172,7 @@ def evaluate(
         test: features[n, d] and targets[n], or labels[n] as in the training data, on which predictions are scored.
         law: of the plan's chains, where it has been computed already.
         functions: of the parameters of one draw, by name, such as predictions, whose R-hat and ESS stand beside those
-            of the parameters.
+            of the parameters; by default those of `posterior_from`.
     """
     if not isinstance(trace, Trace):
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
@@ -183,6 +183,7 @@ def evaluate(
         if known.coordinates is not None:
             moving = _distance(known.coordinates.of(trace.theta), known.exact_in_coordinates)
     own = model if isinstance(model, CustomPosterior) else None
+    functions = functions or ({} if own is None else own.model.sites.functions)
     parameters = trace.theta if own is None or not functions else own.unflatten(trace.theta)
     law = law or exact_law(posterior, plans)
     spent = [plan.epsilon_spent for plan in plans if plan.epsilon_spent is not None]
@@ -203,7 +204,7 @@ def evaluate(
         noise_ratio=float(np.mean([plan.noise_ratio for plan in plans])),
         coverage=None if known is None else _coverage(trace, posterior, known.exact),
         adjacency=trace.plan.privacy.adjacency,
-        functions=diagnose_functions(parameters, functions or {}),
+        functions=diagnose_functions(parameters, functions),
         symmetric=own is not None and own.model.sites.symmetric,
     )
 

@@ -141,8 +141,8 @@ def _run(
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":
-        own = None if isinstance(posterior, Regression) else posterior
-        parts = [None if own is None else own.device(k) for k in range(devices)]
+        own = not isinstance(posterior, Regression)
+        parts = [posterior.device(k) if own else None for k in range(devices)]
         opened = [open_device(place / DEVICE.format(k), part) for k, part in enumerate(parts)]
         serving.run_in_process(server, opened, progress)
     elif options.runtime == "simulation":

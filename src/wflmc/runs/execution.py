@@ -147,7 +147,7 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
             both = {name: (getattr(before, name), getattr(trace, name)) for name in ("theta", "clip_rate")}
             joined: Any = {name: np.concatenate(parts, axis=1) for name, parts in both.items()}
             trace = replace(before, **joined, plans=(task.plan,), velocity=trace.velocity, key=trace.key)
-        evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test, law, task.inputs.functions)
+        evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test, law)
         warnings, seconds = (*task.plan.warnings, SIMULATED), time.perf_counter() - began
         causes = diagnose_plan(task.scenario, task.inputs, task.plan, evaluation)
         part = ledger_document(ledger, task.folder)

@@ -64,8 +64,6 @@ class Inputs(NamedTuple):
     dynamics: Dynamics = OVERDAMPED
     not_covered: tuple[NotCovered, ...] = ()
     """What ε does not cover of runs and plans."""
-    functions: Mapping[str, Any] = {}
-    """Of the parameters of a model of one's own, to be diagnosed beside them."""
 
     @property
     def spent(self) -> NDArray[np.float64]:
@@ -86,11 +84,7 @@ def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
     """
     warnings = [f"{name} has no effect: {why}." for name, why in irrelevant(scenario).items() if scenario.given(name)]
     link, privacy = build_link(scenario), build_privacy(scenario)
-    functions: Mapping[str, Any] = {}
-    if scenario.posterior.model in MODELS:
-        posterior, test = build_posterior(scenario)
-    else:
-        (posterior, functions), test = _own_model(scenario), None
+    posterior, test = build_posterior(scenario)
     with scenario_keys():
         posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
     warnings += _constant_warnings(scenario, posterior)
@@ -109,7 +103,7 @@ def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
             "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
         )
     uncovered = not_covered(scenario, scored=test is not None)
-    return Inputs(posterior, link, privacy, step_size, tuple(warnings), test, release, dynamics, uncovered, functions)
+    return Inputs(posterior, link, privacy, step_size, tuple(warnings), test, release, dynamics, uncovered)
 
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> Value:
@@ -166,7 +160,7 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Valu
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     """Return the model with its data spread over the devices, and the test set where there is one."""
     if scenario.posterior.model not in MODELS:
-        return _own_model(scenario)[0], None
+        return _own_model(scenario), None
     section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
     with scenario_keys():
         data, columns = _load(scenario, key)
@@ -184,14 +178,14 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     return dataclasses.replace(posterior, columns=columns), test
 
 
-def _own_model(scenario: Scenario) -> tuple[Posterior, Mapping[str, Any]]:
-    """Return the posterior of a model of one's own, and functions of its parameters to diagnose."""
+def _own_model(scenario: Scenario) -> Posterior:
+    """Return the posterior of a model of one's own."""
     section = scenario.posterior
     if section.preconditioner != "none":
         raise InputError("posterior.preconditioner", section.preconditioner, "none: a model of your own brings its own")
-    posterior, functions = plugins.build_own_model(section.model, section.model_dump(exclude_unset=True))
+    posterior = plugins.build_own_model(section.model, section.model_dump(exclude_unset=True))
     check_posterior(posterior)
-    return posterior, functions
+    return posterior
 
 
 def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[str, ...]]:

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
-from jax.interpreters.partial_eval import dce_jaxpr
 from numpy.typing import NDArray
 
 from wflmc.errors import Found, InputError
 from wflmc.keys import digest
 from wflmc.posterior.blocks import row_norms
+from wflmc.posterior.coordinates import Affine
 
 Shapes = tuple[tuple[int, ...], ...]
 INDEX = "_example"
@@ -45,6 +45,8 @@ class Sites(NamedTuple):
     """log p(example|θ) of several examples at once, of (parameters, examples [n, ...]) -> [n]."""
     apply: Callable[[Any, Any], Any] | None = None
     """A network's output, of (parameters, input)."""
+    functions: Mapping[str, Callable[[Any], Any]] = {}
+    """Of the parameters, to be diagnosed beside them, by name."""
     symmetric: bool = False
     """Whether hidden units may change places: then parameters of different chains need not agree."""
 
@@ -65,6 +67,9 @@ class TracedModel:
     """Intermediate results of one example's log-likelihood, roughly: what a gradient must remember."""
     sites: Sites = field(default=Sites(), compare=False, repr=False)
     """What a model of another library knows of its parameters."""
+
+    space: Affine | None = field(default=None, compare=False, repr=False)
+    """Coordinates that costs are functions of; None: the parameters."""
 
     @property
     def dim(self) -> int:
@@ -90,11 +95,19 @@ class TracedModel:
 
     def cost(self, theta: jax.Array, example: Any) -> jax.Array:
         """Return −log p(example|θ), in full float32 also where an accelerator would rather round."""
-        return self._run(self.likelihood, theta, *jax.tree.leaves(example))
+        return self._run(self.likelihood, self.parameters(theta), *jax.tree.leaves(example))
 
     def prior_cost(self, theta: jax.Array) -> jax.Array:
         """Return −log p(θ), up to a constant."""
-        return self._run(self.prior, theta)
+        return self._run(self.prior, self.parameters(theta))
+
+    def parameters(self, phi: Any) -> Any:
+        """Return θ[m] of the coordinates φ[m]."""
+        return phi if self.space is None else self.space.parameters(phi)
+
+    def moved(self, space: Affine) -> "TracedModel":
+        """Return the model with costs of coordinates in place of parameters."""
+        return replace(self, space=space, name=digest(self.name.encode(), *space))
 
     def _run(self, traced: Any, *values: Any) -> jax.Array:
         given = [jnp.asarray(value, wanted.dtype) for value, wanted in zip(values, traced.in_avals, strict=True)]
@@ -186,7 +199,6 @@ def trace_model(log_likelihood: Any, log_prior: Any, model: TracedModel, data: A
         names = [equation.primitive.name for jaxpr in _nested(made) for equation in jaxpr.eqns]
         if any("callback" in name or "debug" in name for name in names):
             raise InputError(key, Found("calls back to Python"), "written in JAX alone: no callbacks, no debug prints")
-    cost, prior_cost = _pruned(cost), _pruned(prior_cost)
     model = replace(model, likelihood=cost, prior=prior_cost)
     gradient = jax.make_jaxpr(jax.value_and_grad(model.cost))(theta, example)
     gradients = gradient, jax.make_jaxpr(jax.value_and_grad(model.prior_cost))(theta)
@@ -198,11 +210,6 @@ def trace_model(log_likelihood: Any, log_prior: Any, model: TracedModel, data: A
     inner = [jaxpr for one in gradients for jaxpr in _nested(one)]
     constants = [value for jaxpr in inner for value in getattr(jaxpr, "consts", ())]
     return replace(model, name=digest(*parts, *map(_plain, constants)), numbers=max(1, result_size(cost)))
-
-
-def _pruned(closed: Any) -> Any:
-    """Return a closed jaxpr without equations that its result does not need, which would count as work."""
-    return closed.replace(jaxpr=dce_jaxpr(closed.jaxpr, [True], instantiate=True)[0])
 
 
 def _nested(jaxpr: Any) -> Iterator[Any]:

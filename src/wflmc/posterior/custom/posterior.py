@@ -69,13 +69,17 @@ class CustomPosterior(Shown, Posterior):
     example_block: int = field(default=0, metadata=STATIC)
     first: int = 0
     """The number of the first device, by which mini-batches are drawn."""
-    coordinates: Affine | None = None  # type: ignore[assignment]
 
     start_is_estimate = True
 
     def _facts(self) -> dict[str, Any]:
         facts = {"devices": self.devices, "examples": int(np.sum(self.sizes)), "parameters": self.dim}
         return {**facts, "batch": self.batch, "mu": self.mu, "L": self.L}
+
+    @property
+    def coordinates(self) -> Affine | None:  # type: ignore[override]
+        """Those that chains move in."""
+        return self.model.space
 
     @property
     def dim(self) -> int:
@@ -438,17 +442,18 @@ def posterior_from(
             posterior: in its coordinates, as of public data; an array [m]: scales of the parameters around `initial`,
             as known in public. What laplace and pilot tell of the data is not covered by any promise of privacy.
         assignment: where `devices` is a number, `partition` is iid (default) or blocks, and `key` seeds iid
-            (jax.random.key(0) unless given).
+            (jax.random.key(0) unless given); `functions` of the parameters, such as predictions, by name: `evaluate`
+            gives their R-hat and ESS.
     """
     examples, count = traced.checked_arrays("data", data)
     start, structure, shapes = _checked_parameters(initial)
-    model = traced.TracedModel(None, None, structure, shapes, sites=assignment.pop("sites", traced.Sites()))
-    functions, bare = (log_likelihood, log_prior), model
-    model = traced.trace_model(*functions, bare, examples)
-    space, found = _coordinates(preconditioner, start, partial(_pooled, *functions, bare, examples), bare)
+    sites = assignment.pop("sites", traced.Sites())._replace(functions=assignment.pop("functions", {}))
+    bare = traced.TracedModel(None, None, structure, shapes, sites=sites)
+    model = traced.trace_model(log_likelihood, log_prior, bare, examples)
+    pooled = partial(_pooled, log_likelihood, log_prior, bare, examples)
+    space, found = _coordinates(preconditioner, start, pooled, bare)
     if space is not None:
-        model = traced.trace_model(*(_of_coordinates(function, bare, space) for function in functions), bare, examples)
-        start, initial_std = 0 * start, 1.0
+        model, start, initial_std = model.moved(space), 0 * start, 1.0
     known = {name: value for name, value in (("mu", mu), ("L", L)) if value is not None}
     check_positive(known)
     check_positive({"initial_std": initial_std}, or_zero=True)
@@ -470,21 +475,9 @@ def posterior_from(
         estimated = (*estimated, "the preconditioner")
     mu, L = (float((found | known).get(name, np.nan)) for name in ("mu", "L"))
     posterior = CustomPosterior(held, sizes, start, float(initial_std), mu, L, model, len(parts), batch, estimated)
-    posterior = replace(posterior, coordinates=space)
     if found:  # in these coordinates the posterior is N(0, I), by its moments
         vars(posterior)["laplace"] = start, np.ones_like(start)
     return _with_estimates(posterior) if np.isnan(mu + L) else posterior
-
-
-def _of_coordinates(function: Any, model: traced.TracedModel, space: Affine) -> Any:
-    """Return a function of parameters as one of coordinates, in float32."""
-    affine = Affine(*(np.asarray(part, np.float32) for part in space))
-
-    def moved(coordinates: Any, *example: Any) -> Any:
-        phi = jnp.concatenate([jnp.ravel(part) for part in jax.tree.leaves(coordinates)])
-        return function(model.unflatten(affine.parameters(phi)), *example)
-
-    return moved
 
 
 def _pooled(log_likelihood: Any, log_prior: Any, model: traced.TracedModel, examples: Any, theta: Any) -> Any:
