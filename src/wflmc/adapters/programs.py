@@ -121,7 +121,7 @@ class _Program:
     """Unconstrained values of the latent sites that are parameters."""
     supports: dict[str, Any] = field(default_factory=dict)
     """Values of the discrete latent sites, which are summed over."""
-    likelihood: dict[str, int | None] = field(default_factory=dict)
+    likelihood: dict[str, Any] = field(default_factory=dict)
     """Sample sites of the example: the axis of their log-densities that counts examples, if there is one."""
     of_example: tuple[str, ...] = ()
     """Sites that depend on the example, or are summed over."""

@@ -268,8 +268,9 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     if isinstance(posterior, Regression):
         observed = {"X": posterior.covariates, "y": observed}
     elif sites := posterior.model.sites.observed:
-        number = observed.pop(INDEX)
-        observed |= {name: values[number] for name, values in sites.items()}
+        found: Any = observed
+        number = found.pop(INDEX)
+        observed = found | {name: values[number] for name, values in sites.items()}
         request = request._replace(outcome=request.outcome or [*sites])
     data = _named(observed, ("observation",), "y", {})
     kept, thinning = _thinned(samples.shape[:2], request.draws)

@@ -111,8 +111,9 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
         slope = jax.grad(lambda at: cost(affine.parameters(at)))
 
         def body(state: Any, key: Any) -> Any:
-            pull = jax.vmap(slope)(motion.gradient_position(*state, h))
-            state = motion.step(*state, pull, std * jax.random.normal(key, phi.shape), h, 1.0, 1.0)
+            theta, velocity = state
+            pull = jax.vmap(slope)(motion.gradient_position(theta, velocity, h))
+            state = motion.step(theta, velocity, pull, std * jax.random.normal(key, phi.shape), h, 1.0, 1.0)
             return state, state[0]
 
         def largest(at: Any, vector: Any) -> Any:
