@@ -164,8 +164,10 @@ class _Program:
 
     def posterior(self, coords: Mapping[str, Any] | None, **options: Any) -> CustomPosterior:
         """Return the posterior of the model as it is cut."""
+        low = {name: _bijection(self.full[name])(-start - 50) for name, start in self.start.items()}
+        scales = [name for name, value in low.items() if np.all(np.asarray(value) >= 0)]
         together = None if None in self.likelihood.values() else self.log_likelihoods
-        sites = Sites(self.values, self.simulate, self.dims, coords or {}, self.observed, together)
+        sites = Sites(self.values, self.simulate, self.dims, coords or {}, self.observed, scales, together)
         known = {"initial": self.start, "sites": sites, **options}
         return posterior_from(self.log_likelihood, self.log_prior, self.examples, **known)
 

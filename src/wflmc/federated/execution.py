@@ -111,7 +111,7 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
     inputs, about = build(scenario), options.identity(scenario)
     if not isinstance(inputs.posterior, Regression) and (options.prepare or options.runtime != "process"):
         given, why = "--prepare" if options.prepare else options.runtime, "other processes do not have its functions"
-        raise InputError("--runtime", given, f"process with a model of your own: {why}; see docs/federation.md")
+        raise InputError("--runtime", given, f"process with a model of your own: {why}; see docs/numpyro.md")
     if place.exists():
         _refuse_other(folder, about)
     else:

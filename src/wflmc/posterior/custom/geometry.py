@@ -8,6 +8,7 @@ that.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ Cost = Callable[[Any], Any]
 
 FLAT = 1e-9
 """Of the largest: a scaled curvature below it is rounding."""
+SADDLE = 1e-3
+"""Scaled curvatures may be as negative as that where a density is nearly flat."""
 AWAY = 1e6
 """Standard deviations from a mode at which a density that can be normalised has fallen by more than 1/AWAY."""
 SEARCHES = 5
@@ -57,12 +60,14 @@ def in_float64() -> Any:
     return home.enable_x64(True)
 
 
-def laplace(cost: Cost, start: Array) -> Affine:
+def laplace(cost: Cost, start: Array, free: Array) -> Affine:
     """Return coordinates by the Hessian at a mode.
 
     Args:
         cost: −log p of θ[m].
         start: of the search, [m].
+        free: 0 for parameters that are scales, else 1, [m]: scales follow when all others are fitted, or would run
+            away.
 
     Raises:
         NoModeError: where the cost falls without end, or does not rise in some direction.
@@ -75,7 +80,8 @@ def laplace(cost: Cost, start: Array) -> Affine:
         good = np.isfinite(value) and np.all(np.isfinite(gradient))
         return (float(value), gradient @ matrix) if good else (1e300, np.zeros(start.size))
 
-    theta, before, zero = start, start, 0 * start
+    zero, search = 0 * start, partial(minimize, method="L-BFGS-B", jac=True, options={"maxiter": 300})
+    before, theta = start, start + free * search(moved, zero, (start, np.diag(free))).x
     for _ in range(SEARCHES):
         hessian = np.stack([columns(theta, row) for row in np.eye(start.size)])
         if not np.all(np.isfinite(hessian)):
@@ -84,10 +90,9 @@ def laplace(cost: Cost, start: Array) -> Affine:
         scale = np.maximum(np.abs(np.diag(hessian)), 1e-30) ** -0.5
         values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
         matrix = scale[:, None] * vectors / np.sqrt(np.maximum(np.abs(values), FLAT * np.abs(values).max()))
-        best = minimize(moved, zero, (theta, matrix), "L-BFGS-B", jac=True, options={"maxiter": 300})
-        before, theta = theta, theta + matrix @ best.x
+        before, theta = theta, theta + matrix @ search(moved, zero, (theta, matrix)).x
     value, pull = moved(zero, theta, matrix)
-    if not pull @ pull < 1e-2 or values[0] < 0 or not np.all(np.isfinite(hessian)):
+    if not pull @ pull < 1e-2 or values[0] < -SADDLE or not np.all(np.isfinite(hessian)):
         raise NoModeError("−log p falls without end, or has no mode nearby,", theta - before)
     steps = np.concatenate([matrix.T, -matrix.T])
     rise = np.nan_to_num([value_and_grad(theta + AWAY * step)[0] - value for step in steps], nan=np.inf)

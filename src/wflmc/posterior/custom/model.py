@@ -41,6 +41,8 @@ class Sites(NamedTuple):
     """Labels along axes, by their names."""
     observed: Mapping[str, Any] = {}
     """What was observed, by site, [N, ...]."""
+    scales: Sequence[str] = ()
+    """Sites of positive values."""
     together: Callable[[Any, Any], Any] | None = None
     """log p(example|θ) of several examples at once, of (parameters, examples [n, ...]) -> [n]."""
     apply: Callable[[Any, Any], Any] | None = None

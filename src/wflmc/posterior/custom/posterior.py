@@ -494,9 +494,13 @@ def _coordinates(
     if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
         return given.coordinates, {"mu": given.mu, "L": given.L}
     if isinstance(given, str) and given in ("laplace", "pilot") and start.size <= MOST_DENSE:
+        free = model.unflatten(np.ones(model.dim))
+        free = jax.tree.leaves(
+            free | {name: 0 * free[name] for name in model.sites.scales} if model.sites.scales else free
+        )
         try:
             with in_float64():
-                space, L = laplace(cost, start), 1.0
+                space, L = laplace(cost, start, np.concatenate([np.ravel(part) for part in free])), 1.0
                 if given == "pilot":
                     space, L = refine(cost, space)
             return space, {"mu": 1.0, "L": L}
