@@ -27,6 +27,8 @@ FLAT = 1e-9
 """Of the largest: a scaled curvature below it is rounding."""
 SADDLE = 1e-3
 """Scaled curvatures may be as negative as that where a density is nearly flat."""
+STEEP = 4.0
+"""By how much −log p may rise at one standard deviation from the mode, where a normal law has 1/2."""
 AWAY = 1e6
 """Standard deviations from a mode at which a density that can be normalised has fallen by more than 1/AWAY."""
 SEARCHES = 5
@@ -41,6 +43,8 @@ EFFECTIVE = 1024
 taken nearer to that of the pass before."""
 GROWN = 2.5
 """By how much a variance may still grow in the last pass of the pilot: of a proper posterior it has settled."""
+STIFF = 1e3
+"""The largest curvature in the pilot's coordinates for which chains of some thousand rounds explore the posterior."""
 LOST, OUTER = 1e2, 6.0
 """Standard deviations from the centre at which a pilot chain counts as lost, and to which it is put back: one that was
 thrown far by a step too long would be most of the covariance."""
@@ -94,6 +98,9 @@ def laplace(cost: Cost, start: Array, free: Array) -> Affine:
     value, pull = moved(zero, theta, matrix)
     if not pull @ pull < 1e-2 or values[0] < -SADDLE or not np.all(np.isfinite(hessian)):
         raise NoModeError("−log p falls without end, or has no mode nearby,", theta - before)
+    for step in matrix.T:  # where the cost is far from quadratic, a standard deviation is shorter
+        while not max(value_and_grad(theta + sign * step)[0] for sign in (-1, 1)) < value + STEEP:
+            step /= 2
     steps = np.concatenate([matrix.T, -matrix.T])
     rise = np.nan_to_num([value_and_grad(theta + AWAY * step)[0] - value for step in steps], nan=np.inf)
     if rise.min() < np.log(AWAY):
@@ -107,7 +114,8 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
     Where energies grow until chains are lost, they begin again nearer to the centre with half the step.
 
     Raises:
-        NoModeError: where a variance still grows in the last pass, as of an improper posterior.
+        NoModeError: where a variance still grows in the last pass, as of an improper posterior, or where curvatures
+            differ too much for one step size.
     """
     motion, dim = Kinetic(2.0), affine.centre.size
 
@@ -147,6 +155,6 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
         phi, met, settled = np.linalg.solve(root, (draws[-1] - centre).T).T, max(1.0, float(largest)), settled + 1
         growth, vectors = np.linalg.eigh(root @ root.T)
         affine = Affine(affine.parameters(centre), affine.matrix @ root)
-        if settled >= PASSES and growth[-1] < GROWN:
+        if settled >= PASSES and growth[-1] < GROWN and met < STIFF:
             return affine, met
-    raise NoModeError("its variance grows without end in pilot chains", affine.matrix @ vectors[:, -1])
+    raise NoModeError("pilot chains do not settle", affine.matrix @ vectors[:, -1])
