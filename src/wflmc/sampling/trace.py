@@ -3,7 +3,7 @@ xarray data sets by group, in ArviZ's schema."""
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,7 +225,7 @@ def _variables(theta: NDArray[Any], posterior: Model | None) -> Any:
     return xr.Dataset({"theta": ((*DRAWN, "parameter"), theta)}, coords={**coords, "parameter": np.arange(dim)})
 
 
-def _named(tree: Any, leading: tuple[str, ...], alone: str, dims: Mapping[str, Any]) -> dict[str, Any]:
+def _named(tree: Any, leading: tuple[str, ...], alone: str, dims: Any = None) -> dict[str, Any]:
     """The leaves of a tree by name, with their axes' names; one that is no tree is called `alone`.
 
     A leaf called as an axis, such as chain, becomes chain_. Two arrays without names are called X and y.
@@ -235,7 +235,7 @@ def _named(tree: Any, leading: tuple[str, ...], alone: str, dims: Mapping[str, A
         tree = {"X": tree[0], "y": tree[1]}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".") or alone
-        known = dims.get(name)
+        known = (dims or {}).get(name)
         while name in TAKEN or name in made:
             name += "_"
         axes = known or [f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - len(leading))]
@@ -272,7 +272,7 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
         number = found.pop(INDEX)
         observed = found | {name: values[number] for name, values in sites.items()}
         request = request._replace(outcome=request.outcome or [*sites])
-    data = _named(observed, ("observation",), "y", {})
+    data = _named(observed, ("observation",), "y")
     kept, thinning = _thinned(samples.shape[:2], request.draws)
     chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
     works, drawn = _works(posterior, lambda at: samples[chain[at], draw[at]], chain.size, request)
@@ -288,7 +288,7 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     for group, values in _computed(works, chain.size, request.progress).items():
         split = jax.tree.map(lambda leaf: leaf.reshape(*map(len, kept), *leaf.shape[1:]), values)
         alone = request.alone if group != "log_likelihood" else names[0] if len(names) == 1 else group
-        variables = _named(split, (*DRAWN, "observation"), alone, {})
+        variables = _named(split, (*DRAWN, "observation"), alone)
         made[group] = xr.Dataset(variables, dict(zip(DRAWN, kept, strict=True)), {"thinning": thinning})
         if group != "predictions":
             made[group] = made[group].assign_coords(held).assign_attrs(private)
@@ -296,7 +296,7 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
         given = np.asarray(features, dtype=float) if isinstance(posterior, Regression) else features
         rows = {"observation": np.arange(made["predictions"].sizes["observation"])}
         made["predictions"] = made["predictions"].assign_coords(rows)
-        made["predictions_constant_data"] = xr.Dataset(_named(given, ("observation",), "X", {}), rows)
+        made["predictions_constant_data"] = xr.Dataset(_named(given, ("observation",), "X"), rows)
     return made
 
 
@@ -387,7 +387,7 @@ def _drawn(posterior: Model, theta: Theta, draws: int, request: Request, rows: A
 
     first = (keys[0], jnp.asarray(theta(np.arange(1))[0])), jax.tree.map(lambda values: values[0], numbered)
     result = shape_of("predictive", function, wanted, outcome, *first)
-    drawn = [*_named(result, (), request.alone, {})]
+    drawn = [*_named(result, (), request.alone)]
     if not drawn:
         raise InputError("predictive", Found("returns nothing"), wanted)
     size = posterior.dim + count * sum(leaf.size for leaf in jax.tree.leaves(result))
