@@ -17,6 +17,7 @@ from wflmc.version import __version__
 
 TYPE_CHECKING = False  # type checkers know better; typing takes longer to import than all else here
 if TYPE_CHECKING:
+    from wflmc import adapters as adapters
     from wflmc import audit as audit
     from wflmc import baselines as baselines
     from wflmc import channel as channel
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from wflmc import posterior as posterior
     from wflmc import privacy as privacy
     from wflmc import sampling as sampling
+    from wflmc.adapters.modules import from_equinox, from_flax
+    from wflmc.adapters.programs import from_numpyro
     from wflmc.channel import Link
     from wflmc.errors import InputError, SamplingError
     from wflmc.estimators.estimators import PrivateClassifier, PrivateRegressor
@@ -39,11 +42,14 @@ if TYPE_CHECKING:
 __all__ = [
     "InputError", "Link", "Moments", "Plan", "Policy", "Privacy", "PrivateClassifier",
     "PrivateRegressor", "Sampler", "SamplingError", "Trace", "__version__", "advise",
-    "channel", "evaluate", "exact_w2_sq", "gaussian_regression", "noise_aware", "plan", "plan_many", "posterior_from",
+    "channel", "evaluate", "exact_w2_sq", "from_equinox", "from_flax", "from_numpyro",
+    "gaussian_regression", "noise_aware", "plan", "plan_many", "posterior_from",
     "release_whitening", "sample", "softmax_regression",
 ]  # fmt: skip
 
 _HOMES = {
+    "adapters.modules": ("from_equinox", "from_flax"),
+    "adapters.programs": ("from_numpyro",),
     "channel": ("Link",),
     "errors": ("InputError", "SamplingError"),
     "estimators.estimators": ("PrivateClassifier", "PrivateRegressor"),

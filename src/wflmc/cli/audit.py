@@ -32,6 +32,7 @@ def command(
     import jax
 
     from wflmc import audit
+    from wflmc.posterior.regression import Regression
     from wflmc.report.text import audit_table
     from wflmc.runs.planning import make_plan
     from wflmc.scenario import build, load_scenario
@@ -49,7 +50,9 @@ def command(
     options: dict[str, Any] = {"trials": trials, "confidence": confidence, "delta": delta, "device": device}
     with progress_bar("attacking", trials) as advance, shared.renamed_keys({name: f"--{name}" for name in options}):
         options["progress"] = lambda done, work: advance(trials * done / work)
-        result = audit.audit(jax.random.key(seed), plan, inputs.posterior, **options)
+        # Of a model of one's own no canary is known: the plan is attacked, and `audit_pair` attacks the model.
+        known = inputs.posterior if isinstance(inputs.posterior, Regression) else None
+        result = audit.audit(jax.random.key(seed), plan, known, **options)
     document = {**result.as_dict(), "warnings": list(plan.warnings), "seconds": time.perf_counter() - began}
     shared.warn(document["warnings"])
     if as_json:

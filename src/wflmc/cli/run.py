@@ -13,7 +13,7 @@ from wflmc.storage import output_folder
 
 
 def command(
-    scenario: Annotated[str | None, typer.Argument(help="Scenario file (TOML).")] = None,
+    scenario: Annotated[str | None, typer.Argument(help="Scenario file (TOML), or model (Python).")] = None,
     plan: Annotated[str | None, option("FILE", "Run this saved plan (JSON of `wflmc plan`) instead.")] = None,
     out: Annotated[str | None, option("DIR", "Folder for trace.nc, plan.json, summary.json, scenario.toml.")] = None,
     overrides: shared.Overrides = None,
@@ -25,6 +25,9 @@ def command(
     as_json: shared.AsJson = False,
 ) -> None:
     """Plan a scenario, sample its chains and evaluate them.
+
+    SCENARIO may be a Python file whose function `build` returns the posterior of a model of your own. This executes the
+    file, as does posterior.model = "FILE.py:FUNCTION" in a scenario.
 
     A run with --out that is stopped loses nothing: the same command, or --resume DIR, goes on with it.
 

@@ -4,11 +4,16 @@ import importlib.util
 import tempfile
 import threading
 import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
+
+from wflmc.posterior.custom.model import shape_of
 
 CHUNK_BYTES = 2**27
 _IMPORTING = threading.Lock()
@@ -42,6 +47,23 @@ def _arviz() -> Any:
 def preload() -> None:
     """Import ArviZ in the background: it takes as long as compiling the sampler, and both can go on at once."""
     threading.Thread(target=_arviz, daemon=True).start()
+
+
+def diagnose_functions(draws: Any, functions: Mapping[str, Callable[[Any], Any]]) -> dict[str, Diagnostics]:
+    """Return diagnostics of functions of the parameters, by name: the worst of all numbers that each returns.
+
+    Args:
+        draws: parameters, a pytree of arrays [chain, draw, ...].
+        functions: from the parameters of one draw to an array.
+    """
+    found, shape = {}, jax.tree.leaves(draws)[0].shape[:2]
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draws)
+    for name, function in functions.items():
+        wanted, one = "a JAX function of the parameters of one draw", jax.tree.map(lambda leaf: leaf[0], flat)
+        shape_of(f"functions: {name}", function, wanted, function, one)
+        values = jax.jit(partial(jax.lax.map, function, batch_size=256))(flat)
+        found[name] = diagnose(np.asarray(values).reshape(*shape, -1))
+    return found
 
 
 def diagnose(theta: NDArray[Any]) -> Diagnostics:

@@ -1,6 +1,7 @@
 """One look at a trace: everything `summary.json` says, as a value."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -9,12 +10,17 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.errors import InputError, Shown
 from wflmc.evaluation.conditioning import noise_aware
 from wflmc.evaluation.coverage import LEVELS, chain_interval, held
-from wflmc.evaluation.diagnostics import diagnose
+from wflmc.evaluation.diagnostics import Diagnostics, diagnose, diagnose_functions
 from wflmc.evaluation.scores import TINY, Calibration, Regression, calibration, predictive_scores, regression_scores
 from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exact_law, with_floor
-from wflmc.posterior import Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
+from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
 
+FORGETTING = "the chains have not forgotten their start, or are too short to tell."
+SYMMETRIC = (
+    "hidden units of a network can change places, so that weights of different chains need not agree, however long "
+    "they are. R-hat of predictions, which functions={…} gives, tells whether these have converged."
+)
 FEW_CHAINS = 20
 RHAT_CONCERN = 1.2
 """Well above what chains of fifty correlated draws show when all is well."""
@@ -67,6 +73,10 @@ class Evaluation(Shown):
     """Whether ε includes what was spent before the first round."""
     frozen: tuple[int, ...] = ()
     """Parameters that never move in at least one chain: R-hat leaves them out, and their effective sample size is 0."""
+    functions: Mapping[str, Diagnostics] = field(default_factory=dict)
+    """Of functions of the parameters, such as predictions, by the names that the caller gave."""
+    symmetric: bool = False
+    """Whether hidden units of a network may change places."""
 
     @property
     def mean_scores(self) -> dict[str, float | None]:
@@ -94,8 +104,12 @@ class Evaluation(Shown):
             f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {law} ignores.": clipped > 0.01,
             f"{examples:.0%} of the examples are clipped, which the bound and the exact law ignore: the chains sample "
             "a posterior in which these weigh less.": examples > 0.01,
-            f"R-hat is {rhat:.3g}: the chains have not forgotten their start, or are too short to tell.": rhat
-            > RHAT_CONCERN,
+            f"R-hat is {rhat:.3g}: {SYMMETRIC if self.symmetric else FORGETTING}": rhat > RHAT_CONCERN,
+            **{
+                f"R-hat of {name} is {one.rhat_max:.3g}: the chains do not agree on it.": one.rhat_max > RHAT_CONCERN
+                for name, one in self.functions.items()
+                if one.rhat_max is not None
+            },
             f"{len(self.frozen)} of the parameters never moved in at least one chain ({some}): these have not "
             "converged, whatever R-hat says of the others. The step size may be too small for float32.": self.frozen,
             f"The chains are at W2² = {distance.worst:.3g}, the exact law without clipping at {exact:.3g}: clipping "
@@ -119,6 +133,7 @@ class Evaluation(Shown):
         rates = ("–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values())
         held = {name: f"{share:.1%}" for name, share in (self.coverage or {}).items()}
         noise, wider = self.noise_ratio if self.noise_ratio > 1.05 else None, self.noise_ratio**0.5
+        named = self.functions.items()
         whose = f"for the worst device ({self.adjacency}){', earlier spending included' * self.spent_before}"
         rows: list[tuple[Any, ...]] = [
             ("W2² worst after burn-in", FROM_CHAINS, chains),
@@ -128,6 +143,7 @@ class Evaluation(Shown):
             ("90 % intervals hold", "{} (noise-aware)", held.get("noise_aware_90")),
             ("R-hat max", "{:.4f}", self.rhat_max),
             ("ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min),
+            *((f"of {name}"[:24], "R-hat {:.4f}, ESS {:.0f} bulk, {:.0f} tail", *of[:3]) for name, of in named),
             ("test set", "{} (mean over chains)", scores or None),
             ("noise after burn-in", EXCESS, noise, wider),
             ("gradients clipped", "{} in burn-in, {} after", *rates),
@@ -139,7 +155,11 @@ class Evaluation(Shown):
 
 
 def evaluate(
-    trace: Trace, posterior: Posterior | None, test: TestSet | None = None, law: ExactLaw | None = None
+    trace: Trace,
+    posterior: Posterior | None,
+    test: TestSet | None = None,
+    law: ExactLaw | None = None,
+    functions: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Evaluation:
     """Return distance to the posterior (where it is known), R-hat, ESS, clip rate, test scores and privacy spent.
 
@@ -151,6 +171,8 @@ def evaluate(
         posterior: None where nobody holds all of the data: then only R-hat, ESS and the privacy are evaluated.
         test: features[n, d] and targets[n], or labels[n] as in the training data, on which predictions are scored.
         law: of the plan's chains, where it has been computed already.
+        functions: of the parameters of one draw, by name, such as predictions, whose R-hat and ESS stand beside those
+            of the parameters; by default those of `posterior_from`.
     """
     if not isinstance(trace, Trace):
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
@@ -160,6 +182,9 @@ def evaluate(
         distance = _distance(trace.theta, known.exact)
         if known.coordinates is not None:
             moving = _distance(known.coordinates.of(trace.theta), known.exact_in_coordinates)
+    own = model if isinstance(model, CustomPosterior) else None
+    functions = functions or ({} if own is None else own.model.sites.functions)
+    parameters = trace.theta if own is None or not functions else own.unflatten(trace.theta)
     law = law or exact_law(posterior, plans)
     spent = [plan.epsilon_spent for plan in plans if plan.epsilon_spent is not None]
     bounds = [plan.bound[plan.burn_in :].max() for plan in plans if plan.bound is not None]
@@ -179,6 +204,8 @@ def evaluate(
         noise_ratio=float(np.mean([plan.noise_ratio for plan in plans])),
         coverage=None if known is None else _coverage(trace, posterior, known.exact),
         adjacency=trace.plan.privacy.adjacency,
+        functions=diagnose_functions(parameters, functions),
+        symmetric=own is not None and own.model.sites.symmetric,
     )
 
 

@@ -182,9 +182,17 @@ def _gradient(posterior: Posterior, theta: jax.Array, clip: Any, example_clip: A
 
 
 @lru_cache(maxsize=1024)
-def open_device(folder: Path) -> Device:
-    """Return the device of a folder, as `write_federation` left it; the same one again in the same process."""
+def open_device(folder: Path, posterior: Any = None) -> Device:
+    """Return the device of a folder, as `write_federation` left it; the same one again in the same process.
+
+    Args:
+        folder: of the device.
+        posterior: the device's part of a model of one's own, which no folder can hold.
+    """
     terms = Terms.load(folder / "terms.json")
+    if posterior is not None:
+        secret = (folder / "secret").read_bytes()
+        return Device(posterior, terms, terms.open_ledger(folder) if np.isfinite(terms.sensitivity) else None, secret)
     try:
         about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         with np.load(folder / "data.npz", allow_pickle=False) as saved:

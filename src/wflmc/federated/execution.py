@@ -25,6 +25,7 @@ from wflmc.federated.messages import DEVICE, SERVER
 from wflmc.federated.server import LEDGER, LOG, Progress, Server, open_server, read_log, trace_of
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
+from wflmc.posterior.regression import Regression
 from wflmc.privacy import ACCOUNTANTS, Ledger
 from wflmc.progress import ProgressBar
 from wflmc.runs.advice import diagnose_plan
@@ -108,6 +109,9 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
     began, place = time.perf_counter(), folder / "federation"
     scenario = load_scenario(options.scenario, options.overrides)
     inputs, about = build(scenario), options.identity(scenario)
+    if not isinstance(inputs.posterior, Regression) and (options.prepare or options.runtime != "process"):
+        given, why = "--prepare" if options.prepare else options.runtime, "other processes do not have its functions"
+        raise InputError("--runtime", given, f"process with a model of your own: {why}; see docs/numpyro.md")
     if place.exists():
         _refuse_other(folder, about)
     else:
@@ -126,16 +130,21 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
         return scenario, summary, None, []
     if done < rounds:
         with bar("rounds", rounds) as advance:
-            _run(server, place, options, lambda now, _: advance(now), say)
+            _run(server, inputs.posterior, place, options, lambda now, _: advance(now), say)
         server = open_server(job, place / SERVER)  # which another process may have charged
     return _finish(folder, scenario, inputs, server, options, began)
 
 
-def _run(server: Server, place: Path, options: Options, progress: Progress, say: Callable[[str], None]) -> None:
+def _run(
+    server: Server, posterior: Any, place: Path, options: Options, progress: Progress, say: Callable[[str], None]
+) -> None:
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":
-        serving.run_in_process(server, [open_device(place / DEVICE.format(k)) for k in range(devices)], progress)
+        own = not isinstance(posterior, Regression)
+        parts = [posterior.device(k) if own else None for k in range(devices)]
+        opened = [open_device(place / DEVICE.format(k), part) for k, part in enumerate(parts)]
+        serving.run_in_process(server, opened, progress)
     elif options.runtime == "simulation":
         serving.run_in_engine(server, devices_in(place), progress=progress, deadline=deadline)
     else:

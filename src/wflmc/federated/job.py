@@ -20,6 +20,7 @@ from wflmc.keys import digest
 from wflmc.lattice import Lattice
 from wflmc.planning.plan import PART_OF, Plan
 from wflmc.posterior import Posterior, SoftmaxPosterior
+from wflmc.posterior.regression import Regression
 from wflmc.privacy import Privacy
 from wflmc.runs.planning import make_plan
 from wflmc.sampling.runner import packed, starts
@@ -266,11 +267,14 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
     """
     (folder / SERVER).mkdir(parents=True, exist_ok=True)
     job.save(folder / SERVER)
-    raw, coordinates = build_posterior(scenario)[0], inputs.posterior.coordinates
-    model: dict[str, Any] = {"intercept": raw.intercept, "prior_std": raw.prior_std * job.plan.devices**0.5}
+    own = not isinstance(inputs.posterior, Regression)  # a model of one's own is no file: see `open_device`
+    raw, coordinates = inputs.posterior if own else build_posterior(scenario)[0], inputs.posterior.coordinates
+    model: dict[str, Any] = {}
+    if not own:
+        model = {"intercept": raw.intercept, "prior_std": raw.prior_std * job.plan.devices**0.5}
     if isinstance(raw, SoftmaxPosterior):
         model["classes"] = list(raw.class_names)
-    whitening = None if coordinates is None else np.asarray(coordinates.matrix).tolist()
+    whitening = None if coordinates is None or own else np.asarray(coordinates.matrix).tolist()
     about = {"model": model, "whitening": whitening, "prior_on": scenario.posterior.prior_on}
     for k, spent in enumerate(job.plan.ledger):
         place, terms = folder / DEVICE.format(k), job.terms(k)
@@ -281,6 +285,6 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
         write_text(place / "model.json", json.dumps(about))
         with replacing(place / "secret", mode=0o600) as file:
             file.write(secrets.token_bytes(32))
-        if with_data:
+        if with_data and not own:
             rows = raw.features[k, : raw.sizes[k]]
             np.savez(place / "data.npz", X=rows[:, :-1] if raw.intercept else rows, y=raw.outcomes[k, : raw.sizes[k]])

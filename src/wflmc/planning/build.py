@@ -16,6 +16,7 @@ from wflmc.dynamics import Array, Motion, Response, continued
 from wflmc.errors import InputError
 from wflmc.planning import advice, causal, exact, schedule
 from wflmc.planning.bound import Allocation, Problem, discretization_error
+from wflmc.planning.defaults import fill_in
 from wflmc.planning.options import Options, Policy, Sampler, checked_options
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import PowerPolicy, policy_named
@@ -45,9 +46,9 @@ def plan(
     link: Link,
     privacy: Privacy,
     *,
-    step_size: ArrayLike,
-    burn_in: int,
-    samples: int,
+    step_size: ArrayLike | None = None,
+    burn_in: int | None = None,
+    samples: int | None = None,
     sampler: Sampler = SAMPLER,
     policy: Policy = POLICY,
     ledger: ArrayLike | None = None,
@@ -61,7 +62,8 @@ def plan(
         link: the channels, and what devices may transmit.
         privacy: the promise; `Privacy()` promises nothing.
         step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u rounds; with kinetic dynamics
-            h, below 2/√L. Longer steps are a warning where L is known to be loose.
+            h, below 2/√L. Longer steps are a warning where L is known to be loose. What is left out of these three is
+            chosen as in `wflmc.planning.defaults`, without a promise of privacy and `sampler` with kinetic dynamics.
         burn_in: S_b, rounds that are discarded.
         samples: S_u, rounds that are kept.
         sampler: the chain, beyond that.
@@ -78,6 +80,8 @@ def plan(
         if not isinstance(value, kind):
             raise InputError(name, type(value).__name__, f"a wflmc.{kind.__name__}")
     given = {"step_size": step_size, "burn_in": burn_in, "samples": samples, "sampler": sampler, "policy": policy}
+    if step_size is None or burn_in is None or samples is None:
+        given = fill_in(posterior, privacy, given, sampler is not SAMPLER or bool(deprecated))
     options = checked_options(given | {"ledger": ledger, "initial_w2_sq": initial_w2_sq} | deprecated)
     return _prepare(posterior, link, privacy, options).plan()
 

@@ -13,6 +13,7 @@ from wflmc.planning.solvers import closed_form
 from wflmc.planning.solvers.allocation import allocate
 from wflmc.planning.solvers.program import HEADROOM, solve_by_cvxpy
 from wflmc.planning.transcript import most_information
+from wflmc.plugins import load
 
 LEAST_NOISE = 1e-9
 """Of the 2η of Langevin sampling: an ideal link could do with none at all, and would then send infinitely strongly."""
@@ -42,14 +43,14 @@ def optimal(problem: Problem) -> Allocation:
         return most_information(problem)
     if not problem.contracts:
         return equal(problem)
-    if not problem.has_bound:
+    if not problem.has_bound and not np.all(np.isinf(problem.budget)):
         allowed = "'exact' with dynamics = 'kinetic', for which no bound is known; or power = 'equal'"
         raise InputError("objective", problem.objective, allowed)
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
         return Allocation(problem.within_budget(a))
     if np.all(problem.cap @ problem.active <= problem.budget):
-        return Allocation(problem.cap, problem.value(problem.bound(problem.cap)))
+        return Allocation(problem.cap, problem.value(problem.bound(problem.cap)) if problem.has_bound else None)
     if problem.rounds - problem.burn_in == 1 and closed_form.is_static(problem) and not problem.floor.any():
         return closed_form.solve(problem)
     solution = allocate(problem.program())
@@ -112,6 +113,5 @@ POLICIES: dict[str, PowerPolicy] = {
 
 def policy_named(name: str) -> PowerPolicy:
     """The policy registered under a name."""
-    if name not in POLICIES:
-        raise InputError("power", name, f"one of {', '.join(POLICIES)}")
-    return POLICIES[name]
+    found: PowerPolicy = load("policies", name, "power", POLICIES)
+    return found

@@ -47,6 +47,25 @@ class Coordinates(NamedTuple):
         return self._replace(spread=self.spread * devices**0.5, precision=self.precision / devices)
 
 
+@without_data
+class Affine(NamedTuple):
+    """The coordinates φ of a chain on a model of one's own: θ = centre + W φ."""
+
+    centre: Any
+    """[m]."""
+    matrix: Any
+    """W[m, m], or the diagonal of one, [m]."""
+
+    def parameters(self, phi: Any) -> Any:
+        """Return θ[..., m] of φ[..., m]."""
+        return self.centre + (phi * self.matrix if self.matrix.ndim == 1 else phi @ self.matrix.T)
+
+    def of(self, theta: Any) -> Any:
+        """Return φ[..., m] of θ[..., m]."""
+        away = theta - self.centre
+        return away / self.matrix if self.matrix.ndim == 1 else away @ np.linalg.inv(self.matrix).T
+
+
 def _apply(values: Any, matrix: Any) -> Any:
     """Return values[..., m] times the matrix, in pieces of its size."""
     pieces = values.shape[-1] // len(matrix)

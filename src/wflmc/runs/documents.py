@@ -242,6 +242,7 @@ class SummaryFile(Document):
     coverage: CoveragePart | None = None
     epsilon_spent: float | None
     adjacency: str = "replace"
+    functions: dict[str, dict[str, Any]] = {}
     diagnosis: list[dict[str, Any]] | None = None
     not_covered: list[NotCovered] = []
     warnings: list[str]
@@ -358,6 +359,7 @@ def summary_document(
         "owner_only": OWNER_ONLY,
         "w2_sq": None if distance is None else _attributes(distance, *Distance.model_fields),
         "reliability": reliability(scores) if isinstance(scores, Calibration) else None,
+        "functions": {name: found._asdict() for name, found in evaluation.functions.items()},
         "diagnosis": causes,
         "not_covered": plan.get("not_covered", []),
         "warnings": [*evaluation.warnings, *warnings],

@@ -18,7 +18,7 @@ from wflmc.errors import Found, InputError, Shown
 from wflmc.keys import host_generator
 from wflmc.planning import Plan
 from wflmc.posterior import CustomPosterior
-from wflmc.posterior.custom.model import checked_arrays, per_example, shape_of
+from wflmc.posterior.custom.model import INDEX, checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
 from wflmc.progress import progress_bar
 from wflmc.sampling.averages import Predictions
@@ -220,11 +220,12 @@ def _variables(theta: NDArray[Any], posterior: Model | None) -> Any:
     chains, draws, dim = theta.shape
     coords: dict[str, Any] = {"chain": np.arange(chains), "draw": np.arange(draws)}
     if isinstance(posterior, CustomPosterior) and posterior.dim == dim:
-        return xr.Dataset(_named(posterior.unflatten(theta), DRAWN, "theta"), coords=coords)
+        made, sites = posterior.unflatten(theta), posterior.model.sites
+        return xr.Dataset(_named(made, DRAWN, "theta", sites.dims), coords=coords | dict(sites.coords))
     return xr.Dataset({"theta": ((*DRAWN, "parameter"), theta)}, coords={**coords, "parameter": np.arange(dim)})
 
 
-def _named(tree: Any, leading: tuple[str, ...], alone: str) -> dict[str, Any]:
+def _named(tree: Any, leading: tuple[str, ...], alone: str, dims: Any = None) -> dict[str, Any]:
     """The leaves of a tree by name, with their axes' names; one that is no tree is called `alone`.
 
     A leaf called as an axis, such as chain, becomes chain_. Two arrays without names are called X and y.
@@ -234,9 +235,10 @@ def _named(tree: Any, leading: tuple[str, ...], alone: str) -> dict[str, Any]:
         tree = {"X": tree[0], "y": tree[1]}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".") or alone
+        known = (dims or {}).get(name)
         while name in TAKEN or name in made:
             name += "_"
-        axes = [f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - len(leading))]
+        axes = known or [f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - len(leading))]
         made[name] = ((*leading, *axes), np.asarray(leaf))
     return made
 
@@ -265,6 +267,11 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     observed, device = posterior.observed
     if isinstance(posterior, Regression):
         observed = {"X": posterior.covariates, "y": observed}
+    elif sites := posterior.model.sites.observed:
+        found: Any = observed
+        number = found.pop(INDEX)
+        observed = found | {name: values[number] for name, values in sites.items()}
+        request = request._replace(outcome=request.outcome or [*sites])
     data = _named(observed, ("observation",), "y")
     kept, thinning = _thinned(samples.shape[:2], request.draws)
     chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
@@ -361,6 +368,8 @@ def _numbers(posterior: Model, count: int) -> int:
 def _drawn(posterior: Model, theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
     """How to draw outcomes for rows, by default the devices' own, and their names: a custom model needs a function."""
     function: Any = request.predictive
+    if function is True and isinstance(posterior, CustomPosterior):
+        function = posterior.model.sites.simulate or function
     if isinstance(posterior, Regression):
         if callable(function):
             raise InputError("predictive", "a function", "True or False: this model draws by itself")

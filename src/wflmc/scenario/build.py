@@ -11,14 +11,15 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import channel
+from wflmc import channel, plugins
 from wflmc.channel import Link
 from wflmc.data import DATA_SETS, Features, draw_images, load, mnist_features
 from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
 from wflmc.errors import InputError, without_data
 from wflmc.images import image_features, public_whitening
 from wflmc.keys import host_generator, secret_key
-from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
+from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
+from wflmc.posterior.base import check_posterior
 from wflmc.posterior.inputs import checked
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.preconditioning import Release, release_whitening
@@ -27,7 +28,9 @@ from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
 from wflmc.scenario.files import is_data_path, load_data, load_gains
 from wflmc.scenario.schema import Scenario, irrelevant, scenario_keys
 
-Posterior = GaussianPosterior | SoftmaxPosterior
+Posterior = Any
+"""One of ours, or a model of one's own."""
+MODELS = ("gaussian", "softmax")
 Test = tuple[NDArray[np.float64], NDArray[Any]]
 """Features and targets of a test set, or labels as in the data."""
 Value = float | NDArray[np.float64]
@@ -156,6 +159,8 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Valu
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     """Return the model with its data spread over the devices, and the test set where there is one."""
+    if scenario.posterior.model not in MODELS:
+        return _own_model(scenario), None
     section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
     with scenario_keys():
         data, columns = _load(scenario, key)
@@ -171,6 +176,16 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
             posterior = softmax_regression(key, section.devices, classes=classes, **common)
         test = _test_set(scenario, posterior, data)
     return dataclasses.replace(posterior, columns=columns), test
+
+
+def _own_model(scenario: Scenario) -> Posterior:
+    """Return the posterior of a model of one's own."""
+    section = scenario.posterior
+    if section.preconditioner != "none":
+        raise InputError("posterior.preconditioner", section.preconditioner, "none: a model of your own brings its own")
+    posterior = plugins.build_own_model(section.model, section.model_dump(exclude_unset=True))
+    check_posterior(posterior)
+    return posterior
 
 
 def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[str, ...]]:
@@ -275,4 +290,5 @@ def build_link(scenario: Scenario) -> Link:
             "rician": lambda: channel.rician(section.power, section.rician_k, section.correlation),
         }
         how = section.snr_db, section.noise_power, section.seed, section.csi_error, section.downlink_snr_db
-        return Link(laws[section.fading](), *how)
+        law = plugins.load("fading", section.fading, "fading", laws)
+        return Link(law() if section.fading in laws else law(section.power), *how)

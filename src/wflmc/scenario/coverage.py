@@ -36,8 +36,8 @@ class NotCovered:
 
 
 CONSTANTS = (
-    "posterior.preconditioner", "posterior.mu", "posterior.L", "posterior.initial_w2_sq", "sampler.burn_in",
-    "the effect of link.downlink_snr_db",
+    "posterior.model", "posterior.preconditioner", "posterior.mu", "posterior.L", "posterior.initial_w2_sq",
+    "sampler.burn_in", "the effect of link.downlink_snr_db",
 )  # fmt: skip
 """Names of what a plan's numbers are made of."""
 FROM_DATA = ("the principal directions of posterior.data", "posterior.classes", "posterior.partition", *CONSTANTS)
@@ -54,7 +54,8 @@ def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, .
         return ()
     section, sampler = scenario.posterior, scenario.sampler
     gaussian, exact = section.model == "gaussian", scenario.policy.objective == "exact"
-    read_off = not gaussian and is_data_path(section.data) and section.classes is None
+    own = section.model not in ("gaussian", "softmax")
+    read_off = section.model == "softmax" and is_data_path(section.data) and section.classes is None
     noisy_broadcast, clips = scenario.link.downlink_snr_db < np.inf, scenario.policy.power != "noiseless"
     projected = section.data in DATA_SETS and section.features == "principal"
     whitened, split = section.preconditioner == "whiten", section.partition not in ("iid", "blocks")
@@ -63,8 +64,9 @@ def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, .
         (FROM_DATA[0], projected, "Features are coordinates on principal directions of training images."),
         ("posterior.classes", read_off, "The set of labels is read off the data; give posterior.classes."),
         ("posterior.partition", split, "Labels decide who holds which example."),
+        ("posterior.model", own, "A model of your own may take coordinates, starts and constants from its data."),
         ("posterior.preconditioner", whitened, "The features themselves whiten the chains."),
-        ("posterior.mu", gaussian and not section.mu, "Step and plan use μ of the data; give posterior.mu."),
+        ("posterior.mu", (gaussian or own) and not section.mu, "Step and plan use μ of the data; give posterior.mu."),
         ("posterior.L", not section.L, "Step and plan use L of the data; give posterior.L."),
         ("posterior.initial_w2_sq", not section.initial_w2_sq, "The plan uses W2² of the data; give this key."),
         ("sampler.burn_in", sampler.burn_in == "auto", "A pilot on the data has found the number of burn-in rounds."),

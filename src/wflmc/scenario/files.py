@@ -16,20 +16,31 @@ from numpy.typing import NDArray
 
 from wflmc.data import SHA256, Features
 from wflmc.errors import InputError
+from wflmc.plugins import is_own_model
 from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
 
 DATA_SUFFIXES = (".npz", ".csv")
+FILES = ("posterior.data", "posterior.model", "link.gains")
+"""Keys that may name a file."""
 
 
 def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scenario:
     """Return a validated scenario from a TOML file, with `section.key=value` overrides; paths become absolute."""
     file = Path(path).expanduser()
+    if file.suffix == ".py":  # a model of one's own, and everything else by default
+        content: dict[str, Any] = {"posterior": {"model": f"{file.name}:build"}}
+        return _resolved(content, file, overrides)
     with _reading("scenario", path, "a TOML file in UTF-8"):
         text = file.read_text(encoding="utf-8-sig")
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError("scenario", str(path), f"valid TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
+    return _resolved(content, file, overrides)
+
+
+def _resolved(content: dict[str, Any], file: Path, overrides: list[str] | None) -> Scenario:
+    """Return the scenario of a file's content with overrides, its paths absolute."""
     for text in overrides or []:
         _override(content, text)
     scenario, folder = validate(content), file.resolve().parent
@@ -41,6 +52,8 @@ def _paths(scenario: Scenario) -> dict[str, str]:
     """Return the files that a scenario names, by key."""
     files = {f"posterior.{name}": getattr(scenario.posterior, name) for name in ("data", "whiten_from")}
     named = {"link.gains": scenario.link.gains, **{key: path for key, path in files.items() if is_data_path(path)}}
+    if is_own_model(scenario.posterior.model):
+        named["posterior.model"] = scenario.posterior.model
     return {key: path for key, path in named.items() if path}
 
 
@@ -77,7 +90,7 @@ def is_data_path(data: str) -> bool:
     return data.lower().endswith(DATA_SUFFIXES)
 
 
-def file_digests(scenario: Scenario, keys: Collection[str] = ("posterior.data", "link.gains")) -> dict[str, str]:
+def file_digests(scenario: Scenario, keys: Collection[str] = FILES) -> dict[str, str]:
     """Return the SHA-256 of the files that some keys of a scenario name, by key.
 
     That of private data is a test for guesses: it must not be published.
@@ -86,7 +99,8 @@ def file_digests(scenario: Scenario, keys: Collection[str] = ("posterior.data", 
     for key, path in _paths(scenario).items():
         if key in keys and (key != "link.gains" or scenario.link.fading == "file"):
             with _reading(key, path, "a file"):
-                digests[key] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+                file = path.rpartition(":")[0] if key == "posterior.model" else path
+                digests[key] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     if scenario.posterior.data == "mnist" and "posterior.data" in keys:  # which is verified whenever it is read
         digests["posterior.data"] = "".join(SHA256.values())
     return digests

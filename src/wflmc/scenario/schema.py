@@ -5,10 +5,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from wflmc.data import DATA_SETS
 from wflmc.errors import InputError
+from wflmc.plugins import is_own_model, names
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
 Positive = Annotated[float, Field(ge=1e-50, le=1e50, allow_inf_nan=False)]
@@ -20,6 +22,19 @@ Count = Annotated[int, Field(ge=1, le=10**7)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
+def _one_of(group: str, *builtin: str) -> Any:
+    """Return the type of a name: one of ours, or one that another package has registered."""
+
+    def check(name: str) -> str:
+        if name not in builtin and name not in names(group) and not (group == "models" and is_own_model(name)):
+            *first, last = (f"'{one}'" for one in (*builtin, *names(group)))
+            own = " or 'FILE.py:FUNCTION' of your own" if group == "models" else ""
+            raise PydanticCustomError("unknown_name", f"Input should be {', '.join(first)} or {last}{own}")
+        return name
+
+    return Annotated[str, AfterValidator(check)]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -27,7 +42,7 @@ class _Section(BaseModel):
 class PosteriorSection(_Section):
     """What is sampled, from which data, and which device holds them."""
 
-    model: Literal["gaussian", "softmax"] = "gaussian"
+    model: _one_of("models", "gaussian", "softmax") = "gaussian"  # type: ignore[valid-type]
     devices: Count = 30
     data: str = "synthetic"
     features: Literal["principal", "scattering"] = "principal"
@@ -58,7 +73,7 @@ class PosteriorSection(_Section):
 class LinkSection(_Section):
     """The channel."""
 
-    fading: Literal["static", "rayleigh", "rician", "file"] = "rayleigh"
+    fading: _one_of("fading", "static", "rayleigh", "rician", "file") = "rayleigh"  # type: ignore[valid-type]
     power: OneOrEach = 0.01
     rician_k: NotNegative = 3.0
     correlation: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -102,7 +117,7 @@ class SamplerSection(_Section):
 class PolicySection(_Section):
     """Who transmits, and with what power."""
 
-    power: Literal["optimized", "equal", "no-dp", "noiseless-dp", "noiseless"] = "optimized"
+    power: _one_of("policies", "optimized", "equal", "no-dp", "noiseless-dp", "noiseless") = "optimized"  # type: ignore[valid-type]
     schedule: Literal["threshold", "all", "unbiased"] = "threshold"
     objective: Literal["worst", "average", "exact", "transcript"] = "worst"
     senders: Annotated[int, Field(ge=0, le=10**7)] = 0

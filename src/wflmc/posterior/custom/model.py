@@ -5,10 +5,10 @@ any effect. The name is that of the traced gradients with their constants. Two r
 that compiled code, checkpoints and ledgers know the model again; functions that compute something else never share one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,38 @@ from numpy.typing import NDArray
 from wflmc.errors import Found, InputError
 from wflmc.keys import digest
 from wflmc.posterior.blocks import row_norms
+from wflmc.posterior.coordinates import Affine
 
 Shapes = tuple[tuple[int, ...], ...]
+INDEX = "_example"
+"""The number of an example, among its data, where a model of another library asks for it."""
 WORKING_BYTES = 2**24
 """Intermediate results at a time, where a function is computed for many draws and examples."""
+
+
+class Sites(NamedTuple):
+    """What a model of another library knows of its parameters beside their density."""
+
+    constrain: Callable[[Any], Any] | None = None
+    """From the parameters of one draw, a pytree, to values by the names of the model's sites; None: as they are."""
+    simulate: Callable[[Any, Any, Any], Any] | None = None
+    """Draws what one example's outcomes might have been: of (key, values by site, example)."""
+    dims: Mapping[str, Sequence[str]] = {}
+    """The names of a site's axes."""
+    coords: Mapping[str, Any] = {}
+    """Labels along axes, by their names."""
+    observed: Mapping[str, Any] = {}
+    """What was observed, by site, [N, ...]."""
+    scales: Sequence[str] = ()
+    """Sites of positive values."""
+    together: Callable[[Any, Any], Any] | None = None
+    """log p(example|θ) of several examples at once, of (parameters, examples [n, ...]) -> [n]."""
+    apply: Callable[[Any, Any], Any] | None = None
+    """A network's output, of (parameters, input)."""
+    functions: Mapping[str, Callable[[Any], Any]] = {}
+    """Of the parameters, to be diagnosed beside them, by name."""
+    symmetric: bool = False
+    """Whether hidden units may change places: then parameters of different chains need not agree."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +67,11 @@ class TracedModel:
     name: str = ""
     numbers: int = field(default=1, compare=False, repr=False)
     """Intermediate results of one example's log-likelihood, roughly: what a gradient must remember."""
+    sites: Sites = field(default=Sites(), compare=False, repr=False)
+    """What a model of another library knows of its parameters."""
+
+    space: Affine | None = field(default=None, compare=False, repr=False)
+    """Coordinates that costs are functions of; None: the parameters."""
 
     @property
     def dim(self) -> int:
@@ -57,9 +90,19 @@ class TracedModel:
         leaves = [part.reshape((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
         return jax.tree.unflatten(self.structure, leaves)
 
+    def values(self, theta: Any) -> Any:
+        """Return θ[..., m] as `unflatten` does, or of a model of another library as values by site."""
+        parameters, constrain = self.unflatten(theta), self.sites.constrain
+        if constrain is None:
+            return parameters
+        for _ in range(np.ndim(theta) - 1):
+            constrain = jax.vmap(constrain)
+        made = jax.jit(constrain)(parameters)
+        return made if isinstance(theta, jax.Array) else jax.tree.map(np.asarray, made)
+
     def cost(self, theta: jax.Array, example: Any) -> jax.Array:
         """Return −log p(example|θ), in full float32 also where an accelerator would rather round."""
-        return self._run(self.likelihood, theta, *jax.tree.leaves(example))
+        return self._run(self.likelihood, self.parameters(theta), *jax.tree.leaves(example))
 
     def example_gradients(self, theta: jax.Array, examples: Any) -> list[jax.Array]:
         """Return gradients of the costs of examples[n, ...], [n, size] of each leaf: joined, they would be copied."""
@@ -71,7 +114,15 @@ class TracedModel:
 
     def prior_cost(self, theta: jax.Array) -> jax.Array:
         """Return −log p(θ), up to a constant."""
-        return self._run(self.prior, theta)
+        return self._run(self.prior, self.parameters(theta))
+
+    def parameters(self, phi: Any) -> Any:
+        """Return θ[m] of the coordinates φ[m]."""
+        return phi if self.space is None else self.space.parameters(phi)
+
+    def moved(self, space: Affine) -> "TracedModel":
+        """Return the model with costs of coordinates in place of parameters."""
+        return replace(self, space=space, name=digest(self.name.encode(), *space))
 
     def _run(self, traced: Any, *values: Any) -> jax.Array:
         given = [jnp.asarray(value, wanted.dtype) for value, wanted in zip(values, traced.in_avals, strict=True)]
@@ -138,9 +189,8 @@ def _shapes_of(tree: Any) -> str:
     return shown if len(shown) <= 120 else shown[:117] + "..."
 
 
-def trace_model(log_likelihood: Any, log_prior: Any, structure: Any, shapes: Shapes, data: Any) -> TracedModel:
-    """Return the model, traced on one example; refuse functions that cannot work."""
-    model = TracedModel(None, None, structure, shapes)
+def trace_model(log_likelihood: Any, log_prior: Any, model: TracedModel, data: Any) -> TracedModel:
+    """Return a model that had no functions, traced on one example; refuse functions that cannot work."""
     theta = np.zeros(model.dim, np.float32)
     example = jax.tree.map(lambda array: array[0].astype(accelerator_dtype(array.dtype)), data)
     sizes = f"parameters of shape {_shapes_of(model.unflatten(theta))}"
@@ -164,14 +214,14 @@ def trace_model(log_likelihood: Any, log_prior: Any, structure: Any, shapes: Sha
         names = [equation.primitive.name for jaxpr in _nested(made) for equation in jaxpr.eqns]
         if any("callback" in name or "debug" in name for name in names):
             raise InputError(key, Found("calls back to Python"), "written in JAX alone: no callbacks, no debug prints")
-    model = TracedModel(cost, prior_cost, structure, shapes)
+    model = replace(model, likelihood=cost, prior=prior_cost)
     gradient = jax.make_jaxpr(jax.value_and_grad(model.cost))(theta, example)
     gradients = gradient, jax.make_jaxpr(jax.value_and_grad(model.prior_cost))(theta)
     inputs = {id(variable) for variable in gradient.jaxpr.invars[1:]}
     if not any(id(value) in inputs for equation in gradient.jaxpr.eqns for value in equation.invars):
         instead = "data that it takes from elsewhere would count once for every example of every device"
         raise InputError("log_likelihood", Found("does not look at its example"), f"{wanted}: {instead}")
-    parts = [text.encode() for text in (str(structure), str(shapes), *map(str, gradients))]
+    parts = [text.encode() for text in (str(model.structure), str(model.shapes), *map(str, gradients))]
     inner = [jaxpr for one in gradients for jaxpr in _nested(one)]
     constants = [value for jaxpr in inner for value in getattr(jaxpr, "consts", ())]
     return replace(model, name=digest(*parts, *map(_plain, constants)), numbers=max(1, result_size(cost)))
@@ -228,14 +278,15 @@ def predictive_mean(model: TracedModel, function: Callable[[Any, Any], Any], the
     given = jax.tree.map(jnp.asarray, checked_arrays("inputs", inputs)[0])
     one = jax.tree.map(lambda values: values[0], given)
     wanted = f"a JAX function of (parameters, input), with ONE of the inputs of shape {_shapes_of(one)}"
-    shape_of("function", function, wanted, lambda at, u: function(model.unflatten(at), u), theta[0, 0], one)
+    shape_of("function", function, wanted, lambda at, u: function(model.values(at), u), theta[0, 0], one)
     return _predictive_mean(model, function, theta, given)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _predictive_mean(model: TracedModel, function: Callable[[Any, Any], Any], theta: jax.Array, inputs: Any) -> Any:
     def at(draw: jax.Array) -> Any:
-        return jax.vmap(lambda given: function(model.unflatten(draw), given))(inputs)
+        values = model.values(draw)
+        return jax.vmap(lambda given: function(values, given))(inputs)
 
     def chain(draws: jax.Array) -> Any:
         first = jax.tree.map(lambda shape: jnp.zeros(shape.shape, jnp.float32), jax.eval_shape(at, draws[0]))

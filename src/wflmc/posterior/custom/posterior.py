@@ -20,7 +20,9 @@ from wflmc.keys import check_key, digest, host_generator, named
 from wflmc.posterior import summation
 from wflmc.posterior.base import STATIC, ClippedSum, Maybe, Posterior, check_device
 from wflmc.posterior.blocks import CPU_BLOCK, block_size, clip_factor, row_norms, scan_blocks, split_blocks
+from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
+from wflmc.posterior.custom.geometry import NoModeError, in_float64, laplace, refine
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import assign
 from wflmc.posterior.summation import PAIRS, ROWS, UNIT, Sum, additions, as_pair, lattice_sum, plus, two_sum
@@ -30,6 +32,8 @@ Cost = Callable[[Array], tuple[float, Array]]
 
 EXAMPLE_BYTES = 2**24
 """Bytes of a device's examples at a time, for one chain."""
+MOST_DENSE = 2048
+"""Up to so many parameters a matrix of coordinates is looked for."""
 DENSE = 256
 """Up to so many parameters all eigenvalues are worked out."""
 SETTLED, PRECISION = 0.01, 1e-5
@@ -73,6 +77,11 @@ class CustomPosterior(Shown, Posterior):
         return {**facts, "batch": self.batch, "mu": self.mu, "L": self.L}
 
     @property
+    def coordinates(self) -> Affine | None:  # type: ignore[override]
+        """Those that chains move in."""
+        return self.model.space
+
+    @property
     def dim(self) -> int:
         """m, the number of parameters."""
         return self.model.dim
@@ -89,8 +98,11 @@ class CustomPosterior(Shown, Posterior):
         return int(jax.tree.leaves(self.data)[0].shape[1])
 
     def unflatten(self, theta: Any) -> Any:
-        """Return θ[..., m], such as `trace.theta`, as the parameters; every leaf has the same leading axes."""
-        return self.model.unflatten(self._checked(theta))
+        """Return θ[..., m], such as `trace.theta`, as the parameters; every leaf has the same leading axes.
+
+        Parameters of a NumPyro model are by site, in the space of the site's support.
+        """
+        return self.model.values(self._checked(theta))
 
     def _checked(self, theta: Any, axes: str = "...") -> Any:
         """Refuse what is not θ[axes, m]."""
@@ -181,7 +193,7 @@ class CustomPosterior(Shown, Posterior):
             if limit is None:
 
                 def cost(at: jax.Array) -> jax.Array:
-                    return jnp.sum(jnp.where(real, jax.vmap(self.model.cost, (None, 0))(at, examples), 0.0))
+                    return jnp.sum(jnp.where(real, self._costs(at, examples), 0.0))
 
                 return scale * jax.grad(cost)(theta), jnp.zeros((), bool)
             each = self.model.example_gradients(theta, examples)
@@ -218,6 +230,14 @@ class CustomPosterior(Shown, Posterior):
         start = as_pair(jnp.zeros_like(prior)), jnp.zeros((), bool)
         (total, lost), _ = jax.lax.scan(step, start, pieces)
         return plus(total, as_pair(prior)), lost
+
+    def _costs(self, theta: jax.Array, examples: Any) -> jax.Array:
+        """Return −log p(example|θ) of examples[n, ...], [n]."""
+        together = self.model.sites.together
+        if together is None:
+            return jax.vmap(self.model.cost, (None, 0))(theta, examples)
+        with jax.default_matmul_precision("highest"):
+            return -together(self.model.unflatten(self.parameters(theta)), examples)
 
     def _at_a_time(self, by_example: bool) -> int:
         """Return how many examples of a device to work on at a time, in equal parts."""
@@ -270,7 +290,7 @@ class CustomPosterior(Shown, Posterior):
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return the norm of what every example adds to its device's gradient at theta[..., m], [..., N]."""
-        given = np.asarray(self._checked(theta), dtype=np.float32)
+        given = np.asarray(self.coordinates_of(self._checked(theta)), dtype=np.float32)
         examples, at_a_time = self.observed[0], self._at_a_time(True)
         norms = [traced.costs_and_norms(self.model, examples, at, at_a_time)[1] for at in given.reshape(-1, self.dim)]
         scale = np.ones(self.devices) if self.batch is None else np.maximum(self.sizes / self.batch, 1.0)
@@ -298,9 +318,15 @@ class CustomPosterior(Shown, Posterior):
         """Average function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
         return traced.predictive_mean(self.model, function, jnp.asarray(self._checked(theta, "chain, draw")), inputs)
 
+    def apply(self, parameters: Any, given: Any) -> Any:
+        """Return a network's output for one input, where the posterior is that of a module of Flax or Equinox."""
+        if self.model.sites.apply is None:
+            raise InputError("posterior", self, "of wflmc.from_flax or wflmc.from_equinox, to apply a module")
+        return self.model.sites.apply(parameters, given)
+
     def log_likelihood(self, theta: ArrayLike) -> Array:
         """Return log p(example|θ) of every example, in the order of `observed`: theta[draw, m] -> [draw, N]."""
-        draws = jnp.asarray(self._checked(theta, "draw"), jnp.float32)
+        draws = jnp.asarray(self.coordinates_of(self._checked(theta, "draw")), jnp.float32)
         return -np.asarray(traced.per_example(self.model.cost, draws, self.observed[0]), dtype=float)
 
     @cached_property
@@ -338,7 +364,7 @@ class CustomPosterior(Shown, Posterior):
         precision = np.sort(np.resize(np.maximum(values, self.mu), self.dim))
         # Which direction is which is not known, only how curved they are.
         pull = np.asarray(self.gradients(jnp.asarray(mode, jnp.float32)), dtype=float)
-        return Quadratic(precision, centre - mode, np.full(self.dim, std**2), pull, mode)
+        return Quadratic(precision, centre - mode, np.full(self.dim, std**2), pull, self.parameters(mode))
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """Return W2² between the start and the Laplace estimate of the posterior, from above where m is large."""
@@ -429,6 +455,7 @@ def posterior_from(
     mu: float | None = None,
     L: float | None = None,
     batch: int | None = None,
+    preconditioner: Any = "none",
     **assignment: Any,
 ) -> CustomPosterior:
     """Return the posterior of any JAX model whose examples are spread over devices.
@@ -445,12 +472,23 @@ def posterior_from(
             the Hessian at `initial` and at a mode, which depends on the data: no promise of privacy covers that.
         batch: examples that each device draws for a round, all by default and where no device has more. Gradients are
             then noisier than the bound knows, and no privacy is claimed for an example not being drawn.
+        preconditioner: in which coordinates chains move, and start from N(0, I) in them. none: in the parameters;
+            laplace: by a mode and the Hessian there; pilot: by pilot chains from there, with mu and L as well; another
+            posterior: in its coordinates, as of public data; an array [m]: scales of the parameters around `initial`,
+            as known in public. What laplace and pilot tell of the data is not covered by any promise of privacy.
         assignment: where `devices` is a number, `partition` is iid (default) or blocks, and `key` seeds iid
-            (jax.random.key(0) unless given).
+            (jax.random.key(0) unless given); `functions` of the parameters, such as predictions, by name: `evaluate`
+            gives their R-hat and ESS.
     """
     examples, count = traced.checked_arrays("data", data)
     start, structure, shapes = _checked_parameters(initial)
-    model = traced.trace_model(log_likelihood, log_prior, structure, shapes, examples)
+    sites = assignment.pop("sites", traced.Sites())._replace(functions=assignment.pop("functions", {}))
+    bare = traced.TracedModel(None, None, structure, shapes, sites=sites)
+    model = traced.trace_model(log_likelihood, log_prior, bare, examples)
+    pooled = partial(_pooled, log_likelihood, log_prior, bare, examples)
+    space, found = _coordinates(preconditioner, start, pooled, bare)
+    if space is not None:
+        model, start, initial_std = model.moved(space), 0 * start, 1.0
     known = {name: value for name, value in (("mu", mu), ("L", L)) if value is not None}
     check_positive(known)
     check_positive({"initial_std": initial_std}, or_zero=True)
@@ -465,10 +503,60 @@ def posterior_from(
     places = np.stack([np.append(part, np.full(sizes.max() - part.size, part[0])) for part in parts])
     held = jax.tree.map(lambda values: values[places], examples)
     batch = None if batch is None or batch >= sizes.max() else int(batch)
-    mu, L = (float(known.get(name, np.nan)) for name in ("mu", "L"))
     estimated = tuple(name for name in ("mu", "L") if name not in known)
+    if isinstance(preconditioner, CustomPosterior):
+        estimated = ()
+    elif found:
+        estimated = (*estimated, "the preconditioner")
+    mu, L = (float((found | known).get(name, np.nan)) for name in ("mu", "L"))
     posterior = CustomPosterior(held, sizes, start, float(initial_std), mu, L, model, len(parts), batch, estimated)
-    return _with_estimates(posterior) if posterior.estimated else posterior
+    if found:  # in these coordinates the posterior is N(0, I), by its moments
+        vars(posterior)["laplace"] = start, np.ones_like(start)
+    return _with_estimates(posterior) if np.isnan(mu + L) else posterior
+
+
+def _pooled(log_likelihood: Any, log_prior: Any, model: traced.TracedModel, examples: Any, theta: Any) -> Any:
+    """Return −log p(θ|D) of all examples in one place, in the precision of θ[m]."""
+    together = model.sites.together or jax.vmap(log_likelihood, (None, 0))
+    parameters = model.unflatten(theta)
+    return -jnp.sum(together(parameters, examples)) - log_prior(parameters)
+
+
+def _coordinates(
+    given: Any, start: Array, cost: Any, model: traced.TracedModel
+) -> tuple[Affine | None, dict[str, float]]:
+    """Return the coordinates that `preconditioner` asks for, and mu and L in them where these are known."""
+    if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
+        return given.coordinates, {"mu": given.mu, "L": given.L}
+    if isinstance(given, str) and given in ("laplace", "pilot") and start.size <= MOST_DENSE:
+        free = model.unflatten(np.ones(model.dim))
+        free = jax.tree.leaves(
+            free | {name: 0 * free[name] for name in model.sites.scales} if model.sites.scales else free
+        )
+        try:
+            with in_float64():
+                space, L = laplace(cost, start, np.concatenate([np.ravel(part) for part in free])), 1.0
+                if given == "pilot":
+                    space, L = refine(cost, space)
+            return space, {"mu": 1.0, "L": L}
+        except NoModeError as error:
+            raise _without_mode(error, model) from error
+    if not isinstance(given, str) and np.shape(given) == start.shape and np.all(np.asarray(given) > 0):
+        return Affine(start, np.asarray(given, dtype=float)), {}
+    if not (isinstance(given, str) and given == "none"):
+        wanted = f"none; a preconditioned posterior of {start.size} parameters, or a scale for each; laplace or pilot"
+        raise InputError("preconditioner", given, f"{wanted} (up to {MOST_DENSE} parameters)")
+    return None, {}
+
+
+def _without_mode(error: NoModeError, model: traced.TracedModel) -> InputError:
+    """Return the sentence that names the parameter along which no mode was found."""
+    sizes = jax.tree.map(lambda part: float(np.abs(part).max()), model.unflatten(np.asarray(error.direction)))
+    path = max(jax.tree_util.tree_leaves_with_path(sizes), key=lambda leaf: leaf[1])[0]
+    name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameters"
+    name = f"site {name}" if model.sites.dims else name
+    wanted = "a parameter with a proper posterior: give it a prior, write a hierarchical one as mean + scale * offset"
+    return InputError(name, Found(f"has no mode: {error} along it"), f"{wanted}, or start elsewhere (initial=…)")
 
 
 def _checked_parameters(initial: Any) -> tuple[Array, Any, traced.Shapes]:
@@ -496,14 +584,16 @@ def _check_start(model: traced.TracedModel, examples: Any, start: Array) -> None
     if not np.all(finite):
         first = np.flatnonzero(~np.all(finite, axis=0))[0]
         raise InputError("log_likelihood", Found(f"{problem} at example {first}"), wanted)
-    if not all(np.all(np.isfinite(part)) for part in jax.value_and_grad(model.prior_cost)(theta)):
+    if not all(np.all(np.isfinite(part)) for part in jax.jit(jax.value_and_grad(model.prior_cost))(theta)):
         raise InputError("log_prior", Found(problem), wanted)
 
 
 def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
     """Estimate mu and L by the Hessian at the start and at a mode; mu at the mode alone where need be."""
     mu, L, estimated = posterior.mu, posterior.L, posterior.estimated
-    at_start, at_mode = posterior.eigenvalues(posterior.start), posterior.laplace[1]
+    at_start = posterior.eigenvalues(posterior.start)
+    # A network has no one mode to look for.
+    mode, at_mode = (posterior.start, at_start) if posterior.model.sites.symmetric else posterior.laplace
     values, least = np.concatenate([at_start, at_mode]), at_start.min()
     if not np.all(np.isfinite(values)) or ("mu" in estimated and at_mode.min() <= 0):
         where = f"least eigenvalue {at_mode.min():.3g} at the mode found and {least:.3g} at `initial`"
@@ -519,7 +609,7 @@ def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
         raise InputError("mu", mu, f"at most L = {L:.6g} ({' and '.join(posterior.estimated)} is an estimate)")
     L = max(mu, L) if "L" in estimated else L
     result = replace(posterior, mu=min(mu, L), L=L, estimated=estimated)
-    vars(result)["laplace"] = posterior.laplace  # the same, and not computed again
+    vars(result)["laplace"] = mode, at_mode  # the same, and not computed again
     return result
 
 

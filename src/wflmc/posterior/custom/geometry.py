@@ -1,0 +1,160 @@
+r"""Coordinates in which a model of one's own is nearly round: by its mode and Hessian there, then by pilot chains.
+
+In the coordinates φ with θ = centre + W φ a posterior with that mean and covariance W Wᵀ is N(0, I), whatever the
+scales of its parameters. First W Wᵀ is the inverse Hessian at a mode; then pilot chains, a simulation on pooled data
+in which real devices take no part, replace it by their sample covariance. Everything here is float64: scales that
+differ by a factor of a million leave float32 no digits. All of it looks at the data it is given, and ε does not cover
+that.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from wflmc.dynamics import Kinetic
+from wflmc.posterior.coordinates import Affine
+
+Array = NDArray[np.float64]
+Cost = Callable[[Any], Any]
+
+FLAT = 1e-9
+"""Of the largest: a scaled curvature below it is rounding."""
+SADDLE = 1e-3
+"""Scaled curvatures may be as negative as that where a density is nearly flat."""
+STEEP = 4.0
+"""By how much −log p may rise at one standard deviation from the mode, where a normal law has 1/2."""
+AWAY = 1e6
+"""Standard deviations from a mode at which a density that can be normalised has fallen by more than 1/AWAY."""
+SEARCHES = 5
+"""For a mode, each in the coordinates of the Hessian where the one before ended."""
+CHAINS, ROUNDS = 64, 192
+PASSES, MOST_PASSES = 4, 24
+"""Of the pilot: each begins with the geometry of the one before, until that changes no more."""
+STEP, GUESS = 0.5, 2.0
+"""h√L of the pilot, and L of its first pass."""
+EFFECTIVE = 1024
+"""Independent draws that a pass of the pilot is worth, roughly: with few of them the covariance of many parameters is
+taken nearer to that of the pass before."""
+GROWN = 2.5
+"""By how much a variance may still grow in the last pass of the pilot: of a proper posterior it has settled."""
+STIFF = 1e3
+"""The largest curvature in the pilot's coordinates for which chains of some thousand rounds explore the posterior."""
+LOST, OUTER = 1e2, 6.0
+"""Standard deviations from the centre at which a pilot chain counts as lost, and to which it is put back: one that was
+thrown far by a step too long would be most of the covariance."""
+
+
+class NoModeError(ValueError):
+    """No mode was found; `direction`[m] is the one along which the cost does not rise, or the search ran away."""
+
+    def __init__(self, reason: str, direction: Array) -> None:
+        super().__init__(reason)
+        self.direction = np.nan_to_num(direction)
+
+
+def in_float64() -> Any:
+    """Return a context in which JAX computes in float64."""
+    home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
+    return home.enable_x64(True)
+
+
+def laplace(cost: Cost, start: Array, free: Array) -> Affine:
+    """Return coordinates by the Hessian at a mode.
+
+    Args:
+        cost: −log p of θ[m].
+        start: of the search, [m].
+        free: 0 for parameters that are scales, else 1, [m]: scales follow when all others are fitted, or would run
+            away.
+
+    Raises:
+        NoModeError: where the cost falls without end, or does not rise in some direction.
+    """
+    value_and_grad = jax.jit(jax.value_and_grad(cost))
+    columns = jax.jit(lambda at, v: jax.jvp(jax.grad(cost), (at,), (v,))[1])
+
+    def moved(phi: Array, centre: Array, matrix: Array) -> tuple[float, Array]:
+        value, gradient = map(np.asarray, value_and_grad(centre + matrix @ phi))
+        good = np.isfinite(value) and np.all(np.isfinite(gradient))
+        return (float(value), gradient @ matrix) if good else (1e300, np.zeros(start.size))
+
+    zero, search = 0 * start, partial(minimize, method="L-BFGS-B", jac=True, options={"maxiter": 300})
+    before, theta = start, start + free * search(moved, zero, (start, np.diag(free))).x
+    for _ in range(SEARCHES):
+        hessian = np.stack([columns(theta, row) for row in np.eye(start.size)])
+        if not np.all(np.isfinite(hessian)):
+            break
+        # As after Newton's step with the sign of every curvature mended, which leaves saddle points behind.
+        scale = np.maximum(np.abs(np.diag(hessian)), 1e-30) ** -0.5
+        values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
+        matrix = scale[:, None] * vectors / np.sqrt(np.maximum(np.abs(values), FLAT * np.abs(values).max()))
+        before, theta = theta, theta + matrix @ search(moved, zero, (theta, matrix)).x
+    value, pull = moved(zero, theta, matrix)
+    if not pull @ pull < 1e-2 or values[0] < -SADDLE or not np.all(np.isfinite(hessian)):
+        raise NoModeError("−log p falls without end, or has no mode nearby,", theta - before)
+    for step in matrix.T:  # where the cost is far from quadratic, a standard deviation is shorter
+        while not max(value_and_grad(theta + sign * step)[0] for sign in (-1, 1)) < value + STEEP:
+            step /= 2
+    steps = np.concatenate([matrix.T, -matrix.T])
+    rise = np.nan_to_num([value_and_grad(theta + AWAY * step)[0] - value for step in steps], nan=np.inf)
+    if rise.min() < np.log(AWAY):
+        raise NoModeError("−log p does not rise", steps[rise.argmin()])
+    return Affine(theta, matrix)
+
+
+def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
+    """Return coordinates by the mean and covariance of pilot chains, and the largest curvature that they met.
+
+    Where energies grow until chains are lost, they begin again nearer to the centre with half the step.
+
+    Raises:
+        NoModeError: where a variance still grows in the last pass, as of an improper posterior, or where curvatures
+            differ too much for one step size.
+    """
+    motion, dim = Kinetic(2.0), affine.centre.size
+
+    @jax.jit
+    def run(affine: Affine, phi: Any, h: Any, std: Any, key: Any) -> Any:
+        slope = jax.grad(lambda at: cost(affine.parameters(at)))
+
+        def body(state: Any, key: Any) -> Any:
+            theta, velocity = state
+            pull = jax.vmap(slope)(motion.gradient_position(theta, velocity, h))
+            state = motion.step(theta, velocity, pull, std * jax.random.normal(key, phi.shape), h, 1.0, 1.0)
+            return state, state[0]
+
+        def largest(at: Any, vector: Any) -> Any:
+            def turned(_: Any, v: Any) -> Any:
+                return jax.jvp(slope, (at,), (v / jnp.linalg.norm(v),))[1]
+
+            return jnp.linalg.norm(jax.lax.fori_loop(0, 16, turned, vector))
+
+        first, *rest = jax.random.split(key, ROUNDS + 1)
+        start = jax.random.normal(first, phi.shape)
+        draws = jax.lax.scan(body, (phi, start), jnp.stack(rest))[1][ROUNDS // 2 :]
+        return draws, jnp.max(jax.vmap(largest)(draws[-1], start))
+
+    first, *keys = jax.random.split(jax.random.key(0), MOST_PASSES + 1)
+    phi, met, settled, growth = np.asarray(jax.random.normal(first, (CHAINS, dim))), GUESS, 0, np.full(dim, np.inf)
+    weight, vectors = EFFECTIVE / (EFFECTIVE + 5 * dim), np.eye(dim)
+    for key in keys:
+        h = STEP / met**0.5
+        draws, largest = map(np.asarray, run(affine, phi, h, motion.langevin_noise(h) ** 0.5, key))
+        if not np.all(np.abs(draws) < LOST) or not np.isfinite(largest):
+            phi, met = phi / 2, 4 * met
+            continue
+        draws = np.clip(draws, -OUTER, OUTER)
+        centre, covariance = draws.mean((0, 1)), np.atleast_2d(np.cov(draws.reshape(-1, dim).T))
+        root = np.linalg.cholesky(weight * covariance + (1 - weight) * np.eye(dim))
+        phi, met, settled = np.linalg.solve(root, (draws[-1] - centre).T).T, max(1.0, float(largest)), settled + 1
+        growth, vectors = np.linalg.eigh(root @ root.T)
+        affine = Affine(affine.parameters(centre), affine.matrix @ root)
+        if settled >= PASSES and growth[-1] < GROWN and met < STIFF:
+            return affine, met
+    raise NoModeError("pilot chains do not settle", affine.matrix @ vectors[:, -1])
