@@ -363,3 +363,56 @@ def test_a_device_alone_draws_the_batches_it_draws_among_others():
     whole, _ = clipped_sum(posterior, theta, weight, clip, key)
     alone = [clipped_sum(posterior.device(k), theta, jnp.ones(1), clip[:1], key)[0] for k in devices]
     np.testing.assert_allclose(sum(alone), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_a_plan_by_the_law_is_that_of_the_gaussian_model_where_all_directions_are_alike():
+    """Every device has the same round Hessian, so that the Laplace approximation leaves nothing out."""
+    X = np.tile(3 * np.eye(4), (10, 1))
+    y = X @ np.array([1.0, -2.0, 0.5, 3.0]) + np.tile(normal(4), 10)
+    known = wflmc.gaussian_regression(KEY, devices=10, X=X, y=y, partition="blocks")
+    own = as_own(known, initial_std=1.0)
+    privacy = wflmc.Privacy(8, 1e-3, clip=20)
+    how = {
+        "step_size": 0.4 / (known.mu + known.L),
+        "burn_in": 20,
+        "samples": 5,
+        "policy": wflmc.Policy(objective="exact"),
+    }
+    plans = [wflmc.plan(each, wflmc.Link(wflmc.channel.rayleigh(1.0), 30), privacy, **how) for each in (known, own)]
+    assert plans[1].objective == pytest.approx(plans[0].objective, rel=1e-3)
+    np.testing.assert_allclose(plans[1].gain, plans[0].gain, rtol=1e-2)
+
+
+def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
+    """Large models take their chains one after the other, and records without a finite gradient add nothing."""
+    from wflmc.posterior.custom import posterior as custom
+
+    def likelihood(w, example):
+        return -(jnp.sqrt(jnp.abs(example["y"] - example["x"] @ w)) ** 2)
+
+    data, constants = {"x": normal(40, 6), "y": normal(40)}, {"devices": 4, "mu": 1.0, "L": 9.0}
+    own = wflmc.posterior_from(likelihood, lambda w: -jnp.sum(w**2), data, initial=np.ones(6), **constants)
+    own.data["y"][0, 2], own.data["x"][0, 2] = 0.0, 0.0  # √|0|² has no gradient
+    theta, weight, clip, most = normal(3, 6), np.ones(4), np.full(4, 2.0), np.full(4, 0.3)
+
+    def sums():
+        ready = own.on_accelerator(3, 2**20, True)
+        return jax.vmap(lambda at: ready.unrounded_sum(at, weight, clip, example_clip=most))(theta)
+
+    together, norms = sums()
+    monkeypatch.setattr(custom, "CPU_BLOCK", 0)  # no cache holds anything
+    assert own._alone == (jax.default_backend() == "cpu")
+    apart, others = sums()
+    np.testing.assert_allclose(apart.double, together.double, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(others, norms, rtol=1e-5)
+    assert np.isnan(norms[:, 0]).all()
+    for at, found in zip(theta, together.double, strict=True):
+        wanted = np.zeros(6)
+        for device in range(4):
+            rows = {name: values[device] for name, values in own.data.items()}
+            each = -np.asarray(jax.vmap(jax.grad(likelihood), (None, 0))(at, rows), float)
+            each = each[np.isfinite(each).all(1)]
+            each *= np.minimum(1, 0.3 / np.linalg.norm(each, axis=1, keepdims=True))
+            total = each.sum(0) + 2 * at / 4
+            wanted += total * min(1, 2 / np.linalg.norm(total))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

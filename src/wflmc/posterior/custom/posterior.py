@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-from wflmc.dynamics import Quadratic
+from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
 from wflmc.errors import Found, InputError, Shown
 from wflmc.keys import check_key, digest, host_generator, named
 from wflmc.posterior import summation
@@ -357,6 +357,16 @@ class CustomPosterior(Shown, Posterior):
         """Return mean[m] and standard deviation of the start."""
         check_init(init)
         return (self.start, self.initial_std) if init == "prior" else (0.0 * self.start, 0.0)
+
+    def response(self, motion: Motion, burn_in: int) -> Response:
+        """Return how the law of a chain on the Laplace approximation depends on noise, if all devices hold alike data.
+
+        The way from the start to the mode is taken to be equally long in all directions.
+        """
+        (centre, std), (mode, values) = self._initial(motion.init), self.laplace
+        precision = np.resize(np.maximum(values, self.mu), self.dim)
+        apart = np.full(self.dim, np.mean((mode - centre) ** 2))
+        return diagonal_response(precision, apart, std**2, motion, burn_in)
 
     def quadratic(self, init: str = "prior") -> Quadratic:
         """Return the cost around its mode; of a large model as if half of its directions were at each end."""
