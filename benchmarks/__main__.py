@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from rich.console import Console
 
-from benchmarks import mnist, planning, sampling, scale
+from benchmarks import growth, mnist, own_models, planning, sampling, scale
 
 
 def main() -> None:
@@ -26,14 +26,17 @@ def main() -> None:
     options = parser.parse_args()
     quick = options.quick
     console = Console(width=120, record=True)
-    names = ("jax", "numpy", "scipy", "cvxpy", "clarabel", "blackjax")
+    names = ("jax", "numpy", "scipy", "cvxpy", "clarabel", "blackjax", "jax-privacy")
     console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     console.print(", ".join(f"{name} {version(name)}" for name in names))
     times, about = mnist.measured_apart()
     console.print(mnist.table(times, about))
+    console.print(own_models.own_models())
+    console.print(sampling.against_parts())
     console.print(sampling.against_loops())
     if not quick:
         console.print(scale.sizes())
+        console.print(growth.exponents())
     compared, ratios = planning.against_cvxpy([(100, 30, 15)] if quick else [(100, 30, 25), (1000, 300, 3)])
     console.print(compared)
     console.print(planning.growth(1000 if quick else 10_000))

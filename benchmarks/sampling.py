@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
@@ -48,13 +51,53 @@ def numpy_law(posterior, plan):
     return mean, covariance
 
 
-def against_loops() -> Table:
-    """Per chain for the sampler, per call for the law."""
+def study() -> tuple[Any, Any]:
+    """Return the posterior and the plan of the Gaussian study."""
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.rayleigh(0.01), snr_db=20), wflmc.Privacy(15, 0.01, 30),
         step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50,
     )  # fmt: skip
+    return posterior, plan
+
+
+def against_parts(chains: int = 10_000) -> Table:
+    """The sampler against what it is made of: noise by itself, and gradients with clipping by themselves."""
+    posterior, plan = study()
+    ready = posterior.on_accelerator(chains, 2**29)
+    rounds, (weight, clip) = len(plan.rounds), (jnp.asarray(v, jnp.float32) for v in (plan.weight, plan.clip))
+    theta = jax.random.normal(jax.random.key(1), (chains, posterior.dim))
+
+    @jax.jit
+    def noise(theta: Any) -> Any:
+        keys = jax.random.split(jax.random.key(0), rounds)
+        return jax.lax.scan(lambda at, key: (at + jax.random.normal(key, at.shape), None), theta, keys)[0]
+
+    @jax.jit
+    def gradients(held: Any, theta: Any) -> Any:
+        def body(at: Any, w: Any) -> Any:
+            total = jax.vmap(lambda one: held.unrounded_sum(one, w, clip)[0])(at)
+            return at - 1e-6 * total, None
+
+        return jax.lax.scan(body, theta, weight)[0]
+
+    sampler, random, sums = side_by_side(
+        lambda: wflmc.sample(jax.random.key(0), posterior, plan, chains),
+        lambda: noise(theta).block_until_ready(),
+        lambda: gradients(ready, theta).block_until_ready(),
+        repeats=5,
+    )
+    table = Table(title=f"Gaussian, {chains:,} chains × {rounds} rounds × 30 devices")
+    for name in ("sampler", "noise alone", "gradients and clipping alone", "times its parts"):
+        table.add_column(name, justify="right")
+    times = (f"{seconds:.3f} s" for seconds in (sampler, random, sums))
+    table.add_row(*times, f"{sampler / (random + sums):.2f}")
+    return table
+
+
+def against_loops() -> Table:
+    """Per chain for the sampler, per call for the law."""
+    posterior, plan = study()
     chains, few, generator = 10_000, 5, np.random.default_rng(0)
     sampler, loop, at_once = side_by_side(
         lambda: wflmc.sample(jax.random.key(0), posterior, plan, chains),
