@@ -309,7 +309,7 @@ class _Planning:
             value = float(exact.distances(problem.response)(noise).max())
         if problem.objective == "transcript":
             value = 1 / information(problem, allocation.a)
-        made = Plan.of(
+        made = Plan(
             **{name: getattr(self, name) for name in AS_PREPARED},
             **{name: getattr(problem, name) for name in ("burn_in", "noise_limit", "dynamics")},
             gain=np.sqrt(allocation.a * link.noise_power),

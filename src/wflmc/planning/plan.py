@@ -119,28 +119,22 @@ class Context:
     """e: clips act at ℓ/(1 + e) and c/(1 + e), so that float32 sums are no more sensitive than is paid for."""
 
 
-PART_OF = {field.name: part.__name__ for part in (Acting, Certificate, Context) for field in fields(part)}
-"""The part of a plan that a name belongs to."""
 BY_ROUND = (*(field.name for field in fields(Acting)), "threshold", "bound", "power_share", "limit")
-"""Those with a leading round axis."""
+"""Fields of a plan with a leading round axis."""
 jax.tree_util.register_dataclass(Rounds, [field.name for field in fields(Rounds)], [])
+
+
+def _fields_of(part: type[Any], plan: "Plan") -> dict[str, Any]:
+    """Return the fields of a part of a plan."""
+    return {field.name: getattr(plan, field.name) for field in fields(part)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Shown, Acting[Array], Certificate, Context):
     """Gains and active devices of every round, with the bound and the privacy they imply.
 
-    It has three parts: what acts in every round, its certificate, and the context that it was made for.
+    The fields of its three parts are its own: `plan.gain` is `plan.rounds.gain`.
     """
-
-    @classmethod
-    def of(cls, **values: Any) -> Self:
-        """Make a plan from the fields of its parts."""
-        return cls(**values)
-
-    def values(self) -> dict[str, Any]:
-        """The fields of all parts."""
-        return {name: getattr(self, name) for name in PART_OF}
 
     def replace(self, **changes: Any) -> Self:
         """The same plan with other values of some fields."""
@@ -157,7 +151,17 @@ class Plan(Shown, Acting[Array], Certificate, Context):
     @property
     def rounds(self) -> Rounds:
         """What acts in every round, as the sampler takes it."""
-        return Rounds(*(getattr(self, field.name) for field in fields(Acting)))
+        return Rounds(**_fields_of(Acting, self))
+
+    @property
+    def certificate(self) -> Certificate:
+        """What is known of the plan before anything is transmitted."""
+        return Certificate(**_fields_of(Certificate, self))
+
+    @property
+    def context(self) -> Context:
+        """What the plan was made for."""
+        return Context(**_fields_of(Context, self))
 
     @property
     def devices(self) -> int:
