@@ -7,7 +7,6 @@ choice, on the other data set, or, as in the literature, on 5,000 of the trainin
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +31,6 @@ OTHER = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
 """The data set that is public when one is private."""
 FRICTION_STEP = 0.105
 """γ_f h of kinetic dynamics: the velocity keeps 0.9 of itself from round to round."""
-HELD_OUT = 5000
 LONG = {"mnist": (300.0, 40_000), "fashion-mnist": (150.0, 50_000)}
 """h² N of unclipped chains, and how many of their rounds are kept, for R-hat of logits below 1.05."""
 LONG_BURN_IN, LONG_FRICTION = 4000, 0.2
@@ -58,13 +56,6 @@ class Settings(NamedTuple):
         return h, Sampler(init="zero", dynamics="kinetic", friction=FRICTION_STEP / h)
 
 
-CANDIDATES = tuple(
-    Settings(dynamics, step, clip)
-    for dynamics, steps in (("overdamped", (200, 350, 500, 700, 1000)), ("kinetic", (15, 30, 60, 100)))
-    for step in steps
-    for clip in (0.15, 0.3, 0.4, 0.5, 0.65, 0.8, 1.2)
-)
-"""What settings are chosen from; `python -m benchmarks.league` chooses."""
 PLAIN, MOVING = "overdamped", "kinetic"
 _TABLE: dict[tuple[str, str], dict[float, tuple[str, float, float]]] = {
     ("other", "mnist"): {0.3: (PLAIN, 200, 0.15), 1: (MOVING, 15, 0.5), 3: (PLAIN, 350, 0.8), 10: (MOVING, 60, 1.2)},
@@ -80,7 +71,7 @@ _TABLE: dict[tuple[str, str], dict[float, tuple[str, float, float]]] = {
 }  # fmt: skip
 CHOSEN = {(*key, epsilon): Settings(*row) for key, rows in _TABLE.items() for epsilon, row in rows.items()}
 """By where they were chosen and for which private data set: on the `other` data set, on `training` images, and those of
-`descent`, the rival, on the other data set; and by ε."""
+`descent`, the rival, on the other data set; and by ε. `python -m benchmarks.league` chooses."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +208,7 @@ def _scored(
             progress=lambda done, work, share=share: share(done / work),
         )  # fmt: skip
         point = [row.scheme.endswith("descent") for row in some for _ in row.plans]
-        scores = _scores(trace, posterior, features.X_test, features.y_test, point)
+        scores = scores_of(trace, posterior, features.X_test, features.y_test, point)
         for at, row in enumerate(some):
             mine = slice(at * len(row.plans), (at + 1) * len(row.plans))
             _add(tables, row, x, {name: getattr(scores, name)[mine] for name in SCORES})
@@ -248,34 +239,14 @@ def _unclipped(
         progress=lambda done, work: progress(done / work),
     )  # fmt: skip
     assert trace.predictions is not None
-    scores = _scores(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
+    scores = scores_of(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
     tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"
     _add(tables, Entry(scheme, []), 0.0, {score: getattr(scores, score) for score in SCORES})
     tables["league_rhat"] = [Row("league", scheme, 0.0, diagnose(trace.predictions.logits).rhat_max)]
     return tables
 
 
-def choose(features: Features, epsilon: float, descent: bool = False) -> list[tuple[float, Settings]]:
-    """Return candidates with their NLL on held-out training images, best first; the test set is not looked at.
-
-    Args:
-        features: of public data, or of private data where ε is not to cover the choice.
-        descent: choose for the rival.
-    """
-    train, held = held_out_split(features.y)
-    posterior, link = league_posterior(Features(features.X[train], features.y[train])), link_of(0)
-    rows, labels, found = features.X[held], features.y[held], []
-    for kind in (PLAIN,) if descent else (PLAIN, MOVING):
-        some = [candidate for candidate in CANDIDATES if candidate.dynamics == kind]
-        make = descent_plan if descent else partial(league_plan, adjacency="add-remove")
-        plans = [make(posterior, each, epsilon, link=link) for each in some]
-        trace = sample(jax.random.key(3), posterior, plans, numbers=[0] * len(plans), predictions=rows)
-        scores = _scores(trace, posterior, rows, labels, [descent] * len(plans))
-        found += [(float(nll), each) for nll, each in zip(scores.nll, some, strict=True)]
-    return sorted(found)
-
-
-def _scores(
+def scores_of(
     trace: Trace, posterior: SoftmaxPosterior, rows: NDArray[Any], labels: Any, point: Sequence[bool]
 ) -> Calibration:
     """Return scores of every chain; of point estimates those of the mean of their iterates, not mean predictions."""
@@ -283,11 +254,3 @@ def _scores(
     probability = trace.predictions.probability.copy()
     probability[list(point)] = posterior.predict(trace.theta[list(point)], rows) if any(point) else 0.0
     return calibration(np.maximum(probability, TINY), labels)
-
-
-def held_out_split(labels: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the places of training images to learn from, and of those to choose by, as many of each class."""
-    generator = np.random.default_rng(0)
-    each = [generator.choice(np.flatnonzero(labels == label), HELD_OUT // 10, replace=False) for label in range(10)]
-    held = np.sort(np.concatenate(each))
-    return np.setdiff1d(np.arange(len(labels)), held), held
