@@ -7,6 +7,7 @@ choice, on the other data set, or, as in the literature, on 5,000 of the trainin
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -121,6 +122,23 @@ def descent_plan(posterior: SoftmaxPosterior, settings: Settings, epsilon: float
     return baselines.gradient_descent(posterior, link, privacy, step_size=size, **how)  # type: ignore[arg-type]
 
 
+UNPROMISED, TRAINED = "ours without a promise", "ours, chosen on training images"
+ROWS = {
+    "ours": ("other", "add-remove"),
+    "descent": ("descent", "add-remove"),
+    "ours (replace)": ("other", "replace"),
+    UNPROMISED: ("other", "add-remove"),
+    TRAINED: ("training", "add-remove"),
+    f"{TRAINED} (replace)": ("training", "replace"),
+}
+"""Rows of a data set: where their settings were chosen, and their adjacency."""
+
+
+def rows_at(epsilon: float) -> dict[str, tuple[str, str]]:
+    """Return the rows at an ε: all at 1 and 3, the first two elsewhere."""
+    return ROWS if epsilon in (1.0, 3.0) else dict(list(ROWS.items())[:2])
+
+
 class Entry(NamedTuple):
     """A row of the table: its name, and one plan for each experiment."""
 
@@ -129,23 +147,14 @@ class Entry(NamedTuple):
 
 
 def entries(name: str, epsilon: float, posterior: SoftmaxPosterior, experiments: int) -> Iterator[Entry]:
-    """Yield the rows of a data set at an ε; at ε = 1 and 3 with both adjacencies and choices."""
+    """Yield the rows of a data set at an ε."""
     links = [link_of(seed) for seed in range(experiments)]
-    title, full = DATA_SETS[name].title, epsilon in (1.0, 3.0)
-
-    def row(about: str, settings: Settings, of: float | None, adjacency: str = "add-remove") -> Entry:
-        return Entry(f"{title}, {about}", [league_plan(posterior, settings, of, adjacency, link) for link in links])
-
-    chosen = CHOSEN["other", name, epsilon]
-    yield row("ours", chosen, epsilon)
-    rival = CHOSEN["descent", name, epsilon]
-    yield Entry(f"{title}, descent", [descent_plan(posterior, rival, epsilon, link) for link in links])
-    if full:
-        yield row("ours (replace)", chosen, epsilon, "replace")
-        yield row("ours without a promise", chosen, None)
-        trained = CHOSEN["training", name, epsilon]
-        yield row("ours, chosen on training images", trained, epsilon)
-        yield row("ours, chosen on training images (replace)", trained, epsilon, "replace")
+    for about, (where, adjacency) in rows_at(epsilon).items():
+        settings, promised = CHOSEN[where, name, epsilon], None if about == UNPROMISED else epsilon
+        make = partial(descent_plan, posterior, settings, epsilon)
+        if where != "descent":
+            make = partial(league_plan, posterior, settings, promised, adjacency)
+        yield Entry(f"{DATA_SETS[name].title}, {about}", [make(link) for link in links])
 
 
 def league_study(setting: League) -> Study:
@@ -171,20 +180,11 @@ def league_study(setting: League) -> Study:
     for name in OTHER:
         title = DATA_SETS[name].title
         points += [Point(None, (f"{title}, posterior",))] * setting.posterior
-        points += [Point(epsilon, tuple(_names(title, epsilon))) for epsilon in EPSILONS]
-        order += [*_names(title, 1.0), f"{title}, posterior"]
+        points += [Point(epsilon, tuple(f"{title}, {row}" for row in rows_at(epsilon))) for epsilon in EPSILONS]
+        order += [f"{title}, {row}" for row in (*ROWS, "posterior")]
     settings = {" ".join(map(str, key)): [*value] for key, value in CHOSEN.items()}
     identity = {"experiments": setting.experiments, "settings": settings, "rounds": [ROUNDS, KEPT, LONG, CHAINS]}
     return Study("league", tuple(points), tuple(order), identity, measure)
-
-
-def _names(title: str, epsilon: float) -> list[str]:
-    """Return the names that `entries` gives its rows."""
-    rows = ["ours", "descent"]
-    if epsilon in (1.0, 3.0):
-        chosen = "ours, chosen on training images"
-        rows += ["ours (replace)", "ours without a promise", chosen, f"{chosen} (replace)"]
-    return [f"{title}, {row}" for row in rows]
 
 
 def _scored(
