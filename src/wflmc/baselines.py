@@ -29,8 +29,8 @@ from wflmc.keys import check_key, named
 from wflmc.planning import Allocation, Plan, Policy, Problem, Sampler, plan
 from wflmc.planning.advice import estimates, input_warnings
 from wflmc.planning.options import Options
+from wflmc.planning.policies import equal_parts
 from wflmc.planning.solvers.closed_form import DP, POWER, REGIMES
-from wflmc.planning.solvers.program import HEADROOM
 from wflmc.posterior import Posterior
 from wflmc.privacy import Privacy
 
@@ -84,9 +84,7 @@ def gradient_descent(
 
 def loudest(problem: Problem) -> Allocation:
     """Send as strongly as transmit power and each sender's budget, in equal parts over its rounds, allow."""
-    turns = np.maximum(problem.active.sum(0), 1)
-    share = np.where(problem.active, problem.budget * (1 - HEADROOM) / turns, np.inf).min(-1)
-    return Allocation(np.minimum(problem.power_cap, share))
+    return Allocation(np.minimum(problem.power_cap, equal_parts(problem)))
 
 
 def sbfl(

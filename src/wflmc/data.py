@@ -11,7 +11,6 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -257,10 +256,6 @@ DATA_SETS = {
     "fashion-mnist": DataSet("Fashion-MNIST", _OUR_SPLIT, FASHION_SHA256, _FASHION_SOURCES, subfolder="fashion-mnist"),
 }
 """Data sets by name."""
-
-
-load_mnist, find_mnist, fetch_mnist = (partial(function, "mnist") for function in (load, find, fetch))
-"""The same for MNIST."""
 
 
 def mnist_features(

@@ -1,8 +1,8 @@
 """What people are told, in errors and by values that show themselves: sizes and settings, never private data."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from html import escape
 from numbers import Number
 from pathlib import PurePath
@@ -117,6 +117,15 @@ class InputError(ValueError):
         if given is None or isinstance(given, Found | Words):
             start = f"{self.key} {shown}" if isinstance(given, Found) else f"{self.key} is {shown}"
         return f"{start}, but it must be {self.allowed}{'' if self.allowed.endswith('?') else '.'}"
+
+
+@contextmanager
+def renamed_keys(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors about arguments of functions name the options, or the keys of a scenario, that gave them."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(names.get(error.key, error.key), error.given, error.allowed) from None
 
 
 def missing(key: str, reason: str) -> InputError:

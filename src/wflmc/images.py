@@ -19,7 +19,7 @@ from scipy.linalg import cholesky, solve_triangular
 from wflmc.data import DATA_SETS, Features, cache_folder, load
 from wflmc.errors import InputError
 from wflmc.keys import digest
-from wflmc.scattering import VERSION, Progress, cached_features
+from wflmc.scattering import VERSION, cached_features
 from wflmc.storage import replacing
 
 Array = NDArray[np.float32]
@@ -88,7 +88,6 @@ def image_features(
     ridge: float = RIDGE,
     intercept: bool = False,
     chosen: NDArray[np.intp] | None = None,
-    progress: Progress | None = None,
 ) -> Features:
     """Return scattering features of the images of a data set, float32, and its test set.
 
@@ -98,30 +97,29 @@ def image_features(
         ridge: of `public_whitening`.
         intercept: add a constant feature.
         chosen: places of training images; all of them by default.
-        progress: called while the features of images are computed for the first time.
     """
     if whiten_from == name:
         raise InputError("whiten_from", whiten_from, f"another data set than {name}, whose moments are private")
     images = load(name)
     rows = slice(None) if chosen is None or len(chosen) == len(images.train_labels) else chosen
-    train, test = (cached_features(pixels, progress=progress) for pixels in (images.train_images, images.test_images))
+    train, test = (cached_features(pixels) for pixels in (images.train_images, images.test_images))
     parts = [train[rows], test]
     if whiten_from:
-        whitening = image_whitening(whiten_from, ridge, progress)
+        whitening = image_whitening(whiten_from, ridge)
         parts = [whitening(rows, intercept) for rows in parts]
     elif intercept:
         parts = [np.pad(rows, ((0, 0), (0, 1)), constant_values=CONSTANT) for rows in parts]
     return Features(parts[0], images.train_labels[rows].astype(np.intp), parts[1], images.test_labels.astype(np.intp))
 
 
-def image_whitening(name: str, ridge: float = RIDGE, progress: Progress | None = None) -> Whitening:
+def image_whitening(name: str, ridge: float = RIDGE) -> Whitening:
     """Return `public_whitening` by the training images of a data set, from the user's cache where it is there."""
     if name not in DATA_SETS:
         raise InputError("whiten_from", name, f"one of {', '.join(DATA_SETS)}")
     images = load(name).train_images
     path = cache_folder() / "scattering" / f"{digest(images, np.float64(ridge))}-whitening-{VERSION}.npz"
     if not path.exists():
-        made = public_whitening(cached_features(images, progress=progress), ridge)
+        made = public_whitening(cached_features(images), ridge)
         with replacing(path, f".{os.getpid()}.part") as file:
             np.savez(file, **made._asdict())
     with np.load(path) as file:

@@ -26,8 +26,6 @@ from wflmc.storage import replacing
 Array = NDArray[np.float32]
 Pixels = NDArray[np.uint8 | np.floating]
 Transform = Callable[[Array], jax.Array]
-Progress = Callable[[int, int], None]
-"""Called with the images done and all images."""
 
 PIXELS, MARGIN, ORIENTATIONS = 28, 4, 8
 SIZE = PIXELS + 2 * MARGIN
@@ -47,19 +45,18 @@ PI = 3.1415
 """As in the scale of Kymatio's filters; with all digits of π, coefficients would differ by up to 1e-4 of their size."""
 
 
-def transform(images: ArrayLike, progress: Progress | None = None) -> Array:
+def transform(images: ArrayLike) -> Array:
     """Return the scattering transform of second order, with 2 scales and 8 orientations, [N, 81, 7, 7].
 
     Channels: S₀; S₁ by scale, then orientation; S₂ by the orientation of the first wavelet, then of the second.
 
     Args:
         images: [N, 28, 28] or [N, 784], floats in [0, 1] or bytes, which are divided by 255.
-        progress: called after each batch.
     """
-    return _collected(_transform, _checked(images), progress).reshape(-1, CHANNELS, PLACES, PLACES)
+    return np.concatenate([*_batches(_transform, _checked(images))]).reshape(-1, CHANNELS, PLACES, PLACES)
 
 
-def scattering_features(images: ArrayLike, progress: Progress | None = None) -> Array:
+def scattering_features(images: ArrayLike) -> Array:
     """Return features of unit length, [N, 3969]: the scattering transform, normalised by groups of channels.
 
     Each group of channels of an image is centred and scaled by its own mean and standard deviation (Tramèr and Boneh
@@ -67,18 +64,17 @@ def scattering_features(images: ArrayLike, progress: Progress | None = None) -> 
     data have formed the transform: it is public and costs no privacy. The features of a black image are zero.
 
     Args:
-        images, progress: as for `transform`.
+        images: as for `transform`.
     """
-    return _collected(_normalised, _checked(images), progress)
+    return np.concatenate([*_batches(_normalised, _checked(images))])
 
 
-def cached_features(images: ArrayLike, folder: str | Path | None = None, progress: Progress | None = None) -> Array:
+def cached_features(images: ArrayLike, folder: str | Path | None = None) -> Array:
     """Return `scattering_features` from a file that is read as needed, and made the first time in little memory.
 
     Args:
         images: as for `transform`.
         folder: of the files; else the user's cache.
-        progress: called after each batch; not at all where the file is there.
     """
     pixels = _checked(images)
     path = Path(folder or cache_folder() / "scattering") / f"{digest(pixels)}-{VERSION}.npy"
@@ -87,7 +83,7 @@ def cached_features(images: ArrayLike, folder: str | Path | None = None, progres
         header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": (len(pixels), FEATURES)}
         with replacing(path, f".{os.getpid()}.part") as file:
             np.lib.format.write_array_header_1_0(file, header)
-            for _, values in _batches(_normalised, pixels, progress):
+            for values in _batches(_normalised, pixels):
                 file.write(values.tobytes())
     return np.load(path, mmap_mode="r")
 
@@ -100,23 +96,14 @@ def _checked(images: ArrayLike) -> Pixels:
     return pixels
 
 
-def _collected(transform: Transform, pixels: Pixels, progress: Progress | None) -> Array:
-    result = np.empty((len(pixels), FEATURES), np.float32)
-    for rows, values in _batches(transform, pixels, progress):
-        result[rows] = values
-    return result
-
-
-def _batches(transform: Transform, pixels: Pixels, progress: Progress | None) -> Iterator[tuple[slice, Array]]:
-    """Yield rows and their transforms, [rows, 3969]; the last batch is padded, so that one shape is compiled."""
+def _batches(transform: Transform, pixels: Pixels) -> Iterator[Array]:
+    """Yield transforms of some images at a time, [rows, 3969]; the last are padded, so that one shape is compiled."""
     for start in range(0, len(pixels), BATCH):
-        rows = slice(start, min(start + BATCH, len(pixels)))
+        rows = pixels[start : start + BATCH].reshape(-1, PIXELS, PIXELS)
         batch = np.zeros((BATCH, PIXELS, PIXELS), np.float32)
-        batch[: rows.stop - start] = pixels[rows].reshape(-1, PIXELS, PIXELS)
+        batch[: len(rows)] = rows
         values = transform(batch / np.float32(255) if pixels.dtype == np.uint8 else batch)
-        yield rows, np.asarray(values).reshape(BATCH, FEATURES)[: rows.stop - start]
-        if progress is not None:
-            progress(rows.stop, len(pixels))
+        yield np.asarray(values).reshape(BATCH, FEATURES)[: len(rows)]
 
 
 @jax.jit

@@ -158,8 +158,8 @@ def test_plans_and_settings_do_not_depend_on_the_data():
             g = np.random.default_rng(seed)
             posterior = chosen.private_posterior(facts, FEW, scale * g.standard_normal((90, 3)), g.integers(0, 2, 90))
             plans.append(chosen.make_plan(facts, FEW, posterior))
-        other = plans[1].values()
-        for name, value in plans[0].values().items():
+        other = vars(plans[1])
+        for name, value in vars(plans[0]).items():
             number = isinstance(value, np.ndarray | float)
             assert np.array_equal(value, other[name], equal_nan=True) if number else value == other[name], name
         assert plans[0].warnings == plans[1].warnings == ()

@@ -88,6 +88,25 @@ def test_whole_plans_agree_with_the_reference(posterior):
         assert np.all(theirs.spent <= promise.budget(30))
 
 
+def test_both_objectives_are_certified():
+    rng = np.random.default_rng(6)
+    for p in (random_program(rng) for _ in range(count(60, 400))):
+        for objective in ("worst", "average"):
+            one = replace(p, objective=objective)
+            check(one, allocate(one))
+
+
+@pytest.mark.parametrize("objective", ["worst", "average"])
+@pytest.mark.parametrize("snr_db", [10, 20, 30])
+def test_the_papers_study_is_certified(posterior, objective, snr_db):
+    """100 rounds, 30 devices."""
+    plan = wflmc.plan(
+        posterior, wflmc.Link(channel.rayleigh(0.01), snr_db), wflmc.Privacy(15, 0.01, 30, "paper"),
+        step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50, objective=objective,
+    )  # fmt: skip
+    assert 0 <= plan.gap <= 1e-9
+
+
 def test_lower_bound_holds_for_random_plans():
     rng = np.random.default_rng(1)
     for _ in range(30):

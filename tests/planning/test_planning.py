@@ -41,6 +41,11 @@ def test_benchmarks_keep_their_limits_on_any_channel(case, power):
         assert plan.epsilon_spent is None
 
 
+def test_a_plan_has_three_parts():
+    plan = make(Target(1.0, 3.0, 4, 3), np.full((8, 3), 0.1))
+    assert (plan.rounds.gain is plan.gain, plan.certificate.bound is plan.bound, plan.context.mu) == (True, True, 1.0)
+
+
 @given(
     st.tuples(*[st.floats(0.1, 60)] * 2), st.tuples(*[st.floats(-20, 40)] * 2), st.floats(1, 90), st.integers(0, 3),
     st.integers(2, 8), st.floats(0.03, 0.8),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks import league as choosing
 
 from wflmc.data import Features
 from wflmc.report.study_page import study_figure
 from wflmc.studies import league
-from wflmc.studies.league import CANDIDATES, CHOSEN, EPSILONS, OTHER, League, Settings, league_study
+from wflmc.studies.league import CHOSEN, EPSILONS, OTHER, League, Settings, league_study
 from wflmc.studies.study import run_study
 
 from ..conftest import FULL
@@ -29,10 +30,10 @@ def small(monkeypatch):
         "KEPT": 6,
         "LONG": {"mnist": (20.0, 6)},
         "LONG_BURN_IN": 6,
-        "HELD_OUT": 60,
         "CHAINS": 2,
     }.items():
         monkeypatch.setattr(league, name, value)
+    monkeypatch.setattr(choosing, "HELD_OUT", 60)
     return features
 
 
@@ -59,12 +60,12 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
 
 
 def test_choosing_looks_at_no_test_image(small, monkeypatch):
-    monkeypatch.setattr(league, "CANDIDATES", (Settings("overdamped", 20, 0.5), Settings("kinetic", 5, 0.5)))
+    monkeypatch.setattr(choosing, "CANDIDATES", (Settings("overdamped", 20, 0.5), Settings("kinetic", 5, 0.5)))
     blind = Features(small.X, small.y, None, None)
-    found = league.choose(blind, 10.0)
+    found = choosing.choose(blind, 10.0)
     assert sorted(found) == found
-    assert {settings for _, settings in found} == set(league.CANDIDATES)
-    (nll, settings), *rest = league.choose(blind, 10.0, descent=True)
+    assert {settings for _, settings in found} == set(choosing.CANDIDATES)
+    (nll, settings), *rest = choosing.choose(blind, 10.0, descent=True)
     assert (settings, rest) == (Settings("overdamped", 20, 0.5), [])
     assert np.isfinite(nll)
 
@@ -73,7 +74,7 @@ def test_settings_are_there_for_every_row_and_among_the_candidates():
     wanted = {(where, name, e) for where in ("other", "descent") for name in OTHER for e in EPSILONS}
     wanted |= {("training", name, e) for name in OTHER for e in (1.0, 3.0)}
     assert set(CHOSEN) == wanted
-    assert set(CHOSEN.values()) <= set(CANDIDATES)
+    assert set(CHOSEN.values()) <= set(choosing.CANDIDATES)
 
 
 def test_the_bound_on_the_curvature_is_public(small):

@@ -206,9 +206,8 @@ class _Program:
         """Return `densities` on some examples, whose discrete sites all have the values `chosen`."""
         index, local = examples[INDEX], self.local
         held = parameters | {name: jnp.take(parameters[name], index, axis) for name, axis in local.items()}
-        shapes = {
-            name: [index.size if n == self.count else n for n in self.full[name]["value"].shape] for name in chosen
-        }
+        full = {name: self.full[name]["value"].shape for name in chosen}
+        shapes = {name: [index.size if n == self.count else n for n in shape] for name, shape in full.items()}
         each = {name: jnp.full(shapes[name], value) for name, value in chosen.items()}
         return self.densities(self.cut_to(examples), held, each)
 
@@ -338,9 +337,8 @@ def _find_examples(program: _Program, axis: int, shared: Sequence[str]) -> None:
     arrays = {path: np.shape(leaf) for path, leaf in _leaves(program.arguments).items() if np.ndim(leaf)}
     axes = {path: min(axis, len(s) - 1) for path, s in arrays.items() if path.split(".")[0] not in shared}
     observed = [np.shape(site["value"]) for site in program.full.values() if site.get("is_observed")]
-    sizes = [shape[min(axis, len(shape) - 1)] for shape in observed if shape] + [
-        arrays[path][at] for path, at in axes.items()
-    ]
+    sizes = [shape[min(axis, len(shape) - 1)] for shape in observed if shape]
+    sizes += [arrays[path][at] for path, at in axes.items()]
     program.count = next((size for size in sizes if any(size in shape for shape in arrays.values())), 0)
     program.axes = {path: at for path, at in axes.items() if arrays[path][at] == program.count}
     if not program.axes or not observed:
@@ -371,9 +369,8 @@ def _check(program: _Program) -> None:
     chosen = {name: values[0] for name, values in program.supports.items()}
     whole = {name: np.asarray(value) for name, value in program.of_examples(near, examples, chosen).items()}
     alike = {name: np.asarray(value) for name, value in program.densities(program.prior(), near, chosen).items()}
-    same = {
-        name for name, value in alike.items() if value.shape == whole[name].shape and np.allclose(value, whole[name])
-    }
+    compared = ((name, value, whole[name]) for name, value in alike.items())
+    same = {name for name, one, other in compared if one.shape == other.shape and np.allclose(one, other)}
     program.of_example = tuple(name for name in whole if name not in same or name in chosen)
     shapes = {name: whole[name].shape for name in program.of_example if program.full[name]["type"] == "sample"}
     program.likelihood = {name: s.index(count) if count in s else None for name, s in shapes.items()}

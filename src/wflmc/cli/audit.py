@@ -7,7 +7,7 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import option
-from wflmc.errors import InputError
+from wflmc.errors import InputError, renamed_keys
 from wflmc.progress import progress_bar
 
 
@@ -48,7 +48,7 @@ def command(
         given = config.policy.power
         raise InputError("policy.power", given, f"a scheme that clips: {given} does not, so nothing is promised")
     options: dict[str, Any] = {"trials": trials, "confidence": confidence, "delta": delta, "device": device}
-    with progress_bar("attacking", trials) as advance, shared.renamed_keys({name: f"--{name}" for name in options}):
+    with progress_bar("attacking", trials) as advance, renamed_keys({name: f"--{name}" for name in options}):
         options["progress"] = lambda done, work: advance(trials * done / work)
         # Of a model of one's own no canary is known: the plan is attacked, and `audit_pair` attacks the model.
         known = inputs.posterior if isinstance(inputs.posterior, Regression) else None

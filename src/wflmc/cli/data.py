@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from wflmc.cli.shared import AsJson, note, option, print_result, renamed_keys
+from wflmc.cli.shared import AsJson, note, option, print_result
+from wflmc.errors import renamed_keys
 
 
 def command(

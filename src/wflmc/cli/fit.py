@@ -11,7 +11,7 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import AsJson, flag, option
-from wflmc.errors import InputError
+from wflmc.errors import InputError, renamed_keys
 
 KIND = "classification or regression; by the target's values by default."
 SELECT = "Choose among the best settings by private selection, paid from ε."
@@ -56,7 +56,7 @@ def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**options: Any) -> None:
-        with shared.needs_tables(), shared.renamed_keys(RENAMED):
+        with shared.needs_tables(), renamed_keys(RENAMED):
             shared.cache_compilations()
             request = make_request(**{name: options.pop(name) for name in common})
             command(request, **options)

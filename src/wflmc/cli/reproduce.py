@@ -9,7 +9,7 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import note, option
-from wflmc.errors import InputError, unknown
+from wflmc.errors import InputError, renamed_keys, unknown
 from wflmc.progress import progress_bar
 from wflmc.storage import output_folder, write_text
 
@@ -55,7 +55,7 @@ def command(
             raise InputError("--stop-se", stop_se, "between 0 and 1, a share of the value")
         if experiments is not None and experiments < 1:
             raise InputError("--experiments", experiments, "at least 1")
-        with shared.renamed_keys({"data": "--data"}):
+        with renamed_keys({"data": "--data"}):
             found_data = read_data([Path(path).expanduser() for path in data or []], wanted, note)
         work = Reproduction(*found_data, experiments, stop_se, shared.parse_bytes(memory))
         finished = shared.points_folder(cache)

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,15 +43,6 @@ def parse_bytes(text: str | None) -> float | None:
     if found is None or not float(found[1]) > 0:
         raise InputError("--memory", text, "a size above 0 such as 4GiB or 500MB")
     return float(found[1]) * (1024.0 if found[3] else 1000.0) ** ("kmgt".index(found[2]) + 1 if found[2] else 0)
-
-
-@contextmanager
-def renamed_keys(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors about arguments of functions name the options that gave them."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(names.get(error.key, error.key), error.given, error.allowed) from None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, note, option
-from wflmc.errors import InputError, conflict
+from wflmc.errors import InputError, conflict, renamed_keys
 from wflmc.progress import progress_bar
 from wflmc.storage import output_folder, write_text
 
@@ -90,7 +90,7 @@ def _tasks(
     known: dict[Any, dict[str, str]] = {}
     for values in where:
         given = [f"{key}={value}" for key, value in values.items()]
-        with shared.renamed_keys({key: f"--grid {key}" for key in values}):
+        with renamed_keys({key: f"--grid {key}" for key in values}):
             scenario = load_scenario(path, [*overrides, *given])
             build_privacy(scenario)
             if scenario.sampler.seed == "secret" and not plan_only:

@@ -279,9 +279,8 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
             if progress is not None:
                 progress(seed * len(groups) + done + 1, len(strengths) * len(groups))
     nll, accuracy = np.exp(np.log(scores[..., 0]).mean(0)), scores[..., 1].mean(0)
-    return [
-        Expected(s, float(n), float(a) if facts.classes else None) for s, n, a in zip(given, nll, accuracy, strict=True)
-    ]
+    found = zip(given, nll.tolist(), accuracy.tolist(), strict=True)
+    return [Expected(settings, loss, hits if facts.classes else None) for settings, loss, hits in found]
 
 
 def _scores(posterior: Tabular, draws: Any, table: StandIn) -> Array:

@@ -183,11 +183,8 @@ def find_causes(
         evaluation: of a trace of the plan.
     """
     if plan.dim > MOST_PARAMETERS:
-        return (
-            Cause(
-                "not diagnosed", f"no forecast is made for {plan.dim:,} parameters, which would take long", 0.0, None
-            ),
-        )
+        evidence = f"no forecast is made for {plan.dim:,} parameters, which would take long"
+        return (Cause("not diagnosed", evidence, 0.0, None),)
     model = model_of(plan, posterior)
     now, ideal = forecast(plan, model), forecast(plan, model, clipping=False, excess=False, start=False)
     search = _Search(plan, posterior, model, now, asked)
@@ -290,9 +287,8 @@ class _Search:
         if not _uniform(plan.step_size):  # planning them takes some seventy plans
             settled = {"step_size": plan.step_size, "step_schedule": "constant"}
             self.asked = asked._replace(keywords={**asked.keywords, **settled})
-        if (
-            policy.objective in ("exact", "transcript") or policy.csi == "causal"
-        ):  # slow plans: the search is among quick ones
+        if policy.objective in ("exact", "transcript") or policy.csi == "causal":
+            # These plans are slow: the search is among quick ones.
             self.quick, self.base = QUICK, self._forecast(QUICK) or now
 
     def best(self, kind: str) -> tuple[Change | None, Change | None]:

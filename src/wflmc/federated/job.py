@@ -18,7 +18,7 @@ from wflmc.errors import InputError, unknown, without_data
 from wflmc.federated.messages import DEVICE, EARLIER, SERVER, Request, Terms
 from wflmc.keys import digest
 from wflmc.lattice import Lattice
-from wflmc.planning.plan import PART_OF, Plan
+from wflmc.planning.plan import Plan
 from wflmc.posterior import Posterior, SoftmaxPosterior
 from wflmc.posterior.regression import Regression
 from wflmc.privacy import Privacy
@@ -154,7 +154,7 @@ class Job:
     def save(self, folder: Path) -> None:
         """Write it into a folder: arrays into job.npz, all else into job.json."""
         plan, privacy = self.plan, self.plan.privacy
-        values = {f"plan.{name}": value for name, value in (plan.values() | plan.dynamics.parameters).items()}
+        values = {f"plan.{name}": value for name, value in (vars(plan) | plan.dynamics.parameters).items()}
         values |= {f"privacy.{field.name}": plain(getattr(privacy, field.name)) for field in fields(privacy)}
         values |= {f"job.{field.name}": getattr(self, field.name) for field in fields(self)}
         arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
@@ -175,9 +175,9 @@ class Job:
                     owner, _, field = name.partition(".")
                     parts[owner][field] = value
             dynamics, plan = from_constants(parts["plan"]), parts["plan"]
-            plan = {name: value for name, value in plan.items() if name in PART_OF}
+            plan = {name: value for name, value in plan.items() if name in Plan.__dataclass_fields__}
             plan |= {"warnings": tuple(plan["warnings"]), "privacy": Privacy(**parts["privacy"]), "dynamics": dynamics}
-            return cls(plan=Plan.of(**plan), **parts["job"])
+            return cls(plan=Plan(**plan), **parts["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError("job", str(folder), f"{EARLIER} ({error})") from None
 

@@ -309,7 +309,7 @@ class _Planning:
             value = float(exact.distances(problem.response)(noise).max())
         if problem.objective == "transcript":
             value = 1 / information(problem, allocation.a)
-        made = Plan.of(
+        made = Plan(
             **{name: getattr(self, name) for name in AS_PREPARED},
             **{name: getattr(problem, name) for name in ("burn_in", "noise_limit", "dynamics")},
             gain=np.sqrt(allocation.a * link.noise_power),
@@ -356,7 +356,6 @@ def _limit(problem: Problem, a: Array, shared: bool) -> NDArray[np.intp]:
     """
     spent = a @ problem.active >= (1 - 1e-5) * problem.budget
     held = (problem.active & spent).any(-1) | (shared & problem.fills_up)
-    near = 1 - (1e-9 if problem.fills_up else 1e-5)
-    at_lmc, at_power = a >= near * problem.lmc_cap, a >= near * problem.power_cap
+    at_lmc, at_power = (a >= (1 - 1e-5) * cap for cap in (problem.lmc_cap, problem.power_cap))
     at_lmc = (at_lmc & problem.fills_up) | (~at_power & ~held)
     return np.select([at_lmc, at_power], [REGIMES.index(LMC), REGIMES.index(POWER)], REGIMES.index(DP))

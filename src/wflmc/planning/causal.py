@@ -27,7 +27,7 @@ FORGOTTEN = 1e-2
 """Correlation with the present below which a round to come is a typical one."""
 REPLANS = 128
 """A plan serves for 1/128 of the rounds that are left: the last 128 rounds are each planned afresh."""
-TOLERANCE = 1e-4
+TOLERANCE = 1e-6
 """Relative gap to which the rest is planned."""
 
 
@@ -154,7 +154,7 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
         allowed = "overdamped, and step_size below 2/L, with csi = 'causal', which needs a bound"
         raise InputError("dynamics", problem.dynamics.name, allowed)
     check_floor(problem)
-    a, left, start = problem.cap.copy(), problem.budget, problem.start
+    a, left, start = problem.cap.copy(), problem.budget * (1 - HEADROOM), problem.start
     made, rest, planned = 0, problem, problem.cap  # the plan that serves: its first round, its problem, its power
     for s in range(problem.rounds):
         short = problem.floor[s] * problem.active[s] > left * (1 - HEADROOM)

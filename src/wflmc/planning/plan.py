@@ -1,8 +1,7 @@
 """The plan: all that the sampler needs, and what is known about it before anything is transmitted."""
 
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 import numpy as np
@@ -14,21 +13,30 @@ from wflmc.keys import digest
 from wflmc.planning.solvers.closed_form import REGIMES
 from wflmc.privacy import Privacy, round_loss
 
+Values = TypeVar("Values")
+"""Arrays of NumPy in a plan, of any kind in the sampler."""
+
 
 @dataclass(frozen=True, eq=False)
-class Rounds:
-    """What acts in every round, as a pytree of arrays with a leading round axis."""
+class Acting(Generic[Values]):
+    """What acts in every round, as arrays with a leading round axis."""
 
-    step_size: Any
+    step_size: Values
     """η[S], or h of kinetic dynamics."""
-    gain: Any
+    gain: Values
     """α[S]."""
-    weight: Any
+    weight: Values
     """Weight of each device's gradient in the update, [S, K]: K/K_a, or 0 for a silent device."""
-    server_noise: Any
+    server_noise: Values
     """β[S], variance of the noise that the server adds: to θ, or to the velocity of kinetic dynamics."""
-    received: Any = None
+    received: Values | None = None
     """|h/ĥ|[S, K], the amplitude at which a device arrives over the one it meant to; None where both are equal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds(Acting[Any]):
+    """The same as a pytree, which can be sliced, stacked and scanned over."""
+
     constants: Any = None
     """What the kernel needs beside them, the same in all rounds (`wflmc.sampling.kernel.Constants`)."""
 
@@ -42,7 +50,7 @@ class Rounds:
         return replace(some, constants=self.constants)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Certificate:
     """What is known of a plan before anything is transmitted: the bound, how good it is, and what limits it."""
 
@@ -71,7 +79,7 @@ class Certificate:
     """What the numbers of the plan do not cover, in sentences."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Context:
     """What the plan was made for, the same in all rounds."""
 
@@ -111,81 +119,26 @@ class Context:
     """e: clips act at ℓ/(1 + e) and c/(1 + e), so that float32 sums are no more sensitive than is paid for."""
 
 
-OF_ROUNDS = ("threshold", "bound", "power_share", "limit")
-"""The first fields of a certificate, those with a leading round axis."""
-PARTS: dict[str, type] = {"rounds": Rounds, "certificate": Certificate, "context": Context}
-PART_OF = {field.name: part for part, kind in PARTS.items() for field in fields(kind) if field.name != "constants"}
-"""The part of a plan that a name belongs to."""
+BY_ROUND = (*(field.name for field in fields(Acting)), "threshold", "bound", "power_share", "limit")
+"""Fields of a plan with a leading round axis."""
 jax.tree_util.register_dataclass(Rounds, [field.name for field in fields(Rounds)], [])
-jax.tree_util.register_dataclass(Certificate, [*OF_ROUNDS], [field.name for field in fields(Certificate)[4:]])
 
 
-def _by_part(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the fields of every part."""
-    return {part: {name: values[name] for name in values if PART_OF[name] == part} for part in PARTS}
-
-
-class _PartFields:
-    """The fields of a plan's parts under their types; `Plan` reads each by a property."""
-
-    step_size: Array
-    gain: Array
-    weight: Array
-    server_noise: Array
-    received: Array | None
-    threshold: Array
-    bound: Array | None
-    power_share: Array
-    limit: NDArray[np.intp]
-    objective: float
-    objective_name: str
-    lower_bound: float | None
-    regime: str | None
-    gamma: float
-    noise_limit: float
-    warnings: tuple[str, ...]
-    privacy: Privacy
-    clip: Array
-    example_clip: Array
-    noise_power: float
-    burn_in: int
-    init: str
-    mu: float
-    L: float
-    dim: int
-    initial_w2_sq: float
-    ledger: Array
-    start: int
-    uncertainty: float
-    enforced: bool
-    dynamics: Dynamics
-    downlink_noise: float
-    rounding: float
+def _fields_of(part: type[Any], plan: "Plan") -> dict[str, Any]:
+    """Return the fields of a part of a plan."""
+    return {field.name: getattr(plan, field.name) for field in fields(part)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan(_PartFields, Shown):
+class Plan(Shown, Acting[Array], Certificate, Context):
     """Gains and active devices of every round, with the bound and the privacy they imply.
 
-    The fields of its three parts are read off the plan itself: `plan.gain` is `plan.rounds.gain`.
+    The fields of its three parts are its own: `plan.gain` is `plan.rounds.gain`.
     """
-
-    rounds: Rounds
-    certificate: Certificate
-    context: Context
-
-    @classmethod
-    def of(cls, **values: Any) -> Self:
-        """Make a plan from the fields of its parts."""
-        return cls(**{part: PARTS[part](**some) for part, some in _by_part(values).items()})
-
-    def values(self) -> dict[str, Any]:
-        """The fields of all parts."""
-        return {name: getattr(self, name) for name in PART_OF}
 
     def replace(self, **changes: Any) -> Self:
         """The same plan with other values of some fields."""
-        return replace(self, **{part: replace(getattr(self, part), **some) for part, some in _by_part(changes).items()})
+        return replace(self, **changes)
 
     def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"devices": self.devices, "parameters": self.dim, "rounds": len(self.rounds)}
@@ -194,6 +147,21 @@ class Plan(_PartFields, Shown):
         facts["objective"] = None if np.isnan(self.objective) else self.objective
         promised = () if self.privacy.epsilon is None else ("epsilon", "delta", "adjacency")
         return facts | {name: getattr(self.privacy, name) for name in promised}
+
+    @property
+    def rounds(self) -> Rounds:
+        """What acts in every round, as the sampler takes it."""
+        return Rounds(**_fields_of(Acting, self))
+
+    @property
+    def certificate(self) -> Certificate:
+        """What is known of the plan before anything is transmitted."""
+        return Certificate(**_fields_of(Certificate, self))
+
+    @property
+    def context(self) -> Context:
+        """What the plan was made for."""
+        return Context(**_fields_of(Context, self))
 
     @property
     def devices(self) -> int:
@@ -292,10 +260,9 @@ class Plan(_PartFields, Shown):
         if start:
             distance = np.nan if self.bound is None else float(self.bound[start - 1])
         ledger = self.ledger + (self.loss[:start].sum(0) if self.clips else 0.0)
-        context = replace(self.context, ledger=ledger, initial_w2_sq=distance, start=self.start + start)
-        context = replace(context, burn_in=max(0, self.burn_in - start))
-        certificate = jax.tree.map(lambda values: values[start:], self.certificate)
-        return Plan(self.rounds[start:], certificate, context)
+        later = {name: getattr(self, name)[start:] for name in BY_ROUND if getattr(self, name) is not None}
+        later |= {"ledger": ledger, "initial_w2_sq": distance, "start": self.start + start}
+        return replace(self, **later, burn_in=max(0, self.burn_in - start))
 
     @property
     def digest(self) -> str:
@@ -311,7 +278,3 @@ class Plan(_PartFields, Shown):
         if self.lower_bound is None:
             return None
         return 0.0 if self.objective <= self.lower_bound else 1 - self.lower_bound / self.objective
-
-
-for _name, _part in PART_OF.items():
-    setattr(Plan, _name, property(attrgetter(f"{_part}.{_name}")))

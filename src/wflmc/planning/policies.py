@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wflmc.dynamics import Response
+from wflmc.dynamics import Array, Response
 from wflmc.errors import InputError
 from wflmc.planning import exact
 from wflmc.planning.bound import Allocation, Problem
@@ -86,9 +86,13 @@ def check_floor(problem: Problem) -> None:
 
 def equal(problem: Problem) -> Allocation:
     """Each device's budget in equal parts over its active rounds (Sec. VI, 1); the tightest active device decides."""
+    return Allocation(np.minimum(problem.cap, equal_parts(problem)))
+
+
+def equal_parts(problem: Problem) -> Array:
+    """The power of every round that spends no more than an equal part of any sender's budget, [S]."""
     rounds_of_device = np.maximum(problem.active.sum(0), 1)
-    share = np.where(problem.active, problem.budget * (1 - HEADROOM) / rounds_of_device, np.inf)
-    return Allocation(np.minimum(problem.cap, share.min(-1)))
+    return np.where(problem.active, problem.budget * (1 - HEADROOM) / rounds_of_device, np.inf).min(-1)
 
 
 def ideal(problem: Problem) -> Allocation:

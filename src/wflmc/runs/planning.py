@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,8 @@ def read_plan(path: str | Path, key: jax.Array | None = None, option: str = "--p
 
     spent = document.privacy.spent_before
     paid = inputs.spent if spent is None else np.maximum(spent, inputs.spent)
-    power = policy_named(scenario.policy.power)._replace(
-        allocate=lambda problem: _given_power(document, problem, inputs.link.noise_power, option)
-    )
-    result = make_plan(scenario, inputs, power, ledger=paid)
+    given = partial(_given_power, document, inputs.link.noise_power, option)
+    result = make_plan(scenario, inputs, policy_named(scenario.policy.power)._replace(allocate=given), ledger=paid)
     _check_constants(document, result, option)
     return scenario, inputs, result
 
@@ -123,7 +122,7 @@ def _settled_scenario(document: PlanFile, option: str) -> Scenario:
     return validate({**document.scenario, "sampler": sampler}, f"{option}: ")
 
 
-def _given_power(document: PlanFile, problem: Problem, noise_power: float, option: str) -> Allocation:
+def _given_power(document: PlanFile, noise_power: float, option: str, problem: Problem) -> Allocation:
     """Return the power of a plan's file, checked against the limits of its scenario."""
     gain, allowed = np.asarray(document.gain), ""
     if not np.all((gain > 0) & np.isfinite(gain)) or gain.shape != (problem.rounds,):

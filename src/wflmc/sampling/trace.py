@@ -29,6 +29,8 @@ from wflmc.version import __version__
 DRAWN = ("chain", "draw")
 TAKEN = (*DRAWN, "observation", "device")
 """Names of axes, which no variable can have."""
+NUMBERED = (*DRAWN, "observation", "round", "class", "parameter")
+"""Axes that count from 0 unless they are given other numbers."""
 DRAWS = 1000
 """Draws, of all chains together, that outcomes and log-likelihoods are computed for unless more are asked for."""
 CHUNK_BYTES = 2**24
@@ -152,14 +154,20 @@ def in_arviz(theta: NDArray[Any], attributes: dict[str, Any]) -> Any:
     return _for_arviz({"posterior": _variables(theta, None).assign_attrs({**about, **attributes})})
 
 
-def _transcript(told: Transcript) -> Any:
-    """The group of a transcript."""
+def _data_set(values: dict[str, Any], coords: Any = None, attributes: Any = None, numbered: Any = NUMBERED) -> Any:
+    """Return arrays with the names of their axes as a data set."""
     import xarray as xr
 
-    axes, dim = ("round", "chain", "parameter"), told.position.shape[-1]
+    sizes = {axis: n for axes, array in values.values() for axis, n in zip(axes, np.shape(array), strict=True)}
+    numbers = {axis: np.arange(n) for axis, n in sizes.items() if axis in numbered}
+    return xr.Dataset(values, {**numbers, **(coords or {})}, attributes)
+
+
+def _transcript(told: Transcript) -> Any:
+    """The group of a transcript."""
+    axes = ("round", "chain", "parameter")
     values = {"position": (axes, told.position), "gradient": (axes, told.gradient), "noise": (axes[:2], told.noise)}
-    numbers = (told.start, np.arange(told.noise.shape[1]), np.arange(dim))
-    return xr.Dataset(values, dict(zip(axes, numbers, strict=True)), {"rounds": told.rounds})
+    return _data_set(values, {"round": told.start}, {"rounds": told.rounds})
 
 
 def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -> dict[str, Any]:
@@ -170,10 +178,10 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
         "sample_stats": _statistics(trace, trace.clip_rate, slice(burn_in, None)),
     }
     if trace.predictions is not None:
-        made |= _averages(trace.predictions, made["posterior"])
+        made |= _averages(trace.predictions)
     if trace.velocity is not None:
         last = {"last_velocity": (("chain", "parameter"), trace.velocity)}
-        made["sample_stats"] = made["sample_stats"].assign(last).assign_coords(parameter=np.arange(plan.dim))
+        made["sample_stats"] = made["sample_stats"].merge(_data_set(last))
     if trace.warmup is not None:
         made["warmup_posterior"] = _variables(trace.warmup, posterior)
     if trace.warmup_clip_rate is not None:
@@ -189,18 +197,12 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
     return {name: group.assign_attrs({**about, **(attributes or {})}) for name, group in made.items()}
 
 
-def _averages(kept: Predictions, parameters: Any) -> dict[str, Any]:
+def _averages(kept: Predictions) -> dict[str, Any]:
     """The groups of averages over draws that were not kept: parameters by mean and variance, and mean predictions."""
-    import xarray as xr
-
-    chain = {"chain": parameters["chain"]}
     moments = {name: (("chain", "parameter"), getattr(kept, name)) for name in ("mean", "variance")}
-    of_parameters = xr.Dataset(moments, chain | {"parameter": parameters["parameter"]})
-    axes = {name: np.arange(n) for name, n in zip(("observation", "class"), kept.probability.shape[1:], strict=True)}
-    return {
-        "posterior": of_parameters.assign_attrs(about="averages over the kept draws, which were not kept themselves"),
-        "predictions": xr.Dataset({"probability": (("chain", *axes), kept.probability)}, chain | axes),
-    }
+    about = {"about": "averages over the kept draws, which were not kept themselves"}
+    predicted = {"probability": (("chain", "observation", "class"), kept.probability)}
+    return {"posterior": _data_set(moments, attributes=about), "predictions": _data_set(predicted)}
 
 
 def _in_short(plan: Plan) -> str:
@@ -215,14 +217,10 @@ def _in_short(plan: Plan) -> str:
 
 def _variables(theta: NDArray[Any], posterior: Model | None) -> Any:
     """The parameters of theta[chain, draw, m]: by their names where a custom model has named them."""
-    import xarray as xr
-
-    chains, draws, dim = theta.shape
-    coords: dict[str, Any] = {"chain": np.arange(chains), "draw": np.arange(draws)}
-    if isinstance(posterior, CustomPosterior) and posterior.dim == dim:
+    if isinstance(posterior, CustomPosterior) and posterior.dim == theta.shape[-1]:
         made, sites = posterior.unflatten(theta), posterior.model.sites
-        return xr.Dataset(_named(made, DRAWN, "theta", sites.dims), coords=coords | dict(sites.coords))
-    return xr.Dataset({"theta": ((*DRAWN, "parameter"), theta)}, coords={**coords, "parameter": np.arange(dim)})
+        return _data_set(_named(made, DRAWN, "theta", sites.dims), sites.coords, numbered=DRAWN)
+    return _data_set({"theta": ((*DRAWN, "parameter"), theta)})
 
 
 def _named(tree: Any, leading: tuple[str, ...], alone: str, dims: Any = None) -> dict[str, Any]:
@@ -245,22 +243,17 @@ def _named(tree: Any, leading: tuple[str, ...], alone: str, dims: Any = None) ->
 
 def _statistics(trace: Trace, clip_rate: NDArray[Any], rounds: slice) -> Any:
     """What is known of rounds, the same for all chains where they share a plan."""
-    import xarray as xr
-
     plans, shape = trace.plans, clip_rate.shape
     names = ("gain", "active_devices", "excess_noise")
     per_round = {name: [getattr(p, name)[rounds] for p in plans] for name in names}
     if all(p.clips for p in plans):
         per_round["loss"] = [p.loss.max(-1)[rounds] for p in plans]
     stats = {name: (DRAWN, np.broadcast_to(np.stack(rows), shape)) for name, rows in per_round.items()}
-    coords = {name: np.arange(size) for name, size in zip(DRAWN, shape, strict=True)}
-    return xr.Dataset({"clip_rate": (DRAWN, clip_rate), **stats}, coords=coords)
+    return _data_set({"clip_rate": (DRAWN, clip_rate), **stats})
 
 
 def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     """The groups of what was observed, and of what the model says of it: the same every time."""
-    import xarray as xr
-
     posterior, features = request.posterior, request.features
     if not isinstance(posterior, Regression | CustomPosterior) or posterior.dim != samples.shape[-1]:
         raise InputError("posterior", type(posterior).__name__, "the model of these samples, for what it predicts")
@@ -278,10 +271,10 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
     works, drawn = _works(posterior, lambda at: samples[chain[at], draw[at]], chain.size, request)
     names = _outcome_names(data, drawn, request.outcome)
 
-    held, private = {"observation": np.arange(device.size), "device": ("observation", device)}, {"privacy": PRIVATE}
+    held, private = {"device": ("observation", device)}, {"privacy": PRIVATE}
     constant = [name for name in data if name not in names]
     made = {
-        group: xr.Dataset({name: data[name] for name in some}, held, private)
+        group: _data_set({name: data[name] for name in some}, held, private)
         for group, some in (("observed_data", names), ("constant_data", constant))
         if some
     }
@@ -289,14 +282,12 @@ def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
         split = jax.tree.map(lambda leaf: leaf.reshape(*map(len, kept), *leaf.shape[1:]), values)
         alone = request.alone if group != "log_likelihood" else names[0] if len(names) == 1 else group
         variables = _named(split, (*DRAWN, "observation"), alone)
-        made[group] = xr.Dataset(variables, dict(zip(DRAWN, kept, strict=True)), {"thinning": thinning})
-        if group != "predictions":
-            made[group] = made[group].assign_coords(held).assign_attrs(private)
+        about = ({}, {}) if group == "predictions" else (held, private)
+        numbers = dict(zip(DRAWN, kept, strict=True))
+        made[group] = _data_set(variables, numbers | about[0], {"thinning": thinning, **about[1]})
     if features is not None:
         given = np.asarray(features, dtype=float) if isinstance(posterior, Regression) else features
-        rows = {"observation": np.arange(made["predictions"].sizes["observation"])}
-        made["predictions"] = made["predictions"].assign_coords(rows)
-        made["predictions_constant_data"] = xr.Dataset(_named(given, ("observation",), "X"), rows)
+        made["predictions_constant_data"] = _data_set(_named(given, ("observation",), "X"))
     return made
 
 
@@ -304,9 +295,9 @@ def _outcome_names(data: dict[str, Any], drawn: list[str], outcome: str | Sequen
     """Which of the data are outcomes: those named, those drawn, or y; all of them where nobody can tell."""
     if outcome is None and not drawn:
         return ["y"] if "y" in data else list(data)
-    names = (
-        [name for name in drawn if name in data] if outcome is None else [str(one) for one in np.atleast_1d(outcome)]
-    )
+    names = [name for name in drawn if name in data]
+    if outcome is not None:
+        names = [str(one) for one in np.atleast_1d(outcome)]
     if not names or not set(names) <= set(data) & set(drawn or data):
         known = f"the name of what is observed, of {', '.join(data)}"
         raise InputError("outcome", outcome, f"{known}, and is drawn, of {', '.join(drawn)}" if drawn else known)

@@ -1,15 +1,15 @@
 """The scenario file's keys, types, defaults and limits, and one clear sentence for each way to get them wrong."""
 
 import difflib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from wflmc.data import DATA_SETS
-from wflmc.errors import InputError
+from wflmc.errors import InputError, renamed_keys
 from wflmc.plugins import is_own_model, names
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
@@ -153,8 +153,7 @@ ALL_IMAGES = {"posterior.examples": 60_000, "posterior.dim": 3969}
 """All images, and their scattering coefficients."""
 
 
-@contextmanager
-def scenario_keys() -> Iterator[None]:
+def scenario_keys() -> AbstractContextManager[None]:
     """Let errors about an argument of the library name the scenario's key, which has the same name in a section.
 
     >>> with scenario_keys():
@@ -162,10 +161,7 @@ def scenario_keys() -> Iterator[None]:
     Traceback (most recent call last):
     wflmc.errors.InputError: link.snr_db = 'x' was given, but it must be a number.
     """
-    try:
-        yield
-    except InputError as error:
-        raise InputError(KEYS.get(error.key, error.key), error.given, error.allowed) from None
+    return renamed_keys(KEYS)
 
 
 def validate(content: dict[str, Any], place: str = "") -> Scenario:

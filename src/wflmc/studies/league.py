@@ -32,7 +32,6 @@ OTHER = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
 """The data set that is public when one is private."""
 FRICTION_STEP = 0.105
 """γ_f h of kinetic dynamics: the velocity keeps 0.9 of itself from round to round."""
-HELD_OUT = 5000
 LONG = {"mnist": (300.0, 40_000), "fashion-mnist": (150.0, 50_000)}
 """h² N of unclipped chains, and how many of their rounds are kept, for R-hat of logits below 1.05."""
 LONG_BURN_IN, LONG_FRICTION = 4000, 0.2
@@ -58,13 +57,6 @@ class Settings(NamedTuple):
         return h, Sampler(init="zero", dynamics="kinetic", friction=FRICTION_STEP / h)
 
 
-CANDIDATES = tuple(
-    Settings(dynamics, step, clip)
-    for dynamics, steps in (("overdamped", (200, 350, 500, 700, 1000)), ("kinetic", (15, 30, 60, 100)))
-    for step in steps
-    for clip in (0.15, 0.3, 0.4, 0.5, 0.65, 0.8, 1.2)
-)
-"""What settings are chosen from; `python -m benchmarks.league` chooses."""
 PLAIN, MOVING = "overdamped", "kinetic"
 _TABLE: dict[tuple[str, str], dict[float, tuple[str, float, float]]] = {
     ("other", "mnist"): {0.3: (PLAIN, 200, 0.15), 1: (MOVING, 15, 0.5), 3: (PLAIN, 350, 0.8), 10: (MOVING, 60, 1.2)},
@@ -80,7 +72,7 @@ _TABLE: dict[tuple[str, str], dict[float, tuple[str, float, float]]] = {
 }  # fmt: skip
 CHOSEN = {(*key, epsilon): Settings(*row) for key, rows in _TABLE.items() for epsilon, row in rows.items()}
 """By where they were chosen and for which private data set: on the `other` data set, on `training` images, and those of
-`descent`, the rival, on the other data set; and by ε."""
+`descent`, the rival, on the other data set; and by ε. `python -m benchmarks.league` chooses."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +122,23 @@ def descent_plan(posterior: SoftmaxPosterior, settings: Settings, epsilon: float
     return baselines.gradient_descent(posterior, link, privacy, step_size=size, **how)  # type: ignore[arg-type]
 
 
+UNPROMISED, TRAINED = "ours without a promise", "ours, chosen on training images"
+ROWS = {
+    "ours": ("other", "add-remove"),
+    "descent": ("descent", "add-remove"),
+    "ours (replace)": ("other", "replace"),
+    UNPROMISED: ("other", "add-remove"),
+    TRAINED: ("training", "add-remove"),
+    f"{TRAINED} (replace)": ("training", "replace"),
+}
+"""Rows of a data set: where their settings were chosen, and their adjacency."""
+
+
+def rows_at(epsilon: float) -> dict[str, tuple[str, str]]:
+    """Return the rows at an ε: all at 1 and 3, the first two elsewhere."""
+    return ROWS if epsilon in (1.0, 3.0) else dict(list(ROWS.items())[:2])
+
+
 class Entry(NamedTuple):
     """A row of the table: its name, and one plan for each experiment."""
 
@@ -138,23 +147,14 @@ class Entry(NamedTuple):
 
 
 def entries(name: str, epsilon: float, posterior: SoftmaxPosterior, experiments: int) -> Iterator[Entry]:
-    """Yield the rows of a data set at an ε; at ε = 1 and 3 with both adjacencies and choices."""
+    """Yield the rows of a data set at an ε."""
     links = [link_of(seed) for seed in range(experiments)]
-    title, full = DATA_SETS[name].title, epsilon in (1.0, 3.0)
-
-    def row(about: str, settings: Settings, of: float | None, adjacency: str = "add-remove") -> Entry:
-        return Entry(f"{title}, {about}", [league_plan(posterior, settings, of, adjacency, link) for link in links])
-
-    chosen = CHOSEN["other", name, epsilon]
-    yield row("ours", chosen, epsilon)
-    rival = CHOSEN["descent", name, epsilon]
-    yield Entry(f"{title}, descent", [descent_plan(posterior, rival, epsilon, link) for link in links])
-    if full:
-        yield row("ours (replace)", chosen, epsilon, "replace")
-        yield row("ours without a promise", chosen, None)
-        trained = CHOSEN["training", name, epsilon]
-        yield row("ours, chosen on training images", trained, epsilon)
-        yield row("ours, chosen on training images (replace)", trained, epsilon, "replace")
+    for about, (where, adjacency) in rows_at(epsilon).items():
+        settings, promised = CHOSEN[where, name, epsilon], None if about == UNPROMISED else epsilon
+        make = partial(descent_plan, posterior, settings, epsilon)
+        if where != "descent":
+            make = partial(league_plan, posterior, settings, promised, adjacency)
+        yield Entry(f"{DATA_SETS[name].title}, {about}", [make(link) for link in links])
 
 
 def league_study(setting: League) -> Study:
@@ -180,20 +180,11 @@ def league_study(setting: League) -> Study:
     for name in OTHER:
         title = DATA_SETS[name].title
         points += [Point(None, (f"{title}, posterior",))] * setting.posterior
-        points += [Point(epsilon, tuple(_names(title, epsilon))) for epsilon in EPSILONS]
-        order += [*_names(title, 1.0), f"{title}, posterior"]
+        points += [Point(epsilon, tuple(f"{title}, {row}" for row in rows_at(epsilon))) for epsilon in EPSILONS]
+        order += [f"{title}, {row}" for row in (*ROWS, "posterior")]
     settings = {" ".join(map(str, key)): [*value] for key, value in CHOSEN.items()}
     identity = {"experiments": setting.experiments, "settings": settings, "rounds": [ROUNDS, KEPT, LONG, CHAINS]}
     return Study("league", tuple(points), tuple(order), identity, measure)
-
-
-def _names(title: str, epsilon: float) -> list[str]:
-    """Return the names that `entries` gives its rows."""
-    rows = ["ours", "descent"]
-    if epsilon in (1.0, 3.0):
-        chosen = "ours, chosen on training images"
-        rows += ["ours (replace)", "ours without a promise", chosen, f"{chosen} (replace)"]
-    return [f"{title}, {row}" for row in rows]
 
 
 def _scored(
@@ -217,7 +208,7 @@ def _scored(
             progress=lambda done, work, share=share: share(done / work),
         )  # fmt: skip
         point = [row.scheme.endswith("descent") for row in some for _ in row.plans]
-        scores = _scores(trace, posterior, features.X_test, features.y_test, point)
+        scores = scores_of(trace, posterior, features.X_test, features.y_test, point)
         for at, row in enumerate(some):
             mine = slice(at * len(row.plans), (at + 1) * len(row.plans))
             _add(tables, row, x, {name: getattr(scores, name)[mine] for name in SCORES})
@@ -248,34 +239,14 @@ def _unclipped(
         progress=lambda done, work: progress(done / work),
     )  # fmt: skip
     assert trace.predictions is not None
-    scores = _scores(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
+    scores = scores_of(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
     tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"
     _add(tables, Entry(scheme, []), 0.0, {score: getattr(scores, score) for score in SCORES})
     tables["league_rhat"] = [Row("league", scheme, 0.0, diagnose(trace.predictions.logits).rhat_max)]
     return tables
 
 
-def choose(features: Features, epsilon: float, descent: bool = False) -> list[tuple[float, Settings]]:
-    """Return candidates with their NLL on held-out training images, best first; the test set is not looked at.
-
-    Args:
-        features: of public data, or of private data where ε is not to cover the choice.
-        descent: choose for the rival.
-    """
-    train, held = held_out_split(features.y)
-    posterior, link = league_posterior(Features(features.X[train], features.y[train])), link_of(0)
-    rows, labels, found = features.X[held], features.y[held], []
-    for kind in (PLAIN,) if descent else (PLAIN, MOVING):
-        some = [candidate for candidate in CANDIDATES if candidate.dynamics == kind]
-        make = descent_plan if descent else partial(league_plan, adjacency="add-remove")
-        plans = [make(posterior, each, epsilon, link=link) for each in some]
-        trace = sample(jax.random.key(3), posterior, plans, numbers=[0] * len(plans), predictions=rows)
-        scores = _scores(trace, posterior, rows, labels, [descent] * len(plans))
-        found += [(float(nll), each) for nll, each in zip(scores.nll, some, strict=True)]
-    return sorted(found)
-
-
-def _scores(
+def scores_of(
     trace: Trace, posterior: SoftmaxPosterior, rows: NDArray[Any], labels: Any, point: Sequence[bool]
 ) -> Calibration:
     """Return scores of every chain; of point estimates those of the mean of their iterates, not mean predictions."""
@@ -283,11 +254,3 @@ def _scores(
     probability = trace.predictions.probability.copy()
     probability[list(point)] = posterior.predict(trace.theta[list(point)], rows) if any(point) else 0.0
     return calibration(np.maximum(probability, TINY), labels)
-
-
-def held_out_split(labels: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the places of training images to learn from, and of those to choose by, as many of each class."""
-    generator = np.random.default_rng(0)
-    each = [generator.choice(np.flatnonzero(labels == label), HELD_OUT // 10, replace=False) for label in range(10)]
-    held = np.sort(np.concatenate(each))
-    return np.setdiff1d(np.arange(len(labels)), held), held

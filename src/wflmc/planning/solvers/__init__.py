@@ -1,1 +1,1 @@
-"""Solvers of the power problem: Theorem 1 in closed form, water-filling, an interior point, and cvxpy as reference."""
+"""Solvers of the power problem: Theorem 1 in closed form, an interior point, and cvxpy as reference."""

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from wflmc.planning.solvers.interior_point import CentralPath
 from wflmc.planning.solvers.program import HEADROOM, Array, Program, Usage, dual, round_bounds, tightest
-from wflmc.planning.solvers.water_filling import fill
 
 STEPS = 100
 """The most steps along the central path."""
@@ -33,11 +32,7 @@ def allocate(program: Program, tol: float = 1e-9) -> Solution:
     if binding.size == 0:  # every round at its cap is optimal, and zero prices prove it
         best.offer(p.cap)
         best.prove(best.weights(), best.lam)
-    elif found := fill(p, use, p.budget * (1 - HEADROOM), 0.1 * tol):
-        a, w, lam = found
-        best.prove(w, lam)
-        best.offer(best.feasible(a))
-    if best.gap() > tol:
+    else:
         _follow_path(best, binding, tol)
     bound, gap = min(best.bound, best.value), max(best.gap(), 0.0)  # rounding may put one past the other
     return Solution(best.a, best.value, bound, gap, best.w, best.lam)

@@ -84,8 +84,7 @@ class Usage:
     """What each device spends on a plan, without holding a float copy of a large activity matrix."""
 
     def __init__(self, active: Bools) -> None:
-        self.dense = active.astype(np.float64) if active.size <= _BLOCK else None
-        self.active: NDArray[Any] = active if self.dense is None else self.dense
+        self.active: NDArray[Any] = active.astype(np.float64) if active.size <= _BLOCK else active
         self.blocks = list(_blocks(active))
 
     def __call__(self, a: Array) -> Array:
