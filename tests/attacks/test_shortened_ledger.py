@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from wflmc.errors import InputError, OverspendError
-from wflmc.privacy.ledger import Anchor, Ledger, LedgerWarning, anchor_path
-from wflmc.runs.folder import read_run
-from wflmc.scenario import build, load_scenario
+from wflmc.privacy.ledger import Anchor, Ledger, anchor_path
 
-from ..privacy.ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, losses_of, old_ledger, wflmc_spent
+from ..privacy.ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, wflmc_spent
 from ..report.test_report import run_in
 
 
@@ -174,44 +172,8 @@ def test_many_at_once_and_killed_at_any_moment_stay_anchored(tmp_path, monkeypat
     assert Anchor.of(path) == Anchor(len(lines_of(path)), ledger.chain, Anchor.of(path).salt)
 
 
-# Ledgers from before
-
-
-def test_a_ledger_from_before_is_accepted_once_and_then_anchored(tmp_path):
-    """Its names count as ever, bare as they are, and the anchor cannot be taken away again."""
+def test_a_ledger_from_before_anchors_is_refused(tmp_path):
     path = tmp_path / "people.jsonl"
-    old_ledger(path, "them", 2, [("a", "drawn", 0, [0.5, 0.6]), ("a", "drawn", 1, [0.5, 0.6])])
-    with pytest.raises(InputError, match="about the same data"):
-        Ledger(PROMISE, 2, subject="others", path=path)
-    with pytest.warns(LedgerWarning, match="from before ledgers were anchored"):
-        ledger = opened(path)
-    assert (ledger.rounds("a"), ledger.spent.tolist()) == (2, [1.0, 1.2])
-    ledger.charge("a", 1, [[0.5, 0.6]])
-    with pytest.raises(InputError, match="the noise that another run"):
-        ledger.charge("b", 1, [[0.1, 0.1]], noise="drawn")
-    ledger.charge("b", 0, [[0.1, 0.1]], noise="other")
-    again = opened(path)
-    assert (again.rounds("a"), again.rounds("b"), len(lines_of(path))) == (2, 1, 5)
-    anchor_path(path).unlink()
-    with pytest.raises(InputError, match="which is missing"):
+    path.write_text(json.dumps({"ledger": 1, "subject": "them", "devices": 2, "unit": "device", "chain": ""}) + "\n")
+    with pytest.raises(InputError, match="a ledger of version 2, which has an anchor"):
         opened(path)
-
-
-def test_a_run_that_was_finished_before_opens_and_verifies(finished, call, tmp_path):
-    scenario, folder = finished
-    path, summary = folder / "ledger.jsonl", json.loads((folder / "summary.json").read_text())
-    rows = [("run", "noise", number, loss) for number, loss in losses_of(path)]
-    summary["ledger"]["chain"] = old_ledger(path, build(load_scenario(str(scenario))).posterior.digest, 10, rows)
-    (folder / "summary.json").write_text(json.dumps(summary))
-    anchor_path(path).unlink()
-    (folder / "digests.json").unlink()
-    before = sorted(file.name for file in folder.iterdir()), path.read_bytes()
-    run = read_run(folder)
-    assert (len(run.ledger.entries), run.not_rebuilt) == (100, "")
-    assert (sorted(file.name for file in folder.iterdir()), path.read_bytes()) == before
-    code, _, err = call("plan", scenario, "--ledger", path, "--json")
-    assert code == 0
-    assert "from before ledgers were anchored" in err
-    cut(path, 50)
-    with pytest.raises(InputError, match=r"counts 102"):
-        read_run(folder)

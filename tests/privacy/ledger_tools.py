@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import numpy as np
@@ -42,16 +41,3 @@ def losses_of(path):
 
 def wflmc_spent(path):
     return np.sum([json.loads(line)["loss"] for line in lines_of(path)[1:]], axis=0)
-
-
-def old_ledger(path, subject, devices, rows):
-    """Write a ledger as it was before there were anchors, with bare names; the hash of its last line."""
-    about = {"ledger": 1, "subject": subject, "devices": devices, "unit": "device"}
-    lines = [{**about, "epsilon": 8.0, "delta": 0.01, "accountant": "exact"}]
-    lines += [{"run": run, "noise": noise, "round": number, "loss": loss} for run, noise, number, loss in rows]
-    chain, text = "", ""
-    for line in lines:
-        chain = hashlib.sha256((chain + json.dumps(line)).encode()).hexdigest()
-        text += json.dumps({**line, "chain": chain}) + "\n"
-    path.write_text(text)
-    return chain

@@ -1,6 +1,6 @@
 """Neural networks of Flax and Equinox as posteriors: trained parameters apart from everything that stays as it is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,13 +13,12 @@ from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.custom.model import Sites
 
 Data = tuple[Any, Any]
-LogLikelihood = Callable[[Any, Any], Any]
 Devices = int | ArrayLike | Sequence[ArrayLike]
 
 
 def from_flax(
     module: Any,
-    log_likelihood: LogLikelihood,
+    log_likelihood: Any,
     data: Data,
     *,
     devices: Devices,
@@ -57,7 +56,7 @@ def from_flax(
 
 
 def from_equinox(
-    module: Any, log_likelihood: LogLikelihood, data: Data, *, devices: Devices, prior: Any = 1.0, **options: Any
+    module: Any, log_likelihood: Any, data: Data, *, devices: Devices, prior: Any = 1.0, **options: Any
 ) -> CustomPosterior:
     """Return the posterior of the floating-point arrays of an Equinox module; arguments as of `from_flax`."""
     import equinox as eqx

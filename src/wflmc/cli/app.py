@@ -7,13 +7,11 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -68,8 +66,7 @@ def exit_code(command: Callable[[], object]) -> int:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # of a font cache that it builds once
     try:
-        with interrupt_handler(_interrupt), warnings.catch_warnings():
-            warnings.showwarning = partial(_show_warning, warnings.showwarning)
+        with interrupt_handler(_interrupt):
             code = command()
         sys.stdout.flush()
     except BrokenPipeError:
@@ -95,14 +92,6 @@ def exit_code(command: Callable[[], object]) -> int:
 def _failed(code: int, sentence: str) -> int:
     note(sentence)
     return code
-
-
-def _show_warning(usual: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
-    """Show a warning about a ledger as one sentence, and others as usual, with the line of code they come from."""
-    if category.__name__ == "LedgerWarning":
-        note(str(message))
-    else:
-        usual(message, category, *where)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

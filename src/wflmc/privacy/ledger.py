@@ -15,7 +15,6 @@ import hmac
 import json
 import os
 import secrets
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,17 +30,12 @@ from wflmc.storage import append_text, exclusive, replacing
 
 TOLERANCE = 1e-9
 """Relative rounding that plans and ledgers forgive each other."""
-ANCHORED = {"ledger": 2}
-"""A line behind those of a ledger from before there were anchors: from here on it has one."""
-BEFORE_ANCHORS = "{} is from before ledgers were anchored: missing lines go unnoticed. From now on {} counts them."
+VERSION = 2
+"""Of the file; ledgers of version 1 had no anchor, and nobody could tell whether lines were missing."""
 
 
 class ForeignLedgerError(InputError):
     """A ledger about other data, or of another promise."""
-
-
-class LedgerWarning(UserWarning):
-    """A ledger from before there were anchors."""
 
 
 class Anchor(NamedTuple):
@@ -91,10 +85,12 @@ def noise_of_another_run(path: Path, run: str, noise: str) -> bool:
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError, TypeError):  # no line of a ledger
             lines.append(dict(json.loads(text)))
-    if anchor is None and any(line.get("ledger") == 2 for line in lines):
-        raise _without_anchor(path, len(lines))
-    runs, noises = {run, anchor and anchor.name(run)}, {noise, anchor and anchor.name(noise)}
-    return any(line.get("noise") in noises and line.get("run") not in runs for line in lines)
+    if anchor is None:
+        if lines:
+            raise _without_anchor(path, len(lines))
+        return False
+    here = anchor.name(run), anchor.name(noise)
+    return any(line.get("noise") == here[1] and line.get("run") != here[0] for line in lines)
 
 
 def _damaged(path: Path, given: str, allowed: str) -> InputError:
@@ -154,8 +150,6 @@ class Ledger:
         self._anchor = Anchor(0, "", secrets.token_bytes(32))
         self._anchored = True
         """Whether the anchor is that of the file."""
-        self._keyed = True
-        """Whether the names of the next line are HMACs already."""
         self._subject_name = ""
         """The subject as the file has it."""
         self._size = 0
@@ -184,8 +178,7 @@ class Ledger:
 
     def is_about(self, subject: str) -> bool:
         """Return whether this may be whose data it is about; unknown where it names none or has no anchor."""
-        unknown = self._keyed and not self._anchored
-        return unknown or self._subject_name in ("", subject, self.name(subject))
+        return not self._anchored or self._subject_name in ("", self.name(subject))
 
     @property
     def chain(self) -> str:
@@ -262,12 +255,10 @@ class Ledger:
         if not self.chains:
             self._subject_name = str(line.get("subject", ""))
         self.chains.append(_chained(self.chain, line))
-        self._keyed = line.get("ledger", 2 if self._keyed else 1) == 2
         if "loss" in line:
-            run, noise = (text if self._keyed else self.name(text) for text in (line["run"], line["noise"]))
-            loss = self.entries[run, line["round"]] = np.array(line["loss"])
+            loss = self.entries[line["run"], line["round"]] = np.array(line["loss"])
             self.spent = self.spent + loss
-            self._noise[noise, line["round"]] = run
+            self._noise[line["noise"], line["round"]] = line["run"]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -307,7 +298,7 @@ class Ledger:
         try:
             line = json.loads(text)
             chain = line.pop("chain")
-            if number > 1 and line != ANCHORED:
+            if number > 1:
                 loss = np.asarray(line["loss"], dtype=float)
                 if not isinstance(line["noise"], str) or loss.shape != (self.devices,) or not np.all(loss >= 0):
                     raise ValueError
@@ -320,11 +311,10 @@ class Ledger:
             raise InputError("ledger", str(path), f"as wflmc wrote it; line {number} or one above it has been changed")
 
     def _refuse_others(self, path: Path, header: dict[str, Any]) -> None:
-        if header.get("ledger") not in (1, 2):
-            raise InputError("ledger", str(path), "a ledger of this version of wflmc or of an earlier one")
+        if header.get("ledger") != VERSION:
+            raise InputError("ledger", str(path), f"a ledger of version {VERSION}, which has an anchor")
         for name, promised in self._promise.items():
-            given = header.get(name, "replace" if name == "adjacency" else None)  # ledgers of old have no adjacency
-            if given != promised:
+            if (given := header.get(name)) != promised:
                 raise ForeignLedgerError("ledger", f"{path} with {name} = {given}", f"one with {name} = {promised}")
         if self.subject and not self.is_about(self.subject):
             raise ForeignLedgerError("ledger", str(path), "about the same data")
@@ -333,7 +323,7 @@ class Ledger:
         """Remove a line that was cut short; begin a new ledger, an anchor, or one that a crash has left behind."""
         os.truncate(path, self._size)
         known = len(self.chains)
-        if known and self._keyed and not self._anchored:
+        if known and not self._anchored:
             raise _without_anchor(path, known)
         if not self._anchored or self._anchor.lines < known:
             self._anchor = self._anchor._replace(lines=known, chain=self.chain)
@@ -341,9 +331,6 @@ class Ledger:
             self._anchored = True
         if not known:
             self._append([self._header])
-        elif not self._keyed:
-            warnings.warn(BEFORE_ANCHORS.format(path, anchor_path(path).name), LedgerWarning, stacklevel=2)
-            self._append([ANCHORED])
 
 
 def _chained(before: str, line: dict[str, Any]) -> str:

@@ -81,13 +81,12 @@ class TracedModel:
     def flat_leaves(self, theta: Any) -> list[Any]:
         """Return the parts of θ[..., m] that belong to one leaf each, [..., size]."""
         edges = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
-        parts: list[Any] = (jnp if isinstance(theta, jax.Array) else np).split(theta, edges, axis=-1)
-        return parts
+        return list((jnp if isinstance(theta, jax.Array) else np).split(theta, edges, axis=-1))
 
     def unflatten(self, theta: Any) -> Any:
         """Return θ[..., m] as the parameters, every leaf with the same leading axes."""
-        parts = self.flat_leaves(theta)
-        leaves = [part.reshape((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
+        parts = zip(self.flat_leaves(theta), self.shapes, strict=True)
+        leaves = [part.reshape((*part.shape[:-1], *shape)) for part, shape in parts]
         return jax.tree.unflatten(self.structure, leaves)
 
     def values(self, theta: Any) -> Any:

@@ -387,9 +387,7 @@ class CustomPosterior(Shown, Posterior):
         return float(np.sum((mode - centre) ** 2) + apart)
 
 
-@jax.custom_batching.sequential_vmap  # type: ignore[untyped-decorator]
-def _one_chain_at_a_time(posterior: CustomPosterior, *arguments: Any) -> ClippedSum:
-    return posterior._sum(*arguments)
+_one_chain_at_a_time: Any = jax.custom_batching.sequential_vmap(CustomPosterior._sum)  # type: ignore[no-untyped-call]
 
 
 @jax.jit
@@ -540,12 +538,12 @@ def _coordinates(
         return given.coordinates, {"mu": given.mu, "L": given.L}
     if isinstance(given, str) and given in ("laplace", "pilot") and start.size <= MOST_DENSE:
         free = model.unflatten(np.ones(model.dim))
-        free = jax.tree.leaves(
-            free | {name: 0 * free[name] for name in model.sites.scales} if model.sites.scales else free
-        )
+        for name in model.sites.scales:
+            free[name] = 0 * free[name]
         try:
             with in_float64():
-                space, L = laplace(cost, start, np.concatenate([np.ravel(part) for part in free])), 1.0
+                flat = np.concatenate([np.ravel(part) for part in jax.tree.leaves(free)])
+                space, L = laplace(cost, start, flat), 1.0
                 if given == "pilot":
                     space, L = refine(cost, space)
             return space, {"mu": 1.0, "L": L}
