@@ -178,7 +178,7 @@ class Ledger:
 
     def is_about(self, subject: str) -> bool:
         """Return whether this may be whose data it is about; unknown where it names none or has no anchor."""
-        return not self._anchored or self._subject_name in ("", self.name(subject))
+        return not self._anchored or self._subject_name in ("", subject, self.name(subject))
 
     @property
     def chain(self) -> str:
@@ -314,7 +314,8 @@ class Ledger:
         if header.get("ledger") != VERSION:
             raise InputError("ledger", str(path), f"a ledger of version {VERSION}, which has an anchor")
         for name, promised in self._promise.items():
-            if (given := header.get(name)) != promised:
+            given = header.get(name, "replace" if name == "adjacency" else None)  # ledgers of old have no adjacency
+            if given != promised:
                 raise ForeignLedgerError("ledger", f"{path} with {name} = {given}", f"one with {name} = {promised}")
         if self.subject and not self.is_about(self.subject):
             raise ForeignLedgerError("ledger", str(path), "about the same data")
