@@ -305,8 +305,9 @@ def _naming_site(program: _Program) -> Iterator[None]:
             raise InputError(f"site {place}", Found(DECIDED), TRACEABLE) from error
         at = [f.f_locals.get("name") for f in frames if f.f_globals.get("__name__") == "numpyro.primitives"]
         said = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:160].rstrip(".: ")
-        wanted = "of a shape that fits its plates: is a plate over the wrong axis?"
-        raise InputError(f"site {next(filter(None, at), '')}", Found(f"fails: {said}"), wanted) from error
+        place = next((f"site {name}" for name in at if name), "model")
+        wanted = "one that runs on the data (are its arguments there? is a plate over the wrong axis?)"
+        raise InputError(place, Found(f"fails: {said}"), wanted) from error
 
 
 def _find_sites(program: _Program, initial: Any) -> None:
