@@ -9,7 +9,7 @@ import pytest
 
 import wflmc
 from wflmc.errors import Found
-from wflmc.posterior.custom.posterior import find_mode
+from wflmc.posterior.custom.geometry import find_mode
 from wflmc.sampling import trace
 
 from .custom_tools import gaussian_likelihood, gaussian_prior

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
-from wflmc.keys import host_generator, named
+from wflmc.keys import check_key, host_generator, named
 
 ROWS_AT_ONCE = 4096
 """Rows that are copied at a time."""
@@ -101,3 +101,27 @@ def _dirichlet(
         sizes[largest] -= 1
         sizes[device] += 1
     return owner
+
+
+def by_device(devices: Any, count: int, partition: str = "iid", key: Any = None) -> list[NDArray[np.intp]]:
+    """Return the examples of every device, by their numbers in 0..count − 1."""
+    key = jax.random.key(0) if key is None else key
+    check_key(key)
+    if partition not in ("iid", "blocks"):
+        raise InputError("partition", partition, "iid or blocks; or give the device of every example as `devices`")
+    given = devices
+    if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
+        generator = host_generator(named(key, "data"), "partition")
+        devices = assign(partition, np.zeros(count), int(devices), generator)
+    if isinstance(devices, list | tuple) and any(np.ndim(part) for part in devices):
+        parts = [np.ravel(part) for part in devices]
+        valid = all(part.size for part in parts) and np.array_equal(np.sort(np.concatenate(parts)), np.arange(count))
+    else:
+        numbers, owner = np.unique(np.asarray(devices), return_inverse=True)
+        parts = np.split(np.argsort(owner, axis=None, kind="stable"), np.cumsum(np.bincount(owner.ravel()))[:-1])
+        valid = owner.shape == (count,) and np.array_equal(numbers, np.arange(numbers.size))
+    if not valid:
+        each = f"the device (0, 1, …) of each of the {count} examples, or a list of each device's examples"
+        hint = "np.unique(ids, return_inverse=True)[1] makes such numbers of ids"
+        raise InputError("devices", given, f"a number of devices, {each}; {hint}")
+    return parts

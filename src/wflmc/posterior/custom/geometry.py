@@ -8,6 +8,7 @@ that.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from wflmc.dynamics import Kinetic
 from wflmc.posterior.coordinates import Affine
@@ -23,6 +25,10 @@ from wflmc.posterior.coordinates import Affine
 Array = NDArray[np.float64]
 Cost = Callable[[Any], Any]
 
+DENSE = 256
+"""Up to so many parameters all eigenvalues are worked out."""
+SETTLED, PRECISION = 0.01, 1e-5
+"""At a mode one more step lowers the cost by no more: 0.01 is a tenth of a standard deviation away; and rounding."""
 FLAT = 1e-9
 """Of the largest: a scaled curvature below it is rounding."""
 SADDLE = 1e-3
@@ -158,3 +164,46 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
         if settled >= PASSES and growth[-1] < GROWN and met < STIFF:
             return affine, met
     raise NoModeError("pilot chains do not settle", affine.matrix @ vectors[:, -1])
+
+
+def eigenvalues(product: Callable[[Array], Array], dim: int) -> Array:
+    """Return all eigenvalues of a symmetric matrix, ascending; of a large one the smallest and the largest by Lanczos.
+
+    Args:
+        product: H v for v[m].
+
+    Returns:
+        [m], or [2] for more than `DENSE` parameters; nan where Lanczos does not converge.
+    """
+    if dim <= DENSE:
+        matrix = np.stack([product(row) for row in np.eye(dim)])
+        return np.asarray(np.linalg.eigvalsh((matrix + matrix.T) / 2))
+    whole = LinearOperator((dim, dim), matvec=lambda v: product(np.ravel(v)), dtype=float)
+    start = np.random.default_rng(0).standard_normal(dim)
+    ends = np.full(2, np.nan)
+    for number, which in enumerate(("SA", "LA")):
+        with suppress(ArpackNoConvergence):
+            ends[number] = eigsh(whole, 1, which=which, v0=start, tol=1e-3, maxiter=100, return_eigenvectors=False)[0]
+    return ends
+
+
+def find_mode(cost: Cost, product: Callable[..., Array], start: Array, steps: int = 500) -> tuple[Array, str]:
+    """Return where a cost is least, from `start`: [m]; and, where none was found, why.
+
+    Args:
+        cost: its value and gradient at θ[m].
+        product: the Hessian at θ[m] times v[m].
+    """
+    best = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 30})
+    mode = np.asarray(best.x, dtype=float)
+    value, gradient = cost(mode)
+    # The optimiser's own word is no measure: it ends "abnormally" where float32 has no lower value to offer.
+    if _gain(gradient, product(mode, gradient)) <= SETTLED + PRECISION * abs(value):
+        return mode, ""
+    return mode, f"the search stopped where the gradient's norm is still {np.linalg.norm(gradient):.3g}"
+
+
+def _gain(gradient: Array, product: Array) -> float:
+    """Return by how much the best step along the gradient would lower a quadratic cost; nan where that has no value."""
+    square, curve = float(gradient @ gradient), abs(float(gradient @ product))
+    return square**2 / (2 * curve) if curve > 0 else (0.0 if square == 0 else np.nan)

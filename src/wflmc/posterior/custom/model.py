@@ -156,6 +156,21 @@ def _checked_array(key: str, leaf: Any) -> NDArray[Any]:
     return array
 
 
+def checked_parameters(initial: Any) -> tuple[NDArray[Any], Any, Shapes]:
+    """Return the starting parameters as one flat array, their pytree structure and their shapes."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(initial)
+    for path, leaf in leaves:
+        if not jnp.issubdtype(np.asarray(leaf).dtype, jnp.floating):
+            instead = "leave out what is no parameter, as eqx.partition(model, eqx.is_inexact_array) does"
+            wanted = f"a floating-point array, such as 0.0 for 0: {instead}, and put it back as eqx.combine does"
+            raise InputError("initial" + jax.tree_util.keystr(path), leaf, wanted)
+    arrays = [np.asarray(leaf, dtype=float) for _, leaf in leaves]
+    flat = np.concatenate([np.zeros(0), *(array.ravel() for array in arrays)])
+    if not flat.size or not np.all(np.isfinite(flat)):
+        raise InputError("initial", Found("has no parameters, or nan or infinite ones"), "at least one array, finite")
+    return flat, structure, tuple(array.shape for array in arrays)
+
+
 def accelerator_dtype(dtype: Any) -> Any:
     """Return the type of numbers on an accelerator: float32 for floats, at most 32 bits for whole numbers."""
     return np.dtype(np.float32) if np.dtype(dtype).kind == "f" else jax.dtypes.canonicalize_dtype(dtype)

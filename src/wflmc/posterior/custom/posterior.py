@@ -2,7 +2,6 @@
 spread over devices: clipped gradient sums by automatic differentiation, block by block of devices."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self
@@ -11,33 +10,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
 from wflmc.errors import Found, InputError, Shown
-from wflmc.keys import check_key, digest, host_generator, named
+from wflmc.keys import digest
 from wflmc.posterior import summation
 from wflmc.posterior.base import STATIC, ClippedSum, Maybe, Posterior, check_device
 from wflmc.posterior.blocks import CPU_BLOCK, block_size, clip_factor, row_norms, scan_blocks, split_blocks
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
-from wflmc.posterior.custom.geometry import NoModeError, in_float64, laplace, refine
+from wflmc.posterior.custom.geometry import NoModeError, eigenvalues, find_mode, in_float64, laplace, refine
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
-from wflmc.posterior.partition import assign
+from wflmc.posterior.partition import by_device
 from wflmc.posterior.summation import PAIRS, ROWS, UNIT, Sum, additions, as_pair, lattice_sum, plus, two_sum
 
 Array = NDArray[np.float64]
-Cost = Callable[[Array], tuple[float, Array]]
 
 EXAMPLE_BYTES = 2**24
 """Bytes of a device's examples at a time, for one chain."""
 MOST_DENSE = 2048
 """Up to so many parameters a matrix of coordinates is looked for."""
-DENSE = 256
-"""Up to so many parameters all eigenvalues are worked out."""
-SETTLED, PRECISION = 0.01, 1e-5
-"""At a mode one more step lowers the cost by no more: 0.01 is a tenth of a standard deviation away; and rounding."""
 
 
 @jax.tree_util.register_dataclass
@@ -409,49 +401,6 @@ def _hessian_product(posterior: CustomPosterior, theta: jax.Array, vector: jax.A
     return jax.jvp(lambda at: _total_cost(posterior, at)[1], (theta,), (vector,))[1]
 
 
-def eigenvalues(product: Callable[[Array], Array], dim: int) -> Array:
-    """Return all eigenvalues of a symmetric matrix, ascending; of a large one the smallest and the largest by Lanczos.
-
-    Args:
-        product: H v for v[m].
-
-    Returns:
-        [m], or [2] for more than `DENSE` parameters; nan where Lanczos does not converge.
-    """
-    if dim <= DENSE:
-        matrix = np.stack([product(row) for row in np.eye(dim)])
-        return np.asarray(np.linalg.eigvalsh((matrix + matrix.T) / 2))
-    whole = LinearOperator((dim, dim), matvec=lambda v: product(np.ravel(v)), dtype=float)
-    start = np.random.default_rng(0).standard_normal(dim)
-    ends = np.full(2, np.nan)
-    for number, which in enumerate(("SA", "LA")):
-        with suppress(ArpackNoConvergence):
-            ends[number] = eigsh(whole, 1, which=which, v0=start, tol=1e-3, maxiter=100, return_eigenvectors=False)[0]
-    return ends
-
-
-def find_mode(cost: Cost, product: Callable[..., Array], start: Array, steps: int = 500) -> tuple[Array, str]:
-    """Return where a cost is least, from `start`: [m]; and, where none was found, why.
-
-    Args:
-        cost: its value and gradient at θ[m].
-        product: the Hessian at θ[m] times v[m].
-    """
-    best = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 30})
-    mode = np.asarray(best.x, dtype=float)
-    value, gradient = cost(mode)
-    # The optimiser's own word is no measure: it ends "abnormally" where float32 has no lower value to offer.
-    if _gain(gradient, product(mode, gradient)) <= SETTLED + PRECISION * abs(value):
-        return mode, ""
-    return mode, f"the search stopped where the gradient's norm is still {np.linalg.norm(gradient):.3g}"
-
-
-def _gain(gradient: Array, product: Array) -> float:
-    """Return by how much the best step along the gradient would lower a quadratic cost; nan where that has no value."""
-    square, curve = float(gradient @ gradient), abs(float(gradient @ product))
-    return square**2 / (2 * curve) if curve > 0 else (0.0 if square == 0 else np.nan)
-
-
 def posterior_from(
     log_likelihood: Callable[[Any, Any], Any],
     log_prior: Callable[[Any], Any],
@@ -489,7 +438,7 @@ def posterior_from(
             gives their R-hat and ESS.
     """
     examples, count = traced.checked_arrays("data", data)
-    start, structure, shapes = _checked_parameters(initial)
+    start, structure, shapes = traced.checked_parameters(initial)
     sites = assignment.pop("sites", traced.Sites())._replace(functions=assignment.pop("functions", {}))
     bare = traced.TracedModel(None, None, structure, shapes, sites=sites)
     model = traced.trace_model(log_likelihood, log_prior, bare, examples)
@@ -505,7 +454,7 @@ def posterior_from(
     if batch is not None:
         check_counts(batch=batch)
     _check_start(model, examples, start)
-    parts = _by_device(devices, count, **assignment)
+    parts = by_device(devices, count, **assignment)
     sizes = np.array([part.size for part in parts])
     # A device's first example fills it up: one of zeros might have no likelihood at all.
     places = np.stack([np.append(part, np.full(sizes.max() - part.size, part[0])) for part in parts])
@@ -567,21 +516,6 @@ def _without_mode(error: NoModeError, model: traced.TracedModel) -> InputError:
     return InputError(name, Found(f"has no mode: {error} along it"), f"{wanted}, or start elsewhere (initial=…)")
 
 
-def _checked_parameters(initial: Any) -> tuple[Array, Any, traced.Shapes]:
-    """Return the starting parameters as one flat array, their pytree structure and their shapes."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(initial)
-    for path, leaf in leaves:
-        if not jnp.issubdtype(np.asarray(leaf).dtype, jnp.floating):
-            instead = "leave out what is no parameter, as eqx.partition(model, eqx.is_inexact_array) does"
-            wanted = f"a floating-point array, such as 0.0 for 0: {instead}, and put it back as eqx.combine does"
-            raise InputError("initial" + jax.tree_util.keystr(path), leaf, wanted)
-    arrays = [np.asarray(leaf, dtype=float) for _, leaf in leaves]
-    flat = np.concatenate([np.zeros(0), *(array.ravel() for array in arrays)])
-    if not flat.size or not np.all(np.isfinite(flat)):
-        raise InputError("initial", Found("has no parameters, or nan or infinite ones"), "at least one array, finite")
-    return flat, structure, tuple(array.shape for array in arrays)
-
-
 def _check_start(model: traced.TracedModel, examples: Any, start: Array) -> None:
     """Refuse a model that has no value or no gradient where chains begin."""
     theta, how_many = jnp.asarray(start, jnp.float32), len(jax.tree.leaves(examples)[0])
@@ -619,27 +553,3 @@ def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
     result = replace(posterior, mu=min(mu, L), L=L, estimated=estimated)
     vars(result)["laplace"] = mode, at_mode  # the same, and not computed again
     return result
-
-
-def _by_device(devices: Any, count: int, partition: str = "iid", key: Maybe = None) -> list[NDArray[np.intp]]:
-    """Return the examples of every device, by their numbers in 0..count − 1."""
-    key = jax.random.key(0) if key is None else key
-    check_key(key)
-    if partition not in ("iid", "blocks"):
-        raise InputError("partition", partition, "iid or blocks; or give the device of every example as `devices`")
-    given = devices
-    if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
-        generator = host_generator(named(key, "data"), "partition")
-        devices = assign(partition, np.zeros(count), int(devices), generator)
-    if isinstance(devices, list | tuple) and any(np.ndim(part) for part in devices):
-        parts = [np.ravel(part) for part in devices]
-        valid = all(part.size for part in parts) and np.array_equal(np.sort(np.concatenate(parts)), np.arange(count))
-    else:
-        numbers, owner = np.unique(np.asarray(devices), return_inverse=True)
-        parts = np.split(np.argsort(owner, axis=None, kind="stable"), np.cumsum(np.bincount(owner.ravel()))[:-1])
-        valid = owner.shape == (count,) and np.array_equal(numbers, np.arange(numbers.size))
-    if not valid:
-        each = f"the device (0, 1, …) of each of the {count} examples, or a list of each device's examples"
-        hint = "np.unique(ids, return_inverse=True)[1] makes such numbers of ids"
-        raise InputError("devices", given, f"a number of devices, {each}; {hint}")
-    return parts
