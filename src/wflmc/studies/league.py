@@ -5,7 +5,7 @@ other data set. Every training image is protected as a record. Settings are chos
 choice, on the other data set, or, as in the literature, on 5,000 of the training images, which ε does not cover.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from wflmc.evaluation.scores import TINY, Calibration, calibration
 from wflmc.images import CONSTANT, RIDGE, image_features
 from wflmc.planning.solvers.closed_form import LMC, REGIMES
 from wflmc.posterior import SoftmaxPosterior, softmax_regression
-from wflmc.studies.engines import Progress, part_of
+from wflmc.studies.engines import Progress
 from wflmc.studies.study import Point, Row, Study, Tables, mean_row
 
 DEVICES, PRIOR_STD, CLIP, DELTA, SNR, POWER = 30, 10.0, 400.0, 1e-5, 20.0, 0.01
@@ -140,25 +140,35 @@ def rows_at(epsilon: float) -> dict[str, tuple[str, str]]:
 
 
 class Entry(NamedTuple):
-    """A row of the table: its name, and one plan for each experiment."""
+    """A row of the table: its name, its ε, and one plan for each experiment."""
 
     scheme: str
+    x: float
     plans: list[Plan]
 
 
-def entries(name: str, epsilon: float, posterior: SoftmaxPosterior, experiments: int) -> Iterator[Entry]:
-    """Yield the rows of a data set at an ε."""
-    links = [link_of(seed) for seed in range(experiments)]
-    for about, (where, adjacency) in rows_at(epsilon).items():
-        settings, promised = CHOSEN[where, name, epsilon], None if about == UNPROMISED else epsilon
-        make = partial(descent_plan, posterior, settings, epsilon)
-        if where != "descent":
-            make = partial(league_plan, posterior, settings, promised, adjacency)
-        yield Entry(f"{DATA_SETS[name].title}, {about}", [make(link) for link in links])
+def entry(scheme: str, epsilon: float, posterior: SoftmaxPosterior, experiments: int) -> Entry:
+    """Return a row at an ε."""
+    name, about = _parts(scheme)
+    where, adjacency = ROWS[about]
+    settings, promised = CHOSEN[where, name, epsilon], None if about == UNPROMISED else epsilon
+    make = partial(descent_plan, posterior, settings, epsilon)
+    if where != "descent":
+        make = partial(league_plan, posterior, settings, promised, adjacency)
+    return Entry(scheme, epsilon, [make(link_of(seed)) for seed in range(experiments)])
+
+
+def _parts(scheme: str) -> tuple[str, str]:
+    """Return the data set of a row, and what it is about."""
+    title, about = scheme.split(", ", 1)
+    return next(name for name, known in DATA_SETS.items() if known.title == title), about
 
 
 def league_study(setting: League) -> Study:
-    """Return test scores of private posteriors on two data sets, at several ε."""
+    """Return test scores of private posteriors on two data sets, at several ε.
+
+    Rows of a data set with the same dynamics are a point: sampled together, they read the features once.
+    """
     held: dict[str, tuple[Features, SoftmaxPosterior]] = {}
 
     def data(name: str) -> tuple[Features, SoftmaxPosterior]:
@@ -169,18 +179,23 @@ def league_study(setting: League) -> Study:
         return held[name]
 
     def measure(point: Point, progress: Progress) -> Tables:
-        name = next(each for each, known in DATA_SETS.items() if point.schemes[0].startswith(f"{known.title},"))
+        name, _ = _parts(point.schemes[0])
         features, posterior = data(name)
-        if point.x is None:
+        if not point.xs:
             return _unclipped(name, features, posterior, setting, progress)
-        rows = list(entries(name, float(point.x), posterior, setting.experiments))
-        return _scored(rows, features, posterior, setting, float(point.x), progress)
+        each = zip(point.schemes, point.xs, strict=True)
+        rows = [entry(scheme, x, posterior, setting.experiments) for scheme, x in each]
+        return _scored(rows, features, posterior, setting, progress)
 
     points, order = [], []
     for name in OTHER:
         title = DATA_SETS[name].title
         points += [Point(None, (f"{title}, posterior",))] * setting.posterior
-        points += [Point(epsilon, tuple(f"{title}, {row}" for row in rows_at(epsilon))) for epsilon in EPSILONS]
+        pairs = [(row, epsilon) for epsilon in EPSILONS for row in rows_at(epsilon)]
+        for kind in (PLAIN, MOVING):
+            some = [pair for pair in pairs if CHOSEN[ROWS[pair[0]][0], name, pair[1]].dynamics == kind]
+            rows, epsilons = zip(*some, strict=True)
+            points.append(Point(None, tuple(f"{title}, {row}" for row in rows), epsilons))
         order += [f"{title}, {row}" for row in (*ROWS, "posterior")]
     settings = {" ".join(map(str, key)): [*value] for key, value in CHOSEN.items()}
     identity = {"experiments": setting.experiments, "settings": settings, "rounds": [ROUNDS, KEPT, LONG, CHAINS]}
@@ -188,41 +203,32 @@ def league_study(setting: League) -> Study:
 
 
 def _scored(
-    rows: Sequence[Entry],
-    features: Features,
-    posterior: SoftmaxPosterior,
-    setting: League,
-    x: float,
-    progress: Progress,
+    rows: Sequence[Entry], features: Features, posterior: SoftmaxPosterior, setting: League, progress: Progress
 ) -> Tables:
-    """Return scores of all rows; those of the same dynamics are sampled together, which reads the features once."""
+    """Return scores of rows of the same dynamics."""
+    plans = [each for row in rows for each in row.plans]
+    numbers = [seed for row in rows for seed in range(len(row.plans))]
+    trace = sample(
+        jax.random.key(1), posterior, plans, numbers=numbers, predictions=features.X_test, memory=setting.memory,
+        progress=lambda done, work: progress(done / work),
+    )  # fmt: skip
+    point = [row.scheme.endswith("descent") for row in rows for _ in row.plans]
+    scores = scores_of(trace, posterior, features.X_test, features.y_test, point)
     tables: Tables = {}
-    kinds = sorted({each.dynamics.name for row in rows for each in row.plans})
-    for index, kind in enumerate(kinds):
-        some = [row for row in rows if row.plans[0].dynamics.name == kind]
-        plans = [each for row in some for each in row.plans]
-        numbers = [seed for row in some for seed in range(len(row.plans))]
-        share = part_of(progress, index / len(kinds), 1 / len(kinds))
-        trace = sample(
-            jax.random.key(1), posterior, plans, numbers=numbers, predictions=features.X_test, memory=setting.memory,
-            progress=lambda done, work, share=share: share(done / work),
-        )  # fmt: skip
-        point = [row.scheme.endswith("descent") for row in some for _ in row.plans]
-        scores = scores_of(trace, posterior, features.X_test, features.y_test, point)
-        for at, row in enumerate(some):
-            mine = slice(at * len(row.plans), (at + 1) * len(row.plans))
-            _add(tables, row, x, {name: getattr(scores, name)[mine] for name in SCORES})
+    for at, row in enumerate(rows):
+        mine = slice(at * len(row.plans), (at + 1) * len(row.plans))
+        _add(tables, row, {name: getattr(scores, name)[mine] for name in SCORES})
     return tables
 
 
-def _add(tables: Tables, row: Entry, x: float, values: dict[str, NDArray[np.float64]]) -> None:
+def _add(tables: Tables, row: Entry, values: dict[str, NDArray[np.float64]]) -> None:
     """Add a row's scores, its ε and the share of rounds in which the noise that sampling needs is all there is."""
     if row.plans:
         values["epsilon"] = np.array([each.epsilon_spent for each in row.plans], dtype=float)
         values["free"] = np.array([np.mean(each.limit == REGIMES.index(LMC)) for each in row.plans])
     for name, each in values.items():
         table = tables.setdefault("league" if name == "accuracy" else f"league_{name}", [])
-        table.append(mean_row("league", row.scheme, x, each))
+        table.append(mean_row("league", row.scheme, row.x, each))
 
 
 def _unclipped(
@@ -241,7 +247,7 @@ def _unclipped(
     assert trace.predictions is not None
     scores = scores_of(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
     tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"
-    _add(tables, Entry(scheme, []), 0.0, {score: getattr(scores, score) for score in SCORES})
+    _add(tables, Entry(scheme, 0.0, []), {score: getattr(scores, score) for score in SCORES})
     tables["league_rhat"] = [Row("league", scheme, 0.0, diagnose(trace.predictions.logits).rhat_max)]
     return tables
 

@@ -58,6 +58,8 @@ class Point(NamedTuple):
 
     x: float | None
     schemes: tuple[str, ...]
+    xs: tuple[float, ...] = ()
+    """Instead of x, that of each scheme."""
 
 
 class Study(NamedTuple):
@@ -128,11 +130,12 @@ def run_tasks(
 
 def _assemble(study: Study, results: list[dict[str, list[Any]]]) -> Tables:
     """Return one list of rows per table; a result that holds at every x is repeated at every x."""
-    xs = [point.x for point in study.points if point.x is not None]
+    xs = sorted({x for point in study.points for x in point.xs or (point.x,) if x is not None})
     tables: Tables = defaultdict(list)
     for point, result in zip(study.points, results, strict=True):
         for name, rows in result.items():
+            made = [Row(*row) for row in rows]
             places = xs if point.x is None else [point.x]
-            tables[name] += [Row(*row)._replace(x=x) for x in places for row in rows]
+            tables[name] += made if point.xs else [row._replace(x=x) for x in places for row in made]
     rank = {scheme: index for index, scheme in enumerate(study.order)}
     return {name: sorted(rows, key=lambda row: (row.x, rank.get(row.scheme, 0))) for name, rows in tables.items()}
