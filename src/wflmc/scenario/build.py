@@ -204,8 +204,7 @@ def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[st
         allowed = "'fashion-mnist', 'synthetic', 'mnist' or the path of an .npz or .csv file"
         raise InputError("data", section.data, allowed)
     data, columns = load_data(section.data, text_labels=section.model == "softmax")
-    sizes = {"examples": len(data.y), "dim": data.X.shape[1] if data.X.ndim == 2 else 0}
-    for name, value in sizes.items():
+    for name, value in {"examples": len(data.y), "dim": data.X.shape[1] if data.X.ndim == 2 else 0}.items():
         if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
             raise InputError(name, getattr(section, name), f"{value}, as in the data file, or left out")
     if not section.whiten_from:

@@ -27,20 +27,15 @@ FILES = ("posterior.data", "posterior.model", "link.gains")
 def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scenario:
     """Return a validated scenario from a TOML file, with `section.key=value` overrides; paths become absolute."""
     file = Path(path).expanduser()
-    if file.suffix == ".py":  # a model of one's own, and everything else by default
-        content: dict[str, Any] = {"posterior": {"model": f"{file.name}:build"}}
-        return _resolved(content, file, overrides)
-    with _reading("scenario", path, "a TOML file in UTF-8"):
-        text = file.read_text(encoding="utf-8-sig")
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError("scenario", str(path), f"valid TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
-    return _resolved(content, file, overrides)
-
-
-def _resolved(content: dict[str, Any], file: Path, overrides: list[str] | None) -> Scenario:
-    """Return the scenario of a file's content with overrides, its paths absolute."""
+    # A model of one's own has everything else by default.
+    content: dict[str, Any] = {"posterior": {"model": f"{file.name}:build"}}
+    if file.suffix != ".py":
+        with _reading("scenario", path, "a TOML file in UTF-8"):
+            text = file.read_text(encoding="utf-8-sig")
+        try:
+            content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError("scenario", str(path), f"valid TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
     for text in overrides or []:
         _override(content, text)
     scenario, folder = validate(content), file.resolve().parent
@@ -149,9 +144,8 @@ def _load_csv(path: str | Path, text_labels: bool) -> tuple[Features, tuple[str,
         line, column = [*rows][header + bad[0, 0]], bad[0, 1] + 1
         wanted = "a CSV of numbers, in which y may be all text for a softmax model"
         raise InputError("data", str(path), f"{wanted}; line {line} has none in column {column}")
-    y = labels if text else numbers[:, target]
     columns = tuple(name for name in names if name != "y") if header else ()
-    return Features(np.delete(numbers, target, axis=1), y), columns
+    return Features(np.delete(numbers, target, axis=1), labels if text else numbers[:, target]), columns
 
 
 def as_float(text: str) -> float:
@@ -181,15 +175,10 @@ def to_toml(scenario: Scenario) -> str:
         lines.append(f"[{section}]")
         for key, value in values.items():
             if f"{section}.{key}" not in idle or scenario.given(f"{section}.{key}"):
-                lines.append(f"{key} = {_toml_value(value)}")
+                # All but infinity, which no list has, is written as in JSON.
+                lines.append(f"{key} = {repr(value) if isinstance(value, float) else json.dumps(value)}")
         lines.append("")
     return "\n".join(lines)
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
 def plain(value: Any) -> Any:

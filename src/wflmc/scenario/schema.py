@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from wflmc.data import DATA_SETS
@@ -35,8 +35,8 @@ def _one_of(group: str, *builtin: str) -> Any:
     return Annotated[str, AfterValidator(check)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+class _Section(BaseModel, strict=True, extra="forbid", frozen=True):
+    """What all sections share."""
 
 
 class PosteriorSection(_Section):
