@@ -157,11 +157,10 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         self.settings_ = given or self.candidates_[0].settings
         # Over an ideal link, where rows are hidden one by one, it does not matter who holds them.
         held_by = None if facts.link is None and facts.by_record else owner
-        names = list(classes) or None
         labels = np.asarray(classes)[y] if classes else y
 
         def run(settings: Settings, facts: Facts, key: jax.Array, ledger: Ledger | None) -> tuple[Plan, Trace, Parts]:
-            posterior = private_posterior(facts, settings, Z, labels, held_by, names)
+            posterior = private_posterior(facts, settings, Z, labels, held_by, list(classes) or None)
             posterior, after, release = whiten(named(key, "whitening"), facts, settings, posterior, self._real)
             if release is not None and ledger is not None:
                 ledger.charge(release.name, facts.rounds_before, release.loss, release.noise)
@@ -189,9 +188,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         def repeat(number: int, candidate: int) -> tuple[tuple[Plan, Trace, Parts], float]:
             own = jax.random.fold_in(key, number)
             made = run(best[candidate], alone, own, None)
-            right = self._right(made[1], Z, y)
             air = Air(own, ideal_link(), facts.promise, np.bincount(owner), 1, 1, np.zeros(1), exact=self._real)
-            sums = np.bincount(owner, right, minlength=facts.devices)[:, None].astype(float)
+            sums = np.bincount(owner, self._right(made[1], Z, y), facts.devices)[:, None].astype(float)
             return made, float(air.receive(1, sums, 1.0, 1.0, scored / budget)[0][0])
 
         self.selected_ = selection.select(host_generator(key, "repeats"), len(best), repeat)

@@ -127,10 +127,8 @@ def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] 
         uncovered.append(NotCovered("seconds", "How long private selection took tells how often it ran."))
     said = [str(item.message) for item in caught if issubclass(item.category, PrivacyWarning)]  # others look at data
     document = describe(model, held_out, request.target)
-    said += useless(document)
-    listed = [*uncovered, *document.not_covered]
-    seconds = time.perf_counter() - began
-    document = document.model_copy(update={"not_covered": listed, "warnings": said, "seconds": seconds})
+    also = {"not_covered": [*uncovered, *document.not_covered], "warnings": [*said, *useless(document)]}
+    document = document.model_copy(update={**also, "seconds": time.perf_counter() - began})
     model.model_.save(out / MODEL)
     write_text(out / SCHEMA, schema.model_dump_json(indent=1))
     write_text(out / FIT, to_json(document.model_dump()))
@@ -187,8 +185,7 @@ def _scores(model: Model, held_out: Held, classes: list[Any] | None) -> dict[str
         }
     p = np.maximum(model.probabilities(X), 1e-12)
     p /= p.sum(1, keepdims=True)
-    names: Any = tuple(classes)
-    truth = as_classes(y, names)
+    truth = as_classes(y, tuple(classes))
     found = calibration(p, truth)
     drawn = (np.random.default_rng(0).random((RESAMPLED, len(p), 1)) > np.cumsum(p, axis=1)[None, :, :-1]).sum(-1)
     return {

@@ -14,15 +14,14 @@ import numpy as np
 from wflmc.lattice import Lattice
 from wflmc.planning import Plan, Rounds
 from wflmc.posterior import Posterior
-from wflmc.posterior.summation import as_pair
+from wflmc.posterior.summation import Sum, as_pair
 from wflmc.privacy import Ledger
 from wflmc.sampling import Trace, default_memory, kernel_rounds, transmit
 
 
 @jax.jit
-def _sent(posterior: Posterior, theta: jax.Array, now: Rounds) -> tuple[jax.Array, jax.Array]:
-    total = as_pair(transmit(posterior, theta, now)[0])
-    return total.high, total.low
+def _sent(posterior: Posterior, theta: jax.Array, now: Rounds) -> Sum:
+    return as_pair(transmit(posterior, theta, now)[0])
 
 
 def protected_chain(posterior: Posterior, plan: Plan, ledger: Ledger | None = None) -> Trace:
@@ -39,14 +38,12 @@ def protected_chain(posterior: Posterior, plan: Plan, ledger: Ledger | None = No
     half = plan.privacy.half_change(*plan.clips_at)
     theta, kept = np.zeros(plan.dim), []
     for number in range(len(plan.rounds)):
-        now = rounds[number]
         gain, weight = float(plan.gain[number]), plan.weight[number]
         amplitude = gain * weight / weight.max()
         lattice = Lattice.fitted(
             plan.noise_power**0.5, 2 * amplitude * half, np.zeros(plan.devices), float(amplitude @ clip), plan.dim
         )
-        high, low = _sent(model, jnp.asarray(theta, jnp.float32), now)
-        received = lattice.noisy(np.asarray(high, dtype=float) + np.asarray(low, dtype=float))
+        received = lattice.noisy(_sent(model, jnp.asarray(theta, jnp.float32), rounds[number]).double)
         theta = theta - plan.step_size[number] * (weight.max() / gain) * received
         theta = theta + np.sqrt(plan.server_noise[number]) * generator.standard_normal(plan.dim)
         kept.append(theta)

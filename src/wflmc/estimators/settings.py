@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
-from wflmc.errors import without_data
+from wflmc.data import Features
 from wflmc.keys import named
 from wflmc.planning import Plan, Policy, PowerPolicy, Sampler, plan
 from wflmc.planning.policies import equal
@@ -206,18 +206,8 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
     return made.replace(warnings=(), bound=None, objective=np.nan)  # which may look at the data
 
 
-@without_data
-class StandIn(NamedTuple):
-    """Public data in place of a table."""
-
-    X: Array
-    y: NDArray[Any]
-    X_test: Array
-    y_test: NDArray[Any]
-
-
-def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
-    """Draw a table of the model: classes are normal clusters, and numbers lie about a plane.
+def stand_in(facts: Facts, strength: float, seed: int) -> Features:
+    """Draw a table of the model, public data: classes are normal clusters, and numbers lie about a plane.
 
     Args:
         strength: the distance of two clusters of few over their spread, or the spread of mean targets over that of the
@@ -242,7 +232,7 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
         y /= (1 + strength**2) ** 0.5
     X = (along * spread) @ turn.T
     X /= np.sqrt(np.mean(X**2))
-    return StandIn(X[:rows], y[:rows], X[rows:], y[rows:])
+    return Features(X[:rows], y[:rows], X[rows:], y[rows:])
 
 
 def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None, most: int = DRAWN) -> list[Expected]:
@@ -283,7 +273,7 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
     return [Expected(settings, loss, hits if facts.classes else None) for settings, loss, hits in found]
 
 
-def _scores(posterior: Tabular, draws: Any, table: StandIn) -> Array:
+def _scores(posterior: Tabular, draws: Any, table: Features) -> Array:
     """Return the loss of predictions for further rows, and their accuracy, by draws[chain, draw, m]: [chain, 2]."""
     if isinstance(posterior, SoftmaxPosterior):
         p = posterior.predict(draws, table.X_test).astype(float)

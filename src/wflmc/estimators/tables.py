@@ -226,8 +226,7 @@ def as_frame(table: Any) -> Frame:
     """
     if isinstance(table, str | Path):
         return read_table(table)
-    pandas = _installed("pandas")
-    if not isinstance(table, pandas.DataFrame):
+    if not isinstance(table, _installed("pandas").DataFrame):
         if not hasattr(table, "to_pandas"):
             raise InputError("table", table, "a path, or a frame of pandas or polars")
         _installed("pyarrow")  # by which polars converts
