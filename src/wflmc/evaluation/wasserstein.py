@@ -79,8 +79,7 @@ def exact_w2_sq(posterior: object, plan: Plan | Sequence[Plan]) -> Array:
     dynamics = jax.tree.map(lambda *each: np.array(each)[:, None], *(p.dynamics for p in plans))
     motion = Motion(steps, weights, plans[0].init, dynamics, np.array([[p.downlink_noise] for p in plans]))
     known = _checked(posterior)
-    laws = known.chain(motion).law(noise)
-    return w2_squared(pool(laws), known.exact)
+    return w2_squared(pool(known.chain(motion).law(noise)), known.exact)
 
 
 def exact_ess(posterior: object, plan: Plan | Sequence[Plan], bias: bool = False) -> Array:
@@ -205,17 +204,6 @@ class Comparison(NamedTuple):
             return np.where(self.error > 0, self.shift / self.error, np.nan)
 
 
-class MeasuredDistance(NamedTuple):
-    """W2² from chains, averaged over the kept rounds, and what perfect samples of as many chains would show."""
-
-    mean: float
-    error: float
-    """Standard error of the mean."""
-    floor: float
-    floor_sd: float
-    """Standard deviation of one round's estimate from perfect samples."""
-
-
 def compare(theta: Array, law: Gaussian | None) -> Comparison:
     """Return means and deviations of theta[chain, draw, m] beside a law.
 
@@ -255,16 +243,6 @@ def laplace_law(posterior: SoftmaxPosterior) -> Gaussian:
     covariance = np.linalg.inv(hessian.reshape(posterior.dim, posterior.dim))
     moved = posterior.parameters(posterior.parameters(covariance).T).T
     return Gaussian(np.asarray(posterior.parameters(mode)), np.asarray(moved))
-
-
-def measured_distance(
-    exact: Gaussian, per_round: Sequence[float | None], worst: float, worst_se: float | None, chains: int
-) -> MeasuredDistance:
-    """Return the average of an estimated W2²[kept round] with its standard error, and its floor."""
-    mean = float(np.mean([value for value in per_round if value is not None]))
-    floor, error = floor_w2_sq(exact, 1.0, chains, 1)
-    relative = (worst_se or 0.0) / worst if worst else 0.0
-    return MeasuredDistance(mean, relative * mean, floor, error * REPLICAS**0.5)
 
 
 def autocorrelation(theta: Array, lags: int) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from wflmc.evaluation.burn_in import RHAT_LIMIT
 from wflmc.evaluation.summary import RHAT_CONCERN
-from wflmc.evaluation.wasserstein import Comparison, MeasuredDistance, compare, law_of, measured_distance
+from wflmc.evaluation.wasserstein import REPLICAS, Comparison, compare, floor_w2_sq, law_of
 from wflmc.posterior.base import HasLaw
 from wflmc.report.blocks import Html, join, number, percent, text, words
 from wflmc.runs.documents import PlanFile
@@ -29,6 +29,17 @@ posterior, and from which on they do not; and |z| from which on a mean is off fo
 WORDS = words("verdict_words.toml")
 MARKS = {"bad": "✗", "note-mark": "!", "unknown": "–", "good": "✓"}
 """The worst first."""
+
+
+class MeasuredDistance(NamedTuple):
+    """W2² from chains, averaged over the kept rounds, and what perfect samples of as many chains would show."""
+
+    mean: float
+    error: float
+    """Standard error of the mean."""
+    floor: float
+    floor_sd: float
+    """Standard deviation of one round's estimate from perfect samples."""
 
 
 class Verdict(NamedTuple):
@@ -105,12 +116,15 @@ def distance(run: Run) -> Verdict:
 
 
 def _measured(run: Run) -> MeasuredDistance | None:
-    posterior, chains = run.posterior, run.scenario.sampler.chains
+    """Return the average of W2² over the kept rounds with its standard error, and its floor, where chains tell."""
+    posterior: object = run.posterior
     estimate = None if run.summary is None else run.summary.w2_sq
-    if estimate is None or estimate.worst is None or posterior is None:
+    if estimate is None or estimate.worst is None or not isinstance(posterior, HasLaw):
         return None
-    assert isinstance(posterior, HasLaw)
-    return measured_distance(posterior.exact, estimate.per_round, estimate.worst, estimate.worst_se, chains)
+    mean = float(np.mean([value for value in estimate.per_round if value is not None]))
+    floor, error = floor_w2_sq(posterior.exact, 1.0, run.scenario.sampler.chains, 1)
+    relative = (estimate.worst_se or 0.0) / estimate.worst if estimate.worst else 0.0
+    return MeasuredDistance(mean, relative * mean, floor, error * REPLICAS**0.5)
 
 
 @lru_cache(maxsize=1)
