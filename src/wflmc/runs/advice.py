@@ -50,9 +50,8 @@ def solve_for(
         if value not in values:
             other = with_values(scenario, {key: value})
             try:
-                given = inputs
-                if inputs.release is not None and key != "sampler.burn_in":  # which depends on SNR and ε
-                    given = build(other)
+                released = inputs.release is not None and key != "sampler.burn_in"  # which depends on SNR and ε
+                given = build(other) if released else inputs
                 given = given._replace(link=build_link(other), privacy=build_privacy(other))
                 values[value] = _metric(other, given, metric, solver)
             except InputError as error:

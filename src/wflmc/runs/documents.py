@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
 from wflmc.dynamics import Dynamics, from_constants
 from wflmc.errors import InputError
@@ -34,10 +34,8 @@ BY_ROUND = ("step_size", "gain", "threshold", "active_devices", "bound", "exact_
 """Lists of plan.json with one number for every round."""
 
 
-class Document(BaseModel):
+class Document(BaseModel, extra="allow"):
     """Part of a JSON file; keys that other commands or versions add are kept as they are."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 class Constants(Document):

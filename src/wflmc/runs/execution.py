@@ -123,8 +123,7 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
     task = task._replace(scenario=with_values(task.scenario, {"sampler.burn_in": task.plan.burn_in}))
     law = exact_law(task.inputs.posterior, task.plan)
     if task.resumed and task.checkpoint is not None:  # as it was made: a plan that is read again has no certificate
-        path = task.checkpoint / "plan.json"
-        document = read_document(path, PlanFile, "--resume").model_dump(exclude_unset=True)
+        document = read_document(task.checkpoint / "plan.json", PlanFile, "--resume").model_dump(exclude_unset=True)
     else:
         document = documents.plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began, law=law)
     before = _stored_trace(task) if task.settings.start else None
@@ -133,7 +132,7 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
     if task.checkpoint is not None:
         if not task.resumed and (task.checkpoint / SETTINGS).exists():
             say(f"{task.folder} held another run that was stopped; this one takes its place.")
-        _write_checkpoint(task, document, before)
+        _write_checkpoint(task.checkpoint, task, document, before)
     with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
         try:
             if ledger is not None and release is not None:
@@ -321,10 +320,8 @@ def _open_ledger(task: Task) -> Ledger | None:
     return ledger
 
 
-def _write_checkpoint(task: Task, document: dict[str, Any], before: Trace | None) -> None:
+def _write_checkpoint(folder: Path, task: Task, document: dict[str, Any], before: Trace | None) -> None:
     """Write down what is about to be run, in place of another run that was stopped here."""
-    folder = task.checkpoint
-    assert folder is not None
     if not task.resumed and folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)

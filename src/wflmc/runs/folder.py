@@ -64,13 +64,12 @@ def ledger_document(ledger: Ledger | None, folder: Path | None) -> dict[str, Any
     if ledger is None or ledger.path is None:
         return None
     path, home = ledger.path.resolve(), None if folder is None else folder.resolve()
-    share = ledger.spent / ledger.budget
     return {
         "file": str(path.relative_to(home) if home is not None and path.is_relative_to(home) else path),
         "rounds": len(ledger.entries),
         "chain": ledger.chain,
         "spent": ledger.spent.tolist(),
-        "share_of_budget": float(share.max()) if np.isfinite(ledger.budget).any() else None,
+        "share_of_budget": float((ledger.spent / ledger.budget).max()) if np.isfinite(ledger.budget).any() else None,
     }
 
 
