@@ -235,8 +235,7 @@ def _evidence(
             off = f"{cost**0.5:.2g} posterior standard deviations from where they should be{measured}"
             return "start not forgotten", f"after {plan.burn_in} rounds chains are {off}"
         case "step":
-            evidence = f"step_size = {plan.step_size[-1]:.3g} alone spreads samples too widely"
-            return "step size too large", evidence
+            return "step size too large", f"step_size = {plan.step_size[-1]:.3g} alone spreads samples too widely"
     draws = f"{len(plan.rounds) - plan.burn_in} draws of a chain"
     return DRAWS, f"{draws} are worth {1 / cost:.2g} independent ones{measured}"
 

@@ -10,15 +10,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from wflmc.dynamics import Quadratic
+from wflmc.dynamics import Array, Quadratic
 from wflmc.errors import InputError, without_data
 from wflmc.planning import Plan
 from wflmc.posterior.base import Posterior
-
-Array = NDArray[np.float64]
 
 MOST = 2**21
 """Numbers in the gradients of all devices; of larger models the plan alone is looked at."""
@@ -98,12 +95,11 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
             # One example adds (u·d) u to its gradient at a distance d.
             moved = precision.sum() * float(reach @ mean[0] + precision @ covariance[0, 0]) / limits.size**2
             factor = float(np.mean(np.minimum(1.0, limits / np.sqrt(examples**2 + moved))))
-            slope = _slope(examples, limits, moved)
             far_sq = share**2 * (reach @ reach + precision**2 @ covariance[0, 0]) + 2 * share * (cost.pull @ reach)
             norm = factor * np.sqrt(np.maximum(norms_sq + far_sq, 1e-300))
             left = np.minimum(1.0, clip / norm)
             least = min(least, float(left.min()) * factor)
-            weight = weights[s] * left * slope
+            weight = weights[s] * left * _slope(examples, limits, moved)
             steps, curvature = np.full(size, plan.step_size[s]), (precision * (weight @ share))[:, None, None]
             by_direction, _, enters = plan.dynamics.linear_round(steps, curvature, mean[:1].T)
             matrix, enters = np.moveaxis(by_direction, 0, -1), enters.reshape(-1, parts)[0]

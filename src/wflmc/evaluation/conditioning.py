@@ -23,12 +23,10 @@ from wflmc.errors import InputError, Shown, without_data
 from wflmc.planning import Plan
 from wflmc.posterior import Gaussian, GaussianPosterior, Posterior
 from wflmc.posterior.base import check_posterior
-from wflmc.posterior.coordinates import Coordinates
+from wflmc.posterior.coordinates import Array, Coordinates
 from wflmc.posterior.regression import Regression
 from wflmc.sampling import Trace
 from wflmc.sampling.trace import in_arviz
-
-Array = NDArray[np.float64]
 
 LARGEST_SHARE = 0.3
 """Rounds in which a larger share of the gradients is expected to be clipped are left out."""
@@ -323,6 +321,5 @@ def _joint(
 def _in_parameters(moments: Moments, law: Gaussian) -> Gaussian:
     """Return a law of φ as one of the parameters; of many, the covariance's diagonal."""
     covariance = np.asarray(moments.parameters(moments.parameters(law.covariance).swapaxes(1, 2)))
-    large = covariance.shape[1] >= LARGE
-    covariance = np.diagonal(covariance, axis1=1, axis2=2) if large else covariance
+    covariance = np.diagonal(covariance, axis1=1, axis2=2) if covariance.shape[1] >= LARGE else covariance
     return Gaussian(np.asarray(moments.parameters(law.mean)), covariance)

@@ -8,9 +8,7 @@ from scipy.special import logsumexp, softmax
 
 from wflmc.errors import InputError
 from wflmc.posterior import GaussianPosterior, Predicts
-from wflmc.posterior.inputs import checked
-
-Array = NDArray[np.float64]
+from wflmc.posterior.inputs import Array, checked
 
 BINS = 20
 CHUNK_BYTES = 2**27

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.channel import Link
-from wflmc.dynamics import Dynamics, from_constants
+from wflmc.dynamics import Array, Dynamics, from_constants
 from wflmc.errors import InputError, unknown, without_data
 from wflmc.federated.messages import DEVICE, EARLIER, SERVER, Request, Terms
 from wflmc.keys import digest
@@ -26,8 +26,6 @@ from wflmc.runs.planning import make_plan
 from wflmc.sampling.runner import packed, starts
 from wflmc.scenario import Inputs, Scenario, build_posterior, plain
 from wflmc.storage import replacing, write_text
-
-Array = NDArray[np.float64]
 
 SLACK = 1e-3
 """Relative rounding by which a clipped gradient of float32 may exceed its limit."""
