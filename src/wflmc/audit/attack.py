@@ -431,8 +431,7 @@ def by_pair(target: Target, sides: Pair, reach: float, trials: int, mu_limit: fl
         received, _ = _transcripts(key, sides[which], plan, first, count)
         return np.einsum("nsm,sm->n", received - midpoint, weight / size)[:, None]
 
-    test = Question(name, k, int(mask.sum()), mu, mu)
-    return _attack([test], trials, len(plan.rounds) * max(2, dim), _apart(side))
+    return _attack([Question(name, k, int(mask.sum()), mu, mu)], trials, len(plan.rounds) * max(2, dim), _apart(side))
 
 
 @jax.jit

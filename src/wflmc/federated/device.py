@@ -74,8 +74,7 @@ class Device:
         self._data = posterior.digest
         self._by_example = bool(np.isfinite(terms.example_clip))
         clips = np.array([terms.clip]), np.array([terms.example_clip])
-        finite = np.isfinite(terms.sensitivity)
-        shrink = min(terms.clip, terms.example_clip) / terms.sensitivity if finite else 0.0
+        shrink = min(terms.clip, terms.example_clip) / terms.sensitivity if np.isfinite(terms.sensitivity) else 0.0
         rounding = max(terms.rounding, posterior.rounding(*clips) * shrink)
         self._clip, self._example_clip = (np.float32(clip / (1 + rounding)) for clip in clips)
         self._posterior = posterior.on_accelerator(terms.chains, default_memory() / 4, self._by_example)

@@ -126,8 +126,7 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
     if 0 < done < rounds:
         say(f"Going on with the federation in {place} after {done} rounds.")
     if options.prepare and done < rounds:
-        summary = {"folder": str(place), "rounds": done, "warnings": list(job.plan.warnings)}
-        return scenario, summary, None, []
+        return scenario, {"folder": str(place), "rounds": done, "warnings": list(job.plan.warnings)}, None, []
     if done < rounds:
         with bar("rounds", rounds) as advance:
             _run(server, inputs.posterior, place, options, lambda now, _: advance(now), say)
@@ -141,8 +140,7 @@ def _run(
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":
-        own = not isinstance(posterior, Regression)
-        parts = [posterior.device(k) if own else None for k in range(devices)]
+        parts = [None if isinstance(posterior, Regression) else posterior.device(k) for k in range(devices)]
         opened = [open_device(place / DEVICE.format(k), part) for k, part in enumerate(parts)]
         serving.run_in_process(server, opened, progress)
     elif options.runtime == "simulation":
@@ -193,8 +191,8 @@ def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> J
     seed = scenario.sampler.seed
     if seed == "secret" and not options.prepare:
         raise InputError("sampler.seed", seed, "a number: it seeds where chains start; --noise channel is secret")
-    how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate}
-    how["releases"] = chains if options.prepare else 1
+    releases = chains if options.prepare else 1
+    how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate, "releases": releases}
     spent = None if options.ledger is None else spent_before(options.ledger, inputs)
     plan = federated_plan(scenario, inputs, **how, paid=spent)
     if options.own_data:

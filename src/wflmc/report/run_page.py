@@ -232,12 +232,11 @@ def _privacy(run: Run, plan: PlanFile) -> Html:
         head = text("ε at δ = {delta:spread} ({how})", delta=run.scenario.privacy.delta, how=how)
         accountants = table(rows, ("accountant", head, "what it is"))
     figures = {"spent": run_figures.spent_figure(spending), "epsilon": run_figures.epsilon_figure(run)}
-    note = paragraph(WORDS["hides"], hidden=HIDDEN[spending.unit, how], how=how)
     ledger = missing(WORDS["no_ledger"])
     if run.ledger is not None:
         ledger = paragraph(WORDS["ledger"], rounds=len(run.ledger.entries))
     drawn = grid(draw(name, figure) for name, figure in figures.items() if figure is not None)
-    parts = [note, accountants, drawn, ledger]
+    parts = [paragraph(WORDS["hides"], hidden=HIDDEN[spending.unit, how], how=how), accountants, drawn, ledger]
     if plan.not_covered:
         rests = {True: "yes: wflmc publish refuses it unless told to accept it", False: "no: only this folder shows it"}
         items = [(item.name, item.text, rests[item.published]) for item in plan.not_covered]

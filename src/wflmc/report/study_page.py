@@ -105,10 +105,9 @@ def regimes(rows: Sequence[Row], about: str = "") -> Figure:
             items.append(Band(x, below, above, name, LIMIT_LOOKS[name][0], 0.45, hatch=LIMIT_LOOKS[name][1]))
             middle = len(x) // 2
             notes.append((x[middle], 0.5 * (below[middle] + above[middle]), name))
-    ends = min(edges[LMC]), max(edges[LMC])
     caption = "Below the edge, channel noise is no more than Langevin sampling needs; above, power or privacy limits."
     panel = Panel(items, Axis("step size η", range=(0.0, top)), key="fig2", notes=notes)
-    snr = Axis("SNR = P/(m N0) (dB)", range=ends)
+    snr = Axis("SNR = P/(m N0) (dB)", range=(min(edges[LMC]), max(edges[LMC])))
     return Figure([panel], snr, f"Regimes of Theorem 1\n{about}", caption, legend=False)
 
 
