@@ -8,7 +8,7 @@ diagnostics, not test scores: settings chosen by these would be fitted to the te
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -187,11 +187,11 @@ def find_causes(
         return (Cause("not diagnosed", evidence, 0.0, None),)
     model = model_of(plan, posterior)
     now, ideal = forecast(plan, model), forecast(plan, model, clipping=False, excess=False, start=False)
-    search = _Search(plan, posterior, model, now, asked)
+    search = None if asked is None else _Search(plan, posterior, model, now, asked)
     # A warning about the data themselves, such as features of unlike scale, would come first here.
     causes = _narrow_prior(model, posterior)
     for kind, cost in _costs(plan, model, now, ideal):
-        change, instead = search.best(kind) if len(causes) < SHOWN else (None, None)
+        change, instead = search.best(kind) if search and len(causes) < SHOWN else (None, None)
         name, evidence = _evidence(kind, cost, plan, model, now, evaluation)
         if change is not None:
             name = NAMES.get((kind, change.key, change.direction), name)
@@ -272,16 +272,12 @@ def _narrow_prior(model: Model, posterior: Posterior | None) -> list[Cause]:
 class _Search:
     """The search for changes that help: plans with one key changed, on top of the changes that were accepted before."""
 
-    def __init__(
-        self, plan: Plan, posterior: Posterior | None, model: Model, now: Forecast, asked: Asked | None
-    ) -> None:
+    def __init__(self, plan: Plan, posterior: Posterior | None, model: Model, now: Forecast, asked: Asked) -> None:
         self.plan, self.posterior, self.model, self.base, self.asked = plan, posterior, model, now, asked
         self.accepted: dict[str, Any] = {}
         self.quick: dict[str, str] = {}
         self.named: set[str] = set()
         """Keys that causes before have named."""
-        if asked is None:
-            return
         policy = plan_arguments(asked.keywords)["policy"]
         if not _uniform(plan.step_size):  # planning them takes some seventy plans
             settled = {"step_size": plan.step_size, "step_schedule": "constant"}
@@ -296,7 +292,7 @@ class _Search:
         Where it costs privacy or power, also the best that does not.
         """
         enough = kind != "draws" and self.base.alike < GOOD  # by the change before
-        if self.asked is None or enough or len(self.plan.rounds) * self.plan.devices > LARGEST_TRIAL:
+        if enough or len(self.plan.rounds) * self.plan.devices > LARGEST_TRIAL:
             return None, None
         change, instead = self._preferred(FREE[kind], kind), None
         if change is None or change.after > GOOD:
@@ -331,7 +327,6 @@ class _Search:
 
     def _forecast(self, changes: Mapping[str, Any]) -> Forecast | None:
         """Return the forecast of the plan with further changes; None where it cannot be made."""
-        assert self.asked is not None
         with suppress(InputError):
             plan = self.asked.replan({**self.quick, **self.accepted, **changes})
             return forecast(plan, self.model if plan.init == self.plan.init else model_of(plan, self.posterior))
@@ -340,7 +335,7 @@ class _Search:
     def _changes(self, key: str) -> Iterable[Change]:
         """Return what to try for a key, the smallest changes first."""
         plan, factors, examples = self.plan, 2.0 ** np.array([1, -1, 2, -2, 3, -3, 4, -4]), self.model.examples
-        epsilon, unit, snr_db = plan.privacy.epsilon, plan.privacy.unit, cast("Any", self.asked).link.snr_db
+        epsilon, unit, snr_db = plan.privacy.epsilon, plan.privacy.unit, self.asked.link.snr_db
         match key:
             case "sampler.step_size" if _uniform(plan.step_size):
                 values = plan.step_size[0] * factors
@@ -360,7 +355,7 @@ class _Search:
             case "privacy.epsilon" if epsilon is not None and np.ndim(epsilon) == 0:
                 return _numbers(key, float(np.asarray(epsilon)), np.asarray(epsilon) * np.array([2.0, 4.0]))
             case "link.snr_db" if np.ndim(snr_db) == 0:
-                return [Change(key, float(snr_db) + more, "up") for more in (5, 10, 20, 30, 40)]
+                return [Change(key, float(np.asarray(snr_db)) + more, "up") for more in (5, 10, 20, 30, 40)]
             case "policy.max_round_noise" if plan.noise_limit == np.inf:
                 return [Change(key, limit, "down") for limit in (2.0, 1.0)]
             case "policy.power":

@@ -25,7 +25,7 @@ from wflmc.posterior import Gaussian, GaussianPosterior, Posterior
 from wflmc.posterior.base import check_posterior
 from wflmc.posterior.coordinates import Array, Coordinates
 from wflmc.posterior.regression import Regression
-from wflmc.sampling import Trace
+from wflmc.sampling import Trace, Transcript
 from wflmc.sampling.trace import in_arviz
 
 LARGEST_SHARE = 0.3
@@ -187,7 +187,7 @@ def noise_aware(
     if not isinstance(trace, Trace) or trace.transcript is None:
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…, transcript=True)")
     given = moments if isinstance(moments, Moments) else moments_of(moments, trace)
-    heard, generator = _reception(trace, given), np.random.default_rng(seed)
+    heard, generator = _reception(trace.transcript, trace.plans, given), np.random.default_rng(seed)
     used, clipped = _choose(heard, given, trace.transcript.start >= trace.plan.burn_in)
     weight, found = heard.estimate(given, used)
     law = found.posterior(given)
@@ -236,9 +236,7 @@ def _secant(posterior: Posterior, plan: Plan, middle: Array) -> Array:
     return np.asarray((slope + slope.T) / 2)
 
 
-def _reception(trace: Trace, moments: Moments) -> _Reception:
-    told, plans = trace.transcript, trace.plans
-    assert told is not None
+def _reception(told: Transcript, plans: tuple[Plan, ...], moments: Moments) -> _Reception:
     parts = (told.position, told.gradient, 1 / told.noise)
     position, gradient, precision = (np.asarray(values, dtype=float).swapaxes(0, 1) for values in parts)
     weight: Any = np.stack([told.share(plan.weight_received) for plan in plans])
