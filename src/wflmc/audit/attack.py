@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.audit.canary import Canary, Pair, TurningCanary, canary_pair, direction
-from wflmc.dynamics import overdamped
+from wflmc.dynamics import Array, overdamped
 from wflmc.errors import InputError
 from wflmc.keys import host_generator, named
 from wflmc.planning.plan import Plan, Rounds
@@ -22,7 +22,6 @@ from wflmc.posterior.summation import Sum, as_pair
 from wflmc.privacy.accountants import epsilon_spent, positive
 from wflmc.sampling import CHAINS, State, kernel_rounds, sample, step, transmit
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Statistics = NDArray[Any]
 Run = Callable[[jax.Array, int, int], tuple[Statistics, Statistics]]

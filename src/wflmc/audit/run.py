@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from wflmc.audit import attack as kinds
-from wflmc.audit.attack import MAIN_SHARE, PARTS, Array, Attack, Question, Target, attack_target
+from wflmc.audit.attack import MAIN_SHARE, PARTS, Attack, Question, Target, attack_target
 from wflmc.audit.summation import Summation, attack_sums
 from wflmc.errors import InputError
 from wflmc.keys import named
@@ -28,7 +28,7 @@ WORK = 2 * 10**8
 SCOPE = "This audits this software's simulation on this plan: it can find leaks, and cannot prove that there are none."
 
 
-def rate_upper(errors: ArrayLike, trials: int, risk: float) -> Array:
+def rate_upper(errors: ArrayLike, trials: int, risk: float) -> NDArray[np.float64]:
     """Return Clopper and Pearson's upper bound on a rate: too low with a probability of at most `risk`.
 
     >>> round(float(rate_upper(0, 100, 0.05)), 4)  # the "rule of three"

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wflmc.audit.attack import Array, Target, transmitted
-from wflmc.dynamics import overdamped
+from wflmc.audit.attack import Target, transmitted
+from wflmc.dynamics import Array, overdamped
 from wflmc.planning.plan import Rounds
 from wflmc.posterior import GaussianPosterior, Regression, gaussian_regression, softmax_regression
 from wflmc.sampling.kernel import Constants

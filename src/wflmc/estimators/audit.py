@@ -8,8 +8,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from wflmc.audit.attack import Array
 from wflmc.audit.run import epsilon_by_counting, rate_upper
+from wflmc.dynamics import Array
 
 Table = tuple[Any, Any, Any]
 """X, y and devices of a fit."""
