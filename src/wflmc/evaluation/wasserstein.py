@@ -167,8 +167,7 @@ def floor_w2_sq(
     correlated as in continuous Langevin dynamics, exp(−η λ) along an eigenvector of the Hessian with eigenvalue λ.
     """
     variance: Array = np.asarray(np.linalg.eigvalsh(exact.covariance), dtype=float)
-    memory = np.exp(-step_size / variance)
-    worst = _perfect(np.random.default_rng(seed), variance, memory, replicas, chains, draws)
+    worst = _perfect(np.random.default_rng(seed), variance, np.exp(-step_size / variance), replicas, chains, draws)
     return float(worst.mean()), float(worst.std(ddof=1) / replicas**0.5)
 
 

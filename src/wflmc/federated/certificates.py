@@ -70,8 +70,7 @@ def write_server_certificate(authority: Path, folder: Path, hosts: list[str]) ->
 def write_device_key(folder: Path) -> None:
     """Write key and key.pub, by which a device proves who it is, as `ssh-keygen -t ecdsa -b 384` makes them."""
     key = _write_key(folder / "key", PrivateFormat.OpenSSH)
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    (folder / "key.pub").write_bytes(public + b"\n")
+    (folder / "key.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
 
 
 def _write_key(path: Path, form: PrivateFormat = PrivateFormat.PKCS8) -> Key:

@@ -39,8 +39,7 @@ def _verdict(fit: FitFile) -> Html:
     if fit.ece is not None and fit.ece_floor is not None:
         well = fit.ece <= fit.ece_floor + WORSE_THAN_FLOOR
         verdict = "Probabilities can be taken at their word" if well else "Probabilities are not calibrated"
-        numbers = "the calibration error is {fit.ece:2}, its floor {fit.ece_floor:2}."
-        return paragraph(f"{verdict}: {numbers}", fit=fit)
+        return paragraph(verdict + ": the calibration error is {fit.ece:2}, its floor {fit.ece_floor:2}.", fit=fit)
     if fit.coverage_90 is not None:
         return paragraph("Of intervals made for 90 %, {x:percent} hold the target.", x=fit.coverage_90)
     return paragraph("No rows were held out: nothing is known of the quality of predictions.")
@@ -53,8 +52,7 @@ def _pictures(fit: FitFile) -> Html:
     score = "accuracy" if fit.classes else "rmse"
     names = [str(row["device"]) for row in fit.by_device]
     bars = Bars(names, [row[score] for row in fit.by_device], score, BLUE)
-    mean = fit.accuracy if fit.classes else fit.rmse
-    line = Line(names, [mean] * len(names), "all held-out rows", dash="--")
+    line = Line(names, [getattr(fit, score)] * len(names), "all held-out rows", dash="--")
     caption = f"The {score} on the held-out rows of every device, those with most rows first. Few rows make it noisy."
     across = Axis("device", kind="category")
     parts.append(draw("devices", Figure([Panel([bars, line], Axis(score, zero=True))], across, caption=caption)))

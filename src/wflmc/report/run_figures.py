@@ -66,10 +66,9 @@ def plan_figure(plan: Plan) -> Figure:
     goal = f"{kind} {plan.objective:.4g}, without clipping" if np.isfinite(plan.objective) else "no bound is known"
     caption = CAPTIONS["plan"].format(first=plan.burn_in + 1)
     across, title = Axis("round", range=(0.5, len(x) + 0.5)), f"{goal}; {privacy}"
-    look: dict[str, Any] = {"stacked": True, "width": 9, "burn_in": plan.burn_in, "shades": _shades(plan)}
     after_power = 1 + bool(power)
     panels[after_power:after_power] = _noise_and_losses(plan, x)
-    return Figure(panels, across, title, caption, **look)
+    return Figure(panels, across, title, caption, stacked=True, width=9, burn_in=plan.burn_in, shades=_shades(plan))
 
 
 def _noise_and_losses(plan: Plan, x: Any) -> list[Panel]:

@@ -62,8 +62,7 @@ def answer_section(run: Run) -> Html:
     warnings = [warning for warning in warnings if not warning.startswith(SIMULATED.partition(".")[0])]
     item = '<li class="{v.mark}"><b class="mark">{symbol}</b>{v.reason}</li>'
     judged = join(text(item, v=verdict, symbol=MARKS[verdict.mark]) for verdict in all_verdicts(run))
-    verdicts = Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')
-    parts = [_state(run), _boxes(run), verdicts]
+    parts = [_state(run), _boxes(run), Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')]
     causes = None if run.summary is None else run.summary.diagnosis
     if causes is not None:
         shown = join(text("<li>{cause}</li>", cause=cause["text"]) for cause in causes[:SHOWN])

@@ -129,8 +129,7 @@ def render_study(folder: Path) -> str:
     claims = read_document(path, ClaimsFile, "report") if path.exists() else None
     tables = {path.stem: read_rows(path) for path in sorted(folder.glob("*.csv")) if _figure_of(path.stem)}
     names = [name for name in KNOWN if any(_figure_of(table) == name for table in tables)]
-    listed = ", ".join(names) or "no figure"
-    sections = [Section("claims", "The paper's statements", _statements(claims, listed))]
+    sections = [Section("claims", "The paper's statements", _statements(claims, ", ".join(names) or "no figure"))]
     for name in names:
         title = name.replace("fig", "Figure ", 1) if name.startswith("fig") else name.capitalize()
         shown = {table: rows for table, rows in tables.items() if _figure_of(table) == name}
