@@ -58,6 +58,12 @@ class Moments(NamedTuple):
         return phi if self.coordinates is None else self.coordinates.parameters(phi)
 
 
+def central_interval(draws: NDArray[Any], level: float) -> tuple[Array, Array]:
+    """Return the central interval of every chain's draws[chain, draw, m], each end [chain, m]."""
+    lower, upper = np.quantile(np.asarray(draws, dtype=float), [(1 - level) / 2, (1 + level) / 2], axis=1)
+    return lower, upper
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class NoiseAware(Shown):
     """The posterior of the parameters given everything that the server has received, one for each chain."""
@@ -88,8 +94,7 @@ class NoiseAware(Shown):
         if not 0 < level < 1:
             raise InputError("level", level, "above 0 and below 1")
         if self.method != "known moments":
-            lower, upper = np.quantile(self.draws, [(1 - level) / 2, (1 + level) / 2], axis=1)
-            return lower, upper
+            return central_interval(self.draws, level)
         variance = self.covariance if self.covariance.ndim == 2 else np.diagonal(self.covariance, axis1=1, axis2=2)
         half = ndtri((1 + level) / 2) * np.sqrt(variance)
         return self.mean - half, self.mean + half

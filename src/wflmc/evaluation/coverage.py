@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from wflmc.errors import InputError
-from wflmc.evaluation.conditioning import NoiseAware, noise_aware
+from wflmc.evaluation.conditioning import NoiseAware, central_interval, noise_aware
 from wflmc.keys import host_generator
 from wflmc.planning.plan import Plan, Rounds
 from wflmc.posterior import Gaussian, GaussianPosterior
@@ -49,12 +49,6 @@ class Coverage(NamedTuple):
     result: NoiseAware
     truth: Array
     """The parameters that data were drawn with, [data set, m]."""
-
-
-def chain_interval(theta: NDArray[Any], level: float) -> Interval:
-    """Return the central interval of every chain's draws theta[chain, draw, m], each end [chain, m]."""
-    lower, upper = np.quantile(np.asarray(theta, dtype=float), [(1 - level) / 2, (1 + level) / 2], axis=1)
-    return lower, upper
 
 
 def held(law: Gaussian, interval: Interval) -> float:
@@ -91,7 +85,7 @@ def simulated_coverage(
     kept = draws[:, burn_in:], rate[burn_in:].T, rate[:burn_in].mean(1)
     trace = Trace(*kept, None, tuple(chosen), transcript=transcript)
     made, target = noise_aware(trace, moments or posterior), np.asarray(posterior.parameters(truth))
-    found = [(chain_interval(trace.theta, level), made.interval(level)) for level in LEVELS]
+    found = [(central_interval(trace.theta, level), made.interval(level)) for level in LEVELS]
     lower, upper = np.moveaxis(np.array(found), 2, 0)  # [level, chain's or noise-aware, data set, m]
     exact = np.outer(2 * ndtri((1 + np.array(LEVELS)) / 2), np.sqrt(np.diagonal(posterior.exact.covariance)))
     holds, width = (lower < target) & (target < upper), (upper - lower) / exact[:, None, None]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.errors import InputError, Shown
-from wflmc.evaluation.conditioning import noise_aware
-from wflmc.evaluation.coverage import LEVELS, chain_interval, held
+from wflmc.evaluation.conditioning import central_interval, noise_aware
+from wflmc.evaluation.coverage import LEVELS, held
 from wflmc.evaluation.diagnostics import Diagnostics, diagnose, diagnose_functions
 from wflmc.evaluation.scores import TINY, Calibration, Regression, calibration, predictive_scores, regression_scores
 from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exact_law, with_floor
@@ -215,7 +215,7 @@ def _distance(theta: NDArray[Any], exact: Gaussian) -> Distance:
 
 def _coverage(trace: Trace, posterior: Posterior | None, exact: Gaussian) -> dict[str, float]:
     """Return the posterior's probability of the chain's and of noise-aware intervals."""
-    found = {f"chain_{100 * level:.0f}": held(exact, chain_interval(trace.theta, level)) for level in LEVELS}
+    found = {f"chain_{100 * level:.0f}": held(exact, central_interval(trace.theta, level)) for level in LEVELS}
     if trace.transcript is not None and posterior is not None:
         made = noise_aware(trace, posterior, draws=1)
         found |= {f"noise_aware_{100 * level:.0f}": held(exact, made.interval(level)) for level in LEVELS}
