@@ -284,8 +284,7 @@ def _is_stopped_here(folder: Path, scenario: Scenario, request: Request) -> bool
 
 def _stopped_task(folder: Path, memory: float | None) -> Task:
     """Return the run that was stopped in a folder."""
-    settings, path = _settings(folder), folder / CHECKPOINT / SECRET
-    assert settings is not None
+    settings, path = read_document(folder / CHECKPOINT / SETTINGS, Settings, "--resume"), folder / CHECKPOINT / SECRET
     secret = secret_key(path.read_bytes()) if path.exists() else None
     scenario, inputs, plan = read_plan(folder / CHECKPOINT / "plan.json", secret, "--resume")
     if secret is None and scenario.sampler.seed == "secret":
@@ -358,8 +357,7 @@ def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Pa
     draws = len(plan.rounds) - (0 if settings.keep_burn_in else plan.burn_in)
     initial = None
     if before is not None:  # where the chains were when they stopped, with their velocities if they have any
-        last = (before.theta[:, -1], before.velocity)
-        initial = np.concatenate([part for part in last if part is not None], axis=1)
+        initial = np.concatenate([part for part in (before.theta[:, -1], before.velocity) if part is not None], axis=1)
     predictions = features_to_predict(task.scenario, task.inputs)
     store = None
     if task.checkpoint is None and predictions is None:

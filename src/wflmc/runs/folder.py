@@ -125,12 +125,11 @@ def read_run(folder: Path) -> Run:
     Raises:
         InputError: a file is damaged, or of another run.
     """
-    stopped = (folder / ".checkpoint" / "plan.json").exists()
-    unfinished = stopped and not (folder / "summary.json").exists()
+    stopped, results = (folder / ".checkpoint" / "plan.json").exists(), folder / "summary.json"
+    unfinished = stopped and not results.exists()
     _check_digests(folder, stopped)
     path = (folder / ".checkpoint" if unfinished else folder) / "plan.json"
     plan = read_document(path, PlanFile, "report")
-    results = folder / "summary.json"
     summary = read_document(results, SummaryFile, "report") if results.exists() else None
     scenario, text = _read_scenario(folder, plan)
     draws = None if unfinished else _read_draws(folder / "trace.nc", plan)

@@ -26,7 +26,7 @@ from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
 from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
 from wflmc.scenario.files import is_data_path, load_data, load_gains
-from wflmc.scenario.schema import Scenario, irrelevant, scenario_keys
+from wflmc.scenario.schema import PosteriorSection, Scenario, irrelevant, scenario_keys
 
 Posterior = Any
 """One of ours, or a model of one's own."""
@@ -160,7 +160,7 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Valu
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     """Return the model with its data spread over the devices, and the test set where there is one."""
     if scenario.posterior.model not in MODELS:
-        return _own_model(scenario), None
+        return _own_model(scenario.posterior), None
     section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
     with scenario_keys():
         data, columns = _load(scenario, key)
@@ -174,13 +174,12 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
             # The ten classes of images are no secret; of other data the labels are, unless they are declared.
             classes = 10 if section.data in DATA_SETS and section.classes is None else section.classes
             posterior = softmax_regression(key, section.devices, classes=classes, **common)
-        test = _test_set(scenario, posterior, data)
+        test = _test_set(section, key, posterior, data)
     return dataclasses.replace(posterior, columns=columns), test
 
 
-def _own_model(scenario: Scenario) -> Posterior:
+def _own_model(section: PosteriorSection) -> Posterior:
     """Return the posterior of a model of one's own."""
-    section = scenario.posterior
     if section.preconditioner != "none":
         raise InputError("posterior.preconditioner", section.preconditioner, "none: a model of your own brings its own")
     posterior = plugins.build_own_model(section.model, section.model_dump(exclude_unset=True))
@@ -216,12 +215,11 @@ def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[st
     return Features(whitening(data.X, section.intercept), data.y, X_test, data.y_test), ()
 
 
-def _test_set(scenario: Scenario, posterior: Posterior, data: Features | None) -> Test | None:
+def _test_set(section: PosteriorSection, key: jax.Array, posterior: Posterior, data: Features | None) -> Test | None:
     """Return features and targets to test predictions on, checked against the model; None where there are none."""
     if data is None:
         if not isinstance(posterior, SoftmaxPosterior):
             return None
-        section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
         u, v = synthetic_labels(key, section.examples, section.dim, posterior.classes, stream="test")
         return u, np.asarray(posterior.class_names)[v]
     if data.X_test is None or data.y_test is None:
