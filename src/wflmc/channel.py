@@ -8,7 +8,6 @@ the mean E|h|², whatever the correlation over rounds.
 (100, 30)
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -136,17 +135,8 @@ def rayleigh(power: ArrayLike = 1.0, correlation: float = 0.0) -> Fading:
     return _gauss_markov("rayleigh", GaussMarkov(power, 0.0, 1.0, correlation))
 
 
-def rician(
-    power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0.0, *, k_factor: float | None = None
-) -> Fading:
-    """Return a constant path and a scattered one whose powers are as rician_k : 1 and add up to `power`.
-
-    Args:
-        k_factor: the former name of rician_k.
-    """
-    if k_factor is not None:
-        warnings.warn("k_factor is now called rician_k, as in scenario files.", DeprecationWarning, stacklevel=2)
-        rician_k = k_factor
+def rician(power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0.0) -> Fading:
+    """Return a constant path and a scattered one whose powers are as rician_k : 1 and add up to `power`."""
     if not (rician_k >= 0 and np.isfinite(rician_k)):
         raise InputError("rician_k", rician_k, "finite and at least 0")
     path, scatter = np.sqrt(rician_k / (rician_k + 1)), 1 / (rician_k + 1)
