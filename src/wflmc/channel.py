@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import chndtr, ndtr
 
 from wflmc.errors import InputError, Shown, wrong_length
-from wflmc.keys import host_generator
+from wflmc.keys import host_generator, seeded
 from wflmc.recursion import first_order
 
 Gains = NDArray[Any]
@@ -238,12 +238,12 @@ class Link(Shown):
         """Return |h/ĥ|[round, device] of this link's seed, ĥ/h uniform between 1 − e and 1 + e; None where e = 0."""
         if self.csi_error == 0:
             return None
-        generator = host_generator(jax.random.key(self.seed), "csi")
+        generator = host_generator(seeded(self.seed), "csi")
         return 1 / (1 + self.csi_error * generator.uniform(-1, 1, (rounds, devices)))
 
     def gains(self, rounds: int, devices: int) -> Gains:
         """Return h[round, device] of this link's seed."""
-        return self.fading.draw(host_generator(jax.random.key(self.seed), "channel"), rounds, devices)
+        return self.fading.draw(host_generator(seeded(self.seed), "channel"), rounds, devices)
 
     def quality(self, known: Gains) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return how good every channel is for its own device, [round, device], and lots to decide between equals.
@@ -252,7 +252,7 @@ class Link(Shown):
             known: the gains as devices know them, from the first round on.
         """
         law = self.fading.law
-        lots = host_generator(jax.random.key(self.seed), "schedule").random(known.shape)
+        lots = host_generator(seeded(self.seed), "schedule").random(known.shape)
         return past_ranks(known) if law is None else law.quality(known), lots
 
 
