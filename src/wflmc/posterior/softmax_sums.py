@@ -75,8 +75,8 @@ def gradients_of(
         one_by_one = functools.partial(_clipped_likelihood, columns, example_clip)
         like = jnp.zeros((*shape[:2], shape[2] * shape[3]), features.dtype)
         records = summation.sum_records(one_by_one, like, *((values, 1) for values in data))
-        prior = jnp.broadcast_to(pull(share, columns), shape)
-        return plus(Sum(records.high.reshape(shape), records.low.reshape(shape)), as_pair(prior))
+        prior = jnp.broadcast_to(pull(share, columns), shape).reshape(like.shape)
+        return jax.tree.map(lambda part: part.reshape(shape), plus(records, as_pair(prior)))
     if softmax_kernel.fits(features, columns):
         return as_pair(softmax_kernel.gradients(features, labels, columns) + pull(share, columns))
     logits = _logits(features, columns)
