@@ -35,6 +35,7 @@ def main() -> None:
     console.print(sampling.against_parts())
     console.print(sampling.against_loops())
     if not quick:
+        console.print(sampling.against_products())
         console.print(scale.sizes())
         console.print(growth.exponents())
     compared, ratios = planning.against_cvxpy([(100, 30, 15)] if quick else [(100, 30, 25), (1000, 300, 3)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from functools import partial
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import numpy as np
 
 import wflmc
 from wflmc import channel
+from wflmc.posterior import softmax_kernel
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.sampling import runner
 
@@ -35,7 +38,7 @@ def bytes_per_round(posterior, plans) -> float:
     rounds = runner.kernel_rounds(plans, zipped=True)[:1]
     carry = runner.State(theta, jnp.zeros((), jnp.int32)), theta[None]
     compiled = runner._advance.lower(
-        ready, rounds, carry, keys, (0, 0, 1), zipped=True, mesh=None
+        ready, rounds, carry, keys, (0, 0, 1), flags=(True, False), mesh=None
     ).compile()  # fmt: skip
     found = compiled.cost_analysis()
     found = found[0] if isinstance(found, list) else found
@@ -53,12 +56,20 @@ def main() -> None:
         posterior, links, wflmc.Privacy(50, 0.1, 300, "paper"), step_size=2 / (posterior.mu + posterior.L),
         burn_in=ROUNDS - 50, samples=50, policy=wflmc.Policy(objective="average", bound="paper"), initial_w2_sq=0.0,
     )  # fmt: skip
-    seconds = best(lambda: wflmc.sample(jax.random.key(0), posterior, plans * (CHAINS // 50)))
+    call = partial(wflmc.sample, jax.random.key(0), posterior, plans * (CHAINS // 50))
+    seconds, theta = best(call), call().theta
     flops = CHAINS * ROUNDS * 2 * 2 * 12_000 * 30 * 10
     logits = 4 * CHAINS * ROUNDS * 12_000 * 10
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}")
     each = 1e6 * seconds / (CHAINS * ROUNDS)
     print(f"{CHAINS} chains x {ROUNDS} rounds: {seconds:.2f} s, {each:.2f} us per chain and round")
+    if softmax_kernel.fits(jnp.ones((30, 400, 30)), jnp.ones((30, 10, CHAINS))):
+        with mock.patch.object(softmax_kernel, "fits", return_value=False):
+            jax.clear_caches()
+            separate, other = best(call), call().theta
+        jax.clear_caches()
+        apart = np.abs(theta - other).max() / np.abs(other).max()
+        print(f"with separate products: {separate:.2f} s, {separate / seconds:.2f} times as long, {apart:.1e} apart")
     big = jnp.ones((8192, 8192))
     product = jax.jit(lambda a: jnp.matmul(a, a, precision="highest"))
     arithmetic = 2 * 8192**3 / best(lambda: product(big).block_until_ready())

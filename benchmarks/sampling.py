@@ -95,6 +95,33 @@ def against_parts(chains: int = 10_000) -> Table:
     return table
 
 
+def against_products(examples: int = 60_000, dim: int = 3969) -> Table:
+    """Record clips of images as scattering features: a round's gradients against the two matrix products in them."""
+    generator, classes, devices = np.random.default_rng(0), 10, 30
+    X = generator.standard_normal((examples, dim), np.float32) / np.float32(dim**0.5)
+    made = wflmc.softmax_regression(
+        jax.random.key(0), devices, X=X, y=generator.integers(classes, size=examples), classes=classes
+    )
+    table = Table(title=f"Softmax, {examples:,} × {dim:,} features, record clip, per chain and round")
+    for name in ("chains", "gradients", "two products", "times the products"):
+        table.add_column(name, justify="right")
+    for chains in (3, 12, 36):
+        held = made.on_accelerator(chains, 2**29, by_example=True)
+        theta = 0.1 * jax.random.normal(jax.random.key(1), (chains, made.dim))
+        columns, rows = theta.reshape(-1, dim).T, held.features.reshape(-1, dim)
+        limits = jnp.ones(devices), jnp.full(devices, 400.0), None, jnp.full(devices, 0.8)
+        ours = jax.jit(lambda held, theta, limits=limits: jax.vmap(lambda at: held.unrounded_sum(at, *limits))(theta))
+        products = jax.jit(lambda rows, columns: rows.T @ (rows @ columns))
+        seconds = side_by_side(
+            lambda ours=ours, held=held, theta=theta: jax.block_until_ready(ours(held, theta)),
+            lambda rows=rows, columns=columns: products(rows, columns).block_until_ready(),  # noqa: B023
+            repeats=2,
+        )
+        mine, floor = (1e3 * each / chains for each in seconds)
+        table.add_row(str(chains), f"{mine:.0f} ms", f"{floor:.0f} ms", f"{mine / floor:.2f}")
+    return table
+
+
 def against_loops() -> Table:
     """Per chain for the sampler, per call for the law."""
     posterior, plan = study()

@@ -65,12 +65,6 @@ def test_rician_k():
     assert np.var(h) == pytest.approx(0.25, abs=2e-3)
 
 
-def test_rician_k_has_a_former_name():
-    with pytest.warns(DeprecationWarning, match="now called rician_k"):
-        former = channel.rician(0.01, k_factor=5.0)
-    np.testing.assert_array_equal(gains(former), gains(channel.rician(0.01, 5.0)))
-
-
 def test_power_per_device():
     h = gains(channel.rayleigh(power=[1.0, 0.01]), rounds=20_000, devices=2)
     np.testing.assert_allclose((np.abs(h) ** 2).mean(0), [1.0, 0.01], rtol=4 / np.sqrt(20_000))

@@ -8,7 +8,6 @@ the mean E|h|², whatever the correlation over rounds.
 (100, 30)
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import chndtr, ndtr
 
 from wflmc.errors import InputError, Shown, wrong_length
-from wflmc.keys import host_generator
+from wflmc.keys import host_generator, seeded
 from wflmc.recursion import first_order
 
 Gains = NDArray[Any]
@@ -136,17 +135,8 @@ def rayleigh(power: ArrayLike = 1.0, correlation: float = 0.0) -> Fading:
     return _gauss_markov("rayleigh", GaussMarkov(power, 0.0, 1.0, correlation))
 
 
-def rician(
-    power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0.0, *, k_factor: float | None = None
-) -> Fading:
-    """Return a constant path and a scattered one whose powers are as rician_k : 1 and add up to `power`.
-
-    Args:
-        k_factor: the former name of rician_k.
-    """
-    if k_factor is not None:
-        warnings.warn("k_factor is now called rician_k, as in scenario files.", DeprecationWarning, stacklevel=2)
-        rician_k = k_factor
+def rician(power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0.0) -> Fading:
+    """Return a constant path and a scattered one whose powers are as rician_k : 1 and add up to `power`."""
     if not (rician_k >= 0 and np.isfinite(rician_k)):
         raise InputError("rician_k", rician_k, "finite and at least 0")
     path, scatter = np.sqrt(rician_k / (rician_k + 1)), 1 / (rician_k + 1)
@@ -248,12 +238,12 @@ class Link(Shown):
         """Return |h/ĥ|[round, device] of this link's seed, ĥ/h uniform between 1 − e and 1 + e; None where e = 0."""
         if self.csi_error == 0:
             return None
-        generator = host_generator(jax.random.key(self.seed), "csi")
+        generator = host_generator(seeded(self.seed), "csi")
         return 1 / (1 + self.csi_error * generator.uniform(-1, 1, (rounds, devices)))
 
     def gains(self, rounds: int, devices: int) -> Gains:
         """Return h[round, device] of this link's seed."""
-        return self.fading.draw(host_generator(jax.random.key(self.seed), "channel"), rounds, devices)
+        return self.fading.draw(host_generator(seeded(self.seed), "channel"), rounds, devices)
 
     def quality(self, known: Gains) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return how good every channel is for its own device, [round, device], and lots to decide between equals.
@@ -262,7 +252,7 @@ class Link(Shown):
             known: the gains as devices know them, from the first round on.
         """
         law = self.fading.law
-        lots = host_generator(jax.random.key(self.seed), "schedule").random(known.shape)
+        lots = host_generator(seeded(self.seed), "schedule").random(known.shape)
         return past_ranks(known) if law is None else law.quality(known), lots
 
 

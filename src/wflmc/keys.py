@@ -7,6 +7,8 @@ channels and noise, and a longer run begins with the draws of the shorter one.
 import hashlib
 import secrets
 import zlib
+from functools import reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.errors import Found, InputError
+
+WORD = 2**32 - 1
+"""The largest number of 32 bits."""
 
 
 def check_key(key: object, name: str = "key") -> None:
@@ -42,10 +47,40 @@ def named(key: jax.Array, name: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
-def host_generator(key: jax.Array, name: str) -> np.random.Generator:
-    """Return a NumPy generator for float64 draws on the host, seeded by the sub-key of `key` for `name`."""
-    words = np.asarray(jax.random.key_data(named(key, name))).ravel()
-    return np.random.default_rng([int(word) for word in words])
+def seeded(seed: int) -> jax.Array:
+    """Return `jax.random.key(seed)`, without compiling anything where the seed has 32 bits and keys are the usual."""
+    if not 0 <= seed <= WORD or jax.config.jax_default_prng_impl != "threefry2x32":  # type: ignore[attr-defined]
+        return jax.random.key(seed)
+    words: Any = np.array([0, seed], np.uint32)  # as an array of JAX it would compile something
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def host_generator(key: jax.Array, *names: str) -> np.random.Generator:
+    """Return a NumPy generator for float64 draws on the host, seeded by `named(key, name)`, of one name by the other.
+
+    Usual keys are computed on the host: commands that only plan compile nothing.
+    """
+    check_key(key)
+    if len(_words(key)) != 2:  # keys of another kind
+        return np.random.default_rng(_words(reduce(named, names, key)))
+    counts = ([0, zlib.crc32(name.encode())] for name in names)
+    return np.random.default_rng(reduce(_threefry, counts, _words(key)))
+
+
+def _words(key: jax.Array) -> list[int]:
+    return [int(word) for word in np.asarray(jax.random.key_data(key)).ravel()]
+
+
+def _threefry(key: list[int], count: list[int]) -> list[int]:
+    """Return a block of Threefry-2x32 with its 20 rounds (Salmon et al., 2011), which is how JAX makes sub-keys."""
+    keys = [*key, key[0] ^ key[1] ^ 0x1BD11BDA]
+    x, y = (count[0] + key[0]) & WORD, (count[1] + key[1]) & WORD
+    for part in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[part % 2]:
+            x = (x + y) & WORD
+            y = (y << turn & WORD | y >> (32 - turn)) ^ x
+        x, y = (x + keys[(part + 1) % 3]) & WORD, (y + keys[(part + 2) % 3] + part + 1) & WORD
+    return [x, y]
 
 
 def digest(*values: ArrayLike | bytes) -> str:

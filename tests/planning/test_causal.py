@@ -192,14 +192,6 @@ def test_a_thousand_rounds(posterior):
     assert np.all(made.spent <= PROMISE.budget(30))
 
 
-def test_many_plans_in_processes(few):
-    links = [wflmc.Link(channel.rayleigh(0.01, 0.5), snr_db=20, seed=seed) for seed in range(2)]
-    keywords = {"step_size": 0.4 / (few.mu + few.L), "burn_in": 5, "samples": 5, "csi": "causal"}
-    one, two = (wflmc.plan_many(few, links, PROMISE, workers=n, **keywords) for n in (1, 2))
-    for first, second in zip(one, two, strict=True):
-        np.testing.assert_array_equal(first.gain, second.gain)
-
-
 @pytest.mark.parametrize("schedule", ["threshold", "unbiased"])
 def test_commands(tmp_path, call, plan_of, schedule):
     """Plan, run, run a saved plan, and add rounds to a finished run."""

@@ -50,7 +50,7 @@ def command(
     """
     given, began = locals(), time.perf_counter()
     from wflmc.planning import capacity as capacities
-    from wflmc.report import run_figures, text
+    from wflmc.report import text
     from wflmc.runs import advice, documents, execution, planning
     from wflmc.scenario import NotCovered, build, load_scenario, plain
 
@@ -64,6 +64,8 @@ def command(
     if ledger is not None and unknown is not None:
         raise conflict("--ledger", ledger, "with --solve-for")
     if plot is not None:
+        from wflmc.report import run_figures
+
         run_figures.check_picture(plot)
     config, answer = load_scenario(scenario, overrides), None
     if unknown is not None and target is not None:

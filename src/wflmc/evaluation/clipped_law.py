@@ -85,21 +85,23 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
     covariance = np.zeros((parts, parts, size))
     covariance[-1, -1] = 1.0  # of the velocity, where there is one
     mean[0], covariance[0, 0] = (cost.away, cost.start) if start else (0.0, 1 / precision)
-    kept, least = [], 1.0
+    kept, least, by_example = [], 1.0, np.isfinite(limits).any()
     norms_sq, weights, kick, std = (cost.pull**2).sum(-1), plan.weight_received, plan.kick, precision**-0.5
     # What clipping takes from examples at the mode no longer adds up to zero; it points anywhere.
     lost = np.sqrt((np.maximum(examples - limits, 0.0) ** 2).sum() * precision / precision.sum())
     with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
         for s in range(len(plan.rounds)):
             reach = precision * mean[0]
-            # One example adds (u·d) u to its gradient at a distance d.
-            moved = precision.sum() * float(reach @ mean[0] + precision @ covariance[0, 0]) / limits.size**2
-            factor = float(np.mean(np.minimum(1.0, limits / np.sqrt(examples**2 + moved))))
+            factor = slope = 1.0
+            if by_example:  # one example adds (u·d) u to its gradient at a distance d
+                moved = precision.sum() * float(reach @ mean[0] + precision @ covariance[0, 0]) / limits.size**2
+                factor = float(np.mean(np.minimum(1.0, limits / np.sqrt(examples**2 + moved))))
+                slope = _slope(examples, limits, moved)
             far_sq = share**2 * (reach @ reach + precision**2 @ covariance[0, 0]) + 2 * share * (cost.pull @ reach)
             norm = factor * np.sqrt(np.maximum(norms_sq + far_sq, 1e-300))
             left = np.minimum(1.0, clip / norm)
             least = min(least, float(left.min()) * factor)
-            weight = weights[s] * left * _slope(examples, limits, moved)
+            weight = weights[s] * left * slope
             steps, curvature = np.full(size, plan.step_size[s]), (precision * (weight @ share))[:, None, None]
             by_direction, _, enters = plan.dynamics.linear_round(steps, curvature, mean[:1].T)
             matrix, enters = np.moveaxis(by_direction, 0, -1), enters.reshape(-1, parts)[0]

@@ -1,10 +1,7 @@
 """Making plans: who transmits, how strongly, and what that is worth; one at a time or hundreds for a study."""
 
 import dataclasses
-import multiprocessing
-import operator
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -86,25 +83,10 @@ def plan(
     return _prepare(posterior, link, privacy, options).plan()
 
 
-def plan_many(
-    posterior: Posterior, links: Sequence[Link], privacy: Privacy, *, workers: int = 1, **keywords: Any
-) -> list[Plan]:
-    """Make one plan for each link, as a study needs them by the hundred; `keywords` are those of `plan`.
-
-    Args:
-        workers: processes that share the optimisation. Starting them costs a few seconds, which pays for thousands of
-            plans or long ones; a script that uses them needs the usual `if __name__ == "__main__":`.
-    """
+def plan_many(posterior: Posterior, links: Sequence[Link], privacy: Privacy, **keywords: Any) -> list[Plan]:
+    """Make one plan for each link, as a study needs them by the hundred; `keywords` are those of `plan`."""
     options = checked_options(keywords)
-    prepared = [_prepare(posterior, link, privacy, options) for link in links]
-    if workers <= 1 or len(prepared) < 2:
-        return [item.plan() for item in prepared]
-    # Not fork: JAX runs threads, and a forked copy of them may hang.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        chunk = -(-len(prepared) // (4 * workers))
-        work = [item.allocate for item in prepared], [item.problem for item in prepared]
-        allocations = list(pool.map(operator.call, *work, chunksize=chunk))
-    return [item.finish(allocation) for item, allocation in zip(prepared, allocations, strict=True)]
+    return [_prepare(posterior, link, privacy, options).plan() for link in links]
 
 
 def _prepare(posterior: Posterior, link: Link, privacy: Privacy, options: Options) -> "_Planning":

@@ -5,14 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.channel import Gains, GaussMarkov, Link, complex_normal
 from wflmc.dynamics import Array, Contraction
 from wflmc.errors import InputError
-from wflmc.keys import host_generator
+from wflmc.keys import host_generator, seeded
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.policies import check_floor, equal, optimal
 from wflmc.planning.schedule import Rule, best_senders
@@ -33,7 +32,7 @@ TOLERANCE = 1e-6
 
 def simulated(law: GaussMarkov, rule: Rule) -> tuple[Gains, tuple[Array, Array] | None]:
     """Independent rounds h[n, K] of a law, for `unbiased` with ranking and lots; the same ones for every link."""
-    generator = host_generator(jax.random.key(0), "forecast")
+    generator = host_generator(seeded(0), "forecast")
     before, noise = complex_normal(generator, 2, SIMULATED, rule.clip.size)
     first = law.draw_first(before)
     pair = np.stack([first, law.draw_after(first, noise[:, None])[:, 0]], axis=-2)
@@ -103,7 +102,7 @@ class Forecast:
         self.typical = typical._replace(active=_alike(often, *facts)[None]).repeated(1)
         if not chance and law.correlation > 0:
             near = min(len(known), int(np.log(FORGOTTEN) / np.log(law.correlation)) + 1)
-            generator = host_generator(jax.random.key(0), "paths")
+            generator = host_generator(seeded(0), "paths")
             self.noise = complex_normal(generator, int(np.clip(DRAWS // near, 8, 32)), near, known.shape[1])
 
     def outlook(self, problem: Problem, s: int) -> Outlook:

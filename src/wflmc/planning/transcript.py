@@ -7,7 +7,7 @@ of burn-in count for nothing, since gradients are clipped there; they get the po
 """
 
 import numpy as np
-from scipy.optimize import linprog
+import scipy  # its parts are imported when used
 
 from wflmc.dynamics import Array
 from wflmc.planning.bound import Allocation, Problem
@@ -38,7 +38,7 @@ def most_information(problem: Problem) -> Allocation:
     rows = np.vstack([np.hstack([use, np.zeros((len(use), 1))]), largest])
     limits, box = np.append(np.ones(len(use)), np.zeros(kept.sum())), [*zip(floor, high, strict=True), (0, 1)]
     goal = np.append(-value, EVEN) / EVEN  # so that the solver's tolerance is below what is given away
-    found = linprog(goal, A_ub=rows, b_ub=limits, bounds=box, method="highs")
+    found = scipy.optimize.linprog(goal, A_ub=rows, b_ub=limits, bounds=box, method="highs")
     # Any prices of at least 0 bound 1/V from above: the bound needs no trust in the solver.
     price = np.maximum(-found.ineqlin.marginals[: len(use)] * EVEN, 0.0)
     net = value - price @ use

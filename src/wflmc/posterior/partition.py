@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
-from wflmc.keys import check_key, host_generator, named
+from wflmc.keys import check_key, host_generator, seeded
 
 ROWS_AT_ONCE = 4096
 """Rows that are copied at a time."""
@@ -54,7 +54,7 @@ def spread_over_devices(
 
     Devices of unlike size are filled up with zeros. An intercept adds a column of ones to the real rows.
     """
-    owner = assign(rule, outcomes.astype(float), devices, host_generator(named(key, "data"), "partition"))
+    owner = assign(rule, outcomes.astype(float), devices, host_generator(key, "data", "partition"))
     order, sizes = np.argsort(owner, kind="stable"), np.bincount(owner, minlength=devices)
     real = np.arange(sizes.max()) < sizes[:, None]
 
@@ -105,13 +105,13 @@ def _dirichlet(
 
 def by_device(devices: Any, count: int, partition: str = "iid", key: Any = None) -> list[NDArray[np.intp]]:
     """Return the examples of every device, by their numbers in 0..count − 1."""
-    key = jax.random.key(0) if key is None else key
+    key = seeded(0) if key is None else key
     check_key(key)
     if partition not in ("iid", "blocks"):
         raise InputError("partition", partition, "iid or blocks; or give the device of every example as `devices`")
     given = devices
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
-        generator = host_generator(named(key, "data"), "partition")
+        generator = host_generator(key, "data", "partition")
         devices = assign(partition, np.zeros(count), int(devices), generator)
     if isinstance(devices, list | tuple) and any(np.ndim(part) for part in devices):
         parts = [np.ravel(part) for part in devices]

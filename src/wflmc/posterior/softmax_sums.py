@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wflmc.posterior import summation
+from wflmc.posterior import softmax_kernel, summation
 from wflmc.posterior.base import ClippedSum
 from wflmc.posterior.blocks import CPU_BLOCK, batch_chains, clip_factor, grouped, scan_blocks
 from wflmc.posterior.summation import Sum, as_pair, lattice_sum, plus
@@ -75,8 +75,10 @@ def gradients_of(
         one_by_one = functools.partial(_clipped_likelihood, columns, example_clip)
         like = jnp.zeros((*shape[:2], shape[2] * shape[3]), features.dtype)
         records = summation.sum_records(one_by_one, like, *((values, 1) for values in data))
-        prior = jnp.broadcast_to(pull(share, columns), shape)
-        return plus(Sum(records.high.reshape(shape), records.low.reshape(shape)), as_pair(prior))
+        prior = jnp.broadcast_to(pull(share, columns), shape).reshape(like.shape)
+        return jax.tree.map(lambda part: part.reshape(shape), plus(records, as_pair(prior)))
+    if softmax_kernel.fits(features, columns):
+        return as_pair(softmax_kernel.gradients(features, labels, columns) + pull(share, columns))
     logits = _logits(features, columns)
     if len(features) == 1:
         # What was seen is the same for all chains: taken off at the end, not from every chain's p.

@@ -97,13 +97,13 @@ def kernel_rounds(plans: Sequence[Plan], zipped: bool = False) -> Rounds:
         rounds.append(replace(plan.rounds, server_noise=plan.server_noise if noisy else None, received=received))
         clip, example_clip = plan.clips_at
         downlink_std = plan.downlink_noise**0.5 if noisy_downlink else None
-        parts = Constants(clip, plan.noise_power, plan.dynamics, example_clip if by_example else None, downlink_std)
-        constants.append(jax.tree.map(np.asarray, parts))
+        example = example_clip if by_example else None
+        constants.append(Constants(clip, plan.noise_power, plan.dynamics, example, downlink_std))
     if not zipped:
-        return replace(rounds[0], constants=constants[0])
+        return replace(rounds[0], constants=jax.tree.map(np.asarray, constants[0]))
 
     def stack(axis: int, *values: Any) -> jax.Array:
-        return jnp.asarray(np.stack(values, axis, dtype=np.float32, casting="same_kind"))
+        return jnp.moveaxis(jnp.asarray(np.stack(values, dtype=np.float32, casting="same_kind")), 0, axis)
 
     together: Rounds = jax.tree.map(partial(stack, 1), *rounds)
     return replace(together, constants=jax.tree.map(partial(stack, 0), *constants))

@@ -428,7 +428,7 @@ def _trace(job: _Job, kept: Draws | Averages, done: Progress) -> Trace:
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
-    return len(plan.rounds), plan.devices, plan.dim, plan.burn_in, plan.init, plan.start, plan.dynamics.name
+    return len(plan.gain), plan.devices, plan.dim, plan.burn_in, plan.init, plan.start, plan.dynamics.name
 
 
 def _raise_if_lost(finite: NDArray[np.bool_], first: int) -> None:

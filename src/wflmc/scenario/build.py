@@ -17,7 +17,7 @@ from wflmc.data import DATA_SETS, Features, draw_images, load, mnist_features
 from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
 from wflmc.errors import InputError, without_data
 from wflmc.images import image_features, public_whitening
-from wflmc.keys import host_generator, secret_key
+from wflmc.keys import host_generator, secret_key, seeded
 from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.base import check_posterior
 from wflmc.posterior.inputs import checked
@@ -161,7 +161,7 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     """Return the model with its data spread over the devices, and the test set where there is one."""
     if scenario.posterior.model not in MODELS:
         return _own_model(scenario.posterior), None
-    section, key = scenario.posterior, jax.random.key(scenario.posterior.seed)
+    section, key = scenario.posterior, seeded(scenario.posterior.seed)
     with scenario_keys():
         data, columns = _load(scenario, key)
         common = section.model_dump(include={"examples", "dim", "partition", "prior_std"})
@@ -243,7 +243,7 @@ def _preconditioned(
     if section.preconditioner == "whiten":
         return posterior.whitened(prior_on=section.prior_on), None
     if scenario.sampler.seed != "secret":
-        key = jax.random.key(section.seed)
+        key = seeded(section.seed)
     how: dict[str, Any] = {"share": section.whiten_share, "rounds": section.whiten_rounds, "prior_on": section.prior_on}
     key = secret_key() if key is None else key
     release = release_whitening(key, posterior, link, privacy, clip=section.whiten_clip or None, **how)

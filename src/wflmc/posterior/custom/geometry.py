@@ -15,9 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # its parts are imported when used
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from wflmc.dynamics import Kinetic
 from wflmc.posterior.coordinates import Affine
@@ -90,7 +89,7 @@ def laplace(cost: Cost, start: Array, free: Array) -> Affine:
         good = np.isfinite(value) and np.all(np.isfinite(gradient))
         return (float(value), gradient @ matrix) if good else (1e300, np.zeros(start.size))
 
-    zero, search = 0 * start, partial(minimize, method="L-BFGS-B", jac=True, options={"maxiter": 300})
+    zero, search = 0 * start, partial(scipy.optimize.minimize, method="L-BFGS-B", jac=True, options={"maxiter": 300})
     before, theta = start, start + free * search(moved, zero, (start, np.diag(free))).x
     for _ in range(SEARCHES):
         hessian = np.stack([columns(theta, row) for row in np.eye(start.size)])
@@ -178,6 +177,8 @@ def eigenvalues(product: Callable[[Array], Array], dim: int) -> Array:
     if dim <= DENSE:
         matrix = np.stack([product(row) for row in np.eye(dim)])
         return np.asarray(np.linalg.eigvalsh((matrix + matrix.T) / 2))
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
     whole = LinearOperator((dim, dim), matvec=lambda v: product(np.ravel(v)), dtype=float)
     start = np.random.default_rng(0).standard_normal(dim)
     ends = np.full(2, np.nan)
@@ -194,7 +195,7 @@ def find_mode(cost: Cost, product: Callable[..., Array], start: Array, steps: in
         cost: its value and gradient at θ[m].
         product: the Hessian at θ[m] times v[m].
     """
-    best = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 30})
+    best = scipy.optimize.minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 30})
     mode = np.asarray(best.x, dtype=float)
     value, gradient = cost(mode)
     # The optimiser's own word is no measure: it ends "abnormally" where float32 has no lower value to offer.

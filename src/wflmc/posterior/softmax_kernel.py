@@ -1,0 +1,119 @@
+"""Gradients of the softmax model on a GPU, in one kernel that never writes logits to memory.
+
+A kernel's program takes some chains and a device, and goes through the device's rows a few at a time: logits, softmax,
+and its products with the rows stay in registers. Tensor cores multiply: a float32 number x, scaled to at
+most 1, is high + low, two float16 numbers, and xy is high·high + high·low + low·high, to some 22 bits. What a device
+sends is clipped by the norm of these very gradients, so that its sensitivity is as before.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+CHAINS = ROWS = 16
+"""Chains of a program, and rows that it takes at a time: the smallest that tensor cores have."""
+LARGEST, PROGRAMS = 640, 128
+"""Classes times features, filled up to a power of 2, whose sums still fit near registers; and programs that keep a GPU
+busy: where there are fewer, separate matrix products are faster."""
+
+
+def fits(features: jax.Array, columns: jax.Array) -> bool:
+    """Return whether the kernel is for these: on a GPU with tensor cores, many chains and few features."""
+    if jax.default_backend() != "gpu" or columns.ndim != 3 or features.dtype != jnp.float32:
+        return False
+    major = str(getattr(jax.local_devices()[0], "compute_capability", "")).split(".")[0]  # AMD's are words
+    few = _width(features.shape[-1]) * columns.shape[1] <= LARGEST
+    return major.isdigit() and int(major) >= 8 and few and len(features) * columns.shape[2] >= PROGRAMS * CHAINS
+
+
+def gradients(features: jax.Array, labels: jax.Array, columns: jax.Array, interpret: bool = False) -> jax.Array:
+    """Return Σ (p − 1[label]) uᵀ of every device for all chains, [block, d, C, chain].
+
+    Args:
+        features, labels: u[block, n, d], zero where a device has fewer rows, and [block, n].
+        columns: θ as [d, C, chain].
+        interpret: run the kernel as plain JAX, wherever that is.
+    """
+    from jax.experimental import pallas as pl  # takes a second to import
+    from jax.experimental.pallas import triton
+
+    (devices, rows, dim), (classes, chains) = features.shape, columns.shape[1:]
+    width = _width(dim)
+    by_feature = _scale(jnp.abs(features).max((0, 1)))
+    theta = columns * by_feature[:, None, None]
+    by_chain = _scale(jnp.abs(theta).max((0, 1)))
+    wide = (0, width - dim)
+    u = jnp.pad(features / by_feature, ((0, 0), (0, -rows % ROWS), wide))
+    at = jnp.pad((theta / by_chain).transpose(1, 2, 0), ((0, 0), (0, -chains % CHAINS), wide))
+    scale = jnp.pad(by_chain * np.float32(np.log2(np.e)), (0, -chains % CHAINS))
+    of_chains = pl.BlockSpec((classes, CHAINS, width), lambda chain, device: (0, chain, 0))
+    of_device = pl.BlockSpec((1, u.shape[1], width), lambda chain, device: (device, 0, 0))
+    of_scale = pl.BlockSpec((CHAINS,), lambda chain, device: (chain,))
+    made = pl.pallas_call(
+        functools.partial(_program, pl.ds),
+        grid=(at.shape[1] // CHAINS, devices),
+        in_specs=[of_chains, of_chains, of_scale, of_device, of_device],
+        out_specs=pl.BlockSpec((1, classes, CHAINS, width), lambda chain, device: (device, 0, chain, 0)),
+        out_shape=jax.ShapeDtypeStruct((devices, *at.shape), jnp.float32),  # type: ignore[no-untyped-call]
+        compiler_params=triton.CompilerParams(num_warps=1, num_stages=3),
+        interpret=interpret,
+    )(*_halves(at), scale, *_halves(u))
+    # What was seen is the same for all chains: taken off at the end, not from every chain's p.
+    hot = jax.nn.one_hot(labels, classes, dtype=features.dtype)
+    seen = jnp.einsum("knd,knc->kdc", features, hot, precision="highest")[..., None]
+    return made.transpose(0, 3, 1, 2)[:, :dim, :, :chains] * by_feature[:, None, None] - seen
+
+
+def _program(part: Any, at_high: Any, at_low: Any, scale: Any, u_high: Any, u_low: Any, out: Any) -> None:
+    """Write Σ p uᵀ[1, C, chain, d] of one device for some chains; arguments are references to blocks."""
+    classes, chains, width = at_high.shape
+    stretch = scale[:][:, None]
+
+    def add(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        some = part(index * ROWS, ROWS)
+        u = u_high[0, some, :], u_low[0, some, :]
+        logits = [_product((at_high[c], at_low[c]), u, 1) for c in range(classes)]
+        largest = functools.reduce(jnp.maximum, logits)
+        raised = [jnp.exp2((each - largest) * stretch) for each in logits]
+        share = 1 / functools.reduce(jnp.add, raised)
+        return tuple(total + _product(_halves(each * share), u, 0) for total, each in zip(sums, raised, strict=True))
+
+    nothing = (jnp.zeros((chains, width), jnp.float32),) * classes
+    for c, total in enumerate(jax.lax.fori_loop(0, u_high.shape[1] // ROWS, add, nothing)):
+        out[0, c] = total
+
+
+Halves = tuple[jax.Array, jax.Array]
+
+
+def _halves(value: jax.Array) -> Halves:
+    """Return float32 numbers of at most 1 as sums of two float16 numbers, to 2⁻²² of themselves or 2⁻²⁵.
+
+    Bits are masked, not rounded: no compiler can take that for superfluous.
+    """
+    bits = jax.lax.bitcast_convert_type(value, jnp.int32) & jnp.int32(-8192)
+    high = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return high.astype(jnp.float16), (value - high).astype(jnp.float16)
+
+
+def _product(left: Halves, right: Halves, axis: int) -> jax.Array:
+    """Return the product along the last axis of left[i, j] and an axis of right, in float32."""
+
+    def times(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
+
+    (a, a_low), (b, b_low) = left, right
+    return times(a_low, b) + times(a, b_low) + times(a, b)
+
+
+def _scale(largest: jax.Array) -> jax.Array:
+    """Return powers of 2 above numbers; 1 above zero."""
+    return jnp.ldexp(jnp.float32(1), jnp.frexp(largest)[1])
+
+
+def _width(dim: int) -> int:
+    """Return a number of features, filled up to a power of 2."""
+    return max(16, 1 << (dim - 1).bit_length())

@@ -1,0 +1,44 @@
+"""The GPU's kernel of the softmax model against plain JAX, as JAX itself runs it on any machine."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wflmc.posterior import softmax_kernel, softmax_sums
+
+HERE = jax.default_backend() != "gpu"
+"""Whether the kernel is interpreted; a GPU runs it as it is."""
+
+
+@pytest.mark.parametrize(
+    ("devices", "rows", "dim", "classes", "chains", "size"),
+    [(2, 40, 30, 10, 20, 0.3), (1, 16, 1, 2, 1, 1.0), (3, 21, 17, 3, 33, 5.0), (2, 9, 16, 10, 16, 0.0)],
+)
+def test_kernel_agrees_with_plain_jax(devices, rows, dim, classes, chains, size):
+    generator = np.random.default_rng(0)
+    spread = 10.0 ** generator.uniform(-3, 2, dim)  # features of very different sizes
+    u = (generator.standard_normal((devices, rows, dim)) * spread).astype(np.float32)
+    u[:, -2:] = 0  # as where devices hold fewer examples
+    labels = generator.integers(0, classes, (devices, rows))
+    theta = (generator.standard_normal((dim, classes, chains)) / spread[:, None, None] * size).astype(np.float32)
+    theta *= 10.0 ** generator.uniform(-4, 0, chains).astype(np.float32)
+    found = softmax_kernel.gradients(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta), interpret=HERE)
+    p = jax.nn.softmax(np.einsum("knd,dcx->kncx", u.astype(float), theta.astype(float)), axis=2)
+    hot = np.eye(classes)[labels][..., None]
+    residual = np.asarray(p, float) - hot
+    wanted = np.einsum("knd,kncx->kdcx", u.astype(float), residual)
+    by_xla = softmax_sums.gradients_of((jnp.asarray(u), jnp.asarray(labels)), 0.0, jnp.asarray(theta)).high
+    limit = np.einsum("knd,kncx->kdcx", np.abs(u.astype(float)), p + hot)  # what rounding is relative to
+    assert np.all(np.abs(found - wanted) <= 1e-5 * limit + 1e-30)
+    assert np.all(np.abs(np.asarray(by_xla) - wanted) <= 1e-5 * limit + 1e-30)
+
+
+def test_what_is_not_a_number_stays_none():
+    u, labels = jnp.ones((1, 16, 4)), jnp.zeros((1, 16), int)
+    theta = jnp.ones((4, 2, 3)).at[0, 0, 1].set(jnp.nan)
+    found = np.asarray(softmax_kernel.gradients(u, labels, theta, interpret=HERE))
+    assert np.isnan(found[..., 1]).all()
+    assert np.isfinite(found[..., [0, 2]]).all()
