@@ -240,7 +240,7 @@ def sum_records(add: Callable[..., jax.Array], like: jax.Array, *records: tuple[
     count = records[0][0].shape[records[0][1]]
     if count <= ROWS:
         return as_pair(add(*(values for values, _ in records)))
-    if count <= 4 * ROWS:  # too few blocks for a loop
+    if count <= 8 * ROWS:  # too few blocks for a loop
         parts = [range(count)[at : at + ROWS] for at in range(0, count, ROWS)]
         cut = [add(*(jax.lax.slice_in_dim(v, at[0], at[-1] + 1, axis=axis) for v, axis in records)) for at in parts]
         return functools.reduce(plus, map(as_pair, cut))
