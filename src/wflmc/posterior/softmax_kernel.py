@@ -35,13 +35,13 @@ def gradients(features: jax.Array, labels: jax.Array, columns: jax.Array, interp
     Args:
         features, labels: u[block, n, d], zero where a device has fewer rows, and [block, n].
         columns: θ as [d, C, chain].
-        interpret: run the kernel as plain JAX, wherever that is.
+        interpret: run the kernel as plain JAX, wherever that is; halves are float32 then, as not every CPU has float16.
     """
     from jax.experimental import pallas as pl  # takes a second to import
     from jax.experimental.pallas import triton
 
     (devices, rows, dim), (classes, chains) = features.shape, columns.shape[1:]
-    width = _width(dim)
+    width, kind = _width(dim), jnp.float32 if interpret else jnp.float16
     by_feature = _scale(jnp.abs(features).max((0, 1)))
     theta = columns * by_feature[:, None, None]
     by_chain = _scale(jnp.abs(theta).max((0, 1)))
@@ -60,7 +60,7 @@ def gradients(features: jax.Array, labels: jax.Array, columns: jax.Array, interp
         out_shape=jax.ShapeDtypeStruct((devices, *at.shape), jnp.float32),  # type: ignore[no-untyped-call]
         compiler_params=triton.CompilerParams(num_warps=1, num_stages=3),
         interpret=interpret,
-    )(*_halves(at), scale, *_halves(u))
+    )(*_halves(at, kind), scale, *_halves(u, kind))
     # What was seen is the same for all chains: taken off at the end, not from every chain's p.
     hot = jax.nn.one_hot(labels, classes, dtype=features.dtype)
     seen = jnp.einsum("knd,knc->kdc", features, hot, precision="highest")[..., None]
@@ -79,7 +79,10 @@ def _program(part: Any, at_high: Any, at_low: Any, scale: Any, u_high: Any, u_lo
         largest = functools.reduce(jnp.maximum, logits)
         raised = [jnp.exp2((each - largest) * stretch) for each in logits]
         share = 1 / functools.reduce(jnp.add, raised)
-        return tuple(total + _product(_halves(each * share), u, 0) for total, each in zip(sums, raised, strict=True))
+        return tuple(
+            total + _product(_halves(each * share, u_high.dtype), u, 0)
+            for total, each in zip(sums, raised, strict=True)
+        )
 
     nothing = (jnp.zeros((chains, width), jnp.float32),) * classes
     for c, total in enumerate(jax.lax.fori_loop(0, u_high.shape[1] // ROWS, add, nothing)):
@@ -89,14 +92,14 @@ def _program(part: Any, at_high: Any, at_low: Any, scale: Any, u_high: Any, u_lo
 Halves = tuple[jax.Array, jax.Array]
 
 
-def _halves(value: jax.Array) -> Halves:
+def _halves(value: jax.Array, kind: Any) -> Halves:
     """Return float32 numbers of at most 1 as sums of two float16 numbers, to 2⁻²² of themselves or 2⁻²⁵.
 
     Bits are masked, not rounded: no compiler can take that for superfluous.
     """
     bits = jax.lax.bitcast_convert_type(value, jnp.int32) & jnp.int32(-8192)
     high = jax.lax.bitcast_convert_type(bits, jnp.float32)
-    return high.astype(jnp.float16), (value - high).astype(jnp.float16)
+    return high.astype(kind), (value - high).astype(kind)
 
 
 def _product(left: Halves, right: Halves, axis: int) -> jax.Array:
