@@ -36,3 +36,33 @@ from wflmc.privacy import Privacy as Privacy
 from wflmc.sampling import Trace as Trace
 from wflmc.sampling import sample as sample
 from wflmc.version import __version__ as __version__
+
+__all__: list[str] = [
+    "InputError",
+    "Link",
+    "Moments",
+    "Plan",
+    "Policy",
+    "Privacy",
+    "PrivateClassifier",
+    "PrivateRegressor",
+    "Sampler",
+    "SamplingError",
+    "Trace",
+    "__version__",
+    "advise",
+    "channel",
+    "evaluate",
+    "exact_w2_sq",
+    "from_equinox",
+    "from_flax",
+    "from_numpyro",
+    "gaussian_regression",
+    "noise_aware",
+    "plan",
+    "plan_many",
+    "posterior_from",
+    "release_whitening",
+    "sample",
+    "softmax_regression",
+]

@@ -5,6 +5,7 @@ channels and noise, and a longer run begins with the draws of the shorter one.
 """
 
 import hashlib
+import operator
 import secrets
 import zlib
 from functools import reduce
@@ -49,6 +50,7 @@ def named(key: jax.Array, name: str) -> jax.Array:
 
 def seeded(seed: int) -> jax.Array:
     """Return `jax.random.key(seed)`, without compiling anything where the seed has 32 bits and keys are the usual."""
+    seed = operator.index(seed)
     if not 0 <= seed <= WORD or jax.config.jax_default_prng_impl != "threefry2x32":  # type: ignore[attr-defined]
         return jax.random.key(seed)
     words: Any = np.array([0, seed], np.uint32)  # as an array of JAX it would compile something

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -59,3 +60,15 @@ def test_pins_name_versions_and_nothing_else():
     for path in (ROOT / "constraints").glob("*.txt"):
         for line in path.read_text().splitlines():
             assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line), line
+
+
+def test_names_for_type_checkers_are_those_at_run_time():
+    stub = ast.parse(Path(wflmc.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    said = next(node.value for node in stub.body if isinstance(node, ast.AnnAssign))
+    assert set(ast.literal_eval(said)) == set(wflmc.__all__)
+    imported = {
+        name.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    assert set(wflmc.__all__) <= set(imported)
+    for name, home in imported.items():
+        assert getattr(wflmc, name) is getattr(importlib.import_module(home), name)

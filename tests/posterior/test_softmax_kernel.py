@@ -42,3 +42,33 @@ def test_what_is_not_a_number_stays_none():
     found = np.asarray(softmax_kernel.gradients(u, labels, theta, interpret=HERE))
     assert np.isnan(found[..., 1]).all()
     assert np.isfinite(found[..., [0, 2]]).all()
+
+
+def test_gradients_of_a_device_depend_on_no_other():
+    """Also where float16 numbers are as coarse as one device's data would make them for all."""
+    generator = np.random.default_rng(1)
+    u, labels = generator.standard_normal((3, 20, 5)).astype(np.float32), generator.integers(0, 3, (3, 20))
+    theta = jnp.asarray(generator.standard_normal((5, 3, 4)), jnp.float32)
+    before = softmax_kernel.gradients(jnp.asarray(u), jnp.asarray(labels), theta, interpret=HERE)
+    u[0] *= 1e8
+    after = softmax_kernel.gradients(jnp.asarray(u), jnp.asarray(labels), theta, interpret=HERE)
+    np.testing.assert_array_equal(before[1:], after[1:])
+    assert not np.array_equal(before[0], after[0])
+
+
+def test_parameters_of_features_that_are_always_zero_do_no_harm():
+    generator = np.random.default_rng(2)
+    u, labels = generator.standard_normal((2, 20, 5)).astype(np.float32), jnp.zeros((2, 20), int)
+    u[:, :, 3] = 0
+    theta = generator.standard_normal((5, 3, 4)).astype(np.float32)
+    wanted = softmax_kernel.gradients(jnp.asarray(u), labels, jnp.asarray(theta), interpret=HERE)
+    theta[3] *= 1e8
+    found = softmax_kernel.gradients(jnp.asarray(u), labels, jnp.asarray(theta), interpret=HERE)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_kernel_is_translated_for_gpus_without_one():
+    shapes = (30, 40, 30), (30, 40), (30, 10, 100)
+    given = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in zip(shapes, ("f4", "i4", "f4"), strict=True)]
+    text = jax.jit(softmax_kernel.gradients).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    assert "triton" in text

@@ -78,16 +78,20 @@ def gradients_of(
         prior = jnp.broadcast_to(pull(share, columns), shape).reshape(like.shape)
         return jax.tree.map(lambda part: part.reshape(shape), plus(records, as_pair(prior)))
     if softmax_kernel.fits(features, columns):
-        return as_pair(softmax_kernel.gradients(features, labels, columns) + pull(share, columns))
+        ways = {"cuda": softmax_kernel.gradients, "default": _likelihood}
+        return as_pair(jax.lax.platform_dependent(features, labels, columns, **ways) + pull(share, columns))
+    return as_pair(_likelihood(features, labels, columns) + pull(share, columns))
+
+
+def _likelihood(features: jax.Array, labels: jax.Array, columns: jax.Array) -> jax.Array:
+    """Return `gradients_of` without clips and without the prior's share."""
     logits = _logits(features, columns)
     if len(features) == 1:
         # What was seen is the same for all chains: taken off at the end, not from every chain's p.
-        hot = jax.nn.one_hot(labels[0], shape[2], dtype=features.dtype)
-        likelihood = (product(features[0].T, softmax(logits)) - product(features[0].T, hot)[..., None])[None]
-    else:
-        apart = _residuals(logits, labels.ravel()).reshape(*labels.shape, -1)
-        likelihood = _weighted(features, apart).reshape(shape)
-    return as_pair(likelihood + pull(share, columns))
+        hot = jax.nn.one_hot(labels[0], logits.shape[1], dtype=features.dtype)
+        return (product(features[0].T, softmax(logits)) - product(features[0].T, hot)[..., None])[None]
+    apart = _residuals(logits, labels.ravel()).reshape(*labels.shape, -1)
+    return _weighted(features, apart).reshape(len(features), *columns.shape[-3:])
 
 
 def _logits(features: jax.Array, columns: jax.Array) -> jax.Array:

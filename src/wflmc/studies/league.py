@@ -194,8 +194,7 @@ def league_study(setting: League) -> Study:
         pairs = [(row, epsilon) for epsilon in EPSILONS for row in rows_at(epsilon)]
         for kind in (PLAIN, MOVING):
             some = [pair for pair in pairs if CHOSEN[ROWS[pair[0]][0], name, pair[1]].dynamics == kind]
-            rows, epsilons = zip(*some, strict=True)
-            points.append(Point(None, tuple(f"{title}, {row}" for row in rows), epsilons))
+            points += [Point(None, tuple(f"{title}, {row}" for row, _ in some), tuple(x for _, x in some))] * bool(some)
         order += [f"{title}, {row}" for row in (*ROWS, "posterior")]
     settings = {" ".join(map(str, key)): [*value] for key, value in CHOSEN.items()}
     identity = {"experiments": setting.experiments, "settings": settings, "rounds": [ROUNDS, KEPT, LONG, CHAINS]}
