@@ -35,12 +35,13 @@ def main() -> None:
     console.print(sampling.against_parts())
     console.print(sampling.against_loops())
     if not quick:
-        console.print(sampling.against_products())
         console.print(scale.sizes())
         console.print(growth.exponents())
     compared, ratios = planning.against_cvxpy([(100, 30, 15)] if quick else [(100, 30, 25), (1000, 300, 3)])
     console.print(compared)
     console.print(planning.growth(1000 if quick else 10_000))
+    if not quick:  # last: its gigabytes would be the peak of all that follows
+        console.print(sampling.against_products())
     if options.plot:
         mnist.draw(times, about, ratios, options.plot)
     if options.save:
