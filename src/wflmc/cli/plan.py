@@ -29,7 +29,7 @@ def command(
     target: Annotated[float | None, option(None, "W2² to reach after burn-in.")] = None,
     metric: Annotated[str, option(None, "What must reach the target: bound, or exact (the true W2²).")] = "bound",
     ledger: Annotated[str | None, option("FILE", "Plan with the budget that this ledger of a run leaves.")] = None,
-    compare: Annotated[bool, option(None, "Show ε by dp-accounting too (two seconds of imports).")] = True,
+    compare: Annotated[bool, option(None, "Show ε by dp-accounting too.")] = True,
     capacity: Annotated[bool, flag("--capacity", "Show the costs: airtime, energy, operations, bytes.")] = False,
     devices: Annotated[float | None, _capacity("K", "number of devices, such as 1e6.")] = None,
     parameters: Annotated[float | None, _capacity("M", "number of parameters.")] = None,
