@@ -134,3 +134,9 @@ def test_first_order_recursion_against_a_loop():
             value = factor * value + row
             expected.append(value)
         np.testing.assert_allclose(first_order(steps, factor, 2.0), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", [3.7, -1, 2**32, "3", np.float64(2.0)])
+def test_seeds_that_are_no_whole_numbers_of_32_bits_are_refused(seed):
+    with pytest.raises(wflmc.InputError, match=r"seed .* whole number between 0 and 2\*\*32 - 1"):
+        wflmc.Link(channel.rayleigh(1.0), 20, seed=seed)

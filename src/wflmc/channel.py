@@ -199,8 +199,8 @@ class Link(Shown):
     def __post_init__(self) -> None:
         if not isinstance(self.fading, Fading):
             raise InputError("fading", self.fading, "a fading law, such as wflmc.channel.rayleigh(power=0.01)")
-        if not 0 <= self.seed < 2**32:  # JAX keys hold no more
-            raise InputError("seed", self.seed, "between 0 and 2**32 - 1")
+        if not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 2**32:  # JAX keys hold no more
+            raise InputError("seed", self.seed, "a whole number between 0 and 2**32 - 1")
         levels = np.asarray(self.snr_db, dtype=float)
         if levels.ndim > 1 or levels.size == 0 or not np.all((levels >= -300) & (levels <= 300)):
             raise InputError("snr_db", self.snr_db, "between -300 and 300 dB, one number or one per device")

@@ -58,9 +58,10 @@ def seeded(seed: int) -> jax.Array:
 
 
 def host_generator(key: jax.Array, *names: str) -> np.random.Generator:
-    """Return a NumPy generator for float64 draws on the host, seeded by `named(key, name)`, of one name by the other.
+    """Return a NumPy generator for float64 draws on the host, seeded by the sub-key of `key` for a name.
 
-    Usual keys are computed on the host: commands that only plan compile nothing.
+    Of several names, each is a sub-key of the one before. Sub-keys of usual keys are computed on the host, so that
+    commands that only plan compile nothing.
     """
     check_key(key)
     if len(_words(key)) != 2:  # keys of another kind
