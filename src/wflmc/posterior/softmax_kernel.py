@@ -53,7 +53,7 @@ def gradients(features: jax.Array, labels: jax.Array, columns: jax.Array, interp
     wide, more = (0, width - dim), (0, -chains % CHAINS)
     u = jnp.pad(features / by_feature[:, None, :, 0, 0], ((0, 0), (0, -rows % ROWS), wide))
     at = jnp.pad((theta / by_chain[:, None, None]).transpose(0, 2, 3, 1), ((0, 0), (0, 0), more, wide))
-    scale = jnp.pad(by_chain * np.float32(np.log2(np.e)), ((0, 0), more))
+    scale = jnp.pad(by_chain * np.float32(1 / np.log(2)), ((0, 0), more))
     of_chains = pl.BlockSpec((1, classes, CHAINS, width), lambda chain, device: (device, 0, chain, 0))
     of_device = pl.BlockSpec((1, u.shape[1], width), lambda chain, device: (device, 0, 0))
     of_scale = pl.BlockSpec((1, CHAINS), lambda chain, device: (device, chain))
