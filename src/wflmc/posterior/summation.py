@@ -281,7 +281,7 @@ def sum_squares(values: jax.Array, axis: int = -1, stage: int = STAGE) -> jax.Ar
     return terms.sum(axis)
 
 
-def barrier(partial: jax.Array) -> jax.Array:
+def barrier(partial: Any) -> Any:
     """Return sums that are to be added again: XLA would make one long sum of both stages."""
     return jax.lax.optimization_barrier(partial)  # type: ignore[no-untyped-call]
 

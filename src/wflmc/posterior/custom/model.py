@@ -7,7 +7,7 @@ that compiled code, checkpoints and ledgers know the model again; functions that
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from wflmc.errors import Found, InputError
 from wflmc.keys import digest
 from wflmc.posterior.blocks import row_norms
 from wflmc.posterior.coordinates import Affine
+from wflmc.posterior.custom import records
 
 Shapes = tuple[tuple[int, ...], ...]
 INDEX = "_example"
@@ -58,9 +59,9 @@ class TracedModel:
     """The functions, and how flat parameters are unflattened for them; equal where names are."""
 
     likelihood: Any = field(compare=False, repr=False)
-    """−log p(example|θ) as a jaxpr of θ[m] and the arrays of one example."""
+    """−log p(example|θ) as a jaxpr of the arrays of parameters and of one example."""
     prior: Any = field(compare=False, repr=False)
-    """−log p(θ) as a jaxpr of θ[m]."""
+    """−log p(θ) as a jaxpr of the arrays of parameters."""
     structure: Any = field(compare=False, repr=False)
     """Of the parameters, as JAX flattens them."""
     shapes: Shapes = field(compare=False, repr=False)
@@ -78,15 +79,11 @@ class TracedModel:
         """m, the number of parameters."""
         return sum(int(np.prod(shape)) for shape in self.shapes)
 
-    def flat_leaves(self, theta: Any) -> list[Any]:
-        """Return the parts of θ[..., m] that belong to one leaf each, [..., size]."""
-        edges = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
-        return list((jnp if isinstance(theta, jax.Array) else np).split(theta, edges, axis=-1))
-
     def unflatten(self, theta: Any) -> Any:
         """Return θ[..., m] as the parameters, every leaf with the same leading axes."""
-        parts = zip(self.flat_leaves(theta), self.shapes, strict=True)
-        leaves = [part.reshape((*part.shape[:-1], *shape)) for part, shape in parts]
+        edges = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
+        flat = (jnp if isinstance(theta, jax.Array) else np).split(theta, edges, axis=-1)
+        leaves = [part.reshape((*part.shape[:-1], *shape)) for part, shape in zip(flat, self.shapes, strict=True)]
         return jax.tree.unflatten(self.structure, leaves)
 
     def values(self, theta: Any) -> Any:
@@ -101,19 +98,23 @@ class TracedModel:
 
     def cost(self, theta: jax.Array, example: Any) -> jax.Array:
         """Return −log p(example|θ), in full float32 also where an accelerator would rather round."""
-        return self._run(self.likelihood, self.parameters(theta), *jax.tree.leaves(example))
+        return self._run(self.likelihood, theta, example)
 
-    def example_gradients(self, theta: jax.Array, examples: Any) -> list[jax.Array]:
-        """Return gradients of the costs of examples[n, ...], [n, size] of each leaf: joined, they would be copied."""
+    @cached_property
+    def record(self) -> records.Gradient:
+        """The gradient of the cost of one example."""
 
-        def cost(leaves: list[jax.Array], example: Any) -> jax.Array:
-            return self.cost(jnp.concatenate(leaves), example)
+        def cost(leaves: list[jax.Array], example: list[jax.Array]) -> jax.Array:
+            if self.space is not None:
+                return self.cost(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), example)
+            return jaxpr_as_fun(self.likelihood)(*leaves, *example)[0]
 
-        return jax.vmap(jax.grad(cost), (None, 0))(self.flat_leaves(theta), examples)
+        arrays = [np.zeros(one.shape, one.dtype) for one in self.likelihood.in_avals]
+        return records.Gradient(cost, arrays[: len(self.shapes)], arrays[len(self.shapes) :])
 
     def prior_cost(self, theta: jax.Array) -> jax.Array:
         """Return −log p(θ), up to a constant."""
-        return self._run(self.prior, self.parameters(theta))
+        return self._run(self.prior, theta)
 
     def parameters(self, phi: Any) -> Any:
         """Return θ[m] of the coordinates φ[m]."""
@@ -123,9 +124,10 @@ class TracedModel:
         """Return the model with costs of coordinates in place of parameters."""
         return replace(self, space=space, name=digest(self.name.encode(), *space))
 
-    def _run(self, traced: Any, *values: Any) -> jax.Array:
+    def _run(self, traced: Any, theta: jax.Array, example: Any = ()) -> jax.Array:
+        values = jax.tree.leaves((self.unflatten(self.parameters(theta)), example))
         given = [jnp.asarray(value, wanted.dtype) for value, wanted in zip(values, traced.in_avals, strict=True)]
-        return jaxpr_as_fun(traced)(*given)[0].astype(values[0].dtype)
+        return jaxpr_as_fun(traced)(*given)[0].astype(theta.dtype)
 
 
 def checked_arrays(key: str, data: Any) -> tuple[Any, int]:
@@ -222,8 +224,9 @@ def trace_model(log_likelihood: Any, log_prior: Any, model: TracedModel, data: A
     found = shape_of("log_prior", log_prior, alone, prior, theta)
     _check_number("log_prior", alone, found, jnp.floating, jnp.integer)  # 0 is the usual flat one
     with jax.default_matmul_precision("highest"):
-        cost = jax.make_jaxpr(lambda t, e: -jnp.asarray(likelihood(t, e), t.dtype))(theta, example)
-        prior_cost = jax.make_jaxpr(lambda t: -jnp.asarray(prior(t), t.dtype))(theta)
+        parameters = model.unflatten(theta)
+        cost = jax.make_jaxpr(lambda p, e: -jnp.asarray(log_likelihood(p, e), theta.dtype))(parameters, example)
+        prior_cost = jax.make_jaxpr(lambda p: -jnp.asarray(log_prior(p), theta.dtype))(parameters)
     for key, made in (("log_likelihood", cost), ("log_prior", prior_cost)):
         names = [equation.primitive.name for jaxpr in _nested(made) for equation in jaxpr.eqns]
         if any("callback" in name or "debug" in name for name in names):

@@ -188,18 +188,16 @@ class CustomPosterior(Shown, Posterior):
                     return jnp.sum(jnp.where(real, self._costs(at, examples), 0.0))
 
                 return scale * jax.grad(cost)(theta), jnp.zeros((), bool)
-            each = self.model.example_gradients(theta, examples)
+            each = self.model.record.of(jax.tree.leaves(self.model.unflatten(theta)), examples)
             # In units of the clip, so that no square that matters is too large or too small for float32.
             unit = jnp.where(jnp.isfinite(limit), limit, 1.0) / scale
-            squares = [summation.sum_squares(leaf * (1 / unit), stage=summation.RECORD_STAGE) for leaf in each]
-            norm = scale * unit * jnp.sqrt(sum(squares))
+            norm = scale * unit * jnp.sqrt(sum(rows.squares(1 / unit) for rows in each))
             # A record without a finite gradient adds nothing: whether there is one must not show.
             lost = ~jnp.isfinite(norm)
             kept = scale * clip_factor(jnp.where(real & ~lost, 1.0, 0.0), limit, jnp.where(lost, 0.0, norm))
 
             def added(finite: bool) -> jax.Array:
-                rows = each if finite else [jnp.where(lost[:, None], 0.0, leaf) for leaf in each]
-                return jnp.concatenate([jnp.matmul(kept, leaf, precision="highest") for leaf in rows])
+                return jnp.concatenate([(rows if finite else rows.without(lost)).weighted(kept) for rows in each])
 
             sums = jax.lax.cond(jnp.any(lost), partial(added, False), partial(added, True))
             return sums, jnp.any(lost & real)
@@ -241,7 +239,7 @@ class CustomPosterior(Shown, Posterior):
 
     def _bytes(self, by_example: bool) -> int:
         """Return the memory that one example takes."""
-        return 4 * self.model.numbers + (4 * self.dim if by_example else 0)
+        return 4 * self.model.numbers + (4 * self.model.record.size if by_example else 0)
 
     @property
     def _alone(self) -> bool:
@@ -251,7 +249,7 @@ class CustomPosterior(Shown, Posterior):
     def rounding(self, clip: Array, example_clip: Array) -> float:
         """Return how much less clips are to be, see `summation.rounding`."""
         norm = (additions(self.dim) / 2 + 8) * UNIT
-        record = ((additions(self.dim, summation.RECORD_STAGE) + len(self.model.shapes)) / 2 + 12) * UNIT
+        record = ((self.model.record.additions + len(self.model.shapes)) / 2 + 14) * UNIT
         return summation.rounding(norm, record, self.dim, self.sizes, clip, example_clip)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:

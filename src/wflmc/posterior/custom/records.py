@@ -1,0 +1,94 @@
+"""Gradients of single records of any JAX model, for a clip of each; of a dense layer's weights without their products.
+
+What one record adds to the gradient of a matrix of weights is the product of what the layer was given and of what came
+back. Both vectors say its norm, and one matrix product adds such products of many records, none of which is written.
+"""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from wflmc.posterior.summation import RECORD_STAGE, additions, barrier, sum_squares
+
+ORDERS = "reshape", "transpose", "squeeze"
+"""Operations that give a product of vectors another shape or order."""
+
+
+class Rows(NamedTuple):
+    """Gradients of n records with respect to one array of parameters."""
+
+    right: jax.Array
+    """[n, size], or the second vectors of products, [n, q]."""
+    left: jax.Array | None = None
+    """The first ones, [n, p], whose largest number is 1."""
+    after: tuple[Any, ...] = ()
+    """Equations from a product to the array of parameters, the last one first."""
+
+    def squares(self, scale: jax.Array) -> jax.Array:
+        """Return the squared norms of `scale` times the gradients, [n]."""
+        squares = sum_squares(self.right * scale, stage=RECORD_STAGE)
+        return squares if self.left is None else squares * sum_squares(self.left, stage=RECORD_STAGE)
+
+    def weighted(self, weights: jax.Array) -> jax.Array:
+        """Return their sum with weights[n], [size]."""
+        if self.left is None:
+            return jnp.matmul(weights, self.right, precision="highest")
+        total = jnp.matmul(self.left.T, weights[:, None] * self.right, precision="highest")
+        for equation in reversed(self.after):
+            total = equation.primitive.bind(total.reshape(equation.invars[0].aval.shape), **equation.params)
+        return total.ravel()
+
+    def without(self, lost: jax.Array) -> "Rows":
+        """Return them with zeros in place of some."""
+        return self._replace(right=jnp.where(lost[:, None], 0.0, self.right))
+
+
+class Gradient:
+    """The gradient of a cost of (arrays of parameters, example), traced with a product's vectors in its place."""
+
+    def __init__(self, cost: Callable[[Any, Any], Any], leaves: Any, example: Any) -> None:
+        traced = jax.make_jaxpr(jax.grad(cost))(leaves, example)
+        made = {id(out): equation for equation in traced.eqns for out in equation.outvars}
+        found = [_vectors(made, out) for out in traced.jaxpr.outvars]
+        outputs = [part for parts, _ in found for part in parts]
+        self._run = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr.replace(outvars=outputs), traced.consts))
+        self._parts = [(len(parts), after) for parts, after in found]
+        sizes = [[int(np.prod(part.aval.shape)) for part in parts] for parts, _ in found]
+        self.size = sum(map(sum, sizes))
+        """Numbers of one record's gradient."""
+        self.additions = max(sum(additions(size, RECORD_STAGE) for size in of_leaf) for of_leaf in sizes)
+        """The most that a term of its squared norm goes through, before those of all arrays are added."""
+
+    def of(self, leaves: Any, examples: Any) -> list[Rows]:
+        """Return gradients of examples[n, ...]."""
+        made = barrier(jax.vmap(lambda one: self._run(*leaves, *jax.tree.leaves(one)))(examples))
+        flat = iter([values.reshape(len(values), -1) for values in made])
+        return [_rows(list(islice(flat, count)), after) for count, after in self._parts]
+
+
+def _rows(parts: list[jax.Array], after: tuple[Any, ...]) -> Rows:
+    if len(parts) == 1:
+        return Rows(parts[0])
+    left, right = parts
+    most = jnp.abs(left).max(1, keepdims=True)  # so that no square of a factor is too large or too small
+    unit = jnp.where((most > 0) & jnp.isfinite(most), left / most, 0.0)
+    return Rows(right * most, unit, after)
+
+
+def _vectors(made: dict[int, Any], out: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """Return the vectors whose products an output of a trace is, and what is done to these; or the output itself."""
+    after, equation = [], made.get(id(out))
+    while equation is not None and equation.primitive.name in ORDERS:
+        after.append(equation)
+        equation = made.get(id(equation.invars[0]))
+    if equation is not None and equation.primitive.name == "dot_general":
+        left, right, product = (int(np.prod(one.aval.shape)) for one in (*equation.invars, *equation.outvars))
+        alike = len({one.aval.dtype for one in (*equation.invars, *equation.outvars)}) == 1
+        if alike and left * right == product and left + right < product:  # nothing is summed over
+            return list(equation.invars), tuple(after)
+    return [out], ()
