@@ -34,16 +34,16 @@ def _likelihood(theta, term):
 
 
 def _prior(theta):
-    return -0.5 * theta @ theta
+    return -0.5 * jnp.sum(theta**2)
 
 
-def own_terms(terms, devices=1):
-    """A model of one's own whose gradients are these terms, in the first of two parameters."""
+def own_terms(terms, devices=1, likelihood=_likelihood, initial=(2,)):
+    """A model of one's own whose gradients are these terms, in the first of its parameters."""
     return wflmc.posterior_from(
-        _likelihood,
+        likelihood,
         _prior,
         np.asarray(terms, np.float32),
-        initial=jnp.zeros(2),
+        initial=jnp.zeros(initial),
         devices=devices,
         partition="blocks",
         mu=1.0,
@@ -51,7 +51,20 @@ def own_terms(terms, devices=1):
     )
 
 
-MODELS = {"gaussian": (linear_terms, 1.0), "softmax": (softmax_terms, 2**0.5), "own": (own_terms, 1.0)}
+def layer_terms(terms, devices=1):
+    """The same in a matrix of weights: the gradient of a record is the product of two vectors."""
+    rows = np.pad(np.asarray(terms, np.float32)[:, None], ((0, 0), (0, 2)))
+    own = own_terms(rows, devices, lambda weights, row: -(row @ weights)[0], (3, 2))
+    assert own.model.record.size == 5
+    return own
+
+
+MODELS = {
+    "gaussian": (linear_terms, 1.0),
+    "softmax": (softmax_terms, 2**0.5),
+    "own": (own_terms, 1.0),
+    "layer": (layer_terms, 1.0),
+}
 
 
 def worst_of(model, terms, away, devices, chains=(1, 2) if FULL else (2,)):

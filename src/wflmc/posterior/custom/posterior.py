@@ -243,8 +243,8 @@ class CustomPosterior(Shown, Posterior):
 
     @property
     def _alone(self) -> bool:
-        """Whether the gradients of one chain's records fill a CPU's cache: then chains come one after the other."""
-        return jax.default_backend() == "cpu" and self.working_bytes(1, True) > CPU_BLOCK // 8
+        """Whether the records of one device and chain keep a CPU busy: then these come one after the other."""
+        return jax.default_backend() == "cpu" and self.working_bytes(1, True) > CPU_BLOCK // 16
 
     def rounding(self, clip: Array, example_clip: Array) -> float:
         """Return how much less clips are to be, see `summation.rounding`."""
@@ -267,8 +267,10 @@ class CustomPosterior(Shown, Posterior):
 
         See `Posterior.on_accelerator`.
         """
-        chains = 1 if by_example and self._alone else chains
-        block = block_size(self.devices, self.working_bytes(chains, by_example), 4.0 * chains * self.dim, limit)
+        per_device = self.working_bytes(chains, by_example)
+        small = not by_example and self.devices * per_device <= 4 * CPU_BLOCK  # a loop would take longer than its parts
+        room = 4.0 * (CPU_BLOCK if small else chains * self.dim)
+        block = 1 if by_example and self._alone else block_size(self.devices, per_device, room, limit)
         rows = self._at_a_time(by_example)
 
         def padded(values: NDArray[Any]) -> jax.Array:

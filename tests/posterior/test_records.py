@@ -1,0 +1,127 @@
+"""Clipped sums of records' gradients: against gradients of one record after the other, in float64."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc.posterior import summation
+
+from ..sampling.compile_tools import clipped_sum
+
+DEVICES, CLIP = 3, 0.7
+
+
+def prior(parameters):
+    return -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(parameters))
+
+
+def dense(p, x):
+    return jax.nn.log_softmax(jnp.tanh(x @ p["a"]) @ p["b"] + p["c"])[1]
+
+
+def transposed(p, x):
+    return jax.nn.log_softmax(p["b"].T @ jnp.tanh(p["a"].T @ x) + p["c"])[1]
+
+
+def one_row(p, x):
+    return jax.nn.log_softmax(jnp.tanh(x[None] @ p["a"]) @ p["b"] + p["c"])[0, 1]
+
+
+def shaped(p, x):
+    return jax.nn.log_softmax(jnp.tanh(x @ p["a"].reshape(6, 5)) @ jnp.reshape(p["b"], (5, 4)) + p["c"])[1]
+
+
+def twice(p, x):
+    """One matrix enters twice: its gradient is the sum of two products."""
+    return dense(p, x) + jnp.sin(x[::-1] @ p["a"])[0]
+
+
+def rows_of_a_record(p, x):
+    """A record of two rows: its gradient is a sum over them."""
+    return jax.nn.log_softmax(jnp.tanh(x.reshape(2, 3) @ p["a"][:3]) @ p["b"] + p["c"])[:, 1].sum()
+
+
+def jitted(p, x):
+    return jax.jit(dense)(p, x)
+
+
+def parameters(shapes=((6, 5), (5, 4), (4,))):
+    generator = np.random.default_rng(3)
+    return dict(zip("abc", (generator.standard_normal(shape) for shape in shapes), strict=True))
+
+
+def made(function, rows, start, devices=DEVICES):
+    return wflmc.posterior_from(function, prior, rows, initial=start, devices=devices, mu=1.0, L=50.0)
+
+
+def one_by_one(posterior, function, start):
+    """The sum of every record's gradient, clipped, with the prior's, in float64."""
+    rows = np.asarray(posterior.observed[0], np.float64)
+    each = jax.jit(jax.vmap(jax.grad(lambda p, row: -function(p, row)), (None, 0)))(start, rows)
+    flat = np.concatenate([np.reshape(leaf, (len(rows), -1)) for leaf in jax.tree.leaves(each)], axis=1)
+    prior_gradient = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)])
+    return prior_gradient + np.sum(flat * np.minimum(1.0, CLIP / np.linalg.norm(flat, axis=1))[:, None], axis=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "size"),
+    [(dense, 24), (transposed, 24), (one_row, 24), (shaped, 24), (twice, 43), (rows_of_a_record, 54), (jitted, 54)],
+)
+def test_sums_are_those_of_one_record_after_the_other(function, size):
+    rows = 2 * np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32)
+    start = parameters()
+    own = made(function, rows, start)
+    assert own.model.record.size == size  # of the vectors, where a gradient is their product
+    theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(np.float32)
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        wanted = one_by_one(own, function, start)
+    ones = jnp.ones(DEVICES)
+    for mine in (own, own.on_accelerator(1, 1e9, True)):
+        found = clipped_sum(mine, theta, ones, 1e6 * ones, None, CLIP * ones)[0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def layer(weights, row):
+    """Of a row (u, v): the gradient with respect to the weights is −u vᵀ."""
+    return -(row[:3] @ weights) @ row[3:]
+
+
+@pytest.mark.parametrize(("u", "v"), [(1e-30, 1e33), (1e33, 1e-30), (1e-22, 1e22), (1e17, 1.0), (1.0, 1e17)])
+def test_vectors_of_any_size_are_clipped(u, v):
+    """Whose own squares float32 does not hold."""
+    rows = np.zeros((3, 5), np.float32)
+    rows[0] = [3 * u, 0, 4 * u, 0.6 * v, 0.8 * v]
+    own = made(layer, rows, np.zeros((3, 2)))
+    assert own.model.record.size == 5
+    ones = jnp.ones(DEVICES)
+    found = clipped_sum(own, np.zeros(6, np.float32), ones, 1e6 * ones, None, CLIP * ones)[0]
+    size = min(5 * np.float64(np.float32(u)) * v, CLIP)
+    np.testing.assert_allclose(found, size * np.outer([0.6, 0, 0.8], [0.6, 0.8]).ravel(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "bad", [(np.inf, 1.0), (1.0, np.inf), (np.nan, 1.0), (1.0, np.nan), (0.0, np.inf), (1e30, 1e30)]
+)
+def test_a_record_without_a_finite_gradient_adds_nothing(bad):
+    rows = np.ones((30, 5), np.float32)
+    whole, less = (made(layer, data, np.zeros((3, 2)), devices=1) for data in (rows, rows[1:]))
+    rows[4] = [bad[0]] * 3 + [bad[1]] * 2
+    one = jnp.ones(1)
+    sums = [
+        clipped_sum(own, np.zeros(6, np.float32), one, 1e6 * one, None, 10.0 * one)[0]
+        for own in (replace(whole, data=rows[None]), less)
+    ]
+    np.testing.assert_allclose(*sums, rtol=1e-6)
+
+
+def test_the_charge_for_a_records_norm_is_that_of_its_largest_array():
+    """4,100 parameters would be added in two stages, but 4,096 of them are by themselves, in one."""
+    start = {"a": np.zeros(4096), "b": np.zeros(4)}
+    own = made(lambda p, x: jnp.sum(jnp.sin(p["a"])) * x[0] + jnp.sum(p["b"]), np.ones((3, 6), np.float32), start)
+    assert own.model.record.additions == 4096 > summation.additions(4100, summation.RECORD_STAGE)
+    clip = np.full(DEVICES, 5.0)
+    assert own.rounding(clip, clip / 5) > (4096 + 2) / 2 * summation.UNIT
