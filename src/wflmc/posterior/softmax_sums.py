@@ -84,14 +84,23 @@ def gradients_of(
 
 
 def _likelihood(features: jax.Array, labels: jax.Array, columns: jax.Array) -> jax.Array:
-    """Return `gradients_of` without clips and without the prior's share."""
-    logits = _logits(features, columns)
+    """Return `gradients_of` without clips and without the prior's share.
+
+    Logits are counted from those of the first class, whose gradient is minus the sum of all others.
+    """
+    logits = _logits(features, columns[..., 1:, :] - columns[..., :1, :])
+    most = jnp.maximum(logits.max(1, keepdims=True), 0.0)
+    raised = jnp.exp(logits - most)
+    p = raised * (1 / (jnp.exp(-most) + raised.sum(1, keepdims=True)))
+    hot = jax.nn.one_hot(labels - 1, logits.shape[1], dtype=features.dtype)
     if len(features) == 1:
         # What was seen is the same for all chains: taken off at the end, not from every chain's p.
-        hot = jax.nn.one_hot(labels[0], logits.shape[1], dtype=features.dtype)
-        return (product(features[0].T, softmax(logits)) - product(features[0].T, hot)[..., None])[None]
-    apart = _residuals(logits, labels.ravel()).reshape(*labels.shape, -1)
-    return _weighted(features, apart).reshape(len(features), *columns.shape[-3:])
+        others = (product(features[0].T, p) - product(features[0].T, hot[0])[..., None])[None]
+    else:
+        residual = p.reshape(*labels.shape, *p.shape[1:]) - hot[..., None]
+        others = _weighted(features, residual.reshape(*labels.shape, -1))
+        others = others.reshape(len(features), columns.shape[-3], *p.shape[1:])
+    return jnp.concatenate([-others.sum(2, keepdims=True), others], axis=2)
 
 
 def _logits(features: jax.Array, columns: jax.Array) -> jax.Array:
