@@ -58,14 +58,13 @@ def command(
         if evaluation is not None:
             files += run_figures.draw_scores(evaluation, asked, folder)
     shared.warn(summary["warnings"])
-    if as_json:
-        shared.print_json(summary)
-    elif evaluation is None:
-        print(f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device.")
+    if evaluation is None:
+        lines = [f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device."]
     else:
-        print(summary["owner_only"])
-        print("\n".join([*_lines(str(evaluation), summary["federation"]), *text.diagnosis_lines(summary["diagnosis"])]))
-        print(f"Written to {out}: {', '.join(path.name for path in files)}")
+        measured, causes = _lines(str(evaluation), summary["federation"]), text.diagnosis_lines(summary["diagnosis"])
+        written = f"Written to {out}: {', '.join(path.name for path in files)}"
+        lines = [summary["owner_only"], *measured, *causes, written]
+    shared.print_result(summary, lines, as_json)
 
 
 def _lines(evaluation: str, federation: dict[str, Any]) -> list[str]:
