@@ -201,16 +201,19 @@ def league_study(setting: League) -> Study:
     return Study("league", tuple(points), tuple(order), identity, measure)
 
 
+def _execution(features: Features, setting: League, progress: Progress) -> dict[str, Any]:
+    """Return how chains are run: predictions of the test images are kept, not draws."""
+    how = {"predictions": features.X_test, "memory": setting.memory}
+    return {**how, "progress": lambda done, work: progress(done / work)}
+
+
 def _scored(
     rows: Sequence[Entry], features: Features, posterior: SoftmaxPosterior, setting: League, progress: Progress
 ) -> Tables:
     """Return scores of rows of the same dynamics."""
     plans = [each for row in rows for each in row.plans]
     numbers = [seed for row in rows for seed in range(len(row.plans))]
-    trace = sample(
-        jax.random.key(1), posterior, plans, numbers=numbers, predictions=features.X_test, memory=setting.memory,
-        progress=lambda done, work: progress(done / work),
-    )  # fmt: skip
+    trace = sample(jax.random.key(1), posterior, plans, numbers=numbers, **_execution(features, setting, progress))
     point = [row.scheme.endswith("descent") for row in rows for _ in row.plans]
     scores = scores_of(trace, posterior, features.X_test, features.y_test, point)
     tables: Tables = {}
@@ -239,10 +242,7 @@ def _unclipped(
     sampler = Sampler(init="zero", dynamics=MOVING, friction=LONG_FRICTION)
     how = {"burn_in": LONG_BURN_IN, "samples": kept, "initial_w2_sq": 0.0}
     ideal = plan(posterior, link_of(0), Privacy(), step_size=step, sampler=sampler, policy=Policy("noiseless"), **how)  # type: ignore[arg-type]
-    trace = sample(
-        jax.random.key(2), posterior, ideal, CHAINS, predictions=features.X_test, memory=setting.memory,
-        progress=lambda done, work: progress(done / work),
-    )  # fmt: skip
+    trace = sample(jax.random.key(2), posterior, ideal, CHAINS, **_execution(features, setting, progress))
     assert trace.predictions is not None
     scores = scores_of(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
     tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"
