@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, refuse
 from wflmc.evaluation import Evaluation, evaluate, preload
 from wflmc.federated import server as serving
 from wflmc.federated.deployment import ADDRESS, Loopback, prepare
@@ -75,19 +75,17 @@ class Options(NamedTuple):
     def check(self) -> None:
         """Refuse options that are wrong, or do not go together."""
         address = re.fullmatch(HOST_AND_PORT, self.address or ADDRESS)
-        protects = not self.prepare or self.noise != "simulated"
-        for good, option, given, allowed in (
-            (self.runtime in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
-            (protects, "--noise", self.noise, "channel or devices with --prepare: simulated noise protects nobody"),
-            (self.chains is None or self.chains >= 1, "--chains", self.chains, "at least 1"),
-            (0 < self.deadline < np.inf, "--deadline", self.deadline, "a number of seconds above 0"),
-            (Path(self.ledger or ".").parent.is_dir(), "--ledger", self.ledger, "a file in a folder that is there"),
-            (self.address is None or self.prepare, "--address", self.address, "given with --prepare"),
-            (address, "--address", self.address, "host and port, such as 10.0.0.7:8000"),
-            (not self.own_data or self.prepare, "--own-data", True, "given with --prepare"),
-        ):
-            if not good:
-                raise InputError(option, given, allowed)
+        bare = self.prepare and self.noise == "simulated"
+        refuse(
+            (self.runtime not in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
+            (bare, "--noise", self.noise, "channel or devices with --prepare: simulated noise protects nobody"),
+            (self.chains is not None and self.chains < 1, "--chains", self.chains, "at least 1"),
+            (not 0 < self.deadline < np.inf, "--deadline", self.deadline, "a number of seconds above 0"),
+            (not Path(self.ledger or ".").parent.is_dir(), "--ledger", self.ledger, "a file in a folder that is there"),
+            (self.address is not None and not self.prepare, "--address", self.address, "given with --prepare"),
+            (address is None, "--address", self.address, "host and port, such as 10.0.0.7:8000"),
+            (self.own_data and not self.prepare, "--own-data", True, "given with --prepare"),
+        )
 
     def identity(self, scenario: Scenario) -> dict[str, Any]:
         """Return what makes two federations the same, as about.json has it."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, refuse
 from wflmc.evaluation import Moments, noise_aware
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.planning import POLICIES
@@ -79,16 +79,14 @@ def statement_lines(statement: dict[str, Any]) -> list[str]:
 
 def _check_arguments(what: str, features: Path | None, out: Path) -> None:
     needed, given = NEEDS_FILE.get(what), None if features is None else str(features)
-    for wrong, option, value, allowed in (
+    refuse(
         (what not in KINDS, "--what", what, f"one of {', '.join(KINDS)}"),
         (needed and features is None, "--features", None, f"given with --what {what}: {needed}"),
         (features is not None and not needed, "--features", given, "given with --what predictions or noise-aware"),
         (features is not None and not features.is_file(), "--features", given, "a file that exists"),
         (out.exists(), "--out", str(out), "a new file: it exists already"),
         (out.suffix != ".nc" or not out.parent.is_dir(), "--out", str(out), "a file that ends in .nc, in a folder"),
-    ):
-        if wrong:
-            raise InputError(option, value, allowed)
+    )
 
 
 def _finished(run: Path) -> tuple[PlanFile, Scenario, list[NotCovered]]:
