@@ -107,7 +107,7 @@ class Reproduction:
 
     def claims(self, tables: Tables) -> list[Claim]:
         """Return the paper's stated outcomes of the figures whose tables there are, with our numbers."""
-        claims = fig6_fig7.claims(tables)
+        claims = [*fig6_fig7.claims(tables)]
         if set(NAMES) & set(tables):
             claims = [*fig2_to_fig5.claims(Setting(self.gaussian)), *claims]
         claims = [*_on_data(self.gaussian, claims), *fig8.claims(tables)]

@@ -1,6 +1,6 @@
 """Figures 6 and 7 of the paper: many kept samples over fading channels, measured by W2² to the exact posterior."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,11 +116,9 @@ STATED: tuple[Measured, ...] = (
 )  # fmt: skip
 
 
-def claims(tables: Tables) -> list[Claim]:
-    """Return the outcomes stated of those of figures 6 and 7 that are among the tables."""
-    claims = []
+def claims(tables: Tables) -> Iterator[Claim]:
+    """Yield the outcomes stated of those of figures 6 and 7 that are among the tables."""
     for name, statement, paper, number, (low, high), note in STATED:
         if name in tables:
             ours, exact = (number(Curves(tables[table])) for table in (name, f"{name}_exact"))
-            claims.append(Claim(name, statement, paper, ours, low < ours < high, note=note.format(exact)))
-    return claims
+            yield Claim(name, statement, paper, ours, low < ours < high, note=note.format(exact))
