@@ -335,24 +335,22 @@ def _write_checkpoint(folder: Path, task: Task, document: dict[str, Any], before
     write_text(folder / SETTINGS, to_json(task.settings.model_dump() | {"ledger": ledger}))
 
 
-def sample_chains(
-    key: jax.Array, scenario: Scenario, inputs: Inputs, plan: Plan, scratch: Path, memory: float | None, **how: Any
-) -> Trace:
+def sample_chains(key: jax.Array, scenario: Scenario, inputs: Inputs, plan: Plan, scratch: Path, **how: Any) -> Trace:
     """Sample the chains of a scenario, and keep what it says: draws, or predictions at the features of the test set.
 
     Args:
         scratch: a folder for draws that would fill most of the memory, unless there is a checkpoint, which has them.
-        how: further arguments of `sample`.
+        how: further arguments of `sample`, its memory among them.
     """
     chains, posterior = scenario.sampler.chains, inputs.posterior
     if scenario.sampler.keep == "predictions":
         if inputs.test is None or not isinstance(posterior, SoftmaxPosterior):
             raise InputError("sampler.keep", "predictions", "draws without a test set of labels (X_test, y_test)")
-        return sample(key, posterior, plan, chains, memory=memory, predictions=inputs.test[0], **how)
+        return sample(key, posterior, plan, chains, predictions=inputs.test[0], **how)
     draws = len(plan.rounds) - (0 if how.get("keep_burn_in") else plan.burn_in)
-    large = 4.0 * chains * draws * plan.dim > (memory or default_memory()) / 2  # bytes, in float32
+    large = 4.0 * chains * draws * plan.dim > (how["memory"] or default_memory()) / 2  # bytes, in float32
     store = scratch / "theta.npy" if large and how.get("checkpoint") is None else None
-    return sample(key, posterior, plan, chains, memory=memory, store=store, **how)
+    return sample(key, posterior, plan, chains, store=store, **how)
 
 
 def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Path, bar: ProgressBar) -> Trace:
@@ -360,11 +358,12 @@ def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Pa
     initial = None
     if before is not None:  # where the chains were when they stopped, with their velocities if they have any
         initial = np.concatenate([part for part in (before.theta[:, -1], before.velocity) if part is not None], axis=1)
-    kept = {"keep_burn_in": task.settings.keep_burn_in, "transcript": task.scenario.sampler.transcript}
-    how: dict[str, Any] = {"initial": initial, "ledger": ledger, "checkpoint": task.checkpoint, **kept}
+    how: dict[str, Any] = {name: getattr(task.settings, name) for name in ("memory", "keep_burn_in")}
+    how |= {"initial": initial, "ledger": ledger, "checkpoint": task.checkpoint}
     with bar("sampling", len(plan.rounds)) as advance:
         how["progress"] = lambda done, work: advance(len(plan.rounds) * done / work)
-        return sample_chains(task.key, task.scenario, task.inputs, plan, scratch, task.settings.memory, **how)
+        how["transcript"] = task.scenario.sampler.transcript
+        return sample_chains(task.key, task.scenario, task.inputs, plan, scratch, **how)
 
 
 def _stored_trace(task: Task) -> Trace:

@@ -17,9 +17,8 @@ from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, read_document
 from wflmc.runs.planning import read_plan
 from wflmc.sampling import Trace, Transcript
-from wflmc.sampling.trace import write_groups
+from wflmc.sampling.trace import LIBRARY, write_groups
 from wflmc.scenario import NotCovered, Scenario, build_privacy, not_covered, validate
-from wflmc.version import __version__
 
 KINDS = ("draws", "predictions", "moments", "noise-aware")
 NEEDS_FILE = {"predictions": "the rows to predict", "noise-aware": "public moments; of private ones ε knows nothing"}
@@ -65,7 +64,7 @@ def publish_run(
     coords = {axis: np.arange(n) for axes, part in variables.values() for axis, n in zip(axes, part.shape, strict=True)}
     statement = _statement(what, plan, scenario, uncovered)
     about = {key: value if isinstance(value, str | float) else json.dumps(value) for key, value in statement.items()}
-    about |= {"inference_library": "wflmc", "inference_library_version": __version__}
+    about |= LIBRARY
     if plan.classes is not None:
         about |= {"classes": json.dumps(plan.classes), "theta": "class after class, the intercept, if any, last"}
     write_groups(out, {name: xr.Dataset(variables, coords, about)})
