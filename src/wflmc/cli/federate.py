@@ -49,12 +49,10 @@ def command(
     from wflmc.report import run_figures, text
 
     shared.cache_compilations()
-    options = Options(
-        scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address
-    )
-    options.check()
+    given = Options(scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address)
+    given.check()
     with output_folder(out) as folder:
-        asked, summary, evaluation, files = run_federation(options, folder, progress_bar, shared.note)
+        asked, summary, evaluation, files = run_federation(given, folder, progress_bar, shared.note)
         if evaluation is not None:
             files += run_figures.draw_scores(evaluation, asked, folder)
     shared.warn(summary["warnings"])

@@ -7,7 +7,6 @@ files of a finished run stand beside it, as those of `wflmc run` do.
 import re
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from wflmc.federated.deployment import ADDRESS, Loopback, prepare
 from wflmc.federated.device import devices_in, open_device
 from wflmc.federated.job import Job, federated_plan, make_job, write_federation
 from wflmc.federated.messages import DEVICE, SERVER
-from wflmc.federated.server import LEDGER, LOG, Progress, Server, open_server, read_log, trace_of
+from wflmc.federated.server import LEDGER, LOG, Progress, Say, Server, open_server, read_log, trace_of
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.posterior.regression import Regression
@@ -95,7 +94,7 @@ class Options(NamedTuple):
         return {"asked": to_toml(scenario), "real": self.prepare, "chains": chains, "ledger": ledger, **same}
 
 
-def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callable[[str], None]) -> Result:
+def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Say) -> Result:
     """Run what is asked for, from its plan to its files, or go on with it.
 
     Args:
@@ -132,9 +131,7 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
     return _finish(folder, scenario, inputs, server, options, began)
 
 
-def _run(
-    server: Server, posterior: Any, place: Path, options: Options, progress: Progress, say: Callable[[str], None]
-) -> None:
+def _run(server: Server, posterior: Any, place: Path, options: Options, progress: Progress, say: Say) -> None:
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":

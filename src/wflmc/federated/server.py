@@ -54,6 +54,8 @@ Exchange = Callable[[list[Request]], Reception]
 
 Progress = Callable[[int, int], None]
 """Called with (rounds done, rounds in all)."""
+Say = Callable[[str], None]
+"""Called with a sentence for whoever waits."""
 
 log = logging.getLogger("wflmc.federated")
 _say = partial(print, flush=True)
@@ -102,9 +104,7 @@ def open_server(job: Job, folder: Path) -> Server:
     return server
 
 
-def serve(
-    server: Server, exchange: Exchange, progress: Progress | None = None, say: Callable[[str], None] | None = None
-) -> None:
+def serve(server: Server, exchange: Exchange, progress: Progress | None = None, say: Say | None = None) -> None:
     """Run all rounds that have not been run; every one is stored before the next is asked for.
 
     A server that was stopped between paying for a round and storing its result asks the same devices for it again, with
