@@ -38,18 +38,18 @@ class MultiSample:
         """η = 0.4/(μ + L)."""
         return float(self.step_factor / (self.posterior.mu + self.posterior.L))
 
-    def links(self, snr_db: float) -> list[Link]:
-        """Return one link per experiment, each with a channel of its own."""
-        fading = channel.rayleigh(self.gain_power)
-        return [Link(fading, snr_db, seed=self.seed + experiment) for experiment in range(self.experiments)]
-
     def plans(
         self, scheme: str, snr_db: float, burn_in: int, privacy: Privacy | None = None, **options: Any
     ) -> list[Plan]:
-        """Return one plan per experiment, by the paper's bound and accountant unless told otherwise."""
+        """Return one plan per experiment, by the paper's bound and accountant unless told otherwise.
+
+        Each experiment has a channel of its own.
+        """
+        fading, seeds = channel.rayleigh(self.gain_power), range(self.seed, self.seed + self.experiments)
         privacy = privacy or Privacy(self.epsilon, self.delta, self.clip, "paper")
         rounds = {"burn_in": burn_in, "samples": self.rounds - burn_in, "step_size": self.step_size, "bound": "paper"}
-        return plans_of(scheme, self.posterior, self.links(snr_db), privacy, **{**rounds, **options})
+        links = [Link(fading, snr_db, seed=seed) for seed in seeds]
+        return plans_of(scheme, self.posterior, links, privacy, **{**rounds, **options})
 
 
 def multi_sample_study(name: str, setting: MultiSample) -> Study:
