@@ -124,7 +124,6 @@ def static(power: ArrayLike = 1.0) -> Fading:
     """Return constant gains |h| = √power, one power or one per device."""
 
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
-        del generator
         return np.broadcast_to(_amplitude(power, devices), (rounds, devices))
 
     return Fading("static", draw, GaussMarkov(power, 1.0, 0.0))
@@ -152,7 +151,6 @@ def from_array(gains: ArrayLike) -> Fading:
         raise InputError("gains", "an array with others", "finite and non-zero everywhere, within 1e±100")
 
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
-        del generator
         if table.shape[0] < rounds or table.shape[1] != devices:
             allowed = f"an array of at least {rounds} rounds × exactly {devices} devices"
             raise InputError("gains", f"array of shape {table.shape}", allowed)

@@ -256,6 +256,23 @@ jax.tree_util.register_dataclass(Overdamped, data_fields=[], meta_fields=[])
 jax.tree_util.register_dataclass(Kinetic, data_fields=["friction"], meta_fields=[])
 
 
+class Moving:
+    """What has step sizes and dynamics: how gradients and noise enter its rounds."""
+
+    step_size: Any
+    dynamics: Dynamics
+
+    @property
+    def kick(self) -> Array:
+        """The factor of the gradient in the update, [S]: η, or that on the velocity of kinetic dynamics."""
+        return np.asarray(self.dynamics.kick(self.step_size))
+
+    @property
+    def langevin_noise(self) -> Array:
+        """The variance of the noise that a round needs, [S]: 2η, or 1 − e² of the velocity with e = exp(−γ_f h)."""
+        return np.asarray(self.dynamics.langevin_noise(self.step_size))
+
+
 def overdamped() -> Dynamics:
     """Langevin steps of the parameters alone, as in the paper."""
     return OVERDAMPED

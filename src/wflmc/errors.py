@@ -128,6 +128,13 @@ def renamed_keys(names: Mapping[str, str]) -> Iterator[None]:
         raise InputError(names.get(error.key, error.key), error.given, error.allowed) from None
 
 
+def refuse(*cases: tuple[object, str, object, str]) -> None:
+    """Raise the error of the first case that holds: whether it does, the key, what was given, and what is allowed."""
+    for wrong, key, given, allowed in cases:
+        if wrong:
+            raise InputError(key, given, allowed)
+
+
 def missing(key: str, reason: str) -> InputError:
     """Return the error for something that has to be given, `reason` saying when."""
     return InputError(key, None, f"given {reason}")

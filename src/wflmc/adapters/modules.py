@@ -17,14 +17,7 @@ Devices = int | ArrayLike | Sequence[ArrayLike]
 
 
 def from_flax(
-    module: Any,
-    log_likelihood: Any,
-    data: Data,
-    *,
-    devices: Devices,
-    prior: Any = 1.0,
-    key: Any = None,
-    **options: Any,
+    module: Any, log_likelihood: Any, data: Data, *, devices: Devices, prior: Any = 1.0, key: Any = None, **options: Any
 ) -> CustomPosterior:
     """Return the posterior of the parameters of a Flax module, of NNX or of Linen.
 

@@ -250,7 +250,7 @@ def audit(
     model = None if posterior is None else _known_model(posterior, plan)
     if model is not None and target.signal[:, k].any():
         possible["model"] = partial(kinds.by_model, model), runs, risk
-        sums = attack_sums(target, model) if "summation" in attacks else ()
+        sums = tuple(attack_sums(target, model)) if "summation" in attacks else ()
     chosen = [possible[name] for name in ATTACKS if name in attacks and name in possible]
     return _report(key, target, [make(target, n, _mu_limit(n, r)) for make, n, r in chosen], risk, progress, sums)
 

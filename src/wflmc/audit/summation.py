@@ -122,7 +122,7 @@ def pairs(count: int, size: float, neighbour: float) -> Iterator[list[Array]]:
         length //= 4
 
 
-def attack_sums(target: Target, posterior: Regression) -> tuple[Summation, ...]:
+def attack_sums(target: Target, posterior: Regression) -> Iterator[Summation]:
     """Search for neighbours whose sums part by more than the plan claims: records of a device, and devices.
 
     Args:
@@ -137,12 +137,10 @@ def attack_sums(target: Target, posterior: Regression) -> tuple[Summation, ...]:
     sums = {"sum over devices": (min(plan.devices, MOST_DEVICES), min(clips), True)}
     if plan.privacy.unit == "record":
         sums["sum over records"] = (min(int(posterior.sizes.max()), MOST_RECORDS), clips[1], False)
-    found = []
     for name, (count, size, alone) in sums.items():
         changes: list[float] = []
         for terms in pairs(count, size / norm, target.neighbour):
             pair = [make(side, count if alone else 1) for side in terms]
             changes += [change(pair, *clips, gain, chains, plan.rounding) for chains in CHAINS]
         if changes:
-            found.append(Summation(name, count, len(changes), max(changes) / (2 * half * gain)))
-    return tuple(found)
+            yield Summation(name, count, len(changes), max(changes) / (2 * half * gain))

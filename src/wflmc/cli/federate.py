@@ -49,23 +49,20 @@ def command(
     from wflmc.report import run_figures, text
 
     shared.cache_compilations()
-    options = Options(
-        scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address
-    )
-    options.check()
+    given = Options(scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address)
+    given.check()
     with output_folder(out) as folder:
-        asked, summary, evaluation, files = run_federation(options, folder, progress_bar, shared.note)
+        asked, summary, evaluation, files = run_federation(given, folder, progress_bar, shared.note)
         if evaluation is not None:
             files += run_figures.draw_scores(evaluation, asked, folder)
     shared.warn(summary["warnings"])
-    if as_json:
-        shared.print_json(summary)
-    elif evaluation is None:
-        print(f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device.")
+    if evaluation is None:
+        lines = [f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device."]
     else:
-        print(summary["owner_only"])
-        print("\n".join([*_lines(str(evaluation), summary["federation"]), *text.diagnosis_lines(summary["diagnosis"])]))
-        print(f"Written to {out}: {', '.join(path.name for path in files)}")
+        measured, causes = _lines(str(evaluation), summary["federation"]), text.diagnosis_lines(summary["diagnosis"])
+        written = f"Written to {out}: {', '.join(path.name for path in files)}"
+        lines = [summary["owner_only"], *measured, *causes, written]
+    shared.print_result(summary, lines, as_json)
 
 
 def _lines(evaluation: str, federation: dict[str, Any]) -> list[str]:

@@ -11,6 +11,8 @@ from wflmc.cli.shared import flag, option
 from wflmc.progress import progress_bar
 from wflmc.storage import output_folder
 
+REPLICAS = "Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up."
+
 
 def command(
     scenario: Annotated[str | None, typer.Argument(help="Scenario file (TOML), or model (Python).")] = None,
@@ -44,15 +46,10 @@ def command(
     with writing as folder:
         settled, summary, evaluation, files = run_scenario(request, folder, progress_bar, shared.note)
         files += run_figures.draw_scores(evaluation, settled, folder)
-    if as_json:
-        shared.warn(summary["warnings"])
-        shared.print_json(summary)
-        return
     *warnings, simulated = summary["warnings"]
-    shared.warn(warnings)
+    shared.warn(summary["warnings"] if as_json else warnings)
+    lines = [str(evaluation), *text.diagnosis_lines(summary["diagnosis"]), simulated, REPLICAS]
     if files:
-        print(summary["owner_only"])
-    print("\n".join([str(evaluation), *text.diagnosis_lines(summary["diagnosis"]), simulated]))
-    print("Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up.")
-    if files:
-        print(f"Written to {files[0].parent}: {', '.join(path.name for path in files)}")
+        written = f"Written to {files[0].parent}: {', '.join(path.name for path in files)}"
+        lines = [summary["owner_only"], *lines, written]
+    shared.print_result(summary, lines, as_json)

@@ -1,6 +1,5 @@
 """`wflmc sweep`: a scenario at every point of a grid, as one table."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,9 +75,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _tasks(
-    path: str, overrides: list[str], where: Sequence[Values], plan_only: bool, memory: float | None
-) -> list[Any]:
+def _tasks(path: str, overrides: list[str], where: list[Values], plan_only: bool, memory: float | None) -> list[Any]:
     """Return the `Task` of every point, validated before anything is computed."""
     from wflmc.runs.point import Task
     from wflmc.scenario import build_privacy, file_digests, load_scenario

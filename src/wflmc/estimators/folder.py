@@ -6,7 +6,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,7 +181,7 @@ def _scores(model: Model, held_out: Held, classes: list[Any] | None) -> dict[str
             "rmse": float(np.sqrt(np.mean(off**2))),
             "r2": float(1 - np.mean(off**2) / max(np.var(y), 1e-300)),
             "coverage_90": float(inside.mean()),
-            "by_device": _by_device(held_out, {"rmse": off**2, "coverage_90": inside.astype(float)}),
+            "by_device": [*_by_device(held_out, {"rmse": off**2, "coverage_90": inside.astype(float)})],
         }
     p = np.maximum(model.probabilities(X), 1e-12)
     p /= p.sum(1, keepdims=True)
@@ -192,19 +192,18 @@ def _scores(model: Model, held_out: Held, classes: list[Any] | None) -> dict[str
         **{name: float(getattr(found, name)) for name in ("accuracy", "ece", "nll")},
         "ece_floor": float(np.mean([calibration(p, labels).ece for labels in drawn])),
         "reliability": plain(reliability(found)),
-        "by_device": _by_device(held_out, {"accuracy": (p.argmax(1) == truth).astype(float)}),
+        "by_device": [*_by_device(held_out, {"accuracy": (p.argmax(1) == truth).astype(float)})],
     }
 
 
-def _by_device(held_out: Held, values: dict[str, NDArray[np.float64]]) -> list[dict[str, Any]]:
-    """Return the mean of values by device, those with most rows first."""
-    owner, rows = held_out.owner, []
+def _by_device(held_out: Held, values: dict[str, NDArray[np.float64]]) -> Iterator[dict[str, Any]]:
+    """Yield the mean of values by device, those with most rows first."""
+    owner = held_out.owner
     held = np.bincount(owner, minlength=len(held_out.names))
     for device in np.argsort(-held, kind="stable")[: min(4 * SHOWN, np.count_nonzero(held))]:
         means = {name: float(each[owner == device].mean()) for name, each in values.items()}
         means |= {"rmse": means["rmse"] ** 0.5} if "rmse" in means else {}
-        rows.append({"device": held_out.names[device], "rows": int(held[device]), **means})
-    return rows
+        yield {"device": held_out.names[device], "rows": int(held[device]), **means}
 
 
 def read_fit(folder: Path, option: str = "DIR") -> tuple[FitFile, Schema, Model]:

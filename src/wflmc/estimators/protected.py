@@ -40,9 +40,8 @@ def protected_chain(posterior: Posterior, plan: Plan, ledger: Ledger | None = No
     for number in range(len(plan.rounds)):
         gain, weight = float(plan.gain[number]), plan.weight[number]
         amplitude = gain * weight / weight.max()
-        lattice = Lattice.fitted(
-            plan.noise_power**0.5, 2 * amplitude * half, np.zeros(plan.devices), float(amplitude @ clip), plan.dim
-        )
+        norm, total = np.zeros(plan.devices), float(amplitude @ clip)
+        lattice = Lattice.fitted(plan.noise_power**0.5, 2 * amplitude * half, norm, total, plan.dim)
         received = lattice.noisy(_sent(model, jnp.asarray(theta, jnp.float32), rounds[number]).double)
         theta = theta - plan.step_size[number] * (weight.max() / gain) * received
         theta = theta + np.sqrt(plan.server_noise[number]) * generator.standard_normal(plan.dim)

@@ -130,13 +130,11 @@ def estimate_w2_sq(theta: NDArray[Any], exact: Gaussian, *, resamples: int = 100
     at_once, once = max(1, CHUNK_BYTES // (8 * dim * (chains + 4 * dim))), np.ones((1, chains))
     parts = (_moments(centred(slice(at, at + at_once)), once) for at in range(0, draws, at_once))
     per_round = np.concatenate([w2_squared(part, target)[0] for part in parts])
-    generator = np.random.default_rng(seed)
     candidates = centred(np.sort(np.argsort(per_round)[-WORST_ROUNDS:]))
-    worst = np.empty(resamples)
-    for index in range(resamples):
-        counts = generator.multinomial(chains, np.full(chains, 1 / chains), size=1).astype(float)
-        worst[index] = w2_squared(_moments(candidates, counts), target)[0].max()
-    return Distance(per_round, float(per_round.max()), float(worst.std(ddof=1)))
+    generator, alike = np.random.default_rng(seed), np.full(chains, 1 / chains)
+    often = (generator.multinomial(chains, alike, size=1).astype(float) for _ in range(resamples))
+    worst = [w2_squared(_moments(candidates, counts), target)[0].max() for counts in often]
+    return Distance(per_round, float(per_round.max()), float(np.std(worst, ddof=1)))
 
 
 def with_floor(distance: Distance, theta: NDArray[Any], exact: Gaussian) -> Distance:

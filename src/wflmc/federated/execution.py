@@ -7,7 +7,6 @@ files of a finished run stand beside it, as those of `wflmc run` do.
 import re
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +14,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, refuse
 from wflmc.evaluation import Evaluation, evaluate, preload
 from wflmc.federated import server as serving
 from wflmc.federated.deployment import ADDRESS, Loopback, prepare
 from wflmc.federated.device import devices_in, open_device
 from wflmc.federated.job import Job, federated_plan, make_job, write_federation
 from wflmc.federated.messages import DEVICE, SERVER
-from wflmc.federated.server import LEDGER, LOG, Progress, Server, open_server, read_log, trace_of
+from wflmc.federated.server import LEDGER, LOG, Progress, Say, Server, open_server, read_log, trace_of
 from wflmc.keys import secret_key
 from wflmc.planning import Plan
 from wflmc.posterior.regression import Regression
@@ -75,19 +74,17 @@ class Options(NamedTuple):
     def check(self) -> None:
         """Refuse options that are wrong, or do not go together."""
         address = re.fullmatch(HOST_AND_PORT, self.address or ADDRESS)
-        protects = not self.prepare or self.noise != "simulated"
-        for good, option, given, allowed in (
-            (self.runtime in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
-            (protects, "--noise", self.noise, "channel or devices with --prepare: simulated noise protects nobody"),
-            (self.chains is None or self.chains >= 1, "--chains", self.chains, "at least 1"),
-            (0 < self.deadline < np.inf, "--deadline", self.deadline, "a number of seconds above 0"),
-            (Path(self.ledger or ".").parent.is_dir(), "--ledger", self.ledger, "a file in a folder that is there"),
-            (self.address is None or self.prepare, "--address", self.address, "given with --prepare"),
-            (address, "--address", self.address, "host and port, such as 10.0.0.7:8000"),
-            (not self.own_data or self.prepare, "--own-data", True, "given with --prepare"),
-        ):
-            if not good:
-                raise InputError(option, given, allowed)
+        bare = self.prepare and self.noise == "simulated"
+        refuse(
+            (self.runtime not in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
+            (bare, "--noise", self.noise, "channel or devices with --prepare: simulated noise protects nobody"),
+            (self.chains is not None and self.chains < 1, "--chains", self.chains, "at least 1"),
+            (not 0 < self.deadline < np.inf, "--deadline", self.deadline, "a number of seconds above 0"),
+            (not Path(self.ledger or ".").parent.is_dir(), "--ledger", self.ledger, "a file in a folder that is there"),
+            (self.address is not None and not self.prepare, "--address", self.address, "given with --prepare"),
+            (address is None, "--address", self.address, "host and port, such as 10.0.0.7:8000"),
+            (self.own_data and not self.prepare, "--own-data", True, "given with --prepare"),
+        )
 
     def identity(self, scenario: Scenario) -> dict[str, Any]:
         """Return what makes two federations the same, as about.json has it."""
@@ -97,7 +94,7 @@ class Options(NamedTuple):
         return {"asked": to_toml(scenario), "real": self.prepare, "chains": chains, "ledger": ledger, **same}
 
 
-def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callable[[str], None]) -> Result:
+def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Say) -> Result:
     """Run what is asked for, from its plan to its files, or go on with it.
 
     Args:
@@ -134,9 +131,7 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Callab
     return _finish(folder, scenario, inputs, server, options, began)
 
 
-def _run(
-    server: Server, posterior: Any, place: Path, options: Options, progress: Progress, say: Callable[[str], None]
-) -> None:
+def _run(server: Server, posterior: Any, place: Path, options: Options, progress: Progress, say: Say) -> None:
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.dynamics import Array, Dynamics, from_constants
-from wflmc.errors import InputError, unknown, without_data
+from wflmc.errors import InputError, refuse, without_data
 from wflmc.federated.messages import DEVICE, EARLIER, SERVER, Request, Terms
 from wflmc.keys import digest
 from wflmc.lattice import Lattice
@@ -206,14 +206,13 @@ def make_job(
         releases: how many chains of the same real devices are given away.
     """
     ideal, most = not np.any(plan.power_share), int(plan.active_devices.min()) - 1
-    if noise not in NOISES:
-        raise unknown("noise", noise, NOISES)
-    if noise == "devices" and not ideal:
-        raise InputError("policy.power", "a policy for a radio link", "'noiseless-dp' where devices add the noise")
-    if noise == "devices" and not 0 <= tolerate <= most:
-        raise InputError("tolerate", tolerate, f"between 0 and {most}")
-    if noise != "devices" and tolerate:
-        raise InputError("tolerate", tolerate, "0 unless noise is 'devices' (--noise devices)")
+    by_devices, radio = noise == "devices", "a policy for a radio link"
+    refuse(
+        (noise not in NOISES, "noise", noise, f"one of {', '.join(NOISES)}"),
+        (by_devices and not ideal, "policy.power", radio, "'noiseless-dp' where devices add the noise"),
+        (by_devices and not 0 <= tolerate <= most, "tolerate", tolerate, f"between 0 and {most}"),
+        (not by_devices and tolerate, "tolerate", tolerate, "0 unless noise is 'devices' (--noise devices)"),
+    )
     known, power = np.ones((len(plan.rounds), plan.devices)), np.full(plan.devices, np.inf)
     if not ideal:
         known = np.abs(link.gains(plan.start + len(plan.rounds), plan.devices))[plan.start :].astype(float)

@@ -54,6 +54,8 @@ Exchange = Callable[[list[Request]], Reception]
 
 Progress = Callable[[int, int], None]
 """Called with (rounds done, rounds in all)."""
+Say = Callable[[str], None]
+"""Called with a sentence for whoever waits."""
 
 log = logging.getLogger("wflmc.federated")
 _say = partial(print, flush=True)
@@ -102,9 +104,7 @@ def open_server(job: Job, folder: Path) -> Server:
     return server
 
 
-def serve(
-    server: Server, exchange: Exchange, progress: Progress | None = None, say: Callable[[str], None] | None = None
-) -> None:
+def serve(server: Server, exchange: Exchange, progress: Progress | None = None, say: Say | None = None) -> None:
     """Run all rounds that have not been run; every one is stored before the next is asked for.
 
     A server that was stopped between paying for a round and storing its result asks the same devices for it again, with
@@ -154,7 +154,7 @@ def _round(
     paid = None if ledger is None else ledger.paid(job.run, number)
     if paid is not None:  # asked again, of those alone who have paid
         scheduled = scheduled & (paid > 0)
-    reception = exchange(_requests(job, at, np.asarray(_broadcast(keys, state, now)), keys, scheduled))
+    reception = exchange([*_requests(job, at, np.asarray(_broadcast(keys, state, now)), keys, scheduled)])
     if paid is not None and np.any(reception.sent != scheduled):
         reason = "a round that was paid for is only repeated with all its senders"
         absent = reception.absent | {int(device): reason for device in np.flatnonzero(reception.sent)}
@@ -205,17 +205,15 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return [rows[number] for number in sorted(rows)]
 
 
-def _requests(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]) -> list[Request]:
-    """Return what is asked of every scheduled device; theta[chain, m], or [chain, K, m] with noisy downlinks."""
+def _requests(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]) -> Iterator[Request]:
+    """Yield what is asked of every scheduled device; theta[chain, m], or [chain, K, m] with noisy downlinks."""
     plan = job.plan
     received = np.ones(plan.devices) if plan.received is None else plan.received[at]
     batch = np.asarray(jax.random.key_data(jax.vmap(partial(named, name="batch"))(keys))) if job.batch else None
-    requests = []
     for k in np.flatnonzero(scheduled):
         place, known = theta if theta.ndim == 2 else theta[:, k], float(job.known[at, k])
         gain, arrives = float(job.gain[at, k]), float(job.known[at, k] * received[k])
-        requests.append(Request(int(k), plan.start + at, place, gain, known, arrives, batch))
-    return requests
+        yield Request(int(k), plan.start + at, place, gain, known, arrives, batch)
 
 
 def superpose(job: Job, requests: list[Request], signals: Mapping[int, Any], absent: dict[int, str]) -> Reception:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.dynamics import OVERDAMPED, Array, Contraction, Dynamics, Response
+from wflmc.dynamics import OVERDAMPED, Array, Contraction, Dynamics, Moving, Response
 from wflmc.planning.solvers.program import HEADROOM, Program
 from wflmc.recursion import first_order
 
@@ -31,7 +31,7 @@ class Allocation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Moving):
     """Everything that decides the power of a plan, for given active sets."""
 
     contraction: Contraction
@@ -75,16 +75,6 @@ class Problem:
     def rounds(self) -> int:
         """S."""
         return int(self.scale.size)
-
-    @property
-    def kick(self) -> Array:
-        """The factor of the gradient in the update, [S]: η, or that on the velocity of kinetic dynamics."""
-        return np.asarray(self.dynamics.kick(self.step_size))
-
-    @property
-    def langevin_noise(self) -> Array:
-        """The variance of the noise that a round needs, [S]: 2η, or that of the velocity."""
-        return np.asarray(self.dynamics.langevin_noise(self.step_size))
 
     @property
     def lmc_cap(self) -> Array:

@@ -236,14 +236,12 @@ class _Planning:
         if start is None:  # without a bound nobody asks how far away it is
             start = posterior.initial_w2_sq(options.sampler.init) if self.contracts else np.nan
         return Problem(
-            contraction=self.contraction,
-            step_size=step_size,
+            **{name: getattr(self, name) for name in ("contraction", "step_size", "scale", "contracts")},
             burn_in=options.burn_in,
             objective=policy.objective,
             start=start,
             error=discretization_error(step_size, self.L, posterior.dim) + step_size**2 * error,
             noise_weight=self.rule.weight,
-            scale=self.scale,
             active=active,
             budget=budget,
             power_cap=power_cap,
@@ -251,7 +249,6 @@ class _Planning:
             noise_limit=noise_limit,
             solver=policy.solver,
             dynamics=options.sampler.motion,
-            contracts=self.contracts,
             response=self._response() if by_law else None,
             fills_up=not by_law or not self.scheme.optimal,
         )
@@ -308,10 +305,9 @@ class _Planning:
             clip=self.clip if scheme.clips else unclipped,
             example_clip=self.example_clip if scheme.clips else unclipped,
             noise_power=link.noise_power,
-            init=options.sampler.init,
+            **{name: getattr(options.sampler, name) for name in ("init", "start")},
             dim=posterior.dim,
             initial_w2_sq=problem.start,
-            start=options.sampler.start,
             enforced=scheme.private,
             downlink_noise=self.downlink_noise,
         )

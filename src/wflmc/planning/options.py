@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.dynamics import Dynamics, by_name
-from wflmc.errors import InputError, unknown
+from wflmc.errors import InputError, refuse, unknown
 from wflmc.planning.bound import BOUNDS, Allocation, Problem
 from wflmc.planning.exact import Proxy
 from wflmc.planning.plan import Plan
@@ -105,24 +105,21 @@ class Options:
         causal, schedule, rounds = policy.csi == "causal", sampler.step_schedule, self.burn_in + self.samples
         planned, shape = schedule == "planned", f"an array of shape {steps.shape}"
         own, limit, distance = policy.objective in ("exact", "transcript"), policy.max_round_noise, self.initial_w2_sq
-        rules: list[tuple[str, Any, Any, str]] = [
-            ("objective", policy.objective, causal and own, "worst or average with csi = 'causal'"),
-            ("solver", policy.solver, own and policy.solver != "own", f"'own' with objective = {policy.objective!r}"),
-            ("step_schedule", "planned", planned and policy.objective == "transcript", "constant, or given by round"),
-            ("csi", "causal", causal and (planned or np.ptp(steps) > 0), "full with step sizes that change by round"),
-            ("step_schedule", "planned", planned and sampler.motion.has_velocity, "constant with dynamics = 'kinetic'"),
-            ("start", sampler.start, sampler.start < 0, "at least 0"),
-            ("burn_in", self.burn_in, self.burn_in < 0, "at least 0"),
-            ("samples", self.samples, self.samples < 1, "at least 1"),
-            ("step_schedule", schedule, schedule not in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
-            ("step_schedule", "planned", planned and steps.ndim, "'constant' with a step size for every round"),
-            ("step_size", shape, steps.shape not in ((), (rounds,)), f"a number, or {rounds} of them, one per round"),
-            ("max_round_noise", limit, limit is not None and not limit > 0, "a number above 0"),
-            ("initial_w2_sq", distance, distance is not None and not 0 <= distance < np.inf, "finite and at least 0"),
-        ]
-        for name, value, wrong, allowed in rules:
-            if wrong:
-                raise InputError(name, value, allowed)
+        refuse(
+            (causal and own, "objective", policy.objective, "worst or average with csi = 'causal'"),
+            (own and policy.solver != "own", "solver", policy.solver, f"'own' with objective = {policy.objective!r}"),
+            (planned and policy.objective == "transcript", "step_schedule", "planned", "constant, or given by round"),
+            (causal and (planned or np.ptp(steps) > 0), "csi", "causal", "full with step sizes that change by round"),
+            (planned and sampler.motion.has_velocity, "step_schedule", "planned", "constant with dynamics = 'kinetic'"),
+            (sampler.start < 0, "start", sampler.start, "at least 0"),
+            (self.burn_in < 0, "burn_in", self.burn_in, "at least 0"),
+            (self.samples < 1, "samples", self.samples, "at least 1"),
+            (schedule not in SCHEDULES, "step_schedule", schedule, f"one of {', '.join(SCHEDULES)}"),
+            (planned and steps.ndim, "step_schedule", "planned", "'constant' with a step size for every round"),
+            (steps.shape not in ((), (rounds,)), "step_size", shape, f"a number, or {rounds} of them, one per round"),
+            (limit is not None and not limit > 0, "max_round_noise", limit, "a number above 0"),
+            (distance is not None and not 0 <= distance < np.inf, "initial_w2_sq", distance, "finite and at least 0"),
+        )
 
 
 def plan_arguments(keywords: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.dynamics import OVERDAMPED, Array, Dynamics, Motion
+from wflmc.dynamics import OVERDAMPED, Array, Dynamics, Motion, Moving
 from wflmc.errors import InputError, Shown
 from wflmc.keys import digest
 from wflmc.planning.solvers.closed_form import REGIMES
@@ -130,7 +130,7 @@ def _fields_of(part: type[Any], plan: "Plan") -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan(Shown, Acting[Array], Certificate, Context):
+class Plan(Shown, Moving, Acting[Array], Certificate, Context):
     """Gains and active devices of every round, with the bound and the privacy they imply.
 
     The fields of its three parts are its own: `plan.gain` is `plan.rounds.gain`.
@@ -194,19 +194,9 @@ class Plan(Shown, Acting[Array], Certificate, Context):
         return {name: float(np.mean(self.limit == index)) for index, name in enumerate(REGIMES)}
 
     @property
-    def kick(self) -> Array:
-        """The factor of the gradient in the update of θ, or of the velocity, [S]."""
-        return np.asarray(self.dynamics.kick(self.step_size))
-
-    @property
     def noise_variance(self) -> Array:
         """σ²[S] of the update of θ, or of the velocity: channel noise and server noise together."""
         return self.noise_power * (self.kick * self.scale / self.gain) ** 2 + self.server_noise
-
-    @property
-    def langevin_noise(self) -> Array:
-        """What sampling needs of it, [S]: 2η, or 1 − e² with e = exp(−γ_f h)."""
-        return np.asarray(self.dynamics.langevin_noise(self.step_size))
 
     @property
     def noise_ratio(self) -> float:

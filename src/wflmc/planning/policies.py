@@ -117,5 +117,4 @@ POLICIES: dict[str, PowerPolicy] = {
 
 def policy_named(name: str) -> PowerPolicy:
     """The policy registered under a name."""
-    found: PowerPolicy = load("policies", name, "power", POLICIES)
-    return found
+    return load("policies", name, "power", POLICIES)

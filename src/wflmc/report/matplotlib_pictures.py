@@ -1,6 +1,6 @@
 """Figures drawn by Matplotlib into PNG, SVG and PDF files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def _canvas(figure: Figure) -> Any:
     if figure.shared_legend:
         canvas.legend(*every[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     if figure.shades:
-        patches = [_draw_shades(axes, figure.shades, hatched=axes is every[-1]) for axes in every]
+        patches = [[*_draw_shades(axes, figure.shades, hatched=axes is every[-1])] for axes in every]
         canvas.legend(handles=patches[-1], loc="outside lower center", ncols=3, fontsize=9)
     if figure.burn_in:
         place = {"transform": every[0].get_xaxis_transform(), "va": "bottom", "ha": "left", "fontsize": 8}
@@ -79,14 +79,12 @@ def _draw_panel(axes: Any, panel: Panel, figure: Figure) -> None:
     _scale(axes, "y", panel.y)
 
 
-def _draw_shades(axes: Any, shades: Sequence[Shade], hatched: bool) -> list[Any]:
+def _draw_shades(axes: Any, shades: Sequence[Shade], hatched: bool) -> Iterator[Any]:
     look = {"transform": axes.get_xaxis_transform(), "edgecolor": "grey", "alpha": 0.25, "linewidth": 0, "zorder": 0}
-    patches = []
     for shade in shades:
         widths = [(start, end - start) for start, end in shade.ranges]
         fill = {"facecolor": shade.color, "hatch": shade.hatch if hatched else None, "label": shade.name}
-        patches.append(axes.broken_barh(widths, (0, 1), **look, **fill))
-    return patches
+        yield axes.broken_barh(widths, (0, 1), **look, **fill)
 
 
 def _draw_line(axes: Any, line: Line, offset: float) -> None:

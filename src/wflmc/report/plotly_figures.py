@@ -1,5 +1,6 @@
 """Figures drawn by Plotly on a page, where they can be zoomed and legends clicked."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -101,15 +102,13 @@ def _traces(item: Item) -> list[dict[str, Any]]:
     return [trace]
 
 
-def _background(figure: Figure, y: str) -> list[dict[str, Any]]:
-    """Return the shades and the vertical line of a panel, as shapes."""
+def _background(figure: Figure, y: str) -> Iterator[dict[str, Any]]:
+    """Yield the shades and the vertical line of a panel, as shapes."""
     place: dict[str, Any] = {"xref": "x", "yref": f"{y} domain", "showlegend": y == "y"}
     look = {"type": "path", "opacity": 0.25, "line": {"width": 0}, "layer": "below"}
-    shapes = []
     for shade in figure.shades:
         path = " ".join(f"M{start},0V1H{end}V0Z" for start, end in shade.ranges)
-        shapes.append({**place, **look, "path": path, "fillcolor": shade.color, "name": shade.name})
+        yield {**place, **look, "path": path, "fillcolor": shade.color, "name": shade.name}
     if figure.burn_in:
         ends = {"x0": figure.burn_in + 0.5, "x1": figure.burn_in + 0.5, "y0": 0, "y1": 1, "showlegend": False}
-        shapes.append({**place, "type": "line", **ends, "line": {"color": INK, "width": 1}})
-    return shapes
+        yield {**place, "type": "line", **ends, "line": {"color": INK, "width": 1}}

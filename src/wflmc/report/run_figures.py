@@ -1,5 +1,6 @@
 """Figures of a plan and of a run: the rounds, distance to the posterior, chains, marginals, predictions, privacy."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def plan_figure(plan: Plan) -> Figure:
     across, title = Axis("round", range=(0.5, len(x) + 0.5)), f"{goal}; {privacy}"
     after_power = 1 + bool(power)
     panels[after_power:after_power] = _noise_and_losses(plan, x)
-    return Figure(panels, across, title, caption, stacked=True, width=9, burn_in=plan.burn_in, shades=_shades(plan))
+    return Figure(panels, across, title, caption, stacked=True, width=9, burn_in=plan.burn_in, shades=[*_shades(plan)])
 
 
 def _noise_and_losses(plan: Plan, x: Any) -> list[Panel]:
@@ -93,14 +94,12 @@ def _noise_and_losses(plan: Plan, x: Any) -> list[Panel]:
     return [noise, Panel([devices, *lines], Axis(zero=True), "privacy loss so far")]
 
 
-def _shades(plan: Plan) -> list[Shade]:
-    """Return the ranges of rounds that sit at each limit."""
+def _shades(plan: Plan) -> Iterator[Shade]:
+    """Yield the ranges of rounds that sit at each limit."""
     edges = [0, *(np.flatnonzero(np.diff(plan.limit)) + 1).tolist(), len(plan.rounds)]
-    shades = []
     for name in (name for name, share in plan.regime_share.items() if share):
         here = [(a + 0.5, b + 0.5) for a, b in pairwise(edges) if REGIMES[plan.limit[a]] == name]
-        shades.append(Shade(f"round is {name} ({plan.regime_share[name]:.0%})", *LIMIT_LOOKS[name], here))
-    return shades
+        yield Shade(f"round is {name} ({plan.regime_share[name]:.0%})", *LIMIT_LOOKS[name], here)
 
 
 def parameter_name(run: Run, index: int) -> str:

@@ -1,6 +1,6 @@
 """The page of a run: the answer first, then the scenario, the plan, the chains, the posterior, scores and privacy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path, PurePath
 from types import SimpleNamespace
@@ -105,7 +105,7 @@ def _boxes(run: Run) -> Html:
 
 def _scenario(run: Run) -> Html:
     """Return the scenario in words, with the file folded below."""
-    rows = table(scenario_rows(run))
+    rows = table([*scenario_rows(run)])
     if run.scenario_text is None:
         return join([rows, missing("scenario.toml is missing; this is what plan.json says.")])
     again = "<p>Saved as <code>scenario.toml</code>, <code>wflmc run scenario.toml --out DIR</code> repeats it.</p>"
@@ -114,14 +114,12 @@ def _scenario(run: Run) -> Html:
     return join([rows, fold("The scenario file, to copy", text(again + "<pre>{toml}</pre>", toml=run.scenario_text))])
 
 
-def scenario_rows(run: Run) -> list[tuple[str, Html]]:
-    """Return the scenario of a run in the sentences of `scenario_words.toml`, each row with what it is about."""
+def scenario_rows(run: Run) -> Iterator[tuple[str, Html]]:
+    """Yield the scenario of a run in the sentences of `scenario_words.toml`, each row with what it is about."""
     parts = _parts(run)
-    rows = []
     for about, keys in blocks.words("scenario_words.toml").items():
         said = [words.get(str(attrgetter(key)(parts)), words.get("*", "")) for key, words in keys.items()]
-        rows.append((about, text(" ".join(filter(None, said)), **vars(parts))))
-    return rows
+        yield about, text(" ".join(filter(None, said)), **vars(parts))
 
 
 def _parts(run: Run) -> SimpleNamespace:

@@ -1,7 +1,7 @@
 """The figures of a study, for pictures and for its page, which has the paper's statements beside ours too."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def study_figure(name: str, tables: Tables, about: str = "") -> Figure:
         if _figure_of(key) == name and key in tables:
             parts = _by_data(tables[key]) if name == "league" else {"": tables[key]}
             for whose, rows in parts.items():
-                lines = curves(rows) + _floor(tables.get(f"{key}_floor", ()))
+                lines = [*curves(rows), *_floor(tables.get(f"{key}_floor", ()))]
                 panels.append(Panel(lines, Axis(*axis), f"{whose}{about_it}", key))
     shared = len(panels) > 1 and name != "beyond"
     x = Axis(x_label, log=name in ("heterogeneity", "league"))
@@ -68,16 +68,14 @@ def _by_data(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def curves(rows: Sequence[Row]) -> list[Line]:
-    """Return one curve per scheme; later ones are thinner, as curves coincide in places."""
-    lines = []
+def curves(rows: Sequence[Row]) -> Iterator[Line]:
+    """Yield one curve per scheme; later ones are thinner, as curves coincide in places."""
     for rank, scheme in enumerate(dict.fromkeys(row.scheme for row in rows)):
         color, marker, dash = LOOKS[PLACES.index(scheme) if scheme in PLACES else rank % len(LOOKS)]
         chosen = [row for row in rows if row.scheme == scheme and row.y is not None]
         x, y, error = ([getattr(row, name) for row in chosen] for name in ("x", "y", "y_se"))
         width, name = max(0.9, 3.2 - 0.45 * rank), WORDS["schemes"].get(scheme, scheme)
-        lines.append(Line(x, y, name, color, dash, marker, width, error=error if any(error) else None))
-    return lines
+        yield Line(x, y, name, color, dash, marker, width, error=error if any(error) else None)
 
 
 def _floor(rows: Sequence[Row]) -> list[Line]:

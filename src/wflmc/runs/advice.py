@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, refuse
 from wflmc.evaluation import Asked, Evaluation, exact_w2_sq, find_causes
 from wflmc.planning import POLICIES, Plan
 from wflmc.posterior.base import HasLaw
@@ -82,15 +82,13 @@ def solve_for(
 def _check(scenario: Scenario, key: str, target: float, metric: str) -> None:
     power, kinetic = scenario.policy.power, scenario.sampler.dynamics == "kinetic"
     useless = key in irrelevant(scenario) or (key == "privacy.epsilon" and not POLICIES[power].private)
-    for wrong, option, given, allowed in (
+    refuse(
         (key not in RANGES, "--solve-for", key, f"one of {', '.join(RANGES)}"),
         (useless, "--solve-for", key, f"a key that matters with policy.power = {power!r}"),
         (metric not in METRICS, "--metric", metric, f"one of {', '.join(METRICS)}"),
         (metric == "bound" and kinetic, "--metric", metric, "'exact' with kinetic dynamics, which have no bound"),
         (not 0 < target < math.inf, "--target", target, "a finite number above 0"),
-    ):
-        if wrong:
-            raise InputError(option, given, allowed)
+    )
 
 
 def _metric(scenario: Scenario, inputs: Inputs, metric: str, solver: str) -> float:

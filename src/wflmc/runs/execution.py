@@ -4,7 +4,6 @@ While a run is under way its folder holds `.checkpoint` (plan, samples and progr
 are written at the end.
 """
 
-import math
 import shutil
 import tempfile
 import time
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from wflmc import errors
 from wflmc.errors import InputError, conflict, missing
@@ -337,47 +335,35 @@ def _write_checkpoint(folder: Path, task: Task, document: dict[str, Any], before
     write_text(folder / SETTINGS, to_json(task.settings.model_dump() | {"ledger": ledger}))
 
 
-def store_for(shape: tuple[int, int, int], memory: float | None, scratch: Path) -> Path | None:
-    """Return a file for draws[chain, draw, m] in float32 that would fill most of the memory; None if they fit."""
-    return scratch / "theta.npy" if 4.0 * math.prod(shape) > (memory or default_memory()) / 2 else None
+def sample_chains(key: jax.Array, scenario: Scenario, inputs: Inputs, plan: Plan, scratch: Path, **how: Any) -> Trace:
+    """Sample the chains of a scenario, and keep what it says: draws, or predictions at the features of the test set.
 
-
-def features_to_predict(scenario: Scenario, inputs: Inputs) -> NDArray[Any] | None:
-    """Return the features of the test set where only predictions at these are to be kept; None to keep draws."""
-    if scenario.sampler.keep == "draws":
-        return None
-    if inputs.test is None or not isinstance(inputs.posterior, SoftmaxPosterior):
-        raise InputError("sampler.keep", "predictions", "draws without a test set of labels (X_test, y_test)")
-    return inputs.test[0]
+    Args:
+        scratch: a folder for draws that would fill most of the memory, unless there is a checkpoint, which has them.
+        how: further arguments of `sample`, its memory among them.
+    """
+    chains, posterior = scenario.sampler.chains, inputs.posterior
+    if scenario.sampler.keep == "predictions":
+        if inputs.test is None or not isinstance(posterior, SoftmaxPosterior):
+            raise InputError("sampler.keep", "predictions", "draws without a test set of labels (X_test, y_test)")
+        return sample(key, posterior, plan, chains, predictions=inputs.test[0], **how)
+    draws = len(plan.rounds) - (0 if how.get("keep_burn_in") else plan.burn_in)
+    large = 4.0 * chains * draws * plan.dim > (how["memory"] or default_memory()) / 2  # bytes, in float32
+    store = scratch / "theta.npy" if large and how.get("checkpoint") is None else None
+    return sample(key, posterior, plan, chains, store=store, **how)
 
 
 def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Path, bar: ProgressBar) -> Trace:
-    settings, chains = task.settings, task.scenario.sampler.chains
-    plan = task.plan.rest(settings.start) if settings.start else task.plan
-    draws = len(plan.rounds) - (0 if settings.keep_burn_in else plan.burn_in)
+    plan = task.plan.rest(task.settings.start) if task.settings.start else task.plan
     initial = None
     if before is not None:  # where the chains were when they stopped, with their velocities if they have any
         initial = np.concatenate([part for part in (before.theta[:, -1], before.velocity) if part is not None], axis=1)
-    predictions = features_to_predict(task.scenario, task.inputs)
-    store = None
-    if task.checkpoint is None and predictions is None:
-        store = store_for((chains, draws, plan.dim), settings.memory, scratch)
+    how: dict[str, Any] = {name: getattr(task.settings, name) for name in ("memory", "keep_burn_in")}
+    how |= {"initial": initial, "ledger": ledger, "checkpoint": task.checkpoint}
     with bar("sampling", len(plan.rounds)) as advance:
-        return sample(
-            task.key,
-            task.inputs.posterior,
-            plan,
-            chains=chains,
-            keep_burn_in=settings.keep_burn_in,
-            memory=settings.memory,
-            store=store,
-            initial=initial,
-            ledger=ledger,
-            checkpoint=task.checkpoint,
-            transcript=task.scenario.sampler.transcript,
-            progress=lambda done, work: advance(len(plan.rounds) * done / work),
-            predictions=predictions,
-        )
+        how["progress"] = lambda done, work: advance(len(plan.rounds) * done / work)
+        how["transcript"] = task.scenario.sampler.transcript
+        return sample_chains(task.key, task.scenario, task.inputs, plan, scratch, **how)
 
 
 def _stored_trace(task: Task) -> Trace:

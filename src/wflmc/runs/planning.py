@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from wflmc import planning
+from wflmc.dynamics import Array
 from wflmc.errors import InputError, conflict
 from wflmc.evaluation import choose_burn_in
 from wflmc.planning import Allocation, Plan, Policy, PowerPolicy, Problem, Sampler, policy_named
@@ -140,9 +140,7 @@ def _given_power(document: PlanFile, noise_power: float, option: str, problem: P
     return Allocation(a)
 
 
-def extend_plan(
-    scenario: Scenario, inputs: Inputs, plan: Plan, more: int, spent: NDArray[np.float64]
-) -> tuple[Scenario, Plan]:
+def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, more: int, spent: Array) -> tuple[Scenario, Plan]:
     """Return the scenario and plan with `more` rounds after the last, made from what is left of every budget.
 
     Args:
@@ -170,6 +168,6 @@ def extend_plan(
     return longer, make_plan(longer, inputs, scheme, ledger=before)
 
 
-def _one_or_each(steps: NDArray[np.float64]) -> float | list[float]:
+def _one_or_each(steps: Array) -> float | list[float]:
     """Return step sizes as a scenario has them: a number where all are the same, else one for every round."""
     return float(steps.flat[0]) if np.unique(steps).size == 1 else [float(step) for step in steps]

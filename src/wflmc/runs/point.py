@@ -9,9 +9,8 @@ import jax
 
 from wflmc.errors import InputError
 from wflmc.evaluation import evaluate, exact_law
-from wflmc.runs.execution import features_to_predict, store_for
+from wflmc.runs.execution import sample_chains
 from wflmc.runs.planning import make_plan
-from wflmc.sampling import sample
 from wflmc.scenario import Scenario, build, file_digests, plain
 
 PLANNED = ("exact_w2_sq", "objective", "gap", "exact_ess_min", "epsilon_spent", "adjacency", "regime", "burn_in")
@@ -60,21 +59,11 @@ def measure(task: Task, progress: Callable[[float], None]) -> dict[str, Any]:
     row |= {"adjacency": plan.privacy.adjacency, "burn_in": plan.burn_in, "exact_ess_min": law.ess_min}
     row["exact_w2_sq"] = None if law.w2_sq is None else max(law.w2_sq[plan.burn_in :])
     if not task.plan_only:
-        sampler = task.scenario.sampler
-        assert sampler.seed != "secret"  # whoever makes points has refused it
+        assert task.scenario.sampler.seed != "secret"  # whoever makes points has refused it
+        seeded = jax.random.key(task.scenario.sampler.seed)
         with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
-            predictions = features_to_predict(task.scenario, inputs)
-            shape = sampler.chains, sampler.samples, plan.dim
-            trace = sample(
-                jax.random.key(sampler.seed),
-                inputs.posterior,
-                plan,
-                chains=sampler.chains,
-                memory=task.memory,
-                store=store_for(shape, task.memory, Path(scratch)) if predictions is None else None,
-                predictions=predictions,
-                progress=lambda done, rounds: progress(0.9 * done / rounds),
-            )
+            how: Any = {"memory": task.memory, "progress": lambda done, rounds: progress(0.9 * done / rounds)}
+            trace = sample_chains(seeded, task.scenario, inputs, plan, Path(scratch), **how)
             found = evaluate(trace, inputs.posterior, inputs.test, law)
         rates = {f"clip_rate_{when}": rate for when, rate in found.clip_rate.items()}
         same = {name: getattr(found, name) for name in ("ess_min", "ess_tail_min", "rhat_max", "example_clip_rate")}

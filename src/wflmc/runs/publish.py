@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, refuse
 from wflmc.evaluation import Moments, noise_aware
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.planning import POLICIES
@@ -17,9 +17,8 @@ from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, read_document
 from wflmc.runs.planning import read_plan
 from wflmc.sampling import Trace, Transcript
-from wflmc.sampling.trace import write_groups
+from wflmc.sampling.trace import LIBRARY, write_groups
 from wflmc.scenario import NotCovered, Scenario, build_privacy, not_covered, validate
-from wflmc.version import __version__
 
 KINDS = ("draws", "predictions", "moments", "noise-aware")
 NEEDS_FILE = {"predictions": "the rows to predict", "noise-aware": "public moments; of private ones ε knows nothing"}
@@ -65,7 +64,7 @@ def publish_run(
     coords = {axis: np.arange(n) for axes, part in variables.values() for axis, n in zip(axes, part.shape, strict=True)}
     statement = _statement(what, plan, scenario, uncovered)
     about = {key: value if isinstance(value, str | float) else json.dumps(value) for key, value in statement.items()}
-    about |= {"inference_library": "wflmc", "inference_library_version": __version__}
+    about |= LIBRARY
     if plan.classes is not None:
         about |= {"classes": json.dumps(plan.classes), "theta": "class after class, the intercept, if any, last"}
     write_groups(out, {name: xr.Dataset(variables, coords, about)})
@@ -79,16 +78,14 @@ def statement_lines(statement: dict[str, Any]) -> list[str]:
 
 def _check_arguments(what: str, features: Path | None, out: Path) -> None:
     needed, given = NEEDS_FILE.get(what), None if features is None else str(features)
-    for wrong, option, value, allowed in (
+    refuse(
         (what not in KINDS, "--what", what, f"one of {', '.join(KINDS)}"),
         (needed and features is None, "--features", None, f"given with --what {what}: {needed}"),
         (features is not None and not needed, "--features", given, "given with --what predictions or noise-aware"),
         (features is not None and not features.is_file(), "--features", given, "a file that exists"),
         (out.exists(), "--out", str(out), "a new file: it exists already"),
         (out.suffix != ".nc" or not out.parent.is_dir(), "--out", str(out), "a file that ends in .nc, in a folder"),
-    ):
-        if wrong:
-            raise InputError(option, value, allowed)
+    )
 
 
 def _finished(run: Path) -> tuple[PlanFile, Scenario, list[NotCovered]]:

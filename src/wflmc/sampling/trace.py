@@ -26,6 +26,8 @@ from wflmc.sampling.transcript import Transcript
 from wflmc.storage import replacing, reserve
 from wflmc.version import __version__
 
+LIBRARY = {"inference_library": "wflmc", "inference_library_version": __version__}
+"""Attributes of every group that is written."""
 DRAWN = ("chain", "draw")
 TAKEN = (*DRAWN, "observation", "device")
 """Names of axes, which no variable can have."""
@@ -150,8 +152,7 @@ def _for_arviz(made: dict[str, Any]) -> Any:
 
 def in_arviz(theta: NDArray[Any], attributes: dict[str, Any]) -> Any:
     """Return draws theta[chain, draw, m] that are not a trace's for ArviZ."""
-    about = {"inference_library": "wflmc", "inference_library_version": __version__}
-    return _for_arviz({"posterior": _variables(theta, None).assign_attrs({**about, **attributes})})
+    return _for_arviz({"posterior": _variables(theta, None).assign_attrs({**LIBRARY, **attributes})})
 
 
 def _data_set(values: dict[str, Any], coords: Any = None, attributes: Any = None, numbered: Any = NUMBERED) -> Any:
@@ -192,8 +193,8 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
         made |= _outcomes(trace.theta, request)
     elif request.predictive or request.log_likelihood or request.features is not None:
         raise InputError("posterior", None, "given, for what it predicts")
-    about: dict[str, Any] = {"inference_library": "wflmc", "inference_library_version": __version__}
-    about |= {"plan": _in_short(plan)} | ({} if trace.key is None else {"key": list(trace.key)})
+    about: dict[str, Any] = {**LIBRARY, "plan": _in_short(plan)}
+    about |= {} if trace.key is None else {"key": list(trace.key)}
     return {name: group.assign_attrs({**about, **(attributes or {})}) for name, group in made.items()}
 
 

@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -250,9 +250,9 @@ def _preconditioned(
     return posterior.whitened(release.matrix, section.prior_on), release
 
 
-def _constant_warnings(scenario: Scenario, posterior: Posterior) -> list[str]:
-    """Return what is odd about μ and L as the scenario gives them (0 stands for "computed"), and about the classes."""
-    section, warnings = scenario.posterior, []
+def _constant_warnings(scenario: Scenario, posterior: Posterior) -> Iterator[str]:
+    """Yield what is odd about μ and L as the scenario gives them (0 stands for "computed"), and about the classes."""
+    section = scenario.posterior
     mu, L = section.mu or posterior.mu, section.L or posterior.L
     if mu > L:
         key, limit = ("mu", "at most L") if section.mu else ("L", "at least mu")
@@ -260,12 +260,11 @@ def _constant_warnings(scenario: Scenario, posterior: Posterior) -> list[str]:
     if isinstance(posterior, SoftmaxPosterior):
         empty = posterior.classes - np.unique(posterior.real_rows(posterior.labels)).size
         if empty:
-            warnings.append(f"{empty} of {posterior.classes} classes have no example.")
+            yield f"{empty} of {posterior.classes} classes have no example."
     if mu > posterior.mu * (1 + 1e-12):
-        warnings.append(f"posterior.mu = {mu:g} is too large for these data: the bound may fail.")
+        yield f"posterior.mu = {mu:g} is too large for these data: the bound may fail."
     if L < posterior.L * (1 - 1e-12):
-        warnings.append(f"posterior.L = {L:g} is too small for these data: the bound may fail.")
-    return warnings
+        yield f"posterior.L = {L:g} is too small for these data: the bound may fail."
 
 
 def build_privacy(scenario: Scenario) -> Privacy:

@@ -81,10 +81,8 @@ def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, .
         ("scores", scored, "Scores look at the test set, which nothing hides."),
         ("refusals", True, f"A run that is refused or stopped over its data ({stop}) tells that it was."),
     ]
-    return (
-        *(NotCovered(name, text) for name, holds, text in published if holds),
-        *(NotCovered(name, text, published=False) for name, holds, text in shown if holds),
-    )
+    rows = [*((*row, True) for row in published), *((*row, False) for row in shown)]
+    return tuple(NotCovered(name, text, rests) for name, holds, text, rests in rows if holds)
 
 
 def data_warnings(found: Iterable[NotCovered]) -> tuple[str, ...]:

@@ -23,13 +23,8 @@ from wflmc.storage import replacing
 from wflmc.version import __version__
 
 ROOT = Path(__file__).parent.parent
-JAX_SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_default_matmul_precision",
-    "jax_disable_jit",
-)
+_SETTINGS = "enable_x64 default_prng_impl threefry_partitionable default_matmul_precision disable_jit"
+JAX_SETTINGS = tuple(f"jax_{name}" for name in _SETTINGS.split())
 LIBRARIES = ("jax", "jaxlib", "numpy", "scipy", "arviz")
 NOT_RESULTS = ("cli", "report")
 """Parts of the package that do not change what a point computes."""

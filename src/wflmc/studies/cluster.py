@@ -60,7 +60,7 @@ def open_cluster(address: str | None, workers: int | None, warn: Warn) -> Iterat
             return stack.enter_context(_start(stack, workers) if address is None else _connect(address, warn))
 
         def compute(work: Work, tasks: Sequence[Any], progress: Progress) -> Iterator[tuple[int, Any]]:
-            del progress  # workers do not report parts of points
+            """Workers do not report parts of points."""
             if not tasks:
                 return
             client, batch = open_client(), uuid.uuid4().hex[:12]

@@ -57,18 +57,14 @@ class Settings(NamedTuple):
         return h, Sampler(init="zero", dynamics="kinetic", friction=FRICTION_STEP / h)
 
 
-PLAIN, MOVING = "overdamped", "kinetic"
+PLAIN, MOVING, FASHION = "overdamped", "kinetic", "fashion-mnist"
 _TABLE: dict[tuple[str, str], dict[float, tuple[str, float, float]]] = {
     ("other", "mnist"): {0.3: (PLAIN, 200, 0.15), 1: (MOVING, 15, 0.5), 3: (PLAIN, 350, 0.8), 10: (MOVING, 60, 1.2)},
-    ("other", "fashion-mnist"): {
-        0.3: (MOVING, 30, 0.15), 1: (MOVING, 30, 0.4), 3: (MOVING, 60, 0.65), 10: (MOVING, 60, 1.2)
-    },
+    ("other", FASHION): {0.3: (MOVING, 30, 0.15), 1: (MOVING, 30, 0.4), 3: (MOVING, 60, 0.65), 10: (MOVING, 60, 1.2)},
     ("training", "mnist"): {1: (PLAIN, 500, 0.3), 3: (PLAIN, 700, 0.65)},
-    ("training", "fashion-mnist"): {1: (MOVING, 15, 0.8), 3: (MOVING, 30, 1.2)},
+    ("training", FASHION): {1: (MOVING, 15, 0.8), 3: (MOVING, 30, 1.2)},
     ("descent", "mnist"): {0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 200, 0.4), 3: (PLAIN, 350, 0.65), 10: (PLAIN, 500, 1.2)},
-    ("descent", "fashion-mnist"): {
-        0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 500, 0.15), 3: (PLAIN, 500, 0.5), 10: (PLAIN, 700, 0.8)
-    },
+    ("descent", FASHION): {0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 500, 0.15), 3: (PLAIN, 500, 0.5), 10: (PLAIN, 700, 0.8)},
 }  # fmt: skip
 CHOSEN = {(*key, epsilon): Settings(*row) for key, rows in _TABLE.items() for epsilon, row in rows.items()}
 """By where they were chosen and for which private data set: on the `other` data set, on `training` images, and those of
@@ -181,11 +177,13 @@ def league_study(setting: League) -> Study:
     def measure(point: Point, progress: Progress) -> Tables:
         name, _ = _parts(point.schemes[0])
         features, posterior = data(name)
+        how: dict[str, Any] = {"predictions": features.X_test, "memory": setting.memory}
+        how["progress"] = lambda done, work: progress(done / work)
         if not point.xs:
-            return _unclipped(name, features, posterior, setting, progress)
+            return _unclipped(name, features, posterior, how)
         each = zip(point.schemes, point.xs, strict=True)
         rows = [entry(scheme, x, posterior, setting.experiments) for scheme, x in each]
-        return _scored(rows, features, posterior, setting, progress)
+        return _scored(rows, features, posterior, how)
 
     points, order = [], []
     for name in OTHER:
@@ -201,16 +199,11 @@ def league_study(setting: League) -> Study:
     return Study("league", tuple(points), tuple(order), identity, measure)
 
 
-def _scored(
-    rows: Sequence[Entry], features: Features, posterior: SoftmaxPosterior, setting: League, progress: Progress
-) -> Tables:
-    """Return scores of rows of the same dynamics."""
+def _scored(rows: Sequence[Entry], features: Features, posterior: SoftmaxPosterior, how: dict[str, Any]) -> Tables:
+    """Return scores of rows of the same dynamics; `how` are arguments of `sample`."""
     plans = [each for row in rows for each in row.plans]
     numbers = [seed for row in rows for seed in range(len(row.plans))]
-    trace = sample(
-        jax.random.key(1), posterior, plans, numbers=numbers, predictions=features.X_test, memory=setting.memory,
-        progress=lambda done, work: progress(done / work),
-    )  # fmt: skip
+    trace = sample(jax.random.key(1), posterior, plans, numbers=numbers, **how)
     point = [row.scheme.endswith("descent") for row in rows for _ in row.plans]
     scores = scores_of(trace, posterior, features.X_test, features.y_test, point)
     tables: Tables = {}
@@ -230,19 +223,14 @@ def _add(tables: Tables, row: Entry, values: dict[str, NDArray[np.float64]]) -> 
         table.append(mean_row("league", row.scheme, row.x, each))
 
 
-def _unclipped(
-    name: str, features: Features, posterior: SoftmaxPosterior, setting: League, progress: Progress
-) -> Tables:
+def _unclipped(name: str, features: Features, posterior: SoftmaxPosterior, how: dict[str, Any]) -> Tables:
     """Return scores of the posterior itself, of unclipped kinetic chains over an ideal link, and R-hat of logits."""
     size, kept = LONG[name]
     step = (size / int(posterior.sizes.sum())) ** 0.5
     sampler = Sampler(init="zero", dynamics=MOVING, friction=LONG_FRICTION)
-    how = {"burn_in": LONG_BURN_IN, "samples": kept, "initial_w2_sq": 0.0}
-    ideal = plan(posterior, link_of(0), Privacy(), step_size=step, sampler=sampler, policy=Policy("noiseless"), **how)  # type: ignore[arg-type]
-    trace = sample(
-        jax.random.key(2), posterior, ideal, CHAINS, predictions=features.X_test, memory=setting.memory,
-        progress=lambda done, work: progress(done / work),
-    )  # fmt: skip
+    long = {"burn_in": LONG_BURN_IN, "samples": kept, "initial_w2_sq": 0.0}
+    ideal = plan(posterior, link_of(0), Privacy(), step_size=step, sampler=sampler, policy=Policy("noiseless"), **long)  # type: ignore[arg-type]
+    trace = sample(jax.random.key(2), posterior, ideal, CHAINS, **how)
     assert trace.predictions is not None
     scores = scores_of(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
     tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"

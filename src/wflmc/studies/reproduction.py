@@ -1,7 +1,6 @@
 """Which studies a figure consists of, from which data and with how many experiments; and which claims follow."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,7 @@ PROMISE = "ε = {0.epsilon:g}, δ = {0.delta:g} (replace)"
 """For titles, of a setting."""
 
 
-def read_data(
-    paths: Sequence[Path], wanted: Sequence[str], note: Warn
-) -> tuple[Posterior | None, str, Features | None]:
+def read_data(paths: list[Path], wanted: list[str], note: Warn) -> tuple[Posterior | None, str, Features | None]:
     """Return what the wanted figures need: the paper's posterior of 30 devices, the name of its data, and MNIST.
 
     Args:
@@ -107,7 +104,7 @@ class Reproduction:
 
     def claims(self, tables: Tables) -> list[Claim]:
         """Return the paper's stated outcomes of the figures whose tables there are, with our numbers."""
-        claims = fig6_fig7.claims(tables)
+        claims = [*fig6_fig7.claims(tables)]
         if set(NAMES) & set(tables):
             claims = [*fig2_to_fig5.claims(Setting(self.gaussian)), *claims]
         claims = [*_on_data(self.gaussian, claims), *fig8.claims(tables)]

@@ -1,6 +1,6 @@
 """Figures 6 and 7 of the paper: many kept samples over fading channels, measured by W2² to the exact posterior."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,18 +38,18 @@ class MultiSample:
         """η = 0.4/(μ + L)."""
         return float(self.step_factor / (self.posterior.mu + self.posterior.L))
 
-    def links(self, snr_db: float) -> list[Link]:
-        """Return one link per experiment, each with a channel of its own."""
-        fading = channel.rayleigh(self.gain_power)
-        return [Link(fading, snr_db, seed=self.seed + experiment) for experiment in range(self.experiments)]
-
     def plans(
         self, scheme: str, snr_db: float, burn_in: int, privacy: Privacy | None = None, **options: Any
     ) -> list[Plan]:
-        """Return one plan per experiment, by the paper's bound and accountant unless told otherwise."""
+        """Return one plan per experiment, by the paper's bound and accountant unless told otherwise.
+
+        Each experiment has a channel of its own.
+        """
+        fading, seeds = channel.rayleigh(self.gain_power), range(self.seed, self.seed + self.experiments)
         privacy = privacy or Privacy(self.epsilon, self.delta, self.clip, "paper")
         rounds = {"burn_in": burn_in, "samples": self.rounds - burn_in, "step_size": self.step_size, "bound": "paper"}
-        return plans_of(scheme, self.posterior, self.links(snr_db), privacy, **{**rounds, **options})
+        links = [Link(fading, snr_db, seed=seed) for seed in seeds]
+        return plans_of(scheme, self.posterior, links, privacy, **{**rounds, **options})
 
 
 def multi_sample_study(name: str, setting: MultiSample) -> Study:
@@ -116,11 +116,9 @@ STATED: tuple[Measured, ...] = (
 )  # fmt: skip
 
 
-def claims(tables: Tables) -> list[Claim]:
-    """Return the outcomes stated of those of figures 6 and 7 that are among the tables."""
-    claims = []
+def claims(tables: Tables) -> Iterator[Claim]:
+    """Yield the outcomes stated of those of figures 6 and 7 that are among the tables."""
     for name, statement, paper, number, (low, high), note in STATED:
         if name in tables:
             ours, exact = (number(Curves(tables[table])) for table in (name, f"{name}_exact"))
-            claims.append(Claim(name, statement, paper, ours, low < ours < high, note=note.format(exact)))
-    return claims
+            yield Claim(name, statement, paper, ours, low < ours < high, note=note.format(exact))
