@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc.errors import InputError
-from wflmc.posterior import softmax
+from wflmc.posterior import softmax, softmax_sums
 from wflmc.posterior.softmax import synthetic_labels
 
 from ..conftest import FULL, count
@@ -60,6 +60,26 @@ def test_gradients_are_those_of_the_written_out_cost(partition, devices):
     for k in range(devices) if FULL else {0, devices - 1}:
         alone, _ = clipped_sum(posterior.device(k), theta, jnp.ones(1), jnp.asarray(clip[k : k + 1]))
         np.testing.assert_allclose(alone, clipped[k], atol=2e-4)
+
+
+@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("size", [0.3, 3.0, 100.0, 1e6])  # logits up to 2, 20, 1e3 and 1e7
+def test_gradients_of_logits_of_any_size(size, block):
+    X, y = (np.asarray(values) for values in data_of(dim=4, classes=5))
+    posterior = wflmc.softmax_regression(jax.random.key(0), 3, X=X, y=y, partition="blocks")
+    theta = size * np.random.default_rng(2).standard_normal((2, posterior.dim)).astype(np.float32)
+    held = [
+        jnp.asarray(values.reshape(-1, block, *values.shape[1:])) for values in (posterior.features, y.reshape(3, -1))
+    ]
+    columns = softmax_sums.columns_of(jnp.asarray(theta), 4)
+    found = np.concatenate([jax.jit(softmax_sums._likelihood)(*data, columns) for data in zip(*held, strict=True)])
+    rows = np.asarray(posterior.features, np.float64)
+    logits = np.einsum("knd,dcx->kncx", rows, np.asarray(columns, np.float64))
+    raised = np.exp(logits - logits.max(2, keepdims=True))
+    residual = raised / raised.sum(2, keepdims=True) - (y.reshape(3, -1, 1) == np.arange(5))[..., None]
+    wanted = np.einsum("knd,kncx->kdcx", rows, residual)
+    # A logit of float32 is off by some 2⁻²³ of its size, and a probability by a quarter of that.
+    np.testing.assert_allclose(found, wanted, atol=2e-5 + 5e-7 * min(np.abs(logits).max(), 40.0) * 20)
 
 
 def test_chains_together_are_chains_one_by_one():
