@@ -14,9 +14,6 @@ from wflmc.posterior.summation import Sum, as_pair, lattice_sum, plus
 ROWS_TOGETHER = 128
 """Rows of devices of few rows that float32 adds."""
 
-SMALL = 60.0
-"""Logits whose exponentials float32 adds as they are."""
-
 
 def columns_of(theta: jax.Array, dim: int) -> jax.Array:
     """Return theta[chain, ..., m] as [..., d, C, chain]: chains side by side make the matrix products large."""
@@ -91,28 +88,19 @@ def _likelihood(features: jax.Array, labels: jax.Array, columns: jax.Array) -> j
 
     Logits are counted from those of the first class, whose gradient is minus the sum of all others.
     """
-    apart = columns[..., 1:, :] - columns[..., :1, :]
-    logits = _logits(features, apart)
+    logits = _logits(features, columns[..., 1:, :] - columns[..., :1, :])
+    most = jnp.maximum(logits.max(1, keepdims=True), 0.0)
+    raised = jnp.exp(logits - most)
+    p = raised * (1 / (jnp.exp(-most) + raised.sum(1, keepdims=True)))
     hot = jax.nn.one_hot(labels - 1, logits.shape[1], dtype=features.dtype)
     if len(features) == 1:
-        # No logit is above the product of norms. Of one device: others' numbers are not to change how this is rounded.
-        most = jnp.sum(features**2, axis=-1).max() * jnp.sum(apart**2, axis=-3).max()
-        p = jax.lax.cond(most < SMALL**2, lambda: _others(logits, 0.0), lambda: _others(logits))
         # What was seen is the same for all chains: taken off at the end, not from every chain's p.
         others = (product(features[0].T, p) - product(features[0].T, hot[0])[..., None])[None]
     else:
-        residual = _others(logits).reshape(*labels.shape, *logits.shape[1:]) - hot[..., None]
+        residual = p.reshape(*labels.shape, *p.shape[1:]) - hot[..., None]
         others = _weighted(features, residual.reshape(*labels.shape, -1))
-        others = others.reshape(len(features), columns.shape[-3], *logits.shape[1:])
+        others = others.reshape(len(features), columns.shape[-3], *p.shape[1:])
     return jnp.concatenate([-others.sum(2, keepdims=True), others], axis=2)
-
-
-def _others(logits: jax.Array, largest: Any = None) -> jax.Array:
-    """Return p(class|u) of all classes but the first, whose logit is 0; exponents are relative to the largest."""
-    if largest is None:
-        largest = jnp.maximum(logits.max(1, keepdims=True), 0.0)
-    raised = jnp.exp(logits - largest)
-    return raised * (1 / (jnp.exp(-largest) + raised.sum(1, keepdims=True)))
 
 
 def _logits(features: jax.Array, columns: jax.Array) -> jax.Array:
