@@ -118,6 +118,16 @@ def test_a_record_without_a_finite_gradient_adds_nothing(bad):
     np.testing.assert_allclose(*sums, rtol=1e-6)
 
 
+def test_numbers_of_other_types_are_taken_as_they_were_traced():
+    rows = np.random.default_rng(0).standard_normal((9, 6))
+    ones, theta = jnp.ones(DEVICES), np.full(54, 0.1, np.float32)
+    half, single = (
+        made(dense, rows.astype(np.float16).astype(kind), parameters()) for kind in (np.float16, np.float32)
+    )
+    found, wanted = (clipped_sum(own, theta, ones, 1e6 * ones, None, CLIP * ones)[0] for own in (half, single))
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_the_charge_for_a_records_norm_is_that_of_its_largest_array():
     """4,100 parameters would be added in two stages, but 4,096 of them are by themselves, in one."""
     start = {"a": np.zeros(4096), "b": np.zeros(4)}

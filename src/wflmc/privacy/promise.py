@@ -19,8 +19,8 @@ HIDDEN = {
     ("record", "add-remove"): "whether an example is there or an empty one in its place",
 }
 """What is hidden, by unit and adjacency, in words."""
-SMALLEST_CLIP = 1e-15
-"""Below it the squares of a gradient that float32 can hold vanish, and with them its norm."""
+CLIPS = {"above": 1e-15, "below": 1e30}
+"""Outside of it float32 loses the squares of a gradient that it can hold, or one over the clip, and with them norms."""
 
 
 @lru_cache(maxsize=1024)
@@ -78,14 +78,14 @@ class Privacy(Shown):
         if self.epsilon is not None and self.delta is not None:
             positive("epsilon", self.epsilon)
             positive("delta", self.delta, 1)
-        positive("clip", self.clip, above=SMALLEST_CLIP)
+        positive("clip", self.clip, **CLIPS)
         for name, known in (("unit", UNITS), ("adjacency", ADJACENCIES), ("accountant", ACCOUNTANTS)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
         if (self.unit == "record") != (self.example_clip is not None):
             raise InputError("example_clip", self.example_clip, "given with unit = 'record', else left out")
         if self.example_clip is not None:
-            positive("example_clip", self.example_clip, above=SMALLEST_CLIP)
+            positive("example_clip", self.example_clip, **CLIPS)
 
     def _facts(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 from numpy.typing import NDArray
 
 from wflmc.errors import Found, InputError
@@ -107,7 +106,7 @@ class TracedModel:
         def cost(leaves: list[jax.Array], example: list[jax.Array]) -> jax.Array:
             if self.space is not None:
                 return self.cost(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), example)
-            return jaxpr_as_fun(self.likelihood)(*leaves, *example)[0]
+            return records.run(self.likelihood, *leaves, *example)[0]
 
         arrays = [np.zeros(one.shape, one.dtype) for one in self.likelihood.in_avals]
         return records.Gradient(cost, arrays[: len(self.shapes)], arrays[len(self.shapes) :])
@@ -126,8 +125,7 @@ class TracedModel:
 
     def _run(self, traced: Any, theta: jax.Array, example: Any = ()) -> jax.Array:
         values = jax.tree.leaves((self.unflatten(self.parameters(theta)), example))
-        given = [jnp.asarray(value, wanted.dtype) for value, wanted in zip(values, traced.in_avals, strict=True)]
-        return jaxpr_as_fun(traced)(*given)[0].astype(theta.dtype)
+        return records.run(traced, *values)[0].astype(theta.dtype)
 
 
 def checked_arrays(key: str, data: Any) -> tuple[Any, int]:

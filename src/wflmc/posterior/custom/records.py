@@ -5,6 +5,7 @@ back. Both vectors say its norm, and one matrix product adds such products of ma
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,6 +18,12 @@ from wflmc.posterior.summation import RECORD_STAGE, additions, barrier, sum_squa
 
 ORDERS = "reshape", "transpose", "squeeze"
 """Operations that give a product of vectors another shape or order."""
+
+
+def run(traced: Any, *values: Any) -> list[jax.Array]:
+    """Return what a traced function gives for numbers that may be of other types than those that it was traced for."""
+    given = [jnp.asarray(value, wanted.dtype) for value, wanted in zip(values, traced.in_avals, strict=True)]
+    return jaxpr_as_fun(traced)(*given)
 
 
 class Rows(NamedTuple):
@@ -56,7 +63,7 @@ class Gradient:
         made = {id(out): equation for equation in traced.eqns for out in equation.outvars}
         found = [_vectors(made, out) for out in traced.jaxpr.outvars]
         outputs = [part for parts, _ in found for part in parts]
-        self._run = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr.replace(outvars=outputs), traced.consts))
+        self._run = partial(run, ClosedJaxpr(traced.jaxpr.replace(outvars=outputs), traced.consts))
         self._parts = [(len(parts), after) for parts, after in found]
         sizes = [[int(np.prod(part.aval.shape)) for part in parts] for parts, _ in found]
         self.size = sum(map(sum, sizes))
