@@ -269,7 +269,8 @@ def test_every_scheme_has_the_same_noise(point, labelled, monkeypatch):
     monkeypatch.setattr(fig8.Mnist, "plans", lambda self, p, _, links: of_mnist(self, p, "equal", links))
     study = fig8.mnist_study(small(labelled))
     tables = study.measure(Point(10.0, ("optimized", "equal", "no-dp")), lambda _: None)
-    assert len({row.y for row in tables["fig8_nll"]}) == 1
+    first, *others = (row.y for row in tables["fig8_nll"])
+    assert others == pytest.approx([first] * 2, rel=1e-6)  # chains side by side need not be rounded alike
 
 
 def test_the_first_kept_round_counts(point):
