@@ -148,8 +148,9 @@ def update(key: jax.Array, state: State, received: jax.Array, weight: jax.Array,
     noise = None
     if now.server_noise is not None:
         noise = jnp.sqrt(now.server_noise) * jax.random.normal(key, state.theta.shape, state.theta.dtype)
-    how = noise, now.step_size, weight.max(), now.gain
-    theta, velocity = now.constants.dynamics.step(state.theta, state.velocity, received, *how)
+    theta, velocity = now.constants.dynamics.step(
+        state.theta, state.velocity, received, noise, now.step_size, weight.max(), now.gain
+    )
     return State(theta, state.round + 1, velocity)
 
 
