@@ -14,7 +14,7 @@ import wflmc
 from wflmc import channel
 from wflmc.keys import named
 from wflmc.planning import POLICIES
-from wflmc.sampling import kernel, runner
+from wflmc.sampling import kernel, kernel_rounds, runner
 
 from .compile_tools import count_compilations
 
@@ -121,7 +121,7 @@ def test_update_written_out(small):
 def test_clipping_bounds_what_is_sent(posterior):
     """Whatever θ, what reaches the server is at most α Σ ℓ of the active devices."""
     plan = make_plan(posterior, "no-dp", "threshold")
-    now = runner.kernel_rounds([plan])[0]
+    now = kernel_rounds([plan])[0]
     for scale in (0.0, 1.0, 1e3, 1e6):
         signal, _ = wflmc.sampling.transmit(posterior, jnp.full(5, scale), now)
         assert np.linalg.norm(signal) <= plan.gain[0] * 30 * plan.active_devices[0] * (1 + 1e-5)

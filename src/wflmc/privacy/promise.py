@@ -39,7 +39,7 @@ def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, no
         noise_power: N0.
     """
     send = np.asarray(gain, dtype=float)[..., None] * np.asarray(amplitude, dtype=float)
-    return np.where(send > 0, 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power, 0.0)
+    return 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power
 
 
 @dataclass(frozen=True, repr=False)

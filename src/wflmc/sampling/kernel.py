@@ -87,26 +87,38 @@ def kernel_rounds(plans: Sequence[Plan], zipped: bool = False) -> Rounds:
     Args:
         zipped: stack several plans: their rounds as [S, plan, ...], their constants as [plan, ...].
     """
+    return stacked(rounds_of(plans), zipped)
+
+
+def rounds_of(plans: Sequence[Plan]) -> list[tuple[Rounds, Constants]]:
+    """Return the rounds and the constants of every plan, on the host and alike in what they have."""
     noisy = any(np.any(plan.server_noise) for plan in plans)
     mismatched = any(plan.received is not None for plan in plans)
     by_example = any(np.isfinite(plan.example_clip).any() for plan in plans)
     noisy_downlink = any(plan.downlink_noise for plan in plans)
-    rounds, constants = [], []
+    each = []
     for plan in plans:
         received = np.ones_like(plan.weight) if plan.received is None and mismatched else plan.received
-        rounds.append(replace(plan.rounds, server_noise=plan.server_noise if noisy else None, received=received))
+        rounds = replace(plan.rounds, server_noise=plan.server_noise if noisy else None, received=received)
         clip, example_clip = plan.clips_at
         downlink_std = plan.downlink_noise**0.5 if noisy_downlink else None
         example = example_clip if by_example else None
-        constants.append(Constants(clip, plan.noise_power, plan.dynamics, example, downlink_std))
+        each.append((rounds, Constants(clip, plan.noise_power, plan.dynamics, example, downlink_std)))
+    return each
+
+
+def stacked(each: Sequence[tuple[Rounds, Constants]], zipped: bool, part: Any = slice(None)) -> Rounds:
+    """Return `kernel_rounds` of plans, or a part of these rounds: a slice, or their numbers."""
     if not zipped:
-        return replace(rounds[0], constants=jax.tree.map(np.asarray, constants[0]))
+        return replace(each[0][0], constants=jax.tree.map(np.asarray, each[0][1]))[part]
 
-    def stack(axis: int, *values: Any) -> jax.Array:
-        return jnp.moveaxis(jnp.asarray(np.stack(values, dtype=np.float32, casting="same_kind")), 0, axis)
+    def stack(axis: int, index: Any, *values: Any) -> jax.Array:
+        some = [np.asarray(value)[index] for value in values]
+        return jnp.moveaxis(jnp.asarray(np.stack(some, dtype=np.float32, casting="same_kind")), 0, axis)
 
-    together: Rounds = jax.tree.map(partial(stack, 1), *rounds)
-    return replace(together, constants=jax.tree.map(partial(stack, 0), *constants))
+    rounds, constants = zip(*each, strict=True)
+    together: Rounds = jax.tree.map(partial(stack, 1, part), *rounds)
+    return replace(together, constants=jax.tree.map(partial(stack, 0, ...), *constants))
 
 
 def broadcast(key: jax.Array, theta: jax.Array, now: Rounds) -> jax.Array:

@@ -17,9 +17,9 @@ from wflmc.privacy.ledger import Ledger, refuse_overspending
 def refuse_plans(plans: Sequence[Plan]) -> None:
     """OverspendError for a plan that would take a device beyond its budget, unless its policy ignores budgets."""
     for plan in {id(plan): plan for plan in plans}.values():
-        if plan.enforced and plan.clips:
-            total = plan.ledger + np.cumsum(plan.loss, axis=0)
-            refuse_overspending(plan.privacy.budget(plan.devices), total, plan.start)
+        budget = plan.privacy.budget(plan.devices)
+        if plan.enforced and plan.clips and np.any(plan.ledger + plan.spent > budget):
+            refuse_overspending(budget, plan.ledger + np.cumsum(plan.loss, axis=0), plan.start)
 
 
 def name_run(

@@ -20,14 +20,14 @@ from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.privacy import Ledger
 from wflmc.sampling.averages import Averages, Draws, averages
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
-from wflmc.sampling.kernel import State, check_belongs, kernel_rounds, step
+from wflmc.sampling.kernel import State, check_belongs, rounds_of, stacked, step
 from wflmc.sampling.payment import name_run, open_account, refuse_plans
 from wflmc.sampling.trace import Trace
 from wflmc.sampling.transcript import Transcript, group_starts, merged, reception_noise
 
 BLOCK_WORK = 2**33
 """Operations, as models count them, after which a compiled loop returns to the host, for progress and Ctrl-C: about a
-second of two cores' work. An accelerator does 256 times as much."""
+second of two cores' work. An accelerator does 128 times as much."""
 MEMORY = 2 * 2**30
 """Bytes for chains and gradients unless the caller sets a limit; on an accelerator eight times as much. Chunks depend
 on this and on the problem alone."""
@@ -121,6 +121,7 @@ def unpacked(values: ArrayLike, plan: Plan, done: int = 0) -> State:
     return State(jnp.array(both[:, : plan.dim]), jnp.asarray(done, jnp.int32), velocity)
 
 
+@partial(jax.jit, static_argnames=("name",))
 def chain_keys(key: jax.Array, chain: jax.Array, name: str = "noise") -> jax.Array:
     """Return the keys of chains of these numbers, [chain]; a round folds its own number in."""
     return jax.vmap(jax.random.fold_in, (None, 0))(named(key, name), chain)
@@ -328,7 +329,7 @@ def _machine(job: _Job, how: Execution) -> _Machine:
     per_place = -(-count // (groups * len(places)))
     chains = per_place * len(places)
     kept = int(max(1, (limit / 4) // (4.0 * chains * job.plan.dim)))
-    work = BLOCK_WORK if jax.default_backend() == "cpu" else 256 * BLOCK_WORK
+    work = BLOCK_WORK if jax.default_backend() == "cpu" else 128 * BLOCK_WORK
     most = int(max(1, work // (chains * posterior.work(by_example))))
     if job.transcript:
         most = min(most, max(1, kept // 3))
@@ -373,7 +374,7 @@ def _run(
         # A last chunk that is not full is filled up with a chain again, so that nothing is compiled anew.
         chosen = np.minimum(np.arange(at, at + machine.chains), count - 1)
         own = slice(at, chosen[-1] + 1)
-        rounds = kernel_rounds([job.plans[i] for i in chosen], True) if job.zipped else kernel_rounds([plan])
+        each = rounds_of([job.plans[i] for i in chosen] if job.zipped else [plan])
         chain, done = jnp.asarray(job.number[chosen]), saved.rounds if at == saved.at else 0
         begin = states if done else job.initial
         given = None if begin is None else unpacked(begin[chosen], plan)
@@ -384,16 +385,18 @@ def _run(
             of_chains, of_draws = NamedSharding(mesh, spec("chain")), NamedSharding(mesh, spec(None, "chain"))
             position, velocity, keys = jax.device_put((state.theta, state.velocity, keys), of_chains)
             state, kept = state._replace(theta=position, velocity=velocity), jax.device_put(kept, of_draws)
+        coming = stacked(each, job.zipped, _block(done, size, total))
         for first in range(done, total, size):
             block = slice(first, min(first + size, total))
             if charge is not None:
                 charge(block)
-            filled = rounds[np.minimum(np.arange(first, first + size), total - 1)]
             carry = state._replace(round=jnp.asarray(first, jnp.int32)), kept
             flags = job.zipped, told is not None
             (state, kept), (finite, rate, *heard) = _advance(
-                machine.posterior, filled, carry, keys, (skip, plan.start, total), flags=flags, mesh=mesh
+                machine.posterior, coming, carry, keys, (skip, plan.start, total), flags=flags, mesh=mesh
             )
+            if block.stop < total:  # made ready while the accelerator works on this block
+                coming = stacked(each, job.zipped, _block(block.stop, size, total))
             length, mine = block.stop - first, own.stop - at
             _raise_if_lost(np.asarray(finite)[:length], first)
             new = block.stop - max(first, min(skip, block.stop))  # rounds whose draws are kept
@@ -406,6 +409,12 @@ def _run(
                 position, received = (np.asarray(values)[:length, :mine] for values in heard)
                 told[groups, own] = merged(position, received, noise, scale, starts_at)
             yield Progress(at, block.stop, states, rates, keep.numbers)
+
+
+def _block(first: int, size: int, total: int) -> Any:
+    """Return which rounds a block has; the last one is filled up with its last round, so that nothing is compiled."""
+    last = first + size
+    return slice(first, last) if last <= total else np.minimum(np.arange(first, last), total - 1)
 
 
 def _trace(job: _Job, kept: Draws | Averages, done: Progress) -> Trace:
