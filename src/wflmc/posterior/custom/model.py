@@ -106,7 +106,7 @@ class TracedModel:
         def cost(leaves: list[jax.Array], example: list[jax.Array]) -> jax.Array:
             if self.space is not None:
                 return self.cost(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), example)
-            return records.run(self.likelihood, *leaves, *example)[0]
+            return records.run(records.inlined(self.likelihood), *leaves, *example)[0]
 
         arrays = [np.zeros(one.shape, one.dtype) for one in self.likelihood.in_avals]
         return records.Gradient(cost, arrays[: len(self.shapes)], arrays[len(self.shapes) :])

@@ -26,6 +26,17 @@ def run(traced: Any, *values: Any) -> list[jax.Array]:
     return jaxpr_as_fun(traced)(*given)
 
 
+def inlined(traced: Any) -> Any:
+    """Return a traced function that, where it is traced again, has the equations of functions wrapped in `jax.jit`."""
+    equations = [
+        one.replace(params={**one.params, "inline": True, "jaxpr": inlined(one.params["jaxpr"])})
+        if "inline" in one.params
+        else one
+        for one in traced.eqns
+    ]
+    return ClosedJaxpr(traced.jaxpr.replace(eqns=equations), traced.consts)
+
+
 class Rows(NamedTuple):
     """Gradients of n records with respect to one array of parameters."""
 
