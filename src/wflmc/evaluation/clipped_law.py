@@ -19,6 +19,8 @@ from wflmc.posterior.base import Posterior
 
 MOST = 2**21
 """Numbers in the gradients of all devices; of larger models the plan alone is looked at."""
+QUANTILES = (np.arange(64) + 0.5) / 64
+"""Of the norms of examples that are all clipped alike, in place of these norms."""
 
 
 class Forecast(NamedTuple):
@@ -89,22 +91,25 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
     norms_sq, weights, kick, std = (cost.pull**2).sum(-1), plan.weight_received, plan.kick, precision**-0.5
     # What clipping takes from examples at the mode no longer adds up to zero; it points anywhere.
     lost = np.sqrt((np.maximum(examples - limits, 0.0) ** 2).sum() * precision / precision.sum())
+    number = limits.size
+    if number > QUANTILES.size and np.all(limits == limits[0]):
+        examples, limits = np.quantile(examples, QUANTILES), limits[: QUANTILES.size]
     with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
         for s in range(len(plan.rounds)):
             reach = precision * mean[0]
             factor = slope = 1.0
             if by_example:  # one example adds (u·d) u to its gradient at a distance d
-                moved = precision.sum() * float(reach @ mean[0] + precision @ covariance[0, 0]) / limits.size**2
-                factor = float(np.mean(np.minimum(1.0, limits / np.sqrt(examples**2 + moved))))
+                moved = precision.sum() * float(reach @ mean[0] + precision @ covariance[0, 0]) / number**2
+                factor = float(np.minimum(1.0, limits / np.sqrt(examples**2 + moved)).mean())
                 slope = _slope(examples, limits, moved)
             far_sq = share**2 * (reach @ reach + precision**2 @ covariance[0, 0]) + 2 * share * (cost.pull @ reach)
             norm = factor * np.sqrt(np.maximum(norms_sq + far_sq, 1e-300))
             left = np.minimum(1.0, clip / norm)
             least = min(least, float(left.min()) * factor)
             weight = weights[s] * left * slope
-            steps, curvature = np.full(size, plan.step_size[s]), (precision * (weight @ share))[:, None, None]
+            steps, curvature = plan.step_size[s : s + 1], (precision * (weight @ share))[:, None, None]
             by_direction, _, enters = plan.dynamics.linear_round(steps, curvature, mean[:1].T)
-            matrix, enters = np.moveaxis(by_direction, 0, -1), enters.reshape(-1, parts)[0]
+            matrix, enters = by_direction.transpose(1, 2, 0), enters.reshape(-1, parts)[0]
             push = kick[s] * (factor * (weights[s] * left) @ cost.pull + (weights[s] @ left) / left.size * lost)
             fresh = noise[s] + plan.downlink_noise * (kick[s] * precision) ** 2 * ((weight * share) ** 2).sum()
             mean = (matrix * mean).sum(1) - enters[:, None] * push
@@ -129,4 +134,4 @@ def _slope(examples: Array, limits: Array, moved: float) -> float:
     For a number clipped at ±c this is exact: the slope of the best linear fit to it is P(|e + δ| < c), δ ~ N(0, moved).
     """
     width = np.sqrt(moved + 1e-300)
-    return float(np.mean(ndtr((limits - examples) / width) - ndtr((-limits - examples) / width)))
+    return float((ndtr((limits - examples) / width) - ndtr((-limits - examples) / width)).mean())
