@@ -29,7 +29,7 @@ def command(
     target: Annotated[float | None, option(None, "W2² to reach after burn-in.")] = None,
     metric: Annotated[str, option(None, "What must reach the target: bound, or exact (the true W2²).")] = "bound",
     ledger: Annotated[str | None, option("FILE", "Plan with the budget that this ledger of a run leaves.")] = None,
-    compare: Annotated[bool, option(None, "Show ε by dp-accounting too.")] = True,
+    compare: Annotated[bool | None, option(None, "Ask dp-accounting for ε too; by default with --json.")] = None,
     capacity: Annotated[bool, flag("--capacity", "Show the costs: airtime, energy, operations, bytes.")] = False,
     devices: Annotated[float | None, _capacity("K", "number of devices, such as 1e6.")] = None,
     parameters: Annotated[float | None, _capacity("M", "number of parameters.")] = None,
@@ -75,7 +75,8 @@ def command(
     spent = None if ledger is None else execution.spent_before(ledger, inputs, must_exist=True)
     plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
     causes = advice.diagnose_plan(config, inputs, plan)
-    document = documents.plan_document(config, inputs, plan, time.perf_counter() - began, compare=compare)
+    asked = as_json if compare is None else compare
+    document = documents.plan_document(config, inputs, plan, time.perf_counter() - began, compare=asked)
     document["diagnosis"] = causes
     if capacity:
         examples = float(inputs.posterior.sizes.mean())
