@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -206,7 +207,8 @@ def site(tmp_path_factory) -> Path:
             pytest.skip(f"{name} is not installed: pip install 'wflmc[docs]'")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "WFLMC_NOTEBOOKS": "0"}  # `make test-full` runs them, in test_notebooks.py
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
 

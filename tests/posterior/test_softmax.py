@@ -291,7 +291,7 @@ def test_norms_of_rows_that_are_known_change_nothing(rows):
     held = posterior.on_accelerator(1, 2.0**30, by_example=True)
     assert held.norms is not None
     weight, clip, example_clip = np.ones(2), np.array([1e6, 0.05 * rows]), np.full(2, 0.7)
-    sums = [one.clipped_sum(theta, weight, clip, example_clip=example_clip)[0] for one in (posterior, held)]
+    sums = [clipped_sum(one, theta, weight, clip, example_clip=example_clip)[0] for one in (posterior, held)]
     # Written out: every example's gradient is (p − 1[label]) uᵀ, clipped, then what the device sends.
     p = np.exp(X @ theta.reshape(4, -1).T)
     residual = p / p.sum(1, keepdims=True) - np.eye(4)[y]

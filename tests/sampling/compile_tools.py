@@ -6,7 +6,7 @@ import jax
 
 from wflmc.sampling import runner
 
-clipped_sum = jax.jit(lambda posterior, *arguments: posterior.clipped_sum(*arguments))
+clipped_sum = jax.jit(lambda posterior, *arguments, **limit: posterior.clipped_sum(*arguments, **limit))
 clipped_sums = jax.jit(lambda posterior, *arguments: jax.vmap(posterior.clipped_sum)(*arguments))
 gradients = jax.jit(lambda posterior, theta: posterior.gradients(theta))
 

@@ -14,6 +14,8 @@ from wflmc import InputError, audit, channel
 from wflmc.posterior import w2_squared
 from wflmc.sampling.kernel import broadcast, kernel_rounds
 
+from .compile_tools import clipped_sum
+
 CHAINS = 4000
 LIMIT = 4.5  # standard errors
 
@@ -58,13 +60,12 @@ def test_gradients_are_taken_where_each_device_thinks_it_is(model, examples, exa
     weight, clip = jnp.array([1.0, 0.0, 0.5, 2.0]), jnp.array([3.0, 3.0, 1e3, 1e3])
     limit = None if example_clip is None else jnp.full(4, example_clip)
     ready = posterior.on_accelerator(2, 1e9, by_example=example_clip is not None)
-    total, norms = jax.vmap(lambda at: ready.clipped_sum(at, weight, clip, example_clip=limit))(places)
+    total, norms = jax.jit(jax.vmap(lambda at: ready.clipped_sum(at, weight, clip, example_clip=limit)))(places)
+    devices, one = [posterior.device(k) for k in range(4)], None if limit is None else limit[:1]
     for chain in range(2):
         alone = [
-            posterior.device(k).clipped_sum(
-                places[chain, k], weight[k : k + 1], clip[k : k + 1], example_clip=None if limit is None else limit[:1]
-            )
-            for k in range(4)
+            clipped_sum(device, places[chain, k], weight[k, None], clip[k, None], example_clip=one)
+            for k, device in enumerate(devices)
         ]
         np.testing.assert_allclose(total[chain], sum(part[0] for part in alone), rtol=2e-4, atol=2e-4)
         np.testing.assert_allclose(norms[chain], np.concatenate([part[1] for part in alone]), rtol=2e-4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,8 @@ import wflmc
 from wflmc import channel
 from wflmc.errors import InputError
 from wflmc.posterior import softmax
+
+from .compile_tools import clipped_sum
 
 
 def gaussian_likelihood(theta, u, v):
@@ -33,9 +37,14 @@ KINDS = {
 }  # fmt: skip
 
 
+@functools.cache
+def gradient_of(likelihood):
+    return jax.jit(jax.grad(lambda t, u, v: -likelihood(t, u, v)))
+
+
 def by_autodiff(likelihood, posterior, answers, theta, weight, clip, example_clip):
     """The definition: clip every example's gradient, sum, add the prior's share, clip the sum; device by device."""
-    gradient = jax.grad(lambda t, u, v: -likelihood(t, u, v))
+    gradient = gradient_of(likelihood)
     total, norms = np.zeros(posterior.dim), []
     for k in range(posterior.devices):
         rows = slice(posterior.sizes[k])
@@ -64,9 +73,8 @@ def test_sums_are_those_of_vmapped_gradients(kind, monkeypatch):
     ]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # blocks of several devices for softmax too
     for ready in (posterior, posterior.on_accelerator(3, 1e9, True), posterior.on_accelerator(3, 1.0, True)):
-        found = jax.vmap(lambda t, w, p=ready: p.clipped_sum(t, w, clip, example_clip=jnp.asarray(example_clip)))(
-            theta.astype(np.float32), weight.astype(np.float32)
-        )
+        sums = jax.vmap(lambda t, w, p=ready: p.clipped_sum(t, w, clip, example_clip=jnp.asarray(example_clip)))
+        found = jax.jit(sums)(theta.astype(np.float32), weight.astype(np.float32))
         for place, (total, norms) in enumerate(wanted):
             np.testing.assert_allclose(found[0][place], total, rtol=2e-4, atol=2e-4)
             np.testing.assert_allclose(found[1][place], norms, rtol=2e-4, atol=2e-4)
@@ -88,9 +96,9 @@ def test_a_clip_that_never_bites_changes_nothing(kind):
     posterior = KINDS[kind][2]()
     theta = jax.random.normal(jax.random.key(1), (posterior.dim,))
     ones, inf = jnp.ones(posterior.devices), jnp.full(posterior.devices, jnp.inf)
-    whole = posterior.clipped_sum(theta, ones, 5 * ones)
+    whole = clipped_sum(posterior, theta, ones, 5 * ones)
     for limit in (inf, 1e6 * ones):
-        for a, b in zip(posterior.clipped_sum(theta, ones, 5 * ones, example_clip=limit), whole, strict=True):
+        for a, b in zip(clipped_sum(posterior, theta, ones, 5 * ones, example_clip=limit), whole, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -199,11 +207,11 @@ def test_blocks_that_are_filled_up_add_nothing(monkeypatch):
     """Devices that fill up the last block have no examples, and clips of 0: 0/0 must not spread."""
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=7, examples=70)
     theta, ones = jnp.ones(posterior.dim), jnp.ones(7)
-    wanted = posterior.clipped_sum(theta, ones, 30 * ones, example_clip=ones)
+    wanted = clipped_sum(posterior, theta, ones, 30 * ones, example_clip=ones)
     ready = posterior.on_accelerator(1, 3 * posterior.working_bytes(1, True), True)
     assert ready.block * 3 > 7
     assert len(ready.hessian) > 7
-    for found, value in zip(ready.clipped_sum(theta, ones, 30 * ones, example_clip=ones), wanted, strict=True):
+    for found, value in zip(clipped_sum(ready, theta, ones, 30 * ones, example_clip=ones), wanted, strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-4)
 
 
@@ -211,9 +219,9 @@ def test_norms_beyond_float32_do_not_switch_clipping_off():
     """Squares that under- or overflow: a tiny row with a huge target, and a row of 1e20 beside others."""
     X = np.array([[1e-20, 1e-20], [1.0, 0.0]])
     tiny = wflmc.gaussian_regression(jax.random.key(0), 1, X=X, y=np.array([1e24, 0.0]))
-    total, _ = tiny.clipped_sum(jnp.zeros(2), jnp.ones(1), jnp.full(1, 1e4), example_clip=jnp.ones(1))
+    total, _ = clipped_sum(tiny, jnp.zeros(2), jnp.ones(1), jnp.full(1, 1e4), example_clip=jnp.ones(1))
     assert np.linalg.norm(total) <= 1 + 1e-4
     rows = np.array([[1e20, 0.0], [0.0, 1e10], [1.0, 1.0]])
     huge = wflmc.softmax_regression(jax.random.key(0), 1, X=rows, y=np.array([0, 1, 0]))
-    total, _ = huge.clipped_sum(jnp.array([1.0, 0.0, 0.0, 0.0]), jnp.ones(1), jnp.full(1, 30.0))
+    total, _ = clipped_sum(huge, jnp.array([1.0, 0.0, 0.0, 0.0]), jnp.ones(1), jnp.full(1, 30.0))
     assert np.isnan(total).any() or np.linalg.norm(total) <= 30 * (1 + 1e-5)
