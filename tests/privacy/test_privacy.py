@@ -149,3 +149,9 @@ def test_bad_promises_are_refused_by_name(arguments, key):
 def test_clips_that_float32_would_not_keep_are_refused(key, given):
     with pytest.raises(wflmc.InputError, match=f"^{key} = .* above 1e-15 and below 1e.30"):
         wflmc.Privacy(1, 1e-5, **{"unit": "record", "example_clip": 1.0, **given})
+
+
+def test_who_does_not_send_spends_nothing():
+    """Whatever its sensitivity, and whatever its share of a round is in which nobody sends."""
+    loss = privacy.round_loss([1.0, 2.0], [[0.0, 0.5], [1.0, np.nan]], [np.inf, 3.0], noise_power=2.0)
+    np.testing.assert_array_equal(loss, [[0.0, 2.25], [np.inf, 0.0]])

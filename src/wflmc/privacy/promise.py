@@ -39,7 +39,8 @@ def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, no
         noise_power: N0.
     """
     send = np.asarray(gain, dtype=float)[..., None] * np.asarray(amplitude, dtype=float)
-    return 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power
+    reach = np.multiply(send, sensitivity, out=np.zeros_like(send), where=send > 0)  # nothing where nobody sends
+    return 2 * reach**2 / noise_power
 
 
 @dataclass(frozen=True, repr=False)
