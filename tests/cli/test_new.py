@@ -99,3 +99,10 @@ def test_what_is_there_is_left_alone(call, tmp_path, there):
 
 def test_a_folder_needs_a_name(call):
     assert call("new", "")[0] == 2
+
+
+def test_a_name_of_a_file_is_refused(call, tmp_path):
+    code, _, err = call("new", tmp_path / "study.toml")
+    assert code == 2
+    assert "folder" in err
+    assert not (tmp_path / "study.toml").exists()

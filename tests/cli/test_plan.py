@@ -105,3 +105,14 @@ def test_plan_and_run_show_the_diagnosis(call, plan_of, scenario):
         plan_of(scenario, "--set", f"privacy.clip={first['change']['value']}")["objective"]
         < plan_of(scenario, *sets)["objective"]
     )
+
+
+def test_dp_accounting_is_asked_with_json_or_compare(call, plan_of, scenario, monkeypatch):
+    assert set(plan_of(scenario)["privacy"]["epsilon_by"]) == {"exact", "paper", "pld", "rdp"}
+    assert set(plan_of(scenario, "--no-compare")["privacy"]["epsilon_by"]) == {"exact", "paper"}
+    assert "pld" not in call("plan", scenario)[1]
+    assert "pld" in call("plan", scenario, "--compare")[1]
+    monkeypatch.setattr("wflmc.cli.plan.find_spec", lambda name: None)
+    code, _, err = call("plan", scenario, "--compare")
+    assert code == 2
+    assert "wflmc[dp]" in err

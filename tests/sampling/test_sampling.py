@@ -12,6 +12,7 @@ from scipy import stats
 
 import wflmc
 from wflmc import channel
+from wflmc.errors import OverspendError
 from wflmc.keys import named
 from wflmc.planning import POLICIES
 from wflmc.sampling import kernel, kernel_rounds, runner
@@ -316,3 +317,14 @@ def test_trace_for_arviz(posterior, tmp_path):
         np.testing.assert_allclose(data.sample_stats["loss"].values[0], plan.loss.max(-1)[10:])
         np.testing.assert_array_equal(data.sample_stats["active_devices"].values[0], plan.active_devices[10:])
         assert data.posterior.attrs["inference_library"] == "wflmc"
+
+
+def test_a_plan_that_was_changed_in_place_is_refused_by_what_it_spends_now(small):
+    step = 0.4 / (small.mu + small.L)
+    link = wflmc.Link(channel.static(0.1), snr_db=60)
+    plan = wflmc.plan(small, link, wflmc.Privacy(5, 0.1, 30), step_size=step, burn_in=3, samples=2)
+    wflmc.sample(jax.random.key(0), small, plan, 2)
+    assert plan.epsilon_spent <= 5 * (1 + 1e-9)
+    plan.gain[:] *= 10
+    with pytest.raises(OverspendError):
+        wflmc.sample(jax.random.key(0), small, plan, 2)

@@ -20,6 +20,8 @@ def command(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of th
     Example: wflmc new study
     """
     folder = Path(name).expanduser()
+    if folder.suffix == ".toml":
+        raise InputError("NAME", name, "the name of a folder; a scenario.toml is made in it")
     with removed_if_empty(folder), ExitStack() as stack:
         try:
             folder.mkdir(parents=True)

@@ -1,13 +1,14 @@
 """`wflmc plan`: the plan of a scenario, or the smallest value of a key that reaches a target."""
 
 import time
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
-from wflmc.errors import conflict, missing
+from wflmc.errors import InputError, conflict, missing
 from wflmc.progress import progress_bar
 
 SIZES = "devices parameters rounds bandwidth power efficiency coherence"
@@ -17,6 +18,12 @@ SOLVE_FOR = "Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in t
 
 def _capacity(metavar: str, text: str) -> Any:
     return option(metavar, f"With --capacity: {text}")
+
+
+def _asks_dp_accounting(compare: bool | None, as_json: bool) -> bool:
+    if compare and find_spec("dp_accounting") is None:
+        raise InputError("--compare", "no dp-accounting", "used with it: pip install 'wflmc[dp]'")
+    return as_json if compare is None else compare
 
 
 def command(
@@ -75,8 +82,8 @@ def command(
     spent = None if ledger is None else execution.spent_before(ledger, inputs, must_exist=True)
     plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
     causes = advice.diagnose_plan(config, inputs, plan)
-    asked = as_json if compare is None else compare
-    document = documents.plan_document(config, inputs, plan, time.perf_counter() - began, compare=asked)
+    asks = _asks_dp_accounting(compare, as_json)
+    document = documents.plan_document(config, inputs, plan, time.perf_counter() - began, compare=asks)
     document["diagnosis"] = causes
     if capacity:
         examples = float(inputs.posterior.sizes.mean())

@@ -20,7 +20,7 @@ from wflmc.posterior.base import Posterior
 MOST = 2**21
 """Numbers in the gradients of all devices; of larger models the plan alone is looked at."""
 QUANTILES = (np.arange(64) + 0.5) / 64
-"""Of the norms of examples that are all clipped alike, in place of these norms."""
+"""Of the norms of examples that are all clipped alike: enough of them for a forecast, and sooner done than all."""
 
 
 class Forecast(NamedTuple):

@@ -1,7 +1,6 @@
 """The plan: all that the sampler needs, and what is known about it before anything is transmitted."""
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, Generic, Self, TypeVar
 
 import jax
@@ -225,7 +224,7 @@ class Plan(Shown, Moving, Acting[Array], Certificate, Context):
         strength = self.uncertainty if self.received is None else np.maximum(self.uncertainty, self.received)
         return round_loss(self.gain, strength * self.weight / self.scale[:, None], reach, self.noise_power)
 
-    @cached_property
+    @property
     def spent(self) -> Array:
         """Total loss per device, [K]."""
         return self.loss.sum(-2)

@@ -39,8 +39,7 @@ def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, no
         noise_power: N0.
     """
     send = np.asarray(gain, dtype=float)[..., None] * np.asarray(amplitude, dtype=float)
-    reach = np.multiply(send, sensitivity, out=np.zeros_like(send), where=send > 0)  # nothing where nobody sends
-    return 2 * reach**2 / noise_power
+    return np.where(send > 0, 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power, 0.0)
 
 
 @dataclass(frozen=True, repr=False)

@@ -87,11 +87,11 @@ def kernel_rounds(plans: Sequence[Plan], zipped: bool = False) -> Rounds:
     Args:
         zipped: stack several plans: their rounds as [S, plan, ...], their constants as [plan, ...].
     """
-    return stacked(rounds_of(plans), zipped)
+    return stacked(host_rounds(plans), zipped)
 
 
-def rounds_of(plans: Sequence[Plan]) -> list[tuple[Rounds, Constants]]:
-    """Return the rounds and the constants of every plan, on the host and alike in what they have."""
+def host_rounds(plans: Sequence[Plan]) -> list[tuple[Rounds, Constants]]:
+    """Return the rounds and the constants of every plan as NumPy arrays; all plans have the same ones."""
     noisy = any(np.any(plan.server_noise) for plan in plans)
     mismatched = any(plan.received is not None for plan in plans)
     by_example = any(np.isfinite(plan.example_clip).any() for plan in plans)
@@ -108,7 +108,11 @@ def rounds_of(plans: Sequence[Plan]) -> list[tuple[Rounds, Constants]]:
 
 
 def stacked(each: Sequence[tuple[Rounds, Constants]], zipped: bool, part: Any = slice(None)) -> Rounds:
-    """Return `kernel_rounds` of plans, or a part of these rounds: a slice, or their numbers."""
+    """Return `host_rounds` as the kernel takes them: those of several plans stacked, or those of the only one.
+
+    Args:
+        part: a slice of the rounds, or their numbers.
+    """
     if not zipped:
         return replace(each[0][0], constants=jax.tree.map(np.asarray, each[0][1]))[part]
 

@@ -17,9 +17,10 @@ from wflmc.privacy.ledger import Ledger, refuse_overspending
 def refuse_plans(plans: Sequence[Plan]) -> None:
     """OverspendError for a plan that would take a device beyond its budget, unless its policy ignores budgets."""
     for plan in {id(plan): plan for plan in plans}.values():
-        budget = plan.privacy.budget(plan.devices)
-        if plan.enforced and plan.clips and np.any(plan.ledger + plan.spent > budget):
-            refuse_overspending(budget, plan.ledger + np.cumsum(plan.loss, axis=0), plan.start)
+        if plan.enforced and plan.clips:
+            budget, loss = plan.privacy.budget(plan.devices), plan.loss
+            if not np.all(plan.ledger + loss.sum(0) <= budget):  # else no round before the last is beyond it either
+                refuse_overspending(budget, plan.ledger + np.cumsum(loss, axis=0), plan.start)
 
 
 def name_run(

@@ -20,7 +20,7 @@ from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.privacy import Ledger
 from wflmc.sampling.averages import Averages, Draws, averages
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
-from wflmc.sampling.kernel import State, check_belongs, rounds_of, stacked, step
+from wflmc.sampling.kernel import State, check_belongs, host_rounds, stacked, step
 from wflmc.sampling.payment import name_run, open_account, refuse_plans
 from wflmc.sampling.trace import Trace
 from wflmc.sampling.transcript import Transcript, group_starts, merged, reception_noise
@@ -374,7 +374,7 @@ def _run(
         # A last chunk that is not full is filled up with a chain again, so that nothing is compiled anew.
         chosen = np.minimum(np.arange(at, at + machine.chains), count - 1)
         own = slice(at, chosen[-1] + 1)
-        each = rounds_of([job.plans[i] for i in chosen] if job.zipped else [plan])
+        each = host_rounds([job.plans[i] for i in chosen] if job.zipped else [plan])
         chain, done = jnp.asarray(job.number[chosen]), saved.rounds if at == saved.at else 0
         begin = states if done else job.initial
         given = None if begin is None else unpacked(begin[chosen], plan)
@@ -385,7 +385,7 @@ def _run(
             of_chains, of_draws = NamedSharding(mesh, spec("chain")), NamedSharding(mesh, spec(None, "chain"))
             position, velocity, keys = jax.device_put((state.theta, state.velocity, keys), of_chains)
             state, kept = state._replace(theta=position, velocity=velocity), jax.device_put(kept, of_draws)
-        coming = stacked(each, job.zipped, _block(done, size, total))
+        coming = stacked(each, job.zipped, _padded(done, size, total))
         for first in range(done, total, size):
             block = slice(first, min(first + size, total))
             if charge is not None:
@@ -395,8 +395,8 @@ def _run(
             (state, kept), (finite, rate, *heard) = _advance(
                 machine.posterior, coming, carry, keys, (skip, plan.start, total), flags=flags, mesh=mesh
             )
-            if block.stop < total:  # made ready while the accelerator works on this block
-                coming = stacked(each, job.zipped, _block(block.stop, size, total))
+            if block.stop < total:  # brought to the accelerator while it works on this block
+                coming = stacked(each, job.zipped, _padded(block.stop, size, total))
             length, mine = block.stop - first, own.stop - at
             _raise_if_lost(np.asarray(finite)[:length], first)
             new = block.stop - max(first, min(skip, block.stop))  # rounds whose draws are kept
@@ -411,8 +411,8 @@ def _run(
             yield Progress(at, block.stop, states, rates, keep.numbers)
 
 
-def _block(first: int, size: int, total: int) -> Any:
-    """Return which rounds a block has; the last one is filled up with its last round, so that nothing is compiled."""
+def _padded(first: int, size: int, total: int) -> Any:
+    """Return a block's rounds; the last block is filled up with the last round, so that nothing is compiled anew."""
     last = first + size
     return slice(first, last) if last <= total else np.minimum(np.arange(first, last), total - 1)
 

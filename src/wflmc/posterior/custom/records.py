@@ -28,8 +28,9 @@ def run(traced: Any, *values: Any) -> list[jax.Array]:
 
 def inlined(traced: Any) -> Any:
     """Return a traced function that, where it is traced again, has the equations of functions wrapped in `jax.jit`."""
+    now = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
     equations = [
-        one.replace(params={**one.params, "inline": True, "jaxpr": inlined(one.params["jaxpr"])})
+        one.replace(params={**one.params, "inline": now, "jaxpr": inlined(one.params["jaxpr"])})
         if "inline" in one.params
         else one
         for one in traced.eqns
