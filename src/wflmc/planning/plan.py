@@ -1,5 +1,6 @@
 """The plan: all that the sampler needs, and what is known about it before anything is transmitted."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Self, TypeVar
 
@@ -122,6 +123,11 @@ class Context:
 BY_ROUND = (*(field.name for field in fields(Acting)), "threshold", "bound", "power_share", "limit")
 """Fields of a plan with a leading round axis."""
 jax.tree_util.register_dataclass(Rounds, [field.name for field in fields(Rounds)], [])
+
+
+def distinct(plans: "Iterable[Plan]") -> "list[Plan]":
+    """Return every plan once, where several chains share one."""
+    return list({id(plan): plan for plan in plans}.values())
 
 
 def _fields_of(part: type[Any], plan: "Plan") -> dict[str, Any]:

@@ -28,7 +28,7 @@ from wflmc.channel import superpose
 from wflmc.dynamics import Dynamics
 from wflmc.errors import InputError
 from wflmc.keys import check_key, named
-from wflmc.planning.plan import Plan, Rounds
+from wflmc.planning.plan import Plan, Rounds, distinct
 from wflmc.posterior.base import ClippedSum, Posterior, SumsGradients, check_posterior
 from wflmc.posterior.summation import Sum, Total, times, two_sum
 
@@ -92,19 +92,19 @@ def kernel_rounds(plans: Sequence[Plan], zipped: bool = False) -> Rounds:
 
 def host_rounds(plans: Sequence[Plan]) -> list[tuple[Rounds, Constants]]:
     """Return the rounds and the constants of every plan as NumPy arrays; all plans have the same ones."""
-    noisy = any(np.any(plan.server_noise) for plan in plans)
-    mismatched = any(plan.received is not None for plan in plans)
-    by_example = any(np.isfinite(plan.example_clip).any() for plan in plans)
-    noisy_downlink = any(plan.downlink_noise for plan in plans)
-    each = []
-    for plan in plans:
+    different, each = distinct(plans), {}
+    noisy = any(np.any(plan.server_noise) for plan in different)
+    mismatched = any(plan.received is not None for plan in different)
+    by_example = any(np.isfinite(plan.example_clip).any() for plan in different)
+    noisy_downlink = any(plan.downlink_noise for plan in different)
+    for plan in different:
         received = np.ones_like(plan.weight) if plan.received is None and mismatched else plan.received
         rounds = replace(plan.rounds, server_noise=plan.server_noise if noisy else None, received=received)
         clip, example_clip = plan.clips_at
         downlink_std = plan.downlink_noise**0.5 if noisy_downlink else None
         example = example_clip if by_example else None
-        each.append((rounds, Constants(clip, plan.noise_power, plan.dynamics, example, downlink_std)))
-    return each
+        each[id(plan)] = rounds, Constants(clip, plan.noise_power, plan.dynamics, example, downlink_std)
+    return [each[id(plan)] for plan in plans]
 
 
 def stacked(each: Sequence[tuple[Rounds, Constants]], zipped: bool, part: Any = slice(None)) -> Rounds:

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from wflmc.errors import InputError
 from wflmc.keys import digest
-from wflmc.planning import Plan
+from wflmc.planning.plan import Plan, distinct
 from wflmc.posterior import Posterior
 from wflmc.privacy.ledger import Ledger, refuse_overspending
 
 
 def refuse_plans(plans: Sequence[Plan]) -> None:
     """OverspendError for a plan that would take a device beyond its budget, unless its policy ignores budgets."""
-    for plan in {id(plan): plan for plan in plans}.values():
+    for plan in distinct(plans):
         if plan.enforced and plan.clips:
             budget, loss = plan.privacy.budget(plan.devices), plan.loss
             if not np.all(plan.ledger + loss.sum(0) <= budget):  # else no round before the last is beyond it either

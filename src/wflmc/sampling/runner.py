@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.dynamics import Dynamics
 from wflmc.errors import InputError, SamplingError
 from wflmc.keys import check_key, digest, named
-from wflmc.planning.plan import Plan, Rounds
+from wflmc.planning.plan import Plan, Rounds, distinct
 from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.privacy import Ledger
 from wflmc.sampling.averages import Averages, Draws, averages
@@ -295,9 +295,9 @@ def _check(
     check_posterior(posterior)
     zipped = isinstance(plan, list | tuple)
     plans = list(plan) if zipped else [plan]
-    for each in plans:
+    for each in (different := distinct(plans)):
         check_belongs(each, posterior)
-    if len({_shape(each) for each in plans}) != 1:
+    if len({_shape(each) for each in different}) != 1:
         allowed = "one plan, or several of equal rounds, devices, start and dynamics"
         raise InputError("plan", f"{len(plans)} plans", allowed)
     if zipped and chains not in (None, len(plans)):
@@ -320,7 +320,8 @@ def _machine(job: _Job, how: Execution) -> _Machine:
     if not places:
         raise InputError("accelerators", "none", "at least one of jax.devices()")
     mesh = Mesh(np.array(places), ("chain",)) if len(places) > 1 or how.accelerators is not None else None
-    limit, by_example = how.memory or default_memory(), any(np.isfinite(p.example_clip).any() for p in job.plans)
+    limit = how.memory or default_memory()
+    by_example = any(np.isfinite(plan.example_clip).any() for plan in distinct(job.plans))
     posterior, count, rounds = job.posterior, job.number.size, len(job.plan.rounds)
     one = posterior.working_bytes(1, by_example) + 16.0 * _width(job.plan)
     if one > limit:
