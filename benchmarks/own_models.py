@@ -71,7 +71,7 @@ def models() -> list[Model]:
 
 
 def calls(model: Model) -> dict[str, Callable[[], Any]]:
-    """Return what is timed: our two sums, JAX-Privacy's with several microbatches, and the plain gradient."""
+    """Return what is timed: our two sums, JAX-Privacy's with several microbatches, the plain gradient, and loops."""
 
     def log_prior(p: Any) -> Any:
         return -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p))
@@ -92,21 +92,21 @@ def calls(model: Model) -> dict[str, Callable[[], Any]]:
     total = jax.jit(jax.grad(lambda p, batch: len(model.data["y"]) * loss(p, batch)))
 
     def rounds(gradient: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Return gradients of several rounds, each taken where the one before led to."""
+        """Return a function that takes several rounds in one compiled loop, and gives where they lead to."""
 
         def one(at: Any, given: Any) -> Any:
             return jax.tree.map(lambda x, g: x - 1e-9 * g, at, gradient(at, given))
 
         return jax.jit(lambda at, given: jax.lax.fori_loop(0, ROUNDS, lambda _, x: one(x, given), at))
 
-    many = rounds(lambda at, held: as_pair(device(held, at)[0]).rounded)
-    totals = rounds(total)
+    device_rounds = rounds(lambda at, held: as_pair(device(held, at)[0]).rounded)
+    plain_rounds = rounds(total)
     timed = {
         "record": lambda: record(by_record, theta),
         "device": lambda: device(by_device, theta),
         "plain": lambda: total(model.initial, rows),
-        "device in a loop": lambda: many(theta, by_device),
-        "plain in a loop": lambda: totals(model.initial, rows),
+        "device in a loop": lambda: device_rounds(theta, by_device),
+        "plain in a loop": lambda: plain_rounds(model.initial, rows),
     }
     for size in MICROBATCHES:
         peer = jax.jit(jax_privacy.clipped_grad(loss, l2_clip_norm=EXAMPLE_CLIP, microbatch_size=size))
