@@ -94,6 +94,7 @@ def test_usage_errors(call):
 
 BAD = [
     (["privacy.epsilon=-1"], "privacy.epsilon"),
+    (["privacy.epsilon=0"], "privacy.epsilon = 0 was given, but it must be greater than or equal to 1e-50."),
     (["privacy.epsilon=nan"], "privacy.epsilon"),
     (["privacy.delta=1.0"], "privacy.delta"),
     (["privacy.delta=0.0"], "privacy.delta"),

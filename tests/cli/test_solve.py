@@ -71,6 +71,7 @@ def test_solve_for_what_cannot_be_reached(call, scenario):
         (["--solve-for", "link.power", "--target", "1"], "--solve-for"),
         (["--solve-for", "link.snr_db"], "--target"),
         (["--target", "1"], "--target"),
+        (["--metric", "exact"], "--metric"),
         (["--solve-for", "link.snr_db", "--target", "1", "--set", "policy.power=noiseless"], "--solve-for"),
         (["--solve-for", "privacy.epsilon", "--target", "1", "--set", "policy.power=no-dp"], "--solve-for"),
         (["--solve-for", "link.snr_db", "--target", "-1"], "--target"),

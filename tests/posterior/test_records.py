@@ -9,10 +9,12 @@ import pytest
 
 import wflmc
 from wflmc.posterior import summation
+from wflmc.posterior.custom.records import in_order
 
 from ..sampling.compile_tools import clipped_sum
 
 DEVICES, CLIP = 3, 0.7
+ORDER = "NCH", "HOI", "HCN"
 
 
 def prior(parameters):
@@ -50,6 +52,12 @@ def jitted(p, x):
     return jax.jit(lambda p, x: jax.jit(dense)(p, x))(p, x)
 
 
+def convolved(p, x):
+    """A convolution with dimensions in an order of its own: channels first, kernels in between."""
+    seen = jax.lax.conv_general_dilated(x[None, None], p["a"][:3, :, None], (2,), "SAME", dimension_numbers=ORDER)
+    return jax.nn.log_softmax(jnp.tanh(seen[:, :, 0]).sum(0) @ p["b"] + p["c"])[1]
+
+
 def parameters(shapes=((6, 5), (5, 4), (4,))):
     generator = np.random.default_rng(3)
     return dict(zip("abc", (generator.standard_normal(shape) for shape in shapes), strict=True))
@@ -63,18 +71,21 @@ def float64():
     return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
 
 
-def one_by_one(posterior, function, start):
+def one_by_one(posterior, function, start, clip=CLIP):
     """The sum of every record's gradient, clipped, with the prior's, in float64."""
     rows = np.asarray(posterior.observed[0], np.float64)
     each = jax.jit(jax.vmap(jax.grad(lambda p, row: -function(p, row)), (None, 0)))(start, rows)
     flat = np.concatenate([np.reshape(leaf, (len(rows), -1)) for leaf in jax.tree.leaves(each)], axis=1)
     prior_gradient = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)])
-    return prior_gradient + np.sum(flat * np.minimum(1.0, CLIP / np.linalg.norm(flat, axis=1))[:, None], axis=0)
+    return prior_gradient + np.sum(flat * np.minimum(1.0, clip / np.linalg.norm(flat, axis=1))[:, None], axis=0)
 
 
 @pytest.mark.parametrize(
     ("function", "size"),
-    [(dense, 24), (transposed, 24), (one_row, 24), (shaped, 24), (twice, 43), (rows_of_a_record, 54), (jitted, 24)],
+    [
+        *[(one, 24) for one in (dense, transposed, one_row, shaped, jitted)],
+        *[(twice, 43), (rows_of_a_record, 54), (convolved, 43)],
+    ],
 )
 def test_sums_are_those_of_one_record_after_the_other(function, size):
     rows = 2 * np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32)
@@ -88,6 +99,67 @@ def test_sums_are_those_of_one_record_after_the_other(function, size):
     for mine in (own, own.on_accelerator(1, 1e9, True)):
         found = clipped_sum(mine, theta, ones, 1e6 * ones, None, CLIP * ones)[0]
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_convolutions_of_whole_devices_are_summed():
+    rows = np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32)
+    start = parameters()
+    own = made(convolved, rows, start)
+    theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(np.float32)
+    with float64():
+        wanted = one_by_one(own, convolved, start, clip=np.inf)
+    ones = jnp.ones(DEVICES)
+    for mine in (own, own.on_accelerator(1, 1e9, False)):
+        assert mine.block == (1 if mine is own else DEVICES)
+        np.testing.assert_allclose(clipped_sum(mine, theta, ones, 1e6 * ones)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+def orders(traced):
+    """The orders of dimensions of all convolutions in a trace, those of functions that it calls too."""
+    for equation in traced.eqns:
+        if equation.primitive.name == "conv_general_dilated":
+            yield equation.params["dimension_numbers"]
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda value: hasattr(value, "eqns")):
+            yield from orders(value) if hasattr(value, "eqns") else ()
+
+
+def plain(x, kernel, order, groups):
+    return jax.lax.conv_general_dilated(
+        x, kernel, (2, 1), "SAME", None, (1, 2), dimension_numbers=order, feature_group_count=groups
+    )
+
+
+def scanned(x, kernel, order, groups):
+    """In a loop whose steps are computed again on the way back."""
+
+    def step(total, one):
+        return total + plain(one, kernel, order, groups).sum(), None
+
+    return jax.lax.scan(jax.checkpoint(step), 0.0, jnp.stack([x, x + 1]))[0]
+
+
+def chosen(x, kernel, order, groups):
+    """In one of two branches, and in a function that is compiled by itself."""
+    inner = jax.jit(lambda: plain(x, kernel, order, groups))
+    return jax.lax.cond(x.sum() > 0, inner, lambda: 2 * inner())
+
+
+@pytest.mark.parametrize("order", [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("HCWN", "IHOW", "WNCH")])
+@pytest.mark.parametrize(("function", "groups"), [(plain, 1), (plain, 2), (scanned, 1), (chosen, 2)])
+def test_convolutions_are_brought_into_order_and_stay_the_same(function, order, groups):
+    generator = np.random.default_rng(5)
+    x, kernel = generator.standard_normal((5, 7, 8, 4)), generator.standard_normal((3, 2, 4 // groups, 6))
+    x = jnp.asarray(x.transpose(["NHWC".index(name) for name in order[0]]), jnp.float32)
+    kernel = jnp.asarray(kernel.transpose(["HWIO".index(name) for name in order[1]]), jnp.float32)
+    gradient = jax.grad(lambda x, kernel: jnp.tanh(function(x, kernel, order, groups)).sum(), (0, 1))
+    mine = in_order(gradient)
+    standard = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+    before, after = (set(orders(jax.make_jaxpr(each)(x, kernel))) for each in (gradient, mine))
+    assert before != {standard}
+    if jax.default_backend() == "cpu":  # an accelerator's compiler chooses the order by itself
+        assert after == {standard}
+    for found, wanted in zip(jax.jit(mine)(x, kernel), jax.jit(gradient)(x, kernel), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def layer(weights, row):

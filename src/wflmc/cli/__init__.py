@@ -15,6 +15,7 @@ FAILED = 1
 
 def main() -> None:
     """Run the command line: exit code 0 when done, 2 for bad input, 1 for anything else, Ctrl-C included."""
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # its idle threads would spin, where other work could run
     with interrupt_handler(exit_at_once):
         from wflmc.cli import app
 

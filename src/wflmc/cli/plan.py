@@ -8,7 +8,7 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
-from wflmc.errors import InputError, conflict, missing
+from wflmc.errors import refuse
 from wflmc.progress import progress_bar
 
 SIZES = "devices parameters rounds bandwidth power efficiency coherence"
@@ -16,14 +16,11 @@ SIZES = "devices parameters rounds bandwidth power efficiency coherence"
 SOLVE_FOR = "Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target."
 
 
+INSTALL = "pip install 'wflmc[dp]'"
+
+
 def _capacity(metavar: str, text: str) -> Any:
     return option(metavar, f"With --capacity: {text}")
-
-
-def _asks_dp_accounting(compare: bool | None, as_json: bool) -> bool:
-    if compare and find_spec("dp_accounting") is None:
-        raise InputError("--compare", "no dp-accounting", "used with it: pip install 'wflmc[dp]'")
-    return as_json if compare is None else compare
 
 
 def command(
@@ -58,18 +55,20 @@ def command(
     given, began = locals(), time.perf_counter()
     from wflmc.planning import capacity as capacities
     from wflmc.report import text
-    from wflmc.runs import advice, documents, execution, planning
+    from wflmc.runs import advice, documents, planning
     from wflmc.scenario import NotCovered, build, load_scenario, plain
 
     sizes = {name: given[name] for name in SIZES.split() if given[name] is not None}
-    if sizes and not capacity:
-        raise conflict(f"--{next(iter(sizes))}", next(iter(sizes.values())), "without --capacity")
+    solves, alone = unknown is not None, "left out without --solve-for KEY"
+    refuse(
+        *((not capacity, f"--{name}", value, "left out without --capacity") for name, value in sizes.items()),
+        (solves and target is None, "--target", None, "given with --solve-for"),
+        (target is not None and not solves, "--target", target, alone),
+        (metric != "bound" and not solves, "--metric", metric, alone),
+        (ledger is not None and solves, "--ledger", ledger, "left out with --solve-for"),
+        (compare and not find_spec("dp_accounting"), "--compare", "no dp-accounting", "used with it: " + INSTALL),
+    )
     capacities.check(sizes, "--")
-    if (target is None) != (unknown is None):
-        alone = conflict("--target", target, "without --solve-for KEY")
-        raise missing("--target", "with --solve-for") if target is None else alone
-    if ledger is not None and unknown is not None:
-        raise conflict("--ledger", ledger, "with --solve-for")
     if plot is not None:
         from wflmc.report import run_figures
 
@@ -79,10 +78,10 @@ def command(
         with progress_bar("plans tried, at most", 330 if unknown == "sampler.burn_in" else 60) as advance:
             config, answer = advice.solve_for(config, unknown, target, metric, solver, advance)
     inputs = build(config)
-    spent = None if ledger is None else execution.spent_before(ledger, inputs, must_exist=True)
+    spent = planning.spent_before(ledger, inputs, must_exist=True)
     plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
     causes = advice.diagnose_plan(config, inputs, plan)
-    asks = _asks_dp_accounting(compare, as_json)
+    asks = as_json if compare is None else compare
     document = documents.plan_document(config, inputs, plan, time.perf_counter() - began, compare=asks)
     document["diagnosis"] = causes
     if capacity:

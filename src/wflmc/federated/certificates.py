@@ -99,8 +99,7 @@ def _name(text: str) -> x509.Name:
 
 def _usage(*purposes: str) -> x509.KeyUsage:
     """Allow a key these purposes alone."""
-    names = inspect.signature(x509.KeyUsage).parameters
-    return x509.KeyUsage(**{name: name in purposes for name in names})
+    return x509.KeyUsage(**{name: name in purposes for name in inspect.signature(x509.KeyUsage).parameters})
 
 
 def _host(text: str) -> x509.GeneralName:

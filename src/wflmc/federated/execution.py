@@ -29,8 +29,8 @@ from wflmc.privacy import ACCOUNTANTS, Ledger
 from wflmc.progress import ProgressBar
 from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import Document, PlanFile, plan_document, read_document, summary_document
-from wflmc.runs.execution import spent_before
 from wflmc.runs.folder import ledger_document, write_run
+from wflmc.runs.planning import spent_before
 from wflmc.scenario import PRIVATE, Inputs, Scenario, build, load_scenario, plain, to_json, to_toml, with_values
 from wflmc.storage import naming_file, write_text
 
@@ -188,8 +188,7 @@ def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> J
         raise InputError("sampler.seed", seed, "a number: it seeds where chains start; --noise channel is secret")
     releases = chains if options.prepare else 1
     how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate, "releases": releases}
-    spent = None if options.ledger is None else spent_before(options.ledger, inputs)
-    plan = federated_plan(scenario, inputs, **how, paid=spent)
+    plan = federated_plan(scenario, inputs, **how, paid=spent_before(options.ledger, inputs))
     if options.own_data:
         plan = plan.replace(warnings=tuple(warning.replace(PRIVATE, STAND_IN) for warning in plan.warnings))
     key = secret_key() if options.prepare else jax.random.key(int(seed))

@@ -86,8 +86,7 @@ def best_senders(quality: Array, lots: Array, clip: Array, device_cap: Array, st
     devices = clip.size
     order = np.lexsort((lots, -quality), axis=-1)
     cap = np.minimum.accumulate(np.take_along_axis(device_cap, order, -1), axis=-1)
-    sending = np.arange(1, devices + 1)
-    excess = np.maximum(0.0, (devices / sending) ** 2 / cap - 2 / step_size).mean(0)
+    excess = np.maximum(0.0, (devices / np.arange(1, devices + 1)) ** 2 / cap - 2 / step_size).mean(0)
     error = np.array([sampling_variance(clip, q) for q in range(1, devices + 1)]) + weight * excess
     return int(devices - np.argmin(error[::-1]))
 

@@ -208,11 +208,7 @@ def _clipped_sum(data: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
 
     def add(total: Total, block: Any, w: jax.Array, limit: jax.Array, *received: jax.Array) -> ClippedSum:
         hessian, linear = block
-        if received:
-            gradient = jnp.einsum("ckm,kmn->ckn", received[0], hessian, precision="highest") - linear
-        else:
-            flat = hessian.reshape(-1, theta.shape[1])  # symmetric, so that rows are columns
-            gradient = jnp.matmul(theta, flat.T, precision="highest").reshape(-1, *linear.shape) - linear
+        gradient = _times(theta, received, hessian) - linear  # symmetric, so that rows are columns
         norm = jnp.sqrt(summation.sum_squares(gradient))
         return summation.add_devices(total, clip_factor(w, limit, norm)[..., None] * gradient, 1, bound), norm
 
@@ -223,6 +219,13 @@ def _clipped_sum(data: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
 def _by_device(theta: jax.Array) -> list[jax.Array]:
     """Return what each device received, where that differs: an argument that goes block by block."""
     return [theta] if theta.ndim == 3 else []
+
+
+def _times(theta: jax.Array, received: tuple[jax.Array, ...], rows: jax.Array) -> jax.Array:
+    """Return the products of rows[k, n, m] with θ, or with what their device received of it, [chain, k, n]."""
+    if received:
+        return jnp.einsum("ckm,knm->ckn", received[0], rows, precision="highest")
+    return jnp.matmul(theta, rows.reshape(-1, theta.shape[1]).T, precision="highest").reshape(-1, *rows.shape[:2])
 
 
 def _zero(theta: jax.Array) -> jax.Array:
@@ -237,11 +240,7 @@ def _clipped_sum_by_examples(
 
     def add(total: Sum, block: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *received: jax.Array) -> Any:
         u, v = block
-        if received:
-            residual = jnp.einsum("ckm,knm->ckn", received[0], u, precision="highest") - v
-        else:
-            rows = u.reshape(-1, theta.shape[1])
-            residual = jnp.matmul(theta, rows.T, precision="highest").reshape(-1, *v.shape) - v
+        residual = _times(theta, received, u) - v
         size = row_norms(u)
         most = jnp.where(size > 0, example[..., None] / size, jnp.inf)
         kept = jnp.clip(residual, -most, most)

@@ -111,8 +111,7 @@ def by_device(devices: Any, count: int, partition: str = "iid", key: Any = None)
         raise InputError("partition", partition, "iid or blocks; or give the device of every example as `devices`")
     given = devices
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
-        generator = host_generator(key, "data", "partition")
-        devices = assign(partition, np.zeros(count), int(devices), generator)
+        devices = assign(partition, np.zeros(count), int(devices), host_generator(key, "data", "partition"))
     if isinstance(devices, list | tuple) and any(np.ndim(part) for part in devices):
         parts = [np.ravel(part) for part in devices]
         valid = all(part.size for part in parts) and np.array_equal(np.sort(np.concatenate(parts)), np.arange(count))

@@ -145,8 +145,7 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
             return plus(total, summation.lattice_sum_pairs(sent, 0, bound)), norm.T
         gradient = gradients.rounded if by_record else gradients.high
         norm = jnp.sqrt(jnp.sum(summation.barrier(summation.sum_squares(gradient, 1)), axis=1))
-        factor = clip_factor(w.T, limit.T, norm)
-        clipped = factor[:, None, None] * gradient
+        clipped = clip_factor(w.T, limit.T, norm)[:, None, None] * gradient
         if by_record:
             return plus(total, lattice_sum(clipped, 0, bound)), norm.T
         return summation.add_devices(total, clipped, 0, bound), norm.T

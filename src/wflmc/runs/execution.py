@@ -28,7 +28,7 @@ from wflmc.runs import documents
 from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import SIMULATED, Document, PlanFile, SummaryFile, read_document
 from wflmc.runs.folder import ledger_document, write_run
-from wflmc.runs.planning import extend_plan, make_plan, read_plan
+from wflmc.runs.planning import extend_plan, make_plan, read_plan, spent_before
 from wflmc.sampling import Trace, default_memory, noise_name, run_name, sample
 from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml, with_values
 from wflmc.storage import FULL, replacing, write_text
@@ -176,8 +176,7 @@ def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
             return _stopped_task(folder, request.memory)
         key = _new_key(scenario)
         inputs = build(scenario, key)
-        spent = None if request.ledger is None else spent_before(request.ledger, inputs)
-        plan = make_plan(scenario, inputs, ledger=spent)
+        plan = make_plan(scenario, inputs, ledger=spent_before(request.ledger, inputs))
     path = None if request.ledger is None else Path(request.ledger).resolve()
     if path is None and folder is not None and plan.clips:
         path = folder / "ledger.jsonl"
@@ -224,17 +223,6 @@ def _set_aside(task: Task, path: Path, name: str, say: Say) -> None:
     kept = next(p for i in range(1, 10**6) if not (p := path.with_name(f"ledger-{i}.jsonl")).exists())
     move_ledger(path, kept)
     say(f"{path.parent} has the ledger of another run, kept as {kept.name}; --ledger spends from one ledger.")
-
-
-def spent_before(path: str, inputs: Inputs, must_exist: bool = False) -> Any:
-    """Return what devices have spent by a ledger, and are about to spend on whitening, [K]; None of a new ledger."""
-    if not Path(path).exists():
-        if must_exist:
-            raise InputError("--ledger", path, "a ledger that a run has written")
-        return None
-    ledger = Ledger(inputs.privacy, inputs.posterior.devices, subject=inputs.posterior.digest, path=path)
-    paid = inputs.release is not None and ledger.rounds(inputs.release.name) > 0
-    return ledger.spent if paid else ledger.spent + inputs.spent
 
 
 def _resume_task(request: Request) -> Task:

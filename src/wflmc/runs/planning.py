@@ -15,6 +15,7 @@ from wflmc.errors import InputError, conflict
 from wflmc.evaluation import choose_burn_in
 from wflmc.planning import Allocation, Plan, Policy, PowerPolicy, Problem, Sampler, policy_named
 from wflmc.planning.advice import UNSCALED_FEATURES
+from wflmc.privacy.ledger import Ledger
 from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
 from wflmc.scenario import Inputs, Scenario, build, data_warnings, scenario_keys, step_sizes, validate, with_values
 from wflmc.scenario.files import file_digests, plain
@@ -38,6 +39,17 @@ def make_plan(
     # Where a promise is made and all constants are public, a plan says nothing about the data.
     warnings = [text for text in result.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
     return result.replace(warnings=(*inputs.warnings, *warnings, *data_warnings(inputs.not_covered)))
+
+
+def spent_before(path: str | None, inputs: Inputs, must_exist: bool = False) -> Any:
+    """Return what devices have spent by a ledger, and are about to spend on whitening, [K]; None of a new ledger."""
+    if path is None or not Path(path).exists():
+        if path is not None and must_exist:
+            raise InputError("--ledger", path, "a ledger that a run has written")
+        return None
+    ledger = Ledger(inputs.privacy, inputs.posterior.devices, subject=inputs.posterior.digest, path=path)
+    paid = inputs.release is not None and ledger.rounds(inputs.release.name) > 0
+    return ledger.spent if paid else ledger.spent + inputs.spent
 
 
 def plan_keywords(

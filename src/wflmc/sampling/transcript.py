@@ -69,8 +69,7 @@ def group_starts(rounds: int, block: int, size: float, limit: float) -> NDArray[
 def reception_noise(plans: Sequence[Plan], block: slice) -> tuple[Floats, Floats]:
     """Return the variance v of gradients as received, and the factor K/(α K_a) on y, both [S, 1 or chain]."""
     scale = np.stack([(plan.scale / plan.gain)[block] for plan in plans], axis=1)
-    power = np.array([plan.noise_power for plan in plans])
-    return power * scale**2, scale
+    return np.array([plan.noise_power for plan in plans]) * scale**2, scale
 
 
 def merged(position: Floats, received: Floats, noise: Floats, scale: Floats, starts: NDArray[np.intp]) -> Floats:

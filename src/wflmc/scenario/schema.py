@@ -1,6 +1,7 @@
 """The scenario file's keys, types, defaults and limits, and one clear sentence for each way to get them wrong."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal
@@ -261,8 +262,8 @@ def _explain(error: ValidationError, place: str) -> InputError:
     given = fitting[0]["input"]
     if given != given and all(problem["type"].startswith(("greater", "less")) for problem in fitting):
         return InputError(place + key, given, "a number")  # nan is on neither side of a limit
-    allowed = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in fitting)
-    return InputError(place + key, given, " or ".join(allowed))
+    allowed = " or ".join(dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in fitting))
+    return InputError(place + key, given, re.sub(r"[\d.]{12,}", lambda digits: f"{float(digits[0]):g}", allowed))
 
 
 def _nearest(key: str) -> str:

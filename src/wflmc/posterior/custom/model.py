@@ -106,7 +106,7 @@ class TracedModel:
         def cost(leaves: list[jax.Array], example: list[jax.Array]) -> jax.Array:
             if self.space is not None:
                 return self.cost(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), example)
-            return records.run(records.inlined(self.likelihood), *leaves, *example)[0]
+            return records.run(records.rewritten(self.likelihood, records.inlined), *leaves, *example)[0]
 
         arrays = [np.zeros(one.shape, one.dtype) for one in self.likelihood.in_avals]
         return records.Gradient(cost, arrays[: len(self.shapes)], arrays[len(self.shapes) :])
@@ -277,8 +277,7 @@ def costs_and_norms(model: TracedModel, examples: Any, theta: jax.Array, at_a_ti
 @partial(jax.jit, static_argnums=0)
 def per_example(function: Callable[[Any, Any], Any], draws: Any, examples: Any) -> Any:
     """Return function(draw, example) for all of draws[D, ...] and examples[n, ...], [D, n, ...]."""
-    one = jax.tree.map(lambda values: values[0], (draws, examples))
-    numbers = result_size(jax.make_jaxpr(function)(*one))
+    numbers = result_size(jax.make_jaxpr(function)(*jax.tree.map(lambda values: values[0], (draws, examples))))
     count, many = (len(jax.tree.leaves(values)[0]) for values in (draws, examples))
     at_a_time = int(np.clip(WORKING_BYTES // (4 * count * max(1, numbers)), 1, many))
 

@@ -20,6 +20,7 @@ from wflmc.posterior.blocks import CPU_BLOCK, block_size, clip_factor, row_norms
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
 from wflmc.posterior.custom.geometry import NoModeError, eigenvalues, find_mode, in_float64, laplace, refine
+from wflmc.posterior.custom.records import in_order
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import by_device
 from wflmc.posterior.summation import PAIRS, ROWS, UNIT, Sum, additions, as_pair, lattice_sum, plus, two_sum
@@ -138,18 +139,17 @@ class CustomPosterior(Shown, Posterior):
             most = others[0][0] if examples else None
             if self.block == 1 and not received:  # `vmap` would compute both branches of a condition
                 device, most_sent = jax.tree.map(lambda values: values[0], (held, most))
-                made = self._gradient(at, device, most_sent, key)
+                made = in_order(self._gradient)(at, device, most_sent, key)
                 gradient, lost = jax.tree.map(lambda value: value[None], made)
             else:
-                gradient, lost = jax.vmap(self._gradient, axes)(at, held, most, key)
+                gradient, lost = in_order(jax.vmap(self._gradient, axes))(at, held, most, key)
             if most is not None and self._longest > PAIRS:
                 sent, norm = summation.clip_pairs(gradient, w[0], limit[0], (-1,))
                 return plus(total, summation.lattice_sum_pairs(sent, 0, bound)), jnp.where(lost, jnp.nan, norm)[None]
             sums = gradient.high if most is None else gradient.rounded
             size = row_norms(sums)
             norm = jnp.where(lost, jnp.nan, size)  # a chain of a simulation then stops
-            gone = jnp.isnan(size)[:, None]
-            clipped = jnp.where(gone, 0.0, clip_factor(w[0], limit[0], size)[:, None] * sums)
+            clipped = jnp.where(jnp.isnan(size)[:, None], 0.0, clip_factor(w[0], limit[0], size)[:, None] * sums)
             if most is None:
                 return summation.add_devices(total, clipped, 0, bound), norm[None]
             return plus(total, lattice_sum(clipped, 0, bound)), norm[None]
@@ -217,8 +217,7 @@ class CustomPosterior(Shown, Posterior):
             sums, lost = part(*piece)
             return (plus(carry[0], as_pair(sums)), carry[1] | lost), None
 
-        start = as_pair(jnp.zeros_like(prior)), jnp.zeros((), bool)
-        (total, lost), _ = jax.lax.scan(step, start, pieces)
+        (total, lost), _ = jax.lax.scan(step, (as_pair(jnp.zeros_like(prior)), jnp.zeros((), bool)), pieces)
         return plus(total, as_pair(prior)), lost
 
     def _costs(self, theta: jax.Array, examples: Any) -> jax.Array:
@@ -390,7 +389,7 @@ def _total_cost(posterior: CustomPosterior, theta: jax.Array) -> tuple[jax.Array
         held, size, _ = one
         real = jnp.arange(jax.tree.leaves(held)[0].shape[0]) < size
         costs = jax.vmap(posterior.model.cost, (None, 0))(theta, held)
-        gradient = posterior._gradient(theta, one)[0].rounded
+        gradient = in_order(posterior._gradient)(theta, one)[0].rounded
         return (total[0] + jnp.sum(jnp.where(real, costs, 0.0)), total[1] + gradient), None
 
     return jax.lax.scan(body, (posterior.model.prior_cost(theta), jnp.zeros_like(theta)), posterior._held)[0]

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from wflmc.posterior.summation import RECORD_STAGE, additions, barrier, sum_squares
 
@@ -22,20 +21,66 @@ ORDERS = "reshape", "transpose", "squeeze"
 
 def run(traced: Any, *values: Any) -> list[jax.Array]:
     """Return what a traced function gives for numbers that may be of other types than those that it was traced for."""
+    from jax.extend.core import jaxpr_as_fun  # brings Pallas along, which `wflmc plan` need not wait for
+
     given = [jnp.asarray(value, wanted.dtype) for value, wanted in zip(values, traced.in_avals, strict=True)]
     return jaxpr_as_fun(traced)(*given)
 
 
-def inlined(traced: Any) -> Any:
-    """Return a traced function that, where it is traced again, has the equations of functions wrapped in `jax.jit`."""
+def rewritten(traced: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a traced function with every equation changed, and before that those of the functions that it calls."""
+
+    def inner(value: Any) -> Any:
+        return rewritten(value, change) if hasattr(value, "eqns") else value
+
+    def whole(equation: Any) -> Any:
+        params = jax.tree.map(inner, equation.params, is_leaf=lambda value: hasattr(value, "eqns"))
+        return change(equation.replace(params=params))
+
+    jaxpr = getattr(traced, "jaxpr", traced)  # a closed one has constants beside its equations
+    changed = jaxpr.replace(eqns=[whole(one) for one in jaxpr.eqns])
+    return changed if jaxpr is traced else traced.replace(jaxpr=changed)
+
+
+def inlined(equation: Any) -> Any:
+    """Return a call of a function wrapped in `jax.jit` as one that leaves that function's equations in its place."""
     now = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
-    equations = [
-        one.replace(params={**one.params, "inline": now, "jaxpr": inlined(one.params["jaxpr"])})
-        if "inline" in one.params
-        else one
-        for one in traced.eqns
-    ]
-    return ClosedJaxpr(traced.jaxpr.replace(eqns=equations), traced.consts)
+    return equation.replace(params={**equation.params, "inline": now}) if "inline" in equation.params else equation
+
+
+def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with its convolutions in the order of dimensions that XLA is fast with on a CPU.
+
+    XLA brings them there by itself, but not in loops, such as those over rounds and blocks of devices.
+    """
+
+    def made(*values: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*values)
+        given = jax.tree.leaves(values)
+        return jax.tree.unflatten(jax.tree.structure(shapes), run(rewritten(traced, _ordered), *given))
+
+    return made if jax.default_backend() == "cpu" else function
+
+
+def _ordered(equation: Any) -> Any:
+    """Return a convolution as one of rows [n, ..., in] and kernels [..., in, out]; any other equation as it is."""
+    if equation.primitive.name != "conv_general_dilated":
+        return equation
+    given = equation.params["dimension_numbers"]
+    last = len(given.lhs_spec) - 1
+    rows = 0, last, *range(1, last)
+    wanted = jax.lax.ConvDimensionNumbers(rows, (last, last - 1, *range(last - 1)), rows)
+
+    def moved(values: jax.Array, source: Any, target: Any) -> jax.Array:
+        return values.transpose([source[role] for role in np.argsort(target)])
+
+    def convolve(*values: jax.Array) -> jax.Array:
+        standard = [moved(value, *specs) for value, *specs in zip(values, given, wanted, strict=False)]
+        made = equation.primitive.bind(*standard, **{**equation.params, "dimension_numbers": wanted})
+        return moved(made, wanted.out_spec, given.out_spec)
+
+    call = jax.make_jaxpr(jax.jit(convolve))(*[one.aval for one in equation.invars]).eqns[0]
+    return call.replace(invars=equation.invars, outvars=equation.outvars)
 
 
 class Rows(NamedTuple):
@@ -71,11 +116,11 @@ class Gradient:
     """The gradient of a cost of (arrays of parameters, example), traced with a product's vectors in its place."""
 
     def __init__(self, cost: Callable[[Any, Any], Any], leaves: Any, example: Any) -> None:
-        traced = jax.make_jaxpr(jax.grad(cost))(leaves, example)
+        traced: Any = jax.make_jaxpr(jax.grad(cost))(leaves, example)
         made = {id(out): equation for equation in traced.eqns for out in equation.outvars}
         found = [_vectors(made, out) for out in traced.jaxpr.outvars]
         outputs = [part for parts, _ in found for part in parts]
-        self._run = partial(run, ClosedJaxpr(traced.jaxpr.replace(outvars=outputs), traced.consts))
+        self._run = partial(run, traced.replace(jaxpr=traced.jaxpr.replace(outvars=outputs)))
         self._parts = [(len(parts), after) for parts, after in found]
         sizes = [[int(np.prod(part.aval.shape)) for part in parts] for parts, _ in found]
         self.size = sum(map(sum, sizes))
@@ -95,8 +140,7 @@ def _rows(parts: list[jax.Array], after: tuple[Any, ...]) -> Rows:
         return Rows(parts[0])
     left, right = parts
     most = jnp.abs(left).max(1, keepdims=True)  # so that no square of a factor is too large or too small
-    unit = jnp.where((most > 0) & jnp.isfinite(most), left / most, 0.0)
-    return Rows(right * most, unit, after)
+    return Rows(right * most, jnp.where((most > 0) & jnp.isfinite(most), left / most, 0.0), after)
 
 
 def _vectors(made: dict[int, Any], out: Any) -> tuple[list[Any], tuple[Any, ...]]:
