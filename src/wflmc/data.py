@@ -299,5 +299,4 @@ def principal_directions(X: Array, components: int) -> Array:
     centred = X - X.mean(0)
     _, vectors = np.linalg.eigh(centred.T @ centred)
     directions = vectors[:, ::-1][:, :components]
-    signs = np.sign(np.take_along_axis(directions, np.abs(directions).argmax(0)[None], 0))
-    return directions * signs
+    return directions * np.sign(np.take_along_axis(directions, np.abs(directions).argmax(0)[None], 0))

@@ -33,12 +33,9 @@ def rewritten(traced: Any, change: Callable[[Any], Any]) -> Any:
     def inner(value: Any) -> Any:
         return rewritten(value, change) if hasattr(value, "eqns") else value
 
-    def whole(equation: Any) -> Any:
-        params = jax.tree.map(inner, equation.params, is_leaf=lambda value: hasattr(value, "eqns"))
-        return change(equation.replace(params=params))
-
     jaxpr = getattr(traced, "jaxpr", traced)  # a closed one has constants beside its equations
-    changed = jaxpr.replace(eqns=[whole(one) for one in jaxpr.eqns])
+    params = [jax.tree.map(inner, one.params, is_leaf=lambda value: hasattr(value, "eqns")) for one in jaxpr.eqns]
+    changed = jaxpr.replace(eqns=[change(one.replace(params=new)) for one, new in zip(jaxpr.eqns, params, strict=True)])
     return changed if jaxpr is traced else traced.replace(jaxpr=changed)
 
 
@@ -56,8 +53,8 @@ def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def made(*values: Any) -> Any:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*values)
-        given = jax.tree.leaves(values)
-        return jax.tree.unflatten(jax.tree.structure(shapes), run(rewritten(traced, _ordered), *given))
+        results = run(rewritten(traced, _ordered), *jax.tree.leaves(values))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return made if jax.default_backend() == "cpu" else function
 
