@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import jax
 import numpy as np
 import pytest
@@ -9,18 +11,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wflmc.keys import host_generator, named, seeded
+from wflmc.sampling import chain_keys
+
+
+def folded(key, *names):
+    """The sub-key as JAX makes it."""
+    for name in names:
+        key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+    return key
 
 
 @given(st.integers(0, 2**32 - 1), st.text(max_size=9), st.text(max_size=9))
 def test_sub_keys_on_the_host_are_those_of_jax(seed, first, second):
     key = jax.random.key(seed)
     assert seeded(seed) == key
-    words = np.asarray(jax.random.key_data(named(named(key, first), second))).tolist()
-    wanted = np.random.default_rng(words).integers(2**62, size=3)
-    np.testing.assert_array_equal(host_generator(seeded(seed), first, second).integers(2**62, size=3), wanted)
+    wanted = folded(key, first, second)
+    assert named(named(key, first), second) == wanted
+    generator = np.random.default_rng(np.asarray(jax.random.key_data(wanted)).tolist())
+    drawn = generator.integers(2**62, size=3)
+    np.testing.assert_array_equal(host_generator(seeded(seed), first, second).integers(2**62, size=3), drawn)
+
+
+def test_sub_keys_in_compiled_functions_are_the_same():
+    key = jax.random.key(7)
+    assert jax.jit(lambda key: named(key, "noise"))(key) == named(key, "noise") == folded(key, "noise")
+    each = chain_keys(key, np.arange(3), "init")
+    assert all(each == jax.numpy.stack([jax.random.fold_in(named(key, "init"), i) for i in range(3)]))
 
 
 @pytest.mark.parametrize("key", [jax.random.PRNGKey(3), jax.random.key(3, impl="rbg")], ids=["old", "rbg"])
 def test_keys_of_other_kinds_have_sub_keys_too(key):
+    assert np.all(named(key, "data") == folded(key, "data"))
     words = np.asarray(jax.random.key_data(named(key, "data"))).tolist()
     assert host_generator(key, "data").random() == np.random.default_rng(words).random()

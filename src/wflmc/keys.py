@@ -43,31 +43,35 @@ def secret_key(secret: bytes | None = None) -> jax.Array:
 
 
 def named(key: jax.Array, name: str) -> jax.Array:
-    """Return the sub-key of `key` that belongs to `name`."""
+    """Return the sub-key of `key` that belongs to `name`.
+
+    That of a usual key is computed on the host, so that commands that only plan compile nothing.
+    """
     check_key(key)
-    return jax.random.fold_in(key, zlib.crc32(name.encode()))
+    number = zlib.crc32(name.encode())
+    if isinstance(key, jax.core.Tracer) or key.ndim or len(_words(key)) != 2:  # or one of another kind
+        return jax.random.fold_in(key, number)
+    return _key(_threefry(_words(key), [0, number]))
+
+
+def _key(words: list[int]) -> jax.Array:
+    data: Any = np.array(words, np.uint32)  # as an array of JAX it would compile something
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 def seeded(seed: int) -> jax.Array:
     """Return `jax.random.key(seed)`, without compiling anything where the seed has 32 bits and keys are the usual."""
     seed = operator.index(seed)
-    if not 0 <= seed <= WORD or jax.config.jax_default_prng_impl != "threefry2x32":  # type: ignore[attr-defined]
-        return jax.random.key(seed)
-    words: Any = np.array([0, seed], np.uint32)  # as an array of JAX it would compile something
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    usual = jax.config.jax_default_prng_impl == "threefry2x32"  # type: ignore[attr-defined]
+    return _key([0, seed]) if usual and 0 <= seed <= WORD else jax.random.key(seed)
 
 
 def host_generator(key: jax.Array, *names: str) -> np.random.Generator:
     """Return a NumPy generator for float64 draws on the host, seeded by the sub-key of `key` for a name.
 
-    Of several names, each is a sub-key of the one before. Sub-keys of usual keys are computed on the host, so that
-    commands that only plan compile nothing.
+    Of several names, each is a sub-key of the one before.
     """
-    check_key(key)
-    if len(_words(key)) != 2:  # keys of another kind
-        return np.random.default_rng(_words(reduce(named, names, key)))
-    counts = ([0, zlib.crc32(name.encode())] for name in names)
-    return np.random.default_rng(reduce(_threefry, counts, _words(key)))
+    return np.random.default_rng(_words(reduce(named, names, key)))
 
 
 def _words(key: jax.Array) -> list[int]:

@@ -33,7 +33,7 @@ def protected_chain(posterior: Posterior, plan: Plan, ledger: Ledger | None = No
     if ledger is not None:
         ledger.charge(f"chain-{secrets.token_hex(16)}", plan.start, plan.loss)
     model = posterior.on_accelerator(1, default_memory(), by_example=bool(np.isfinite(plan.example_clip).any()))
-    rounds = jax.tree.map(jnp.asarray, kernel_rounds([plan]))
+    rounds = jax.device_put(kernel_rounds([plan]))
     clip, generator = plan.clips_at[0], np.random.default_rng(secrets.randbits(128))
     half = plan.privacy.half_change(*plan.clips_at)
     theta, kept = np.zeros(plan.dim), []

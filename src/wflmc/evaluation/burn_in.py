@@ -68,7 +68,7 @@ def choose_burn_in(
     if needed > limit:
         why = f"which a step of {step_size:.3g} with mu = {posterior.mu:.3g} takes to forget the start"
         raise InputError("max_burn_in", limit, f"at least {needed:.3g}, {why} (or give burn_in)")
-    now = jax.tree.map(jnp.asarray, kernel_rounds([ideal])[0])
+    now = jax.device_put(kernel_rounds([ideal])[0])
     posterior = posterior.on_accelerator(GROUPS * MEMBERS, default_memory() / 4)
     key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
     theta = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))

@@ -127,7 +127,7 @@ def serve(server: Server, exchange: Exchange, progress: Progress | None = None, 
         told = saving.room((len(plan.rounds), job.chains, 2 * plan.dim + 1), server.told, begun)
         if not begun:  # rounds of a version that kept no transcript say nothing
             told[: saved.rounds, :, -1] = np.inf
-        rounds: Rounds = jax.tree.map(jnp.asarray, kernel_rounds([plan]))
+        rounds: Rounds = jax.device_put(kernel_rounds([plan]))
         keys = chain_keys(jax.random.wrap_key_data(jnp.asarray(job.key)), jnp.arange(job.chains))
         for at in range(saved.rounds, len(plan.rounds)):
             began = time.perf_counter()

@@ -18,7 +18,7 @@ all of it."""
 def pad_to_blocks(values: NDArray[Any], block: int, most: int = FEW) -> Any:
     """Return values[K, ...] on the accelerator, with zeros for the devices that fill up the last group of blocks."""
     missing = -len(values) % (block * grouped(len(values), block, most))
-    return jnp.asarray(np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)]) if missing else values)
+    return jax.device_put(np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)]) if missing else values)
 
 
 def split_blocks(values: Any, block: int) -> jax.Array:

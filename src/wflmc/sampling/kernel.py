@@ -118,7 +118,7 @@ def stacked(each: Sequence[tuple[Rounds, Constants]], zipped: bool, part: Any = 
 
     def stack(axis: int, index: Any, *values: Any) -> jax.Array:
         some = [np.asarray(value)[index] for value in values]
-        return jnp.moveaxis(jnp.asarray(np.stack(some, dtype=np.float32, casting="same_kind")), 0, axis)
+        return jnp.moveaxis(jax.device_put(np.stack(some, dtype=np.float32, casting="same_kind")), 0, axis)
 
     rounds, constants = zip(*each, strict=True)
     together: Rounds = jax.tree.map(partial(stack, 1, part), *rounds)
@@ -198,7 +198,7 @@ def kernel(posterior: Posterior, plan: Plan) -> Kernel:
     """Return the plan as a kernel for a custom loop; `state.round` is the number of the next round."""
     check_posterior(posterior)
     check_belongs(plan, posterior)
-    rounds = jax.tree.map(jnp.asarray, kernel_rounds([plan]))
+    rounds = jax.device_put(kernel_rounds([plan]))
 
     def init(key: jax.Array) -> State:
         check_key(key)

@@ -121,10 +121,12 @@ def unpacked(values: ArrayLike, plan: Plan, done: int = 0) -> State:
     return State(jnp.array(both[:, : plan.dim]), jnp.asarray(done, jnp.int32), velocity)
 
 
-@partial(jax.jit, static_argnames=("name",))
 def chain_keys(key: jax.Array, chain: jax.Array, name: str = "noise") -> jax.Array:
     """Return the keys of chains of these numbers, [chain]; a round folds its own number in."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(named(key, name), chain)
+    return _fold_in(named(key, name), chain)
+
+
+_fold_in = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))
 
 
 @partial(jax.jit, static_argnames=("init",))
@@ -142,8 +144,8 @@ def _velocities(keys: jax.Array, theta: jax.Array, dynamics: Dynamics) -> jax.Ar
 def starts(key: jax.Array, posterior: Posterior, plan: Plan, chain: jax.Array, begin: State | None = None) -> State:
     """Return the states that chains of these numbers start from: what is not given of them is drawn."""
     if begin is None:
-        begin = State(_start(chain_keys(key, chain, "init"), posterior, plan.init), jnp.zeros((), jnp.int32))
-    if begin.velocity is not None:
+        begin = State(_start(chain_keys(key, chain, "init"), posterior, plan.init), jax.device_put(np.int32(0)))
+    if begin.velocity is not None or not plan.dynamics.has_velocity:
         return begin
     return begin._replace(velocity=_velocities(chain_keys(key, chain, "velocity"), begin.theta, plan.dynamics))
 
@@ -376,7 +378,7 @@ def _run(
         chosen = np.minimum(np.arange(at, at + machine.chains), count - 1)
         own = slice(at, chosen[-1] + 1)
         each = host_rounds([job.plans[i] for i in chosen] if job.zipped else [plan])
-        chain, done = jnp.asarray(job.number[chosen]), saved.rounds if at == saved.at else 0
+        chain, done = jax.device_put(job.number[chosen]), saved.rounds if at == saved.at else 0
         begin = states if done else job.initial
         given = None if begin is None else unpacked(begin[chosen], plan)
         state, keys = starts(job.key, machine.posterior, plan, chain, given), chain_keys(job.key, chain)
@@ -391,7 +393,7 @@ def _run(
             block = slice(first, min(first + size, total))
             if charge is not None:
                 charge(block)
-            carry = state._replace(round=jnp.asarray(first, jnp.int32)), kept
+            carry = state._replace(round=jax.device_put(np.int32(first))), kept
             flags = job.zipped, told is not None
             (state, kept), (finite, rate, *heard) = _advance(
                 machine.posterior, coming, carry, keys, (skip, plan.start, total), flags=flags, mesh=mesh

@@ -275,7 +275,7 @@ class CustomPosterior(Shown, Posterior):
         def padded(values: NDArray[Any]) -> jax.Array:
             missing = (0, -values.shape[0] % block), (0, -values.shape[1] % rows)
             whole = np.pad(values, [*missing, *[(0, 0)] * (values.ndim - 2)], mode="edge")
-            return jnp.asarray(whole.astype(traced.accelerator_dtype(values.dtype)))
+            return jax.device_put(whole.astype(traced.accelerator_dtype(values.dtype)))
 
         return replace(self, data=jax.tree.map(padded, self.data), block=block, example_block=rows)
 
