@@ -125,8 +125,7 @@ def _normalised(images: jax.Array) -> jax.Array:
     """Return the features [n, 3969] of images [n, 28, 28]."""
     groups = _transform(images).reshape(len(images), GROUPS, -1)
     centred = groups - groups.mean(2, keepdims=True)
-    scaled = centred / jnp.sqrt((centred**2).mean(2, keepdims=True) + FLOOR)
-    flat = scaled.reshape(len(images), -1)
+    flat = (centred / jnp.sqrt((centred**2).mean(2, keepdims=True) + FLOOR)).reshape(len(images), -1)
     length = jnp.linalg.norm(flat, axis=1, keepdims=True)
     return flat / jnp.where(length > 0, length, 1)
 

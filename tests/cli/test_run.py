@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 
@@ -78,6 +79,21 @@ def test_a_run_that_fails_leaves_the_folder_as_it_was(call, scenario, tmp_path, 
     assert len(after.pop("ledger.jsonl").splitlines()) == 1
     assert json.loads(after.pop("ledger.jsonl.head"))["lines"] == 1
     assert after == before
+
+
+def test_a_scenario_of_ones_own_is_not_replaced(call, scenario, tmp_path):
+    """That of a run, which is as the run would write it, may be."""
+    mine = tmp_path / "mine" / "scenario.toml"
+    mine.parent.mkdir()
+    mine.write_text("# my own words\n" + Path(scenario).read_text())
+    before = mine.read_text()
+    code, _, err = call("run", mine, "--out", mine.parent)
+    assert code == 2
+    assert "would replace your scenario.toml" in err
+    assert [path.name for path in mine.parent.iterdir()] == ["scenario.toml"]
+    assert mine.read_text() == before
+    for source in (mine, tmp_path / "results" / "scenario.toml"):
+        assert call("run", source, "--out", tmp_path / "results")[0] == 0
 
 
 def test_a_run_says_that_it_is_a_simulation(call, scenario):

@@ -117,6 +117,30 @@ def test_a_line_cut_short_by_a_crash_was_never_acted_upon(tmp_path):
     assert path.read_text() == whole
 
 
+@pytest.mark.parametrize("content", [b"my notes", b'{"constants": {"mu": 1.0}}', b"\x00\xff", b'{"ledger": 1, "devi'])
+def test_a_file_that_is_no_ledger_is_left_as_it_is(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="this is another file"):
+        written(path)
+    assert path.read_bytes() == content
+    assert not anchor_path(path).exists()
+
+
+def test_a_first_line_cut_short_and_a_missing_anchor(tmp_path):
+    """The one is a ledger that a crash left before it was one; the other is refused, and nothing is cut off."""
+    path = tmp_path / "ledger.jsonl"
+    for length in (0, 5, 30):
+        path.write_bytes(b'{"ledger": 2, "subject": "abcdef'[:length])
+        assert written(path).spent.tolist() == [0, 0]
+        anchor_path(path).unlink()
+    path.write_bytes(path.read_bytes() + b'{"run": "')
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="its anchor"):
+        written(path)
+    assert path.read_bytes() == before
+
+
 def test_another_loss_for_the_same_round_of_the_same_run_is_refused():
     ledger = Ledger(PROMISE, 1)
     ledger.charge("a", 0, [[0.2]])

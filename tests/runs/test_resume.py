@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 
 import arviz
 import jax
@@ -178,6 +179,7 @@ def test_the_same_command_goes_on_with_a_stopped_run(tmp_path, call, monkeypatch
         patch.setattr(execution, "sample", stopping)
         code, _, err = call("run", scenario, "--out", folder, *extra)
     assert (code, (folder / ".checkpoint").exists()) == (2, True), err
+    assert stat.S_IMODE((folder / ".checkpoint").stat().st_mode) & 0o077 == 0  # its owner's alone
     ledger = tmp_path / "people.jsonl" if "--ledger" in extra else folder / "ledger.jsonl"
     paid = lines_of(ledger)
     code, _, err = call("run", scenario, "--out", folder, *extra)
@@ -195,6 +197,9 @@ def test_more_rounds_from_what_is_left(tmp_path, call):
     call("run", scenario, "--out", folder)
     before = json.loads((folder / "plan.json").read_text())
     left = lines_of(folder / "ledger.jsonl")
+    for rounds in ("0", "1" + 21 * "0"):
+        code, _, err = call("run", "--resume", folder, "--more", rounds)
+        assert (code, "1 to 10,000,000 rounds" in err) == (2, True)
     code, _, err = call("run", "--resume", folder, "--more", "7")
     assert code == 0, err
     after = json.loads((folder / "plan.json").read_text())

@@ -65,8 +65,7 @@ def counting_threshold(mu: float, trials: int, delta: float, risk: float) -> flo
     """
     cuts = np.linspace(0.0, mu / 2 + 6, 601)
     bounds = [rate_upper(trials * special.ndtr(x), trials, risk / 2) for x in (-cuts - mu / 2, cuts - mu / 2)]
-    proven = np.log(np.maximum(1 - delta - bounds[1], 1e-300) / bounds[0])
-    return float(cuts[np.argmax(proven)])
+    return float(cuts[np.argmax(np.maximum(1 - delta - bounds[1], 1e-300) / bounds[0])])
 
 
 @dataclass(frozen=True)

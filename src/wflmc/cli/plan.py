@@ -8,7 +8,7 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
-from wflmc.errors import refuse
+from wflmc.errors import Found, refuse
 from wflmc.progress import progress_bar
 
 SIZES = "devices parameters rounds bandwidth power efficiency coherence"
@@ -16,7 +16,7 @@ SIZES = "devices parameters rounds bandwidth power efficiency coherence"
 SOLVE_FOR = "Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target."
 
 
-INSTALL = "pip install 'wflmc[dp]'"
+INSTALL = "used with it: pip install 'wflmc[dp]'"
 
 
 def _capacity(metavar: str, text: str) -> Any:
@@ -66,7 +66,7 @@ def command(
         (target is not None and not solves, "--target", target, alone),
         (metric != "bound" and not solves, "--metric", metric, alone),
         (ledger is not None and solves, "--ledger", ledger, "left out with --solve-for"),
-        (compare and not find_spec("dp_accounting"), "--compare", "no dp-accounting", "used with it: " + INSTALL),
+        (compare and not find_spec("dp_accounting"), "--compare", Found("finds no dp-accounting"), INSTALL),
     )
     capacities.check(sizes, "--")
     if plot is not None:

@@ -78,7 +78,7 @@ class Options(NamedTuple):
         refuse(
             (self.runtime not in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
             (bare, "--noise", self.noise, "channel or devices with --prepare: simulated noise protects nobody"),
-            (self.chains is not None and self.chains < 1, "--chains", self.chains, "at least 1"),
+            (self.chains is not None and not 0 < self.chains <= 10**7, "--chains", self.chains, "1 to 10,000,000"),
             (not 0 < self.deadline < np.inf, "--deadline", self.deadline, "a number of seconds above 0"),
             (not Path(self.ledger or ".").parent.is_dir(), "--ledger", self.ledger, "a file in a folder that is there"),
             (self.address is not None and not self.prepare, "--address", self.address, "given with --prepare"),

@@ -32,6 +32,8 @@ TOLERANCE = 1e-9
 """Relative rounding that plans and ledgers forgive each other."""
 VERSION = 2
 """Of the file; ledgers of version 1 had no anchor, and nobody could tell whether lines were missing."""
+BEGIN = b'{"ledger": 2, '
+"""The first characters of its first line, which a crash may have cut short."""
 
 
 class ForeignLedgerError(InputError):
@@ -281,6 +283,8 @@ class Ledger:
             file.seek(self._size)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
+        if not self.chains and not whole and not BEGIN.startswith(content[: len(BEGIN)]):
+            raise InputError("ledger", str(path), "a ledger, or a file that is not there yet: this is another file")
         for text in whole.decode("utf-8", "replace").splitlines():
             self._read_line(path, text)
         self._size += len(whole)
@@ -322,10 +326,10 @@ class Ledger:
 
     def _mend(self, path: Path) -> None:
         """Remove a line that was cut short; begin a new ledger, an anchor, or one that a crash has left behind."""
-        os.truncate(path, self._size)
         known = len(self.chains)
         if known and not self._anchored:
             raise _without_anchor(path, known)
+        os.truncate(path, self._size)
         if not self._anchored or self._anchor.lines < known:
             self._anchor = self._anchor._replace(lines=known, chain=self.chain)
             self._anchor.save(path)

@@ -121,7 +121,6 @@ def _control(key: str, control: Control, constants: Mapping[str, Any]) -> Html:
 
 
 def _choice(key: str, names: Iterable[str]) -> Html:
-    shown = WORDS["names"].get(key, {})
-    options = ((name, shown.get(name, name)) for name in names)
+    options = ((name, WORDS["names"].get(key, {}).get(name, name)) for name in names)
     items = (text('<option value="{name}">{words}</option>', name=name, words=words) for name, words in options)
     return text(asset("explorer_choice.html"), key=key, label=WORDS["labels"][key], options=join(items))

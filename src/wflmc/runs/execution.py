@@ -19,7 +19,7 @@ import numpy as np
 from wflmc import errors
 from wflmc.errors import InputError, conflict, missing
 from wflmc.evaluation import Evaluation, evaluate, exact_law, preload
-from wflmc.keys import secret_key
+from wflmc.keys import secret_key, seeded
 from wflmc.planning import Plan
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy.ledger import ForeignLedgerError, Ledger, move_ledger, noise_of_another_run
@@ -171,6 +171,10 @@ def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
             raise missing("--ledger", "with a plan that was made from what a ledger leaves")
     else:
         scenario = load_scenario(str(request.scenario), request.overrides)
+        source = Path(str(request.scenario)).expanduser().resolve()
+        replaced = folder is not None and source == folder.resolve() / "scenario.toml"
+        if replaced and source.read_text(encoding="utf-8") != to_toml(scenario):
+            raise InputError("--out", request.out, "another folder: the run would replace your scenario.toml")
         if folder is not None and _is_stopped_here(folder, scenario, request):
             say(f"Going on with the run that was stopped in {request.out}.")
             return _stopped_task(folder, request.memory)
@@ -192,7 +196,7 @@ def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
 def _new_key(scenario: Scenario) -> jax.Array:
     """Return the key of a scenario's seed; a new one where it is secret, also for rounds that are added later."""
     seed = scenario.sampler.seed
-    return secret_key() if seed == "secret" else jax.random.key(seed)
+    return secret_key() if seed == "secret" else seeded(seed)
 
 
 def _refuse_folder(folder: Path, task: Task, own_ledger: bool, say: Say) -> None:
@@ -238,8 +242,8 @@ def _resume_task(request: Request) -> Task:
         return _stopped_task(folder, request.memory)
     if not (folder / "summary.json").exists() or (folder / "federation").exists():
         raise InputError("--resume", str(folder), "a folder that `wflmc run --out` has written, not wflmc federate")
-    if request.more is None or request.more < 1:
-        raise InputError("--more", request.more, "a number of rounds above 0: the run in this folder is finished")
+    if request.more is None or not 0 < request.more <= 10**7:
+        raise InputError("--more", request.more, "1 to 10,000,000 rounds: the run in this folder is finished")
     scenario, inputs, plan = read_plan(folder / "plan.json", option="--resume")
     if scenario.sampler.keep == "predictions":
         raise conflict("--more", request.more, "with sampler.keep = 'predictions': the last draws were not kept")
@@ -309,7 +313,7 @@ def _write_checkpoint(folder: Path, task: Task, document: dict[str, Any], before
     """Write down what is about to be run, in place of another run that was stopped here."""
     if not task.resumed and folder.exists():
         shutil.rmtree(folder)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     if task.scenario.sampler.seed == "secret":
         with replacing(folder / SECRET, mode=0o600) as file:
             file.write(np.asarray(jax.random.key_data(task.key)).tobytes())
@@ -317,9 +321,8 @@ def _write_checkpoint(folder: Path, task: Task, document: dict[str, Any], before
     if before is not None and before.velocity is not None:
         with replacing(folder / VELOCITY) as file:
             np.save(file, before.velocity)
-    ledger = None if task.ledger is None else str(task.ledger.resolve())
-    if task.ledger is not None and task.ledger.parent == task.folder:
-        ledger = task.ledger.name
+    path = task.ledger
+    ledger = path and (path.name if path.parent == task.folder else str(path.resolve()))
     write_text(folder / SETTINGS, to_json(task.settings.model_dump() | {"ledger": ledger}))
 
 

@@ -21,6 +21,8 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Level = Annotated[float, Field(ge=-300, le=300)]
 Count = Annotated[int, Field(ge=1, le=10**7)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+LONG = r"(?<=[no] )(0\.00000\d*|\d{12,})"
+"""A limit that is better read with an exponent, behind "greater than" or "equal to"."""
 
 
 def _one_of(group: str, *builtin: str) -> Any:
@@ -249,8 +251,7 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
 
 def _explain(error: ValidationError, place: str) -> InputError:
     """Return the first problem as key, what was given, and what is allowed."""
-    problems = error.errors()
-    first = problems[0]
+    first, *_ = problems = error.errors()
     key = ".".join(str(part) for part in first["loc"][:2])
     if first["type"] == "extra_forbidden":
         return InputError(place + key, first["input"], f"a known {_nearest(key)}")
@@ -263,7 +264,7 @@ def _explain(error: ValidationError, place: str) -> InputError:
     if given != given and all(problem["type"].startswith(("greater", "less")) for problem in fitting):
         return InputError(place + key, given, "a number")  # nan is on neither side of a limit
     allowed = " or ".join(dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in fitting))
-    return InputError(place + key, given, re.sub(r"[\d.]{12,}", lambda digits: f"{float(digits[0]):g}", allowed))
+    return InputError(place + key, given, re.sub(LONG, lambda digits: f"{float(digits[0]):g}", allowed))
 
 
 def _nearest(key: str) -> str:

@@ -42,8 +42,7 @@ def _water_level(cap: float, budget: float, rate: float, rounds: int) -> tuple[A
     with np.errstate(divide="ignore", invalid="ignore"):
         # Less log Σ_{s=1}^{n} e^{rate·s}, without overflow.
         u = np.log(left) - (rate * n + np.log(np.expm1(-rate * n) / np.expm1(-rate)))
-    fits = (left > 0) & (u + rate * n <= np.log(cap))
-    level = float(u[np.flatnonzero(fits)[-1]])
+    level = float(u[np.flatnonzero((left > 0) & (u + rate * n <= np.log(cap)))[-1]])
     return np.minimum(cap, np.exp(np.minimum(level + rate * n, np.log(cap)))), level
 
 

@@ -325,7 +325,7 @@ class CustomPosterior(Shown, Posterior):
         """A mode[m], and eigenvalues of the Hessian there: all, or of a large model the smallest and the largest."""
 
         def cost(theta: Array) -> tuple[float, Array]:
-            value, gradient = _total_cost(self, jnp.asarray(theta, jnp.float32))
+            value, gradient = _total_cost(self, np.asarray(theta, np.float32))
             return float(value), np.asarray(gradient, dtype=float)
 
         mode, trouble = find_mode(cost, self._hessian_product, self.start)
@@ -341,8 +341,7 @@ class CustomPosterior(Shown, Posterior):
 
     def _hessian_product(self, theta: Array, vector: Array) -> Array:
         """Return the Hessian of the whole cost at θ[m] times a vector[m], by float32."""
-        at, along = (jnp.asarray(values, jnp.float32) for values in (theta, vector))
-        return np.asarray(_hessian_product(self, at, along), dtype=float)
+        return np.asarray(_hessian_product(self, *np.asarray([theta, vector], np.float32)), dtype=float)
 
     def _initial(self, init: str) -> tuple[Array, float]:
         """Return mean[m] and standard deviation of the start."""

@@ -211,8 +211,7 @@ def claims(tables: Tables) -> list[Claim]:
     if "fig8" not in tables:
         return []
     ece, paired = Curves(tables["fig8"]), Curves(tables["fig8_paired"])
-    worst = np.max([y for name, y in ece.y.items() if name != "sbfl"], axis=0)
-    ratio = float(np.min(ece.y["sbfl"] / worst))
+    ratio = float(np.min(ece.y["sbfl"] / np.max([y for name, y in ece.y.items() if name != "sbfl"], axis=0)))
     margin, error = paired.y["optimized - no-dp"], paired.error["optimized - no-dp"]
     gain, gain_error = (curve["equal - optimized"][ece.x >= 20] for curve in (paired.y, paired.error))
     # Too small to see or to be significant; with many experiments paired errors are smaller than what can be seen.
