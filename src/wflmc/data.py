@@ -39,6 +39,8 @@ FASHION_SHA256 = {
 FASHION_SEED = 2017
 """Seed of that split, which FASHION_SHA256 depends on."""
 VARIABLE = "WFLMC_DATA"
+MAX_IDX_BYTES = 16 + 60_000 * 784
+"""The largest of the four files, uncompressed; no more is read of any file."""
 
 
 @without_data
@@ -59,6 +61,25 @@ class Features(NamedTuple):
     y: NDArray[Any]
     X_test: Any = None
     y_test: Any = None
+
+
+def check_shapes(data: Features, key: str) -> None:
+    """Refuse features that are no matrix, and targets that are no vector of as many.
+
+    Args:
+        data: as it was read from a file.
+        key: the option or key that names the file, for errors.
+
+    Raises:
+        InputError: says the shapes, and nothing of what is in them.
+    """
+    pairs = [(data.X, data.y)]
+    if data.X_test is not None and data.y_test is not None:
+        pairs.append((data.X_test, data.y_test))
+    for features, target in pairs:
+        if features.ndim != 2 or target.ndim != 1 or len(features) != len(target):
+            shapes = f"X of shape {features.shape} and y of shape {target.shape}"
+            raise InputError(key, shapes, "X[N, features] and y[N], not empty")
 
 
 def cache_folder() -> Path:
@@ -155,8 +176,9 @@ def _read_folder(name: str, folder: Path) -> dict[str, bytes]:
             allowed = f"a folder with the four idx files of {data_set.title}, plain or gz; {file} is missing: {instead}"
             raise InputError("data", str(folder), allowed)
         try:
-            content = path.read_bytes()
-            files[file] = gzip.decompress(content) if path.suffix == ".gz" else content
+            opener: Any = gzip.open if path.suffix == ".gz" else open
+            with opener(path, "rb") as content:
+                files[file] = content.read(MAX_IDX_BYTES + 1)  # its hash tells whether this was all
         except (OSError, EOFError, zlib.error) as error:
             raise InputError("data", str(path), f"a readable idx file ({error})") from None
     return _verified(name, files, str(folder))

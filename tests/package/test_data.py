@@ -8,6 +8,7 @@ import io
 import json
 import subprocess
 import tarfile
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -357,3 +358,17 @@ def test_impossible_features(keywords, key):
     with pytest.raises(InputError) as caught:
         data.mnist_features(images, np.random.default_rng(0), **keywords)
     assert caught.value.key == key
+
+
+def test_a_file_that_unpacks_to_more_than_images_is_not_unpacked(tmp_path, monkeypatch):
+    """Of a file of some kilobytes that would fill the memory no more is read than MNIST has."""
+    monkeypatch.setattr(data, "MAX_IDX_BYTES", 2**20, raising=False)
+    zeros = gzip.compress(bytes(2**25), 1)
+    for name in data.SHA256:
+        (tmp_path / f"{name}.gz").write_bytes(zeros)
+    tracemalloc.start()
+    with pytest.raises(InputError):
+        data.load("mnist", tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**24

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import types
+import zipfile
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,7 +20,8 @@ import pytest
 from wflmc import storage
 from wflmc.errors import InputError
 from wflmc.privacy import Ledger
-from wflmc.storage import replacing, reserve, sole_writer, write_text
+from wflmc.scenario.files import load_data, load_gains
+from wflmc.storage import expansion_limit, read_arrays, replacing, reserve, sole_writer, write_text
 
 from ..cli_tools import strict
 from ..privacy.ledger_tools import PROMISE, losses_of
@@ -289,3 +293,93 @@ def test_links_in_a_folder_are_not_followed(tmp_path):
     with pytest.raises(OSError, match="symbolic link"), sole_writer(tmp_path):
         pass
     assert victim.read_text() == "precious"
+
+
+def npy(header: str, content: bytes = b"") -> bytes:
+    """An .npy file with any header."""
+    text = header.encode().ljust(118) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + content
+
+
+def peak_of(call, *arguments, **keywords):
+    """Return the error that a call raises, None without one, and the most memory that it took."""
+    tracemalloc.start()
+    raised = None
+    try:
+        call(*arguments, **keywords)
+    except InputError as error:
+        raised = error
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return raised, peak
+
+
+def test_an_archive_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    """Some kilobytes that would fill 16 MiB, with the limits of small machines in place of 1 GiB and 200 times."""
+    monkeypatch.setattr(storage, "MAX_EXPANDED_BYTES", 2**20, raising=False)
+    np.savez_compressed(tmp_path / "d.npz", X=np.zeros((2**18, 8)), y=np.zeros(2**18))
+    error, peak = peak_of(load_data, tmp_path / "d.npz")
+    assert error is not None
+    assert error.key == "data"
+    assert peak < 2**20
+    np.savez(tmp_path / "d.npz", X=np.zeros((2**18, 8)), y=np.zeros(2**18))  # as large as it says
+    assert len(load_data(tmp_path / "d.npz")[0].y) == 2**18
+
+
+def test_sparse_data_may_be_compressed(tmp_path):
+    """Zeros are packed a thousand times; 1 GiB of them may be, whatever the size of the file."""
+    np.savez_compressed(tmp_path / "d.npz", X=np.zeros((10_000, 100)), y=np.arange(10_000))
+    size = (tmp_path / "d.npz").stat().st_size
+    assert size < 50_000
+    assert expansion_limit(size) == 2**30
+    assert load_data(tmp_path / "d.npz")[0].X.shape == (10_000, 100)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776, 8), }",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (4294967296, 4294967296), }",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (-1, 3), }",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }",
+        "{'descr': '<U0', 'fortran_order': False, 'shape': (1099511627776,), }",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (2,), }",
+        "{'descr': '<f8', 'shape': (2,), }",
+        "(" * 100,
+    ],
+)
+def test_an_array_of_another_size_than_it_declares(tmp_path, header):
+    """Neither in an archive nor alone, and without the memory that it declares; 16 bytes follow the header."""
+    content = npy(header, bytes(16))
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
+        archive.writestr("X.npy", content)
+        archive.writestr("y.npy", content)
+    (tmp_path / "h.npy").write_bytes(content)
+    for read, name in ((load_data, "d.npz"), (load_gains, "h.npy")):
+        error, peak = peak_of(read, str(tmp_path / name))
+        assert error is not None
+        assert peak < 2**20
+
+
+def test_archives_that_are_no_archives_of_arrays(tmp_path):
+    path = tmp_path / "d.npz"
+    array = io.BytesIO()
+    np.save(array, np.arange(3.0))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("X.npy", array.getvalue())
+        archive.writestr("note.txt", b"not an array")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("X.npy", array.getvalue())
+    with pytest.raises(InputError):
+        read_arrays(path, key="data", allowed="arrays")
+    assert read_arrays(path, key="data", allowed="arrays", names=("y",)) == {}
+    np.savez(path, X=np.arange(3.0), y=np.array(["a", "b"]))
+    content = path.read_bytes()
+    whole = read_arrays(path, key="data", allowed="arrays")
+    assert (whole["X"].tolist(), whole["y"].tolist()) == ([0.0, 1.0, 2.0], ["a", "b"])
+    for damaged in (content[:-30], content[:60], b"", content.replace(b"<f8", b"<f4")):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError):
+            read_arrays(path, key="data", allowed="arrays")
+    with pytest.raises(InputError):
+        read_arrays(tmp_path / "missing.npz", key="data", allowed="arrays")

@@ -2,9 +2,7 @@
 
 import functools
 import inspect
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,13 +36,11 @@ def make_request(
     """Return the request of the options that `fit` and `tune` have in common, files read."""
     given = dict(locals())
     from wflmc.estimators.folder import Request
+    from wflmc.estimators.schema import read_declarations
     from wflmc.scenario import build_link, load_scenario
 
     if schema is not None:
-        try:
-            given["declared"] = json.loads(Path(schema).expanduser().read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise InputError("--schema", schema, "a JSON file that can be read") from None
+        given["declared"] = read_declarations(schema, "--schema")
     given["link"] = None if link is None else build_link(load_scenario(link))
     del given["schema"]
     return Request(**given)

@@ -15,7 +15,10 @@ def command(
     out: Annotated[str, option("FILE", "File for predictions (.csv).")],
     as_json: AsJson = False,
 ) -> None:
-    """Predict the rows of a table: class and probabilities, or mean and 90 % interval. It costs no privacy.
+    """Predict the rows of a table: class and probabilities, or mean and 90 % interval.
+
+    However often a model predicts, it costs those it was fitted to no more privacy. The new rows are not hidden: a
+    prediction tells about its row.
 
     Example: wflmc predict model new_patients.csv --out predictions.csv
     """

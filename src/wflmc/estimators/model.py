@@ -12,7 +12,7 @@ from wflmc.errors import InputError
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.posterior.inputs import with_intercept
 from wflmc.scaling import Array, Scaling
-from wflmc.storage import replacing
+from wflmc.storage import read_arrays, replacing
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +60,40 @@ class Model:
 
     @classmethod
     def load(cls, path: Path) -> "Model":
-        """Read it again."""
+        """Read it again.
+
+        Raises:
+            InputError: if the file is damaged, or its arrays do not fit each other.
+        """
+        allowed = "a model as `wflmc fit` wrote it"
+        arrays = read_arrays(path, key="DIR", allowed=allowed)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                scaling = Scaling(*(file[f"scaling_{name}"] for name in Scaling._fields))
-                numbers = (float(file[name]) for name in ("center", "spread", "noise_scale"))
-                return cls(file["theta"], scaling, int(file["classes"]), *numbers)
-        except (OSError, ValueError, KeyError):
-            raise InputError("DIR", str(path), "a model as `wflmc fit` wrote it") from None
+            scaling = Scaling(*(arrays[f"scaling_{name}"].astype(float) for name in Scaling._fields))
+            model = cls(
+                theta=arrays["theta"],
+                scaling=scaling,
+                classes=int(arrays["classes"]),
+                center=float(arrays["center"]),
+                spread=float(arrays["spread"]),
+                noise_scale=float(arrays["noise_scale"]),
+            )
+        except (ValueError, KeyError, TypeError, OverflowError):
+            raise InputError("DIR", str(path), allowed) from None
+        parameters = (model.features + 1) * max(1, model.classes)
+        is_consistent = (
+            model.theta.ndim == 2
+            and model.theta.dtype.kind == "f"
+            and len(model.theta) > 0
+            and model.theta.shape[1] == parameters
+            and all(part.shape == (model.features,) and np.isfinite(part).all() for part in scaling)
+            and bool(np.isfinite(model.theta).all())
+            and bool(np.isfinite([model.center, model.spread, model.noise_scale]).all())
+        )
+        if not is_consistent:
+            raise InputError("DIR", str(path), allowed)
+        return model
+
+    @property
+    def features(self) -> int:
+        """How many features a row has, without the constant."""
+        return int(np.size(self.scaling.center))

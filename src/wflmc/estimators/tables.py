@@ -1,146 +1,63 @@
-"""Tables of practitioners: reading them, describing their columns, and encoding them as features and outcomes."""
+"""Tables of practitioners: reading them, describing their columns, and encoding them as features and outcomes.
+
+Given a schema, every row is encoded by itself: no row changes how another one is read. What a schema does not declare
+is read off the data once, by `make_schema`, and listed in the schema's `taken`.
+"""
 
 import csv
-import difflib
 import re
-import warnings
-from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, FiniteFloat, ValidationError, field_validator, model_validator
 
 from wflmc.errors import Found, InputError, conflict
+from wflmc.estimators.cells import (
+    CODE,
+    MISSING,
+    NOT_LISTED,
+    NameIndex,
+    Series,
+    check_unambiguous,
+    have_equal_spellings,
+    infer_kind,
+    is_missing_word,
+    parse_number,
+    plain_form,
+    read_names,
+    read_numbers,
+)
+from wflmc.estimators.schema import (
+    Column,
+    Missing,
+    Schema,
+    Task,
+    class_labels,
+    listed_names,
+    nearest_name,
+    split_declarations,
+    validated,
+)
 from wflmc.posterior.inputs import MOST, check_counts
+from wflmc.storage import read_arrays, read_lines
 
 Frame = Any
 """A pandas.DataFrame; pandas is imported only where a table is used."""
-Series = Any
-Task = Literal["classification", "regression"]
-Missing = Literal["refuse", "indicator"]
 
-NUMBERS = {"boolean", "integer", "integer-na", "floating", "mixed-integer-float", "decimal", "empty"}
-TEXTS = {"string", "categorical"}
-"""Types of values, as pandas names them, that are numeric and categorical columns."""
+UNTYPED = "wflmc.untyped"
+"""Attribute of a frame whose cells are all text because its file knows no types: a CSV."""
 MOST_CATEGORIES = 100
 """Categories of one column that are taken from data."""
-FEW_VALUES = 20
-"""Different whole numbers up to which a target has classes."""
-NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}([,. '\xa0]\d{3})+)([.,]\d+)?([eE][-+]?\d+)?")
-DELIMITERS = ",;\t| "
+MOST_NUMERIC_CLASSES = 20
+"""Different whole numbers up to which a target is taken to have classes."""
+FORMATTED_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}([,. '\xa0]\d{3})+)([.,]\d+)?([eE][-+]?\d+)?")
+"""A number as people write it, with separators of thousands or a decimal comma."""
+DELIMITERS = "\t;|,"
+"""Delimiters of text files, those that seldom stand in a name first."""
 GAPS = "which columns have missing values"
-
-
-def _ordered(value: tuple[float, float]) -> tuple[float, float]:
-    if value[0] >= value[1]:
-        raise ValueError
-    return value
-
-
-Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
-
-
-class Column(BaseModel, extra="forbid", frozen=True):
-    """A column of features: its type, and what is public about it."""
-
-    name: str
-    kind: Literal["numeric", "categorical"]
-    range: Range | None = None
-    """Lowest and highest value of a numeric column, where they are public."""
-    categories: list[str] | None = None
-    indicator: bool | None = None
-    """Whether a numeric column may have missing values, which a second feature indicates; None is undecided."""
-
-    @field_validator("categories", mode="before")
-    @classmethod
-    def _check_categories(cls, value: Any) -> Any:
-        names = [_text(one) for one in value] if isinstance(value, list | tuple) else value
-        if names is not None and (names is value or len(set(names)) < len(names)):
-            raise ValueError("a list of texts or numbers, each given once")
-        return names
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
-        numeric = self.kind == "numeric"
-        if (self.categories is not None and numeric) or ((self.range or self.indicator) and not numeric):
-            raise ValueError("either numeric, with a range or an indicator, or categorical, with categories")
-        return self
-
-    @property
-    def features(self) -> list[str]:
-        """Names of the features that the column becomes."""
-        if self.kind == "categorical":
-            return [f"{self.name}={category}" for category in self.categories or []]
-        return [self.name, f"{self.name}=missing"] if self.indicator else [self.name]
-
-    @property
-    def ranges(self) -> list[Any]:
-        """Ranges of these features; nan where none is public."""
-        own = [self.range or (np.nan, np.nan)] if self.kind == "numeric" else []
-        return [*own, *[(0.0, 1.0)] * (len(self.features) - len(own))]
-
-
-class Schema(BaseModel, extra="forbid", frozen=True):
-    """What is public about a table: everything that encoding it depends on.
-
-    Names and types of columns count as public; `taken` lists whatever else was read off the data.
-    """
-
-    target: str | None = None
-    task: Task
-    device: str | None = None
-    id: str | None = None
-    missing: Missing = "refuse"
-    fill: FiniteFloat = 0.0
-    """Number in place of a missing one."""
-    classes: list[int] | list[str] | None = None
-    target_range: Range | None = None
-    columns: list[Column]
-    taken: list[str] = []
-
-    @field_validator("classes", mode="before")
-    @classmethod
-    def _check_classes(cls, value: Any) -> Any:
-        names = _labels(value) if isinstance(value, list | tuple) else []
-        if value is not None and len(set(names)) < max(2, len(names)):
-            raise ValueError("a list of at least two whole numbers or at least two texts, each given once")
-        return None if value is None else names
-
-    @model_validator(mode="after")
-    def _check_task(self) -> Self:
-        if (self.classes and self.task == "regression") or (self.target_range and self.task == "classification"):
-            raise ValueError("a classification where it has classes, and a regression where it has target_range")
-        return self
-
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def _validated(model: type[Model], content: Mapping[str, Any], place: str = "") -> Model:
-    """Return the document of declared content; the first problem is one sentence."""
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else ""
-        allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-        if first["type"] == "extra_forbidden":
-            allowed = _nearest(name, model.model_fields, "key")
-        elif name.endswith("range"):
-            allowed = "two finite numbers, the lower first"
-        raise InputError(f"{place}.{name}".strip(".") or "schema", first["input"], allowed) from None
-
-
-def _nearest(name: str, known: Iterable[str], what: str) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    listed = ", ".join(names[:FEW_VALUES]) + ", …" * (len(names) > FEW_VALUES)
-    return f"a known {what}; did you mean {near[0]}?" if near else f"a known {what} ({listed})"
 
 
 def _installed(name: str) -> Any:
@@ -150,12 +67,18 @@ def _installed(name: str) -> Any:
         raise InputError(name, None, "installed to use tables: pip install 'wflmc[tables]'") from None
 
 
+# Reading
+
+
 def read_table(path: str | Path) -> Frame:
     """Read a table from a file.
 
+    Cells of a text file stay text, whatever they look like: only the kinds of columns decide how they are read.
+
     Args:
-        path: a text file with a header (.csv, .tsv, .txt; any delimiter), .parquet, or .npz with X[N, d] and, if
-            there are, y[N] and devices[N], which become columns x0, x1, …, y and device.
+        path: a text file with a header (.csv, .tsv, .txt; a tab, semicolon, bar or comma delimits columns, whichever
+            the header has most, in .txt also a space), .parquet, or .npz with X[N, d] and, if there are, y[N] and
+            devices[N], which become columns x0, x1, …, y and device.
 
     Returns:
         A pandas.DataFrame with one row for each record.
@@ -163,7 +86,8 @@ def read_table(path: str | Path) -> Frame:
     Raises:
         InputError: if there is no such file, or no table with distinct names and at least one row in it.
     """
-    pandas, file = _installed("pandas"), Path(path).expanduser()
+    _installed("pandas")
+    file = Path(path).expanduser()
     readers = dict.fromkeys((".csv", ".tsv", ".txt"), _read_text) | {".parquet": _read_parquet, ".npz": _read_npz}
     suffix = file.suffix.lower()
     if suffix not in readers:
@@ -174,67 +98,130 @@ def read_table(path: str | Path) -> Frame:
         frame = readers[suffix](file)
     except InputError:
         raise
-    except pandas.errors.EmptyDataError:
-        raise InputError("table", Found("is empty"), "a header and at least one row") from None
-    except Exception as error:  # a corrupt file can fail in many ways, and messages of pandas may show its content
+    except Exception as error:  # a corrupt file can fail in many ways, and messages of libraries may show its content
         reason = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
-        text = " in UTF-8 with as many values in each row as in its header" if readers[suffix] is _read_text else ""
-        raise InputError("table", str(path), f"a {suffix} file{text} that can be read{reason}") from None
+        raise InputError("table", str(path), f"a {suffix} file that can be read{reason}") from None
     return _checked(frame)
 
 
 def _read_text(path: Path) -> Frame:
-    pandas = _installed("pandas")
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        head = list(islice((line for line in file if line.strip()), 50))
-    candidates = "".join(sign for sign in DELIMITERS if head and sign in head[0]) or ","
+    """Read a delimited text file, every cell as text.
+
+    The header alone, which is public, decides what the delimiter is. Quotes have to be closed in their line, and every
+    row needs as many cells as the header, so that a damaged row is refused instead of running into the next.
+    """
+    wanted = "a text file in UTF-8, quoted as CSV is, each row in one line with as many values as the header"
     try:
-        delimiter = csv.Sniffer().sniff("".join(head), candidates).delimiter
-    except csv.Error:
-        delimiter = candidates.strip(" ")[:1] or ","
-    options = {"sep": delimiter, "skipinitialspace": True, "encoding": "utf-8-sig", "engine": "c"}
-    names = pandas.read_csv(path, header=None, nrows=1, dtype=str, **options).iloc[0].dropna()  # repeated ones as well
-    numbers = pandas.to_numeric(names, errors="coerce").dropna()
-    if (numbers % 1 != 0).any() or numbers.duplicated().any():  # these are data, and must not show in errors as names
-        wanted = "a table with a name for each column in the first row"
-        raise InputError("table", Found("has numbers for names"), wanted)
-    _check_names(names)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pandas.errors.ParserWarning)  # of rows that are longer than the header
-        return pandas.read_csv(path, low_memory=False, index_col=False, **options)
+        lines = read_lines(path)
+        first_line = next((line for line in lines if line.strip()), "")
+        delimiter = _delimiter(first_line, allow_space=path.suffix.lower() == ".txt")
+        reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+        rows = []
+        for line_number, row in enumerate(reader, 1):
+            if reader.line_num != line_number:
+                raise csv.Error("a quotation runs into the next line")
+            if row:
+                rows.append(row)
+    except (csv.Error, UnicodeDecodeError):
+        raise InputError("table", str(path), f"{wanted}, that can be read") from None
+    if not rows:
+        raise InputError("table", Found("is empty"), "a header and at least one row")
+    header = _column_names(rows[0])
+    records = [_record(row, len(header)) for row in rows[1:]]
+    if any(record is None for record in records):
+        raise InputError("table", str(path), f"{wanted}, that can be read")
+    pandas = _installed("pandas")
+    cells = np.array(records, dtype=object).reshape(len(records), len(header))
+    frame = pandas.DataFrame(cells, columns=header, dtype=object)
+    frame.attrs[UNTYPED] = True
+    return frame
+
+
+def _delimiter(header: str, *, allow_space: bool) -> str:
+    """Return the delimiter of a text file: the sign that stands in its header most often, outside of quotes.
+
+    Args:
+        header: the first line.
+        allow_space: whether spaces delimit columns where no other sign does; else they are part of a name.
+    """
+    unquoted = re.sub(r'"[^"]*"', "", header)
+    counts = {sign: unquoted.count(sign) for sign in DELIMITERS}
+    if any(counts.values()):
+        return max(counts, key=lambda sign: counts[sign])
+    return " " if allow_space else ","
+
+
+def _column_names(header: list[str]) -> list[str]:
+    """Return the names of columns, refused where the first row holds numbers; empty ones are numbered."""
+    numbers = [plain_form(name) for name in header if parse_number(name) is not None]
+    has_fraction = any(not re.fullmatch(r"-?\d+", number) for number in numbers)
+    if has_fraction or len(set(numbers)) < len(numbers):  # these are data, and must not show in errors as names
+        allowed = "a table with a name for each column in the first row"
+        raise InputError("table", Found("has numbers for names"), allowed)
+    names = [name if name.strip() else f"Unnamed: {place}" for place, name in enumerate(header)]
+    _check_names(_installed("pandas").Index(names))
+    return names
+
+
+def _record(row: list[str], columns: int) -> list[str] | None:
+    """Return the cells of a row, without an empty one after a delimiter at its end; None if their number is wrong."""
+    if len(row) == columns + 1 and not row[-1].strip():
+        return row[:-1]
+    return row if len(row) == columns else None
 
 
 def _read_parquet(path: Path) -> Frame:
     _installed("pyarrow")
-    return _installed("pandas").read_parquet(path, engine="pyarrow")
+    return _from_arrow(import_module("pyarrow.parquet").read_table(path))
+
+
+def _from_arrow(table: Any) -> Frame:
+    """Return an Arrow table as a frame in which integers stay integers beside missing values."""
+    return table.to_pandas(integer_object_nulls=True)
 
 
 def _read_npz(path: Path) -> Frame:
-    with np.load(path, allow_pickle=False) as arrays:
-        X, names = arrays["X"], {"y": "y", "devices": "device"}
-        columns = {column: arrays[name] for name, column in names.items() if name in arrays}
-    if X.ndim != 2 or any(values.shape != X.shape[:1] for values in columns.values()):
-        raise InputError("table", str(path), "an .npz file with X[N, d], y[N] and, if there are, devices[N]")
-    return _installed("pandas").DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])]).assign(**columns)
+    """Read X[N, d], y[N] and devices[N]; features are numbers, of whatever type."""
+    allowed = "an .npz file with numbers X[N, d], y[N] and, if there are, devices[N]"
+    arrays = read_arrays(path, key="table", allowed=allowed, names=("X", "y", "devices"))
+    X = arrays.get("X", np.zeros(0))
+    columns = {name: arrays[key] for key, name in (("y", "y"), ("devices", "device")) if key in arrays}
+    is_numeric = X.dtype.kind in "biuf"
+    if X.ndim != 2 or not is_numeric or any(values.shape != X.shape[:1] for values in columns.values()):
+        raise InputError("table", str(path), allowed)
+    names = [f"x{place}" for place in range(X.shape[1])]
+    # All features share one type, which a single value may decide: as float64 they are the same whatever it was.
+    return _installed("pandas").DataFrame(X.astype(float), columns=names).assign(**columns)
 
 
 def as_frame(table: Any) -> Frame:
     """Return a table as a pandas.DataFrame whose column names are text.
 
     Args:
-        table: a path for `read_table`, a pandas frame (not copied), or a frame with `to_pandas`, such as polars'.
+        table: a path for `read_table`, a pandas frame (not copied), or a frame of another library with `to_arrow` or
+            `to_pandas`, such as polars'.
     """
     if isinstance(table, str | Path):
         return read_table(table)
     if not isinstance(table, _installed("pandas").DataFrame):
-        if not hasattr(table, "to_pandas"):
-            raise InputError("table", table, "a path, or a frame of pandas or polars")
-        _installed("pyarrow")  # by which polars converts
-        table = table.to_pandas()
+        table = _converted(table)
     return _checked(table)
 
 
+def _converted(table: Any) -> Frame:
+    """Return a frame of another library as one of pandas."""
+    _installed("pyarrow")  # by which polars converts
+    if not hasattr(table, "to_arrow") and not hasattr(table, "to_pandas"):
+        raise InputError("table", table, "a path, or a frame of pandas or polars")
+    try:
+        return _from_arrow(table.to_arrow()) if hasattr(table, "to_arrow") else table.to_pandas()
+    except Exception:  # types that Arrow lacks; messages of libraries may show values
+        raise InputError("table", table, "a frame whose columns can be converted to those of pandas") from None
+
+
 def _checked(frame: Frame) -> Frame:
+    if frame.columns.nlevels > 1:
+        raise InputError("table", Found("has names of several levels"), "a table with one name for each column")
     if not all(isinstance(name, str) for name in frame.columns):
         frame = frame.rename(columns=str)
     _check_names(frame.columns)
@@ -247,6 +234,9 @@ def _check_names(names: Any) -> None:
     repeated = ", ".join(repr(name) for name in names[names.duplicated()].unique())
     if repeated:
         raise InputError("table", Found(f"has more than one column named {repeated}"), "a table with distinct names")
+
+
+# Describing
 
 
 def make_schema(
@@ -277,35 +267,46 @@ def make_schema(
     Raises:
         InputError: if a column cannot be used as it is. The sentence shows no values of the table.
     """
-    given, columns = _split(declared or {})
+    of_table, of_columns = split_declarations(declared or {})
     arguments = {"target": target, "task": task, "device": device, "id": id, "missing": missing}
-    content = given | {key: value for key, value in arguments.items() if value is not None}
-    guess: dict[str, Any] = {"task": "classification" if "classes" in content else "regression", "columns": []}
-    schema = _validated(Schema, guess | content)
+    content = of_table | {key: value for key, value in arguments.items() if value is not None}
+    default_task = "classification" if "classes" in content else "regression"
+    schema = validated(Schema, {"task": default_task, "columns": []} | content)
     features = _features(frame, schema)
-    for name in columns:
+    for name in of_columns:
         if name not in features:
-            raise InputError("columns", name, _nearest(name, features, "feature"))
+            raise InputError("columns", name, nearest_name(name, features, "feature"))
+    _check_spellings([str(label) for label in schema.classes or []], "classes")
     taken = list(schema.taken)
     if not {"task", "classes", "target_range"} & content.keys():
-        schema = schema.model_copy(update={"task": _guess_task(frame[schema.target], taken)})
+        schema = schema.model_copy(update={"task": _infer_task(frame, str(schema.target))})
+        taken.append("task")
     if schema.task == "classification" and schema.classes is None:
-        schema = schema.model_copy(update={"classes": _take_classes(frame[schema.target])})
+        schema = schema.model_copy(update={"classes": _infer_classes(frame, str(schema.target))})
         taken.append("classes")
-    described = [_describe(frame[name], columns.get(name, {}), schema, taken) for name in features]
-    outcomes(frame, schema)  # refuses a target that does not fit
-    return schema.model_copy(update={"columns": described, "taken": list(dict.fromkeys(taken))})
+    inferred = [name for name in features if _declared_kind(of_columns.get(name, {})) is None]
+    if inferred:
+        taken.append(f"kinds of columns: {listed_names(inferred)}")
+    columns = [_describe(frame, name, of_columns.get(name, {}), schema, taken) for name in features]
+    schema = schema.model_copy(update={"columns": columns, "taken": list(dict.fromkeys(taken))})
+    encode(frame, schema)  # refuses a cell that does not fit
+    outcomes(frame, schema)
+    return schema
 
 
-def _split(declared: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return what is declared of the table, and of its columns by name; None counts as not declared."""
-    given = {key: value for key, value in declared.items() if value is not None}
-    columns = given.pop("columns", {})
-    if isinstance(columns, list) and all(isinstance(one, Mapping) and "name" in one for one in columns):
-        columns = {one["name"]: one for one in columns}
-    if not isinstance(columns, Mapping) or not all(isinstance(one, Mapping) for one in columns.values()):
-        raise InputError("columns", columns, "an object with an object for each column, or a list of them with names")
-    return given, {str(name): {key: one[key] for key in one if one[key] is not None} for name, one in columns.items()}
+def _check_spellings(names: Sequence[str], key: str) -> None:
+    """Refuse declared names of which a library may write one for another.
+
+    Args:
+        names: classes or categories.
+        key: what errors call them.
+
+    Raises:
+        InputError: if two names are the same number or boolean, such as 1, 1.0 and True.
+    """
+    if have_equal_spellings(names):
+        allowed = "without names that are the same number, such as 1, 1.0 and True (codes such as 01 may differ)"
+        raise InputError(key, Found("has a number twice"), allowed)
 
 
 def _features(frame: Frame, schema: Schema) -> list[str]:
@@ -317,123 +318,130 @@ def _features(frame: Frame, schema: Schema) -> list[str]:
         raise InputError("target", schema.target, "a column that is neither the device nor the id")
     for role, name in roles.items():
         if name is not None:
-            _complete(frame, name, role)
+            _complete_names(frame, name, role, listed=schema.classes if role == "target" else None)
     if schema.id is not None and frame[schema.id].duplicated().any():
         allowed = "unique, since epsilon hides one row and someone with two rows is hidden less (or --device"
         raise InputError(f"id {schema.id!r}", Found("has repeated values"), f"{allowed} {schema.id} --unit device)")
     features = [name for name in frame.columns if name not in roles.values()]
     unnamed = [name for name in features if name.startswith("Unnamed: ")]
-    if unnamed:  # by pandas: mostly row numbers, which tell the target of a sorted table
+    if unnamed:  # mostly row numbers, which tell the target of a sorted table
         raise InputError(f"column {unnamed[0]!r}", Found("has no name in the table"), "named, dropped or given as --id")
     if not features:
         raise InputError("table", Found("has no features"), "a table with a column besides target, device and id")
     return features
 
 
-def _complete(frame: Frame, name: str, role: str) -> Series:
-    """Return a column that is no feature, refused where values are missing."""
+def _complete_names(frame: Frame, name: str, role: str, listed: Sequence[int | str] | None = None) -> list[str]:
+    """Return the names in a column that is no feature, refused where one is missing.
+
+    Args:
+        frame: the table.
+        name: the column.
+        role: target, device or id.
+        listed: public names, which are never missing values.
+    """
     if name not in frame.columns:
-        raise InputError(role, name, _nearest(name, frame.columns, "column"))
-    if frame[name].isna().any():
-        raise InputError(f"{role} {name!r}", Found("has missing values"), "complete: leave out such rows")
-    return frame[name]
+        raise InputError(role, name, nearest_name(name, frame.columns, "column"))
+    key = f"{role} {name!r}"
+    names = read_names(frame[name], key)
+    never_missing = {str(label) for label in listed or ()}
+    complete = [text for text in names if text is not None and (text in never_missing or not is_missing_word(text))]
+    if len(complete) < len(names):
+        raise InputError(key, Found("has missing values"), "complete: leave out such rows")
+    return complete
 
 
-def _guess_task(target: Series, taken: list[str]) -> Task:
-    """Return the task that a target suggests; where the values decide it, not their type, it is taken from the data."""
-    kind = _kind(target)
-    if kind in TEXTS or kind == "boolean":
+def _is_typed(frame: Frame) -> bool:
+    """Return whether the types of a frame's columns are statements of whoever made it."""
+    return not frame.attrs.get(UNTYPED, False)
+
+
+def _infer_task(frame: Frame, target: str) -> Task:
+    """Return the task that all values of a target suggest together."""
+    key = f"target {target!r}"
+    inferred = infer_kind(frame[target], key, is_typed=_is_typed(frame))
+    if inferred.kind == "categorical" or inferred.is_boolean:
         return "classification"
-    values = np.unique(_numbers(target, f"target {target.name!r}"))
-    taken.append("task")
-    return "classification" if len(values) <= FEW_VALUES and not np.any(values % 1) else "regression"
+    values = np.unique(read_numbers(frame[target], key))
+    is_whole = not np.any(values % 1)
+    return "classification" if is_whole and len(values) <= MOST_NUMERIC_CLASSES else "regression"
 
 
-def _take_classes(target: Series) -> list[int] | list[str]:
-    labels, key = _labels(target.unique().tolist()), f"target {target.name!r}"
+def _infer_classes(frame: Frame, target: str) -> list[int] | list[str]:
+    """Return the sorted labels that a target has: whole numbers, or text."""
+    key = f"target {target!r}"
+    inferred = infer_kind(frame[target], key, is_typed=_is_typed(frame))
+    names = set(_complete_names(frame, target, "target"))
+    labels: list[Any] = sorted(names)
+    if inferred.is_boolean:
+        labels = sorted({str(parse_number(name) == 1) for name in names})
+    elif inferred.kind == "numeric":
+        numbers = {parse_number(name) for name in names}
+        labels = sorted(class_labels(list(numbers)))
     if len(labels) == 1:
         raise InputError(key, Found("has one class only"), "a column of at least two classes")
     if not 2 <= len(labels) <= MOST:
-        found = "has too many classes" if labels else "has no class labels"
-        raise InputError(key, Found(found), f"a column of whole numbers or text, of at most {MOST} classes")
-    return sorted(labels)
+        problem = "has too many classes" if labels else "has no class labels"
+        raise InputError(key, Found(problem), f"a column of whole numbers or text, of at most {MOST} classes")
+    return labels
 
 
-def _describe(series: Series, given: Mapping[str, Any], schema: Schema, taken: list[str]) -> Column:
-    """Return a column as declared, with what is not declared taken from the data."""
-    name, kind = series.name, _kind(series)
-    if kind not in NUMBERS | TEXTS:
-        raise InputError(f"column {name!r}", Found(f"is of type {kind}"), "numbers or text")
-    guess = "numeric" if "range" in given or (kind in NUMBERS and "categories" not in given) else "categorical"
-    column = _validated(Column, {"kind": guess, **given, "name": name}, f"columns.{name}")
+def _declared_kind(declared: Mapping[str, Any]) -> Any:
+    """Return the kind that is declared of a column, or that follows from what is; None if nothing says it."""
+    if "kind" in declared:
+        return declared["kind"]
+    if "range" in declared or declared.get("indicator"):
+        return "numeric"
+    return "categorical" if "categories" in declared else None
+
+
+def _describe(frame: Frame, name: str, declared: Mapping[str, Any], schema: Schema, taken: list[str]) -> Column:
+    """Return a column as declared, with what is not declared taken from the data and listed in `taken`."""
+    series = frame[name]
+    key = f"column {name!r}"
+    kind = _declared_kind(declared)
     update: dict[str, Any] = {}
-    if column.kind == "numeric":
-        _numbers(series, f"column {name!r}")  # refuses what is not numeric
-        if column.range is None and kind == "boolean":
+    if kind is None:
+        inferred = infer_kind(series, key, is_typed=_is_typed(frame))
+        kind = inferred.kind
+        if inferred.is_boolean:
             update["range"] = (0.0, 1.0)
-        if column.indicator is None and schema.missing == "indicator":
-            update["indicator"] = bool(series.isna().any())
-            taken.append(GAPS)
-    elif column.categories is None:
-        update["categories"] = _take_categories(series, declared="kind" in given)
+            taken.append(f"range of {name}")
+    column = validated(Column, {**declared, "kind": kind, "name": name}, f"columns.{name}")
+    _check_spellings(column.categories or [], f"columns.{name}.categories")
+    if column.kind == "categorical" and column.categories is None:
+        update["categories"] = _infer_categories(series, key, is_declared="kind" in declared)
         taken.append(f"categories of {name}")
-    column = column.model_copy(update=update)
-    _check_gaps(series, column, schema)
-    return column
+    elif column.kind == "numeric" and column.indicator is None and schema.missing == "indicator":
+        update["indicator"] = bool(np.isnan(read_numbers(series, key)).any())
+        taken.append(GAPS)
+    return column.model_copy(update=update)
 
 
-def _take_categories(series: Series, declared: bool) -> list[str]:
-    key, categories = f"column {series.name!r}", sorted(_texts(series).dropna().unique())
+def _infer_categories(series: Series, key: str, *, is_declared: bool) -> list[str]:
+    """Return the sorted names that a column has.
+
+    Args:
+        series: the column.
+        key: what errors call it.
+        is_declared: whether it was declared categorical, so that its names may look like numbers.
+    """
+    categories = sorted({name for name in read_names(series, key) if name is not None and not is_missing_word(name)})
     advice = "dropped, given as --id, or declared categorical with its categories in the schema"
-    numbers = sum(NUMBER.fullmatch(text.strip()) is not None for text in categories)
-    if not declared and len(categories) > FEW_VALUES and numbers > 0.9 * len(categories):
+    numbers = sum(_is_formatted_number(text.strip()) for text in categories)
+    if not is_declared and len(categories) > MOST_NUMERIC_CLASSES and numbers > 0.9 * len(categories):
         raise InputError(key, Found("has numbers written as text"), f"written with a decimal point, or {advice}")
     if len(categories) > MOST_CATEGORIES:
         raise InputError(key, Found(f"has more than {MOST_CATEGORIES} different values"), advice)
     return categories
 
 
-def _check_gaps(series: Series, column: Column, schema: Schema) -> None:
-    """Refuse missing values where the schema has no place for them."""
-    welcome = column.indicator or (column.kind == "categorical" and schema.missing == "indicator")
-    if not welcome and series.isna().any():
-        allowed = "complete (wflmc fit --missing indicator fills in a constant and adds a column that says where)"
-        if schema.missing == "indicator":
-            allowed = "complete, as it was at the fit or as it was declared"
-        raise InputError(f"column {column.name!r}", Found("has missing values"), allowed)
+def _is_formatted_number(text: str) -> bool:
+    """Return whether a text is a number as people write it, and not a code such as a postal one."""
+    return FORMATTED_NUMBER.fullmatch(text) is not None and CODE.fullmatch(text) is None
 
 
-def _kind(series: Series) -> str:
-    return _installed("pandas").api.types.infer_dtype(series, skipna=True)
-
-
-def _texts(series: Series) -> Series:
-    """Return the name of each row's category; missing ones stay missing."""
-    return series.astype("category").map(_text, na_action="ignore")
-
-
-def _text(value: Any) -> str:
-    """Return the name of a category, the same whether a whole number is stored as int or, beside gaps, as float."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _labels(values: Iterable[Any]) -> list[Any]:
-    """Return class labels: texts and booleans as names, whole numbers as int; none where there is anything else."""
-    labels = list(values)
-    if all(isinstance(label, str | bool) for label in labels):
-        return [str(label) for label in labels]
-    whole = (isinstance(one, int | float | Decimal) and not isinstance(one, bool) for one in labels)
-    return [int(label) for label in labels] if all(whole) and all(float(one).is_integer() for one in labels) else []
-
-
-def _numbers(series: Series, key: str) -> NDArray[np.float64]:
-    """Return a column of numbers, nan where one is missing."""
-    if _kind(series) not in NUMBERS:
-        raise InputError(key, Found("has values that are not numbers"), "a column of numbers")
-    values: NDArray[np.float64] = series.to_numpy(dtype=float, na_value=np.nan)
-    if np.isinf(values).any():
-        raise InputError(key, Found("has infinite values"), "finite everywhere")
-    return values
+# Encoding
 
 
 def encode(frame: Frame, schema: Schema) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
@@ -448,7 +456,10 @@ def encode(frame: Frame, schema: Schema) -> tuple[NDArray[np.float64], NDArray[n
 
     Returns:
         X[N, d], the public ranges[d, 2] (nan where there is none), and the names of the features. Values outside their
-        range are not clipped.
+        range are not clipped. A row of X depends on that row of the table and on the schema alone.
+
+    Raises:
+        InputError: if a column is absent, or a cell is not of its column's kind.
     """
     absent = ", ".join(repr(column.name) for column in schema.columns if column.name not in frame.columns)
     if absent:
@@ -458,16 +469,41 @@ def encode(frame: Frame, schema: Schema) -> tuple[NDArray[np.float64], NDArray[n
     return X, ranges, [name for column in schema.columns for name in column.features]
 
 
-def _encoded(series: Series, column: Column, schema: Schema) -> NDArray[Any]:
+def _encoded(series: Series, column: Column, schema: Schema) -> NDArray[np.float64]:
     """Return the features[N, …] of one column."""
     if column.kind == "categorical":
-        _check_gaps(series, column, schema)
-        known = _installed("pandas").Index(column.categories, dtype=object)
-        return np.eye(len(known) + 1, dtype=bool)[known.get_indexer(_texts(series)), :-1]  # −1, all 0: in none of them
-    values = _numbers(series, f"column {column.name!r}")
-    _check_gaps(series, column, schema)
+        places = _places(series, column)
+        _check_gaps(places == MISSING, column, schema)
+        categories = np.arange(len(column.categories or []))
+        return (places[:, None] == categories).astype(float)
+    values = read_numbers(series, f"column {column.name!r}")
     gaps = np.isnan(values)
-    return np.column_stack([np.where(gaps, schema.fill, values), gaps])[:, : len(column.features)]
+    _check_gaps(gaps, column, schema)
+    features = np.column_stack([np.where(gaps, schema.fill, values), gaps])
+    return features[:, : len(column.features)]
+
+
+def _places(series: Series, column: Column) -> NDArray[np.intp]:
+    """Return the place of every cell among the categories of its column, [N]."""
+    key = f"column {column.name!r}"
+    categories = column.categories or []
+    names = read_names(series, key)
+    check_unambiguous(series, categories, key)
+    return NameIndex(categories).places(names)
+
+
+def _check_gaps(gaps: NDArray[np.bool_], column: Column, schema: Schema) -> None:
+    """Refuse missing values where the schema has no place for them."""
+    is_welcome = column.indicator or (column.kind == "categorical" and schema.missing == "indicator")
+    if is_welcome or not gaps.any():
+        return
+    allowed = "complete (wflmc fit --missing indicator fills in a constant and adds a column that says where"
+    if column.kind == "categorical":
+        allowed += "; a name such as NA or None counts as missing unless it is declared as a category"
+    allowed += ")"
+    if schema.missing == "indicator":
+        allowed = "complete, as it was at the fit or as it was declared"
+    raise InputError(f"column {column.name!r}", Found("has missing values"), allowed)
 
 
 def outcomes(frame: Frame, schema: Schema) -> NDArray[Any]:
@@ -476,15 +512,17 @@ def outcomes(frame: Frame, schema: Schema) -> NDArray[Any]:
     Raises:
         InputError: if the target is missing in a row, or is none of the classes.
     """
-    series, key = _complete(frame, str(schema.target), "target"), f"target {schema.target!r}"
+    key = f"target {schema.target!r}"
+    names = _complete_names(frame, str(schema.target), "target", listed=schema.classes)
     if schema.task == "regression":
-        return _numbers(series, key)
-    codes, values = _installed("pandas").factorize(series)
-    labels, classes = _labels(values.tolist()), schema.classes or []
-    labels = [str(label) for label in labels] if isinstance(next(iter(classes), None), str) else labels
-    if not labels or not set(labels) <= set(classes):
+        return read_numbers(frame[schema.target], key)
+    classes = schema.classes or []
+    labels = [str(label) for label in classes]
+    check_unambiguous(frame[schema.target], labels, key)
+    places = NameIndex(labels).places(names)
+    if np.any(places < 0):
         raise InputError(key, Found("has a label outside the classes"), "labelled by the classes of the schema")
-    return np.asarray(labels)[codes]
+    return np.asarray(classes)[places]
 
 
 def owners(frame: Frame, schema: Schema, devices: int | None, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -499,7 +537,9 @@ def owners(frame: Frame, schema: Schema, devices: int | None, rng: np.random.Gen
     if schema.device is not None:
         if devices is not None:
             raise conflict("devices", devices, "beside a device column")
-        return _installed("pandas").factorize(_complete(frame, schema.device, "device"), sort=True)[0]
+        names = _complete_names(frame, schema.device, "device")
+        place_of = {name: place for place, name in enumerate(device_names(frame, schema))}
+        return np.array([place_of[name] for name in names], dtype=np.intp)
     if devices is None:
         return np.zeros(len(frame), np.intp)
     check_counts(devices=devices)
@@ -508,7 +548,16 @@ def owners(frame: Frame, schema: Schema, devices: int | None, rng: np.random.Gen
     return rng.permutation(np.arange(len(frame), dtype=np.intp) % devices)
 
 
+def device_names(frame: Frame, schema: Schema) -> list[str]:
+    """Return the distinct names in the device column, in the order of the devices: by number where all are numbers."""
+    names = sorted(set(_complete_names(frame, str(schema.device), "device")))
+    numbers = {name: parse_number(name) for name in names}
+    if any(number is None for number in numbers.values()):
+        return names
+    return sorted(names, key=lambda name: numbers[name])  # type: ignore[arg-type,return-value]
+
+
 def unknown_categories(frame: Frame, schema: Schema) -> list[str]:
     """Return the categorical columns with a value that is none of their categories; missing ones aside."""
     columns = [column for column in schema.columns if column.kind == "categorical"]
-    return [one.name for one in columns if not set(_texts(frame[one.name].dropna())) <= set(one.categories or [])]
+    return [column.name for column in columns if np.any(_places(frame[column.name], column) == NOT_LISTED)]

@@ -91,7 +91,9 @@ def _values(y: Any) -> NDArray[Any]:
         raise InputError("data", f"labels y of type {values.dtype}", "labelled by whole numbers or text")
     if values.dtype.kind == "U":
         return values
-    bad = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)) | (np.abs(values) >= 2.0**63))
+    # One label that is no integer makes floats of all: from this size on, they may have lost digits by that.
+    largest = 2.0 ** (np.finfo(values.dtype).nmant + 1) if values.dtype.kind == "f" else 2.0**63
+    bad = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)) | (np.abs(values) >= largest))
     if bad.size:
         raise InputError("data", f"an invalid label y[{bad[0]}]", "labelled by whole numbers or text")
     return values.astype(np.int64)
