@@ -133,6 +133,88 @@ def release_scaling(
     return ScalingRelease(scaling, loss, f"scale-{name}", f"scale-{air.noise}")
 
 
+SHARE_NOISE = 1e-3
+"""Standard deviation of the noise on the share of a class that is worth paying for."""
+CLASS_COUNTS_BUDGET = (0.002, 0.02)
+"""The smallest and the largest part of a budget that counts of classes may take."""
+
+
+LARGEST_SHARE_NOISE = 0.25
+"""Noise of a count, over that of equally frequent classes, above which counts of classes would tell too little."""
+
+
+def class_counts_part(units: int, classes: int, budget: float) -> float:
+    """Return the part of a budget that counts of classes are worth; 0 where they would tell too little.
+
+    At a loss l, a row that is replaced by another moves the shares by √2/N, and their noise is 1/(N √l).
+
+    Args:
+        units: N, the examples that are hidden one by one; devices, where these are hidden as a whole.
+        classes: C.
+        budget: the loss that is allowed in all.
+    """
+    part = float(np.clip(1 / (SHARE_NOISE**2 * units**2 * budget), *CLASS_COUNTS_BUDGET))
+    noise = 1 / (units * (part * budget) ** 0.5)
+    return part if noise * classes <= LARGEST_SHARE_NOISE else 0.0
+
+
+class ClassShares(NamedTuple):
+    """The share of every class among the rows, and what it cost."""
+
+    shares: Array
+    """Above 0, with a sum of 1, [C]."""
+    loss: Array
+    """Privacy loss of every round and device, [rounds, K]."""
+    name: str
+    """A name for what was sent, under which a ledger is charged."""
+    noise: str
+    """A name for its noise."""
+
+
+def release_class_shares(
+    key: jax.Array,
+    labels: Indices,
+    classes: int,
+    owner: Indices,
+    privacy: Privacy,
+    part: float,
+    *,
+    link: Link | None = None,
+    start: int = 0,
+    exact: bool = False,
+) -> ClassShares:
+    """Release how frequent every class is: one noisy histogram of the labels, in one round.
+
+    Args:
+        key: seeds the channel noise.
+        labels: the class of every row, from 0, [N].
+        classes: C.
+        owner: the device of every row, [N].
+        privacy: what devices are promised.
+        part: of every device's budget, see `class_counts_part`.
+        link: the channel; an ideal one by default.
+        start: rounds of the link that came before.
+        exact: as of `Air`.
+
+    Returns:
+        The shares and their cost. Shares that noise hides are drawn towards 1/C, as far as Stein's estimate says, and
+        none is below half of the noise.
+    """
+    sizes = np.bincount(owner)
+    settings = np.array([classes, part, start], dtype=float)
+    channel = ideal_link() if link is None else link
+    air = Air(key, channel, privacy, sizes, classes, 1, settings, start, exact)
+    received, noise = count_kinds(air, labels[:, None], classes, owner, part)
+    deviation = received[0] - received[0].mean()  # shares have a sum of 1: what noise says against it is dropped
+    hidden = (classes - 1) * noise**2 / max(float(deviation @ deviation), 1e-300)
+    shares = 1 / classes + max(0.0, 1 - hidden) * deviation
+    shares = np.maximum(shares, max(noise, 1 / len(labels)) / 2)
+    shares = shares / shares.sum()
+    loss = np.concatenate(air.losses)
+    name = digest(labels, owner, air.noise.encode(), loss)
+    return ClassShares(shares, loss, f"classes-{name}", f"classes-{air.noise}")
+
+
 def _find_ranges(air: Air, rows: Array, owner: Indices, group: Indices, share: float) -> Array:
     """Return a range of every column that holds most of its values, [d, 2]; `group` is that of each column."""
     with np.errstate(divide="ignore"):

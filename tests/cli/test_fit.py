@@ -92,6 +92,41 @@ def test_from_a_csv_to_predictions_and_a_page(call, table, tmp_path):
     code, _, errors = call("fit", table, "--target", "state", *FIT, "--out", model)
     assert code == 2
     assert "fits of the same data add up" in errors
+    damaged_files_are_refused(call, model, tmp_path / "new.csv", tmp_path / "never.csv")
+    formulas_are_written_as_text(call, model, unseen, tmp_path)
+
+
+DAMAGE = {
+    "schema.json": [
+        "",
+        "[]",
+        "{}",
+        '{"task": "regression", "columns": [{"name": ["x"], "kind": "numeric"}]}',
+        "[" * 9999,
+    ],
+    "fit.json": ["", "null", "{}", '{"task": 7}'],
+    "model.npz": ["", "PK", "\x93NUMPY"],
+}
+
+
+def damaged_files_are_refused(call, model, table, out):
+    for name, contents in DAMAGE.items():
+        whole = (model / name).read_bytes()
+        for content in (*(text.encode() for text in contents), whole[: len(whole) // 2]):
+            (model / name).write_bytes(content)
+            commands = [("predict", model, table, "--out", out), ("report", model)]
+            for command in commands if name == "fit.json" else commands[:1]:
+                code, _, errors = call(*command)
+                assert (code, "Traceback" in errors, out.exists()) == (2, False, False), (name, content)
+        (model / name).write_bytes(whole)
+
+
+def formulas_are_written_as_text(call, model, unseen, folder):
+    unseen.assign(person=["=cmd|' /C calc'!A0", "@x", "-3.5", *unseen["person"][3:]]).to_csv(
+        folder / "f.csv", index=False
+    )
+    assert call("predict", model, folder / "f.csv", "--out", folder / "safe.csv")[0] == 0
+    assert pd.read_csv(folder / "safe.csv", dtype=str)["person"][:3].tolist() == ["'=cmd|' /C calc'!A0", "'@x", "-3.5"]
 
 
 def test_numbers_are_predicted_with_intervals(call, tmp_path, monkeypatch):
@@ -122,7 +157,7 @@ def test_tune_shows_candidates_and_says_that_choosing_is_free(call, table):
     assert code == 0
     found = json.loads(printed)
     assert found["facts"] == {"rows": 225, "features": 5, "classes": 2, "devices": 3}
-    first, *others = (one["nll"] for one in found["candidates"])
+    first, *others = (one["rank"] for one in found["candidates"])
     assert others == sorted(others)
     assert first <= 1.01 * others[0]  # of those that are as good, the one with most draws
     assert found["privacy"]["adjacency"] == "replace"
@@ -143,6 +178,7 @@ def test_tune_shows_candidates_and_says_that_choosing_is_free(call, table):
         ({}, ["--seed", "x"], "--seed = 'x'"),
         ({}, ["--task", "clustering"], "--task = 'clustering'"),
         ({}, ["--schema", "nothing.json"], "--schema = 'nothing.json'"),
+        ({"bmi": "9" * 400}, [], "column 'bmi' has infinite values"),
     ],
 )
 def test_a_table_that_will_not_do_is_one_sentence_and_nothing_is_written(call, tmp_path, change, options, words):

@@ -11,6 +11,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, make_friedman1
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -30,6 +31,8 @@ from ..conftest import FULL, count
 PROMISE = Privacy(3.0, 1e-5, unit="record", example_clip=1.0)
 FEW = Settings(clip=1.0, step_size=0.01, burn_in=10, samples=10, prior_std=1.0)
 
+ALL_CLIPS = chosen.CLIPS
+"""Those that users choose from, where tests have fewer."""
 AGAIN = pytest.mark.filterwarnings("ignore::wflmc.estimators.estimators.PrivacyWarning")
 
 
@@ -71,7 +74,7 @@ def test_a_table_of_clinics_is_learned_within_its_budget():
     assert sum(spent.by_part.values()) == pytest.approx(spent.epsilon)
     total = sum(spent.loss.values())
     assert spent.epsilon == pytest.approx(PROMISE.epsilon_spent(np.array([total])), rel=1e-6)
-    assert set(spent.loss) == {"scaling", "sampling"}
+    assert set(spent.loss) == {"scaling", "class counts", "sampling"}
     assert "adjacency = replace" in str(spent)
 
 
@@ -179,15 +182,50 @@ def test_a_stand_in_has_the_size_of_the_table_and_the_better_settings_come_first
     assert worse.nll == pytest.approx(np.log(3), abs=0.05)  # it does not move from where all classes are alike
 
 
+def test_a_rare_class_keeps_its_share(monkeypatch):
+    """Rows of a rare class have long gradients: clipped at what suits equal classes, they lose half of their weight."""
+    for name, values in {"CLIPS": ALL_CLIPS, "TRAVELS": (0.25,), "PRIORS": (12.0,), "ROUNDS": (100,)}.items():
+        monkeypatch.setattr(chosen, name, values)
+    generator = np.random.default_rng(0)
+    seeds = count(2, 10)
+    ratios = []
+    for seed in range(seeds):
+        X = generator.standard_normal((15_000, 4))
+        y = np.where(generator.random(15_000) < 0.03, "yes", "no")
+        model = PrivateClassifier(classes=["no", "yes"], random_state=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(X, y, np.arange(15_000) % 12)
+        predicted = model.predict_proba(X[:2000])[:, 1].mean()
+        ratios.append(predicted / np.mean(y == "yes"))
+    # The noise on the sum of 450 labels is that of a twentieth of them.
+    assert np.all(np.abs(np.array(ratios) - 1) < 0.2)
+    assert abs(np.mean(ratios) - 1) < 4 * 0.06 / seeds**0.5
+
+
+def test_a_stand_in_has_the_shares_of_the_classes_and_knows_its_law():
+    facts = Facts(20_000, 3, 3, 5, PROMISE, 0.02, shares=(0.7, 0.2, 0.1))
+    table = chosen.stand_in(facts, 1.0, 0)
+    counts = np.bincount(table.y) / len(table.y)
+    assert counts == pytest.approx([0.7, 0.2, 0.1], abs=4 * (0.25 / 20_000) ** 0.5)
+    assert table.X.mean(0) == pytest.approx(np.zeros(3), abs=0.03)
+    # Calibrated by construction: the mean probability of a class is its share.
+    assert table.expected.sum(1) == pytest.approx(1.0)
+    assert table.expected.mean(0) == pytest.approx([0.7, 0.2, 0.1], abs=4 * (0.25 / len(table.expected)) ** 0.5)
+    # And right: no linear model of many rows predicts much better than the law itself.
+    fitted = LogisticRegression(C=1e6, max_iter=1000).fit(table.X, table.y).predict_proba(table.X_test)
+    assert np.abs(fitted - table.expected).max() < 0.06
+
+
 def test_choosing_is_public_and_asked_once(monkeypatch):
     facts = Facts(40, 2, 2, 2, PROMISE, 0.02)
     first = chosen.choose(facts)
     monkeypatch.setattr(chosen, "expect", None)
     assert chosen.choose(facts) == first
-    losses = [one.nll for one in first]
-    assert losses[1:] == sorted(losses[1:])
-    assert losses[0] <= chosen.AS_GOOD * min(losses)
-    assert all(one.settings.samples <= first[0].settings.samples for one in first if one.nll <= losses[0])
+    ranks = [one.rank for one in first]
+    assert ranks[1:] == sorted(ranks[1:])
+    assert ranks[0] <= chosen.AS_GOOD * min(ranks)
+    assert all(one.settings.samples <= first[0].settings.samples for one in first if one.rank <= ranks[0])
 
 
 def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
@@ -212,7 +250,9 @@ def test_whitening_is_paid_from_the_same_epsilon(seed, tmp_path):
     path = tmp_path / "ledger.jsonl"
     model = PrivateClassifier(classes=["no", "yes"], settings=whitened, random_state=seed).fit(X, y, ledger=path)
     loss, budget = model.privacy_.loss, PROMISE.budget(1)[0]
-    assert loss["whitening"] == pytest.approx(chosen.WHITENED * (budget - loss["scaling"]), rel=1e-6)
+    assert loss["whitening"] == pytest.approx(
+        chosen.WHITENED * (budget - loss["scaling"] - loss["class counts"]), rel=1e-6
+    )
     assert Ledger(PROMISE, 1, path=path).spent[0] == pytest.approx(sum(loss.values()))
     assert sum(loss.values()) <= budget * (1 + 1e-9)
     assert model.score(*two_clusters(seed=1)) > 0.75
@@ -268,7 +308,8 @@ def test_a_radio_link_carries_a_fit(unit):
     )
     assert model.plan_.devices == 12
     assert model.privacy_.epsilon <= 8.0
-    assert model.plan_.start == 3  # the release took three rounds of the link
+    # Scales took three rounds of the link, and class counts one; those of twelve devices would tell too little.
+    assert model.plan_.start == {"record": 4, "device": 3}[unit]
 
 
 @pytest.mark.parametrize(
@@ -290,14 +331,15 @@ def test_wrong_input_is_one_sentence(arguments, keywords, words):
 def test_private_selection_is_paid_from_the_same_epsilon():
     X, y = two_clusters(200)
     model = PrivateClassifier(settings="private", classes=["no", "yes"], random_state=2).fit(X, y)
-    assert set(model.privacy_.loss) == {"scaling", "tuning", "sampling"}
+    assert set(model.privacy_.loss) == {"scaling", "class counts", "tuning", "sampling"}
     assert model.privacy_.epsilon == 3.0
     assert not hasattr(model.selected_, "repeats")  # the cost is that of a number that nobody knows
     assert model.selected_.run is None
     # What one repeat may lose, all of them together keep to ε; by the theorem itself, not by the library.
-    loss = selection.loss_of_repeat(PROMISE, model.privacy_.loss["scaling"])
+    before = model.privacy_.loss["scaling"] + model.privacy_.loss["class counts"]
+    loss = selection.loss_of_repeat(PROMISE, before)
     assert model.plan_.spent.max() <= loss
-    assert _epsilon_of_selection(loss, model.privacy_.loss["scaling"], 1e-5, 4.0) == pytest.approx(3.0, abs=0.02)
+    assert _epsilon_of_selection(loss, before, 1e-5, 4.0) == pytest.approx(3.0, abs=0.02)
 
 
 def _epsilon_of_selection(loss: float, spent: float, delta: float, mean: float) -> float:
@@ -406,7 +448,7 @@ def test_a_protected_chain_has_the_law_of_a_simulated_one(whiten):
     posterior, facts, _ = chosen.whiten(jax.random.key(1), facts, short, posterior)
     plan = chosen.make_plan(facts, short, posterior)
     chains = count(60, 1500)
-    made = np.array([protected_chain(posterior, plan).theta[0, -1] for _ in range(chains)])
+    made = np.array([protected_chain(posterior, plan, np.zeros(plan.dim)).theta[0, -1] for _ in range(chains)])
     simulated = np.asarray(wflmc.sample(jax.random.key(0), posterior, plan, chains=4 * chains).theta[:, -1])
     # Moments of either, within five standard errors; and what the same chain adds is never the same.
     spread = simulated.std(0)

@@ -120,3 +120,47 @@ def test_more_rows_need_a_smaller_share():
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == 0.25
     assert shares[-1] == 0.02
+
+
+# Class counts
+
+
+@pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
+@pytest.mark.parametrize("link", [None, wflmc.Link(channel.rayleigh(1.0), snr_db=20)], ids=["ideal", "rayleigh"])
+def test_class_shares_cost_what_they_say_and_have_the_noise_of_it(adjacency, link):
+    """The noise of a Gaussian mechanism of this loss and sensitivity, whatever the code computes it from."""
+    labels = (np.arange(6000) % 25 == 0).astype(int)
+    owner = np.arange(6000) % 6
+    releases_of_seeds = [
+        scaling.release_class_shares(
+            jax.random.key(seed), labels, 2, owner, promise(adjacency=adjacency), 0.02, link=link, start=2
+        )
+        for seed in range(60)
+    ]
+    shares = np.array([release.shares[1] for release in releases_of_seeds])
+    loss = releases_of_seeds[0].loss
+    assert loss.shape == (1, 6)
+    assert np.all(loss <= 0.02 * promise(adjacency=adjacency).budget(1)[0] * (1 + 1e-9))
+    assert abs(shares.mean() - 0.04) < 5 * shares.std() / 60**0.5 + 1e-4  # drawn towards a half by next to nothing
+    if link is None:
+        moved = {"replace": 2**0.5, "add-remove": 1.0}[adjacency]
+        deviation = moved / np.sqrt(2 * loss.max()) / 6000
+        # Two counts with independent noise are brought to a sum of 1, which leaves half of the variance.
+        assert shares.std(ddof=1) == pytest.approx(deviation * 0.5**0.5, rel=5 / (2 * 60) ** 0.5)
+
+
+def test_class_shares_that_noise_hides_are_alike():
+    labels = np.arange(40) % 4
+    release = scaling.release_class_shares(KEY, labels, 4, np.zeros(40, int), promise(0.05), 0.02)
+    assert np.all(release.shares > 0)
+    assert release.shares.sum() == pytest.approx(1.0)
+    exact = scaling.release_class_shares(KEY, labels % 2, 2, np.zeros(40, int), promise(BIG), 0.02)
+    assert exact.shares == pytest.approx([0.5, 0.5], abs=1e-3)
+
+
+def test_class_counts_are_paid_for_where_they_tell_enough():
+    budget = float(promise().budget(1)[0])
+    parts = [scaling.class_counts_part(rows, 2, budget) for rows in (30, 400, 15_000, 10**6)]
+    assert parts[0] == 0  # thirty rows would be counted with an error of a quarter and more
+    assert parts[1:] == sorted(parts[1:], reverse=True)
+    assert all(scaling.CLASS_COUNTS_BUDGET[0] <= part <= scaling.CLASS_COUNTS_BUDGET[1] for part in parts[1:])

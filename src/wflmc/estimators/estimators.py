@@ -18,7 +18,16 @@ from wflmc.errors import InputError
 from wflmc.estimators import selection
 from wflmc.estimators.model import Model
 from wflmc.estimators.protected import protected_chain
-from wflmc.estimators.settings import Facts, Settings, choose, make_plan, private_posterior, promise_of, whiten
+from wflmc.estimators.settings import (
+    Facts,
+    Settings,
+    choose,
+    initial_parameters,
+    make_plan,
+    private_posterior,
+    promise_of,
+    whiten,
+)
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.keys import digest, host_generator, named, secret_key
 from wflmc.planning import Plan
@@ -26,7 +35,7 @@ from wflmc.posterior.inputs import Names, as_classes, class_names, with_intercep
 from wflmc.privacy import Ledger
 from wflmc.releases import Air, Array, ideal_link
 from wflmc.sampling import Trace, sample
-from wflmc.scaling import LIMIT, Scaling, count_kinds, release_scaling
+from wflmc.scaling import LIMIT, Scaling, class_counts_part, count_kinds, release_class_shares, release_scaling
 from wflmc.scenario import NotCovered
 
 Owners = NDArray[np.intp]
@@ -112,14 +121,35 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         ledger.charge(release.name, 0, release.loss, release.noise)
         scaling = Scaling(release.scaling.center[:size], release.scaling.scale[:size])
         center, spread = (0.0, 1.0) if classes else (float(part[size]) for part in release.scaling)
+        rounds_before = len(release.loss)
+        loss = {"earlier fits": before} if before else {}
+        loss["scaling"] = float(release.loss.sum(0).max())
+        shares: tuple[float, ...] = ()
+        part = class_counts_part(units, len(classes), budget) if classes else 0.0
+        if part > 0:
+            counts = release_class_shares(
+                named(key, "classes"),
+                outcomes,
+                len(classes),
+                owner,
+                promise,
+                part,
+                link=self.link,
+                start=rounds_before,
+                exact=self._real,
+            )
+            ledger.charge(counts.name, rounds_before, counts.loss, counts.noise)
+            rounds_before += len(counts.loss)
+            loss["class counts"] = float(counts.loss.sum(0).max())
+            shares = tuple(counts.shares.tolist())
         public_noise = getattr(self, "noise_scale", 0.0)
         # The loss kept for a noise scale that is not public: for counts with a noise of 1 % of all, within limits.
         held = 0.0 if public_noise is not None else budget * float(np.clip(1e4 / (units**2 * budget), 0.01, 0.1))
-        spent = float(release.loss.sum(0).max()) + held + before
-        facts = Facts(len(X), size, len(classes), count, promise, spent, len(release.loss), self.link)
+        spent = sum(loss.values()) + held
+        facts = Facts(len(X), size, len(classes), count, promise, spent, rounds_before, self.link, shares)
         Z, y = scaling(X), outcomes if classes else np.clip((outcomes - center) / spread, -LIMIT, LIMIT)
         losses = self._sample(named(key, "chain"), facts, Z, y, owner, classes, ledger)
-        loss = {**({"earlier fits": before} if before else {}), "scaling": spent - held - before, **losses}
+        loss |= losses
         noise = float(public_noise or 0.0)
         if held:
             noise, loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
@@ -158,6 +188,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         # Over an ideal link, where rows are hidden one by one, it does not matter who holds them.
         held_by = None if facts.link is None and facts.by_record else owner
         labels = np.asarray(classes)[y] if classes else y
+        start = initial_parameters(facts)
 
         def run(settings: Settings, facts: Facts, key: jax.Array, ledger: Ledger | None) -> tuple[Plan, Trace, Parts]:
             posterior = private_posterior(facts, settings, Z, labels, held_by, list(classes) or None)
@@ -168,8 +199,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             cost = {} if release is None else {"whitening": after.spent - facts.spent}
             cost["sampling"] = float(made.spent.max())
             if self._real:
-                return made, protected_chain(posterior, made, ledger), cost
-            trace = sample(key, posterior, [made], ledger=ledger)
+                return made, protected_chain(posterior, made, start, ledger), cost
+            trace = sample(key, posterior, [made], ledger=ledger, initial=start[None])
             unknown = np.full_like(trace.clip_rate, np.nan), np.full_like(trace.burn_in_clip_rate, np.nan)
             # Neither the key of the noise nor clip rates, which look at the data, stay with a fitted estimator.
             return made, replace(trace, key=None, clip_rate=unknown[0], burn_in_clip_rate=unknown[1]), cost
@@ -254,9 +285,9 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
 class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     """Multinomial logistic regression, sampled under (ε, δ) differential privacy.
 
-    A fit scales the features (by public ranges or a release that is paid for), chooses its settings on a public
-    stand-in, and runs one chain of Langevin Monte Carlo on clipped gradients. Probabilities are averages over draws. A
-    fitted estimator holds no records and not the key of its noise.
+    A fit scales the features (by public ranges or a release that is paid for), pays for how frequent the classes are,
+    chooses its settings on a public stand-in with such classes, and runs one chain of Langevin Monte Carlo on clipped
+    gradients. Probabilities are averages over draws. A fitted estimator holds no records and not the key of its noise.
 
     Args:
         epsilon, delta: the promise to every row or device, for everything that `fit` does.

@@ -16,13 +16,23 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.errors import InputError, without_data
+from wflmc.estimators.cells import parse_number
 from wflmc.estimators.estimators import PrivacyWarning, PrivateClassifier, PrivateRegressor
 from wflmc.estimators.model import Model
+from wflmc.estimators.schema import Schema, read_schema
 from wflmc.estimators.settings import Facts, promise_of, worth
-from wflmc.estimators.tables import Schema, as_frame, encode, make_schema, outcomes, owners, unknown_categories
+from wflmc.estimators.tables import (
+    as_frame,
+    device_names,
+    encode,
+    make_schema,
+    outcomes,
+    owners,
+    unknown_categories,
+)
 from wflmc.evaluation import calibration, reliability
 from wflmc.posterior.inputs import as_classes
-from wflmc.runs.documents import FitFile, read_document
+from wflmc.runs.documents import ClassScores, FitFile, FitPrivacy, read_document
 from wflmc.scaling import share_for
 from wflmc.scenario import NotCovered, plain, to_json
 from wflmc.storage import replacing, write_text
@@ -33,6 +43,8 @@ SHOWN = 10
 """Candidates that are kept."""
 RESAMPLED = 200
 """Sets of labels that the floor of the calibration error is the mean of."""
+RESAMPLED_OF_CLASS = 40
+"""The same for each class."""
 
 
 @without_data
@@ -82,7 +94,7 @@ def _read(request: Request) -> tuple[Schema, NDArray[np.float64], Held, Held]:
     y = outcomes(frame, schema)
     generator = np.random.default_rng(0)
     owner = owners(frame, schema, request.devices, generator)
-    names = np.unique(frame[request.device].astype(str)).tolist() if request.device else list(range(owner.max() + 1))
+    names = list(range(owner.max() + 1)) if schema.device is None else device_names(frame, schema)
     test = np.isin(np.arange(len(X)), generator.permutation(len(X))[: int(request.test * len(X))])
     _, owner[~test] = np.unique(owner[~test], return_inverse=True)  # a device whose rows are all held out has none
     if len(X) - test.sum() < 2:
@@ -121,7 +133,7 @@ def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] 
         warnings.simplefilter("always", UserWarning)
         model.fit(fitted.X, fitted.y, fitted.owner, ledger=out / LEDGER)
     uncovered = [NotCovered(name, f"Read off the data: {name}.") for name in schema.taken]
-    if request.device is not None:
+    if schema.device is not None:
         uncovered.append(NotCovered("devices", "Which device holds a row, and how many rows each has, is public."))
     if request.private:
         uncovered.append(NotCovered("seconds", "How long private selection took tells how often it ran."))
@@ -150,7 +162,7 @@ def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, ta
         **scores,
         epsilon_spent=spent.epsilon,
         epsilon_by_part=spent.by_part,
-        privacy={**asdict(spent), "left": max(0.0, spent.promised - spent.epsilon)},
+        privacy=FitPrivacy(**asdict(spent), left=max(0.0, spent.promised - spent.epsilon)),
         settings=asdict(estimator.settings_),
         candidates=[one.plain for one in estimator.candidates_[:SHOWN]],
         worth={name: one.plain for name, one in worth(facts, estimator.settings_).items()},
@@ -162,13 +174,18 @@ def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, ta
 
 
 def useless(fit: FitFile) -> list[str]:
-    """Say where predictions are no better than a guess."""
+    """Say where predictions are no better than a guess, or the probabilities of a class are off."""
     advice = "do not use them. More rows, a larger epsilon or public ranges would help"
+    off = [
+        f"The mean probability of {scores.label!r} is {scores.predicted_share:.3g}, but {scores.share:.3g} of the "
+        "held-out rows have this label: do not take its probabilities at their word."
+        for scores in fit.biased_classes
+    ]
     if fit.nll is not None and fit.nll >= np.log(len(fit.classes or [0, 1])):
-        return [f"Probabilities are no better than guessing on the held-out rows (nll {fit.nll:.3g}): {advice}."]
+        return [f"Probabilities are no better than guessing on the held-out rows (nll {fit.nll:.3g}): {advice}.", *off]
     if fit.r2 is not None and fit.r2 <= 0:
         return [f"Predictions are no better than a constant on the held-out rows (R² {fit.r2:.3g}): {advice}."]
-    return []
+    return off
 
 
 def _scores(model: Model, held_out: Held, classes: list[Any] | None) -> dict[str, Any]:
@@ -192,8 +209,30 @@ def _scores(model: Model, held_out: Held, classes: list[Any] | None) -> dict[str
         **{name: float(getattr(found, name)) for name in ("accuracy", "ece", "nll")},
         "ece_floor": float(np.mean([calibration(p, labels).ece for labels in drawn])),
         "reliability": plain(reliability(found)),
+        "by_class": [_class_scores(label, p[:, place], truth == place) for place, label in enumerate(classes)],
         "by_device": [*_by_device(held_out, {"accuracy": (p.argmax(1) == truth).astype(float)})],
     }
+
+
+def _class_scores(label: int | str, probability: NDArray[np.float64], has_label: NDArray[np.bool_]) -> ClassScores:
+    """Return how well the probability of one class fits.
+
+    Args:
+        label: the class.
+        probability: predicted for every held-out row, [n].
+        has_label: which rows have this label, [n].
+    """
+    against_others = np.column_stack([1 - probability, probability])
+    generator = np.random.default_rng(0)
+    drawn = generator.random((RESAMPLED_OF_CLASS, len(probability))) < probability
+    floors = [calibration(against_others, labels.astype(int)).ece for labels in drawn]
+    return ClassScores(
+        label=label,
+        share=float(has_label.mean()),
+        predicted_share=float(probability.mean()),
+        ece=float(calibration(against_others, has_label.astype(int)).ece),
+        ece_floor=float(np.mean(floors)),
+    )
 
 
 def _by_device(held_out: Held, values: dict[str, NDArray[np.float64]]) -> Iterator[dict[str, Any]]:
@@ -211,14 +250,54 @@ def read_fit(folder: Path, option: str = "DIR") -> tuple[FitFile, Schema, Model]
     if not (folder / FIT).is_file():
         raise InputError(option, str(folder), "a folder that `wflmc fit --out` has written")
     document = read_document(folder / FIT, FitFile, option)
-    schema = Schema.model_validate_json((folder / SCHEMA).read_text(encoding="utf-8"))
-    return document, schema, Model.load(folder / MODEL)
+    schema = read_schema(folder / SCHEMA, option)
+    model = Model.load(folder / MODEL)
+    features = sum(len(column.features) for column in schema.columns)
+    if model.features != features or model.classes != len(schema.classes or []):
+        raise InputError(option, str(folder), "a folder whose model and schema are those of one fit")
+    return document, schema, model
+
+
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+"""First characters by which spreadsheets take a cell of a CSV for a formula."""
+
+
+def safe_for_spreadsheets(text: str) -> str:
+    """Return a text that no spreadsheet runs as a formula: an apostrophe goes before one that looks like it.
+
+    >>> safe_for_spreadsheets("=1+1"), safe_for_spreadsheets("-3.5"), safe_for_spreadsheets("patient 7")
+    ("'=1+1", '-3.5', 'patient 7')
+    """
+    is_formula = text.startswith(FORMULA_SIGNS) and parse_number(text) is None
+    return f"'{text}" if is_formula else text
+
+
+def _write_predictions(predictions: Any, out: Path) -> None:
+    """Write a frame of predictions as .csv that spreadsheets may open."""
+    texts = predictions.select_dtypes(exclude="number").columns
+    safe = {name: [safe_for_spreadsheets(str(cell)) for cell in predictions[name]] for name in texts}
+    table = predictions.assign(**safe).rename(columns=safe_for_spreadsheets)
+    with replacing(out) as file:
+        table.to_csv(file, index=False)
 
 
 def predict_table(folder: Path, table: Any, out: Path | None = None) -> tuple[Any, list[str]]:
-    """Return predictions for a table as a frame, one row each, and what to be told; write it as .csv if asked for.
+    """Predict the rows of a table by the model of a fit.
 
-    Columns are the row's own id, `prediction` and `p_CLASS`; or `mean`, `lower` and `upper`, ends of 90 % intervals.
+    The model itself may be shown, but a prediction also tells about the row that it was made for: nothing hides new
+    rows.
+
+    Args:
+        folder: the folder of a fit.
+        table: a file or a frame with the columns of the fit.
+        out: a .csv file to write predictions to. Texts that spreadsheets would run as formulas get an apostrophe there.
+
+    Returns:
+        The predictions as a frame, one row each, and warnings. Columns are the row's own id, `prediction` and
+        `p_CLASS`; or `mean`, `lower` and `upper`, the ends of 90 % intervals.
+
+    Raises:
+        InputError: if the folder is not that of a fit, or a column of the table is not what it was at the fit.
     """
     import pandas as pd
 
@@ -234,9 +313,10 @@ def predict_table(folder: Path, table: Any, out: Path | None = None) -> tuple[An
     else:
         low, high = model.interval(X)
         columns |= {"mean": model.mean_and_spread(X)[0], "lower": low, "upper": high}
-    made = pd.DataFrame(columns)
+    predictions = pd.DataFrame(columns)
     if out is not None:
-        with replacing(out) as file:
-            made.to_csv(file, index=False)
+        _write_predictions(predictions, out)
     unknown = unknown_categories(frame, schema)
-    return made, [f"Some rows of column {name!r} have a category that the model does not know." for name in unknown]
+    return predictions, [
+        f"Some rows of column {name!r} have a category that the model does not know." for name in unknown
+    ]

@@ -10,6 +10,7 @@ import secrets
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from wflmc.lattice import Lattice
 from wflmc.planning import Plan, Rounds
@@ -24,11 +25,19 @@ def _sent(posterior: Posterior, theta: jax.Array, now: Rounds) -> Sum:
     return as_pair(transmit(posterior, theta, now)[0])
 
 
-def protected_chain(posterior: Posterior, plan: Plan, ledger: Ledger | None = None) -> Trace:
-    """Run one chain from zero, over an ideal link, as `wflmc.sample` would; losses are those of the plan.
+def protected_chain(
+    posterior: Posterior, plan: Plan, start: NDArray[np.float64], ledger: Ledger | None = None
+) -> Trace:
+    """Run one chain over an ideal link, as `wflmc.sample` would; losses are those of the plan.
 
     Sums come as pairs, whose rounding the clips of the plan make up for; rounding to the lattice is paid for by noise
     that is wider by as much.
+
+    Args:
+        posterior: of the private rows.
+        plan: of one chain.
+        start: the parameters to begin at, [m]; they must tell nothing of the rows that is not paid for.
+        ledger: charged before anything is drawn.
     """
     if ledger is not None:
         ledger.charge(f"chain-{secrets.token_hex(16)}", plan.start, plan.loss)
@@ -36,7 +45,8 @@ def protected_chain(posterior: Posterior, plan: Plan, ledger: Ledger | None = No
     rounds = jax.device_put(kernel_rounds([plan]))
     clip, generator = plan.clips_at[0], np.random.default_rng(secrets.randbits(128))
     half = plan.privacy.half_change(*plan.clips_at)
-    theta, kept = np.zeros(plan.dim), []
+    theta = np.asarray(posterior.coordinates_of(start), dtype=float)
+    kept = []
     for number in range(len(plan.rounds)):
         gain, weight = float(plan.gain[number]), plan.weight[number]
         amplitude = gain * weight / weight.max()

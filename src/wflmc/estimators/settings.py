@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from wflmc.channel import Link
-from wflmc.data import Features
+from wflmc.errors import without_data
+from wflmc.evaluation.scores import expected_calibration
 from wflmc.keys import named
 from wflmc.planning import Plan, Policy, PowerPolicy, Sampler, plan
 from wflmc.planning.policies import equal
@@ -30,8 +32,9 @@ from wflmc.sampling import sample
 Advance = Callable[[int, int], None]
 Tabular = GaussianPosterior | SoftmaxPosterior
 
-CLIPS, TRAVELS, PRIORS, ROUNDS = (0.2, 0.4, 0.8), (0.03, 0.1, 0.25, 0.5, 1.0), (6.0, 12.0), (50, 100)
-"""Candidates: the clip over the length of a row; how far clipped gradients of one row carry the prediction for it over
+CLIPS, TRAVELS, PRIORS, ROUNDS = (0.2, 0.4, 0.8, 2.0), (0.03, 0.1, 0.25, 0.5, 1.0), (6.0, 12.0), (50, 100)
+"""Candidates: the clip over the length of a row (2 clips next to nothing: a gradient is at most √2 times as long as
+its row); how far clipped gradients of one row carry the prediction for it over
 the whole chain; the spread of the prior's predictions; and rounds."""
 BURN_INS = (0.25, 0.5, 0.75)
 """Shares of the rounds."""
@@ -45,6 +48,11 @@ DECAY = 1.0
 """Variances of the stand-in's directions fall off as number^−DECAY."""
 MOST_ROWS, TEST_ROWS = 50_000, 1000
 """Of a stand-in, and of further ones that its predictions are scored on."""
+RARE = 0.5
+"""A class is rare if its share is less than this times what it would be among equally frequent classes."""
+PRICE_OF_NO_CLIPPING = 1.1
+"""Where a class is rare, settings that clip nothing are taken unless their loss is more than this many times the least
+one: rows of a rare class have the longest gradients, and clipping takes probability from their class alone."""
 AS_GOOD = 1.01
 """A loss on the stand-ins that is not more than this many times the least one is as good."""
 NUMBERS, DRAWN, FEW = 2 * 10**5, 6, 2
@@ -89,6 +97,23 @@ class Facts(NamedTuple):
     """Of the link."""
     link: Link | None = None
     """None for an ideal one."""
+    shares: tuple[float, ...] = ()
+    """Of every class among the rows, as they were released; empty where all classes count as equally frequent."""
+
+    @property
+    def class_shares(self) -> Array:
+        """The share of every class, [C]."""
+        return np.asarray(self.shares or np.full(self.classes, 1 / max(1, self.classes)))
+
+    @property
+    def has_rare_class(self) -> bool:
+        """Whether a class is rare among the others."""
+        return bool(self.classes) and bool(self.class_shares.min() * self.classes < RARE)
+
+    @property
+    def row_length(self) -> float:
+        """The length of a typical row of scaled features, with the constant."""
+        return float((self.features + 1) ** 0.5)
 
     @property
     def crowd(self) -> float:
@@ -113,21 +138,29 @@ class Expected(NamedTuple):
     nll: float
     """Mean of −log p(label); for numbers, the mean square error over the target's variance."""
     accuracy: float | None
+    """None for numbers."""
+    ece: float | None
+    """Calibration error of the probabilities; None for numbers."""
+    rank: float
+    """By which candidates are compared: the geometric mean of the losses, in which a tenth less counts alike on a
+    stand-in that is easy and on one that is hard."""
 
     @property
     def scores(self) -> dict[str, float]:
         """The scores by name: of probabilities, or of numbers."""
-        return {"relative_mse": self.nll} if self.accuracy is None else {"nll": self.nll, "accuracy": self.accuracy}
+        if self.accuracy is None or self.ece is None:
+            return {"relative_mse": self.nll}
+        return {"nll": self.nll, "accuracy": self.accuracy, "ece": self.ece}
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Settings and scores as plain data."""
-        return {**asdict(self.settings), **self.scores}
+        """Settings, scores and rank as plain data."""
+        return {**asdict(self.settings), **self.scores, "rank": self.rank}
 
 
 def candidates(facts: Facts) -> Iterator[Settings]:
     """Yield settings to choose from, without whitening."""
-    length = (facts.features + 1) ** 0.5
+    length = facts.row_length
     # Gradients of a device's rows partly cancel.
     gradient = length if facts.by_record else length * (facts.rows / facts.devices) ** 0.75
     for rounds, prior, clip, travel, burn_in in product(ROUNDS, PRIORS, CLIPS, TRAVELS, BURN_INS):
@@ -141,6 +174,19 @@ def near(settings: Settings, **changes: Any) -> list[Settings]:
     clip, step = settings.clip, settings.step_size
     factors = product((0.5, 1.0, 2.0), repeat=2)
     return [replace(settings, clip=clip * one, step_size=step * other, **changes) for one, other in factors]
+
+
+def initial_parameters(facts: Facts) -> Array:
+    """Return where chains begin, [m]: at zero, or for classes where every row has the classes' shares for odds.
+
+    From there, a chain need not travel to the intercept of a rare class before it can learn anything else.
+    """
+    if not facts.classes:
+        return np.zeros(facts.features + 1)
+    parameters = np.zeros((facts.classes, facts.features + 1))
+    log_shares = np.log(facts.class_shares)
+    parameters[:, -1] = log_shares - log_shares.mean()
+    return parameters.ravel()
 
 
 def private_posterior(
@@ -206,12 +252,30 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
     return made.replace(warnings=(), bound=None, objective=np.nan)  # which may look at the data
 
 
-def stand_in(facts: Facts, strength: float, seed: int) -> Features:
+@without_data
+class StandIn(NamedTuple):
+    """A public table that is drawn from a known law, and further rows of it."""
+
+    X: Array
+    """Features, [N, d]."""
+    y: NDArray[Any]
+    """Classes from 0, or targets, [N]."""
+    X_test: Array
+    """Features of further rows, [n, d]."""
+    expected: Array
+    """What the law says of these rows: the probability of every class, [n, C], or the mean of the target, [n]."""
+    noise: float = 0.0
+    """Variance of a target about its mean."""
+
+
+def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
     """Draw a table of the model, public data: classes are normal clusters, and numbers lie about a plane.
 
     Args:
+        facts: the size of the table, and how frequent its classes are.
         strength: the distance of two clusters of few over their spread, or the spread of mean targets over that of the
             noise.
+        seed: of the draw.
     """
     generator, size = np.random.default_rng([seed, facts.features, facts.classes]), facts.features
     rows = min(facts.rows, MOST_ROWS)
@@ -220,19 +284,26 @@ def stand_in(facts: Facts, strength: float, seed: int) -> Features:
     turn = np.linalg.qr(generator.standard_normal((size, size)))[0]
     along = generator.standard_normal((rows + TEST_ROWS, size))
     if facts.classes:
-        y: NDArray[Any] = generator.integers(facts.classes, size=len(along))
+        y: NDArray[Any] = generator.choice(facts.classes, size=len(along), p=facts.class_shares)
         center = generator.standard_normal((facts.classes, size))
         center -= center.mean(0)
         apart = np.sqrt(2 * facts.classes / (facts.classes - 1) * np.mean((center**2).sum(1)))
+        center -= facts.class_shares @ center  # scaled features have a mean of zero
         # Among more classes, one is confused as rarely where they are further apart.
-        along += center[y] * strength * (np.log2(facts.classes) if facts.classes > 3 else 1.0) ** 0.5 / apart
+        center *= strength * (np.log2(facts.classes) if facts.classes > 3 else 1.0) ** 0.5 / apart
+        along += center[y]
+        log_density = along[rows:] @ center.T - (center**2).sum(1) / 2
+        expected = softmax(log_density + np.log(facts.class_shares), axis=1)
+        noise = 0.0
     else:
         mean = (along * spread**2) @ generator.standard_normal(size)
-        y = strength * mean / mean.std() + generator.standard_normal(len(along))
-        y /= (1 + strength**2) ** 0.5
+        noise = 1 / (1 + strength**2)
+        mean *= (1 - noise) ** 0.5 / mean.std()
+        y = mean + noise**0.5 * generator.standard_normal(len(along))
+        expected = mean[rows:]
     X = (along * spread) @ turn.T
     X /= np.sqrt(np.mean(X**2))
-    return Features(X[:rows], y[:rows], X[rows:], y[rows:])
+    return StandIn(X[:rows], y[:rows], X[rows:], expected, noise)
 
 
 def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None, most: int = DRAWN) -> list[Expected]:
@@ -252,7 +323,7 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
         alike.setdefault(whole, []).append(number)
     drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, most or DRAWN))
     strengths = STRENGTHS[facts.classes > 0] * drawn
-    scores = np.zeros((len(strengths), len(asked), 2))
+    scores = np.zeros((len(strengths), len(asked), 3))
     for seed, strength in enumerate(strengths):
         table, key = stand_in(facts, strength, seed), jax.random.key(seed)
         for done, chains in enumerate(groups.values()):
@@ -260,7 +331,8 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
             plain = private_posterior(scaled, first, table.X, table.y)
             posterior, after, _ = whiten(named(key, "whitening"), scaled, first, plain)
             plans = [make_plan(after, settings, suited(posterior, settings)) for settings in chains]
-            theta = np.asarray(sample(key, posterior, plans).theta)
+            start = np.tile(initial_parameters(facts), (len(plans), 1))
+            theta = np.asarray(sample(key, posterior, plans, initial=start).theta)
             places = np.array([(number, row) for row, numbers in enumerate(chains.values()) for number in numbers])
             skipped = np.array([asked[number].burn_in for number in places[:, 0]])
             for burn_in in np.unique(skipped):
@@ -268,20 +340,39 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
                 scores[seed, numbers] = _scores(plain, theta[rows, burn_in:], table)
             if progress is not None:
                 progress(seed * len(groups) + done + 1, len(strengths) * len(groups))
-    nll, accuracy = np.exp(np.log(scores[..., 0]).mean(0)), scores[..., 1].mean(0)
-    found = zip(given, nll.tolist(), accuracy.tolist(), strict=True)
-    return [Expected(settings, loss, hits if facts.classes else None) for settings, loss, hits in found]
+    nll, accuracy, ece = scores.mean(0).T
+    rank = np.exp(np.log(scores[..., 0]).mean(0))
+    return [
+        Expected(
+            settings,
+            nll=float(nll[number]),
+            accuracy=float(accuracy[number]) if facts.classes else None,
+            ece=float(ece[number]) if facts.classes else None,
+            rank=float(rank[number]),
+        )
+        for number, settings in enumerate(given)
+    ]
 
 
-def _scores(posterior: Tabular, draws: Any, table: Features) -> Array:
-    """Return the loss of predictions for further rows, and their accuracy, by draws[chain, draw, m]: [chain, 2]."""
+def _scores(posterior: Tabular, draws: Any, table: StandIn) -> Array:
+    """Return scores of predictions for further rows, expected over their labels or targets.
+
+    Args:
+        posterior: of the stand-in, in the coordinates of its features.
+        draws: [chain, draw, m].
+        table: the stand-in.
+
+    Returns:
+        The loss, the accuracy and the calibration error of every chain, [chain, 3]; the last two are 0 for numbers.
+    """
     if isinstance(posterior, SoftmaxPosterior):
-        p = posterior.predict(draws, table.X_test).astype(float)
-        right = np.take_along_axis(p, table.y_test[None, :, None], axis=2)[..., 0] / p.sum(2)
-        return np.stack([-np.log(np.maximum(right, 1e-12)).mean(1), (p.argmax(2) == table.y_test).mean(1)], axis=1)
+        predicted = np.maximum(posterior.predict(draws, table.X_test).astype(float), 1e-12)
+        predicted /= predicted.sum(2, keepdims=True)
+        found = expected_calibration(predicted, table.expected)
+        return np.stack([found.nll, found.accuracy, found.ece], axis=1)
     mean = draws.astype(float).mean(1) @ posterior.design_matrix(table.X_test).T
-    loss = np.mean((mean - table.y_test) ** 2, axis=1)
-    return np.stack([loss, np.zeros_like(loss)], axis=1)
+    loss = np.mean((mean - table.expected) ** 2, axis=1) + table.noise
+    return np.stack([loss, *np.zeros((2, len(loss)))], axis=1)
 
 
 _chosen: dict[Facts, list[Expected]] = {}
@@ -291,19 +382,37 @@ def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
     """Return all candidates and what each is expected to reach, the one to take first; equal facts are asked once."""
     if facts.link is None and facts in _chosen:  # arrays of a link do not tell whether it is the same
         return list(_chosen[facts])
-    found = _sorted(expect(facts, list(candidates(facts)), progress))
+    ranked = _sorted(expect(facts, list(candidates(facts)), progress))
     if facts.features**2 * facts.devices <= LARGEST_MOMENTS:
-        found = _sorted(found + expect(facts, near(found[0].settings, whiten=True)))
-    # Of those that are as good, the average over most draws is the steadiest one.
-    alike = [one for one in found if one.nll <= AS_GOOD * found[0].nll]
-    found.sort(key=lambda one: one is not max(alike, key=lambda other: other.settings.samples))
+        best = _eligible(facts, ranked)[0]
+        ranked = _sorted(ranked + expect(facts, near(best.settings, whiten=True)))
+    eligible = _eligible(facts, ranked)
+    as_good = [candidate for candidate in eligible if candidate.rank <= AS_GOOD * eligible[0].rank]
+    steadiest = max(as_good, key=lambda candidate: candidate.settings.samples)  # an average over most draws
+    ranked.sort(key=lambda candidate: candidate is not steadiest)
     if facts.link is None:
-        _chosen[facts] = list(found)
-    return found
+        _chosen[facts] = list(ranked)
+    return ranked
 
 
-def _sorted(found: list[Expected]) -> list[Expected]:
-    return sorted(found, key=lambda one: one.nll)
+def _sorted(candidates: list[Expected]) -> list[Expected]:
+    """Return candidates by their rank, the best first."""
+    return sorted(candidates, key=lambda candidate: candidate.rank)
+
+
+def _eligible(facts: Facts, ranked: list[Expected]) -> list[Expected]:
+    """Return the candidates to choose from: all of them, or where a class is rare those that clip nothing.
+
+    A gradient is at most √2 times as long as its row.
+    """
+    if not (facts.has_rare_class and facts.by_record):
+        return ranked
+    affordable = PRICE_OF_NO_CLIPPING * min(candidate.nll for candidate in ranked)
+    longest = 2**0.5 * facts.row_length
+    unclipped = [
+        candidate for candidate in ranked if candidate.settings.clip >= longest and candidate.nll <= affordable
+    ]
+    return unclipped or ranked
 
 
 def worth(facts: Facts, chosen: Settings) -> dict[str, Expected]:

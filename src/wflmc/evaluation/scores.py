@@ -41,9 +41,43 @@ def calibration(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -
     """
     p, truth = np.asarray(probabilities, dtype=float), np.asarray(labels)
     _check(p, truth, bins)
-    front, count = p.shape[:-2], truth.size
-    top, hit = p.max(-1), p.argmax(-1) == truth
-    of_label = p[..., np.arange(count), truth]
+    of_label = p[..., np.arange(truth.size), truth]
+    with np.errstate(divide="ignore"):
+        nll = -np.log(of_label)
+    return _binned(p, hit=p.argmax(-1) == truth, of_label=of_label, nll=nll, bins=bins)
+
+
+def expected_calibration(predicted: Array, truth: Array, bins: int = BINS) -> Calibration:
+    """Return scores of probabilities, expected over labels whose law is known.
+
+    Args:
+        predicted: predicted probabilities, [..., n, C], above 0 and of sum 1.
+        truth: the probability of every label, [n, C].
+        bins: as of `calibration`.
+    """
+    of_predicted = np.broadcast_to(truth, predicted.shape)
+    best = predicted.argmax(-1)[..., None]
+    return _binned(
+        predicted,
+        hit=np.take_along_axis(of_predicted, best, axis=-1)[..., 0],
+        of_label=np.einsum("...nc,nc->...n", predicted, truth),
+        nll=-np.einsum("...nc,nc->...n", np.log(predicted), truth),
+        bins=bins,
+    )
+
+
+def _binned(p: Array, *, hit: NDArray[Any], of_label: Array, nll: Array, bins: int) -> Calibration:
+    """Return the scores of probabilities p[..., n, C].
+
+    Args:
+        p: the probabilities.
+        hit: how probable it is that the predicted class is right, [..., n].
+        of_label: the probability that was predicted for the label, [..., n].
+        nll: −log of it, [..., n].
+        bins: how many.
+    """
+    front, count = p.shape[:-2], p.shape[-2]
+    top = p.max(-1)
     bin_of = np.clip(np.searchsorted(np.arange(bins + 1) / bins, top, side="left") - 1, 0, bins - 1)
     place = bin_of.reshape(-1, count) + bins * np.arange(top.size // count)[:, None]
 
@@ -56,7 +90,7 @@ def calibration(probabilities: ArrayLike, labels: ArrayLike, bins: int = BINS) -
         return Calibration(
             accuracy=hit.mean(-1),
             ece=np.abs(sure - right).sum(-1) / count,
-            nll=-np.log(of_label).mean(-1),
+            nll=nll.mean(-1),
             brier=((p**2).sum(-1) - 2 * of_label + 1).mean(-1),  # Σ_c (p_c − 1[c])² = Σ_c p_c² − 2 p_label + 1
             confidence=sure / held,
             observed=right / held,

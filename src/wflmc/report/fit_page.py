@@ -36,13 +36,43 @@ def _boxes(fit: FitFile) -> Html:
 
 def _verdict(fit: FitFile) -> Html:
     """Say in words whether probabilities or intervals can be relied on."""
-    if fit.ece is not None and fit.ece_floor is not None:
-        well = fit.ece <= fit.ece_floor + WORSE_THAN_FLOOR
-        verdict = "Probabilities can be taken at their word" if well else "Probabilities are not calibrated"
-        return paragraph(verdict + ": the calibration error is {fit.ece:2}, its floor {fit.ece_floor:2}.", fit=fit)
+    if fit.ece is not None:
+        return join([_calibration_verdict(fit), _classes(fit)])
     if fit.coverage_90 is not None:
         return paragraph("Of intervals made for 90 %, {x:percent} hold the target.", x=fit.coverage_90)
     return paragraph("No rows were held out: nothing is known of the quality of predictions.")
+
+
+def _calibration_verdict(fit: FitFile) -> Html:
+    """Say whether probabilities can be taken at their word: all together, and those of every class."""
+    overall = "the calibration error is {fit.ece:2}, its floor {fit.ece_floor:2}"
+    if fit.ece is None or fit.ece_floor is None:
+        return Html("")
+    if fit.ece > fit.ece_floor + WORSE_THAN_FLOOR:
+        return paragraph(f"Probabilities are not calibrated: {overall}.", fit=fit)
+    if fit.biased_classes:
+        labels = ", ".join(str(scores.label) for scores in fit.biased_classes)
+        verdict = (
+            "Probabilities of {labels} cannot be taken at their word: their mean is too far from the share of rows "
+        )
+        return paragraph(verdict + f"with that label. Over all classes, {overall}.", labels=labels, fit=fit)
+    shares = "the mean probability of every class is near its share of the rows"
+    return paragraph(f"Probabilities can be taken at their word: {overall}, and {shares}.", fit=fit)
+
+
+def _classes(fit: FitFile) -> Html:
+    """Return the table of what was predicted and observed of every class."""
+    rows = [
+        [
+            str(scores.label),
+            text("{x:percent}", x=scores.share),
+            text("{x:percent}", x=scores.predicted_share),
+            text("{x:2}", x=scores.ece),
+            text("{x:2}", x=scores.ece_floor),
+        ]
+        for scores in fit.by_class
+    ]
+    return table(rows, ["class", "share of rows", "mean probability", "calibration error", "its floor"])
 
 
 def _pictures(fit: FitFile) -> Html:
@@ -62,8 +92,8 @@ def _pictures(fit: FitFile) -> Html:
 
 def _privacy(fit: FitFile) -> Html:
     rows = [[part, text("{x:3}", x=value), WORDS["parts"].get(part, "")] for part, value in fit.epsilon_by_part.items()]
-    left = f"{fit.privacy['left']:.2g}" if fit.privacy["left"] > 1e-6 else "Nothing"
-    hides = paragraph(WORDS["hides"], **{**fit.privacy, "left": left})
+    left = f"{fit.privacy.left:.2g}" if fit.privacy.left > 1e-6 else "Nothing"
+    hides = paragraph(WORDS["hides"], **{**fit.privacy.model_dump(), "left": left})
     uncovered = [[item.name, item.text] for item in fit.not_covered]
     bought = table(rows, ["part", "ε", "what it bought"])
     return join([bought, hides, paragraph("What ε does not cover:"), table(uncovered)])
@@ -74,12 +104,13 @@ def _shown(value: float | bool, digits: int) -> str:
 
 
 def _settings(fit: FitFile) -> Html:
-    scores = ["nll", "accuracy"] if fit.classes else ["relative_mse"]
+    scores = ["nll", "accuracy", "ece"] if fit.classes else ["relative_mse"]
 
     def row(name: object, one: dict[str, Any]) -> list[object]:
         return [name, *(text("{x:3}", x=one[score]) for score in scores)]
 
-    head = ["", *(["−log p(label)", "accuracy"] if fit.classes else ["squared error over variance"])]
+    classes = ["−log p(label)", "accuracy", "calibration error"]
+    head = ["", *(classes if fit.classes else ["squared error over variance"])]
     chosen = [[name, _shown(value, 4)] for name, value in fit.settings.items()]
     tried = [row(", ".join(f"{key} {_shown(one[key], 3)}" for key in fit.settings), one) for one in fit.candidates]
     more = table([row(name, one) for name, one in fit.worth.items()], head)

@@ -214,13 +214,13 @@ def fit_lines(fit: FitFile) -> list[str]:
     if fit.rmse is not None:
         lines.append(f"rmse {fit.rmse:.4g}, R² {fit.r2:.3f}; 90 % intervals cover {fit.coverage_90:.1%}")
     parts = ", ".join(f"{part} {value:.3g}" for part, value in fit.epsilon_by_part.items())
-    hidden = f"unit = {fit.privacy['unit']}, adjacency = {fit.privacy['adjacency']}"
-    promised = f"{fit.privacy['promised']:g} at δ = {fit.privacy['delta']:g}"
+    hidden = f"unit = {fit.privacy.unit}, adjacency = {fit.privacy.adjacency}"
+    promised = f"{fit.privacy.promised:g} at δ = {fit.privacy.delta:g}"
     lines.append(f"You used ε = {fit.epsilon_spent:.3g} of {promised} ({hidden}): {parts}.")
     now = fit.worth.get("as it is", {})
     for name, one in fit.worth.items():
         if one is not now:
-            scores = [key for key in ("accuracy", "nll", "relative_mse") if key in one]
+            scores = [key for key in ("accuracy", "nll", "ece", "relative_mse") if key in one]
             better = ", ".join(f"{key} {now[key]:.3g} → {one[key]:.3g}" for key in scores)
             lines.append(f"On a stand-in, which may be easier or harder than the table, {name} would give {better}.")
     return lines + [f"Not covered by ε: {item.text}" for item in fit.not_covered]
