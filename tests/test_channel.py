@@ -9,6 +9,7 @@ import pytest
 
 import wflmc
 from wflmc import channel
+from wflmc.errors import InputError
 from wflmc.recursion import first_order
 
 ROUNDS, DEVICES = 4000, 200
@@ -99,6 +100,15 @@ def test_bad_gains(table, part):
         gains(channel.from_array(table), rounds=5, devices=2)
 
 
+@pytest.mark.parametrize("kind", [float, complex])
+def test_a_dead_channel_is_named(kind):
+    table = np.ones((9, 8), dtype=kind)
+    table[4, 7] = 0
+    with pytest.raises(wflmc.InputError, match="device 7 in round 4") as caught:
+        channel.from_array(table)
+    assert caught.value.key == "gains"
+
+
 @pytest.mark.parametrize(
     ("make", "key"),
     [
@@ -140,3 +150,83 @@ def test_first_order_recursion_against_a_loop():
 def test_seeds_that_are_no_whole_numbers_of_32_bits_are_refused(seed):
     with pytest.raises(wflmc.InputError, match=r"seed .* whole number between 0 and 2\*\*32 - 1"):
         wflmc.Link(channel.rayleigh(1.0), 20, seed=seed)
+
+
+ANTENNAS = 4
+
+
+@pytest.fixture
+def array():
+    """h[round, antenna, device] of a server with several antennas."""
+    return complex_gains(np.random.default_rng(0), 5, ANTENNAS, 6)
+
+
+def complex_gains(generator, *shape):
+    return generator.standard_normal(shape) + 1j * generator.standard_normal(shape)
+
+
+def loss_of(statistic, change, covariance):
+    """μ²/2 of telling apart two Gaussian laws of a complex vector, seen through a matrix, by real arithmetic."""
+
+    def real(matrix):
+        return np.block([[matrix.real, -matrix.imag], [matrix.imag, matrix.real]])
+
+    seen = real(statistic)
+    difference = seen @ np.concatenate([change.real, change.imag])
+    noise = seen @ (real(covariance) / 2) @ seen.T  # half of the power in each part
+    return 0.5 * difference @ np.linalg.solve(noise, difference)
+
+
+def test_all_antennas_tell_more_than_a_beam(array):
+    """The loss of the whole vector over that of the beam's output, by the covariance of each."""
+    generator = np.random.default_rng(1)
+    weights = complex_gains(generator, len(array), ANTENNAS)
+    noise_power, change = 0.7, 0.3 - 0.2j
+    factor = channel.beam_loss_factor(array, weights)
+    assert factor.shape == (5, 6)
+    for (s, k), found in np.ndenumerate(factor):
+        moved = array[s, :, k] * change
+        covariance = noise_power * np.eye(ANTENNAS, dtype=complex)
+        whole = loss_of(np.eye(ANTENNAS, dtype=complex), moved, covariance)
+        beam = loss_of(weights[s].conj()[None], moved, covariance)
+        matched = loss_of(array[s, :, k].conj()[None], moved, covariance)
+        np.testing.assert_allclose(whole, np.sum(np.abs(moved) ** 2) / noise_power)
+        np.testing.assert_allclose(matched, whole)  # h_kᴴ y is sufficient
+        np.testing.assert_allclose(whole / beam, found)
+    assert np.all(factor >= 1)
+
+
+def test_a_server_tells_neighbours_apart_by_all_antennas(array):
+    """Simulated receptions: the best test of a beam's output is as good as its loss says, that of y is better."""
+    h = array[0, :, 0]
+    weights, draws, noise_power = np.ones(ANTENNAS), 200_000, 40.0
+    n = complex_gains(np.random.default_rng(2), draws, ANTENNAS) * np.sqrt(noise_power / 2)
+    both = [h * x + n for x in (0.0, 1.0)]
+    losses = []
+    for f in (h, weights):  # the matched filter, and the beam
+        phase = np.conj(np.vdot(f, h)) / np.abs(np.vdot(f, h))
+        silent, heard = ((y @ f.conj() * phase).real for y in both)
+        losses.append((heard.mean() - silent.mean()) ** 2 / (2 * silent.var()))
+    np.testing.assert_allclose(losses[0], np.sum(np.abs(h) ** 2) / noise_power, rtol=0.02)
+    np.testing.assert_allclose(losses[0] / losses[1], channel.beam_loss_factor(array[:1], weights)[0, 0], rtol=0.02)
+
+
+def test_a_beam_that_points_at_a_device_tells_all_of_it(array):
+    np.testing.assert_allclose(channel.beam_loss_factor(array[:1], array[0, :, 2])[0, 2], 1.0)
+    single = channel.beam_loss_factor(array[:, :1], [2.0])
+    np.testing.assert_allclose(single, 1.0)
+
+
+def test_gains_of_several_antennas_are_refused_with_what_to_do(array):
+    with pytest.raises(InputError, match="antenna") as caught:
+        channel.from_array(array)
+    assert caught.value.key == "gains"
+    for gains, weights, key in (
+        (array[0], np.ones(ANTENNAS), "gains"),
+        (array, np.ones(3), "weights"),
+        (array, np.zeros(ANTENNAS), "weights"),
+        (array, np.full(ANTENNAS, np.nan), "weights"),
+    ):
+        with pytest.raises(InputError) as caught:
+            channel.beam_loss_factor(gains, weights)
+        assert caught.value.key == key

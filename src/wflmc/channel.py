@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import chndtr, ndtr
 
-from wflmc.errors import InputError, Shown, wrong_length
+from wflmc.errors import Found, InputError, Shown, wrong_length
 from wflmc.keys import host_generator, seeded
 from wflmc.recursion import first_order
 
@@ -143,12 +143,36 @@ def rician(power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0
 
 
 def from_array(gains: ArrayLike) -> Fading:
-    """Return amplitudes as they are (not dB), real or complex, [rounds, devices]; a run uses the first rounds."""
+    """Return a channel whose gains are given, measured or drawn by a simulator.
+
+    The gains are those of a server with one antenna, or with one receiver behind a
+    fixed combination of antennas. A server that records several antennas learns more
+    than a plan for one of them, or for a beam, accounts for (`beam_loss_factor` says
+    how much more).
+
+    Args:
+        gains: amplitudes (not dB), real or complex, [rounds, devices]; a run uses the
+            first rounds.
+
+    Raises:
+        InputError: they are not such an array, or not finite, or zero somewhere.
+    """
     table = np.array(gains)
     if table.ndim != 2 or table.dtype.kind not in "fciu":
-        raise InputError("gains", f"{table.dtype} array of shape {table.shape}", "a numeric array [rounds, devices]")
-    if not np.all((np.abs(table) > 1e-100) & (np.abs(table) < 1e100)):
-        raise InputError("gains", "an array with others", "finite and non-zero everywhere, within 1e±100")
+        allowed = "a numeric array [rounds, devices]"
+        if table.ndim == 3:
+            allowed += (
+                ", for a server with one antenna: with several, privacy loss follows the sum of |h|² over them; see "
+                "'Several antennas at the server' in docs/gains.md"
+            )
+        raise InputError("gains", f"{table.dtype} array of shape {table.shape}", allowed)
+    wrong = ~((np.abs(table) > 1e-100) & (np.abs(table) < 1e100))
+    if wrong.any():
+        round_index, device = np.argwhere(wrong)[0]
+        first = f"is {table[round_index, device]:g} for device {device} in round {round_index} (counted from 0)"
+        others = f", the first of {wrong.sum()} such values" if wrong.sum() > 1 else ""
+        allowed = "finite and non-zero, 1e-100 to 1e100 in magnitude; give a dead channel a tiny gain, such as 1e-9"
+        raise InputError("gains", Found(first + others), allowed)
 
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         if table.shape[0] < rounds or table.shape[1] != devices:
@@ -157,6 +181,44 @@ def from_array(gains: ArrayLike) -> Fading:
         return table[:rounds]
 
     return Fading("file", draw, warnings=_decibels(table))
+
+
+def beam_loss_factor(gains: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
+    """Return how much larger losses are than a plan for a beam says.
+
+    The antennas of a server receive y = Σ_k h_k x_k + n, n ~ CN(0, N0 I). A change dx
+    of what device k sends costs ‖h_k‖²|dx|²/N0 against a server that can record y, and
+    |fᴴh_k|²|dx|²/(‖f‖²N0) against one that has the beam's output fᴴy alone. Their ratio
+    is ‖f‖²‖h_k‖²/|fᴴh_k|², which is 1 where the beam points at the device, and above 1
+    elsewhere (docs/privacy.md, Several antennas).
+
+    >>> beam_loss_factor([[[3.0], [4.0]]], [1.0, 0.0]).tolist()  # the first of two antennas
+    [[2.7777777777777777]]
+
+    Args:
+        gains: h of every antenna, [rounds, antennas, devices].
+        weights: f, the same for all devices, [antennas] or [rounds, antennas].
+
+    Returns:
+        The factor of every round and device, [rounds, devices].
+
+    Raises:
+        InputError: shapes that do not belong together, or a device that the beam does
+            not receive at all.
+    """
+    h = np.asarray(gains)
+    f = np.asarray(weights)
+    if h.ndim != 3 or h.dtype.kind not in "fciu":
+        raise InputError("gains", f"{h.dtype} array of shape {h.shape}", "an array [rounds, antennas, devices]")
+    if f.shape not in (h.shape[1:2], h.shape[:2]) or f.dtype.kind not in "fciu":
+        allowed = f"one for each of {h.shape[1]} antennas, or [{h.shape[0]} rounds, {h.shape[1]} antennas]"
+        raise InputError("weights", f"{f.dtype} array of shape {f.shape}", allowed)
+    beam = np.broadcast_to(f, h.shape[:2])
+    received = np.abs(np.einsum("sa,sak->sk", beam.conj(), h)) ** 2
+    available = (np.abs(beam) ** 2).sum(1)[:, None] * (np.abs(h) ** 2).sum(1)
+    if not np.all((received > 0) & np.isfinite(available)):
+        raise InputError("weights", "a beam without some of the devices", "such that every device is received, finite")
+    return available / received
 
 
 LARGE = 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ import wflmc
 from wflmc import lattice
 from wflmc.errors import InputError, OverspendError
 from wflmc.federated.device import Device, devices_in, open_device
-from wflmc.federated.job import Job, make_job
+from wflmc.federated.job import Job, make_job, write_federation
 from wflmc.federated.messages import Reception, Request, Terms
 from wflmc.federated.server import Server, open_server, read_log, rescale, serve, trace_of
 from wflmc.sampling.checkpoint import Checkpoint
@@ -44,6 +45,33 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "unclipped": {"policy.power": "noiseless"},
     "labels": {"posterior.model": "softmax", "posterior.dim": 2, "sampler.init": "zero", "posterior.intercept": True},
 }
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other permissions")
+def test_data_are_their_owner_s_alone_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while they are written, and where a crash has left a file of theirs that others may read."""
+    folder, modes, write = tmp_path / "federation", {}, np.savez
+
+    def savez(file: Any, *arrays: Any, **named: Any) -> None:
+        path = Path(file if isinstance(file, str | Path) else file.name)
+        path.touch()
+        modes[path.name] = path.stat().st_mode & 0o777
+        write(file, *arrays, **named)
+
+    umask = os.umask(0o022)
+    try:
+        monkeypatch.setattr(np, "savez", savez)
+        made = federation(folder)
+        (folder / "device-0" / "data.npz.part").touch(mode=0o644)
+        write_federation(folder, made.scenario, made.inputs, made.job)
+    finally:
+        os.umask(umask)
+    assert modes == {"job.npz.part": 0o600, "data.npz.part": 0o600}
+    folders = [folder, folder / "server", *(folder / f"device-{k}" for k in range(5))]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    private = [*folder.rglob("*.npz"), *folder.rglob("secret")]
+    assert len(private) == 11
+    assert {path.stat().st_mode & 0o777 for path in private} == {0o600}
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -362,7 +390,7 @@ def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(tmp_path: 
     federation(tmp_path)
     job, terms = tmp_path / "server" / "job.json", tmp_path / "device-0" / "terms.json"
     job.write_text(json.dumps({**json.loads(job.read_text()), "job.aggregated": True}))
-    with pytest.raises(InputError, match=r"^job .* prepared by this version of wflmc.*aggregated"):
+    with pytest.raises(InputError, match=r"^job .* prepared by this version of wflmc"):
         Job.load(tmp_path / "server")
     earlier = {name: value for name, value in json.loads(terms.read_text()).items() if name not in ("gain", "known")}
     terms.write_text(json.dumps(earlier))

@@ -3,10 +3,8 @@
 On Flower it is an app, which keeps all that comes from the data from a server whose request fails.
 """
 
-import json
 import logging
 import secrets
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -21,14 +19,16 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
+from wflmc.data import Features, check_shapes
 from wflmc.errors import InputError, OverspendError, without_data
 from wflmc.federated.messages import DEVICE, Request, Terms, read_request, write_reply
 from wflmc.keys import digest
 from wflmc.posterior import GaussianPosterior, Posterior, Regression, gaussian_regression, softmax_regression
 from wflmc.posterior.summation import Sum, as_pair
 from wflmc.privacy import Ledger, round_loss
+from wflmc.runs.documents import Document, read_document
 from wflmc.sampling import default_memory
-from wflmc.storage import exclusive, replacing
+from wflmc.storage import exclusive, read_arrays, replacing
 
 log = logging.getLogger("wflmc.federated")
 
@@ -107,11 +107,14 @@ class Device:
         """Return the last answer, from the file that only its owner reads where there is one."""
         if self._path is None or not self._path.exists():
             return self._last
-        try:
-            with np.load(self._path, allow_pickle=False) as saved:
-                return Answer(str(saved["request"]), str(saved["charge"]), saved["signal"])
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            raise InputError("answer", str(self._path), "as wflmc wrote it, or removed: the next is new") from None
+        allowed = "as wflmc wrote it, or removed: the next is new"
+        saved = read_arrays(self._path, key="answer", allowed=allowed, names=Answer._fields)
+        shape = (self.terms.chains, self.terms.dim)
+        signal = saved.get("signal")
+        whole = len(saved) == len(Answer._fields) and signal is not None
+        if signal is None or not whole or signal.shape != shape or signal.dtype != np.float32:
+            raise InputError("answer", str(self._path), allowed)
+        return Answer(str(saved["request"]), str(saved["charge"]), signal)
 
     def _save(self, answer: Answer) -> None:
         """Put an answer in the place of the one before; it is on the disk before it is sent."""
@@ -180,6 +183,23 @@ def _gradient(posterior: Posterior, theta: jax.Array, clip: Any, example_clip: A
     return jax.vmap(chain, (0, None if keys is None else 0))(theta, keys)
 
 
+class ModelKeys(Document):
+    """`model` of model.json: arguments of the model's function."""
+
+    intercept: bool
+    prior_std: float
+    classes: list[int] | list[str] | None = None
+    """The labels of all devices, declared; None for a regression."""
+
+
+class ModelFile(Document):
+    """model.json: which model a device computes."""
+
+    model: ModelKeys
+    whitening: list[list[float]] | None
+    prior_on: str
+
+
 @lru_cache(maxsize=1024)
 def open_device(folder: Path, posterior: Any = None) -> Device:
     """Return the device of a folder, as `write_federation` left it; the same one again in the same process.
@@ -189,22 +209,47 @@ def open_device(folder: Path, posterior: Any = None) -> Device:
         posterior: the device's part of a model of one's own, which no folder can hold.
     """
     terms = Terms.load(folder / "terms.json")
-    if posterior is not None:
-        secret = (folder / "secret").read_bytes()
-        return Device(posterior, terms, terms.open_ledger(folder) if np.isfinite(terms.sensitivity) else None, secret)
+    part = read_posterior(folder) if posterior is None else posterior
     try:
-        about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-        with np.load(folder / "data.npz", allow_pickle=False) as saved:
-            data = {"X": saved["X"], "y": saved["y"]}
         secret = (folder / "secret").read_bytes()
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError("device", str(folder), f"the folder of a device, with X and y in data.npz ({error})") from None
-    make: Any = softmax_regression if "classes" in about["model"] else gaussian_regression
-    posterior = make(jax.random.key(0), 1, **data, **about["model"])
-    if about["whitening"] is not None:
-        posterior = posterior.whitened(np.array(about["whitening"]), about["prior_on"])
-        posterior = replace(posterior, subject="")  # else every device would be compiled anew
-    return Device(posterior, terms, terms.open_ledger(folder) if np.isfinite(terms.sensitivity) else None, secret)
+    except OSError as error:
+        raise InputError("device", str(folder), f"the folder of a device, with its secret ({error.strerror})") from None
+    ledger = terms.open_ledger(folder) if np.isfinite(terms.sensitivity) else None
+    return Device(part, terms, ledger, secret)
+
+
+def read_posterior(folder: Path) -> Regression:
+    """Return a device's part of a regression, from its model.json and its own data.npz.
+
+    The classes are those that model.json declares. So every row is read by itself,
+    whatever the other rows say.
+
+    Args:
+        folder: of the device.
+
+    Raises:
+        InputError: a file is missing or damaged, or the data do not fit the model.
+    """
+    about = read_document(folder / "model.json", ModelFile, "device")
+    allowed = "the file of a device's own data, with X and y"
+    data = read_arrays(folder / "data.npz", key="device", allowed=allowed, names=("X", "y"))
+    if len(data) < 2:
+        raise InputError("device", str(folder / "data.npz"), allowed)
+    check_shapes(Features(**data), "device")
+    keys: dict[str, Any] = {**data, "intercept": about.model.intercept, "prior_std": about.model.prior_std}
+    posterior: Regression
+    if about.model.classes is None:
+        posterior = gaussian_regression(jax.random.key(0), 1, **keys)
+    else:
+        posterior = softmax_regression(jax.random.key(0), 1, classes=about.model.classes, **keys)
+    if about.whitening is None:
+        return posterior
+    try:
+        matrix = np.array(about.whitening)
+        whitened = posterior.whitened(matrix, about.prior_on)
+    except ValueError:
+        raise InputError("device", str(folder / "model.json"), "whitening for as many features as X has") from None
+    return replace(whitened, subject="")  # else every device would be compiled anew
 
 
 def client_app(find: Callable[[Context], Device]) -> ClientApp:

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -25,13 +26,15 @@ from wflmc.privacy import Privacy
 from wflmc.runs.planning import make_plan
 from wflmc.sampling.runner import packed, starts
 from wflmc.scenario import Inputs, Scenario, build_posterior, plain
-from wflmc.storage import replacing, write_text
+from wflmc.storage import private_folder, read_arrays, replacing, write_text
 
 SLACK = 1e-3
 """Relative rounding by which a clipped gradient of float32 may exceed its limit."""
 TAIL = 8.0
 """Standard deviations of a device's own noise beyond what may be expected of it; more has a chance of 1e-14."""
 
+DIGEST = "digest"
+"""In job.json: the hash of everything else in it and in job.npz."""
 NOISES = ("channel", "devices", "simulated")
 
 
@@ -160,24 +163,32 @@ class Job:
         texts = {name: value for name, value in values.items() if not isinstance(value, parts)}
         with replacing(folder / "job.npz", mode=0o600) as file:  # it has the key of the noise
             np.savez(file, allow_pickle=False, **arrays)
-        write_text(folder / "job.json", json.dumps(texts, indent=1))
+        write_text(folder / "job.json", json.dumps(texts | {DIGEST: _digest(texts, arrays)}, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read it again."""
         parts: dict[str, dict[str, Any]] = {"plan": {}, "job": {}, "privacy": {}}
+        arrays = read_arrays(folder / "job.npz", key="job", allowed=EARLIER)
         try:
-            texts = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-            with np.load(folder / "job.npz", allow_pickle=False) as saved:
-                for name, value in {**texts, **saved}.items():
-                    owner, _, field = name.partition(".")
-                    parts[owner][field] = value
+            texts = dict(json.loads((folder / "job.json").read_text(encoding="utf-8")))
+            if texts.pop(DIGEST, None) != _digest(texts, arrays):
+                raise ValueError("job.json and job.npz are not as they were written")
+            for name, value in {**texts, **arrays}.items():
+                owner, _, field = name.partition(".")
+                parts[owner][field] = value
             dynamics, plan = from_constants(parts["plan"]), parts["plan"]
             plan = {name: value for name, value in plan.items() if name in Plan.__dataclass_fields__}
             plan |= {"warnings": tuple(plan["warnings"]), "privacy": Privacy(**parts["privacy"]), "dynamics": dynamics}
             return cls(plan=Plan(**plan), **parts["job"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError("job", str(folder), f"{EARLIER} ({error})") from None
+
+
+def _digest(texts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return a hash of all that job.json and job.npz hold."""
+    named = (part for name, array in sorted(arrays.items()) for part in (name.encode(), array))
+    return digest(json.dumps(texts, sort_keys=True).encode(), *named)
 
 
 def make_job(
@@ -259,11 +270,13 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
         device-k/secret                       salts the names of what it was asked
         device-k/ledger.jsonl, answer.npz     what has left the device, once it has answered, and its last answer
 
+    Nobody but their owner can look into these folders, from when they are created.
+
     Args:
         with_data: whether devices get their part of the scenario's data; else each brings a data.npz of its own.
     """
-    (folder / SERVER).mkdir(parents=True, exist_ok=True)
-    job.save(folder / SERVER)
+    private_folder(folder)
+    job.save(private_folder(folder / SERVER))
     own = not isinstance(inputs.posterior, Regression)  # a model of one's own is no file: see `open_device`
     raw, coordinates = inputs.posterior if own else build_posterior(scenario)[0], inputs.posterior.coordinates
     model: dict[str, Any] = {}
@@ -274,8 +287,8 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
     whitening = None if coordinates is None or own else np.asarray(coordinates.matrix).tolist()
     about = {"model": model, "whitening": whitening, "prior_on": scenario.posterior.prior_on}
     for k, spent in enumerate(job.plan.ledger):
-        place, terms = folder / DEVICE.format(k), job.terms(k)
-        place.mkdir(exist_ok=True)
+        place = private_folder(folder / DEVICE.format(k))
+        terms = job.terms(k)
         terms.save(place / "terms.json")
         if spent > 0:
             terms.open_ledger(place).charge("before", 0, [[spent]])
@@ -284,4 +297,6 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
             file.write(secrets.token_bytes(32))
         if with_data and not own:
             rows = raw.features[k, : raw.sizes[k]]
-            np.savez(place / "data.npz", X=rows[:, :-1] if raw.intercept else rows, y=raw.outcomes[k, : raw.sizes[k]])
+            features = rows[:, :-1] if raw.intercept else rows
+            with replacing(place / "data.npz", mode=0o600) as file:
+                np.savez(file, X=features, y=raw.outcomes[k, : raw.sizes[k]])

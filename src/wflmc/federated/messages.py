@@ -3,11 +3,12 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
+from pydantic import Field, InstanceOf, TypeAdapter, ValidationError
 
 from wflmc.errors import InputError, without_data
 from wflmc.lattice import Lattice
@@ -20,41 +21,45 @@ HEADER = 4096
 EARLIER = "prepared by this version of wflmc: begin a new federation elsewhere, with this one's ledger by --ledger"
 
 
+Positive = Annotated[float, Field(gt=0)]
+Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True)
 class Terms:
     """What a device has agreed to; it answers no request that goes beyond."""
 
     run: str
-    device: int
-    chains: int
-    dim: int
-    start: int
+    device: Annotated[int, Field(ge=0)]
+    chains: Annotated[int, Field(ge=1, le=10**7)]
+    dim: Annotated[int, Field(ge=1)]
+    start: Annotated[int, Field(ge=0)]
     """The number of the first round."""
-    gain: tuple[float, ...]
+    gain: tuple[Finite, ...]
     """α r_k of every round, the largest amplitude at which its gradient is to arrive; 0 where it is silent."""
-    known: tuple[float, ...]
+    known: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
     """|ĥ_k| of every round, by the device's own estimate; 1 on an ideal link. The factor covers its error."""
-    clip: float
+    clip: Positive
     """ℓ_k."""
-    example_clip: float
+    example_clip: Positive
     """c_k; infinite where examples are not clipped one by one."""
-    rounding: float
+    rounding: Finite
     """e: clips act at ℓ/(1 + e) and c/(1 + e), see `Plan.rounding`."""
-    noise_power: float
+    noise_power: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """N0 of the sum."""
-    share: float
+    share: Finite
     """Variance of the noise that the device adds itself; 0 where it relies on the channel's."""
-    step: float
+    step: Finite
     """Its messages are multiples of this, where it adds noise."""
-    factor: float
+    factor: Finite
     """What a round costs over 2 (α r ℓ)²/N0: more where messages are seen one by one or channels are known badly."""
-    power: float
+    power: Positive
     """P: the most that ‖x‖² may be."""
     enforced: bool
     """Whether the device keeps to its budget; a policy that ignores privacy is still written down."""
     simulated: bool
     """Whether the noise is that of a simulation, which protects nobody: answers are then repeated, but not stored."""
-    promise: Privacy
+    promise: InstanceOf[Privacy]
     """The promise to this device."""
 
     @property
@@ -79,11 +84,20 @@ class Terms:
     def load(cls, path: Path) -> Self:
         """Read them again."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            content |= {"promise": Privacy(**content["promise"])}
-            return cls(**content | {name: tuple(content[name]) for name in ("gain", "known")})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            content = dict(json.loads(path.read_text(encoding="utf-8")))
+            content["promise"] = Privacy(**content["promise"])
+            terms = TypeAdapter(cls).validate_python(content)
+            if set(content) != set(asdict(terms)) or len(terms.gain) != len(terms.known):
+                raise ValueError("other keys, or gain and known of different lengths")
+            if terms.share > 0 and not terms.step > 0:
+                raise ValueError("a share of the noise, but no step")
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise InputError("terms", str(path), f"{EARLIER} ({reason})") from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError("terms", str(path), f"{EARLIER} ({error})") from None
+        return terms
 
 
 @without_data

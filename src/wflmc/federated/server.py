@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from wflmc.errors import InputError, OverspendError, SamplingError
 from wflmc.federated.device import Device
@@ -44,10 +45,11 @@ from wflmc.keys import named
 from wflmc.planning.plan import Rounds
 from wflmc.posterior.base import Posterior
 from wflmc.privacy.ledger import TOLERANCE, Ledger
+from wflmc.runs.documents import Document
 from wflmc.sampling import CHAINS, State, Trace, broadcast, chain_keys, kernel_rounds, packed, receive, unpacked, update
 from wflmc.sampling import checkpoint as saving
 from wflmc.sampling.transcript import Transcript
-from wflmc.storage import append_text, sole_writer
+from wflmc.storage import PART, append_text, sole_writer, sync_folder
 
 Exchange = Callable[[list[Request]], Reception]
 """From what is asked to what is received; the transport, with the superposition at the server's end of it."""
@@ -93,7 +95,7 @@ def open_server(job: Job, folder: Path) -> Server:
     folder.mkdir(parents=True, exist_ok=True)
     if not plan.clips:
         return Server(job, folder, None)
-    path = folder / ((folder / LEDGER).read_text("utf-8") if (folder / LEDGER).exists() else "ledger.jsonl")
+    path = folder / _ledger_name(folder)
     book = Ledger(plan.privacy, plan.devices, enforced=plan.enforced, path=path)
     server = Server(job, folder, book)
     paid, done = book.rounds(job.run), server.checkpoint.load().rounds
@@ -104,12 +106,32 @@ def open_server(job: Job, folder: Path) -> Server:
     return server
 
 
+def _ledger_name(folder: Path) -> str:
+    """Return the name of the ledger that a server's folder has, or names."""
+    path = folder / LEDGER
+    if not path.exists():
+        return "ledger.jsonl"
+    try:
+        name = path.read_text("utf-8")
+    except ValueError:
+        name = ""
+    if not name or not name.isprintable():
+        raise InputError("ledger", str(path), "the name of a file, as wflmc wrote it")
+    return name
+
+
 def serve(server: Server, exchange: Exchange, progress: Progress | None = None, say: Say | None = None) -> None:
     """Run all rounds that have not been run; every one is stored before the next is asked for.
 
-    A server that was stopped between paying for a round and storing its result asks the same devices for it again, with
-    the same noise: that round has been paid for. It needs all of them and nobody else, as the sums of two sets of
-    senders under the same noise would give their difference away; if one does not answer, the round is lost.
+    A round is paid for before its noise is drawn, and nothing of it is written before
+    its progress, from which its rows in other files follow. So whenever a server is
+    stopped, its disk has at most one draw of a round.
+
+    A server that was stopped between paying for a round and storing its result asks the
+    same devices for it again: that round has been paid for. It needs all of them and
+    nobody else, as the sums of two sets of senders under the same noise would give
+    their difference away; if one does not answer, the round is lost. So it is where the
+    crash came while the round was being stored, and its noise cannot be drawn again.
 
     Args:
         server: as `open_server` gives it.
@@ -120,13 +142,10 @@ def serve(server: Server, exchange: Exchange, progress: Progress | None = None, 
     job, plan = server.job, server.job.plan
     with sole_writer(server.folder, "job"):
         saved = server.checkpoint.load()
+        store = _Store.opened(server, saved)
         state = unpacked(job.start if saved.theta is None else saved.theta, plan, saved.rounds)
-        shape = (len(plan.rounds) - plan.burn_in, job.chains, plan.dim)
-        samples = saving.room(shape, server.checkpoint.samples, saved.theta is not None)
-        begun = saved.theta is not None and server.told.exists()
-        told = saving.room((len(plan.rounds), job.chains, 2 * plan.dim + 1), server.told, begun)
-        if not begun:  # rounds of a version that kept no transcript say nothing
-            told[: saved.rounds, :, -1] = np.inf
+        if saved.theta is not None:  # a crash may have come between the progress and what follows from it
+            store.write(saved.rounds - 1, state, saved.transcript_row)
         rounds: Rounds = jax.device_put(kernel_rounds([plan]))
         keys = chain_keys(jax.random.wrap_key_data(jnp.asarray(job.key)), jnp.arange(job.chains))
         for at in range(saved.rounds, len(plan.rounds)):
@@ -134,15 +153,47 @@ def serve(server: Server, exchange: Exchange, progress: Progress | None = None, 
             round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, plan.start + at)
             place = np.asarray(jax.vmap(partial(_place, now=rounds[at]), (CHAINS,))(state))
             state, scheduled, reception, heard = _round(server, at, rounds[at], round_keys, state, exchange)
-            told[at] = np.concatenate([place, *heard], axis=-1)
-            told.flush()
-            if at >= plan.burn_in:
-                samples[at - plan.burn_in] = np.asarray(state.theta)
-                samples.flush()
             _log(server, at, scheduled, reception, time.perf_counter() - began, say)
-            server.checkpoint.save(saving.Progress(0, at + 1, packed(state), np.zeros(0)))
+            row = np.concatenate([place, *heard], axis=-1).astype(np.float32)
+            _save(server, saving.Progress(0, at + 1, packed(state), np.zeros(0), transcript_row=row))
+            store.write(at, state, row)
             if progress is not None:
                 progress(at + 1, len(plan.rounds))
+
+
+class _Store(NamedTuple):
+    """The files of samples and of the transcript, whose rows follow from the progress.
+
+    Progress is saved first, whole or not at all. Rows that were written before it would
+    be those of one draw of the noise, and after a crash those of another draw of the
+    same round, which has been paid for once.
+    """
+
+    burn_in: int
+    samples: NDArray[np.float32]
+    transcript: NDArray[np.float32]
+
+    @classmethod
+    def opened(cls, server: Server, saved: saving.Progress) -> Self:
+        """Open both files, or create them where no round is done."""
+        job, plan = server.job, server.job.plan
+        begun = saved.theta is not None
+        shape = (len(plan.rounds) - plan.burn_in, job.chains, plan.dim)
+        samples = saving.room(shape, server.checkpoint.samples, begun)
+        begun = begun and server.told.exists()
+        transcript = saving.room((len(plan.rounds), job.chains, 2 * plan.dim + 1), server.told, begun)
+        if not begun:  # rounds of a version that kept no transcript say nothing
+            transcript[: saved.rounds, :, -1] = np.inf
+        return cls(plan.burn_in, samples, transcript)
+
+    def write(self, at: int, state: State, transcript_row: NDArray[np.float32] | None) -> None:
+        """Write what a round has left; after a crash it is written again as it was."""
+        if transcript_row is not None:
+            self.transcript[at] = transcript_row
+            self.transcript.flush()  # type: ignore[attr-defined]
+        if at >= self.burn_in:
+            self.samples[at - self.burn_in] = np.asarray(state.theta)
+            self.samples.flush()  # type: ignore[attr-defined]
 
 
 def _round(
@@ -154,11 +205,14 @@ def _round(
     paid = None if ledger is None else ledger.paid(job.run, number)
     if paid is not None:  # asked again, of those alone who have paid
         scheduled = scheduled & (paid > 0)
-    reception = exchange([*_requests(job, at, np.asarray(_broadcast(keys, state, now)), keys, scheduled)])
-    if paid is not None and np.any(reception.sent != scheduled):
-        reason = "a round that was paid for is only repeated with all its senders"
-        absent = reception.absent | {int(device): reason for device in np.flatnonzero(reception.sent)}
-        reception = Reception(np.zeros_like(reception.total), np.zeros_like(reception.sent), absent)
+    if paid is not None and _may_have_left_a_draw(server):
+        reception = _lost(job, scheduled, "the server was stopped while it stored the round")
+    else:
+        theta = np.asarray(_broadcast(keys, state, now))
+        reception = exchange([*_requests(job, at, theta, keys, scheduled)])
+    if paid is not None and reception.sent.any() and np.any(reception.sent != scheduled):
+        lost = _lost(job, reception.sent, "a round that was paid for is only repeated with all its senders")
+        reception = lost._replace(absent=reception.absent | lost.absent)
     if ledger is not None and paid is None:
         ledger.charge(job.run, number, job.loss(at, reception.sent)[None], job.noise_name)
     heard = np.zeros(state.theta.shape), np.full((job.chains, 1), np.inf)
@@ -175,6 +229,44 @@ def _round(
     return state, scheduled, reception, heard
 
 
+def _save(server: Server, progress: saving.Progress) -> None:
+    """Store progress, and return when it is on the disk.
+
+    Where that fails, a file stays behind by which the next start knows of it.
+    """
+    try:
+        server.checkpoint.save(progress)
+    except BaseException:
+        with suppress(OSError):
+            _unfinished(server).touch(mode=0o600)
+        raise
+    sync_folder(server.folder)
+
+
+def _unfinished(server: Server) -> Path:
+    """Return the file of progress while it is being written."""
+    file = server.checkpoint.file
+    return file.with_name(file.name + PART)
+
+
+def _may_have_left_a_draw(server: Server) -> bool:
+    """Return whether a crash came while progress, with a draw of the noise, was stored.
+
+    A new draw would be a second look at a round that was paid for once. Noise of the
+    devices is in their answers, and simulated noise in the job's key: these come again
+    as they were.
+    """
+    drawn_here = server.job.noise == "channel" and server.job.lattice is not None
+    return drawn_here and _unfinished(server).exists()
+
+
+def _lost(job: Job, senders: NDArray[np.bool_], reason: str) -> Reception:
+    """Return a round without any sender."""
+    absent = {int(device): reason for device in np.flatnonzero(senders)}
+    nothing = np.zeros((job.chains, job.plan.dim))
+    return Reception(nothing, np.zeros(job.plan.devices, np.bool_), absent)
+
+
 def trace_of(server: Server, posterior: Posterior | None = None) -> Trace:
     """Return the samples of a job that is finished.
 
@@ -184,24 +276,56 @@ def trace_of(server: Server, posterior: Posterior | None = None) -> Trace:
             clipped is nan: devices do not tell, as that is about their data and no loss covers it. Nor has a trace the
             key of the chains: who has both can take the noise away.
     """
-    plan, saved = server.job.plan, server.checkpoint.load()
+    plan, chains, saved = server.job.plan, server.job.chains, server.checkpoint.load()
     if saved.rounds < len(plan.rounds) or saved.theta is None:
         raise InputError("job", f"{saved.rounds} of {len(plan.rounds)} rounds in {server.folder}", "finished")
-    samples = np.load(server.checkpoint.samples, mmap_mode="r").swapaxes(0, 1)
+    rounds = len(plan.rounds)
+    shape = (rounds - plan.burn_in, chains, plan.dim)
+    samples = _read_rows(server.checkpoint.samples, shape).swapaxes(0, 1)
     theta = np.asarray(samples) if posterior is None else posterior.parameters(samples)
     unknown = np.full(theta.shape[:2], np.nan, np.float32)
-    velocity, rounds = saved.theta[:, plan.dim :] if plan.dynamics.has_velocity else None, len(plan.rounds)
-    told = Transcript.of(np.load(server.told), np.arange(rounds), rounds) if server.told.exists() else None
+    velocity = saved.theta[:, plan.dim :] if plan.dynamics.has_velocity else None
+    told = None
+    if server.told.exists():
+        stored = np.array(_read_rows(server.told, (rounds, chains, 2 * plan.dim + 1)))
+        told = Transcript.of(stored, np.arange(rounds), rounds)
     return Trace(theta, unknown, np.full(plan.burn_in, np.nan), None, (plan,), velocity, transcript=told)
+
+
+def _read_rows(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return the rows of a finished run, mapped from their file."""
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError:
+        raise
+    except Exception:  # the header of a file that is damaged fails in a dozen ways
+        raise InputError("job", str(path), f"an array of shape {shape}, as wflmc wrote it") from None
+    if rows.shape != shape or rows.dtype != np.float32:
+        raise InputError("job", str(path), f"an array of shape {shape}, as wflmc wrote it")
+    return rows
+
+
+class RoundLog(Document):
+    """A line about a round, in rounds.jsonl."""
+
+    round: int
+    asked: int
+    sent: int
+    absent: dict[str, str]
+    """Why devices did not send, by their number."""
+    seconds: float
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """Return what happened in every round, the last account of each."""
-    path, rows = folder / LOG, {}
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError):  # a line that a crash has cut short
-            row = json.loads(text)
-            rows[row["round"]] = row
+    path = folder / LOG
+    if not path.exists():
+        return []
+    rows = {}
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValidationError):  # a line that a crash has cut short
+            row = RoundLog.model_validate_json(text)
+            rows[row.round] = row.model_dump()
     return [rows[number] for number in sorted(rows)]
 
 

@@ -53,10 +53,12 @@ class Anchor(NamedTuple):
         """Return the anchor beside a ledger; None where there is none that may be read."""
         try:
             content = json.loads(anchor_path(ledger).read_text(encoding="utf-8"))
-            return cls(int(content["lines"]), str(content["chain"]), bytes.fromhex(content["salt"]))
+            if not isinstance(content["lines"], int) or content["lines"] < 0:
+                raise ValueError
+            return cls(content["lines"], str(content["chain"]), bytes.fromhex(content["salt"]))
         except (FileNotFoundError, PermissionError):
             return None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise InputError("ledger", str(anchor_path(ledger)), "as wflmc wrote it") from None
 
     def save(self, ledger: Path) -> None:
@@ -85,7 +87,7 @@ def noise_of_another_run(path: Path, run: str, noise: str) -> bool:
     """Return whether a ledger, of whatever promise, has a round of another run with this noise."""
     anchor, lines = Anchor.of(path), []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError, TypeError):  # no line of a ledger
+        with suppress(ValueError, TypeError, RecursionError):  # no line of a ledger
             lines.append(dict(json.loads(text)))
     if anchor is None:
         if lines:
@@ -258,7 +260,7 @@ class Ledger:
             self._subject_name = str(line.get("subject", ""))
         self.chains.append(_chained(self.chain, line))
         if "loss" in line:
-            loss = self.entries[line["run"], line["round"]] = np.array(line["loss"])
+            loss = self.entries[line["run"], line["round"]] = np.array(line["loss"], dtype=float)
             self.spent = self.spent + loss
             self._noise[line["noise"], line["round"]] = line["run"]
 
@@ -304,9 +306,11 @@ class Ledger:
             chain = line.pop("chain")
             if number > 1:
                 loss = np.asarray(line["loss"], dtype=float)
-                if not isinstance(line["noise"], str) or loss.shape != (self.devices,) or not np.all(loss >= 0):
+                named = isinstance(line["noise"], str) and isinstance(line["run"], str)
+                numbered = isinstance(line["round"], int)
+                if not named or not numbered or loss.shape != (self.devices,) or not np.all(loss >= 0):
                     raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError("ledger", str(path), f"a ledger; line {number} is not one of its lines") from None
         self._add(line)
         if number == 1:

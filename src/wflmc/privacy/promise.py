@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.errors import InputError, Shown, unknown, wrong_length
+from wflmc.errors import InputError, Shown, missing, unknown, wrong_length
 from wflmc.privacy.accountants import ACCOUNTANTS, Array, budget, epsilon_spent, positive
 
 UNITS = ("device", "record")
@@ -19,8 +19,23 @@ HIDDEN = {
     ("record", "add-remove"): "whether an example is there or an empty one in its place",
 }
 """What is hidden, by unit and adjacency, in words."""
-CLIPS = {"above": 1e-15, "below": 1e30}
-"""Outside of it float32 loses the squares of a gradient that it can hold, or one over the clip, and with them norms."""
+CLIPS = {"above": 1e-15, "below": 1e15}
+"""The clipping thresholds ℓ and c for which float32 keeps clipped gradients within them, whatever the data.
+
+Norms are roots of sums of squares. Float32 holds squares from 2⁻¹²⁶ to 2¹²⁸; smaller ones may be flushed to zero.
+
+- *Small numbers.* A sum of m squares lacks at most 2m 2⁻¹²⁶. Twice that is added before the root is taken, so that no
+  norm is too small. A norm is then at least √m 2⁻⁶² = 2.2e-19 √m, also that of zero, which is not to be clipped: 1e-15
+  is above it for up to 2e7 parameters.
+- *Large numbers.* A gradient whose squares overflow, one longer than 2⁶⁴ = 1.8e19, adds nothing, and neither does a row
+  of features longer than 2⁶⁰ = 1.2e18. Any other factor ℓ/‖g‖ is at least 1e-15 2⁻⁶⁴ > 2⁻¹¹⁴, which float32 holds with
+  all its digits: the clipped gradient is ℓ long, up to the rounding that is charged. 1e15 leaves three orders of
+  magnitude between a threshold and 2⁶⁰, so that no gradient within its threshold is left out.
+- *Neighbours.* Where records are clipped to less than their device, leaving out a device would be more than one record
+  may change. Plans are refused for which N_k c may exceed 2⁵⁸, and the prior's share, which is public, is scaled down
+  to 2⁵⁸: their sum stays below 2⁶⁰. What is added to a squared norm moves what is sent by less than m 2⁻¹¹⁷/ℓ, which
+  `wflmc.posterior.summation.rounding` charges (docs/privacy.md, "Sums in floating point").
+"""
 
 
 @lru_cache(maxsize=1024)
@@ -54,7 +69,8 @@ class Privacy(Shown):
             much a change of the device's data can change what it sends.
         accountant: `exact` or `paper`, see `wflmc.privacy.accountants`.
         unit: whose change is hidden: that of `device`, all of a device's data; or of `record`, one example.
-        example_clip: c, the largest norm of one example's gradient, with unit = "record".
+        example_clip: c, the largest norm of one example's gradient, with unit = "record". Where it is left out, `plan`
+            takes what `posterior.suggest_example_clip` proposes, and refuses posteriors that propose nothing.
         adjacency: what the change is: `replace`, by any other data; or `add-remove`, a device that is silent, or an
             example that is empty, in its place: it adds nothing, and K and N_k stay as they are.
 
@@ -82,7 +98,7 @@ class Privacy(Shown):
         for name, known in (("unit", UNITS), ("adjacency", ADJACENCIES), ("accountant", ACCOUNTANTS)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
-        if (self.unit == "record") != (self.example_clip is not None):
+        if self.unit == "device" and self.example_clip is not None:
             raise InputError("example_clip", self.example_clip, "given with unit = 'record', else left out")
         if self.example_clip is not None:
             positive("example_clip", self.example_clip, **CLIPS)
@@ -107,8 +123,16 @@ class Privacy(Shown):
         return self._per_device("clip", devices)
 
     def example_clips(self, devices: int) -> Array:
-        """Return c_k for every device; infinite where examples are not clipped one by one."""
-        return np.full(devices, np.inf) if self.example_clip is None else self._per_device("example_clip", devices)
+        """Return c_k for every device; infinite where examples are not clipped one by one.
+
+        Raises:
+            InputError: where they are to be clipped, and c is not known yet.
+        """
+        if self.unit == "device":
+            return np.full(devices, np.inf)
+        if self.example_clip is None:
+            raise missing("example_clip", "with unit = 'record'")
+        return self._per_device("example_clip", devices)
 
     def sensitivity(self, devices: int) -> Array:
         """Return half the largest change of each device's gradient between neighbours, [K], see `half_change`."""

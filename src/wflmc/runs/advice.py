@@ -9,7 +9,7 @@ from typing import Any
 
 from wflmc.errors import InputError, refuse
 from wflmc.evaluation import Asked, Evaluation, exact_w2_sq, find_causes
-from wflmc.planning import POLICIES, Plan
+from wflmc.planning import Plan, policy_named
 from wflmc.posterior.base import HasLaw
 from wflmc.runs.planning import make_plan, plan_keywords, settle_burn_in
 from wflmc.scenario import Inputs, Scenario, build, build_link, build_privacy, irrelevant, plain, with_values
@@ -81,7 +81,7 @@ def solve_for(
 
 def _check(scenario: Scenario, key: str, target: float, metric: str) -> None:
     power, kinetic = scenario.policy.power, scenario.sampler.dynamics == "kinetic"
-    useless = key in irrelevant(scenario) or (key == "privacy.epsilon" and not POLICIES[power].private)
+    useless = key in irrelevant(scenario) or (key == "privacy.epsilon" and not policy_named(power).private)
     refuse(
         (key not in RANGES, "--solve-for", key, f"one of {', '.join(RANGES)}"),
         (useless, "--solve-for", key, f"a key that matters with policy.power = {power!r}"),

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from wflmc.dynamics import Dynamics, from_constants
 from wflmc.errors import InputError
@@ -32,6 +32,30 @@ What a plan takes from the data are its constants, which are compared; and a led
 
 BY_ROUND = ("step_size", "gain", "threshold", "active_devices", "bound", "exact_w2_sq")
 """Lists of plan.json with one number for every round."""
+
+
+def _check_bins(bins: dict[str, list[float | None]]) -> dict[str, list[float | None]]:
+    """Refuse a reliability diagram without a number for every bin that has examples."""
+    parts = [bins.get(name, []) for name in ("share", "confidence", "observed")]
+    if len({len(part) for part in parts}) > 1 or None in parts[0]:
+        raise ValueError("bins without share, confidence and observed")
+    for share, confidence, observed in zip(*parts, strict=True):
+        if share and None in (confidence, observed):
+            raise ValueError("a bin with examples, but without confidence or observed")
+    return bins
+
+
+def _check_causes(causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Refuse causes without their sentence."""
+    if not all(isinstance(cause.get("text"), str) for cause in causes):
+        raise ValueError("a cause without text")
+    return causes
+
+
+Bins = Annotated[dict[str, list[float | None]], AfterValidator(_check_bins)]
+"""A reliability diagram: share of examples, confidence and accuracy by bin."""
+Causes = Annotated[list[dict[str, Any]], AfterValidator(_check_causes)]
+"""A diagnosis."""
 
 
 class Document(BaseModel, extra="allow"):
@@ -64,9 +88,9 @@ class Spending(Document):
     """`privacy` of plan.json."""
 
     budget: float | None
-    accountant: str
-    unit: str
-    adjacency: str = "replace"
+    accountant: Literal["exact", "paper"]
+    unit: Literal["device", "record"]
+    adjacency: Literal["replace", "add-remove"] = "replace"
     """Plans of earlier versions do not say it, and have no other."""
     rounding: float | None = None
     spent_max: float | None
@@ -109,17 +133,17 @@ class PlanFile(Document):
     gap: float | None
     max_round_noise: float | None = None
     classes: list[Any] | None = None
-    coordinates: str
+    coordinates: Literal["parameters", "whitened"]
     whitening: dict[str, Any] | None
     privacy: Spending
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
-    diagnosis: list[dict[str, Any]] | None = None
+    diagnosis: Causes | None = None
     not_covered: list[NotCovered] = []
     warnings: list[str]
     seconds: float
     version: str
-    scenario: dict[str, Any]
+    scenario: dict[str, dict[str, Any]]
     files: dict[str, str]
     """SHA-256 of the files that the plan was made with, by key."""
     noise: str = "simulated"
@@ -184,6 +208,48 @@ class Federation(Document):
     absences: int
 
 
+RELATIVE_SHARE_ERROR = 0.1
+"""Error of a class's mean probability, over its share of the rows, up to which it is good enough."""
+SHARE_STANDARD_ERRORS = 2.6
+"""Standard errors of a share beyond which chance is no excuse: 1 in 100."""
+
+
+class ClassScores(Document):
+    """How well the probabilities of one class fit the rows that were held out."""
+
+    label: int | str
+    share: float
+    """Of the rows that have this label."""
+    predicted_share: float
+    """The mean probability of this label."""
+    ece: float
+    """Calibration error of the probability of this label against all others."""
+    ece_floor: float
+    """That of a model that is right about its own predictions."""
+
+    def is_biased(self, rows: int) -> bool:
+        """Return whether the mean probability is off by more than 10 % and by more than chance, on so many rows."""
+        off = abs(self.predicted_share - self.share)
+        chance = (self.predicted_share * (1 - self.predicted_share) / rows) ** 0.5
+        return off > RELATIVE_SHARE_ERROR * self.share and off > SHARE_STANDARD_ERRORS * chance
+
+
+class FitPrivacy(Document):
+    """`privacy` of fit.json."""
+
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    accountant: str
+    promised: float
+    """ε."""
+    loss: dict[str, float]
+    """Of each part."""
+    left: float
+    """Of ε."""
+
+
 class FitFile(Document):
     """fit.json: what `wflmc fit` chose, spent and reached."""
 
@@ -204,18 +270,39 @@ class FitFile(Document):
     coverage_90: float | None = None
     epsilon_spent: float
     epsilon_by_part: dict[str, float]
-    privacy: dict[str, Any]
-    settings: dict[str, Any]
-    candidates: list[dict[str, Any]]
+    privacy: FitPrivacy
+    settings: dict[str, bool | int | float]
+    candidates: list[dict[str, bool | int | float]]
     """The best of those that were tried on a stand-in."""
-    worth: dict[str, dict[str, Any]]
+    worth: dict[str, dict[str, bool | int | float]]
     """What more of something would reach on a stand-in."""
-    reliability: dict[str, list[float | None]] | None = None
-    by_device: list[dict[str, Any]] = []
+    reliability: Bins | None = None
+    by_class: list[ClassScores] = []
+    """Scores of every class on the rows that were held out."""
+    by_device: list[dict[str, float | str]] = []
     not_covered: list[NotCovered]
     warnings: list[str]
     seconds: float
     version: str
+
+    @property
+    def biased_classes(self) -> list[ClassScores]:
+        """Classes whose mean probability is too far from their share of the rows that were held out."""
+        return [scores for scores in self.by_class if scores.is_biased(self.test_rows)]
+
+    @model_validator(mode="after")
+    def _check_tables(self) -> Self:
+        """Refuse rows of tables that lack a column which every fit writes."""
+        scores = {"nll", "accuracy", "ece"} if self.classes else {"relative_mse"}
+        score = "accuracy" if self.classes else "rmse"
+        complete = (
+            all(scores | self.settings.keys() <= row.keys() for row in self.candidates)
+            and all(scores <= row.keys() for row in self.worth.values())
+            and all({"device", "rows", score} <= row.keys() for row in self.by_device)
+        )
+        if not complete:
+            raise ValueError("rows of a table lack a column")
+        return self
 
 
 class SummaryFile(Document):
@@ -236,12 +323,12 @@ class SummaryFile(Document):
     nll: float | None
     brier: float | None
     rmse: float | None = None
-    reliability: dict[str, list[float | None]] | None
+    reliability: Bins | None
     coverage: CoveragePart | None = None
     epsilon_spent: float | None
     adjacency: str = "replace"
     functions: dict[str, dict[str, Any]] = {}
-    diagnosis: list[dict[str, Any]] | None = None
+    diagnosis: Causes | None = None
     not_covered: list[NotCovered] = []
     warnings: list[str]
     seconds: float

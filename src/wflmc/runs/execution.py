@@ -31,7 +31,7 @@ from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import extend_plan, make_plan, read_plan, spent_before
 from wflmc.sampling import Trace, default_memory, noise_name, run_name, sample
 from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml, with_values
-from wflmc.storage import FULL, replacing, write_text
+from wflmc.storage import FULL, read_array, replacing, write_text
 
 Say = Callable[[str], None]
 Result = tuple[Scenario, dict[str, Any], Evaluation, list[Path]]
@@ -47,6 +47,8 @@ STORED = (
 """What is read of trace.nc when rounds are added."""
 SECRET = "secret"
 """In a checkpoint: the key, where the seed is secret; it goes with the checkpoint when the run ends."""
+SECRET_BYTES = 8
+"""Of such a key (see `secret_key`)."""
 
 
 class Request(NamedTuple):
@@ -203,7 +205,7 @@ def _refuse_folder(folder: Path, task: Task, own_ledger: bool, say: Say) -> None
     """Refuse a folder whose samples or noise must not be mixed with this run's; set another run's ledger aside."""
     scenario = folder / "scenario.toml"
     finished = scenario.is_file() and (folder / "trace.nc").is_file()
-    if finished and 'seed = "secret"' in scenario.read_text(encoding="utf-8"):
+    if finished and 'seed = "secret"' in scenario.read_text(encoding="utf-8", errors="replace"):
         why = "samples of a secret seed cannot be drawn again, and their losses add up with those of another run"
         raise InputError("--out", str(folder), f"another folder: {why} (--ledger keeps count of both)")
     if not task.plan.clips:
@@ -275,7 +277,7 @@ def _is_stopped_here(folder: Path, scenario: Scenario, request: Request) -> bool
 def _stopped_task(folder: Path, memory: float | None) -> Task:
     """Return the run that was stopped in a folder."""
     settings, path = read_document(folder / CHECKPOINT / SETTINGS, Settings, "--resume"), folder / CHECKPOINT / SECRET
-    secret = secret_key(path.read_bytes()) if path.exists() else None
+    secret = _read_secret(path) if path.exists() else None
     scenario, inputs, plan = read_plan(folder / CHECKPOINT / "plan.json", secret, "--resume")
     if secret is None and scenario.sampler.seed == "secret":
         raise InputError("--resume", str(path), "there: without it the noise of rounds that were sent is not known")
@@ -283,6 +285,14 @@ def _stopped_task(folder: Path, memory: float | None) -> Task:
     settings = settings.model_copy(update={"memory": memory or settings.memory})
     key = _new_key(scenario) if secret is None else secret
     return Task(scenario, inputs, plan, folder, ledger, key, settings, resumed=True)
+
+
+def _read_secret(path: Path) -> jax.Array:
+    """Return the key that a checkpoint keeps."""
+    words = path.read_bytes()
+    if len(words) != SECRET_BYTES:
+        raise InputError("--resume", str(path), f"the {SECRET_BYTES} bytes that the run has written")
+    return secret_key(words)
 
 
 def _summary(folder: Path) -> SummaryFile:
@@ -362,15 +372,25 @@ def _stored_trace(task: Task) -> Trace:
     import h5netcdf
 
     assert task.folder is not None
-    with h5netcdf.File(task.folder / "trace.nc") as file:
-        parts: list[Any] = [None if (part := file.get(name)) is None else part[...] for name in STORED]
+    mismatch = InputError("--resume", str(task.folder), "a folder whose trace.nc belongs to its plan.json")
+    try:
+        with h5netcdf.File(task.folder / "trace.nc") as file:
+            parts: list[Any] = [None if (part := file.get(name)) is None else part[...] for name in STORED]
+    except OSError as error:
+        reason = error.strerror or "it is damaged"
+        raise InputError("--resume", str(task.folder / "trace.nc"), f"a file that can be read ({reason})") from None
+    except Exception:  # what HDF5 makes of a damaged file
+        raise InputError("--resume", str(task.folder / "trace.nc"), "as wflmc wrote it (it is damaged)") from None
     theta, rate, velocity, warmup, warmup_rate = parts
     plan, kept = task.plan, task.settings.start - task.plan.burn_in
+    if theta is None or rate is None or theta.ndim != 3 or rate.ndim != 2:
+        raise mismatch
     theta, rate = theta[:, :kept], rate[:, :kept]  # a crash at the very end may have left the new ones too
     if task.resumed and velocity is not None:  # and their velocity
-        velocity = np.load(task.folder / CHECKPOINT / VELOCITY)
+        path = task.folder / CHECKPOINT / VELOCITY
+        velocity = read_array(path, key="--resume", allowed="the velocities that the run has written")
     shape = (task.scenario.sampler.chains, kept, plan.dim)
     if theta.shape != shape or (velocity is None) == plan.dynamics.has_velocity:
-        raise InputError("--resume", str(task.folder), "a folder whose trace.nc belongs to its plan.json")
+        raise mismatch
     burn_in_rate = np.full(plan.burn_in, _summary(task.folder).clip_rate.burn_in or 0.0)
     return Trace(theta, rate, burn_in_rate, warmup, (plan,), velocity, warmup_rate)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.errors import InputError
-from wflmc.planning import POLICIES, Plan
+from wflmc.planning import Plan, policy_named
 from wflmc.posterior import Posterior
 from wflmc.privacy import Ledger
 from wflmc.runs.documents import PlanFile, SummaryFile, read_document
@@ -116,7 +116,7 @@ class Run:
     @property
     def ideal(self) -> bool:
         """Whether there is no channel between devices and server."""
-        return not POLICIES[self.scenario.policy.power].wireless
+        return not policy_named(self.scenario.policy.power).wireless
 
 
 def read_run(folder: Path) -> Run:
@@ -142,8 +142,9 @@ def _reading(path: Path) -> Iterator[None]:
     """Name the file in what goes wrong while it is read."""
     try:
         yield
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError("report", str(path), f"as wflmc wrote it ({str(error).strip(QUOTES)})") from None
+    except Exception as error:  # a file that is damaged can fail in a dozen ways
+        reason = str(error).strip(QUOTES) or "it is damaged"
+        raise InputError("report", str(path), f"as wflmc wrote it ({reason})") from None
 
 
 def _sha256(path: Path) -> str:

@@ -1,6 +1,7 @@
 """What of a run may be shown: its first chain, or what follows from that, with a statement of what is promised."""
 
 import json
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from wflmc.errors import InputError, refuse
 from wflmc.evaluation import Moments, noise_aware
 from wflmc.evaluation.scores import mean_probabilities
-from wflmc.planning import POLICIES
+from wflmc.planning import policy_named
 from wflmc.posterior.inputs import with_intercept
 from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, read_document
@@ -19,6 +20,7 @@ from wflmc.runs.planning import read_plan
 from wflmc.sampling import Trace, Transcript
 from wflmc.sampling.trace import LIBRARY, write_groups
 from wflmc.scenario import NotCovered, Scenario, build_privacy, not_covered, validate
+from wflmc.storage import read_array, read_arrays
 
 KINDS = ("draws", "predictions", "moments", "noise-aware")
 NEEDS_FILE = {"predictions": "the rows to predict", "noise-aware": "public moments; of private ones ε knows nothing"}
@@ -103,7 +105,7 @@ def _finished(run: Path) -> tuple[PlanFile, Scenario, list[NotCovered]]:
 def _check_promise(run: Path, plan: PlanFile, scenario: Scenario, chains: int) -> None:
     """Refuse a run of which no finite ε is true, or not the promised one."""
     promise, power = build_privacy(scenario), scenario.policy.power
-    if plan.privacy.spent is None or not POLICIES[power].private:
+    if plan.privacy.spent is None or not policy_named(power).private:
         allowed = f"a run that clips and keeps to its budget; policy.power = {power!r} does not: no epsilon is promised"
         raise InputError("RUN", str(run), allowed)
     if promise.epsilon is None:
@@ -146,13 +148,13 @@ def _noise_aware(run: Path, moments: Path) -> NDArray[np.float32]:
 
     _, inputs, plan = read_plan(run / "plan.json", option="RUN")
     space = inputs.posterior.coordinates
+    content = read_arrays(moments, key="--features", allowed="an .npz file with gram, prior and examples")
     try:
         with h5netcdf.File(run / "trace.nc") as file:
             part = file["transcript"]
             position, gradient, noise = (part[name][:, :1] for name in ("position", "gradient", "noise"))
             told = Transcript(position, gradient, noise, part["round"][...], len(plan.rounds))
             trace = Trace(file["posterior/theta"][:1], np.zeros((1, 1)), np.zeros(0), None, (plan,), transcript=told)
-        content = np.load(moments, allow_pickle=False)
         known = Moments(content["gram"], content["prior"], content["examples"], content.get("deviation"), space)
     except (OSError, KeyError, ValueError, IndexError):
         allowed = "a run with sampler.transcript = true, and an .npz file with gram, prior and examples"
@@ -184,16 +186,18 @@ def _group(
 
 def _rows(path: Path, intercept: bool, size: int) -> NDArray[np.float64]:
     """Return the rows of a file, [n, d], a column of ones added where the model has an intercept."""
-    try:
-        content = np.load(path, allow_pickle=False)
-        given = content if isinstance(content, np.ndarray) else content["X"]
-    except Exception:  # what is no such file can fail in a dozen ways
-        raise InputError("--features", str(path), "an .npy file, or an .npz file with an array X") from None
-    numbers = given.ndim == 2 and given.size and given.dtype.kind in "fiub" and np.isfinite(given).all()
-    if not numbers or given.shape[1] + intercept != size:
+    allowed = "an .npy file, or an .npz file with an array X"
+    if zipfile.is_zipfile(path):
+        features = read_arrays(path, key="--features", allowed=allowed, names=("X",)).get("X")
+    else:
+        features = read_array(path, key="--features", allowed=allowed)
+    if features is None:
+        raise InputError("--features", str(path), allowed)
+    numeric = features.ndim == 2 and features.size > 0 and features.dtype.kind in "fiub"
+    if not numeric or not np.isfinite(features).all() or features.shape[1] + intercept != size:
         allowed = f"finite rows of {size - intercept} numbers, as the model has features"
         raise InputError("--features", str(path), allowed)
-    rows = given.astype(float)
+    rows = features.astype(float)
     return with_intercept(rows) if intercept else rows
 
 

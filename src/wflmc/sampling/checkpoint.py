@@ -1,12 +1,15 @@
 """Where a run has got to, in a folder: what a run that was stopped goes on from, with the very same draws."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wflmc.errors import InputError
-from wflmc.storage import naming_file, replacing, reserve
+from wflmc.keys import digest
+from wflmc.storage import naming_file, read_arrays, replacing, reserve
 
 
 class Progress(NamedTuple):
@@ -23,6 +26,8 @@ class Progress(NamedTuple):
     """[round, chain]."""
     averages: Any = None
     """Over draws that are not kept, [chain, numbers]."""
+    transcript_row: Any = None
+    """Of the last round of a federation, [chain, 2m + 1]."""
 
 
 class Checkpoint(NamedTuple):
@@ -36,29 +41,42 @@ class Checkpoint(NamedTuple):
     name: str
 
     @property
+    def file(self) -> Path:
+        """The file of the progress."""
+        return self.folder / "progress.npz"
+
+    @property
     def samples(self) -> Path:
         """The file of the samples."""
         return self.folder / "theta.npy"
 
     def load(self) -> Progress:
         """What was saved; the beginning where nothing was."""
-        file = self.folder / "progress.npz"
+        file = self.file
         if not file.exists():
             return Progress()
-        try:
-            with np.load(file, allow_pickle=False) as saved:
-                name, found = str(saved["name"]), {name: saved[name] for name in saved if name != "name"}
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError("checkpoint", str(file), f"a readable file ({error})") from None
-        if name != self.name:
+        saved = read_arrays(file, key="checkpoint", allowed="a readable file")
+        if str(saved.pop("digest", "")) != _digest(saved):
+            raise InputError("checkpoint", str(file), "a readable file (it is damaged)")
+        if str(saved.pop("name")) != self.name:
             raise InputError("checkpoint", str(file), "of the same plan, data, seed and memory limit")
-        return Progress(**{**found, "at": int(found["at"]), "rounds": int(found["rounds"])})
+        fields: dict[str, Any] = {**saved}
+        fields["at"] = int(saved["at"].item())
+        fields["rounds"] = int(saved["rounds"].item())
+        return Progress(**fields)
 
     def save(self, progress: Progress) -> None:
         """Write whole or not at all."""
-        with replacing(self.folder / "progress.npz") as file:
-            known = {name: value for name, value in progress._asdict().items() if value is not None}
-            np.savez(file, name=np.array(self.name), **known)
+        with replacing(self.file) as file:
+            known = {name: np.asarray(value) for name, value in progress._asdict().items() if value is not None}
+            known["name"] = np.array(self.name)
+            known["digest"] = np.array(_digest(known))
+            np.savez(file, allow_pickle=False, **known)
+
+
+def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return a hash of arrays with their names."""
+    return digest(*(part for name, array in sorted(arrays.items()) for part in (name.encode(), array)))
 
 
 def room(shape: tuple[int, ...], store: str | Path | None, begun: bool) -> Any:
@@ -75,6 +93,8 @@ def room(shape: tuple[int, ...], store: str | Path | None, begun: bool) -> Any:
         if not begun:
             path.unlink(missing_ok=True)
         raise
+    except Exception:  # the header of a file that is damaged fails in a dozen ways
+        raise InputError("checkpoint", str(store), f"samples of shape {shape}") from None
     if room.shape != shape or room.dtype != np.float32:
         raise InputError("checkpoint", str(store), f"samples of shape {shape}")
     return room

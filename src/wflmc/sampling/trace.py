@@ -3,7 +3,7 @@ xarray data sets by group, in ArviZ's schema."""
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,9 +150,34 @@ def _for_arviz(made: dict[str, Any]) -> Any:
     return arviz.InferenceData(**made) if int(arviz.__version__.split(".")[0]) < 1 else xr.DataTree.from_dict(made)
 
 
-def in_arviz(theta: NDArray[Any], attributes: dict[str, Any]) -> Any:
-    """Return draws theta[chain, draw, m] that are not a trace's for ArviZ."""
-    return _for_arviz({"posterior": _variables(theta, None).assign_attrs({**LIBRARY, **attributes})})
+class NamedDraws(NamedTuple):
+    """Draws of the parameters by name, as a data set of ArviZ's has them."""
+
+    variables: Mapping[str, tuple[tuple[str, ...], NDArray[Any]]]
+    """The names of the axes, chain and draw first, and the draws along them, by the name of the parameters."""
+    coords: Mapping[str, Any]
+    """Labels along axes, by the axis's name."""
+    numbered: tuple[str, ...]
+    """Axes that count from 0."""
+
+
+def name_draws(theta: NDArray[Any], posterior: object = None) -> NamedDraws:
+    """Return draws by name, in the space of each site's support where the model has sites.
+
+    Args:
+        theta: [chain, draw, m].
+        posterior: of a custom model, which names its parameters; without one, all of them are called theta.
+    """
+    if isinstance(posterior, CustomPosterior) and posterior.dim == theta.shape[-1]:
+        sites = posterior.model.sites
+        variables = _named(posterior.unflatten(theta), DRAWN, "theta", sites.dims)
+        return NamedDraws(variables, sites.coords, numbered=DRAWN)
+    return NamedDraws({"theta": ((*DRAWN, "parameter"), theta)}, {}, numbered=NUMBERED)
+
+
+def in_arviz(draws: NamedDraws, attributes: dict[str, Any]) -> Any:
+    """Return draws that are not a trace's for ArviZ."""
+    return _for_arviz({"posterior": _variables(draws).assign_attrs({**LIBRARY, **attributes})})
 
 
 def _data_set(values: dict[str, Any], coords: Any = None, attributes: Any = None, numbered: Any = NUMBERED) -> Any:
@@ -175,7 +200,7 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
     """The data sets by the names of their groups."""
     plan, burn_in, posterior = trace.plan, trace.plan.burn_in, request.posterior
     made = {
-        "posterior": _variables(trace.theta, posterior),
+        "posterior": _variables(name_draws(trace.theta, posterior)),
         "sample_stats": _statistics(trace, trace.clip_rate, slice(burn_in, None)),
     }
     if trace.predictions is not None:
@@ -184,7 +209,7 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -
         last = {"last_velocity": (("chain", "parameter"), trace.velocity)}
         made["sample_stats"] = made["sample_stats"].merge(_data_set(last))
     if trace.warmup is not None:
-        made["warmup_posterior"] = _variables(trace.warmup, posterior)
+        made["warmup_posterior"] = _variables(name_draws(trace.warmup, posterior))
     if trace.warmup_clip_rate is not None:
         made["warmup_sample_stats"] = _statistics(trace, trace.warmup_clip_rate, slice(burn_in))
     if trace.transcript is not None:
@@ -216,12 +241,9 @@ def _in_short(plan: Plan) -> str:
     return json.dumps(facts | {name: each[0] if len(set(each)) == 1 else each for name, each in lists.items()})
 
 
-def _variables(theta: NDArray[Any], posterior: Model | None) -> Any:
-    """The parameters of theta[chain, draw, m]: by their names where a custom model has named them."""
-    if isinstance(posterior, CustomPosterior) and posterior.dim == theta.shape[-1]:
-        made, sites = posterior.unflatten(theta), posterior.model.sites
-        return _data_set(_named(made, DRAWN, "theta", sites.dims), sites.coords, numbered=DRAWN)
-    return _data_set({"theta": ((*DRAWN, "parameter"), theta)})
+def _variables(draws: NamedDraws) -> Any:
+    """Return the data set of draws by name."""
+    return _data_set(dict(draws.variables), draws.coords, numbered=draws.numbered)
 
 
 def _named(tree: Any, leading: tuple[str, ...], alone: str, dims: Any = None) -> dict[str, Any]:

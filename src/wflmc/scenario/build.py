@@ -25,7 +25,7 @@ from wflmc.posterior.softmax import synthetic_labels
 from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
 from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
-from wflmc.scenario.files import is_data_path, load_data, load_gains
+from wflmc.scenario.files import Labels, is_data_path, load_data, load_gains
 from wflmc.scenario.schema import PosteriorSection, Scenario, irrelevant, scenario_keys
 
 Posterior = Any
@@ -102,7 +102,7 @@ def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
             f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
             "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
         )
-    uncovered = not_covered(scenario, scored=test is not None)
+    uncovered = not_covered(scenario, scored=test is not None, by_model=posterior.not_covered)
     return Inputs(posterior, link, privacy, step_size, tuple(warnings), test, release, dynamics, uncovered)
 
 
@@ -202,7 +202,8 @@ def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[st
     if not is_data_path(section.data):
         allowed = "'fashion-mnist', 'synthetic', 'mnist' or the path of an .npz or .csv file"
         raise InputError("data", section.data, allowed)
-    data, columns = load_data(section.data, text_labels=section.model == "softmax")
+    examples = section.examples if scenario.given("posterior.examples") else None
+    data, columns = load_data(section.data, _label_kind(section), examples)
     for name, value in {"examples": len(data.y), "dim": data.X.shape[1] if data.X.ndim == 2 else 0}.items():
         if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
             raise InputError(name, getattr(section, name), f"{value}, as in the data file, or left out")
@@ -213,6 +214,16 @@ def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[st
     whitening = public_whitening(load_data(section.whiten_from)[0].X, section.whiten_ridge)
     X_test = None if data.X_test is None else whitening(data.X_test, section.intercept)
     return Features(whitening(data.X, section.intercept), data.y, X_test, data.y_test), ()
+
+
+def _label_kind(section: PosteriorSection) -> Labels:
+    """Return what the targets of a file are: as posterior.classes declares, or inferred."""
+    if section.model != "softmax":
+        return "numbers"
+    if section.classes is None:
+        return "inferred"
+    declared = [section.classes] if isinstance(section.classes, int) else section.classes
+    return "text" if any(isinstance(name, str) for name in declared) else "numbers"
 
 
 def _test_set(section: PosteriorSection, key: jax.Array, posterior: Posterior, data: Features | None) -> Test | None:

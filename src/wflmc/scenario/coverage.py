@@ -1,6 +1,6 @@
 """What ε does not cover, in one list: what a run takes from private data, and what its folder shows of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,15 +40,21 @@ CONSTANTS = (
     "sampler.burn_in", "the effect of link.downlink_snr_db",
 )  # fmt: skip
 """Names of what a plan's numbers are made of."""
-FROM_DATA = ("the principal directions of posterior.data", "posterior.classes", "posterior.partition", *CONSTANTS)
+FROM_DATA = (
+    "the principal directions of posterior.data", "posterior.examples", "posterior.classes", "posterior.partition",
+    *CONSTANTS,
+)  # fmt: skip
 """Names of all that is computed from data before the first round, whatever the policy."""
 
 
-def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, ...]:
+def not_covered(
+    scenario: Scenario, scored: bool = False, by_model: Mapping[str, str] | None = None
+) -> tuple[NotCovered, ...]:
     """List what ε does not cover; empty where nothing is promised.
 
     Args:
         scored: whether there is a test set.
+        by_model: what a model of one's own takes as public, a sentence by name.
     """
     if scenario.privacy.epsilon is None:
         return ()
@@ -56,12 +62,18 @@ def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, .
     gaussian, exact = section.model == "gaussian", scenario.policy.objective == "exact"
     own = section.model not in ("gaussian", "softmax")
     read_off = section.model == "softmax" and is_data_path(section.data) and section.classes is None
+    unnumbered = not own and _is_csv(section.data) and not scenario.given("posterior.examples")
     noisy_broadcast, clips = scenario.link.downlink_snr_db < np.inf, scenario.policy.power != "noiseless"
     projected = section.data in DATA_SETS and section.features == "principal"
     whitened, split = section.preconditioner == "whiten", section.partition not in ("iid", "blocks")
     stop = "a label outside posterior.classes, a value that is not finite, a step beyond 2/L"
     published = [
         (FROM_DATA[0], projected, "Features are coordinates on principal directions of training images."),
+        (
+            "posterior.examples",
+            unnumbered,
+            "Which lines of the CSV are examples and not a header is read off; give it.",
+        ),
         ("posterior.classes", read_off, "The set of labels is read off the data; give posterior.classes."),
         ("posterior.partition", split, "Labels decide who holds which example."),
         ("posterior.model", own, "A model of your own may take coordinates, starts and constants from its data."),
@@ -81,8 +93,13 @@ def not_covered(scenario: Scenario, scored: bool = False) -> tuple[NotCovered, .
         ("scores", scored, "Scores look at the test set, which nothing hides."),
         ("refusals", True, f"A run that is refused or stopped over its data ({stop}) tells that it was."),
     ]
+    published += [(name, True, text) for name, text in (by_model or {}).items()]
     rows = [*((*row, True) for row in published), *((*row, False) for row in shown)]
     return tuple(NotCovered(name, text, rests) for name, holds, text, rests in rows if holds)
+
+
+def _is_csv(data: str) -> bool:
+    return is_data_path(data) and not data.lower().endswith(".npz")
 
 
 def data_warnings(found: Iterable[NotCovered]) -> tuple[str, ...]:

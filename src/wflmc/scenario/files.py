@@ -9,19 +9,25 @@ import tomllib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.data import SHA256, Features
+from wflmc.data import SHA256, Features, check_shapes
 from wflmc.errors import InputError
 from wflmc.plugins import is_own_model
 from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
+from wflmc.storage import read_array, read_arrays, read_lines
+
+Labels = Literal["numbers", "text", "inferred"]
+"""What the targets of a CSV are; inferred ones are whichever all of them are."""
 
 DATA_SUFFIXES = (".npz", ".csv")
 FILES = ("posterior.data", "posterior.model", "link.gains")
 """Keys that may name a file."""
+MAX_LABEL_LENGTH = 1000
+"""Characters of a label: an array of text is as wide as its longest one."""
 
 
 def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scenario:
@@ -36,6 +42,8 @@ def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scena
             content = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise InputError("scenario", str(path), f"valid TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
+        except (ValueError, RecursionError):  # thousands of digits, or of brackets
+            raise InputError("scenario", str(path), "TOML with numbers and lists of moderate length") from None
     for text in overrides or []:
         _override(content, text)
     scenario, folder = validate(content), file.resolve().parent
@@ -72,7 +80,7 @@ def _override(content: dict[str, Any], text: str) -> None:
         raise InputError("--set", text, "one key and one value, of the form section.key=value")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = value.strip()  # a bare word such as `equal` is a text
     table = content.setdefault(section, {})
     if not isinstance(table, dict):
@@ -101,68 +109,138 @@ def file_digests(scenario: Scenario, keys: Collection[str] = FILES) -> dict[str,
     return digests
 
 
-def load_data(path: str | Path, text_labels: bool = False) -> tuple[Features, tuple[str, ...]]:
-    """Return a data set from .npz (arrays X and y, and X_test and y_test if there are) or .csv, and its columns' names.
+def load_data(
+    path: str | Path, labels: Labels = "numbers", examples: int | None = None
+) -> tuple[Features, tuple[str, ...]]:
+    """Read a data set from .npz (arrays X and y, and X_test and y_test if there are) or .csv.
 
-    A CSV with a header has one column named y; without a header the last column is y. Only a header has names.
+    A CSV with a header has one column named y; without a header the last column is y.
+    Every cell is read by itself: what it says changes no other row. Whether there is a
+    header follows from the number of examples where that is given, and is else read off
+    the first line, which may be a private row; so are the labels where they are
+    "inferred" (`scenario.coverage` lists both).
 
     Args:
-        text_labels: whether y of a CSV may be text.
+        path: of the file.
+        labels: what y of a CSV is.
+        examples: the number of rows, where it is public.
+
+    Returns:
+        The data, and the names of the features, which only a header has.
+
+    Raises:
+        InputError: names the line and the column at fault, never what stands there.
     """
-    return (_load_npz(path), ()) if str(path).lower().endswith(".npz") else _load_csv(path, text_labels)
+    if str(path).lower().endswith(".npz"):
+        return _load_npz(path), ()
+    return _load_csv(path, labels, examples)
 
 
 def _load_npz(path: str | Path) -> Features:
-    with _reading("data", path, "an .npz file of numeric arrays X and y"), np.load(path, allow_pickle=False) as arrays:
-        result = Features(arrays["X"], arrays["y"], arrays.get("X_test"), arrays.get("y_test"))
-    if (result.X_test is None) != (result.y_test is None):
+    allowed = "an .npz file of numeric arrays X and y"
+    arrays = read_arrays(path, key="data", allowed=allowed, names=Features._fields)
+    if "X" not in arrays or "y" not in arrays:
+        raise InputError("data", str(path), allowed)
+    if ("X_test" in arrays) != ("y_test" in arrays):
         raise InputError("data", str(path), "an .npz file with both of X_test and y_test, or neither")
-    return result
+    data = Features(**arrays)
+    check_shapes(data, "data")
+    return data
 
 
-def _load_csv(path: str | Path, text_labels: bool) -> tuple[Features, tuple[str, ...]]:
-    """Return the data set of a CSV and the features' names; an error names the place, never what stands there."""
-    wanted = "a CSV file in UTF-8 with commas between its columns"
-    with _reading("data", path, wanted), open(path, encoding="utf-8-sig", newline="") as file:
-        lines = {number: [cell.strip() for cell in row] for number, row in enumerate(csv.reader(file), 1)}
-    rows = {number: row for number, row in lines.items() if any(row)}
-    names = next(iter(rows.values()), [])
-    for number, row in rows.items():
-        if len(row) != len(names):
-            raise InputError("data", str(path), f"a CSV of {len(names)} columns; line {number} has {len(row)}")
-    numbers = np.array([[as_float(cell) for cell in row] for row in rows.values()]).reshape(len(rows), len(names))
-    # Where labels may be text, a first row of numbers that ends with a text is an example; y would be a name.
-    header = "y" in names or bool(np.isnan(numbers[:1, : len(names) - text_labels]).any())
-    if len(names) < 2 or len(rows) <= header or (header and ("" in names or names.count("y") != 1)):
-        wanted = "a CSV of at least one row of numbers, y the last of them, or with a header that names every column"
-        raise InputError("data", str(path), f"{wanted} and exactly one of them y")
-    target = names.index("y") if header else len(names) - 1
-    labels, numbers = np.array([row[target] for row in rows.values()])[header:], numbers[header:]
-    text = text_labels and np.all(labels != "") and bool(np.isnan(numbers[:, target]).all())
-    bad = np.argwhere(np.isnan(numbers) & ~(text & (np.arange(len(names)) == target)))
-    if bad.size:
-        line, column = [*rows][header + bad[0, 0]], bad[0, 1] + 1
-        wanted = "a CSV of numbers, in which y may be all text for a softmax model"
-        raise InputError("data", str(path), f"{wanted}; line {line} has none in column {column}")
-    columns = tuple(name for name in names if name != "y") if header else ()
-    return Features(np.delete(numbers, target, axis=1), labels if text else numbers[:, target]), columns
+def _load_csv(path: str | Path, labels: Labels, examples: int | None) -> tuple[Features, tuple[str, ...]]:
+    """Return the data set of a CSV and the features' names."""
+    all_lines = _csv_lines(path)
+    lines = {number: cells for number, cells in all_lines.items() if cells}
+    first = next(iter(lines.values()), [])
+    width = len(first)
+    for number, cells in lines.items():
+        if len(cells) != width:
+            raise InputError("data", str(path), f"a CSV of {width} columns; line {number} has {len(cells)}")
+    header = _has_header(path, list(lines.values()), labels, examples)
+    is_complete = len(lines) == len(all_lines)
+    if examples is not None and not header and not is_complete and "y" in first:
+        # A blank line in the place of a row must not make a row of the header.
+        allowed = "a CSV without blank lines, since its first line may be a header"
+        raise InputError("data", str(path), allowed)
+    named = "" not in first and first.count("y") == 1
+    if width < 2 or len(lines) <= header or (header and not named):
+        allowed = "a CSV of at least one row of numbers, y the last of them, or with a header that names every column"
+        raise InputError("data", str(path), f"{allowed} and exactly one of them y")
+    target = first.index("y") if header else width - 1
+    names = tuple(name for name in first if name != "y") if header else ()
+
+    line_numbers = list(lines)[header:]
+    rows = list(lines.values())[header:]
+    numbers = np.array([[as_float(cell) for cell in row] for row in rows])
+    texts = [row[target] for row in rows]
+    missing = np.isnan(numbers)
+    is_text = labels == "text" or (labels == "inferred" and all(texts) and bool(missing[:, target].all()))
+    if is_text:
+        missing[:, target] = [not 0 < len(text) <= MAX_LABEL_LENGTH for text in texts]
+    if missing.any():
+        row, column = np.argwhere(missing)[0]
+        allowed = "a CSV of numbers, in which y may be all text for a softmax model"
+        where = f"line {line_numbers[row]} has none in column {column + 1}"
+        raise InputError("data", str(path), f"{allowed}; {where}")
+    X = np.delete(numbers, target, axis=1)
+    return Features(X, np.array(texts) if is_text else numbers[:, target]), names
+
+
+def _csv_lines(path: str | Path) -> dict[int, list[str]]:
+    """Return the cells of every line by its number, none of a blank line.
+
+    Lines are read one by one: a quote that one of them leaves open is an error, and
+    swallows no other. So is a carriage return inside a line, which would make two of it.
+    """
+    allowed = "a CSV file in UTF-8 with commas between its columns, each row in one line"
+    lines: dict[int, list[str]] = {}
+    with _reading("data", path, allowed):
+        for number, line in enumerate(read_lines(path), 1):
+            lines[number] = []
+            if line.strip():
+                (cells,) = csv.reader([line], strict=True)
+                lines[number] = [cell.strip() for cell in cells]
+    return lines
+
+
+def _has_header(path: str | Path, rows: list[list[str]], labels: Labels, examples: int | None) -> bool:
+    """Return whether the first row names the columns.
+
+    The public number of examples decides, and without one what the row looks like.
+    """
+    if examples is not None and len(rows) in (examples, examples + 1):
+        return len(rows) == examples + 1
+    first = rows[0] if rows else []
+    features = first[:-1] if labels != "numbers" else first
+    if any(math.isnan(as_float(cell)) for cell in features):
+        return True
+    if "y" in first and labels != "numbers" and all(math.isnan(as_float(row[-1])) for row in rows):
+        allowed = "a CSV whose first line is clearly names or an example; posterior.examples says which it is"
+        raise InputError("data", str(path), allowed)
+    return "y" in first
 
 
 def as_float(text: str) -> float:
-    """Return the number of a cell; nan where it is none."""
+    """Return the finite number in a cell, in ASCII digits; nan where there is none.
+
+    >>> as_float("-1.5e3"), as_float("1_000"), as_float("inf"), as_float("1,5")
+    (-1500.0, nan, nan, nan)
+    """
+    if not text.isascii() or "_" in text:  # which float() reads as digits, or leaves out
+        return math.nan
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def load_gains(path: str) -> NDArray[Any]:
     """Return channel gains [rounds, devices] from an .npy file."""
     if not path:
         raise InputError("gains", path, "the name of an .npy file when link.fading = 'file'")
-    wanted = "an .npy file of real or complex numbers (numpy.save writes one)"
-    with _reading("gains", path, wanted), open(path, "rb") as file:
-        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+    return read_array(path, key="gains", allowed="an .npy file of real or complex numbers (numpy.save writes one)")
 
 
 def to_toml(scenario: Scenario) -> str:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from wflmc.data import DATA_SETS
 from wflmc.errors import InputError, renamed_keys
-from wflmc.plugins import is_own_model, names
+from wflmc.plugins import is_own_model, known_names, names
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
 Positive = Annotated[float, Field(ge=1e-50, le=1e50, allow_inf_nan=False)]
@@ -30,9 +30,8 @@ def _one_of(group: str, *builtin: str) -> Any:
 
     def check(name: str) -> str:
         if name not in builtin and name not in names(group) and not (group == "models" and is_own_model(name)):
-            *first, last = (f"'{one}'" for one in (*builtin, *names(group)))
-            own = " or 'FILE.py:FUNCTION' of your own" if group == "models" else ""
-            raise PydanticCustomError("unknown_name", f"Input should be {', '.join(first)} or {last}{own}")
+            own = ("FILE.py:FUNCTION",) if group == "models" else ()
+            raise PydanticCustomError("unknown_name", f"Input should be {known_names(group, (*builtin, *own))}")
         return name
 
     return Annotated[str, AfterValidator(check)]
