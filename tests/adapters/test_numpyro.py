@@ -41,6 +41,15 @@ def schools(y, sigma):
         numpyro.sample("y", dist.Normal(effect, sigma), obs=y)
 
 
+def rates(x, y):
+    """Rates of examples whose laws depend on the examples."""
+    slope = numpyro.sample("slope", dist.HalfNormal(1))
+    with numpyro.plate("records", len(y)):
+        rate = numpyro.sample("rate", dist.LogNormal(slope * x, 1))
+        effect = numpyro.sample("effect", dist.Normal(rate, 1))
+        numpyro.sample("y", dist.Normal(effect, 1), obs=y)
+
+
 def mixture(y):
     mean = numpyro.sample("mean", dist.Normal(0, 3).expand([2]).to_event(1))
     share = numpyro.sample("share", dist.Beta(2, 2))
@@ -50,10 +59,14 @@ def mixture(y):
 
 
 SCHOOLS = {"y": RNG.normal(size=8), "sigma": np.full(8, 2.0)}
-MODELS = {"regression": (regression, {"X": X, "y": Y, "size": N, "unused": 3}), "schools": (schools, SCHOOLS)}
+MODELS = {
+    "regression": (regression, {"X": X, "y": Y, "size": N, "unused": 3}),
+    "schools": (schools, SCHOOLS),
+    "rates": (rates, {"x": X[:8, 0], "y": Y[:8]}),
+}
 
 
-@pytest.mark.parametrize("name", MODELS if FULL else ["schools"])
+@pytest.mark.parametrize("name", MODELS if FULL else ["rates"])
 def test_density_and_gradient_are_those_of_numpyro(name):
     model, data = MODELS[name]
     posterior = wflmc.from_numpyro(model, data, devices=3, **KNOWN)
@@ -72,10 +85,15 @@ def test_density_and_gradient_are_those_of_numpyro(name):
         np.testing.assert_allclose(float(prior(at)) - likelihood, cost, rtol=1e-4)
         sums = jax.jit(type(posterior).gradients)(posterior, at).sum(0)
         np.testing.assert_allclose(sums, slope, rtol=2e-3, atol=2e-3)
-    names = {"regression": {"weights", "level", "sigma", "twice"}, "schools": {"mean", "spread", "effect"}}
+    names = {
+        "regression": {"weights", "level", "sigma", "twice"},
+        "schools": {"mean", "spread", "effect"},
+        "rates": {"slope", "rate", "effect"},
+    }
+    positive = {"regression": "sigma", "schools": "spread", "rates": "rate"}
     values = posterior.unflatten(theta)
     assert set(values) == names[name]
-    assert np.all(values["sigma" if name == "regression" else "spread"] > 0)
+    assert np.all(values[positive[name]] > 0)
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs it")
@@ -101,6 +119,52 @@ def test_arviz_has_sites_plates_labels_and_predictions():
     np.testing.assert_allclose(np.sort(found.observed_data["y"].values), np.sort(SCHOOLS["y"]))
     evaluation = wflmc.evaluate(trace, posterior, functions={"best": lambda site: jnp.max(site["effect"])})
     assert evaluation.functions["best"].ess_min is not None
+
+
+@pytest.mark.skipif(not FULL, reason="make test-full runs it")
+def test_hidden_variables_of_an_example_may_depend_on_its_discrete_ones():
+    def clusters(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 3).expand([2]).to_event(1))
+        with numpyro.plate("records", y.shape[0]):
+            kind = numpyro.sample("kind", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+            centre = numpyro.sample("centre", dist.Normal(mean[kind], 1.0))
+            numpyro.sample("y", dist.Normal(centre, 1.0), obs=y)
+
+    posterior = wflmc.from_numpyro(clusters, {"y": Y[:8]}, devices=2, **KNOWN)
+    theta = RNG.normal(size=posterior.dim).astype(np.float32)
+    mean, centre = posterior.unflatten(theta)["mean"], posterior.unflatten(theta)["centre"]
+
+    def log_normal(away, scale=1.0):
+        return -0.5 * (away / scale) ** 2 - np.log(scale * np.sqrt(2 * np.pi))
+
+    each = np.log([0.7, 0.3])[:, None] + log_normal(centre - mean[:, None])
+    by_hand = np.logaddexp(*each).sum() + log_normal(Y[:8] - centre).sum() + log_normal(mean, 3.0).sum()
+    ours = posterior.log_likelihood(theta[None]).sum() - float(posterior.model.prior_cost(theta))
+    np.testing.assert_allclose(ours, by_hand, rtol=1e-5)
+
+
+def test_arrays_of_other_lengths_may_be_used_in_both_precisions():
+    def groups(group, y, predictor):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with numpyro.plate("groups", len(predictor)):
+            level = numpyro.sample("level", dist.Normal(slope * predictor, 1))
+        numpyro.sample("y", dist.Normal(level[group], 1), obs=y)
+
+    data = {"group": np.arange(N) % 3, "y": Y, "predictor": RNG.normal(size=3)}
+    posterior = wflmc.from_numpyro(groups, data, devices=3, preconditioner="laplace")
+    assert "predictor" in posterior.not_covered["arguments of the model"]
+    assert wflmc.from_numpyro(groups, data, devices=3, **KNOWN).dim == posterior.dim
+
+
+def prior_by_number(x, y):
+    slope = numpyro.sample("slope", dist.Normal(0, len(y) ** -0.5))
+    numpyro.sample("y", dist.Normal(slope * x, 1), obs=y)
+
+
+def subsampled(x, y):
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    with numpyro.plate("records", N, subsample_size=9):
+        numpyro.sample("y", dist.Normal(slope, 1), obs=numpyro.subsample(y, event_dim=0))
 
 
 def by_control_flow(x, y):
@@ -152,6 +216,8 @@ BAD = {
     wrong_shape: r"site (y|slope) (fails|is in plate)",
     coupled: r"site y depends on more than its own example",
     discrete: r"site kind is discrete and of all examples",
+    prior_by_number: r"site slope has a prior that depends on the number of examples",
+    subsampled: r"site records is a plate that draws 9 of 90",
 }
 
 

@@ -255,7 +255,8 @@ def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
 def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, mutate):
     plan = planned(few)
     mutate(
-        gaussian._clipped_sum, "jnp.sqrt(summation.sum_squares(gradient))", "jnp.max(jnp.abs(gradient), axis=-1)",
+        gaussian._clipped_sum,
+        "root_of_squares(sum_squares(gradient), gradient.shape[-1])", "jnp.max(jnp.abs(gradient), axis=-1)",
         wrap=lambda mutant: blocks.batch_chains(mutant, 3), known_as=(gaussian, "clipped_sum"),
     )  # fmt: skip
     assert not audit.audit_model(KEY, plan, few, trials=TRIALS).consistent

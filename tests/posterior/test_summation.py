@@ -153,7 +153,7 @@ def test_projection_in_pairs(clip):
     size = np.linalg.norm(exact, axis=1)
     factor = np.minimum(1, np.divide(clip, size, out=np.full(6, np.inf), where=size > 0))
     sent = (weight.astype(float) * factor)[:, None] * exact
-    np.testing.assert_allclose(norm, size, rtol=1e-6)
+    np.testing.assert_allclose(norm, size, rtol=1e-6, atol=1e-17)
     assert np.all(
         np.abs(whole(made) - sent) <= summation.CLIP_PAIRS_ERROR * np.linalg.norm(sent, axis=1)[:, None] + 1e-30
     )

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.errors import InputError
+from wflmc.adapters.dependence import all_sources, sources_of
+from wflmc.errors import Found, InputError
 from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.custom.model import Sites
 
@@ -23,8 +24,8 @@ def from_flax(
 
     Args:
         module: an NNX module with its parameters, from which chains start; or a Linen module, whose parameters are
-            initialised for the first input. What is no `nnx.Param`, or not in Linen's collection `params`, stays as
-            it is.
+            initialised on an input of zeros: the start of the chains must not depend on the data. What is no
+            `nnx.Param`, or not in Linen's collection `params`, stays as it is.
         log_likelihood: of the module's output for one input and that example's target, a number.
         data: inputs and targets, pytrees of arrays [N, ...].
         devices: how many; or the device of every example, [N]; or a list of each one's examples.
@@ -33,15 +34,18 @@ def from_flax(
         key: initialises a Linen module; jax.random.key(0) unless given.
         options: those of `posterior_from`. Without `mu` it is the prior's, and without `L` the largest curvature where
             chains start: the cost of a network is not convex, and no bound holds.
+
+    Raises:
+        InputError: for what is no module of Flax, and for a Linen module that initialises anything by its input.
     """
     from flax import linen, nnx
 
     known = {"log_likelihood": log_likelihood, "data": data, "prior": prior, "devices": devices, **options}
     if isinstance(module, linen.Module):
-        first = jax.tree.map(lambda values: jnp.asarray(values[0]), data[0])
-        held = dict(module.init(jax.random.key(0) if key is None else key, first))
-        start = held.pop("params", {})
-        return _network(start, lambda p, x: module.apply({"params": p, **held}, x), **known)
+        _check_data(data)
+        collections = _initialise(module, jax.random.key(0) if key is None else key, data[0])
+        start = collections.pop("params", {})
+        return _network(start, lambda p, x: module.apply({"params": p, **collections}, x), **known)
     if not isinstance(module, nnx.Module):
         raise InputError("module", type(module).__name__, "a module of flax.nnx or flax.linen")
     graph, start, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
@@ -59,10 +63,33 @@ def from_equinox(
     return _network(start, lambda p, given: eqx.combine(p, static)(given), **known)
 
 
-def _network(start: Any, apply: Any, log_likelihood: Any, data: Any, prior: Any, **options: Any) -> CustomPosterior:
-    """Return the posterior of parameters that `apply` takes with one input."""
+def _initialise(module: Any, key: Any, inputs: Any) -> dict[str, Any]:
+    """Return the collections of a Linen module, initialised on zeros; refuse one whose input decides them.
+
+    Args:
+        inputs: a pytree of arrays [N, ...], of which only the shapes and types are used.
+    """
+    zeros = jax.tree.map(lambda values: jnp.zeros_like(jnp.asarray(values[0])), inputs)
+    try:
+        sources = sources_of(lambda traced: dict(module.init(key, traced["input"])), {"input": zeros})
+        by_input = "input" in all_sources(sources)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # a value of the input is asked for
+        by_input = True
+    if by_input:
+        wanted = "one that is initialised by its key alone: what an input decides would tell of a private record"
+        raise InputError("module", Found("initialises parameters or other variables by its input"), wanted)
+    return dict(module.init(key, zeros))
+
+
+def _check_data(data: Any) -> None:
+    """Refuse what is no tuple of inputs and targets."""
     if not isinstance(data, tuple) or len(data) != 2:
         raise InputError("data", data, "a tuple of inputs and targets")
+
+
+def _network(start: Any, apply: Any, log_likelihood: Any, data: Any, prior: Any, **options: Any) -> CustomPosterior:
+    """Return the posterior of parameters that `apply` takes with one input."""
+    _check_data(data)
     scale = jax.tree.broadcast(1.0 if callable(prior) else prior, start)
 
     def of_example(parameters: Any, example: Any) -> Any:

@@ -7,13 +7,14 @@ are what some models can do beyond that; callers ask by `isinstance(posterior, H
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError
+from wflmc.errors import InputError, missing
 from wflmc.posterior.summation import UNIT, Sum, Total, additions, rounding
 
 if TYPE_CHECKING:
@@ -148,6 +149,19 @@ class Posterior(SumsGradients, Protocol):
     def prior_power(self) -> float:
         """Mean square of a coordinate under the prior."""
         return 1.0
+
+    @property
+    def not_covered(self) -> Mapping[str, str]:
+        """What every device knows of the data beside its own, and ε does not cover: a sentence by name."""
+        return {}
+
+    def suggest_example_clip(self) -> float | Array:
+        """Propose c, the largest norm of one example's gradient, without a look at any example; or one per device, [K].
+
+        Raises:
+            InputError: where nothing is known of these norms, as of most models.
+        """
+        raise missing("example_clip", "with unit = 'record': this posterior proposes none")
 
     @property
     def feature_scales(self) -> Array | None:

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.posterior.summation import DEVICES, FEW, Sum, as_pair, part_size, plus, sum_squares, two_sum
+from wflmc.posterior.summation import DEVICES, FEW, LONGEST, Sum, as_pair, part_size, plus, sum_squares, two_sum
 
+SHORTEST = 2.0**-100
+"""Numbers below it are nothing beside any clip."""
 CPU_BLOCK = 2**22
 """Bytes of gradients at a time on a CPU: what stays near its cache. Where θ is larger, as much as θ: each block reads
 all of it."""
@@ -104,10 +106,17 @@ def clip_factor(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Arra
 
 
 def row_norms(rows: jax.Array) -> jax.Array:
-    """Return ‖u‖ of rows[..., d], whose squares may be too large or too small for float32."""
+    """Return ‖u‖ of rows[..., d], whose squares may be too small for float32.
+
+    It is infinite above `LONGEST`, 0 where no coordinate reaches `SHORTEST`, and not a number where one is not finite.
+    """
     largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
-    scaled = rows / jnp.where(largest > 0, largest, 1.0)
-    return largest[..., 0] * jnp.sqrt(sum_squares(scaled))
+    # XLA may multiply by an inverse, which the largest and the smallest numbers do not have.
+    usable = (largest >= SHORTEST) & (largest <= LONGEST)
+    scaled = rows / jnp.where(usable, largest, 1.0)
+    norms = largest[..., 0] * jnp.sqrt(sum_squares(scaled))
+    too_long = jnp.where(jnp.isfinite(largest[..., 0]), jnp.inf, jnp.nan)
+    return jnp.where(norms <= LONGEST, norms, too_long)
 
 
 def batch_chains(function: Callable[..., Any], chain_arguments: int) -> Callable[..., Any]:

@@ -38,6 +38,10 @@ class Coordinates(NamedTuple):
         """Return θ[..., m] of φ[..., m]."""
         return _apply(phi, self.matrix)
 
+    def linear(self, phi: Any) -> Any:
+        """Return the linear part of `parameters`, Wᵀφ, for φ[..., m]: all of it, as θ = 0 where φ = 0."""
+        return self.parameters(phi)
+
     def of(self, theta: Any) -> Any:
         """Return φ[..., m] of θ[..., m]."""
         return _apply(theta, self.inverse)
@@ -58,7 +62,11 @@ class Affine(NamedTuple):
 
     def parameters(self, phi: Any) -> Any:
         """Return θ[..., m] of φ[..., m]."""
-        return self.centre + (phi * self.matrix if self.matrix.ndim == 1 else phi @ self.matrix.T)
+        return self.centre + self.linear(phi)
+
+    def linear(self, phi: Any) -> Any:
+        """Return the linear part of `parameters`, W φ, for φ[..., m]: by it differences and covariances are mapped."""
+        return phi * self.matrix if self.matrix.ndim == 1 else phi @ self.matrix.T
 
     def of(self, theta: Any) -> Any:
         """Return φ[..., m] of θ[..., m]."""

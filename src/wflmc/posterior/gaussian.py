@@ -19,7 +19,7 @@ from wflmc.posterior.inputs import check_init, checked
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
-from wflmc.posterior.summation import Sum, Total, as_pair, plus
+from wflmc.posterior.summation import LONGEST, Sum, Total, as_pair, plus, root_of_squares, sum_squares
 
 Array = NDArray[np.float64]
 
@@ -209,7 +209,7 @@ def _clipped_sum(data: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array
     def add(total: Total, block: Any, w: jax.Array, limit: jax.Array, *received: jax.Array) -> ClippedSum:
         hessian, linear = block
         gradient = _times(theta, received, hessian) - linear  # symmetric, so that rows are columns
-        norm = jnp.sqrt(summation.sum_squares(gradient))
+        norm = root_of_squares(sum_squares(gradient), gradient.shape[-1])
         return summation.add_devices(total, clip_factor(w, limit, norm)[..., None] * gradient, 1, bound), norm
 
     start = summation.zero_total(_zero(theta), weight.shape[1])
@@ -238,19 +238,24 @@ def _clipped_sum_by_examples(
     """Return the same with every example clipped first; `share` of the prior's curvature is a device's own."""
     bound = summation.signal_bound(weight, clip)
 
+    def capped_pull(at: jax.Array) -> jax.Array:
+        return summation.cap_prior(jnp.matmul(at, share, precision="highest"), (-1,))
+
+    prior_of_all = None if theta.ndim == 3 else capped_pull(theta[:, None])
+
     def add(total: Sum, block: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *received: jax.Array) -> Any:
         u, v = block
         residual = _times(theta, received, u) - v
-        size = row_norms(u)
-        most = jnp.where(size > 0, example[..., None] / size, jnp.inf)
+        # Residuals of rows whose norm is too small for float32 are limited as if it were not.
+        most = example[..., None] / jnp.maximum(row_norms(u), 1 / LONGEST)
         kept = jnp.clip(residual, -most, most)
-        prior = jnp.matmul(received[0] if received else theta[:, None], share, precision="highest")
+        prior = capped_pull(received[0]) if prior_of_all is None else prior_of_all
         like = jnp.zeros((kept.shape[0], *u.shape[::2]), theta.dtype)
         gradient = plus(summation.sum_records(_weighted, like, (kept, 2), (u, 1)), as_pair(prior + like))
         if u.shape[1] > summation.PAIRS:
             sent, norm = summation.clip_pairs(gradient, jnp.broadcast_to(w, like.shape[:2]), limit, (-1,))
             return plus(total, summation.lattice_sum_pairs(sent, 1, bound)), norm
-        norm = jnp.sqrt(summation.sum_squares(gradient.rounded))
+        norm = root_of_squares(sum_squares(gradient.rounded), u.shape[-1])
         clipped = clip_factor(w, limit, norm)[..., None] * gradient.rounded
         return plus(total, summation.lattice_sum(clipped, 1, bound)), norm
 

@@ -23,7 +23,7 @@ from wflmc.posterior.inputs import Names, as_classes, check_counts, check_init, 
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
-from wflmc.posterior.summation import FEW, PRODUCTS, UNIT, additions, rounding
+from wflmc.posterior.summation import FEW, LONGEST, PRODUCTS, UNIT, additions, rounding
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
@@ -134,8 +134,9 @@ class SoftmaxPosterior(Regression):
         features = pad_to_blocks(self.features.astype(np.float32, copy=False), block, group)
         changed = {"features": features, "labels": pad_to_blocks(self.labels, block, group)}
         if by_example or rows <= FEW_ROWS:
-            squares = np.einsum("knd,knd->kn", self.features, self.features, dtype=float)
-            changed["norms"] = pad_to_blocks(np.sqrt(squares).astype(np.float32), block, group)
+            norms = np.sqrt(np.einsum("knd,knd->kn", self.features, self.features, dtype=float))
+            held = np.where(norms > LONGEST, np.inf, norms).astype(np.float32)
+            changed["norms"] = pad_to_blocks(held, block, group)
         return replace(self, **changed, block=block, subject="")  # other data, same program
 
     def example_norms(self, theta: ArrayLike) -> Array:

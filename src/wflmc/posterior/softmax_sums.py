@@ -13,6 +13,9 @@ from wflmc.posterior.summation import Sum, as_pair, lattice_sum, plus
 
 ROWS_TOGETHER = 128
 """Rows of devices of few rows that float32 adds."""
+FARTHEST_ROW = 2.0**45
+"""How many times longer than its example's clip a row of a device of few rows may be; a longer one adds nothing. Its
+clipped residual would be too small for products with those of other rows, which the device's norm is made of."""
 
 
 def columns_of(theta: jax.Array, dim: int) -> jax.Array:
@@ -49,34 +52,55 @@ def _residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return softmax(logits) - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)[..., None]
 
 
-def _limited(residual: jax.Array, norms: jax.Array, limit: jax.Array) -> jax.Array:
-    """Return residual[block · n, C, chain] with gradients of examples, ‖r‖ ‖u‖ long, clipped to limit[chain, block].
+def _row_limits(norms: jax.Array, example_clip: jax.Array) -> jax.Array:
+    """Return the clip of every row, [block · n, chain], for norms[block, n] and example_clip[chain, block]."""
+    return jnp.repeat(example_clip.T, norms.shape[1], axis=0)
+
+
+def _limited(residual: jax.Array, norms: jax.Array, most: jax.Array) -> jax.Array:
+    """Return residual[block · n, C, chain] with gradients of examples, ‖r‖ ‖u‖ long, clipped.
 
     Args:
-        norms: ‖u‖, [block, n].
+        norms: ‖u‖, [block, n]; infinite for rows that add nothing.
+        most: what each is clipped to, [block · n, chain].
     """
-    most = jnp.repeat(limit.T, norms.shape[1], axis=0)
-    length = jnp.sqrt(jnp.sum(residual**2, axis=1)) * norms.reshape(-1, 1)
+    length = _class_norms(residual, axis=1) * norms.reshape(-1, 1)
     return residual * clip_factor(jnp.ones(()), most, length)[:, None]
 
 
-def gradients_of(
-    data: tuple[jax.Array, ...], share: Any, columns: jax.Array, example_clip: jax.Array | None = None
+def _class_norms(residual: jax.Array, axis: int) -> jax.Array:
+    """Return ‖r‖ over classes."""
+    return summation.root_of_squares(jnp.sum(residual**2, axis=axis), residual.shape[axis])
+
+
+def clipped_gradients_of(
+    data: tuple[jax.Array, ...], prior: jax.Array, columns: jax.Array, example_clip: jax.Array
 ) -> Sum:
+    """Return the gradients of a block of devices whose examples are clipped one by one, [block, d, C, chain].
+
+    Args:
+        data: features[block, n, d], labels[block, n] and the features' norms[block, n].
+        prior: a device's share of the prior's gradient, as `columns`.
+        columns: θ as [d, C, chain], or [block, d, C, chain] where each device has its own.
+        example_clip: c[chain, block].
+    """
+    shape = len(data[0]), *columns.shape[-3:]
+    one_by_one = functools.partial(_clipped_likelihood, columns, example_clip)
+    like = jnp.zeros((*shape[:2], shape[2] * shape[3]), data[0].dtype)
+    records = summation.sum_records(one_by_one, like, *((values, 1) for values in data))
+    shares = jnp.broadcast_to(prior, shape).reshape(like.shape)
+    return jax.tree.map(lambda part: part.reshape(shape), plus(records, as_pair(shares)))
+
+
+def gradients_of(data: tuple[jax.Array, ...], share: Any, columns: jax.Array) -> Sum:
     """Return the gradients of a block of devices for all chains, [block, d, C, chain].
 
     Args:
-        data: features[block, n, d], labels[block, n], and the features' norms[block, n] where examples are clipped.
-        columns: [d, C, chain], or [block, d, C, chain] where each device has its own.
+        data: features[block, n, d] and labels[block, n].
+        share: a device's share of the prior's curvature.
+        columns: θ as [d, C, chain], or [block, d, C, chain] where each device has its own.
     """
     features, labels = data[:2]
-    shape = len(features), *columns.shape[-3:]
-    if example_clip is not None:
-        one_by_one = functools.partial(_clipped_likelihood, columns, example_clip)
-        like = jnp.zeros((*shape[:2], shape[2] * shape[3]), features.dtype)
-        records = summation.sum_records(one_by_one, like, *((values, 1) for values in data))
-        prior = jnp.broadcast_to(pull(share, columns), shape).reshape(like.shape)
-        return jax.tree.map(lambda part: part.reshape(shape), plus(records, as_pair(prior)))
     if softmax_kernel.fits(features, columns):
         ways = {"cuda": softmax_kernel.gradients, "default": _likelihood}
         return as_pair(jax.lax.platform_dependent(features, labels, columns, **ways) + pull(share, columns))
@@ -114,7 +138,8 @@ def _logits(features: jax.Array, columns: jax.Array) -> jax.Array:
 def _clipped_likelihood(columns: jax.Array, limit: jax.Array, *data: jax.Array) -> jax.Array:
     """Return sums over rows whose gradients are clipped one by one, [block, d, C · chain]; `data` as above."""
     features, labels, norms = data
-    limited = _limited(_residuals(_logits(features, columns), labels.ravel()), norms, limit)
+    residual = _residuals(_logits(features, columns), labels.ravel())
+    limited = _limited(residual, norms, _row_limits(norms, limit))
     if len(features) == 1:
         return jnp.matmul(features[0].T, limited.reshape(labels.size, -1), precision="highest")[None]
     return _weighted(features, limited.reshape(*labels.shape, -1))
@@ -135,16 +160,26 @@ def _chains_by_devices(blocks: Any, share: Any, theta: jax.Array, *limits: jax.A
     start = as_pair(zero) if by_record else summation.zero_total(zero, limits[0].shape[1])
     bound = summation.signal_bound(*limits[:2])
 
+    def capped_pull(columns: jax.Array) -> jax.Array:
+        return summation.cap_prior(pull(share, columns), (-3, -2))
+
+    prior_of_all = None if columns is None else capped_pull(columns)
+
     def add(total: Any, data: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> ClippedSum:
         at = columns_of(others[-1], dim) if columns is None else columns
-        example = others[0] if len(others) > len(received) else None
-        gradients = gradients_of(data, share, at, example)
+        example = others[0] if by_record else None
+        if example is None:
+            gradients = gradients_of(data, share, at)
+        else:
+            prior = capped_pull(at) if prior_of_all is None else prior_of_all
+            gradients = clipped_gradients_of(data, prior, at, example)
         if example is not None and data[1].shape[1] > summation.PAIRS:
             weight = jnp.broadcast_to(w.T, gradients.high.shape[::3])
             sent, norm = summation.clip_pairs(gradients, weight, limit.T, (1, 2))
             return plus(total, summation.lattice_sum_pairs(sent, 0, bound)), norm.T
         gradient = gradients.rounded if by_record else gradients.high
-        norm = jnp.sqrt(jnp.sum(summation.barrier(summation.sum_squares(gradient, 1)), axis=1))
+        squares = jnp.sum(summation.barrier(summation.sum_squares(gradient, 1)), axis=1)
+        norm = summation.root_of_squares(squares, zero.shape[0] * zero.shape[1])
         clipped = clip_factor(w.T, limit.T, norm)[:, None, None] * gradient
         if by_record:
             return plus(total, lattice_sum(clipped, 0, bound)), norm.T
@@ -164,7 +199,9 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
     block, rows, dim = blocks[0].shape[1:]
     classes = theta.shape[1] // dim
     columns = columns_of(theta, dim)
-    pulled = pull(share, columns)
+    whole_pull = pull(share, columns)
+    prior_factor = summation.prior_factor(whole_pull, (0, 1))
+    pulled = prior_factor * whole_pull
     length = jnp.sum(pulled**2, axis=(0, 1))
     most_sent = summation.signal_bound(*limits[:2])
     bound = summation.CANCELLING * ROWS_TOGETHER * most_sent
@@ -180,20 +217,24 @@ def _chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Arra
         u, label = data[0].reshape(-1, dim), data[1].reshape(-1)
         logits = product(u, columns)
         residual = _residuals(logits, label)
+        lengths, inner = (values[..., None] for values in data[2:])
         if example is not None:
-            residual = _limited(residual, data[2], example)
-        along = share * logits if jnp.ndim(share) == 0 else product(u, pulled)
+            example_limits = _row_limits(data[2], example)
+            beyond = data[2].reshape(-1, 1) > FARTHEST_ROW * example_limits
+            residual = _limited(residual, data[2], jnp.where(beyond, 0.0, example_limits))
+            lengths = jnp.where(beyond.reshape(block, rows, -1), 0.0, lengths)
+        along = (share * prior_factor) * logits if jnp.ndim(share) == 0 else product(u, pulled)
         across = jnp.sum(residual * along, axis=1).reshape(block, rows, -1).sum(1)
         apart = residual.reshape(block, rows, classes, -1)
-        lengths, inner = (values[..., None] for values in data[2:])
         square = length + 2 * across
         for i in range(rows):
             for j in range(i + 1):
                 square += (1 if i == j else 2) * inner[:, i, j] * jnp.sum(apart[:, i] * apart[:, j], axis=1)
         # Where rows cancel, the square is all rounding: taken at its largest, so that nothing is sent unclipped.
-        sizes = (jnp.sqrt(jnp.sum(apart**2, axis=2)) * lengths).sum(1) + jnp.sqrt(length)
+        sizes = (_class_norms(apart, axis=2) * lengths).sum(1) + jnp.sqrt(length)
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
-        most = jnp.sqrt(jnp.maximum(square, 0.0) + rounding_of(dim, classes) * sizes**2)
+        error = rounding_of(dim, classes) * sizes**2 + lost_of(lengths, dim, classes)
+        most = jnp.sqrt(jnp.maximum(square, 0.0) + error)
         # Rows are added to those of other devices in float32, and must not be much larger than what is sent of them.
         least = sizes / summation.CANCELLING
         most = jnp.maximum(most, least if example is None else jnp.where((example >= limit).T, least, 0.0))
@@ -230,7 +271,8 @@ def chains_together(chains: int, dim: int) -> int:
 def _some_chains_by_rows(blocks: Any, share: Any, theta: jax.Array, *limits: jax.Array) -> tuple[Sum, jax.Array]:
     """Return `_chains_by_rows` of some chains after the other; products of rows are the same for all."""
     chains, u = len(theta), blocks[0]
-    blocks = *blocks, jnp.einsum("bkid,bkjd->bkij", u, u, precision="highest")
+    usable = jnp.where(jnp.isfinite(blocks[2])[..., None], u, 0.0)  # rows that are too long are never sent
+    blocks = *blocks, jnp.einsum("bkid,bkjd->bkij", usable, usable, precision="highest")
     size = chains_together(*theta.shape)
     if size == chains:
         return _chains_by_rows(blocks, share, theta, *limits)
@@ -256,6 +298,15 @@ def _added(u: jax.Array, clipped: jax.Array, together: int, parts: int, bound: j
 def rounding_of(dim: int, classes: int) -> float:
     """Return the rounding of a device's squared norm by products of rows, over the square of their lengths' sum."""
     return (dim + classes + 48) * summation.UNIT
+
+
+def lost_of(lengths: jax.Array, dim: int, classes: int) -> jax.Array:
+    """Return the most that a device's squared norm, by products of rows of these lengths[block, rows, ...], may lack.
+
+    Products of residuals below 2⁻¹²⁶ are lost, and are worth that times the lengths of their rows.
+    """
+    of_rows = jnp.sum(lengths, axis=1) * (classes * summation.LOST_SQUARE) ** 0.5
+    return of_rows**2 + dim * classes * summation.LOST_NORM
 
 
 by_devices = batch_chains(_chains_by_devices, chain_arguments=3)

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wflmc.errors import InputError
+
 UNIT = 2.0**-24
 """Unit roundoff of float32."""
 ROWS = 256
@@ -36,6 +38,17 @@ CLIP_PAIRS_ERROR = 2.0**-40
 """Relative error of `clip_pairs`."""
 LARGEST_ROUNDING = 0.05
 """What a plan does not go beyond."""
+LOST_SQUARE = 2.0**-124
+"""More than float32 loses of a square that is too small for it, and of the sums that it is added in: numbers below
+2⁻¹²⁶, which many processors take for zero."""
+LOST_NORM = 2.0**-117
+"""More than the squares that are lost of a device's norm, over the number of parameters, also where the norm is that of
+products of rows."""
+LONGEST = 2.0**60
+"""The longest row of features, and the longest gradient, that norms are taken of; a longer one adds nothing. Float32
+holds its square, and the quotient of the smallest clip and its norm."""
+LONGEST_PRIOR = 2.0**58
+"""The longest share of the prior's gradient, and the longest sum of clipped records beside it."""
 
 
 class Sum(NamedTuple):
@@ -109,6 +122,30 @@ def _halves(value: jax.Array) -> Sum:
     return Sum(high, value - high)
 
 
+def prior_factor(prior: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Return by what a device's share of the prior's gradient is scaled: 1, or less where it is absurdly long.
+
+    It is kept within `LONGEST_PRIOR`, so that no sum of it and of clipped records comes near to `LONGEST`, where a
+    change of one record could make a device silent. A share is public, so that one of another length is as good for
+    privacy.
+
+    Args:
+        prior: shares, each a vector along `axes`.
+
+    Returns:
+        The factors, of the shape of `prior` without `axes`.
+    """
+    coordinates = float(np.prod([prior.shape[axis] for axis in axes]))
+    largest = jnp.max(jnp.abs(prior), axis=axes)
+    reach = LONGEST_PRIOR / coordinates**0.5
+    return jnp.where(largest <= reach, 1.0, reach / largest)
+
+
+def cap_prior(prior: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Return shares of the prior's gradient times their `prior_factor`."""
+    return prior * jnp.expand_dims(prior_factor(prior, axes), axes)
+
+
 def signal_bound(weight: jax.Array, clip: jax.Array) -> jax.Array:
     """Return what no device's weighted, clipped gradient exceeds: public, whatever the data."""
     return jnp.max(jnp.where(weight > 0, weight * clip, 0.0))
@@ -175,26 +212,36 @@ def clip_pairs(gradient: Sum, weight: jax.Array, clip: jax.Array, axes: tuple[in
         weight, clip: of the gradient's shape without `axes`.
     """
     squares = barrier(sum_squares(gradient.high, axes[0]))
-    norm = jnp.sqrt(squares.sum([axis - 1 for axis in axes[1:]]) if axes[1:] else squares)
+    total = squares.sum([axis - 1 for axis in axes[1:]]) if axes[1:] else squares
+    norm = root_of_squares(total, gradient.high.size // total.size)
 
     def unclipped() -> Sum:
         return times(jnp.broadcast_to(jnp.expand_dims(weight, axes), gradient.high.shape), gradient)
 
     def clipped() -> Sum:
-        square = _plus_along(_squared(gradient), axes)
-        limit = jnp.where(jnp.isfinite(clip), clip, 1.0).astype(norm.dtype)
-        first = limit / jnp.sqrt(square.high)
-        wanted = times(limit, as_pair(limit))
-        missing = plus(wanted, times(-first, times(first, square))).rounded / wanted.high
-        ratio = two_sum(first, first * missing / 2)
-        shorter = (jnp.sqrt(square.high) > 0.99 * clip) & ((ratio.high < 1) | ((ratio.high == 1) & (ratio.low < 0)))
-        factor = times(weight, Sum(jnp.where(shorter, ratio.high, 1.0), jnp.where(shorter, ratio.low, 0.0)))
+        ratio = _clip_ratio(_plus_along(_squared(gradient), axes), clip)
+        factor = times(weight, ratio)
         each = Sum(*(barrier(jnp.expand_dims(part, axes)) for part in factor))  # once, not for every coordinate
         sent = times(jnp.broadcast_to(each.high, gradient.high.shape), gradient)
         return plus(sent, as_pair(each.low * gradient.high))
 
     # Far below its clip, which is the rule, nobody is clipped; a norm that is not a number is not below.
     return jax.lax.cond(jnp.all(norm < 0.98 * clip), unclipped, clipped), norm
+
+
+def _clip_ratio(square: Sum, clip: jax.Array) -> Sum:
+    """Return min(1, clip/√square) as a pair; 0 where the square is too large for float32, or not a number."""
+    length = jnp.sqrt(square.high)
+    limit = jnp.where(jnp.isfinite(clip), clip, 1.0).astype(length.dtype)
+    first = limit / length
+    wanted = times(limit, as_pair(limit))
+    missing = plus(wanted, times(-first, times(first, square))).rounded / wanted.high
+    ratio = two_sum(first, first * missing / 2)
+    shorter = (length > 0.99 * clip) & ((ratio.high < 1) | ((ratio.high == 1) & (ratio.low < 0)))
+    high = jnp.where(shorter, ratio.high, 1.0)
+    low = jnp.where(shorter, ratio.low, 0.0)
+    held = (length <= LONGEST) | jnp.isinf(clip)
+    return Sum(jnp.where(held, high, 0.0), jnp.where(held, low, 0.0))
 
 
 def _squared(value: Sum) -> Sum:
@@ -281,6 +328,15 @@ def sum_squares(values: jax.Array, axis: int = -1, stage: int = STAGE) -> jax.Ar
     return terms.sum(axis)
 
 
+def root_of_squares(squares: jax.Array, count: int) -> jax.Array:
+    """Return the norm of `count` numbers from the sum of their squares; never less than it is, but for rounding.
+
+    Squares below 2⁻¹²⁶ may be lost, and as much as may be lost is added before the root is taken. The norm is infinite
+    where squares are too large for float32.
+    """
+    return jnp.sqrt(squares + count * LOST_SQUARE)
+
+
 def barrier(partial: Any) -> Any:
     """Return sums that are to be added again: XLA would make one long sum of both stages."""
     return jax.lax.optimization_barrier(partial)  # type: ignore[no-untyped-call]
@@ -302,6 +358,9 @@ def rounding(norm: float, record: float, dim: int, sizes: Any, clip: Any, exampl
         record: relative error of a record's norm.
         clip, example_clip: ℓ[K] and c[K]; infinite where there is none.
         mixed: rows of many devices that float32 adds; 0 where it adds those of one device alone.
+
+    Raises:
+        InputError: where a sum of clipped records may be too long for float32 to take its norm.
     """
     devices, finite, by_record = len(clip), np.isfinite(clip), bool(np.isfinite(example_clip).any())
     if not finite.any():
@@ -317,6 +376,11 @@ def rounding(norm: float, record: float, dim: int, sizes: Any, clip: Any, exampl
     if by_record:
         longer = np.max(np.where(finite, np.minimum(example_clip / sensitivity, 2.0), 1.0))
         found += record + longer * min(most, ROWS) ** 2 * UNIT + most**2 * 2.0**-45
+        found += np.max(np.where(finite, dim * LOST_NORM / (clip * sensitivity), 0.0))
+        longest = np.where(finite & (example_clip < clip), np.asarray(sizes) * example_clip, 0.0)
+        if np.max(longest) > LONGEST_PRIOR:
+            allowed = f"at most {LONGEST_PRIOR / most:.3g}, for devices of {most} examples"
+            raise InputError("example_clip", float(np.max(example_clip[example_clip < clip])), allowed)
     else:
         found += others / least * (min(devices, FEW) ** 2 + 4 * FEW * (devices <= FEW)) * UNIT
     if mixed:

@@ -41,6 +41,9 @@ SEARCHES = 5
 CHAINS, ROUNDS = 64, 192
 PASSES, MOST_PASSES = 4, 24
 """Of the pilot: each begins with the geometry of the one before, until that changes no more."""
+LONG_PASSES, LONG_PASS_RUNS = 12, 8
+"""Passes that follow where that many did not settle, and how many times as long each is. A small step takes chains a
+short way in one pass, and covariances of many parameters then seem to grow by chance alone."""
 STEP, GUESS = 0.5, 2.0
 """h√L of the pilot, and L of its first pass."""
 EFFECTIVE = 1024
@@ -55,18 +58,46 @@ LOST, OUTER = 1e2, 6.0
 thrown far by a step too long would be most of the covariance."""
 
 
-class NoModeError(ValueError):
-    """No mode was found; `direction`[m] is the one along which the cost does not rise, or the search ran away."""
+class GeometryError(ValueError):
+    """No coordinates were found in which a posterior is nearly round.
 
-    def __init__(self, reason: str, direction: Array) -> None:
-        super().__init__(reason)
+    Args:
+        problem: what is wrong, in words that follow the name of a parameter.
+        remedy: what the parameter must be, as the end of the sentence "... must be ...".
+        direction: the one along which the cost does not rise, the search ran away, or chains spread the most, [m].
+    """
+
+    def __init__(self, problem: str, remedy: str, direction: Array) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.remedy = remedy
         self.direction = np.nan_to_num(direction)
 
 
-def in_float64() -> Any:
-    """Return a context in which JAX computes in float64."""
-    home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
-    return home.enable_x64(True)
+class NoModeError(GeometryError):
+    """No mode was found."""
+
+    def __init__(self, reason: str, direction: Array) -> None:
+        remedy = "a parameter with a proper posterior: give it a prior, or start elsewhere (initial=…)"
+        super().__init__(f"has no mode: {reason} along it", remedy, direction)
+
+
+class UnsettledPilotError(GeometryError):
+    """There is a mode, but pilot chains around it found no coordinates that suit all of the posterior.
+
+    Args:
+        growth: of the largest variance, in the last pass.
+        curvature: the largest one that chains met in the last pass.
+        direction: along which they spread the most, [m].
+    """
+
+    def __init__(self, growth: float, curvature: float, direction: Array) -> None:
+        if curvature < STIFF:
+            problem = f"has a posterior whose end pilot chains did not find: a variance still grew {growth:.2g}-fold"
+        else:
+            problem = f"has a posterior too uneven for one step size: pilot chains met curvatures up to {curvature:.1g}"
+        remedy = "a parameter with shorter tails: HalfNormal in place of HalfCauchy, or a horseshoe with a slab"
+        super().__init__(problem, remedy, direction)
 
 
 def laplace(cost: Cost, start: Array, free: Array) -> Affine:
@@ -119,8 +150,8 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
     Where energies grow until chains are lost, they begin again nearer to the centre with half the step.
 
     Raises:
-        NoModeError: where a variance still grows in the last pass, as of an improper posterior, or where curvatures
-            differ too much for one step size.
+        UnsettledPilotError: where a variance still grows in the last pass, as of an improper posterior, or where
+            curvatures differ too much for one step size.
     """
     motion, dim = Kinetic(2.0), affine.centre.size
 
@@ -145,24 +176,43 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
         draws = jax.lax.scan(body, (phi, start), jnp.stack(rest))[1][ROUNDS // 2 :]
         return draws, jnp.max(jax.vmap(largest)(draws[-1], start))
 
-    first, *keys = jax.random.split(jax.random.key(0), MOST_PASSES + 1)
-    phi, met, settled, growth = np.asarray(jax.random.normal(first, (CHAINS, dim))), GUESS, 0, np.full(dim, np.inf)
-    weight, vectors = EFFECTIVE / (EFFECTIVE + 5 * dim), np.eye(dim)
-    for key in keys:
-        h = STEP / met**0.5
-        draws, largest = map(np.asarray, run(affine, phi, h, motion.langevin_noise(h) ** 0.5, key))
+    def simulate(affine: Affine, phi: Array, curvature: float, keys: Any) -> tuple[Array, float]:
+        """Return draws of runs that follow one another, [draw, chain, m], and the largest curvature that they met."""
+        h = STEP / curvature**0.5
+        noise_std = motion.langevin_noise(h) ** 0.5
+        draws, curvatures = [], []
+        for key in keys:
+            kept_draws, largest_curvature = map(np.asarray, run(affine, phi, h, noise_std, key))
+            draws.append(kept_draws)
+            curvatures.append(float(largest_curvature))
+            phi = kept_draws[-1]
+        return np.concatenate(draws), max(curvatures, key=lambda value: value if np.isfinite(value) else np.inf)
+
+    root_key = jax.random.key(0)
+    first, *keys = jax.random.split(root_key, MOST_PASSES + 1)
+    long_keys = jax.random.split(jax.random.fold_in(root_key, 1), (LONG_PASSES, LONG_PASS_RUNS))
+    phi = np.asarray(jax.random.normal(first, (CHAINS, dim)))
+    curvature = GUESS
+    settled = 0
+    growth, vectors = np.full(dim, np.inf), np.eye(dim)
+    weight = EFFECTIVE / (EFFECTIVE + 5 * dim)
+    for pass_keys in [*([key] for key in keys), *long_keys]:
+        draws, largest = simulate(affine, phi, curvature, pass_keys)
         if not np.all(np.abs(draws) < LOST) or not np.isfinite(largest):
-            phi, met = phi / 2, 4 * met
+            phi, curvature = phi / 2, 4 * curvature
             continue
         draws = np.clip(draws, -OUTER, OUTER)
-        centre, covariance = draws.mean((0, 1)), np.atleast_2d(np.cov(draws.reshape(-1, dim).T))
+        centre = draws.mean((0, 1))
+        covariance = np.atleast_2d(np.cov(draws.reshape(-1, dim).T))
         root = np.linalg.cholesky(weight * covariance + (1 - weight) * np.eye(dim))
-        phi, met, settled = np.linalg.solve(root, (draws[-1] - centre).T).T, max(1.0, float(largest)), settled + 1
+        phi = np.linalg.solve(root, (draws[-1] - centre).T).T
+        curvature = max(1.0, largest)
+        settled += 1
         growth, vectors = np.linalg.eigh(root @ root.T)
         affine = Affine(affine.parameters(centre), affine.matrix @ root)
-        if settled >= PASSES and growth[-1] < GROWN and met < STIFF:
-            return affine, met
-    raise NoModeError("pilot chains do not settle", affine.matrix @ vectors[:, -1])
+        if settled >= PASSES and growth[-1] < GROWN and curvature < STIFF:
+            return affine, curvature
+    raise UnsettledPilotError(float(growth[-1]), curvature, affine.matrix @ vectors[:, -1])
 
 
 def eigenvalues(product: Callable[[Array], Array], dim: int) -> Array:

@@ -5,7 +5,7 @@ any effect. The name is that of the traced gradients with their constants. Two r
 that compiled code, checkpoints and ledgers know the model again; functions that compute something else never share one.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from wflmc.keys import digest
 from wflmc.posterior.blocks import row_norms
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import records
+from wflmc.posterior.custom.independence import check_independence, nested_jaxprs
 
 Shapes = tuple[tuple[int, ...], ...]
 INDEX = "_example"
@@ -51,6 +52,8 @@ class Sites(NamedTuple):
     """Of the parameters, to be diagnosed beside them, by name."""
     symmetric: bool = False
     """Whether hidden units may change places: then parameters of different chains need not agree."""
+    not_covered: Mapping[str, str] = {}
+    """What every device knows of the data beside its own examples, and ε does not cover: a sentence by name."""
 
 
 @dataclass(frozen=True)
@@ -225,30 +228,38 @@ def trace_model(log_likelihood: Any, log_prior: Any, model: TracedModel, data: A
         parameters = model.unflatten(theta)
         cost = jax.make_jaxpr(lambda p, e: -jnp.asarray(log_likelihood(p, e), theta.dtype))(parameters, example)
         prior_cost = jax.make_jaxpr(lambda p: -jnp.asarray(log_prior(p), theta.dtype))(parameters)
-    for key, made in (("log_likelihood", cost), ("log_prior", prior_cost)):
-        names = [equation.primitive.name for jaxpr in _nested(made) for equation in jaxpr.eqns]
-        if any("callback" in name or "debug" in name for name in names):
-            raise InputError(key, Found("calls back to Python"), "written in JAX alone: no callbacks, no debug prints")
+    check_independence("log_likelihood", cost)  # before a gradient, which of some operations there is none
+    check_independence("log_prior", prior_cost)
     model = replace(model, likelihood=cost, prior=prior_cost)
     gradient = jax.make_jaxpr(jax.value_and_grad(model.cost))(theta, example)
-    gradients = gradient, jax.make_jaxpr(jax.value_and_grad(model.prior_cost))(theta)
+    prior_gradient = jax.make_jaxpr(jax.value_and_grad(model.prior_cost))(theta)
+    check_independence("log_likelihood", gradient, *_trace_together(model, data))
+    check_independence("log_prior", prior_gradient)
+    gradients = gradient, prior_gradient
     inputs = {id(variable) for variable in gradient.jaxpr.invars[1:]}
     if not any(id(value) in inputs for equation in gradient.jaxpr.eqns for value in equation.invars):
         instead = "data that it takes from elsewhere would count once for every example of every device"
         raise InputError("log_likelihood", Found("does not look at its example"), f"{wanted}: {instead}")
     parts = [text.encode() for text in (str(model.structure), str(model.shapes), *map(str, gradients))]
-    inner = [jaxpr for one in gradients for jaxpr in _nested(one)]
+    inner = [jaxpr for one in gradients for jaxpr in nested_jaxprs(one)]
     constants = [value for jaxpr in inner for value in getattr(jaxpr, "consts", ())]
     return replace(model, name=digest(*parts, *map(_plain, constants)), numbers=max(1, result_size(cost)))
 
 
-def _nested(jaxpr: Any) -> Iterator[Any]:
-    """Yield a jaxpr and all that its equations call; closed ones have the arrays that they have taken from around."""
-    yield jaxpr
-    for equation in jaxpr.eqns:
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
-            if hasattr(value, "eqns"):
-                yield from _nested(value)
+def _trace_together(model: TracedModel, data: Any) -> list[Any]:
+    """Return the traced gradient of the log-likelihood of two examples at once, where a model has such a function.
+
+    It is what devices that are clipped as a whole compute, and devices are computed at once as well.
+    """
+    together = model.sites.together
+    if together is None:
+        return []
+
+    def total(theta: jax.Array, examples: Any) -> jax.Array:
+        return jnp.sum(together(model.unflatten(theta), examples))
+
+    examples = jax.tree.map(lambda array: array[:2].astype(accelerator_dtype(array.dtype)), data)
+    return [jax.make_jaxpr(jax.value_and_grad(total))(np.zeros(model.dim, np.float32), examples)]
 
 
 def _plain(value: Any) -> NDArray[Any]:
@@ -259,7 +270,7 @@ def _plain(value: Any) -> NDArray[Any]:
 
 def result_size(jaxpr: Any) -> int:
     """Return how many numbers all equations of a jaxpr compute."""
-    outputs = (out for inner in _nested(jaxpr) for equation in inner.eqns for out in equation.outvars)
+    outputs = (out for inner in nested_jaxprs(jaxpr) for equation in inner.eqns for out in equation.outvars)
     return sum(int(np.prod(getattr(out.aval, "shape", ()))) for out in outputs)
 
 

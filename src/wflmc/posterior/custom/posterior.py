@@ -1,7 +1,7 @@
 """The posterior of any JAX model, made by `posterior_from` of a log-likelihood of one example, a log-prior, and data
 spread over devices: clipped gradient sums by automatic differentiation, block by block of devices."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self
@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
-from wflmc.errors import Found, InputError, Shown
+from wflmc.errors import Found, InputError, Shown, missing
 from wflmc.keys import digest
 from wflmc.posterior import summation
 from wflmc.posterior.base import STATIC, ClippedSum, Maybe, Posterior, check_device
 from wflmc.posterior.blocks import CPU_BLOCK, block_size, clip_factor, row_norms, scan_blocks, split_blocks
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
-from wflmc.posterior.custom.geometry import NoModeError, eigenvalues, find_mode, in_float64, laplace, refine
+from wflmc.posterior.custom.geometry import GeometryError, eigenvalues, find_mode, laplace, refine
+from wflmc.posterior.custom.precision import in_float64
 from wflmc.posterior.custom.records import in_order
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import by_device
@@ -29,6 +30,8 @@ Array = NDArray[np.float64]
 
 EXAMPLE_BYTES = 2**24
 """Bytes of a device's examples at a time, for one chain."""
+LONG_EXAMPLE = 2.0
+"""How many times the root mean square a gradient may be long that is not clipped by default: some 95% are not."""
 MOST_DENSE = 2048
 """Up to so many parameters a matrix of coordinates is looked for."""
 
@@ -73,6 +76,11 @@ class CustomPosterior(Shown, Posterior):
     def coordinates(self) -> Affine | None:  # type: ignore[override]
         """Those that chains move in."""
         return self.model.space
+
+    @property
+    def not_covered(self) -> Mapping[str, str]:
+        """What every device knows beside its own examples, and ε does not cover: a sentence by name."""
+        return self.model.sites.not_covered
 
     @property
     def dim(self) -> int:
@@ -167,8 +175,17 @@ class CustomPosterior(Shown, Posterior):
         return self.data, jnp.pad(sizes, (0, padded - self.devices), mode="edge"), self.first + jnp.arange(padded)
 
     def _gradient(self, theta: jax.Array, device: Any, limit: Any = None, key: Any = None) -> tuple[Sum, jax.Array]:
-        """Return one device's gradient with its share of the prior's, [m], and whether an example was left out of it
-        that has no finite one; `device` is one of `_held`."""
+        """Return one device's gradient with its share of the prior's, and whether an example of it has none.
+
+        Args:
+            theta: θ[m].
+            device: one of `_held`.
+            limit: c, to which each example is clipped; None where devices are clipped as a whole.
+            key: draws the mini-batch.
+
+        Returns:
+            The sum [m], and whether an example was left out of it that has no finite gradient.
+        """
         held, size, number = device
         count = jax.tree.leaves(held)[0].shape[0]
         real, scale, rows = jnp.arange(count) < size, jnp.ones(()), self.example_block or count
@@ -204,6 +221,7 @@ class CustomPosterior(Shown, Posterior):
 
         prior = jax.grad(self.model.prior_cost)(theta) / self.prior_devices
         if limit is not None:
+            prior = summation.cap_prior(prior, (-1,))
             rows = min(rows, ROWS)  # more would be more sensitive, see `summation`
         count = real.shape[0]
         if rows >= count:
@@ -286,6 +304,38 @@ class CustomPosterior(Shown, Posterior):
         norms = [traced.costs_and_norms(self.model, examples, at, at_a_time)[1] for at in given.reshape(-1, self.dim)]
         scale = np.ones(self.devices) if self.batch is None else np.maximum(self.sizes / self.batch, 1.0)
         return np.stack(norms).reshape(*given.shape[:-1], -1).astype(float) * np.repeat(scale, self.sizes)
+
+    def suggest_example_clip(
+        self, public: "CustomPosterior | None" = None, *, quantile: float = 0.95
+    ) -> float | Array:
+        r"""Propose c, the largest norm of one example's gradient; no example of this posterior is looked at.
+
+        In coordinates in which the posterior has the covariance I, the gradients g_n of examples that follow the model
+        have E[Σ_n g_n g_nᵀ] = I minus the curvature of the prior (the information equality). So their root mean square
+        is √(m/N) at most, in any such model, and few of them are twice as long.
+
+        Args:
+            public: the posterior of the same model on public or simulated data. Then c is a quantile of the norms of
+                their gradients at their mode, in the coordinates of this posterior, whatever those are.
+            quantile: the part of the public examples that are to be no longer than c.
+
+        Returns:
+            2√(m/N), or that quantile. With mini-batches, where examples count N_k/batch times, one for each device, [K].
+
+        Raises:
+            InputError: without public data, for a posterior in coordinates of another kind than those of
+                `preconditioner` = laplace, pilot, or another posterior.
+        """
+        if public is not None:
+            mode = public.parameters(public.laplace[0])
+            own_model = replace(public, model=self.model, batch=None)
+            clip = float(np.quantile(own_model.example_norms(mode), quantile))
+        elif self.coordinates is not None and np.ndim(self.coordinates.matrix) == 2:
+            clip = LONG_EXAMPLE * (self.dim / int(np.sum(self.sizes))) ** 0.5
+        else:
+            known = "posterior.suggest_example_clip(public) proposes one by public data, and preconditioner=… needs none"
+            raise missing("example_clip", f"with unit = 'record': {known}")
+        return clip if self.batch is None else clip * np.maximum(self.sizes / self.batch, 1.0)
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Return every device's own gradient, unclipped and of all examples, [K, m]."""
@@ -494,8 +544,8 @@ def _coordinates(
                 if given == "pilot":
                     space, L = refine(cost, space)
             return space, {"mu": 1.0, "L": L}
-        except NoModeError as error:
-            raise _without_mode(error, model) from error
+        except GeometryError as error:
+            raise _without_coordinates(error, model) from error
     if not isinstance(given, str) and np.shape(given) == start.shape and np.all(np.asarray(given) > 0):
         return Affine(start, np.asarray(given, dtype=float)), {}
     if not (isinstance(given, str) and given == "none"):
@@ -504,14 +554,14 @@ def _coordinates(
     return None, {}
 
 
-def _without_mode(error: NoModeError, model: traced.TracedModel) -> InputError:
-    """Return the sentence that names the parameter along which no mode was found."""
+def _without_coordinates(error: GeometryError, model: traced.TracedModel) -> InputError:
+    """Return the sentence that names the parameter along which no coordinates were found."""
     sizes = jax.tree.map(lambda part: float(np.abs(part).max()), model.unflatten(np.asarray(error.direction)))
     path = max(jax.tree_util.tree_leaves_with_path(sizes), key=lambda leaf: leaf[1])[0]
     name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameters"
-    name = f"site {name}" if model.sites.dims else name
-    wanted = "a parameter with a proper posterior: give it a prior, write a hierarchical one as mean + scale * offset"
-    return InputError(name, Found(f"has no mode: {error} along it"), f"{wanted}, or start elsewhere (initial=…)")
+    if model.sites.dims:  # of such a model, sites were written with offsets where that may help
+        return InputError(f"site {name}", Found(error.problem), error.remedy)
+    return InputError(name, Found(error.problem), f"{error.remedy}; or a hierarchy written as mean + scale * offset")
 
 
 def _check_start(model: traced.TracedModel, examples: Any, start: Array) -> None:

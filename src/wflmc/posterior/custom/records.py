@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wflmc.posterior.custom.independence import check_independence
 from wflmc.posterior.summation import RECORD_STAGE, additions, barrier, sum_squares
 
 ORDERS = "reshape", "transpose", "squeeze"
@@ -114,6 +115,8 @@ class Gradient:
 
     def __init__(self, cost: Callable[[Any, Any], Any], leaves: Any, example: Any) -> None:
         traced: Any = jax.make_jaxpr(jax.grad(cost))(leaves, example)
+        # A rule of `jax.custom_vjp` is Python code that may act otherwise than when the model was checked.
+        check_independence("log_likelihood", traced)
         made = {id(out): equation for equation in traced.eqns for out in equation.outvars}
         found = [_vectors(made, out) for out in traced.jaxpr.outvars]
         outputs = [part for parts, _ in found for part in parts]
