@@ -16,7 +16,7 @@ learned is a single θ.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Link
-from wflmc.errors import InputError, unknown
+from wflmc.errors import InputError, SamplingError, unknown
 from wflmc.keys import check_key, named
 from wflmc.planning import Allocation, Plan, Policy, Problem, Sampler, plan
 from wflmc.planning.advice import estimates, input_warnings
 from wflmc.planning.options import Options
 from wflmc.planning.policies import equal_parts
-from wflmc.planning.solvers.closed_form import DP, POWER, REGIMES
+from wflmc.planning.solvers.closed_form import DP, LIMITS, POWER
 from wflmc.posterior import Posterior
 from wflmc.privacy import Privacy
 
@@ -73,7 +73,7 @@ def gradient_descent(
     # Bound, objective and most warnings of a plan are about sampling: here nothing is sampled.
     return planned.replace(
         server_noise=np.zeros(rounds),
-        limit=np.where(at_power, REGIMES.index(POWER), REGIMES.index(DP)),
+        limit=np.where(at_power, LIMITS.index(POWER), LIMITS.index(DP)),
         regime=None,
         bound=None,
         objective=np.nan,
@@ -87,6 +87,32 @@ def loudest(problem: Problem) -> Allocation:
     return Allocation(np.minimum(problem.power_cap, equal_parts(problem)))
 
 
+class Experiments(NamedTuple):
+    """What tells the experiments of `sbfl` apart: channels and random numbers."""
+
+    gains: jax.Array
+    """|h| of every device's own channel block, [experiment, iteration, device]."""
+    snr: jax.Array
+    """P_k/(m N0) as a ratio, [experiment, device]."""
+    numbers: jax.Array
+    """Seeds of start and noise, [experiment]."""
+
+
+class Descent(NamedTuple):
+    """Where experiments of `sbfl` end, and what tells whether they have diverged."""
+
+    theta: jax.Array
+    """θ after the last iteration, [experiment, m]."""
+    distance: jax.Array
+    """‖θ − θ_0‖ between the last iterate and the start, [experiment]."""
+    initial_gradient_norm: jax.Array
+    """Σ_k ‖∇f_k(θ_0)‖ at the start, [experiment]."""
+
+
+DIVERGENCE_FACTOR = 10.0
+"""An iterate has diverged so many times farther from the start than the mode can be."""
+
+
 def sbfl(
     key: jax.Array,
     posterior: Posterior,
@@ -98,57 +124,151 @@ def sbfl(
     init: str = "prior",
     numbers: Sequence[int] | None = None,
 ) -> NDArray[np.float32]:
-    """Return θ after ⌊rounds/K⌋ iterations on each of several links, [link, m].
+    """Run ⌊rounds/K⌋ iterations of scalable Bayesian federated learning on each link.
+
+    With device k's gradient estimated as ĝ_k, an iteration is v ← βv + Σ_k ĝ_k/N_k and
+    θ ← θ − ηv. The division by N_k weighs devices equally whatever their sizes. Where
+    devices hold unlike data, θ settles near the mode and not at it, because the signs
+    of unlike gradients do not cancel where the gradients do.
 
     Args:
-        key: seeds starts and noise; starts are those that `sample` gives to chains of the same numbers.
+        key: seeds starts and noise; starts are those that `sample` gives to chains of
+            the same numbers.
         posterior: whose mode is sought.
         links: one for each experiment.
-        rounds: S, channel blocks in all; device k has every K-th one, beginning with its own.
-        step_size: on the sum over devices of the gradients divided by N_k, which weighs devices equally whatever
-            their sizes; by default 1/(1 + L/N), as in the paper's experiments, which is larger than plain descent
-            on that sum could bear.
-        momentum: share of the last step that is taken again.
+        rounds: S, channel blocks in all; device k has every K-th one, beginning with
+            its own.
+        step_size: η; by default `stable_step_size(posterior, momentum)`. The authors'
+            experiments on MNIST have 1/(1 + L/N), which is larger than descent on that
+            sum can bear.
+        momentum: β, the share of the last step that is taken again.
         init: prior or zero, where it starts.
         numbers: which experiments these are, 0, 1, … by default.
+
+    Returns:
+        θ after the last iteration, [link, m].
+
+    Raises:
+        InputError: fewer rounds than devices, or a step size or momentum out of range.
+        SamplingError: an experiment has diverged: θ is not finite, or ten times farther
+            from the start than the mode can be.
     """
     check_key(key)
-    devices, iterations = posterior.devices, rounds // posterior.devices
+    devices = posterior.devices
+    iterations = rounds // devices
     if iterations < 1:
         raise InputError("rounds", rounds, f"at least the number of devices ({devices})")
     if not 0 <= momentum < 1:
         raise InputError("momentum", momentum, "at least 0 and below 1")
-    sizes = np.asarray(posterior.sizes, dtype=float)
-    step = 1 / (1 + posterior.L / sizes.sum()) if step_size is None else step_size
+    step = stable_step_size(posterior, momentum) if step_size is None else step_size
     if not 0 < step < np.inf:
         raise InputError("step_size", step, "finite and above 0")
-    slot = np.arange(iterations)[:, None] * devices + np.arange(devices)
-    gains = [np.abs(link.gains(iterations * devices, devices))[slot, np.arange(devices)] for link in links]
-    snr = np.stack([link.snr(devices) for link in links])
-    number = jnp.arange(len(links)) if numbers is None else jnp.asarray(numbers)
-    return np.asarray(_descend(key, posterior, init, (np.stack(gains), snr, number), sizes, step, momentum))
+    experiments = Experiments(
+        gains=jnp.stack([_gains_in_turn(link, iterations, devices) for link in links]),
+        snr=jnp.stack([link.snr(devices) for link in links]),
+        numbers=jnp.arange(len(links)) if numbers is None else jnp.asarray(numbers),
+    )
+    sizes = np.asarray(posterior.sizes, dtype=float)
+    descent = _descend(
+        key,
+        posterior,
+        experiments,
+        sizes=sizes,
+        step=step,
+        momentum=momentum,
+        init=init,
+    )
+    _check_descent(descent, posterior, step=step, momentum=momentum)
+    return np.asarray(descent.theta)
+
+
+def stable_step_size(posterior: Posterior, momentum: float) -> float:
+    """Return (1 − β) min_k N_k / L, a step size at which `sbfl` is stable.
+
+    It descends Σ_k f_k/N_k, of which no curvature is above L/min_k N_k, as every f_k is
+    convex. Momentum repeats a step 1/(1 − β) times in all, so that the whole step is
+    one over that curvature: half of what plain descent can bear. The rest is for the
+    errors of one-bit gradients.
+
+    Args:
+        posterior: whose smoothness L and sizes N_k are taken.
+        momentum: β, at least 0 and below 1.
+
+    Returns:
+        η.
+    """
+    largest_curvature = posterior.L / float(np.min(posterior.sizes))
+    return (1 - momentum) / largest_curvature
+
+
+def _gains_in_turn(link: Link, iterations: int, devices: int) -> NDArray[np.float64]:
+    """Return |h| of every device's own channel blocks, [iteration, device]."""
+    device = np.arange(devices)
+    block = np.arange(iterations)[:, None] * devices + device
+    return np.abs(link.gains(iterations * devices, devices))[block, device]
+
+
+def _check_descent(
+    descent: Descent,
+    posterior: Posterior,
+    *,
+    step: float,
+    momentum: float,
+) -> None:
+    """Raise `SamplingError` if an experiment has diverged.
+
+    By strong convexity the mode is at most ‖∇f(θ_0)‖/μ away from the start. The norms
+    of the devices' gradients are added up instead, as unlike devices may lead θ away
+    from a start at the mode.
+    """
+    finite = np.isfinite(descent.theta).all(-1)
+    farthest_mode = np.asarray(descent.initial_gradient_norm) / posterior.mu
+    near = np.asarray(descent.distance) <= DIVERGENCE_FACTOR * farthest_mode
+    diverged = np.flatnonzero(~(finite & near))
+    if diverged.size:
+        stable = stable_step_size(posterior, momentum)
+        raise SamplingError(
+            f"{diverged.size} of {finite.size} experiments of sbfl diverged: "
+            f"step_size = {step:g} is too large with momentum = {momentum:g}. "
+            f"Leave it out, or try {stable:g} or less."
+        )
 
 
 @partial(jax.jit, static_argnames=("init",))
 def _descend(
-    key: jax.Array, posterior: Posterior, init: str, experiments: Any, sizes: Any, step: Any, momentum: Any
-) -> jax.Array:
-    """Run all experiments at once: (gains[experiment, iteration, device], snr[experiment, device], their numbers)."""
+    key: jax.Array,
+    posterior: Posterior,
+    experiments: Experiments,
+    *,
+    sizes: NDArray[np.float64],
+    step: float,
+    momentum: float,
+    init: str,
+) -> Descent:
+    """Run all experiments at once."""
 
-    def experiment(gain: jax.Array, snr: jax.Array, number: jax.Array) -> jax.Array:
-        theta = posterior.draw_initial(jax.random.fold_in(named(key, "init"), number), init)
+    def experiment(gains: jax.Array, snr: jax.Array, number: jax.Array) -> Descent:
+        start_key = jax.random.fold_in(named(key, "init"), number)
+        start = posterior.draw_initial(start_key, init)
         noise_key = jax.random.fold_in(named(key, "sbfl"), number)
 
-        def iterate(carry: tuple[jax.Array, jax.Array], at: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        def iterate(
+            carry: tuple[jax.Array, jax.Array], scheduled: tuple[jax.Array, jax.Array]
+        ) -> tuple[tuple[jax.Array, jax.Array], None]:
             theta, velocity = carry
-            index, h = at
+            index, gain = scheduled
             gradient = posterior.gradients(theta) / sizes[:, None]
-            noise = jax.random.normal(jax.random.fold_in(noise_key, index), gradient.shape)
-            velocity = momentum * velocity + estimate(gradient, h, snr[:, None], noise).sum(0)
+            iteration_key = jax.random.fold_in(noise_key, index)
+            noise = jax.random.normal(iteration_key, gradient.shape)
+            estimates = estimate(gradient, gain, snr[:, None], noise)
+            velocity = momentum * velocity + estimates.sum(0)
             return (theta - step * velocity, velocity), None
 
-        (theta, _), _ = jax.lax.scan(iterate, (theta, jnp.zeros_like(theta)), (jnp.arange(gain.shape[0]), gain))
-        return theta
+        scheduled = (jnp.arange(gains.shape[0]), gains)
+        at_rest = (start, jnp.zeros_like(start))
+        (theta, _), _ = jax.lax.scan(iterate, at_rest, scheduled)
+        gradient_norms = jnp.linalg.norm(posterior.gradients(start), axis=-1)
+        return Descent(theta, jnp.linalg.norm(theta - start), gradient_norms.sum())
 
     return jax.vmap(experiment)(*experiments)
 

@@ -2,16 +2,17 @@
 
 A package declares `[project.entry-points."wflmc.policies"]`, `"wflmc.fading"` or `"wflmc.models"`, each a name and what
 it stands for: a `PowerPolicy`; a function from the mean power to a `Fading`; a function that returns a posterior.
+`docs/extending.md` has a whole package as an example.
 """
 
 import inspect
 import runpy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from wflmc.errors import Found, InputError, unknown
+from wflmc.errors import Found, InputError
 
 
 def names(group: str) -> list[str]:
@@ -20,12 +21,36 @@ def names(group: str) -> list[str]:
 
 
 def load(group: str, name: str, key: str, builtin: Mapping[str, Any]) -> Any:
-    """Return what a name stands for: one of our own, or that of a package."""
+    """Return what a name stands for: one of our own, or that of a package.
+
+    Args:
+        group: policies, fading or models.
+        name: to look up.
+        key: the argument or scenario key that has the name, for errors.
+        builtin: our own, by name.
+
+    Returns:
+        The value that the name stands for; that of a package is imported.
+
+    Raises:
+        InputError: if neither we nor an installed package know the name.
+    """
     if name in builtin:
         return builtin[name]
     if name not in names(group):
-        raise unknown(key, name, [*builtin, *names(group)])
+        raise InputError(key, name, known_names(group, builtin))
     return entry_points(group=f"wflmc.{group}")[name].load()
+
+
+def known_names(group: str, builtin: Iterable[str]) -> str:
+    """Return the names that a key may have, and how to register another one, as the end of "it must be ...".
+
+    >>> known_names("fading", ["static", "rayleigh"])
+    "'static', 'rayleigh' or a name that an installed package registers as wflmc.fading (see docs/extending.md)"
+    """
+    quoted = ", ".join(f"'{name}'" for name in (*builtin, *names(group)))
+    register = f"a name that an installed package registers as wflmc.{group} (see docs/extending.md)"
+    return f"{quoted} or {register}" if quoted else register
 
 
 def is_own_model(model: str) -> bool:

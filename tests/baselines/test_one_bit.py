@@ -9,8 +9,8 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.baselines import estimate, sbfl
-from wflmc.errors import InputError
+from wflmc.baselines import estimate, sbfl, stable_step_size
+from wflmc.errors import InputError, SamplingError
 from wflmc.keys import named
 
 
@@ -45,8 +45,8 @@ def test_steps_written_out(momentum):
     posterior = wflmc.softmax_regression(jax.random.key(0), 3, examples=31, dim=4, classes=3, partition="dirichlet:1")
     links = [wflmc.Link(channel.rayleigh(1.0), snr_db=120, seed=seed) for seed in range(2)]
     key = jax.random.key(5)
-    found = sbfl(key, posterior, links, rounds=8, momentum=momentum, numbers=[0, 7])
-    step = 1 / (1 + posterior.L / 31)
+    step = 1 / (1 + posterior.L / 31)  # the authors'
+    found = sbfl(key, posterior, links, rounds=8, step_size=step, momentum=momentum, numbers=[0, 7])
     for row, number in enumerate([0, 7]):
         theta = posterior.draw_initial(jax.random.fold_in(named(key, "init"), number))
         velocity = 0.0
@@ -89,6 +89,44 @@ def test_it_learns_when_the_channel_is_good():
         theta = sbfl(jax.random.key(0), posterior, links, rounds=300, momentum=0.0, step_size=0.1)
         distance[name] = np.linalg.norm(theta[0] - posterior.mean)
     assert distance["good"] < 0.2 < distance["bad"]
+
+
+@pytest.mark.parametrize("iterations", [20, 300])
+def test_with_two_parameters_it_is_linear_and_ends_at_the_mean(iterations):
+    """Two entries minus their mean are (d, −d), of standard deviation |d|: one bit then loses only a factor."""
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30, dim=2)
+    key, link, momentum = jax.random.key(5), wflmc.Link(channel.static(1.0), snr_db=100), 0.9
+    theta = sbfl(key, posterior, [link], rounds=3 * iterations, momentum=momentum)[0]
+
+    average = np.full((2, 2), 0.5)
+    received = average + np.sqrt(2 / np.pi) * (np.eye(2) - average)
+    pull = received @ np.linalg.inv(posterior.covariance) / 10  # each device has 10 examples
+    step = stable_step_size(posterior, momentum)
+    eye = np.eye(2)
+    move = np.block([[eye - step * pull, -step * momentum * eye], [pull, momentum * eye]])
+    start = np.asarray(posterior.draw_initial(jax.random.fold_in(named(key, "init"), 0)), float)
+    state = np.linalg.matrix_power(move, iterations) @ np.append(start - posterior.mean, np.zeros(2))
+    np.testing.assert_allclose(theta - posterior.mean, state[:2], rtol=1e-3, atol=2e-5)
+    assert np.abs(np.linalg.eigvals(move)).max() < 0.95  # the best that momentum allows is √0.9 = 0.949
+
+
+def test_the_usual_step_is_stable():
+    """One bit leaves a bias, as devices' gradients do not vanish at the mode; it does not grow with the rounds."""
+    owner = np.repeat(np.arange(5), (300, 100, 50, 30, 20))
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(owner.size, 5))
+    outcomes = features @ [0.1, -0.5, 0.9, 0.7, 0.5] + generator.normal(size=owner.size)
+    posterior = wflmc.gaussian_regression(jax.random.key(0), 5, X=features, y=outcomes, partition=owner)
+    links = [wflmc.Link(channel.rayleigh(1.0), snr_db=20, seed=seed) for seed in range(3)]
+    theta = sbfl(jax.random.key(1), posterior, links, rounds=3000)
+    assert np.linalg.norm(theta - posterior.mean, axis=1).max() < 0.15  # starts are some √6 away
+
+
+@pytest.mark.parametrize("step_size", [0.5, 1e30], ids=["finite", "not finite"])
+def test_divergence_is_an_error(step_size):
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
+    with pytest.raises(SamplingError, match="step_size"):
+        sbfl(jax.random.key(1), posterior, [wflmc.Link(channel.static(1.0))], rounds=60, step_size=step_size)
 
 
 @pytest.mark.parametrize(

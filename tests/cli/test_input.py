@@ -9,8 +9,9 @@ import math
 import numpy as np
 import pytest
 
+from wflmc import plugins
 from wflmc.errors import InputError
-from wflmc.scenario import Scenario, schema, validate
+from wflmc.scenario import Scenario, validate
 
 from ..cli_tools import STATIC, with_set
 
@@ -141,11 +142,11 @@ BAD = [
 
 
 def test_limits_are_short_and_names_of_others_are_whole(call, scenario, monkeypatch):
-    monkeypatch.setattr(schema, "names", lambda group: ["indoor-2024.11.17.001", "site-20241117093000"])
+    monkeypatch.setattr(plugins, "names", lambda group: ["indoor-2024.11.17.001", "site-20241117093000"])
     for value, says in (("privacy.clip=1e60", "equal to 1e+50."), ("policy.max_round_noise=0", "equal to 1e-09")):
         assert says in call("plan", scenario, "--set", value)[2]
     err = call("plan", scenario, "--set", "link.fading=foo")[2]
-    assert "'indoor-2024.11.17.001' or 'site-20241117093000'." in err
+    assert "'indoor-2024.11.17.001', 'site-20241117093000' or a name that " in err
 
 
 def test_nan_and_infinities_of_every_key_are_refused_for_what_they_are():

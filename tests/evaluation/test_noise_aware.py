@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -12,6 +13,9 @@ from scipy import stats
 import wflmc
 from wflmc.evaluation import conditioning, simulated_coverage
 from wflmc.posterior import GaussianPosterior
+from wflmc.posterior.coordinates import Affine, coordinates
+from wflmc.posterior.custom.model import Sites
+from wflmc.sampling import Trace
 from wflmc.sampling.transcript import Transcript
 
 from ..conftest import FULL
@@ -43,18 +47,18 @@ def trace(posterior):
     return wflmc.sample(jax.random.key(1), posterior, plan, 60, transcript=True)
 
 
-def conditioned(gram, prior, position, gradient, noise, extra):
+def conditioned(gram, prior, position, gradient, noise, extra, prior_mean=0.0):
     """The law of θ given all gradients, by brute force: the joint Gaussian of (θ, b̃, g[1..S]), conditioned on g.
 
-    g[s] = Hθ[s] − b̃ + n[s] with b̃ ~ N(Gθ, (1 + c) G).
+    g[s] = Hθ[s] − b̃ − Λ (prior mean) + n[s] with b̃ ~ N(Gθ, (1 + c) G).
     """
     rounds, dim = position.shape
     cov_theta = np.linalg.inv(prior)
     cov_b = gram @ cov_theta @ gram + (1 + extra) * gram
     cross = np.tile(-cov_theta @ gram, (1, rounds))
     inner = np.kron(np.ones((rounds, rounds)), cov_b) + np.kron(np.diag(noise), np.eye(dim))
-    residual = (gradient - position @ (gram + prior)).ravel()
-    return cross @ np.linalg.solve(inner, residual), cov_theta - cross @ np.linalg.solve(inner, cross.T)
+    residual = (gradient - (position - prior_mean) @ (gram + prior)).ravel()
+    return prior_mean + cross @ np.linalg.solve(inner, residual), cov_theta - cross @ np.linalg.solve(inner, cross.T)
 
 
 def test_it_is_the_joint_gaussian_conditioned_on_what_was_received(posterior, trace):
@@ -74,6 +78,48 @@ def test_it_is_the_joint_gaussian_conditioned_on_what_was_received(posterior, tr
     lower, upper = made.interval(0.9)
     deviation = np.sqrt(np.diagonal(made.covariance, axis1=1, axis2=2))
     np.testing.assert_allclose((upper - lower) / deviation, 2 * stats.norm.ppf(0.95))
+
+
+def test_a_prior_around_another_mean_is_conditioned_on_as_well(posterior, trace):
+    prior_mean = np.array([0.5, -1.0, 0.0, 2.0, 0.3])
+    prior = np.diag([1.0, 20.0, 300.0, 4.0, 50.0])
+    gram = posterior.hessian.sum(0) - np.eye(5)
+    moments = wflmc.Moments(gram, prior, 1200, prior_linear=prior @ prior_mean)
+    result, transcript = wflmc.noise_aware(trace, moments, draws=1), trace.transcript
+    used = result.used[:, 2]
+    parts = (transcript.position, transcript.gradient, transcript.noise)
+    received = (np.asarray(values[used, 2], float) for values in parts)
+    mean, covariance = conditioned(gram, prior, *received, result.participation[2], prior_mean)
+    np.testing.assert_allclose(result.mean[2], mean, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(result.covariance[2], covariance, rtol=1e-6, atol=1e-12)
+
+
+MATRIX = np.eye(5) + 0.3 * np.random.default_rng(1).standard_normal((5, 5))
+CENTRE = np.array([3.0, -2.0, 0.0, 40.0, -7.0])
+SPACES = {
+    "none": None,
+    "whitened": coordinates(MATRIX, 1.0),
+    "matrix": Affine(CENTRE, MATRIX),
+    "scales": Affine(CENTRE, np.array([0.1, 2.0, 1.0, 30.0, 0.5])),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_covariance_is_mapped_without_the_centre(posterior, trace, name):
+    """Against finite differences of the map, and the covariance of mapped draws."""
+    space = SPACES[name]
+    moments = wflmc.Moments(posterior.hessian.sum(0) - np.eye(5), np.eye(5), 1200)
+    inside = wflmc.noise_aware(trace, moments, draws=2000)
+    result = wflmc.noise_aware(trace, moments._replace(coordinates=space), draws=2000)
+    jacobian = np.eye(5)
+    if space is not None:
+        jacobian = np.asarray(space.parameters(np.eye(5)) - space.parameters(np.zeros((5, 5)))).T
+    np.testing.assert_allclose(result.covariance, jacobian @ inside.covariance @ jacobian.T, rtol=1e-8, atol=1e-12)
+    np.testing.assert_array_equal(result.covariance, result.covariance.swapaxes(1, 2))
+    assert np.all(np.linalg.eigvalsh(result.covariance) > 0)
+    deviation = np.sqrt(np.diagonal(result.covariance, axis1=1, axis2=2))
+    ratio = result.draws.std(1) / deviation
+    np.testing.assert_allclose(ratio, 1, atol=5 / np.sqrt(2 * 2000))
 
 
 @full
@@ -152,29 +198,33 @@ def test_unknown_moments_cost_little_and_known_ones_are_their_limit(posterior, t
     assert np.abs(wide.mean - known.mean).mean() < 0.2 * np.sqrt(known.covariance.max())
 
 
-def test_uncertain_moments_against_a_grid():
+@pytest.mark.parametrize("prior_mean", [0.0, -1.5])
+def test_uncertain_moments_against_a_grid(prior_mean):
     """One parameter: the joint posterior of (G, b, θ) on a grid of G, with nothing in closed form but b."""
     rng = np.random.default_rng(0)
     theta, noise = rng.normal(0.5, 0.5, 8), 400.0
-    received = (110 + 1) * theta - 70 + rng.normal(0, noise**0.5, 8)
+    received = (110 + 1) * theta - 70 - prior_mean + rng.normal(0, noise**0.5, 8)
     shape = (8, 1, 1)
     told = Transcript(theta.reshape(shape), received.reshape(shape), np.full((8, 1), noise), np.arange(8), 8)
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=2, examples=100, dim=1)
     plan = wflmc.plan(posterior, LINK, wflmc.Privacy(clip=1e6), step_size=1e-3, burn_in=0, samples=8)
     plan = plan.replace(weight=np.ones((8, 2)))
     trace = replace(wflmc.sample(jax.random.key(0), posterior, plan, 1), transcript=told, plans=(plan,))
-    made = wflmc.noise_aware(trace, wflmc.Moments(np.full((1, 1), 100.0), np.eye(1), 100, 20.0), draws=10_000)
+    moments = wflmc.Moments(np.full((1, 1), 100.0), np.eye(1), 100, 20.0, prior_linear=np.array([prior_mean]))
+    made = wflmc.noise_aware(trace, moments, draws=10_000)
     grid = np.linspace(1, 250, 500)
     prior = stats.norm.logpdf(grid, 100, 20)
     middle, V = received.mean(), noise / 8
     likelihood = prior.copy()
     for g, row in enumerate(grid):
-        covariance = noise * np.eye(8) + row**2 + row  # θ ~ N(0, 1) and b|θ integrated out
-        likelihood[g] += stats.multivariate_normal.logpdf(received, (row + 1) * theta, covariance)
+        covariance = noise * np.eye(8) + row**2 + row  # θ ~ N(prior mean, 1) and b|θ integrated out
+        expected = (row + 1) * (theta - prior_mean)
+        likelihood[g] += stats.multivariate_normal.logpdf(received, expected, covariance)
     chance = np.exp(likelihood - likelihood.max())
     chance /= chance.sum()
     precision = 1 + grid**2 / (grid + V)
-    mean = grid / (grid + V) * ((grid + 1) * theta.mean() - middle) / precision
+    linear = (grid + 1) * theta.mean() - middle - prior_mean
+    mean = (grid / (grid + V) * linear + prior_mean) / precision
     expected = chance @ mean
     variance = chance @ (1 / precision + mean**2) - expected**2
     assert made.mean[0, 0] == pytest.approx(expected, abs=0.03 * variance**0.5)
@@ -195,7 +245,8 @@ def test_a_local_quadratic_moves_draws_of_a_softmax_model():
     assert made.method == "local quadratic"
     assert made.not_covered
     assert wflmc.noise_aware(trace, posterior, public=True).not_covered == ()
-    np.testing.assert_allclose(made.draws.mean(1), made.mean, atol=1e-9)
+    deviation = np.sqrt(np.diagonal(made.covariance, axis1=1, axis2=2))
+    np.testing.assert_allclose((made.draws.mean(1) - made.mean) / deviation, 0, atol=5 / np.sqrt(1000))
     moments = conditioning.moments_of(posterior, trace)
     total = jax.jacfwd(lambda theta: posterior.gradients(theta).sum(0))
     exact = np.asarray(total(np.asarray(trace.theta[3].mean(0), np.float32)))
@@ -205,6 +256,236 @@ def test_a_local_quadratic_moves_draws_of_a_softmax_model():
     assert near < far + 0.3 * spread
     lower, upper = made.interval(0.9)
     assert np.all(lower < upper)
+
+
+RECORDS, KEPT_ROUNDS, BURN_IN = 300, 10, 10
+TRUTH = np.array([1.0, 2.0, np.log(0.5)])
+"""Level, slope and log sigma of a regression, in the order of the flat parameters."""
+SCALES = np.array([0.5, 0.5, 0.5**0.5]) / RECORDS**0.5
+"""Posterior deviations of these, by the Fisher information."""
+START = TRUTH + 3 * SCALES
+PRIOR_MEAN, PRIOR_STD = np.array([0.0, 0.0, -0.5]), 3.0
+STEP_SIZE = 0.2
+
+
+def simulate_records(rng):
+    x = rng.standard_normal(RECORDS)
+    return x, TRUTH[0] + TRUTH[1] * x + np.exp(TRUTH[2]) * rng.standard_normal(RECORDS)
+
+
+def slope_of_cost(theta, x, y):
+    """The gradient of −log p(θ|x, y), by hand: [m]."""
+    precision = np.exp(-2 * theta[2])
+    residual = y - theta[0] - theta[1] * x
+    of_weights = -precision * np.array([residual.sum(), residual @ x])
+    of_scale = RECORDS - precision * residual @ residual
+    return np.append(of_weights, of_scale) + (theta - PRIOR_MEAN) / PRIOR_STD**2
+
+
+def log_likelihood(parameters, record):
+    x, y = record
+    mean = parameters["weight"][0] + parameters["weight"][1] * x
+    return -0.5 * ((y - mean) * jnp.exp(-parameters["width"])) ** 2 - parameters["width"]
+
+
+def log_prior(parameters):
+    flat = jnp.append(parameters["weight"], parameters["width"])
+    return -0.5 * jnp.sum((flat - PRIOR_MEAN) ** 2) / PRIOR_STD**2
+
+
+def constrain(parameters):
+    return {"weight": parameters["weight"], "sigma": jnp.exp(parameters["width"])}
+
+
+SITES = Sites(constrain=constrain, dims={"weight": ["term"]}, coords={"term": ["level", "slope"]})
+"""As the adapter of NumPyro makes them."""
+
+
+@pytest.fixture(scope="module")
+def regression():
+    """A custom model whose chains move in scaled coordinates around a public guess."""
+    return wflmc.posterior_from(
+        log_likelihood,
+        log_prior,
+        simulate_records(np.random.default_rng(0)),
+        initial={"weight": START[:2], "width": START[2]},
+        devices=3,
+        mu=1.0,
+        L=2.0,
+        preconditioner=SCALES,
+    )
+
+
+@pytest.fixture(scope="module")
+def regression_plan(regression):
+    privacy = wflmc.Privacy(clip=1e6)
+    rounds = {"step_size": STEP_SIZE, "burn_in": BURN_IN, "samples": KEPT_ROUNDS}
+    return wflmc.plan(regression, LINK, privacy, **rounds, initial_w2_sq=1.0).replace(weight=np.ones((20, 3)))
+
+
+def run_chain(regression, plan, rng, start=0.0):
+    """A data set and a chain on it with the noise that Langevin sampling needs, without any of the library's code."""
+    x, y = simulate_records(rng)
+    places = np.arange(RECORDS).reshape(3, -1)
+    noise = 2 / STEP_SIZE
+    phi = np.zeros(3) + start
+    positions, gradients = [], []
+    for _ in range(BURN_IN + KEPT_ROUNDS):
+        gradient = SCALES * slope_of_cost(START + SCALES * phi, x, y) + noise**0.5 * rng.standard_normal(3)
+        positions.append(phi)
+        gradients.append(gradient)
+        phi = phi - STEP_SIZE * gradient
+    transcript = Transcript(
+        position=np.stack(positions)[:, None],
+        gradient=np.stack(gradients)[:, None],
+        noise=np.full((BURN_IN + KEPT_ROUNDS, 1), noise),
+        start=np.arange(BURN_IN + KEPT_ROUNDS),
+        rounds=BURN_IN + KEPT_ROUNDS,
+    )
+    theta = START + SCALES * np.stack([*positions[BURN_IN + 1 :], phi])[None]
+    rates = np.zeros((1, KEPT_ROUNDS)), np.zeros(BURN_IN)
+    trace = Trace(theta, *rates, warmup=None, plans=(plan,), transcript=transcript)
+    return replace(regression, data=(x[places], y[places])), trace
+
+
+@pytest.fixture(scope="module")
+def in_order_of_truth(regression):
+    """Where level, slope and log sigma stand among the flat parameters."""
+    numbers = regression.model.unflatten(np.arange(3))
+    return np.append(numbers["weight"], numbers["width"])
+
+
+def test_intervals_of_a_custom_model_cover_with_ten_kept_draws(regression, regression_plan, in_order_of_truth):
+    """Over data sets, within 3.3 binomial standard errors; errors of the three parameters are nearly independent."""
+    data_sets = 120
+    rng = np.random.default_rng(3)
+    held = {0.9: [], 0.5: []}
+    deviations = []
+    for _ in range(data_sets):
+        posterior, trace = run_chain(regression, regression_plan, rng)
+        result = wflmc.noise_aware(trace, posterior)
+        for level, hits in held.items():
+            lower, upper = (ends[0, in_order_of_truth] for ends in result.interval(level))
+            hits.append((lower < TRUTH) & (upper > TRUTH))
+        deviations.append(np.sqrt(np.diagonal(result.covariance[0]))[in_order_of_truth] / SCALES)
+    for level, hits in held.items():
+        error = np.sqrt(level * (1 - level) / (3 * data_sets))
+        assert abs(np.mean(hits) - level) < 3.3 * error
+    # V is the noise of ten rounds, 1 in units of the posterior's precision: twice the posterior's variance.
+    np.testing.assert_allclose(np.mean(deviations, axis=0), 2**0.5, rtol=0.1)
+
+
+def test_intervals_by_site_are_in_the_space_of_each_site(regression, regression_plan, in_order_of_truth):
+    posterior, trace = run_chain(regression, regression_plan, np.random.default_rng(4))
+    result = wflmc.noise_aware(trace, replace(posterior, model=replace(posterior.model, sites=SITES)))
+    assert result.method == "local quadratic"
+    assert result.draws.shape == (1, 1000, 3)
+    assert {name: draws.shape for name, draws in result.sites.items()} == {"weight": (1, 1000, 2), "sigma": (1, 1000)}
+    sites = result.interval_by_site(0.9)
+    by_site = np.array([np.append(sites["weight"][end], np.log(sites["sigma"][end])) for end in range(2)])
+    flat = np.array([ends[0, in_order_of_truth] for ends in result.interval(0.9)])
+    # The standard error of a quantile of 1000 draws, in deviations of a normal law.
+    density = stats.norm.pdf(stats.norm.ppf(0.05))
+    error = np.sqrt(0.05 * 0.95 / 1000) / density
+    deviation = (flat[1] - flat[0]) / (2 * stats.norm.ppf(0.95))
+    np.testing.assert_allclose(by_site / deviation, flat / deviation, atol=4.5 * error)
+    axes, _ = result.named_draws.variables["weight"]
+    assert axes == ("chain", "draw", "term")
+    assert result.named_draws.coords["term"] == ["level", "slope"]
+
+
+def test_intervals_by_site_of_plain_models_are_those_of_theta(posterior, trace):
+    result = wflmc.noise_aware(trace, posterior, draws=50)
+    (lower, upper) = result.interval_by_site(0.5)["theta"]
+    assert lower.shape == upper.shape == result.mean.shape
+    assert np.all(lower < upper)
+
+
+def test_burn_in_is_beyond_the_reach_of_a_local_quadratic(regression, regression_plan, in_order_of_truth):
+    """Chains whose weights come from far away, where the gradient of log sigma is that of no quadratic."""
+    chains = 60
+    rng = np.random.default_rng(5)
+    errors = []
+    for _ in range(chains):
+        posterior, trace = run_chain(regression, regression_plan, rng, start=np.array([10.0, 10.0, 0.0]))
+        result = wflmc.noise_aware(trace, posterior, draws=1)
+        assert result.used[:, 0].tolist() == [False] * BURN_IN + [True] * KEPT_ROUNDS
+        deviation = np.sqrt(np.diagonal(result.covariance[0]))[in_order_of_truth]
+        errors.append((result.mean[0, in_order_of_truth] - TRUTH) / deviation)
+    assert np.abs(np.mean(errors, axis=0)).max() < 4 / np.sqrt(chains)
+
+
+@pytest.mark.parametrize(("level", "fewest"), [(0.9, 19), (0.5, 3), (0.99, 199)])
+def test_intervals_of_draws_hold_one_more_draw_as_often_as_they_say(level, fewest):
+    """Also for as few draws as there may be, and for a skewed law."""
+    rng = np.random.default_rng(0)
+    trials = 4000
+    draws = rng.exponential(size=(trials, fewest + 1))
+    lower, upper = conditioning.exchangeable_interval(draws[:, :-1], level)
+    share = np.mean((lower < draws[:, -1]) & (draws[:, -1] < upper))
+    assert abs(share - level) < 4 * np.sqrt(level * (1 - level) / trials)
+    with pytest.raises(wflmc.InputError) as refused:
+        conditioning.exchangeable_interval(draws[:, 2:], level)
+    assert refused.value.key == "draws"
+
+
+def test_a_level_out_of_range_is_refused(posterior, trace):
+    result = wflmc.noise_aware(trace, posterior, draws=20)
+    for intervals in (result.interval, result.interval_by_site):
+        with pytest.raises(wflmc.InputError) as refused:
+            intervals(1.0)
+        assert refused.value.key == "level"
+
+
+@full
+def test_a_direction_without_curvature_is_refused(regression, regression_plan):
+    _, trace = run_chain(regression, regression_plan, np.random.default_rng(4))
+    flat = wflmc.posterior_from(
+        lambda parameters, record: log_likelihood({**parameters, "width": TRUTH[2]}, record),
+        lambda parameters: 0.0,
+        simulate_records(np.random.default_rng(0)),
+        initial={"weight": START[:2], "width": START[2]},
+        devices=3,
+        mu=1.0,
+        L=2.0,
+        preconditioner=SCALES,
+    )
+    with pytest.raises(wflmc.InputError) as refused:
+        wflmc.noise_aware(trace, flat)
+    assert refused.value.key == "posterior"
+
+
+@full
+def test_a_numpyro_model_has_its_sites():
+    numpyro = pytest.importorskip("numpyro", reason="pip install numpyro")
+    dist = pytest.importorskip("numpyro.distributions")
+    pytest.importorskip("arviz")
+
+    def model(x, y):
+        with numpyro.plate("term", 2):
+            weight = numpyro.sample("weight", dist.Normal(0, 5))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(2))
+        with numpyro.plate("records", len(x)):
+            numpyro.sample("y", dist.Normal(weight[0] + weight[1] * x, sigma), obs=y)
+
+    x, y = simulate_records(np.random.default_rng(0))
+    labels = {"term": ["level", "slope"]}
+    posterior = wflmc.from_numpyro(model, {"x": x, "y": y}, devices=3, coords=labels)
+    privacy = wflmc.Privacy(epsilon=4, delta=1e-5, clip=10, unit="record", example_clip=0.5)
+    trace = wflmc.sample(jax.random.key(1), posterior, wflmc.plan(posterior, LINK, privacy), 3, transcript=True)
+    result = wflmc.noise_aware(trace, posterior)
+    assert np.all(np.linalg.eigvalsh(result.covariance) > 0)
+    np.testing.assert_array_equal(result.covariance, result.covariance.swapaxes(1, 2))
+    deviation = np.sqrt(np.diagonal(result.covariance, axis1=1, axis2=2))
+    np.testing.assert_allclose(result.draws.std(1) / deviation, 1, atol=5 / np.sqrt(2 * 1000))
+    lower, upper = result.interval_by_site(0.9)["sigma"]
+    assert np.all((lower > 0) & (lower < upper))
+    assert result.interval_by_site(0.9)["weight"][0].shape == (3, 2)
+    ours, theirs = result.to_arviz().posterior, trace.to_arviz(posterior).posterior
+    assert set(ours.data_vars) == set(theirs.data_vars) == {"weight", "sigma"}
+    assert {name: ours[name].dims for name in ours.data_vars} == {name: theirs[name].dims for name in ours.data_vars}
+    assert ours["term"].values.tolist() == theirs["term"].values.tolist() == labels["term"]
+    assert np.all(ours["sigma"].values > 0)
 
 
 def test_what_is_not_a_transcript_is_refused(posterior, trace):

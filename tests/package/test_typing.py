@@ -28,6 +28,7 @@ link: wflmc.Link = wflmc.Link(wflmc.channel.rayleigh(power=0.01), snr_db=20)
 privacy: wflmc.Privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30)
 step_size: float = 0.4 / (posterior.mu + posterior.L)
 plan: wflmc.Plan = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in=50, samples=50)
+ideal: wflmc.Plan = wflmc.plan(posterior)
 trace: wflmc.Trace = wflmc.sample(jax.random.key(1), posterior, plan, chains=100)
 found: wflmc.evaluation.Evaluation = wflmc.evaluate(trace, posterior)
 spent: float | None = plan.epsilon_spent

@@ -230,6 +230,102 @@ def test_a_policy_of_ones_own(posterior):
     np.testing.assert_allclose(plan.gain, full.gain / np.sqrt(2))
 
 
+def spend_half(problem):
+    return wflmc.planning.Allocation(POLICIES["equal"].allocate(problem).a / 2)
+
+
+def spend_all_at_once(problem):
+    """Everything in the first round, and next to nothing later."""
+    a = np.append(problem.budget.min() * (1 - 1e-7), np.full(problem.rounds - 1, 1e-9 * problem.budget.min()))
+    return wflmc.planning.Allocation(problem.within_budget(a))
+
+
+def alternate(problem):
+    """Every other round at the caps."""
+    return wflmc.planning.Allocation(problem.cap * np.where(np.arange(problem.rounds) % 2, 1.0, 0.1))
+
+
+LINKS = {
+    "static": wflmc.Link(channel.static(1e-4), snr_db=30),
+    "weak": wflmc.Link(channel.static(1e-4), snr_db=-10),
+    "fading": wflmc.Link(channel.rayleigh(0.01), snr_db=50),
+}
+
+
+@pytest.mark.parametrize(
+    ("power", "link", "regime", "limits"),
+    [
+        (spend_half, "static", "policy-limited", {"policy-limited": 1}),
+        (spend_half, "fading", None, {"policy-limited": 1}),
+        (spend_half, "weak", "policy-limited", {"policy-limited": 1}),
+        (POLICIES["equal"].allocate, "fading", None, {"dp-limited": 1}),
+        (POLICIES["equal"].allocate, "static", "dp-limited", {"dp-limited": 1}),
+        (POLICIES["no-dp"].allocate, "weak", "power-limited", {"power-limited": 1}),
+        (POLICIES["no-dp"], "static", "lmc-limited", {"lmc-limited": 1}),
+        (POLICIES["no-dp"]._replace(allocate=alternate), "static", None, {"lmc-limited": 0.5, "policy-limited": 0.5}),
+        (POLICIES["no-dp"]._replace(allocate=alternate), "weak", None, {"power-limited": 0.5, "policy-limited": 0.5}),
+        (spend_all_at_once, "static", "dp-limited", {"lmc-limited": 0.05, "dp-limited": 0.95}),
+    ],
+)
+def test_the_regime_of_a_custom_policy_follows_from_the_constraints_that_bind(posterior, power, link, regime, limits):
+    step_size = 0.4 / (posterior.mu + posterior.L)
+    policy = wflmc.Policy(power=power, schedule="all")
+    promise = wflmc.Privacy(4, 0.01, clip=30)
+    plan = wflmc.plan(posterior, LINKS[link], promise, step_size=step_size, burn_in=10, samples=10, policy=policy)
+    none = dict.fromkeys(("lmc-limited", "power-limited", "dp-limited"), 0.0)
+    assert plan.regime_share == pytest.approx(none | limits)
+    assert plan.regime == regime
+
+
+@pytest.mark.parametrize("power", POLICIES)
+@pytest.mark.parametrize("csi", ["full", "causal"])
+@pytest.mark.parametrize("link", LINKS)
+def test_built_in_policies_sit_at_a_limit(posterior, power, csi, link):
+    step_size = 0.4 / (posterior.mu + posterior.L)
+    policy = wflmc.Policy(power=power, csi=csi)
+    promise = wflmc.Privacy(8, 0.01, clip=30)
+    plan = wflmc.plan(posterior, LINKS[link], promise, step_size=step_size, burn_in=6, samples=4, policy=policy)
+    assert set(plan.regime_share) == {"lmc-limited", "power-limited", "dp-limited"}
+    assert plan.regime != "policy-limited"
+
+
+def test_a_posterior_alone_is_planned_for_an_ideal_link_without_a_promise(posterior):
+    plan = wflmc.plan(posterior)
+    assert plan.privacy == wflmc.Privacy()
+    assert not plan.clips
+    assert plan.epsilon_spent is None
+    assert plan.regime == "lmc-limited"
+    np.testing.assert_array_equal(plan.active_devices, posterior.devices)
+    np.testing.assert_allclose(plan.noise_variance, plan.langevin_noise, rtol=1e-9)
+
+
+def test_samples_of_a_posterior_alone_are_from_it(posterior):
+    trace = wflmc.sample(jax.random.key(1), posterior, wflmc.plan(posterior), chains=40)
+    spread = np.sqrt(np.diagonal(posterior.covariance))
+    theta = np.asarray(trace.theta, dtype=float).reshape(-1, posterior.dim)
+    assert trace.clip_rate.max() == 0
+    # 40 chains with some hundred independent draws each.
+    np.testing.assert_allclose((theta.mean(0) - posterior.mean) / spread, 0, atol=5 / np.sqrt(4000))
+    np.testing.assert_allclose(theta.std(0) / spread, 1, atol=0.06)
+
+
+def test_a_link_or_a_promise_may_be_left_out(posterior):
+    rounds = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": 4, "samples": 4}
+    promise = wflmc.Privacy(4, 0.01, clip=30)
+    private = wflmc.plan(posterior, privacy=promise, **rounds)
+    assert private.epsilon_spent == pytest.approx(4)
+    assert private.power_share.max() < 1e-6
+    radio = wflmc.plan(posterior, LINKS["weak"], **rounds)
+    assert radio.digest == wflmc.plan(posterior, LINKS["weak"], wflmc.Privacy(), **rounds).digest
+    assert radio.regime == "power-limited"
+    clipped = wflmc.plan(posterior, policy=wflmc.Policy(power="no-dp"), **rounds)
+    np.testing.assert_array_equal(clipped.clip, 30)
+    for wrong in ({"link": promise}, {"privacy": LINKS["weak"]}):
+        with pytest.raises(wflmc.InputError) as caught:
+            wflmc.plan(posterior, **wrong)
+        assert caught.value.key == next(iter(wrong))
+
+
 def test_plans_do_not_need_jax_arrays(posterior):
     """Planning is NumPy in float64 on the host."""
     plan = wflmc.plan(posterior, wflmc.Link(channel.rayleigh()), wflmc.Privacy(), step_size=1e-4, burn_in=1, samples=1)

@@ -8,11 +8,11 @@ from wflmc.channel import Fading
 from wflmc.planning import Allocation, PowerPolicy
 
 
-def _half(problem):
+def half(problem):
     return Allocation(0.5 * problem.cap)
 
 
-HALF = PowerPolicy(_half, private=False)
+HALF = PowerPolicy(half, private=False)
 
 
 def two_rays(power):

@@ -142,6 +142,8 @@ class _Program:
     """Names of arguments that are declared public."""
     lists: tuple[str, ...] = ()
     """Names of arguments that were given as lists: one entry with a fraction makes floats of all their numbers."""
+    runs_on_ones: bool = True
+    """Whether the model ran on ones before it saw data, so that it cannot have kept any from its first call."""
     axes: dict[str, int] = field(default_factory=dict)
     """Of the leaves that are examples, by path: the axis that counts them."""
     count: int = 0
@@ -442,9 +444,12 @@ def _run_on_blanks(program: _Program) -> None:
         return np.ones_like(leaf) if is_private else leaf
 
     arguments = jax.tree_util.tree_map_with_path(blank, program.arguments)
-    with warnings.catch_warnings(), suppress(Exception):  # what the model cannot do with ones, it may do with data
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _find_sites(_library().handlers.seed(lambda: program.model(**arguments), 0), {})
+        try:
+            _find_sites(_library().handlers.seed(lambda: program.model(**arguments), 0), {})
+        except Exception:  # what the model cannot do with ones, it may do with data; `_not_covered` lists it
+            program.runs_on_ones = False
 
 
 @contextmanager
@@ -748,6 +753,10 @@ def _not_covered(program: _Program, known: Mapping[str, Any], sources: Sources) 
         "types of lists": (
             lists,
             f"Whether the numbers of a list are whole, which all of its entries decide (give arrays instead): {lists}.",
+        ),
+        "memory of the model": (
+            not program.runs_on_ones,
+            "The model does not run on ones, so that it saw the data first: what its code keeps of them is not seen.",
         ),
     }
     return {name: text for name, (listed, text) in texts.items() if listed}

@@ -50,6 +50,9 @@ def command(
     --capacity adds the costs of the plan, for the scenario's own size or for that of --devices, --parameters and
     --rounds, of which nothing is built.
 
+    Other packages can add policies, fading laws and models, which a scenario names like the built-in ones: see
+    docs/extending.md.
+
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
     given, began = locals(), time.perf_counter()

@@ -17,7 +17,7 @@ from wflmc.errors import InputError
 from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
 from wflmc.evaluation.summary import Evaluation
 from wflmc.planning import Plan, plan, plan_arguments
-from wflmc.planning.solvers.closed_form import REGIMES
+from wflmc.planning.solvers.closed_form import LIMITS, POLICY, POWER
 from wflmc.posterior import GaussianPosterior, Posterior, SoftmaxPosterior
 from wflmc.privacy import Privacy
 
@@ -222,10 +222,10 @@ def _evidence(
     measured = "" if rhat is None else f" (R-hat is {rhat:.3g})"
     match kind:
         case "noise":
-            by = "power" if np.mean(plan.limit[plan.burn_in :] == REGIMES.index("power-limited")) > 0.5 else "privacy"
             if plan.noise_ratio > 1.05:
                 times = f"{plan.noise_ratio:.3g} times what Langevin sampling needs after burn-in"
-                return {"power": "channel noise"}.get(by, "privacy noise"), f"{times}, limited by {by}"
+                name, by = _noise_limit(plan)
+                return name, f"{times}, limited by {by}"
             most = float((plan.noise_variance / plan.langevin_noise).max())
             return "noise of burn-in", f"up to {most:.3g} times what Langevin sampling needs in early rounds"
         case "clipping":
@@ -238,6 +238,16 @@ def _evidence(
             return "step size too large", f"step_size = {plan.step_size[-1]:.3g} alone spreads samples too widely"
     draws = f"{len(plan.rounds) - plan.burn_in} draws of a chain"
     return DRAWS, f"{draws} are worth {1 / cost:.2g} independent ones{measured}"
+
+
+def _noise_limit(plan: Plan) -> tuple[str, str]:
+    """Return the usual name of excess noise, and what keeps kept rounds from less."""
+    limit = plan.limit[plan.burn_in :]
+    if np.mean(limit == LIMITS.index(POWER)) > 0.5:
+        return "channel noise", "power"
+    if np.mean(limit == LIMITS.index(POLICY)) > 0.5:
+        return "channel noise", "the policy"
+    return "privacy noise", "privacy"
 
 
 def _clipped(plan: Plan, now: Forecast, evaluation: Evaluation | None) -> str:

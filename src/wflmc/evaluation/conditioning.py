@@ -5,12 +5,13 @@ rounds together give b̂ = Σ ω (Hθ − g), ω ∝ 1/v, with noise of variance
 
     θ | transcript ~ N(P⁻¹G A⁻¹b̂, P⁻¹),    A = (1 + c) G + V I,    P = Λ + G A⁻¹G,
 
-where c counts that silent devices make the sum over active ones itself noisy. It is post-processing: no privacy is
-spent. Rounds in which gradients are expected to be clipped are left out, by what is public. `docs/noise_aware.md`
-has the proofs.
+where c counts that silent devices make the sum over active ones itself noisy. A prior with a mean other than 0 adds
+λ = Λ times that mean to b, see `_Estimate`. It is post-processing: no privacy is spent. Rounds in which gradients are
+expected to be clipped are left out, by what is public. `docs/noise_aware.md` has the proofs.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,14 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from wflmc.errors import InputError, Shown, without_data
+from wflmc.errors import Found, InputError, Shown, without_data
 from wflmc.planning import Plan
-from wflmc.posterior import Gaussian, GaussianPosterior, Posterior
-from wflmc.posterior.base import check_posterior
-from wflmc.posterior.coordinates import Array, Coordinates
+from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, Posterior
+from wflmc.posterior.base import Maybe, check_posterior
+from wflmc.posterior.coordinates import Affine, Array, Coordinates
+from wflmc.posterior.custom.model import TracedModel
 from wflmc.posterior.regression import Regression
 from wflmc.sampling import Trace, Transcript
-from wflmc.sampling.trace import in_arviz
+from wflmc.sampling.trace import NamedDraws, in_arviz, name_draws
 
 LARGEST_SHARE = 0.3
 """Rounds in which a larger share of the gradients is expected to be clipped are left out."""
@@ -34,6 +36,13 @@ ITERATIONS = 20
 """The most times that rounds are chosen anew."""
 LARGE = 512
 """Parameters from which on covariances are returned by their diagonals."""
+SECANT_STEP = 0.05
+"""Length of the differences that give a Hessian, of the position's own length or of 1."""
+SMALLEST_CURVATURE = 1e-9
+"""A direction in which data and prior together are less curved, in units of the parameters' own curvatures, has no
+proper law."""
+KNOWN, UNCERTAIN, LOCAL = "known moments", "uncertain moments", "local quadratic"
+"""How a noise-aware posterior is computed."""
 PRIVATE = "noise_aware has taken the curvature from private data, which epsilon does not cover; give public moments."
 
 
@@ -45,17 +54,27 @@ class Moments(NamedTuple):
     """G = Σ u uᵀ, the curvature of the data, [m, m]; where the model is not linear, at every chain's mean,
     [chain, m, m]."""
     prior: Any
-    """Λ, the precision of the prior, [m, m]."""
+    """Λ, the precision of the prior, [m, m]; or that at every chain's mean, [chain, m, m]."""
     examples: Any
     """N; or N_k of every device, [K]."""
     deviation: Any = None
     """Standard deviation of every entry of `gram`, one number or [m, m]; None where G is known."""
-    coordinates: Coordinates | None = None
+    coordinates: Coordinates | Affine | None = None
     """The map to parameters, where chains move in other coordinates."""
+    prior_linear: Any = 0.0
+    """λ, the prior's precision times its mean, [m] or [chain, m]; 0 for a prior around 0."""
 
     def parameters(self, phi: Any) -> Any:
         """Return θ[..., m] of the coordinates φ[..., m]."""
         return phi if self.coordinates is None else self.coordinates.parameters(phi)
+
+    def covariance(self, phi: Array) -> Array:
+        """Return the covariance[chain, m, m] of θ that belongs to one of φ: W C Wᵀ, where θ = W φ + a centre."""
+        theta = phi
+        if self.coordinates is not None:
+            rows = np.asarray(self.coordinates.linear(phi))
+            theta = np.asarray(self.coordinates.linear(rows.swapaxes(1, 2)))
+        return (theta + theta.swapaxes(1, 2)) / 2  # rounding leaves the two halves unequal
 
 
 def central_interval(draws: NDArray[Any], level: float) -> tuple[Array, Array]:
@@ -64,16 +83,51 @@ def central_interval(draws: NDArray[Any], level: float) -> tuple[Array, Array]:
     return lower, upper
 
 
+def exchangeable_interval(draws: NDArray[Any], level: float) -> tuple[Array, Array]:
+    """Return central intervals that hold one more draw of the same law with probability `level`.
+
+    Of n draws, the j-th and the k-th smallest hold one more with probability (k − j)/(n + 1), whatever the law. The
+    ends are therefore at the ranks (1 ∓ level)/2 · (n + 1), between two draws by interpolation.
+
+    Args:
+        draws: independent draws, [chain, draw, ...].
+        level: above 0 and below 1.
+
+    Returns:
+        The lower and the upper ends, each [chain, ...].
+
+    Raises:
+        InputError: for so few draws that the smallest and the largest hold less than `level`.
+    """
+    count = draws.shape[1]
+    fewest = int(np.ceil((1 + level) / (1 - level) - 1e-9))
+    if count < fewest:
+        raise InputError("draws", count, f"at least {fewest}, for intervals of level {level:g}")
+    ends = [(1 - level) / 2, (1 + level) / 2]
+    lower, upper = np.quantile(np.asarray(draws, dtype=float), ends, axis=1, method="weibull")
+    return lower, upper
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise InputError("level", level, "above 0 and below 1")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class NoiseAware(Shown):
-    """The posterior of the parameters given everything that the server has received, one for each chain."""
+    """The posterior of the parameters given everything that the server has received, one for each chain.
+
+    It is a normal law of the flat parameters θ[m], which are unconstrained where the model comes from NumPyro, or a
+    mixture of such laws where the moments are uncertain. `sites`, `interval_by_site` and `to_arviz` have the parameters
+    by the names of the model's sites, in the space of each site's support.
+    """
 
     mean: Array
     """[chain, m]."""
     covariance: Array
     """[chain, m, m]; its diagonal [chain, m] where m is large."""
     draws: Array
-    """[chain, draw, m]."""
+    """Independent draws of the law, [chain, draw, m]."""
     method: str
     """known moments, uncertain moments, or local quadratic."""
     noise: Array
@@ -83,25 +137,65 @@ class NoiseAware(Shown):
     clipped: Array
     """The share of gradients that is expected to be clipped, [round, chain]."""
     bias: Array
-    """A bound on what clipping may still add to b̂ in the used rounds, over the noise's length √(mV), [chain]."""
+    """A bound on what clipping of whole devices may still add to b̂ in the used rounds, over the noise's length √(mV),
+    [chain]. Clipping of single records is not counted."""
     participation: Array
     """c, by which silent devices enlarge the variance of the data, [chain]."""
+    named_draws: NamedDraws
+    """The draws by site, with the names of their axes."""
     not_covered: tuple[str, ...] = ()
     """What epsilon does not cover."""
 
+    @property
+    def sites(self) -> dict[str, NDArray[Any]]:
+        """The draws by the names of the model's sites, each [chain, draw, ...]; of other models all as theta."""
+        return {name: draws for name, (_, draws) in self.named_draws.variables.items()}
+
     def interval(self, level: float) -> tuple[Array, Array]:
-        """Return the lower and the upper end of every parameter's central interval, each [chain, m]."""
-        if not 0 < level < 1:
-            raise InputError("level", level, "above 0 and below 1")
-        if self.method != "known moments":
-            return central_interval(self.draws, level)
-        variance = self.covariance if self.covariance.ndim == 2 else np.diagonal(self.covariance, axis1=1, axis2=2)
+        """Return central intervals of the flat parameters.
+
+        They are those of the normal law; where the moments are uncertain, those of the draws.
+
+        Args:
+            level: the probability that an interval holds its parameter, above 0 and below 1.
+
+        Returns:
+            The lower and the upper ends, each [chain, m], unconstrained as `mean` is.
+
+        Raises:
+            InputError: for a level out of range, or too few draws for it.
+        """
+        _check_level(level)
+        if self.method == UNCERTAIN:
+            return exchangeable_interval(self.draws, level)
+        variance = self.covariance
+        if variance.ndim == 3:
+            variance = np.diagonal(variance, axis1=1, axis2=2)
         half = ndtri((1 + level) / 2) * np.sqrt(variance)
         return self.mean - half, self.mean + half
 
+    def interval_by_site(self, level: float) -> dict[str, tuple[Array, Array]]:
+        """Return central intervals of the model's sites, from the draws.
+
+        Args:
+            level: the probability that an interval holds its value, above 0 and below 1.
+
+        Returns:
+            By the name of the site, the lower and the upper ends, each [chain, ...], in the space of the site's
+            support: those of a scale are above 0.
+
+        Raises:
+            InputError: for a level out of range, or too few draws for it.
+        """
+        _check_level(level)
+        return {name: exchangeable_interval(draws, level) for name, draws in self.sites.items()}
+
     def to_arviz(self) -> Any:
-        """Return the draws for ArviZ, with the method and what epsilon does not cover as attributes."""
-        return in_arviz(self.draws, {"method": self.method, "not_covered": " ".join(self.not_covered)})
+        """Return the draws for ArviZ, by site as `trace.to_arviz(posterior)` has them.
+
+        The method and what epsilon does not cover are attributes.
+        """
+        return in_arviz(self.named_draws, {"method": self.method, "not_covered": " ".join(self.not_covered)})
 
     def _facts(self) -> dict[str, Any]:
         sizes = dict(zip(("chains", "draws", "parameters"), self.draws.shape, strict=True))
@@ -169,11 +263,15 @@ class _Estimate(NamedTuple):
     extra: Array
 
     def posterior(self, moments: Moments) -> Gaussian:
-        """Return N(P⁻¹G A⁻¹b̂, P⁻¹) with P = Λ + G A⁻¹G and A = (1 + c) G + V I, one for each chain."""
-        gram, one = moments.gram, np.eye(self.linear.shape[1])
-        pull = np.linalg.solve((1 + self.extra)[:, None, None] * gram + self.noise[:, None, None] * one, one @ gram)
+        """Return N(P⁻¹(G A⁻¹(b̂ − λ) + λ), P⁻¹) with P = Λ + G A⁻¹G and A = (1 + c) G + V I, one for each chain."""
+        gram = moments.gram
+        identity = np.eye(self.linear.shape[1])
+        spread = (1 + self.extra)[:, None, None] * gram + self.noise[:, None, None] * identity
+        pull = np.linalg.solve(spread, identity @ gram)
         covariance = np.linalg.inv(moments.prior + gram @ pull)
-        return Gaussian((covariance @ pull.swapaxes(1, 2) @ self.linear[..., None])[..., 0], covariance)
+        of_data = pull.swapaxes(1, 2) @ (self.linear - moments.prior_linear)[..., None]
+        information = of_data[..., 0] + moments.prior_linear
+        return Gaussian((covariance @ information[..., None])[..., 0], covariance)
 
 
 def noise_aware(
@@ -185,29 +283,51 @@ def noise_aware(
         trace: of `sample(…, transcript=True)`.
         moments: public or paid-for moments; or a posterior, whose Hessian is used (at the chain's mean, where the model
             is not linear). That of private data is listed in `not_covered`, unless the data are `public`.
-        draws: draws of every chain.
-        public: whether the posterior is one of public data, a stand-in for those of the devices.
+        draws: independent draws of the law, for every chain; intervals by site are their quantiles.
+        public: whether the posterior is one of public data, a stand-in for those of the devices, in the coordinates
+            that the chains moved in.
         seed: of the draws.
+
+    Returns:
+        Mean, covariance, intervals and draws of the parameters, for every chain.
+
+    Raises:
+        InputError: for a trace without a transcript, or a posterior that has no curvature in some direction.
     """
     if not isinstance(trace, Trace) or trace.transcript is None:
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…, transcript=True)")
-    given = moments if isinstance(moments, Moments) else moments_of(moments, trace)
-    heard, generator = _reception(trace.transcript, trace.plans, given), np.random.default_rng(seed)
-    used, clipped = _choose(heard, given, trace.transcript.start >= trace.plan.burn_in)
-    weight, found = heard.estimate(given, used)
-    law = found.posterior(given)
-    bias = (weight * heard.clipping(given, law.mean)[1]).sum(1) / np.sqrt(found.noise * law.mean.shape[1])
-    if np.ndim(given.gram) == 3:
-        theta = np.asarray(trace.theta, dtype=float)
-        own = theta if given.coordinates is None else given.coordinates.of(theta)
-        method, made = "local quadratic", _corrected(own, law, draws)
-    elif given.deviation is not None:
-        method, (law, made) = "uncertain moments", _joint(heard, given, weight, found, draws, generator)
+    posterior = None if isinstance(moments, Moments) else moments
+    known = moments if isinstance(moments, Moments) else moments_of(moments, trace)
+    generator = np.random.default_rng(seed)
+
+    reception = _reception(trace.transcript, trace.plans, known)
+    used, clipped = _choose(reception, known, trace.transcript.start >= trace.plan.burn_in)
+    weight, estimate = reception.estimate(known, used)
+    law = estimate.posterior(known)
+    lost_length = (weight * reception.clipping(known, law.mean)[1]).sum(1)
+    bias = lost_length / np.sqrt(estimate.noise * law.mean.shape[1])
+
+    method = LOCAL if np.ndim(known.gram) == 3 else KNOWN
+    if known.deviation is not None:
+        method = UNCERTAIN
+        law, drawn = _joint(reception, known, weight, estimate, draws, generator)
     else:
-        method, made = "known moments", _drawn(generator, law, draws)
-    covered = () if public or isinstance(moments, Moments) else (PRIVATE,)
-    law, made = _in_parameters(given, law), np.asarray(given.parameters(made))
-    return NoiseAware(*law, made, method, found.noise, used.T, clipped.T, bias, found.extra, covered)
+        drawn = _drawn(generator, law, draws)
+    mean, covariance = _in_parameters(known, law)
+    theta = np.asarray(known.parameters(drawn))
+    return NoiseAware(
+        mean=mean,
+        covariance=covariance,
+        draws=theta,
+        method=method,
+        noise=estimate.noise,
+        used=used.T,
+        clipped=clipped.T,
+        bias=bias,
+        participation=estimate.extra,
+        named_draws=name_draws(theta, posterior),
+        not_covered=() if public or posterior is None else (PRIVATE,),
+    )
 
 
 def moments_of(posterior: Posterior, trace: Trace) -> Moments:
@@ -216,29 +336,86 @@ def moments_of(posterior: Posterior, trace: Trace) -> Moments:
     That is a secant: differences of gradients whose examples are clipped as the plan clips them.
     """
     check_posterior(posterior)
-    prior = np.eye(posterior.dim) / posterior.prior_power
-    if isinstance(posterior, Regression):
-        prior = np.kron(np.eye(max(1, posterior.classes)), posterior.prior_precision)
     if isinstance(posterior, GaussianPosterior):
-        return Moments(posterior.hessian.sum(0) - prior, prior, posterior.sizes, None, posterior.coordinates)
+        prior = np.asarray(posterior.prior_precision)
+        gram = posterior.hessian.sum(0) - prior
+        return Moments(gram=gram, prior=prior, examples=posterior.sizes, coordinates=posterior.coordinates)
     middle = posterior.coordinates_of(np.asarray(trace.theta, dtype=float).mean(1))
-    curvature = np.stack([_secant(posterior, trace.plan, one) for one in middle])
-    values, vectors = np.linalg.eigh(curvature - prior)
-    gram = (vectors * np.maximum(values, 0.0)[:, None]) @ vectors.swapaxes(1, 2)
-    return Moments(gram, prior, posterior.sizes, None, posterior.coordinates)
+    prior, prior_linear = _prior_quadratic(posterior, middle)
+    gram = _without_negative(_secants(posterior, trace.plan, middle) - prior)
+    _check_curvature(gram + prior)
+    return Moments(
+        gram=gram,
+        prior=prior,
+        examples=posterior.sizes,
+        coordinates=posterior.coordinates,
+        prior_linear=prior_linear,
+    )
 
 
-def _secant(posterior: Posterior, plan: Plan, middle: Array) -> Array:
-    """Return the symmetric part of the derivative of the gradients' sum at `middle`, [m, m]."""
+def _check_curvature(hessian: Array) -> None:
+    """Refuse hessian[chain, m, m] of which a direction is not curved, whatever the scales of the parameters."""
+    diagonal = np.diagonal(hessian, axis1=1, axis2=2)
+    scale = 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny))
+    least = np.linalg.eigvalsh(hessian * scale[:, :, None] * scale[:, None])[:, 0]
+    if not np.all(least > SMALLEST_CURVATURE):
+        found = Found("has a direction without curvature at the mean of a chain")
+        raise InputError("posterior", found, "curved in all directions there: give its parameters proper priors")
+
+
+def _without_negative(matrices: Array) -> Array:
+    """Return symmetric matrices[chain, m, m] with 0 in place of negative eigenvalues."""
+    values, vectors = np.linalg.eigh(matrices)
+    return (vectors * np.maximum(values, 0.0)[:, None]) @ vectors.swapaxes(1, 2)
+
+
+def _prior_quadratic(posterior: Posterior, middle: Array) -> tuple[Array, Array]:
+    """Return Λ[..., m, m] and λ[..., m] with −log p(φ) ≈ φᵀΛφ/2 − λᵀφ around middle[chain, m], up to a constant.
+
+    Regressions have a normal prior around 0. Of a custom model, Λ is the Hessian of −log p at the middle and λ makes
+    the gradient there that of the prior.
+    """
+    if isinstance(posterior, CustomPosterior):
+        derivatives = _prior_derivatives(posterior.model, jnp.asarray(middle, jnp.float32))
+        gradient, hessian = (np.asarray(part, dtype=float) for part in derivatives)
+        precision = _without_negative((hessian + hessian.swapaxes(1, 2)) / 2)
+        return precision, (precision @ middle[..., None])[..., 0] - gradient
+    precision = np.eye(posterior.dim) / posterior.prior_power
+    if isinstance(posterior, Regression):
+        precision = np.kron(np.eye(max(1, posterior.classes)), posterior.prior_precision)
+    return precision, np.zeros(posterior.dim)
+
+
+@partial(jax.jit, static_argnums=0)
+def _prior_derivatives(model: TracedModel, middle: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the gradient[chain, m] and the Hessian[chain, m, m] of −log p(φ) at middle[chain, m]."""
+    slope = jax.grad(model.prior_cost)
+    return jax.lax.map(lambda phi: (slope(phi), jax.jacfwd(slope)(phi)), middle)
+
+
+def _secants(posterior: Posterior, plan: Plan, middle: Array) -> Array:
+    """Return the symmetric part of the derivative of the gradients' sum at middle[chain, m], [chain, m, m]."""
+    dim = middle.shape[1]
     by_example = bool(np.isfinite(plan.example_clip).any())
-    ready = posterior.on_accelerator(2 * middle.size, 2.0**30, by_example)
-    step = 0.05 * max(1.0, float(np.linalg.norm(middle))) / middle.size**0.5
-    points = jnp.asarray(middle + step * np.vstack([np.eye(middle.size), -np.eye(middle.size)]), jnp.float32)
-    one, examples = jnp.ones(posterior.devices), jnp.asarray(plan.clips_at[1], jnp.float32) if by_example else None
-    sums = jax.vmap(lambda at: ready.clipped_sum(at, one, jnp.inf * one, None, examples)[0])(points)
-    rise = np.asarray(sums, dtype=float).reshape(2, middle.size, -1)
-    slope = (rise[0] - rise[1]) / (2 * step)
-    return np.asarray((slope + slope.T) / 2)
+    example_clip = jnp.asarray(plan.clips_at[1], jnp.float32) if by_example else None
+    ready = posterior.on_accelerator(2 * dim, 2.0**30, by_example)
+    directions = np.vstack([np.eye(dim), -np.eye(dim)])
+    slopes = []
+    for position in middle:
+        step = SECANT_STEP * max(1.0, float(np.linalg.norm(position))) / dim**0.5
+        points = jnp.asarray(position + step * directions, jnp.float32)
+        sums = np.asarray(_gradient_sums(ready, points, example_clip), dtype=float)
+        slopes.append((sums[:dim] - sums[dim:]) / (2 * step))
+    slope = np.stack(slopes)
+    return (slope + slope.swapaxes(1, 2)) / 2
+
+
+@jax.jit
+def _gradient_sums(posterior: Posterior, points: jax.Array, example_clip: Maybe) -> jax.Array:
+    """Return the sum of all devices' gradients at points[point, m], examples clipped and devices not, [point, m]."""
+    weight = jnp.ones(posterior.devices)
+    clip = jnp.full(posterior.devices, jnp.inf)
+    return jax.vmap(lambda phi: posterior.clipped_sum(phi, weight, clip, None, example_clip)[0])(points)
 
 
 def _reception(told: Transcript, plans: tuple[Plan, ...], moments: Moments) -> _Reception:
@@ -250,16 +427,23 @@ def _reception(told: Transcript, plans: tuple[Plan, ...], moments: Moments) -> _
     return _Reception(position, gradient, precision, weight, clip, sizes / sizes.sum())
 
 
-def _choose(heard: _Reception, moments: Moments, kept: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Array]:
+def _choose(reception: _Reception, moments: Moments, kept: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Array]:
     """Return the rounds to use, beginning with the kept ones, and the share of gradients expected to be clipped.
 
     A round is used if few gradients are expected to be clipped at its position, given what the used rounds say; the
-    one with the fewest in any case. Both are [chain, round].
+    one with the fewest in any case. Of a model that is not linear only kept rounds are: a quadratic around the chain's
+    mean does not reach where burn-in began. Which burn-in rounds it reaches cannot be told from the estimate, as their
+    noise is in the estimate, and the noise of rounds that are chosen by it is no longer that of the plan. Both results
+    are [chain, round].
     """
-    used = np.broadcast_to(kept, heard.precision.shape)
+    used = np.broadcast_to(kept, reception.precision.shape)
+    is_local = np.ndim(moments.gram) == 3
+    candidates = used if is_local and kept.any() else np.ones_like(used)
     for _ in range(ITERATIONS):
-        clipped, _ = heard.clipping(moments, heard.estimate(moments, used)[1].posterior(moments).mean)
-        chosen = (clipped <= LARGEST_SHARE) | (clipped == clipped.min(1, keepdims=True))
+        mean = reception.estimate(moments, used)[1].posterior(moments).mean
+        clipped, _ = reception.clipping(moments, mean)
+        fewest = np.where(candidates, clipped, np.inf).min(1, keepdims=True)
+        chosen = candidates & ((clipped <= LARGEST_SHARE) | (clipped == fewest))
         if np.array_equal(chosen, used):
             break
         used = chosen
@@ -270,18 +454,6 @@ def _drawn(generator: np.random.Generator, law: Gaussian, draws: int) -> Array:
     """Return draws[chain, draw, m] of a law."""
     shocks = generator.standard_normal((len(law.mean), draws, law.mean.shape[1]))
     return np.asarray(law.mean[:, None] + shocks @ np.linalg.cholesky(law.covariance).swapaxes(1, 2))
-
-
-def _corrected(theta: Array, law: Gaussian, draws: int) -> Array:
-    """Return the chain's own draws theta[chain, draw, m], shifted to a law's mean and scaled to its deviations.
-
-    They are scaled along the main directions of the law, and otherwise keep their shape.
-    """
-    kept = theta[:, :: -(-theta.shape[1] // draws)]
-    values, vectors = np.linalg.eigh(law.covariance)
-    along = (kept - kept.mean(1, keepdims=True)) @ vectors
-    along *= np.sqrt(np.maximum(values, 0.0))[:, None] / np.maximum(along.std(1, keepdims=True), 1e-300)
-    return np.asarray(law.mean[:, None] + along @ vectors.swapaxes(1, 2))
 
 
 def _joint(
@@ -298,6 +470,8 @@ def _joint(
     prior = np.broadcast_to(np.asarray(moments.deviation, dtype=float), gram.shape)[rows, columns] ** -2.0
     unfold = np.zeros((dim, dim, rows.size))
     unfold[rows, columns, np.arange(rows.size)] = unfold[columns, rows, np.arange(rows.size)] = 1.0
+    prior_linear = np.broadcast_to(moments.prior_linear, dim)
+    prior_mean = np.linalg.solve(moments.prior, prior_linear)
     laws, made = [], []
     for theta, gradient, omega, noise, extra in zip(*heard[:2], weight, *found[1:], strict=True):
         g = gradient - theta @ moments.prior
@@ -312,7 +486,8 @@ def _joint(
         linear, same = grams @ middle - pull, np.ones(len(grams))
         each = _Estimate(linear, noise * same, extra * same).posterior(moments._replace(gram=grams))
         spread = grams @ np.linalg.solve(moments.prior, grams) + (1 + extra) * grams + noise * np.eye(dim)
-        size = (linear * np.linalg.solve(spread, linear[..., None])[..., 0]).sum(1) + np.linalg.slogdet(spread)[1]
+        surprise = linear - prior_linear - grams @ prior_mean
+        size = (surprise * np.linalg.solve(spread, surprise[..., None])[..., 0]).sum(1) + np.linalg.slogdet(spread)[1]
         chance = np.exp((size.min() - size) / 2)
         picked = rng.choice(len(grams), draws, p=chance / chance.sum())
         one = Gaussian(each.mean[picked], each.covariance[picked])
@@ -323,6 +498,7 @@ def _joint(
 
 def _in_parameters(moments: Moments, law: Gaussian) -> Gaussian:
     """Return a law of φ as one of the parameters; of many, the covariance's diagonal."""
-    covariance = np.asarray(moments.parameters(moments.parameters(law.covariance).swapaxes(1, 2)))
-    covariance = np.diagonal(covariance, axis1=1, axis2=2) if covariance.shape[1] >= LARGE else covariance
+    covariance = moments.covariance(law.covariance)
+    if covariance.shape[1] >= LARGE:
+        covariance = np.diagonal(covariance, axis1=1, axis2=2)
     return Gaussian(np.asarray(moments.parameters(law.mean)), covariance)

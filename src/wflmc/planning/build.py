@@ -13,51 +13,62 @@ from wflmc.dynamics import Array, Motion, Response, continued
 from wflmc.errors import InputError
 from wflmc.planning import advice, causal, exact, schedule
 from wflmc.planning.bound import Allocation, Problem, discretization_error
-from wflmc.planning.defaults import fill_in
+from wflmc.planning.defaults import example_clip_warning, fill_in, fill_in_example_clip
 from wflmc.planning.options import Options, Policy, Sampler, checked_options
 from wflmc.planning.plan import Plan
-from wflmc.planning.policies import PowerPolicy, policy_named
-from wflmc.planning.solvers.closed_form import DP, LMC, POWER, REGIMES, is_static, regime, tightest
+from wflmc.planning.policies import PowerPolicy, equal_parts, policy_named
+from wflmc.planning.solvers.closed_form import DP, LIMITS, LMC, POLICY, POWER, is_static, regime, tightest
 from wflmc.planning.steps import plan_steps
 from wflmc.planning.transcript import information
 from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.posterior.summation import LARGEST_ROUNDING
 from wflmc.privacy import Privacy
+from wflmc.releases import ideal_link
 
 PAIR_BYTES, MEMORY = 100, 64_000_000_000
 """Bytes that planning takes at its peak for a round and a device, and the most that a plan may take."""
 
 NOTHING = 1e-9
 """Share of a budget that is rounding, not something left to spend."""
+ACTIVE = 1e-5
+"""Relative distance from a limit up to which a round counts as being at it."""
 USUAL_LIMIT = 2.0
 """The limit on a round's noise for plans by the exact law, which would else make early rounds as loud as they like."""
 TRANSCRIPT_PART = 0.5
 """The largest part of a budget that a limit on the noise of rounds may take in plans for transcripts."""
-SAMPLER, POLICY = Sampler(), Policy()
+DEFAULT_SAMPLER = Sampler()
+DEFAULT_POLICY = Policy()
 AS_PREPARED = ("step_size", "weight", "received", "privacy", "mu", "L", "ledger", "uncertainty", "rounding")
 """Fields of a plan that are known before its power."""
 
 
 def plan(
     posterior: Posterior,
-    link: Link,
-    privacy: Privacy,
+    link: Link | None = None,
+    privacy: Privacy | None = None,
     *,
     step_size: ArrayLike | None = None,
     burn_in: int | None = None,
     samples: int | None = None,
-    sampler: Sampler = SAMPLER,
-    policy: Policy = POLICY,
+    sampler: Sampler = DEFAULT_SAMPLER,
+    policy: Policy = DEFAULT_POLICY,
     ledger: ArrayLike | None = None,
     initial_w2_sq: float | None = None,
     **deprecated: Any,
 ) -> Plan:
     """Decide which devices transmit and how strongly in every round.
 
+    `plan(posterior)` is plain Langevin sampling: over an ideal link, without a promise,
+    and with nothing clipped.
+
     Args:
         posterior: the model, its data split over devices.
-        link: the channels, and what devices may transmit.
-        privacy: the promise; `Privacy()` promises nothing.
+        link: the channels, and what devices may transmit; None for an ideal link, which
+            limits nothing.
+        privacy: the promise; None promises nothing, as `Privacy()` does, whose `clip`
+            is 30. Where it hides records and has no `example_clip`, one is chosen as in
+            `wflmc.planning.defaults`, and a warning says so. Where link and privacy are both None the policy is `noiseless`, which does not clip,
+            unless `policy` says otherwise.
         step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u rounds; with kinetic dynamics
             h, below 2/√L. Longer steps are a warning where L is known to be loose. What is left out of these three is
             chosen as in `wflmc.planning.defaults`, without a promise of privacy and `sampler` with kinetic dynamics.
@@ -71,16 +82,35 @@ def plan(
 
     Returns:
         The plan, which is all that `wflmc.sample` needs.
+
+    Raises:
+        InputError: an argument is of the wrong kind or out of range, or limits
+            contradict each other.
+
+    Examples:
+        >>> import jax, wflmc
+        >>> posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
+        >>> wflmc.plan(posterior).regime
+        'lmc-limited'
     """
     check_posterior(posterior)
+    if link is None and privacy is None and policy is DEFAULT_POLICY:
+        policy = Policy(power="noiseless")
+    link = ideal_link() if link is None else link
+    privacy = Privacy() if privacy is None else privacy
     for name, value, kind in (("link", link, Link), ("privacy", privacy, Privacy)):
         if not isinstance(value, kind):
             raise InputError(name, type(value).__name__, f"a wflmc.{kind.__name__}")
+    asked = privacy
+    privacy = fill_in_example_clip(posterior, asked)
     given = {"step_size": step_size, "burn_in": burn_in, "samples": samples, "sampler": sampler, "policy": policy}
     if step_size is None or burn_in is None or samples is None:
-        given = fill_in(posterior, privacy, given, sampler is not SAMPLER or bool(deprecated))
+        given = fill_in(posterior, privacy, given, sampler is not DEFAULT_SAMPLER or bool(deprecated))
     options = checked_options(given | {"ledger": ledger, "initial_w2_sq": initial_w2_sq} | deprecated)
-    return _prepare(posterior, link, privacy, options).plan()
+    result = _prepare(posterior, link, privacy, options).plan()
+    if privacy is asked:
+        return result
+    return result.replace(warnings=(*result.warnings, example_clip_warning(privacy)))
 
 
 def plan_many(posterior: Posterior, links: Sequence[Link], privacy: Privacy, **keywords: Any) -> list[Plan]:
@@ -280,6 +310,7 @@ class _Planning:
         """Make the plan of an allocation, with its certificate and its warnings."""
         posterior, link, options, scheme, problem = self.posterior, self.link, self.options, self.scheme, self.problem
         unclipped = np.full(posterior.devices, np.inf)
+        limit = _limit(problem, allocation.a, scheme, causal=options.policy.csi == "causal")
         bounds = problem.bound(allocation.a) if problem.has_bound else None
         server_noise = problem.server_noise(allocation.a)
         value = np.nan if bounds is None else problem.value(bounds)
@@ -296,11 +327,11 @@ class _Planning:
             threshold=self.schedule.threshold,
             bound=bounds,
             power_share=allocation.a / problem.power_cap,
-            limit=_limit(problem, allocation.a, not scheme.optimal or options.policy.csi == "causal"),
+            limit=limit,
             objective=value,
             objective_name=problem.objective,
             lower_bound=allocation.lower_bound,
-            regime=_regime(problem) if np.all(self.gains == self.gains[0]) else None,
+            regime=_regime(problem, limit, scheme) if np.all(self.gains == self.gains[0]) else None,
             gamma=float(problem.contraction.gamma[problem.burn_in :].max()),
             clip=self.clip if scheme.clips else unclipped,
             example_clip=self.example_clip if scheme.clips else unclipped,
@@ -316,24 +347,76 @@ class _Planning:
         return made.replace(warnings=(*about_inputs, *about_plan, *self.notes))
 
 
-def _regime(problem: Problem) -> str | None:
-    """Return Theorem 1's regime where it applies: limits that do not change over the rounds."""
-    if problem.objective in ("exact", "transcript") or not is_static(problem):
-        return None
-    return str(regime(problem.lmc_cap[0], problem.power_cap[0], tightest(problem) / problem.rounds))
+def _regime(
+    problem: Problem,
+    limit: NDArray[np.intp],
+    scheme: PowerPolicy,
+) -> str | None:
+    """Return what limits a whole plan, where limits do not change over the rounds.
 
-
-def _limit(problem: Problem, a: Array, shared: bool) -> NDArray[np.intp]:
-    """Return the limit of every round; below both caps it is a budget that a device of the round has spent.
-
-    Rounds that none of these holds back have the noise that the objective wants: more power would not lower it.
+    Of an optimum it is Theorem 1's regime. Other policies have it only as far as they
+    reach its limit: in the DP-limited regime some rounds may sit at a cap, in all
+    others every round sits at the same limit.
 
     Args:
-        shared: whether a round below both caps is at its share of a budget, equal or kept back for rounds to come,
-            which it may not exceed even where others leave some of theirs.
+        problem: the power problem.
+        limit: of every round, [S], as `_limit` returns it.
+        scheme: the policy.
+
+    Returns:
+        One of LIMITS; None where it changes with the round, or where the objective is
+        not the bound.
     """
-    spent = a @ problem.active >= (1 - 1e-5) * problem.budget
-    held = (problem.active & spent).any(-1) | (shared & problem.fills_up)
-    at_lmc, at_power = (a >= (1 - 1e-5) * cap for cap in (problem.lmc_cap, problem.power_cap))
-    at_lmc = (at_lmc & problem.fills_up) | (~at_power & ~held)
-    return np.select([at_lmc, at_power], [REGIMES.index(LMC), REGIMES.index(POWER)], REGIMES.index(DP))
+    if problem.objective in ("exact", "transcript") or not is_static(problem):
+        return None
+    equal_share = tightest(problem) / problem.rounds
+    theorem = str(regime(problem.lmc_cap[0], problem.power_cap[0], equal_share))
+    if scheme.optimal:
+        return theorem
+    limits = {LIMITS[index] for index in limit}
+    if len(limits) == 1:
+        return limits.pop()
+    return theorem if theorem == DP and POLICY not in limits else None
+
+
+def _limit(
+    problem: Problem,
+    a: Array,
+    scheme: PowerPolicy,
+    *,
+    causal: bool,
+) -> NDArray[np.intp]:
+    """Return the limit of every round, by the constraints that are active in it.
+
+    In this order: a round has the noise that Langevin sampling needs; or it is at the
+    power limit of its weakest sender; or privacy holds it back, because a sender spends
+    its whole budget over the rounds or the round takes all of its part of one. A round
+    that none of these holds back has, of an optimum, the noise that the objective
+    wants: more power would not lower it. Any other policy could have sent more
+    strongly.
+
+    Args:
+        problem: the power problem.
+        a: the power of every round, [S].
+        scheme: the policy.
+        causal: whether power was chosen without knowledge of later rounds, for which
+            budget is kept back.
+
+    Returns:
+        Indices into LIMITS, [S].
+    """
+    spent = a @ problem.active >= (1 - ACTIVE) * problem.budget
+    exhausted = (problem.active & spent).any(-1)
+    # An optimum takes equal parts only where there is no bound.
+    takes_parts = not scheme.optimal or not problem.contracts
+    at_part = takes_parts & np.isclose(a, equal_parts(problem), rtol=ACTIVE, atol=0.0)
+    shares_budget = scheme.shares_budget or (causal and scheme.optimal)
+    kept_back = scheme.private and shares_budget and problem.fills_up
+    at_budget = exhausted | at_part | kept_back
+    at_power = a >= (1 - ACTIVE) * problem.power_cap
+    at_lmc = problem.fills_up & (a >= (1 - ACTIVE) * problem.lmc_cap)
+    return np.select(
+        [at_lmc, at_power, at_budget],
+        [LIMITS.index(LMC), LIMITS.index(POWER), LIMITS.index(DP)],
+        default=LIMITS.index(LMC if scheme.optimal else POLICY),
+    )

@@ -1,4 +1,4 @@
-"""Step size, burn-in and number of samples that suit a posterior, where the caller of `plan` leaves them out.
+"""What suits a posterior where the caller of `plan` leaves it out: step size, rounds, and the clip of one example.
 
 Without a promise of privacy rounds cost nothing: kinetic dynamics with the friction that damps the slowest direction
 critically, steps well inside what L allows, and as many rounds as give some hundred independent draws of a chain.
@@ -8,6 +8,8 @@ With one, diffusion time is what a budget buys: at the noise that Langevin sampl
 import math
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
@@ -21,6 +23,42 @@ BURN_IN, SAMPLES = 3, 50
 """In units of the rounds in which a chain forgets where it was."""
 LEAST, MOST = 20, 4000
 """Rounds."""
+EXAMPLE_CLIPS = 2.0, 5.0
+"""The smallest and the largest usual c, in typical norms. Of nine models with 600 to 2000 examples that followed them,
+clipping at five moved the posterior by 0.13 standard deviations at most, at two by 2.7 (docs/numpyro.md)."""
+
+
+def fill_in_example_clip(posterior: Posterior, privacy: Privacy) -> Privacy:
+    """Return a promise with a usual c, where it hides examples and has none.
+
+    The longer the gradients that are left as they are, the smaller the bias of a chain, and the fewer rounds a budget
+    buys. So c is as large as leaves the budget for the usual number of rounds, but within `EXAMPLE_CLIPS`. It depends
+    on no example.
+
+    Raises:
+        InputError: for a posterior of which no typical norm is known.
+    """
+    if privacy.unit == "device" or privacy.example_clip is not None:
+        return privacy
+    typical = posterior.typical_example_norm()
+    budget = float(privacy.budget(posterior.devices).min())
+    time = (BURN_IN + SAMPLES) / float(posterior.mu)
+    affordable_sensitivity = (budget / time) ** 0.5
+    sensitivity_of_unit_clip = float(privacy.half_change(np.inf, 1.0))
+    affordable = affordable_sensitivity / sensitivity_of_unit_clip
+    smallest, largest = EXAMPLE_CLIPS
+    return replace(privacy, example_clip=np.clip(affordable, smallest * typical, largest * typical))
+
+
+def example_clip_warning(privacy: Privacy) -> str:
+    """Return the warning about a c that was filled in."""
+    chosen = np.asarray(privacy.example_clip, dtype=float)
+    smallest, largest = f"{chosen.min():.3g}", f"{chosen.max():.3g}"
+    numbers = smallest if smallest == largest else f"{smallest} to {largest}"
+    return (
+        f"privacy.example_clip was not given: {numbers} is used, chosen by the numbers of parameters and examples and "
+        "by the budget, without a look at the examples. example_clip_rate of a run says how many of them it clips."
+    )
 
 
 def fill_in(posterior: Posterior, privacy: Privacy, given: dict[str, Any], sampler_given: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from wflmc.dynamics import OVERDAMPED, Array, Dynamics, Motion, Moving
 from wflmc.errors import InputError, Shown
 from wflmc.keys import digest
-from wflmc.planning.solvers.closed_form import REGIMES
+from wflmc.planning.solvers.closed_form import LIMITS, POLICY
 from wflmc.privacy import Privacy, round_loss
 
 Values = TypeVar("Values")
@@ -62,7 +62,7 @@ class Certificate:
     power_share: Array
     """Share of the transmit power limit that the weakest active device uses, [S]; 0 on an ideal link."""
     limit: NDArray[np.intp]
-    """Which limit each round sits at, as an index into REGIMES, [S]."""
+    """Which limit each round sits at, as an index into LIMITS, [S]."""
     objective: float
     """The worst or the average of the bound after burn-in, nan where there is none; with the objective "transcript" V,
     the variance of the noise in what the kept rounds together say about the gradient."""
@@ -71,7 +71,8 @@ class Certificate:
     lower_bound: float | None
     """What no plan within the same limits can be below; None where nothing is proven."""
     regime: str | None
-    """lmc-limited, power-limited or dp-limited; None where it changes with the channel."""
+    """lmc-limited, power-limited or dp-limited; policy-limited where the policy reaches
+    none of these limits; None where it changes with the round."""
     gamma: float
     """Factor by which a kept round forgets the start, the largest: of Proposition 1, or of the mean (kinetic)."""
     noise_limit: float = np.inf
@@ -196,8 +197,11 @@ class Plan(Shown, Moving, Acting[Array], Certificate, Context):
 
     @property
     def regime_share(self) -> dict[str, float]:
-        """Share of the rounds that sit at each limit."""
-        return {name: float(np.mean(self.limit == index)) for index, name in enumerate(REGIMES)}
+        """Share of the rounds at each limit; policy-limited only if it is not 0."""
+        share = {name: float(np.mean(self.limit == index)) for index, name in enumerate(LIMITS)}
+        if share[POLICY] == 0:
+            del share[POLICY]
+        return share
 
     @property
     def noise_variance(self) -> Array:

@@ -32,6 +32,10 @@ class PowerPolicy(NamedTuple):
     """Gradients are clipped; without it nothing is promised."""
     optimal: bool = False
     """The policy minimises the objective; for the exact law it then decides on all noise, and the server adds none."""
+    shares_budget: bool = False
+    """Every round has a part of each sender's budget, which it may not exceed. A round
+    below the caps is then at its part, and dp-limited, though something of the budget
+    may be left at the end."""
 
 
 def optimal(problem: Problem) -> Allocation:
@@ -108,7 +112,7 @@ def at_caps(problem: Problem) -> Allocation:
 
 POLICIES: dict[str, PowerPolicy] = {
     "optimized": PowerPolicy(optimal, optimal=True),
-    "equal": PowerPolicy(equal),
+    "equal": PowerPolicy(equal, shares_budget=True),
     "no-dp": PowerPolicy(at_caps, private=False),
     "noiseless-dp": PowerPolicy(ideal, wireless=False, optimal=True),
     "noiseless": PowerPolicy(at_caps, wireless=False, private=False, clips=False),
@@ -116,5 +120,6 @@ POLICIES: dict[str, PowerPolicy] = {
 
 
 def policy_named(name: str) -> PowerPolicy:
-    """The policy registered under a name."""
-    return load("policies", name, "power", POLICIES)
+    """The policy registered under a name; of a plain function, with the usual flags."""
+    policy = load("policies", name, "power", POLICIES)
+    return policy if isinstance(policy, PowerPolicy) else PowerPolicy(policy)

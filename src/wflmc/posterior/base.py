@@ -155,13 +155,13 @@ class Posterior(SumsGradients, Protocol):
         """What every device knows of the data beside its own, and ε does not cover: a sentence by name."""
         return {}
 
-    def suggest_example_clip(self) -> float | Array:
-        """Propose c, the largest norm of one example's gradient, without a look at any example; or one per device, [K].
+    def typical_example_norm(self) -> float | Array:
+        """Return the norm that gradients of one example have, without a look at any example; or one per device, [K].
 
         Raises:
             InputError: where nothing is known of these norms, as of most models.
         """
-        raise missing("example_clip", "with unit = 'record': this posterior proposes none")
+        raise missing("example_clip", "with unit = 'record'")
 
     @property
     def feature_scales(self) -> Array | None:

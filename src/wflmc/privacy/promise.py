@@ -70,7 +70,7 @@ class Privacy(Shown):
         accountant: `exact` or `paper`, see `wflmc.privacy.accountants`.
         unit: whose change is hidden: that of `device`, all of a device's data; or of `record`, one example.
         example_clip: c, the largest norm of one example's gradient, with unit = "record". Where it is left out, `plan`
-            takes what `posterior.suggest_example_clip` proposes, and refuses posteriors that propose nothing.
+            chooses one for posteriors that have a `typical_example_norm`, and refuses all others.
         adjacency: what the change is: `replace`, by any other data; or `add-remove`, a device that is silent, or an
             example that is empty, in its place: it adds nothing, and K and N_k stay as they are.
 

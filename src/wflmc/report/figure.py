@@ -22,7 +22,12 @@ LOOKS: list[tuple[str, str, Any]] = [
     ("#7f6000", "*", (0, (2, 1))),
 ]
 """Colour, marker and dashes of the curves of a panel, in their order."""
-LIMIT_LOOKS = {"lmc-limited": (YELLOW, ""), "power-limited": (SKY, "//"), "dp-limited": (ORANGE, "\\\\")}
+LIMIT_LOOKS = {
+    "lmc-limited": (YELLOW, ""),
+    "power-limited": (SKY, "//"),
+    "dp-limited": (ORANGE, "\\\\"),
+    "policy-limited": (PURPLE, ".."),
+}
 """Colour and hatching of the limit that a round sits at."""
 Values = Sequence[Any] | NDArray[Any]
 

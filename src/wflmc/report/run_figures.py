@@ -12,7 +12,7 @@ from wflmc.errors import InputError
 from wflmc.evaluation import Calibration, Evaluation, reliability
 from wflmc.evaluation.wasserstein import Comparison, autocorrelation
 from wflmc.planning import Plan
-from wflmc.planning.solvers.closed_form import REGIMES
+from wflmc.planning.solvers.closed_form import LIMITS
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy import ACCOUNTANTS, epsilon_spent
 from wflmc.report.blocks import number, percent, words
@@ -98,7 +98,7 @@ def _shades(plan: Plan) -> Iterator[Shade]:
     """Yield the ranges of rounds that sit at each limit."""
     edges = [0, *(np.flatnonzero(np.diff(plan.limit)) + 1).tolist(), len(plan.rounds)]
     for name in (name for name, share in plan.regime_share.items() if share):
-        here = [(a + 0.5, b + 0.5) for a, b in pairwise(edges) if REGIMES[plan.limit[a]] == name]
+        here = [(a + 0.5, b + 0.5) for a, b in pairwise(edges) if LIMITS[plan.limit[a]] == name]
         yield Shade(f"round is {name} ({plan.regime_share[name]:.0%})", *LIMIT_LOOKS[name], here)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from wflmc.evaluation import diagnose
 from wflmc.evaluation.causes import SHOWN
 from wflmc.evaluation.wasserstein import Comparison
-from wflmc.planning import POLICIES
+from wflmc.planning import policy_named
 from wflmc.posterior import HasLaw, SoftmaxPosterior
 from wflmc.privacy.promise import HIDDEN
 from wflmc.report import blocks, explorer, run_figures
@@ -140,8 +140,8 @@ def _parts(run: Run) -> SimpleNamespace:
         channel="ideal" if run.ideal else link.fading,
         gains=PurePath(link.gains).name,
         hidden=HIDDEN[privacy.unit, privacy.adjacency],
-        clipping=privacy.unit if POLICIES[policy.power].clips else "none",
-        ignored=privacy.epsilon is not None and not POLICIES[policy.power].private,
+        clipping=privacy.unit if policy_named(policy.power).clips else "none",
+        ignored=privacy.epsilon is not None and not policy_named(policy.power).private,
         step_size=plan.step_size,
         parameters=", ".join(f"the {key} {value:.3g}" for key, value in plan.constants.motion.parameters.items()),
         participation="ideal" if run.ideal else "all" if everyone else policy.schedule,

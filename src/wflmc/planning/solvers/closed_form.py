@@ -8,6 +8,11 @@ from wflmc.planning.bound import Allocation, Problem
 
 LMC, POWER, DP = "lmc-limited", "power-limited", "dp-limited"
 REGIMES = (LMC, POWER, DP)
+"""Those of Theorem 1, each named by the limit that binds."""
+POLICY = "policy-limited"
+"""Of rounds in which the policy sends more softly than all limits allow."""
+LIMITS = (*REGIMES, POLICY)
+"""What may limit the power of a round."""
 
 FLOOR = 1e-12
 """Early rounds get at least this fraction of an equal share. The exact optimum falls like ρ^{−s} towards the

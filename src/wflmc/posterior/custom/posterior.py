@@ -30,8 +30,6 @@ Array = NDArray[np.float64]
 
 EXAMPLE_BYTES = 2**24
 """Bytes of a device's examples at a time, for one chain."""
-LONG_EXAMPLE = 2.0
-"""How many times the root mean square a gradient may be long that is not clipped by default: some 95% are not."""
 MOST_DENSE = 2048
 """Up to so many parameters a matrix of coordinates is looked for."""
 
@@ -305,22 +303,20 @@ class CustomPosterior(Shown, Posterior):
         scale = np.ones(self.devices) if self.batch is None else np.maximum(self.sizes / self.batch, 1.0)
         return np.stack(norms).reshape(*given.shape[:-1], -1).astype(float) * np.repeat(scale, self.sizes)
 
-    def suggest_example_clip(
-        self, public: "CustomPosterior | None" = None, *, quantile: float = 0.95
-    ) -> float | Array:
-        r"""Propose c, the largest norm of one example's gradient; no example of this posterior is looked at.
+    def typical_example_norm(self, public: "CustomPosterior | None" = None) -> float | Array:
+        r"""Return the root mean square norm of one example's gradient, without a look at any example of this posterior.
 
-        In coordinates in which the posterior has the covariance I, the gradients g_n of examples that follow the model
-        have E[Σ_n g_n g_nᵀ] = I minus the curvature of the prior (the information equality). So their root mean square
-        is √(m/N) at most, in any such model, and few of them are twice as long.
+        In coordinates in which the posterior has the covariance I, gradients g_n of examples that follow the model have
+        E[Σ_n g_n g_nᵀ] = I minus the curvature of the prior (the information equality). So their root mean square is
+        at most √(m/N), whatever the model and the scales of its data.
 
         Args:
-            public: the posterior of the same model on public or simulated data. Then c is a quantile of the norms of
-                their gradients at their mode, in the coordinates of this posterior, whatever those are.
-            quantile: the part of the public examples that are to be no longer than c.
+            public: the posterior of the same model on public or simulated data. Then it is the root mean square of
+                their norms at their mode, in the coordinates of this posterior, whatever those are.
 
         Returns:
-            2√(m/N), or that quantile. With mini-batches, where examples count N_k/batch times, one for each device, [K].
+            √(m/N), or that of the public examples. With mini-batches, where an example counts N_k/batch times, one
+            number per device, [K].
 
         Raises:
             InputError: without public data, for a posterior in coordinates of another kind than those of
@@ -328,14 +324,14 @@ class CustomPosterior(Shown, Posterior):
         """
         if public is not None:
             mode = public.parameters(public.laplace[0])
-            own_model = replace(public, model=self.model, batch=None)
-            clip = float(np.quantile(own_model.example_norms(mode), quantile))
+            public_examples = replace(public, model=self.model, batch=None)
+            norm = float(np.sqrt(np.mean(public_examples.example_norms(mode) ** 2)))
         elif self.coordinates is not None and np.ndim(self.coordinates.matrix) == 2:
-            clip = LONG_EXAMPLE * (self.dim / int(np.sum(self.sizes))) ** 0.5
+            norm = (self.dim / int(np.sum(self.sizes))) ** 0.5
         else:
-            known = "posterior.suggest_example_clip(public) proposes one by public data, and preconditioner=… needs none"
-            raise missing("example_clip", f"with unit = 'record': {known}")
-        return clip if self.batch is None else clip * np.maximum(self.sizes / self.batch, 1.0)
+            allowed = "with unit = 'record': for typical norms, see posterior.typical_example_norm(public)"
+            raise missing("example_clip", allowed)
+        return norm if self.batch is None else norm * np.maximum(self.sizes / self.batch, 1.0)
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Return every device's own gradient, unclipped and of all examples, [K, m]."""

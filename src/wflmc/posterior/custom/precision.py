@@ -35,6 +35,6 @@ def _forget_converted_arrays() -> None:
     """
     with suppress(ImportError, AttributeError):
         from jax._src import literals
-        from jax._src.lib import _jax
+        from jaxlib import _jax
 
         _jax.set_typed_ndarray_type(literals.TypedNdArray)

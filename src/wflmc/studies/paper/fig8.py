@@ -185,7 +185,9 @@ def experiments(
     thetas = {name: trace.theta for name, trace in drawn.items()}
     if "sbfl" in schemes:
         rounds = setting.burn_in + setting.samples
-        thetas["sbfl"] = baselines.sbfl(key, posterior, links, rounds=rounds, numbers=numbers)[:, None]
+        step = 1 / (1 + posterior.L / np.sum(posterior.sizes))  # the authors'
+        estimates = baselines.sbfl(key, posterior, links, rounds=rounds, step_size=step, numbers=numbers)
+        thetas["sbfl"] = estimates[:, None]
     result = {}
     for scheme, theta in thetas.items():
         scores = predictive_scores(posterior, theta, setting.features.X_test, setting.features.y_test)
