@@ -184,7 +184,6 @@ def test_examples_far_out_lose_their_pull():
 @pytest.mark.parametrize(
     ("keywords", "key"),
     [
-        ({"unit": "record"}, "example_clip"),
         ({"unit": "person"}, "unit"),
         ({"adjacency": "remove"}, "adjacency"),
         ({"example_clip": 3.0}, "example_clip"),
@@ -195,6 +194,17 @@ def test_promises_that_make_no_sense(keywords, key):
     with pytest.raises(InputError) as error:
         wflmc.Privacy(1, 1e-5, 30, **keywords)
     assert error.value.key == key
+
+
+def test_a_promise_to_records_without_a_clip_has_no_sensitivity(posterior):
+    """Only models that know a typical norm get one from `plan`; there is no silent sensitivity."""
+    promise = wflmc.Privacy(1, 1e-5, 30, unit="record")
+    with pytest.raises(InputError) as error:
+        promise.sensitivity(30)
+    assert error.value.key == "example_clip"
+    with pytest.raises(InputError) as error:
+        wflmc.plan(posterior, privacy=promise, step_size=1e-3, burn_in=2, samples=2)
+    assert error.value.key == "example_clip"
 
 
 def test_a_list_of_the_wrong_length_is_named(posterior):

@@ -67,8 +67,9 @@ def plan(
             limits nothing.
         privacy: the promise; None promises nothing, as `Privacy()` does, whose `clip`
             is 30. Where it hides records and has no `example_clip`, one is chosen as in
-            `wflmc.planning.defaults`, and a warning says so. Where link and privacy are both None the policy is `noiseless`, which does not clip,
-            unless `policy` says otherwise.
+            `wflmc.planning.defaults`, and a warning says so. Where link and privacy are
+            both None the policy is `noiseless`, which does not clip, unless `policy`
+            says otherwise.
         step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u rounds; with kinetic dynamics
             h, below 2/√L. Longer steps are a warning where L is known to be loose. What is left out of these three is
             chosen as in `wflmc.planning.defaults`, without a promise of privacy and `sampler` with kinetic dynamics.
