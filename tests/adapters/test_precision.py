@@ -1,0 +1,145 @@
+"""Models in both precisions of one process, in any order: arrays around a model are no one precision's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc.posterior.custom.precision import in_float64
+
+from ..conftest import FULL
+
+WEIGHTS = np.array([0.5, 1.0, 2.0])
+ORDER = np.array([2, 0, 1])
+KNOWN = {"mu": 1.0, "L": 100.0, "preconditioner": "none", "devices": 3}
+RNG = np.random.default_rng(0)
+
+
+def data_of(examples):
+    """Return covariates, outcomes and groups of so many examples."""
+    x = RNG.normal(size=(examples, 3))
+    return {"x": x, "y": x.sum(1) + RNG.normal(size=examples), "group": np.arange(examples) % 3}
+
+
+def weighted(theta):
+    return jnp.sum(theta[ORDER] * WEIGHTS)
+
+
+def test_arrays_of_numpy_follow_the_precision():
+    theta = np.ones(3)
+    traces = [jax.make_jaxpr(weighted)(theta)]  # holds the arrays as JAX has converted them
+    for _ in range(2):
+        with in_float64():
+            traces.append(jax.make_jaxpr(weighted)(theta))
+            results = weighted(theta), jax.grad(weighted)(theta), jax.jit(weighted)(theta)
+            assert {result.dtype for result in results} == {np.dtype(np.float64)}
+        traces.append(jax.make_jaxpr(weighted)(theta))
+        results = weighted(theta), jax.grad(weighted)(theta), jax.jit(weighted)(theta)
+        assert {result.dtype for result in results} == {np.dtype(np.float32)}
+
+
+def test_arrays_follow_the_precision_after_an_error():
+    held = [jax.make_jaxpr(weighted)(np.ones(3))]
+
+    def fail_in_float64():
+        with in_float64():
+            held.append(jax.make_jaxpr(weighted)(np.ones(3)))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_in_float64()
+    assert [trace.out_avals[0].dtype for trace in held] == [np.float32, np.float64]
+    assert weighted(np.ones(3)).dtype == np.float32
+
+
+def test_a_custom_model_may_take_arrays_from_around_it():
+    def log_likelihood(theta, example):
+        x, y, _ = example
+        return -0.5 * (y - x[ORDER] @ (WEIGHTS * theta)) ** 2
+
+    def log_prior(theta):
+        return -0.5 * jnp.sum((WEIGHTS * theta) ** 2)
+
+    data = data_of(30)
+    examples = data["x"], data["y"], data["group"]
+    how = {"initial": np.zeros(3), "devices": 3, "preconditioner": "laplace"}
+    posterior = wflmc.posterior_from(log_likelihood, log_prior, examples, **how)
+    design = data["x"][:, ORDER] * WEIGHTS
+    precision = design.T @ design + np.diag(WEIGHTS**2)
+    np.testing.assert_allclose(
+        posterior.coordinates.centre, np.linalg.solve(precision, design.T @ data["y"]), rtol=1e-6
+    )
+
+
+numpyro = pytest.importorskip("numpyro", reason="pip install numpyro")
+dist = pytest.importorskip("numpyro.distributions")
+
+
+@jax.jit
+def in_order(slopes):
+    return slopes[ORDER] * WEIGHTS
+
+
+def regression(x, y):
+    """Arrays from around the model in its prior and in a jitted function, and sites that a loop of JAX indexes."""
+    slopes = numpyro.sample("slopes", dist.Normal(WEIGHTS, 1).to_event(1))
+
+    def add(column, total):
+        return total + jnp.asarray(x)[:, column] * slopes[column]
+
+    mean = jax.lax.fori_loop(0, 3, add, x @ in_order(slopes))
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+
+def correlated_groups(x, y, group):
+    scales = numpyro.sample("scales", dist.HalfNormal(1).expand([2]).to_event(1))
+    factor = numpyro.sample("factor", dist.LKJCholesky(2, np.array(2.0)))
+    with numpyro.plate("groups", 3):
+        offsets = numpyro.sample("offsets", dist.Normal(0, 1).expand([2]).to_event(1))
+    effects = offsets @ (scales[:, None] * factor).T
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Normal(effects[group, 0] + effects[group, 1] * x[:, 0], 1), obs=y)
+
+
+def categories(x, group):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([3, 3]).to_event(2))
+    with numpyro.plate("records", len(group)):
+        numpyro.sample("group", dist.Categorical(logits=x @ slopes), obs=group)
+
+
+def arguments_of(model, data):
+    names = model.__code__.co_varnames[: model.__code__.co_argcount]
+    return {name: data[name] for name in names}
+
+
+def trace_in_float32(model, data):
+    """Return the traced gradient of the potential energy, which NUTS keeps as long as it lives."""
+    start = {"slopes": np.zeros(3)}
+    return jax.make_jaxpr(jax.grad(lambda at: numpyro.infer.util.potential_energy(model, (), data, at)))(start)
+
+
+def test_a_model_may_be_used_before_and_after_in_float32():
+    held = []
+    for examples in (12, 9) if FULL else (12,):
+        data = arguments_of(regression, data_of(examples))
+        held.append(trace_in_float32(regression, data))
+        posterior = wflmc.from_numpyro(regression, data, **KNOWN)
+        held += posterior, trace_in_float32(regression, data)
+        assert posterior.log_likelihood(np.zeros((1, 3))).shape == (1, examples)
+
+
+@pytest.mark.skipif(not FULL, reason="make test-full runs it")
+@pytest.mark.parametrize("model", [regression, correlated_groups, categories])
+def test_nuts_and_posteriors_of_one_model_in_any_order(model):
+    held = []
+    for examples in (60, 45, 60):
+        data = arguments_of(model, data_of(examples))
+        for _ in range(2):
+            nuts = numpyro.infer.MCMC(numpyro.infer.NUTS(model), num_warmup=5, num_samples=5, progress_bar=False)
+            nuts.run(jax.random.key(0), **data)
+            held.append(nuts)
+            held.append(wflmc.from_numpyro(model, data, devices=3, preconditioner="laplace"))
+    dims = {posterior.dim for posterior in held[1::2]}
+    assert len(dims) == 1
