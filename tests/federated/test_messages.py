@@ -241,7 +241,8 @@ def test_late_answers_are_not_read(made: Federation) -> None:
 
 
 def test_nodes_of_an_engine_say_who_they_are(made: Federation) -> None:
-    assert meet(LocalGrid(made.app(), 5), 5, 0.0) == NODES
+    grid = LocalGrid(made.app(), 5)
+    assert meet(Transport(grid, made.job, {}, deadline=0.0), wait=0.0) == NODES
 
 
 def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:

@@ -15,6 +15,9 @@ NOISES = (
     "Who adds it: channel (emulated), devices (each its share), or simulated (from the seed, protects nobody: the "
     "default unless --prepare is given)."
 )
+UNCOMPARED = (
+    "distance to posterior    not known: the server never sees the devices' own data, and so not their posterior"
+)
 ADDRESS = "With --prepare: where devices reach the server; 127.0.0.1:8000 by default."
 
 
@@ -69,6 +72,8 @@ def _lines(evaluation: str, federation: dict[str, Any]) -> list[str]:
     """Return the lines of what was measured, and what the ledger says."""
     # ε of the plan is not that of the ledger, and devices do not tell how often they clip.
     lines = [line for line in evaluation.splitlines() if not line.startswith(("ε", "gradients clipped"))]
+    if federation["own_data"]:
+        lines.insert(0, UNCOMPARED)
     asked, sent, spent = federation["asked"], federation["sent"], federation["epsilon_spent"]
     lines.append(f"messages                 {sum(sent)} of {sum(asked)} in {len(sent)} rounds (absences: rounds.jsonl)")
     if spent is not None:

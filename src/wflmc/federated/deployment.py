@@ -242,7 +242,7 @@ class Loopback:
                 time.sleep(1.0)  # Flower refuses a node for about a minute after it was killed
                 self.start_node(int(name.removeprefix(DEVICE.format(""))))
         if ended and self._reported < self.rounds:
-            raise DeploymentError(f"The run was not completed. Its log ends:\n{run.output[-2000:]}")
+            raise DeploymentError(why_stopped(run.output))
 
     def _start(self, name: str, command: list[str], folder: Path, env: Mapping[str, str]) -> Part:
         """Start a process in a session of its own, so that Ctrl-C is for this one alone."""
@@ -267,6 +267,16 @@ class Loopback:
                 self.say(f"round {row['round'] + 1}: device {device} absent: {reason}")
         if rows and progress is not None:
             progress(self._reported, self.rounds)
+
+
+def why_stopped(output: str) -> str:
+    """Return why a run was not completed, from what its process has written.
+
+    That is the sentence of the server's own DeploymentError where it has raised one, such as
+    over devices that cannot use their data; else the end of the output.
+    """
+    raised = re.findall(rf"{DeploymentError.__name__}: (.+)", output)
+    return raised[-1] if raised else f"The run was not completed. Its log ends:\n{output[-2000:]}"
 
 
 def kill(processes: list[psutil.Process]) -> None:

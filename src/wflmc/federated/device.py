@@ -39,6 +39,11 @@ SLACK = 1e-6
 """Relative rounding that a device forgives a request."""
 
 
+FAILED = "the device could not answer; its own log says why"
+NOT_READY = "data or other files in the device's folder cannot be used; its own log says why"
+"""What a server is told, which must not learn more about the data."""
+
+
 @without_data
 class Answer(NamedTuple):
     """What a device has been asked and has answered."""
@@ -262,13 +267,13 @@ def client_app(find: Callable[[Context], Device]) -> ClientApp:
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        with _without_details():
+        with _without_details(reason=NOT_READY):
             device = find(context)
         return Message(RecordDict({"about": ConfigRecord({"device": device.terms.device})}), reply_to=message)
 
     @app.query("gradient")
     def gradient(message: Message, context: Context) -> Message:
-        with _without_details():
+        with _without_details(reason=NOT_READY):
             device = find(context)
         with _without_details(InputError, OverspendError):
             request, nonce = read_request(message.content, device.terms.run)
@@ -278,11 +283,12 @@ def client_app(find: Callable[[Context], Device]) -> ClientApp:
 
 
 @contextmanager
-def _without_details(*shown: type[Exception]) -> Iterator[None]:
+def _without_details(*shown: type[Exception], reason: str = FAILED) -> Iterator[None]:
     """Keep from the server, which Flower tells the text of whatever a device raises, all that comes from the data.
 
     Args:
         shown: errors whose sentence is about the request alone.
+        reason: what the server is told of any other error.
     """
     try:
         yield
@@ -291,7 +297,7 @@ def _without_details(*shown: type[Exception]) -> Iterator[None]:
             log.warning("Request refused: %s", error)
             raise PermissionError(f"refused by the device: {error}") from None
         log.exception("The device could not answer.")
-        raise RuntimeError("the device could not answer; its own log says why") from None
+        raise RuntimeError(reason) from None
 
 
 def configured_device(context: Context) -> Device:

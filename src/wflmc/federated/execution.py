@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from wflmc.errors import InputError, refuse
-from wflmc.evaluation import Evaluation, evaluate, preload
+from wflmc.evaluation import Evaluation, ExactLaw, evaluate, preload
 from wflmc.federated import server as serving
 from wflmc.federated.deployment import ADDRESS, Loopback, prepare
 from wflmc.federated.device import devices_in, open_device
@@ -31,7 +31,18 @@ from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import Document, PlanFile, plan_document, read_document, summary_document
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import spent_before
-from wflmc.scenario import PRIVATE, Inputs, Scenario, build, load_scenario, plain, to_json, to_toml, with_values
+from wflmc.scenario import (
+    PRIVATE,
+    Inputs,
+    Scenario,
+    build,
+    data_warnings,
+    load_scenario,
+    plain,
+    to_json,
+    to_toml,
+    with_values,
+)
 from wflmc.storage import naming_file, write_text
 
 Result = tuple[Scenario, dict[str, Any], Evaluation | None, list[Path]]
@@ -39,6 +50,13 @@ Result = tuple[Scenario, dict[str, Any], Evaluation | None, list[Path]]
 
 RUNTIMES = ("simulation", "process", "deployment")
 STAND_IN = "data that stand in for the devices' own"
+NO_EXAMPLE = "classes have no example"
+ABOUT_DATA = {
+    PRIVATE: STAND_IN,
+    "for these data": f"for {STAND_IN}",
+    NO_EXAMPLE: f"{NO_EXAMPLE} in {STAND_IN}",
+}
+"""What warnings say of a scenario's data, and of data that only stand in for others."""
 WORDS = {"asked": "scenario", "real": "kind of devices (real or simulated)", "own_data": "source of data"}
 """What two federations differ in, where about.json has another name for it."""
 HOST_AND_PORT = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
@@ -48,7 +66,7 @@ NO_PROTECTION = "The noise is simulated, from sampler.seed, and protects nobody;
 ONE_BY_ONE = "Each message is hidden by its own share of the noise alone: {} times the loss of the sum, as is counted."
 LEFT = "Messages that came late or were rejected are not in this ledger, but in those of the devices that sent them."
 SPARE = "For {} absences every device adds 1/{} of the noise: with all there, sums have up to {:.3g} times as much."
-ABSENT = "{} times a device was asked and did not send; bound and exact law are those of the plan, in which all do."
+ABSENT = "{} times a device was asked and did not send; {} of the plan, in which all do."
 
 
 class Options(NamedTuple):
@@ -103,7 +121,7 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Say) -
         bar: shows progress.
         say: called with sentences for whoever waits.
     """
-    began, place = time.perf_counter(), folder / "federation"
+    place = folder / "federation"
     scenario = load_scenario(options.scenario, options.overrides)
     inputs, about = build(scenario), options.identity(scenario)
     if not isinstance(inputs.posterior, Regression) and (options.prepare or options.runtime != "process"):
@@ -128,7 +146,7 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Say) -
         with bar("rounds", rounds) as advance:
             _run(server, inputs.posterior, place, options, lambda now, _: advance(now), say)
         server = open_server(job, place / SERVER)  # which another process may have charged
-    return _finish(folder, scenario, inputs, server, options, began)
+    return _finish(folder, scenario, inputs, server, options)
 
 
 def _run(server: Server, posterior: Any, place: Path, options: Options, progress: Progress, say: Say) -> None:
@@ -162,13 +180,18 @@ def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Options, a
     began, part, ledger = time.perf_counter(), folder / "federation.part", folder / "ledger.jsonl"
     if ledger.exists() and not options.prepare and about["ledger"] != str(ledger.resolve()):
         raise InputError("--out", str(folder), f"without the ledger of another run; --ledger {ledger} spends from it")
-    if options.noise != "simulated":  # it cannot be drawn again; and data that stand in for others' are nobody's
-        beyond = () if options.own_data else (item for item in inputs.not_covered if item.name != "sampler.seed")
+    if options.own_data:  # data that stand in for others' are nobody's
+        warnings = (*inputs.warnings, *data_warnings(inputs.not_covered))
+        inputs = inputs._replace(not_covered=(), warnings=_about_stand_in(warnings))
+    elif options.noise != "simulated":  # it cannot be drawn again
+        beyond = (item for item in inputs.not_covered if item.name != "sampler.seed")
         inputs = inputs._replace(not_covered=tuple(beyond))
     job = _job(scenario, inputs, options, about["chains"])
     settled = with_values(scenario, {"sampler.burn_in": job.plan.burn_in})
-    document = plan_document(settled, inputs, received_plan(job), time.perf_counter() - began)
+    law = ExactLaw(None, None) if options.own_data else None  # that of a stand-in is nobody's
+    document = plan_document(settled, inputs, received_plan(job), time.perf_counter() - began, law)
     document["noise"] = options.noise
+    document["own_data"] = options.own_data
     if job.plan.clips:
         document["privacy"] |= _costs(job)
     shutil.rmtree(part, ignore_errors=True)  # of a command that was stopped
@@ -189,10 +212,18 @@ def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> J
     releases = chains if options.prepare else 1
     how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate, "releases": releases}
     plan = federated_plan(scenario, inputs, **how, paid=spent_before(options.ledger, inputs))
-    if options.own_data:
-        plan = plan.replace(warnings=tuple(warning.replace(PRIVATE, STAND_IN) for warning in plan.warnings))
     key = secret_key() if options.prepare else jax.random.key(int(seed))
     return make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
+
+
+def _about_stand_in(warnings: tuple[str, ...]) -> tuple[str, ...]:
+    """Return warnings about a scenario's data as warnings about a stand-in."""
+    reworded = []
+    for warning in warnings:
+        for words, instead in ABOUT_DATA.items():
+            warning = warning.replace(words, instead)
+        reworded.append(warning)
+    return tuple(reworded)
 
 
 def _open_ledger(plan: Plan, inputs: Inputs, folder: Path, about: dict[str, Any]) -> None:
@@ -234,8 +265,13 @@ def _costs(job: Job) -> dict[str, Any]:
     return dict(plain({**costs, "epsilon_spent": promise.epsilon_spent(total)}))
 
 
-def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, options: Options, began: float) -> Result:
-    """Evaluate the samples and write the files of a run."""
+def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, options: Options) -> Result:
+    """Evaluate the samples and write the files of a run.
+
+    Where devices brought their own data, the posterior of the scenario is that of a
+    stand-in: samples are not compared with it. The seconds are those of all rounds,
+    whichever command or process has run them.
+    """
     preload()
     job, ledger = server.job, server.ledger
     document = read_document(folder / "federation" / "plan.json", PlanFile, "--out").model_dump(exclude_unset=True)
@@ -243,24 +279,27 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     trace = replace(trace_of(server, inputs.posterior), plans=(plan,))
     trace = trace if scenario.sampler.transcript else replace(trace, transcript=None)
     evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
-    about = _account(server, "deployment" if options.prepare else options.runtime)
+    about = _account(server, "deployment" if options.prepare else options.runtime, options.own_data)
     alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own
-    causes = diagnose_plan(scenario, inputs, plan, evaluation, changes=alike)
-    warnings, part = (*plan.warnings, *_notes(job, about["absences"])), ledger_document(ledger, folder)
-    summary = summary_document(evaluation, document, warnings, causes, part, time.perf_counter() - began)
-    summary["epsilon_spent"], summary["federation"] = about["epsilon_spent"], about
+    causes = diagnose_plan(scenario, inputs, plan, evaluation, changes=alike, own_data=options.own_data)
+    warnings = (*plan.warnings, *_notes(job, about["absences"], options.own_data))
+    seconds = sum(row["seconds"] for row in read_log(server.folder))
+    summary = summary_document(evaluation, document, warnings, causes, ledger_document(ledger, folder), seconds)
+    summary["epsilon_spent"] = about["epsilon_spent"]
+    summary["federation"] = about
     shutil.copyfile(server.folder / LOG, folder / LOG)
     settled = with_values(scenario, {"sampler.burn_in": plan.burn_in, "sampler.chains": job.chains})
     files = write_run(folder, settled, trace, document, summary, None if ledger is None else ledger.path)
     return scenario, summary, evaluation, [*files, folder / LOG]
 
 
-def _account(server: Server, runtime: str) -> dict[str, Any]:
+def _account(server: Server, runtime: str, own_data: bool) -> dict[str, Any]:
     """Return `federation` of summary.json: who sent, and what that cost by the ledger."""
     job, rows, ledger = server.job, read_log(server.folder), server.ledger
     return {
         "runtime": runtime,
         **{name: getattr(job, name) for name in ("noise", "tolerate", "releases")},
+        "own_data": own_data,
         **{name: [row[name] for row in rows] for name in ("asked", "sent")},
         "absences": sum(len(row["absent"]) for row in rows),
         "empty_rounds": sum(row["sent"] == 0 for row in rows),
@@ -269,8 +308,9 @@ def _account(server: Server, runtime: str) -> dict[str, Any]:
     }
 
 
-def _notes(job: Job, absences: int) -> list[str]:
+def _notes(job: Job, absences: int, own_data: bool) -> list[str]:
     """Return what the numbers rest on, in sentences."""
+    planned = "the bound is that" if own_data else "bound and exact law are those"
     if job.noise == "devices":
         notes = [ONE_BY_ONE.format(int(job.quorum.max())), *([LEFT] if absences else [])]
     else:
@@ -278,4 +318,4 @@ def _notes(job: Job, absences: int) -> list[str]:
     if job.tolerate:
         excess = float(np.max(job.plan.active_devices / job.quorum))
         notes.append(SPARE.format(job.tolerate, int(job.quorum.min()), excess))
-    return [*notes, *([ABSENT.format(absences)] if absences else [])]
+    return [*notes, *([ABSENT.format(absences, planned)] if absences else [])]

@@ -4,6 +4,9 @@ In a round the server asks those whom the plan lets send, receives the sum of th
 the noise of the channel and updates. A device that does not answer in time, or not properly, is one that did not
 transmit: it is not in the sum, it pays nothing, and the others weigh more (K/K_a with the K_a that there were).
 
+Before the first round, and whenever a server goes on, all devices that are connected are asked whether they can use
+their data. If one cannot, the server stops: nothing of a round has been asked for, and nobody has paid.
+
 Devices are in this process, in Flower's simulation engine, or on machines of their own: `app` runs beside a SuperLink,
 and runs all rounds of the job in its folder that have not been run. Its run config:
 
@@ -19,7 +22,7 @@ import os
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,15 +34,16 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from wflmc.errors import InputError, OverspendError, SamplingError
-from wflmc.federated.device import Device
+from wflmc.errors import InputError, OverspendError, SamplingError, without_data
+from wflmc.federated.device import NOT_READY, Device
 from wflmc.federated.job import Job
-from wflmc.federated.messages import Reception, RejectedError, Request, read_reply, short, write_request
+from wflmc.federated.messages import DEVICE, Reception, RejectedError, Request, read_reply, short, write_request
 from wflmc.federated.registration import DeploymentError, read_nodes
 from wflmc.keys import named
 from wflmc.planning.plan import Rounds
@@ -66,6 +70,14 @@ POLL = 0.5
 """Seconds between two looks for answers: each is a request to the SuperLink, which has others to serve."""
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError, DecodeError)
 """What Flower raises over a reply that it cannot put together; a lost connection is none of these."""
+RAISED_BY_DEVICE = (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+"""Flower's codes for errors of a device's own app; others are about connections and messages."""
+HELLO = "query.hello"
+"""The type of messages that ask whether a device can use its data."""
+NOT_STARTED = (
+    "No round was begun and nobody was charged. Repeat the same command when this is mended, or disconnect these "
+    "devices to go on without them."
+)
 LOG = "rounds.jsonl"
 LEDGER = "ledger.path"
 """In a server's folder: names the ledger to charge, where that is not its own."""
@@ -120,7 +132,13 @@ def _ledger_name(folder: Path) -> str:
     return name
 
 
-def serve(server: Server, exchange: Exchange, progress: Progress | None = None, say: Say | None = None) -> None:
+def serve(
+    server: Server,
+    exchange: Exchange,
+    progress: Progress | None = None,
+    say: Say | None = None,
+    check: Callable[[], None] | None = None,
+) -> None:
     """Run all rounds that have not been run; every one is stored before the next is asked for.
 
     A round is paid for before its noise is drawn, and nothing of it is written before
@@ -138,10 +156,13 @@ def serve(server: Server, exchange: Exchange, progress: Progress | None = None, 
         exchange: the transport.
         progress: called with (rounds done, rounds in all).
         say: called with a line for every round.
+        check: called before anything is asked for, where rounds are left; raises to stop.
     """
     job, plan = server.job, server.job.plan
     with sole_writer(server.folder, "job"):
         saved = server.checkpoint.load()
+        if check is not None and saved.rounds < len(plan.rounds):
+            check()
         store = _Store.opened(server, saved)
         state = unpacked(job.start if saved.theta is None else saved.theta, plan, saved.rounds)
         if saved.theta is not None:  # a crash may have come between the progress and what follows from it
@@ -430,6 +451,16 @@ def run_in_process(server: Server, devices: Sequence[Device], progress: Progress
     serve(server, exchange, progress)
 
 
+@without_data
+class Hello(NamedTuple):
+    """What devices have answered before the first round, by node."""
+
+    devices: dict[int, int]
+    """The number that a device has, by its own word."""
+    failures: dict[int, str]
+    """What the app of a device has raised in place of an answer."""
+
+
 class Transport:
     """Requests to devices and their answers over Flower's grid, superposed as the air would.
 
@@ -470,6 +501,31 @@ class Transport:
                 absent[request.device] = f"rejected, {error}"
         return superpose(job, requests, signals, absent)
 
+    def greet(self, nodes: Iterable[int]) -> Hello:
+        """Ask devices whether they can use their data; no request of a round, which would cost, is sent.
+
+        A device that does not answer before the deadline, or not readably, is in neither
+        part of what is returned: it is absent, as it may be in any round.
+
+        Args:
+            nodes: node ids, those of devices that are connected.
+        """
+        devices, failures = {}, {}
+        nodes = sorted(nodes)
+        messages = [Message(RecordDict(), node, HELLO, ttl=self.deadline) for node in nodes]
+        asked = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
+        for ident, message in self._answers(set(asked)):
+            if message is None:
+                continue
+            if message.has_error():
+                if message.error.code in RAISED_BY_DEVICE:
+                    said = str(message.error.reason)  # Flower adds the type of the error
+                    failures[asked[ident]] = NOT_READY if NOT_READY in said else short(said)
+                continue
+            with suppress(KeyError, TypeError, ValueError):
+                devices[asked[ident]] = int(message.content.config_records["about"]["device"])
+        return Hello(devices, failures)
+
     def _answers(self, idents: set[str]) -> Iterator[tuple[str, Message | None]]:
         """Yield (id of a request, its reply, None if unreadable) until all are here or the deadline has passed."""
         end, waiting = time.monotonic() + self.deadline, idents - {""}
@@ -504,11 +560,47 @@ def connected(grid: Grid, count: int, wait: float) -> list[int]:
     return nodes
 
 
-def meet(grid: Grid, devices: int, wait: float) -> dict[int, int]:
-    """Return which device is behind each node of Flower's engine, by what it says of itself."""
-    hello = [Message(RecordDict(), node, "query.hello", ttl=wait) for node in connected(grid, devices, wait)]
-    replies = grid.send_and_receive(hello, timeout=wait)
-    return {reply.metadata.src_node_id: reply.content["about"]["device"] for reply in replies if reply.has_content()}
+def meet(transport: Transport, wait: float) -> dict[int, int]:
+    """Return which device is behind each node of Flower's engine, by what it says of itself.
+
+    Args:
+        transport: to the devices, of which no node is known yet.
+        wait: seconds to wait until as many nodes as devices are connected.
+
+    Raises:
+        DeploymentError: devices cannot use their data; nothing of a round was sent.
+    """
+    devices = transport.job.plan.devices
+    hello = transport.greet(connected(transport.grid, devices, wait))
+    if hello.failures:
+        reason = next(iter(hello.failures.values()))
+        silent = sorted(set(range(devices)) - set(hello.devices.values()))
+        raise _not_ready(dict.fromkeys(silent, reason))
+    return hello.devices
+
+
+def check_ready(transport: Transport) -> None:
+    """Stop where a registered device that is connected cannot use its data.
+
+    Devices that are not connected, or do not answer in time, are absent as in any round.
+
+    Raises:
+        DeploymentError: says which devices; nothing of a round was sent.
+    """
+    here = set(transport.grid.get_node_ids())
+    device_of = {node: device for device, node in transport.node.items() if node in here}
+    failures = transport.greet(device_of).failures
+    if failures:
+        raise _not_ready({device_of[node]: reason for node, reason in failures.items()})
+
+
+def _not_ready(failures: Mapping[int, str]) -> DeploymentError:
+    """Return the error that names devices by their numbers, with what each has said."""
+    devices_by_reason: dict[str, list[str]] = {}
+    for device, reason in sorted(failures.items()):
+        devices_by_reason.setdefault(reason, []).append(DEVICE.format(device))
+    reasons = (f"{', '.join(devices)}: {reason}" for reason, devices in devices_by_reason.items())
+    return DeploymentError(f"{'; '.join(reasons)}. {NOT_STARTED}")
 
 
 app = ServerApp()
@@ -527,7 +619,8 @@ def main(grid: Grid, context: Context) -> None:
     _say(f"{done} of {len(job.plan.rounds)} rounds are done; waiting for {job.plan.devices} devices")
     nodes = {row.node: row.device for row in read_nodes(folder)}
     connected(grid, len(nodes), wait)
-    serve(server, patient(Transport(grid, job, nodes, deadline, POLL), wait), say=_say)
+    transport = Transport(grid, job, nodes, deadline, POLL)
+    serve(server, patient(transport, wait), say=_say, check=partial(check_ready, transport))
     _say("all rounds are done")
 
 
@@ -576,7 +669,7 @@ def run_in_engine(server: Server, app: ClientApp, *, progress: Progress | None =
 
     @center.main()
     def main(grid: Grid, context: Context) -> None:
-        nodes = meet(grid, server.job.plan.devices, deadline)
+        nodes = meet(Transport(grid, server.job, {}, deadline), wait=deadline)
         serve(server, Transport(grid, server.job, nodes, deadline), progress)
 
     backend: dict[str, Any] = {

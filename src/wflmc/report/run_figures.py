@@ -120,6 +120,8 @@ def distance_figure(run: Run) -> Figure | None:
     known = {"bound": (plan.bound, RED), "exact law, no clipping": (plan.exact_w2_sq, BLUE)}
     lines = [Line(rounds, y, name, color, width=2) for name, (y, color) in known.items() if y is not None]
     caption = "Squared distance of the samples' law to the posterior, round by round; bound and law ignore clipping."
+    if plan.own_data:
+        caption = "Bound on the squared distance to a posterior with the plan's constants; it ignores clipping."
     if estimate is not None:
         kept = rounds[c.burn_in :]
         lines.append(Line(kept, estimate.per_round, "estimated from the chains", GREEN, dash="", marker="o"))

@@ -12,7 +12,7 @@ from wflmc.evaluation import diagnose
 from wflmc.evaluation.causes import SHOWN
 from wflmc.evaluation.wasserstein import Comparison
 from wflmc.planning import policy_named
-from wflmc.posterior import HasLaw, SoftmaxPosterior
+from wflmc.posterior import HasLaw
 from wflmc.privacy.promise import HIDDEN
 from wflmc.report import blocks, explorer, run_figures
 from wflmc.report.blocks import Html, Section, data, fold, grid, join, missing, paragraph, table, text
@@ -21,6 +21,7 @@ from wflmc.report.verdicts import MARKS, all_verdicts, comparison, worst_exact
 from wflmc.runs.documents import SIMULATED, PlanFile, SummaryFile
 from wflmc.runs.folder import Draws, Run, read_run
 from wflmc.scenario.coverage import OWNER_ONLY
+from wflmc.scenario.gains import split_variable
 
 DRAWN, LISTED = 5, 12
 """Parameters whose marginals are drawn, and that are listed."""
@@ -40,13 +41,15 @@ def render_run(folder: Path) -> str:
         Section("plan", "The plan", _plan(run, run.plan)),
         Section("chains", "The chains", no_draws if draws is None else _chains(run, draws)),
         Section("samples", "Samples and posterior", no_draws if draws is None else _samples(run, draws)),
-        Section("scores", "Predictions", no_summary if summary is None else _scores(summary)),
+        Section("scores", "Predictions", no_summary if summary is None else _scores(summary, run.plan.own_data)),
         Section("spent", "Privacy", _privacy(run, run.plan)),
         explorer_section,
     ]
     command = "run" if summary is None or summary.federation is None else "federate"
     lead = f"{OWNER_ONLY} Results of wflmc {command} in this folder. Figures can be zoomed, and legends clicked."
-    lead += "" if summary is None else f" The run took {summary.seconds:.3g} seconds."
+    if summary is not None:
+        timed = "run" if summary.federation is None else "rounds"
+        lead += f" The {timed} took {summary.seconds:.3g} seconds."
     lead += f" wflmc {run.plan.version} planned it."
     return blocks.page(f"Run {folder.resolve().name}", lead, sections, scripts)
 
@@ -67,6 +70,8 @@ def answer_section(run: Run) -> Html:
     if causes is not None:
         shown = join(text("<li>{cause}</li>", cause=cause["text"]) for cause in causes[:SHOWN])
         note = "From the plan and the chains; test scores are not used, so that settings are not chosen by them."
+        if run.plan.own_data:
+            note = "From the chains and the plan, whose constants need not be those of the devices' data."
         parts += [Html(f"<h3>What would help?</h3><ol>{shown or 'Nothing stands out.'}</ol>"), paragraph(note)]
     if warnings:
         parts.append(Html(f"<h3>{len(warnings)} warning{'s' * (len(warnings) > 1)}</h3>"))
@@ -79,11 +84,13 @@ def _state(run: Run) -> Html:
     federation, ledger = None if run.summary is None else run.summary.federation, run.ledger
     where = "at_devices" if federation is not None and federation.noise == "devices" else "at_server"
     cases = {"sampled": True, "simulated": federation is None, "federation": federation, where: federation}
+    absences = 0 if federation is None else federation.absences
+    cases |= {"own_data": run.plan.own_data, "absences": absences > 0}
     cases |= {"stopped": run.stopped, "unknown": run.summary is None and not run.stopped}
     sent, asked = (0, 0) if federation is None else (sum(federation.sent), sum(federation.asked))
     parts: dict[str, Any] = {"plan": run.plan, "run": run, "sent": sent, "asked": asked, "simulated": Html(SIMULATED)}
     parts |= {"kind": "simulated devices" if federation is None else "devices", "chains": run.scenario.sampler.chains}
-    parts |= {"how": "over an ideal link" if run.ideal else "over the air"}
+    parts |= {"how": "over an ideal link" if run.ideal else "over the air", "federation": federation}
     return sentences("state", cases, **parts, recorded=0 if ledger is None else len(ledger.entries))
 
 
@@ -95,12 +102,21 @@ def _boxes(run: Run) -> Html:
     label = names.get(run.scenario.policy.objective, "bound on W2²")
     aware = summary is not None and summary.coverage is not None and summary.coverage.noise_aware_90 is not None
     cases: dict[str, Any] = {"estimate": estimate, "law": exact is not None}
-    cases["bound"] = None not in (plan.objective, plan.bound)
+    by_stand_in = plan.own_data and run.scenario.policy.objective == "exact"
+    cases["bound"] = None not in (plan.objective, plan.bound) and not by_stand_in
     cases |= {"planned": summary is None, "spent": summary, "aware": aware}
     cases |= dict.fromkeys(("accuracy", "calibration"), summary is not None and summary.accuracy is not None)
     cases |= dict.fromkeys(("agreement", "size"), summary)
-    given = {"plan": plan, "summary": summary, "exact": exact, "label": label, "promised": run.scenario.privacy.epsilon}
-    return blocks.boxes((WORDS["boxes"][case] for case, holds in cases.items() if holds), **given)
+    return blocks.boxes(
+        (WORDS["boxes"][case] for case, holds in cases.items() if holds),
+        plan=plan,
+        summary=summary,
+        exact=exact,
+        label=label,
+        promised=run.scenario.privacy.epsilon,
+        assuming=", for a posterior with the plan's constants" if plan.own_data else "",
+        per="per chain" if run.releases == 1 else f"all {run.releases} chains together",
+    )
 
 
 def _scenario(run: Run) -> Html:
@@ -109,7 +125,9 @@ def _scenario(run: Run) -> Html:
     if run.scenario_text is None:
         return join([rows, missing("scenario.toml is missing; this is what plan.json says.")])
     again = "<p>Saved as <code>scenario.toml</code>, <code>wflmc run scenario.toml --out DIR</code> repeats it.</p>"
-    if run.scenario.sampler.seed == "secret":
+    if run.plan.own_data:
+        again = "<p>Another run of this scenario would sample the posterior of the stand-in, not of these data.</p>"
+    elif run.scenario.sampler.seed == "secret":
         again = "<p>The noise of this run was secret: another run of this scenario differs, and costs again.</p>"
     return join([rows, fold("The scenario file, to copy", text(again + "<pre>{toml}</pre>", toml=run.scenario_text))])
 
@@ -126,19 +144,22 @@ def _parts(run: Run) -> SimpleNamespace:
     """Return the sections of a scenario, and what sentences say beyond their values."""
     scenario, plan, posterior = run.scenario, run.plan, run.posterior
     link, policy, privacy = scenario.link, scenario.policy, scenario.privacy
-    names = list(map(str, posterior.class_names)) if isinstance(posterior, SoftmaxPosterior) else []
+    names = list(map(str, plan.classes or []))
     listed = f"{', '.join(names[:10])}{', …' * (len(names) > 10)}"
     held = [] if posterior is None else posterior.sizes.tolist()
     everyone = min(plan.active_devices) == plan.constants.devices
     return SimpleNamespace(
         **{**dict(scenario), "link": type(link)() if run.ideal else link},
-        examples=sum(held),
+        own_data=plan.own_data,
+        examples=None if plan.own_data else sum(held),
+        partition=None if plan.own_data else scenario.posterior.partition,
+        curvature="is taken to lie" if plan.own_data else "lies",
         held=held,
         source=WORDS["data"].get(scenario.posterior.data, PurePath(scenario.posterior.data).name),
         classes=f" into {len(names)} classes ({listed})" if names else "",
         constants=plan.constants,
         channel="ideal" if run.ideal else link.fading,
-        gains=PurePath(link.gains).name,
+        gains=PurePath(split_variable(link.gains).path).name,
         hidden=HIDDEN[privacy.unit, privacy.adjacency],
         clipping=privacy.unit if policy_named(policy.power).clips else "none",
         ignored=privacy.epsilon is not None and not policy_named(policy.power).private,
@@ -159,7 +180,8 @@ def _plan(run: Run, plan: PlanFile) -> Html:
     if run.rebuilt is not None:
         parts.append(draw("plan", run_figures.plan_figure(run.rebuilt.plan)))
     if distance is not None:
-        parts += [Html("<h3>Distance to the posterior</h3>"), draw("distance", distance)]
+        title = "Bound on the distance to the posterior" if plan.own_data else "Distance to the posterior"
+        parts += [Html(f"<h3>{title}</h3>"), draw("distance", distance)]
     return join(parts)
 
 
@@ -177,7 +199,9 @@ def _samples(run: Run, draws: Draws) -> Html:
     compared = comparison(run)
     assert compared is not None
     law, exact = compared.law, isinstance(run.posterior, HasLaw)
-    cases = {"lost": run.rebuilt is None, "nothing": run.rebuilt and law is None}
+    own_data = run.plan.own_data
+    cases: dict[str, object] = {"own_data": own_data, "lost": run.rebuilt is None and not own_data}
+    cases["nothing"] = run.rebuilt and law is None and not own_data
     cases |= {"exact": law and exact, "laplace": law and not exact, "thinned": draws.every > 1}
     order = list(range(compared.mean.size))
     if len(order) > LISTED and np.isfinite(compared.z).any():
@@ -204,11 +228,11 @@ def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) 
     return join([Html(title), grid([table(rows, WORDS["parameters"])], "numbers")])
 
 
-def _scores(summary: SummaryFile) -> Html:
-    """Return the reliability diagram beside the scores."""
+def _scores(summary: SummaryFile, own_data: bool) -> Html:
+    """Return the reliability diagram beside the scores, or why there are none."""
     known = [(key, *about) for key, about in WORDS["scores"].items() if getattr(summary, key) is not None]
     if not known:
-        return missing("There are no scores: the data have no test set (arrays X_test and y_test).")
+        return missing(WORDS["no_scores_own_data" if own_data else "no_scores"])
     rows = [(name, data(f"summary.{key}", getattr(summary, key)), meaning) for key, name, meaning in known]
     parts: list[object] = [table(rows, ("score", "value", "meaning"))]
     if summary.reliability is not None:
@@ -233,7 +257,9 @@ def _privacy(run: Run, plan: PlanFile) -> Html:
     if run.ledger is not None:
         ledger = paragraph(WORDS["ledger"], rounds=len(run.ledger.entries))
     drawn = grid(draw(name, figure) for name, figure in figures.items() if figure is not None)
-    parts = [paragraph(WORDS["hides"], hidden=HIDDEN[spending.unit, how], how=how), accountants, drawn, ledger]
+    whose = text(WORDS["one_chain" if run.releases == 1 else "all_chains"], releases=run.releases)
+    hides = paragraph(WORDS["hides"], hidden=HIDDEN[spending.unit, how], how=how, whose=whose)
+    parts = [hides, accountants, drawn, ledger]
     if plan.not_covered:
         rests = {True: "yes: wflmc publish refuses it unless told to accept it", False: "no: only this folder shows it"}
         items = [(item.name, item.text, rests[item.published]) for item in plan.not_covered]

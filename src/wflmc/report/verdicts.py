@@ -102,7 +102,7 @@ def distance(run: Run) -> Verdict:
     if exact is not None and not often_clipped(run) and (found is None or not clipping_unknown(run)):
         found, by = MeasuredDistance(exact, 0.0, 0.0, 0.0), "by_law"
     if found is None:
-        return decide(run, "distance", {"nothing": True})
+        return decide(run, "distance", {"own_data": run.plan.own_data, "nothing": True})
     excess, doubt = max(0.0, found.mean - found.floor), 2 * found.floor_sd
     ratio = excess / variance
     numbers = said[by] + said["relative"] * bool(np.isfinite(ratio))
@@ -168,7 +168,8 @@ def privacy(run: Run) -> Verdict:
     over = "" if nothing or spending.spent is None else _overspent(run)
     cases = {"nothing": nothing, "unclipped": spending.spent is None, "broken": over}
     worst, how = int(np.argmax(shares)), spending.adjacency
-    return decide(run, "promise", cases, worst=worst, part=max(shares), over=over, adjacency=how)
+    whose = text(WORDS["promise"]["one_chain" if run.releases == 1 else "all_chains"], releases=run.releases)
+    return decide(run, "promise", cases, worst=worst, part=max(shares), over=over, adjacency=how, whose=whose)
 
 
 def _overspent(run: Run) -> str:

@@ -124,7 +124,13 @@ def _first_count(low: int, high: int, measure: Callable[[float], float], target:
 
 
 def diagnose_plan(
-    scenario: Scenario, inputs: Inputs, plan: Plan, evaluation: Evaluation | None = None, *, changes: bool = True
+    scenario: Scenario,
+    inputs: Inputs,
+    plan: Plan,
+    evaluation: Evaluation | None = None,
+    *,
+    changes: bool = True,
+    own_data: bool = False,
 ) -> list[dict[str, Any]]:
     """Return what keeps samples from the posterior, worst first; empty where they are expected to be good.
 
@@ -132,9 +138,21 @@ def diagnose_plan(
     either.
 
     Args:
+        scenario: that was planned.
+        inputs: as `build` gives them.
+        plan: the plan that is judged.
+        evaluation: of a trace of the plan, where there is one.
         changes: whether changes are tried, by plans with other values.
+        own_data: whether devices brought their own data. Those of the scenario only stand
+            in for them and are not looked at; and where the plan has taken constants from
+            the stand-in, no changes are tried.
+
+    Returns:
+        The causes as plain data, as `diagnosis` of plan.json and summary.json has them.
     """
     keywords = plan_keywords(with_values(scenario, {"sampler.burn_in": plan.burn_in}), inputs, ledger=plan.ledger)
-    asked = Asked(inputs.posterior, inputs.link, inputs.privacy, keywords) if changes else None
-    causes = find_causes(plan, None if inputs.public else inputs.posterior, asked, evaluation)
+    tried = changes and (inputs.public or not own_data)
+    asked = Asked(inputs.posterior, inputs.link, inputs.privacy, keywords) if tried else None
+    posterior = None if inputs.public or own_data else inputs.posterior
+    causes = find_causes(plan, posterior, asked, evaluation)
     return [plain(cause.document) for cause in causes]

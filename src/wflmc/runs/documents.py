@@ -93,6 +93,8 @@ class Spending(Document):
     adjacency: Literal["replace", "add-remove"] = "replace"
     """Plans of earlier versions do not say it, and have no other."""
     rounding: float | None = None
+    example_clip: list[float] | None = None
+    """Clipping threshold of one example's gradient, [K]; None where examples are not clipped one by one."""
     spent_max: float | None
     epsilon_spent: float | None
     epsilon_by: dict[str, float | None] | None
@@ -148,6 +150,8 @@ class PlanFile(Document):
     """SHA-256 of the files that the plan was made with, by key."""
     noise: str = "simulated"
     """Who adds it, where devices were a federation's."""
+    own_data: bool = False
+    """Whether devices brought their own data, for which those of the scenario stand in."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -203,9 +207,15 @@ class Federation(Document):
     secure_aggregation: Literal[False] = False
     """Earlier versions had it, and their ε was that of masked sums."""
     tolerate: int = 0
+    releases: int = 1
+    """Chains of the same real devices that are given away: losses are those of all."""
+    own_data: bool = False
+    """Whether devices brought their own data: then nothing is compared with a posterior."""
     asked: list[int]
     sent: list[int]
     absences: int
+    empty_rounds: int = 0
+    """Rounds in which no device transmitted."""
 
 
 RELATIVE_SHARE_ERROR = 0.1
@@ -379,6 +389,7 @@ def plan_document(
         "privacy": {
             **_attributes(plan.privacy, "accountant", "unit", "adjacency"),
             **_attributes(plan, "rounding", "epsilon_spent"),
+            "example_clip": plan.example_clip if np.isfinite(plan.example_clip).all() else None,
             "budget": budget.min(),
             "spent_max": None if spent is None else spent.max(),
             "epsilon_by": _epsilon_by(plan, compare),

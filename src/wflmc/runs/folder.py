@@ -110,8 +110,20 @@ class Run:
 
     @property
     def posterior(self) -> Posterior | None:
-        """The posterior, where the data are still there."""
-        return None if self.rebuilt is None else self.rebuilt.inputs.posterior
+        """The posterior that was sampled, where its data are still there.
+
+        It is None where devices brought their own data: the scenario's stand in for them,
+        and their posterior is another one.
+        """
+        if self.rebuilt is None or self.plan.own_data:
+            return None
+        return self.rebuilt.inputs.posterior
+
+    @property
+    def releases(self) -> int:
+        """Chains whose losses the numbers of privacy add up: more than one where real devices paid for several."""
+        federation = None if self.summary is None else self.summary.federation
+        return 1 if federation is None else federation.releases
 
     @property
     def ideal(self) -> bool:
