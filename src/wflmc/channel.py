@@ -142,7 +142,7 @@ def rician(power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0
     return _gauss_markov("rician", GaussMarkov(power, float(path), scatter, correlation))
 
 
-def from_array(gains: ArrayLike) -> Fading:
+def from_array(gains: ArrayLike, *, source: str = "") -> Fading:
     """Return a channel whose gains are given, measured or drawn by a simulator.
 
     The gains are those of a server with one antenna, or with one receiver behind a
@@ -153,11 +153,13 @@ def from_array(gains: ArrayLike) -> Fading:
     Args:
         gains: amplitudes (not dB), real or complex, [rounds, devices]; a run uses the
             first rounds.
+        source: the file that they come from, for errors.
 
     Raises:
         InputError: they are not such an array, or not finite, or zero somewhere.
     """
     table = np.array(gains)
+    of_source = f" in {source}" if source else ""
     if table.ndim != 2 or table.dtype.kind not in "fciu":
         allowed = "a numeric array [rounds, devices]"
         if table.ndim == 3:
@@ -165,11 +167,12 @@ def from_array(gains: ArrayLike) -> Fading:
                 ", for a server with one antenna: with several, privacy loss follows the sum of |h|² over them; see "
                 "'Several antennas at the server' in docs/gains.md"
             )
-        raise InputError("gains", f"{table.dtype} array of shape {table.shape}", allowed)
+        raise InputError("gains", f"{table.dtype} array of shape {table.shape}{of_source}", allowed)
     wrong = ~((np.abs(table) > 1e-100) & (np.abs(table) < 1e100))
     if wrong.any():
         round_index, device = np.argwhere(wrong)[0]
-        first = f"is {table[round_index, device]:g} for device {device} in round {round_index} (counted from 0)"
+        place = f"for device {device} in round {round_index}{of_source} (counted from 0)"
+        first = f"is {table[round_index, device]:g} {place}"
         others = f", the first of {wrong.sum()} such values" if wrong.sum() > 1 else ""
         allowed = "finite and non-zero, 1e-100 to 1e100 in magnitude; give a dead channel a tiny gain, such as 1e-9"
         raise InputError("gains", Found(first + others), allowed)
@@ -177,7 +180,9 @@ def from_array(gains: ArrayLike) -> Fading:
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         if table.shape[0] < rounds or table.shape[1] != devices:
             allowed = f"an array of at least {rounds} rounds × exactly {devices} devices"
-            raise InputError("gains", f"array of shape {table.shape}", allowed)
+            if table.shape[0] == devices and table.shape[1] >= rounds:
+                allowed += "; rows are rounds: is it transposed?"
+            raise InputError("gains", f"array of shape {table.shape}{of_source}", allowed)
         return table[:rounds]
 
     return Fading("file", draw, warnings=_decibels(table))

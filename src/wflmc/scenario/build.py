@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,8 @@ from wflmc.posterior.softmax import synthetic_labels
 from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
 from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
-from wflmc.scenario.files import Labels, is_data_path, load_data, load_gains
+from wflmc.scenario.files import Labels, is_data_path, load_data
+from wflmc.scenario.gains import load_gains, split_variable
 from wflmc.scenario.schema import PosteriorSection, Scenario, irrelevant, scenario_keys
 
 Posterior = Any
@@ -291,7 +293,7 @@ def build_link(scenario: Scenario) -> Link:
     section = scenario.link
     with scenario_keys():
         laws = {
-            "file": lambda: channel.from_array(load_gains(section.gains)),
+            "file": lambda: _gains_from_file(section.gains),
             "static": lambda: channel.static(section.power),
             "rayleigh": lambda: channel.rayleigh(section.power, section.correlation),
             "rician": lambda: channel.rician(section.power, section.rician_k, section.correlation),
@@ -299,3 +301,11 @@ def build_link(scenario: Scenario) -> Link:
         how = section.snr_db, section.noise_power, section.seed, section.csi_error, section.downlink_snr_db
         law = plugins.load("fading", section.fading, "fading", laws)
         return Link(law() if section.fading in laws else law(section.power), *how)
+
+
+def _gains_from_file(gains: str) -> channel.Fading:
+    """Return the channel whose gains a file holds; errors name the file."""
+    table = load_gains(gains)
+    file = split_variable(gains)
+    source = file._replace(path=Path(file.path).name)
+    return channel.from_array(table, source=str(source))

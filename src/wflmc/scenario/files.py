@@ -1,4 +1,4 @@
-"""Reading and writing the files a scenario names: TOML, data sets, channel gains, JSON."""
+"""Reading and writing the files a scenario names: TOML, data sets, JSON."""
 
 import csv
 import hashlib
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wflmc.data import SHA256, Features, check_shapes
 from wflmc.errors import InputError
 from wflmc.plugins import is_own_model
+from wflmc.scenario.gains import split_variable
 from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
-from wflmc.storage import read_array, read_arrays, read_lines
+from wflmc.storage import read_arrays, read_lines
 
 Labels = Literal["numbers", "text", "inferred"]
 """What the targets of a CSV are; inferred ones are whichever all of them are."""
@@ -48,7 +48,15 @@ def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scena
         _override(content, text)
     scenario, folder = validate(content), file.resolve().parent
     paths = _paths(scenario).items()
-    return with_values(scenario, {key: str(folder / os.path.expanduser(given)) for key, given in paths})
+    return with_values(scenario, {key: _absolute(folder, key, path) for key, path in paths})
+
+
+def _absolute(folder: Path, key: str, path: str) -> str:
+    """Return a path as it is from a folder; the variable behind that of gains is left as it is."""
+    if key != "link.gains":
+        return str(folder / os.path.expanduser(path))
+    gains = split_variable(path)
+    return str(gains._replace(path=str(folder / os.path.expanduser(gains.path))))
 
 
 def _paths(scenario: Scenario) -> dict[str, str]:
@@ -103,6 +111,8 @@ def file_digests(scenario: Scenario, keys: Collection[str] = FILES) -> dict[str,
         if key in keys and (key != "link.gains" or scenario.link.fading == "file"):
             with _reading(key, path, "a file"):
                 file = path.rpartition(":")[0] if key == "posterior.model" else path
+                if key == "link.gains":
+                    file = split_variable(path).path
                 digests[key] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     if scenario.posterior.data == "mnist" and "posterior.data" in keys:  # which is verified whenever it is read
         digests["posterior.data"] = "".join(SHA256.values())
@@ -234,13 +244,6 @@ def as_float(text: str) -> float:
     except ValueError:
         return math.nan
     return number if math.isfinite(number) else math.nan
-
-
-def load_gains(path: str) -> NDArray[Any]:
-    """Return channel gains [rounds, devices] from an .npy file."""
-    if not path:
-        raise InputError("gains", path, "the name of an .npy file when link.fading = 'file'")
-    return read_array(path, key="gains", allowed="an .npy file of real or complex numbers (numpy.save writes one)")
 
 
 def to_toml(scenario: Scenario) -> str:
