@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from wflmc.planning.defaults import BURN_IN, SAMPLES_OF_CLIP
 
 N, M = 400, 3
 RNG = np.random.default_rng(0)
@@ -80,6 +81,13 @@ def test_the_clip_follows_the_budget_between_them(posterior):
     np.testing.assert_allclose(clips[2], min(2 * clips[0], 5 * TYPICAL))
 
 
+def test_the_clip_leaves_budget_for_some_draws(posterior):
+    plan = wflmc.plan(posterior, LINK, promise(12.0))
+    assert 2 * TYPICAL < plan.example_clip[0] < 5 * TYPICAL
+    forgotten = len(plan.rounds) * plan.step_size[0] * plan.mu
+    np.testing.assert_allclose(forgotten, BURN_IN + SAMPLES_OF_CLIP, rtol=0.05)
+
+
 def test_no_example_changes_the_clip(posterior):
     changed = Y.copy()
     changed[0] = 1e6
@@ -87,6 +95,34 @@ def test_no_example_changes_the_clip(posterior):
     assert other.digest != posterior.digest
     plans = [wflmc.plan(one, LINK, promise(12.0)) for one in (posterior, other)]
     np.testing.assert_array_equal(plans[0].example_clip, plans[1].example_clip)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 12.0, 100.0])
+def test_no_example_changes_the_clip_by_way_of_the_coordinates(posterior, epsilon):
+    features = X.copy()
+    features[0] = 1e3
+    changed = Y.copy()
+    changed[0] = 1e6
+    how = {"initial": np.zeros(M), "devices": 4, "partition": "blocks", "preconditioner": "laplace"}
+    other = wflmc.posterior_from(log_likelihood, log_prior, (features, changed), **how)
+    assert not np.array_equal(other.coordinates.centre, posterior.coordinates.centre)
+    short = {"step_size": 0.1, "burn_in": 2, "samples": 2}
+    plans = [wflmc.plan(one, LINK, promise(epsilon), **short) for one in (posterior, other)]
+    np.testing.assert_array_equal(plans[0].example_clip, plans[1].example_clip)
+
+
+def test_public_examples_that_gave_the_coordinates_count(posterior):
+    few = 100
+    public = wflmc.posterior_from(
+        log_likelihood, log_prior, (X[:few], Y[:few]), initial=np.zeros(M), devices=1, preconditioner="laplace"
+    )
+    private = posterior_of(preconditioner=public, mu=float(N / few), L=float(N / few))
+    rms = np.sqrt(np.mean(private.example_norms(posterior.coordinates.centre) ** 2))
+    np.testing.assert_allclose(private.typical_example_norm(), rms, rtol=0.2)
+
+
+def test_a_device_alone_has_the_typical_norm_of_all(posterior):
+    assert posterior.device(1).typical_example_norm() == TYPICAL
 
 
 def test_examples_of_mini_batches_count_more_than_once(posterior):

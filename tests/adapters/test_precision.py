@@ -1,12 +1,14 @@
 """Models in both precisions of one process, in any order: arrays around a model are no one precision's own."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import wflmc
-from wflmc.posterior.custom.precision import in_float64
+from wflmc.posterior.custom.precision import in_float32, in_float64
 
 from ..conftest import FULL
 
@@ -53,18 +55,63 @@ def test_arrays_follow_the_precision_after_an_error():
     assert weighted(np.ones(3)).dtype == np.float32
 
 
-def test_a_custom_model_may_take_arrays_from_around_it():
-    def log_likelihood(theta, example):
-        x, y, _ = example
-        return -0.5 * (y - x[ORDER] @ (WEIGHTS * theta)) ** 2
+@pytest.fixture
+def float64_switched_on():
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
 
-    def log_prior(theta):
-        return -0.5 * jnp.sum((WEIGHTS * theta) ** 2)
 
-    data = data_of(30)
+@pytest.mark.parametrize("context", [in_float32, in_float64])
+def test_the_precision_is_as_before_afterwards(context, float64_switched_on):
+    def fail():
+        with context():
+            assert jax.config.jax_enable_x64 == (context is in_float64)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert jax.config.jax_enable_x64
+
+
+def log_likelihood(theta, example):
+    x, y, _ = example
+    return -0.5 * (y - x[ORDER] @ (WEIGHTS * theta)) ** 2
+
+
+def log_prior(theta):
+    return -0.5 * jnp.sum((WEIGHTS * theta) ** 2)
+
+
+def custom(data, preconditioner):
     examples = data["x"], data["y"], data["group"]
-    how = {"initial": np.zeros(3), "devices": 3, "preconditioner": "laplace"}
-    posterior = wflmc.posterior_from(log_likelihood, log_prior, examples, **how)
+    how = {"initial": np.zeros(3), "devices": 3, "preconditioner": preconditioner}
+    return wflmc.posterior_from(log_likelihood, log_prior, examples, **how)
+
+
+def test_a_model_is_the_same_in_a_process_of_float64(float64_switched_on):
+    data = data_of(30)
+    held = [jax.make_jaxpr(log_prior)(np.ones(3))]
+    double = custom(data, "none")
+    held.append(jax.make_jaxpr(log_prior)(np.ones(3)))
+    jax.config.update("jax_enable_x64", False)
+    single = custom(data, "none")
+    assert [trace.out_avals[0].dtype for trace in held] == [np.float64, np.float64]
+    assert double.model.name == single.model.name
+
+
+def test_threads_may_make_posteriors_at_the_same_time():
+    data = data_of(30)
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: custom(data, "laplace"), range(12)))
+    for posterior in made:
+        np.testing.assert_allclose(posterior.coordinates.centre, made[0].coordinates.centre)
+
+
+def test_a_custom_model_may_take_arrays_from_around_it():
+    data = data_of(30)
+    posterior = custom(data, "laplace")
     design = data["x"][:, ORDER] * WEIGHTS
     precision = design.T @ design + np.diag(WEIGHTS**2)
     np.testing.assert_allclose(
@@ -128,6 +175,17 @@ def test_a_model_may_be_used_before_and_after_in_float32():
         posterior = wflmc.from_numpyro(regression, data, **KNOWN)
         held += posterior, trace_in_float32(regression, data)
         assert posterior.log_likelihood(np.zeros((1, 3))).shape == (1, examples)
+
+
+def test_models_of_float64_processes_are_sampled_in_float32(float64_switched_on):
+    data = arguments_of(correlated_groups, data_of(12))
+    posterior = wflmc.from_numpyro(correlated_groups, data, **KNOWN)
+    theta = jnp.zeros(posterior.dim)
+    assert posterior.unflatten(np.float32(theta))["factor"].dtype == np.float32
+    ready = posterior.on_accelerator(1, 2**30)
+    assert {leaf.dtype for leaf in jax.tree.leaves(ready.data)} <= {np.dtype(np.float32), np.dtype(np.int32)}
+    total, _ = jax.jit(ready.clipped_sum)(theta, jnp.ones(3), jnp.full(3, 1e3))
+    np.testing.assert_allclose(total, posterior.gradients(theta).sum(0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs it")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wflmc.channel import Link
+from wflmc.dynamics import Array
 from wflmc.errors import InputError
 from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
 from wflmc.evaluation.summary import Evaluation
@@ -358,7 +359,7 @@ class _Search:
                 typical = float(np.sqrt((self.model.cost.pull**2).sum(-1).mean()))
                 return _numbers(key, plan.clip[0], typical * np.geomspace(0.5, 8, 9))
             case "privacy.example_clip" if unit == "record" and examples is not None and _uniform(plan.example_clip):
-                return _numbers(key, plan.example_clip[0], np.quantile(examples, [0.5, 0.75, 0.9]))
+                return _numbers(key, plan.example_clip[0], _example_clips(self.posterior, examples))
             case "privacy.unit" if unit == "device" and epsilon is not None and examples is not None:
                 clips = np.quantile(examples, [0.9, 0.75])
                 return [Change(key, "record", "to", {"privacy.example_clip": _rounded(clip)}) for clip in clips]
@@ -373,6 +374,24 @@ class _Search:
             case "sampler.init" if plan.init == "prior":
                 return [Change(key, "zero", "to")]
         return []
+
+
+def _example_clips(posterior: Posterior | None, norms: Array) -> Array:
+    """Return clipping thresholds of one example's gradient to try.
+
+    Args:
+        posterior: the model; None where the data are not to be looked at.
+        norms: of the examples' gradients at the posterior, [N].
+
+    Returns:
+        Multiples of the typical norm, which depends on no example, where the model
+        knows it; else quantiles of `norms`, which ε does not cover.
+    """
+    if posterior is not None:
+        with suppress(InputError):
+            typical_norm = float(np.max(posterior.typical_example_norm()))
+            return typical_norm * np.array([2.0, 3.0, 5.0])
+    return np.quantile(norms, [0.5, 0.75, 0.9, 0.99])
 
 
 def _nearly_best(changes: Iterable[Change | None], slack: float) -> Change | None:

@@ -21,6 +21,7 @@ from wflmc.posterior.blocks import row_norms
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import records
 from wflmc.posterior.custom.independence import check_independence, nested_jaxprs
+from wflmc.posterior.custom.precision import in_float32
 
 Shapes = tuple[tuple[int, ...], ...]
 INDEX = "_example"
@@ -95,7 +96,8 @@ class TracedModel:
             return parameters
         for _ in range(np.ndim(theta) - 1):
             constrain = jax.vmap(constrain)
-        made = jax.jit(constrain)(parameters)
+        with in_float32():
+            made = jax.jit(constrain)(parameters)
         return made if isinstance(theta, jax.Array) else jax.tree.map(np.asarray, made)
 
     def cost(self, theta: jax.Array, example: Any) -> jax.Array:
@@ -176,7 +178,15 @@ def checked_parameters(initial: Any) -> tuple[NDArray[Any], Any, Shapes]:
 
 def accelerator_dtype(dtype: Any) -> Any:
     """Return the type of numbers on an accelerator: float32 for floats, at most 32 bits for whole numbers."""
-    return np.dtype(np.float32) if np.dtype(dtype).kind == "f" else jax.dtypes.canonicalize_dtype(dtype)
+    given = np.dtype(dtype)
+    if given.kind == "f":
+        return np.dtype(np.float32)
+    return np.dtype(f"{given.kind}4") if given.kind in "iu" and given.itemsize > 4 else given
+
+
+def on_device(values: Any) -> Any:
+    """Return an array in the type of numbers on an accelerator, also where a process has float64 switched on."""
+    return values.astype(accelerator_dtype(values.dtype))
 
 
 def shape_of(key: str, function: Any, wanted: str, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -209,7 +219,7 @@ def _shapes_of(tree: Any) -> str:
 def trace_model(log_likelihood: Any, log_prior: Any, model: TracedModel, data: Any) -> TracedModel:
     """Return a model that had no functions, traced on one example; refuse functions that cannot work."""
     theta = np.zeros(model.dim, np.float32)
-    example = jax.tree.map(lambda array: array[0].astype(accelerator_dtype(array.dtype)), data)
+    example = jax.tree.map(lambda array: on_device(array[0]), data)
     sizes = f"parameters of shape {_shapes_of(model.unflatten(theta))}"
     wanted = f"a JAX function of (parameters, example), with {sizes} and ONE example of shape {_shapes_of(example)}"
     alone = f"a JAX function of parameters alone, with {sizes}"
@@ -258,7 +268,7 @@ def _trace_together(model: TracedModel, data: Any) -> list[Any]:
     def total(theta: jax.Array, examples: Any) -> jax.Array:
         return jnp.sum(together(model.unflatten(theta), examples))
 
-    examples = jax.tree.map(lambda array: array[:2].astype(accelerator_dtype(array.dtype)), data)
+    examples = jax.tree.map(lambda array: on_device(array[:2]), data)
     return [jax.make_jaxpr(jax.value_and_grad(total))(np.zeros(model.dim, np.float32), examples)]
 
 

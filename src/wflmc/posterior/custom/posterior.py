@@ -19,8 +19,8 @@ from wflmc.posterior.base import STATIC, ClippedSum, Maybe, Posterior, check_dev
 from wflmc.posterior.blocks import CPU_BLOCK, block_size, clip_factor, row_norms, scan_blocks, split_blocks
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
-from wflmc.posterior.custom.geometry import GeometryError, eigenvalues, find_mode, laplace, refine
-from wflmc.posterior.custom.precision import in_float64
+from wflmc.posterior.custom.geometry import GeometryError, NoModeError, eigenvalues, find_mode, laplace, refine
+from wflmc.posterior.custom.precision import in_float32, in_float64
 from wflmc.posterior.custom.records import in_order
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import by_device
@@ -61,6 +61,8 @@ class CustomPosterior(Shown, Posterior):
     """Which of mu and L were not given: eigenvalues of the Hessian at the start and at a mode, no more than that."""
     block: int = field(default=1, metadata=STATIC)
     example_block: int = field(default=0, metadata=STATIC)
+    coordinates_by: int = field(default=0, metadata=STATIC)
+    """How many examples have given the coordinates their covariance of I; 0 for coordinates of another kind."""
     first: int = 0
     """The number of the first device, by which mini-batches are drawn."""
 
@@ -186,7 +188,7 @@ class CustomPosterior(Shown, Posterior):
         """
         held, size, number = device
         count = jax.tree.leaves(held)[0].shape[0]
-        real, scale, rows = jnp.arange(count) < size, jnp.ones(()), self.example_block or count
+        real, scale, rows = jnp.arange(count) < size, jnp.ones((), theta.dtype), self.example_block or count
         if self.batch is not None and key is not None and self.batch < count:
             # Without replacement: an example that came twice would count twice.
             # One draw for each example, so that a device alone, which is not filled up, draws the same.
@@ -194,7 +196,7 @@ class CustomPosterior(Shown, Posterior):
             lots = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(device_key, n)))(jnp.arange(count))
             chosen = jax.lax.top_k(jnp.where(real, lots, -1.0), self.batch)[1]
             held, real = jax.tree.map(lambda values: jnp.asarray(values)[chosen], held), real[chosen]
-            scale, rows = jnp.maximum(size / self.batch, 1.0), self.batch
+            scale, rows = jnp.maximum(size / self.batch, 1.0).astype(theta.dtype), self.batch
 
         def part(examples: Any, real: jax.Array) -> tuple[jax.Array, jax.Array]:
             if limit is None:
@@ -241,8 +243,10 @@ class CustomPosterior(Shown, Posterior):
         together = self.model.sites.together
         if together is None:
             return jax.vmap(self.model.cost, (None, 0))(theta, examples)
-        with jax.default_matmul_precision("highest"):
-            return -together(self.model.unflatten(self.parameters(theta)), examples)
+        with in_float32(), jax.default_matmul_precision("highest"):
+            parameters = self.model.unflatten(self.parameters(traced.on_device(theta)))
+            costs = -together(parameters, jax.tree.map(traced.on_device, examples))
+        return costs.astype(theta.dtype)
 
     def _at_a_time(self, by_example: bool) -> int:
         """Return how many examples of a device to work on at a time, in equal parts."""
@@ -291,7 +295,7 @@ class CustomPosterior(Shown, Posterior):
         def padded(values: NDArray[Any]) -> jax.Array:
             missing = (0, -values.shape[0] % block), (0, -values.shape[1] % rows)
             whole = np.pad(values, [*missing, *[(0, 0)] * (values.ndim - 2)], mode="edge")
-            return jax.device_put(whole.astype(traced.accelerator_dtype(values.dtype)))
+            return jax.device_put(traced.on_device(whole))
 
         return replace(self, data=jax.tree.map(padded, self.data), block=block, example_block=rows)
 
@@ -308,7 +312,8 @@ class CustomPosterior(Shown, Posterior):
 
         In coordinates in which the posterior has the covariance I, gradients g_n of examples that follow the model have
         E[Σ_n g_n g_nᵀ] = I minus the curvature of the prior (the information equality). So their root mean square is
-        at most √(m/N), whatever the model and the scales of its data.
+        at most √(m/N), whatever the model and the scales of its data. N is the number of examples that gave the
+        coordinates: of public data, where these are those of another posterior.
 
         Args:
             public: the posterior of the same model on public or simulated data. Then it is the root mean square of
@@ -326,8 +331,8 @@ class CustomPosterior(Shown, Posterior):
             mode = public.parameters(public.laplace[0])
             public_examples = replace(public, model=self.model, batch=None)
             norm = float(np.sqrt(np.mean(public_examples.example_norms(mode) ** 2)))
-        elif self.coordinates is not None and np.ndim(self.coordinates.matrix) == 2:
-            norm = (self.dim / int(np.sum(self.sizes))) ** 0.5
+        elif self.coordinates_by:
+            norm = (self.dim / self.coordinates_by) ** 0.5
         else:
             allowed = "with unit = 'record': for typical norms, see posterior.typical_example_norm(public)"
             raise missing("example_clip", allowed)
@@ -485,7 +490,8 @@ def posterior_from(
     start, structure, shapes = traced.checked_parameters(initial)
     sites = assignment.pop("sites", traced.Sites())._replace(functions=assignment.pop("functions", {}))
     bare = traced.TracedModel(None, None, structure, shapes, sites=sites)
-    model = traced.trace_model(log_likelihood, log_prior, bare, examples)
+    with in_float32():
+        model = traced.trace_model(log_likelihood, log_prior, bare, examples)
     pooled = partial(_pooled, log_likelihood, log_prior, bare, examples)
     space, found = _coordinates(preconditioner, start, pooled, bare)
     if space is not None:
@@ -505,12 +511,27 @@ def posterior_from(
     held = jax.tree.map(lambda values: values[places], examples)
     batch = None if batch is None or batch >= sizes.max() else int(batch)
     estimated = tuple(name for name in ("mu", "L") if name not in known)
+    coordinates_by = 0
     if isinstance(preconditioner, CustomPosterior):
         estimated = ()
+        coordinates_by = preconditioner.coordinates_by
     elif found:
         estimated = (*estimated, "the preconditioner")
+        coordinates_by = count
     mu, L = (float((found | known).get(name, np.nan)) for name in ("mu", "L"))
-    posterior = CustomPosterior(held, sizes, start, float(initial_std), mu, L, model, len(parts), batch, estimated)
+    posterior = CustomPosterior(
+        held,
+        sizes,
+        start,
+        float(initial_std),
+        mu,
+        L,
+        model,
+        prior_devices=len(parts),
+        batch=batch,
+        estimated=estimated,
+        coordinates_by=coordinates_by,
+    )
     if found:  # in these coordinates the posterior is N(0, I), by its moments
         vars(posterior)["laplace"] = start, np.ones_like(start)
     return _with_estimates(posterior) if np.isnan(mu + L) else posterior
@@ -557,7 +578,10 @@ def _without_coordinates(error: GeometryError, model: traced.TracedModel) -> Inp
     name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameters"
     if model.sites.dims:  # of such a model, sites were written with offsets where that may help
         return InputError(f"site {name}", Found(error.problem), error.remedy)
-    return InputError(name, Found(error.problem), f"{error.remedy}; or a hierarchy written as mean + scale * offset")
+    remedy = error.remedy
+    if isinstance(error, NoModeError):  # other errors say by themselves whether offsets would help
+        remedy += "; or a hierarchy written as mean + scale * offset"
+    return InputError(name, Found(error.problem), remedy)
 
 
 def _check_start(model: traced.TracedModel, examples: Any, start: Array) -> None:
@@ -566,7 +590,9 @@ def _check_start(model: traced.TracedModel, examples: Any, start: Array) -> None
     at_a_time = min(how_many, max(1, EXAMPLE_BYTES // (8 * model.dim)))
     wanted = "finite at `initial`: start elsewhere, or mend it (log of 0? a root at 0? data that are nan?)"
     problem = "has a value or a gradient that is nan or infinite"
-    finite = [np.isfinite(values) for values in traced.costs_and_norms(model, examples, theta, at_a_time)]
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
+        held = jax.tree.map(traced.on_device, examples)
+    finite = [np.isfinite(values) for values in traced.costs_and_norms(model, held, theta, at_a_time)]
     if not np.all(finite):
         first = np.flatnonzero(~np.all(finite, axis=0))[0]
         raise InputError("log_likelihood", Found(f"{problem} at example {first}"), wanted)
