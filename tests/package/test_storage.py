@@ -20,7 +20,8 @@ import pytest
 from wflmc import storage
 from wflmc.errors import InputError
 from wflmc.privacy import Ledger
-from wflmc.scenario.files import load_data, load_gains
+from wflmc.scenario.files import load_data
+from wflmc.scenario.gains import load_gains
 from wflmc.storage import expansion_limit, read_arrays, replacing, reserve, sole_writer, write_text
 
 from ..cli_tools import strict
