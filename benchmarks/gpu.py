@@ -12,9 +12,9 @@ import numpy as np
 
 import wflmc
 from wflmc import channel
-from wflmc.posterior import softmax_kernel
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.sampling import kernel_rounds, runner
+from wflmc.sums import softmax_gpu
 
 CHAINS, ROUNDS = 1300, 600
 
@@ -66,8 +66,8 @@ def main() -> None:
     each = 1e6 * seconds / (CHAINS * ROUNDS)
     print(f"{CHAINS} chains x {ROUNDS} rounds: {seconds:.2f} s, {each:.2f} us per chain and round")
     print(f"with a plan of its own for every chain instead of 50 plans: {own:.2f} s")
-    if softmax_kernel.fits(jnp.ones((30, 400, 30)), jnp.ones((30, 10, CHAINS))):
-        with mock.patch.object(softmax_kernel, "fits", return_value=False):
+    if softmax_gpu.fits(jnp.ones((30, 400, 30)), jnp.ones((30, 10, CHAINS))):
+        with mock.patch.object(softmax_gpu, "fits", return_value=False):
             jax.clear_caches()
             separate, other = best(call), call().theta
         jax.clear_caches()

@@ -11,10 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc import sample
-from wflmc.data import Features, load
-from wflmc.images import image_whitening
-from wflmc.scattering import cached_features
-from wflmc.studies.league import (
+from wflmc.apps.studies.league import (
     CHOSEN,
     EPSILONS,
     MOVING,
@@ -28,6 +25,9 @@ from wflmc.studies.league import (
     link_of,
     scores_of,
 )
+from wflmc.data.images import image_whitening
+from wflmc.data.scattering import cached_features
+from wflmc.data.sets import Features, load
 
 HELD_OUT = 5000
 CANDIDATES = tuple(

@@ -18,9 +18,9 @@ from jax_privacy import accounting
 from jax_privacy.batch_selection import CyclicPoissonSampling, pad_to_multiple_of
 
 from benchmarks.league import held_out_split
-from wflmc.data import Features
+from wflmc.apps.studies.league import DELTA, OTHER, league_features
+from wflmc.data.sets import Features
 from wflmc.evaluation.scores import TINY, calibration
-from wflmc.studies.league import DELTA, OTHER, league_features
 
 CLASSES, MOMENTUM, SEEDS = 10, 0.9, 3
 

@@ -17,9 +17,10 @@ from rich.table import Table
 
 import wflmc
 from benchmarks.timing import side_by_side
-from wflmc import channel, data
-from wflmc.errors import InputError
+from wflmc import channel
+from wflmc.data import sets as data
 from wflmc.posterior.softmax import synthetic_labels
+from wflmc.support.errors import InputError
 
 CHAINS, ROUNDS, BLOCK = 150, 20, 400
 

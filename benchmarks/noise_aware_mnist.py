@@ -23,12 +23,12 @@ from rich.table import Table
 from scipy.optimize import minimize
 
 import wflmc
-from wflmc.data import load, mnist_features, principal_directions
+from wflmc.apps.studies.beyond import LONG
+from wflmc.apps.studies.paper.fig8 import Mnist
+from wflmc.data.sets import load, mnist_features, principal_directions
 from wflmc.evaluation import predictive_scores
-from wflmc.keys import host_generator
 from wflmc.posterior import SoftmaxPosterior
-from wflmc.studies.beyond import LONG
-from wflmc.studies.paper.fig8 import Mnist
+from wflmc.support.keys import host_generator
 
 GROUPS, RIDGE, SHARPNESS, STEPS = 6, 16.0, 1.5, 80
 """Groups of rounds that are merged; by how much the noise is enlarged against the prior; the factor on the fit; and

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import wflmc
 from benchmarks.timing import side_by_side
-from wflmc.posterior.summation import as_pair
+from wflmc.sums.pairs import as_pair
 
 DEVICES, CLIP, EXAMPLE_CLIP = 30, 1e6, 0.5
 ROUNDS = 4

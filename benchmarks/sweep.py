@@ -18,9 +18,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from wflmc.apps.studies.engines import Engine, local, open_engine
 from wflmc.runs.point import Task, measure
 from wflmc.scenario import load_scenario
-from wflmc.studies.engines import Engine, local, open_engine
 
 SCENARIO = Path(__file__).parents[1] / "examples" / "fading.toml"
 

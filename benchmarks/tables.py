@@ -27,7 +27,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import wflmc
-from wflmc.estimators.settings import Facts, Settings, make_plan, private_posterior
+from wflmc.apps.tables.settings import Facts, Settings, make_plan, private_posterior
 from wflmc.evaluation.scores import calibration, mean_probabilities
 from wflmc.posterior.inputs import with_intercept
 from wflmc.sampling import sample

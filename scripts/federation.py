@@ -26,13 +26,22 @@ import jax
 import numpy as np
 
 import wflmc
-from wflmc.federated.certificates import write_authority, write_device_key
-from wflmc.federated.deployment import HOST, LINK, Loopback, environment, free_port, kill, prepare, supernode_command
-from wflmc.federated.device import devices_in
-from wflmc.federated.job import Job, make_job, write_federation
-from wflmc.federated.messages import DEVICE, SERVER
-from wflmc.federated.registration import flwr
-from wflmc.federated.server import open_server, read_log, run_in_engine, trace_of
+from wflmc.apps.federation.certificates import write_authority, write_device_key
+from wflmc.apps.federation.deployment import (
+    HOST,
+    LINK,
+    Loopback,
+    environment,
+    free_port,
+    kill,
+    prepare,
+    supernode_command,
+)
+from wflmc.apps.federation.device import devices_in
+from wflmc.apps.federation.job import Job, make_job, write_federation
+from wflmc.apps.federation.messages import DEVICE, SERVER
+from wflmc.apps.federation.registration import flwr
+from wflmc.apps.federation.server import open_server, read_log, run_in_engine, trace_of
 from wflmc.planning import Plan
 from wflmc.runs.planning import make_plan
 from wflmc.scenario import load_scenario

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import settings
 
 import wflmc
-from wflmc import channel, data
+from wflmc import channel
 from wflmc.cli import main
+from wflmc.data import sets as data
 from wflmc.evaluation import causes
 
 from . import CACHE, GPU

@@ -9,8 +9,8 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.errors import InputError
-from wflmc.recursion import first_order
+from wflmc.support.errors import InputError
+from wflmc.support.recursion import first_order
 
 ROUNDS, DEVICES = 4000, 200
 

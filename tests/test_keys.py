@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wflmc.keys import host_generator, named, seeded
 from wflmc.sampling import chain_keys
+from wflmc.support.keys import host_generator, named, seeded
 
 
 def folded(key, *names):

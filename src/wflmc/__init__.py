@@ -16,19 +16,21 @@ from importlib.util import find_spec
 from wflmc.version import __version__
 
 _HOMES = {
-    "adapters.modules": ("from_equinox", "from_flax"),
-    "adapters.programs": ("from_numpyro",),
+    "apps.adapters.modules": ("from_equinox", "from_flax"),
+    "apps.adapters.programs": ("from_numpyro",),
     "channel": ("Link",),
-    "errors": ("InputError", "SamplingError"),
-    "estimators.estimators": ("PrivateClassifier", "PrivateRegressor"),
+    "support.errors": ("InputError", "SamplingError"),
+    "apps.tables.estimators": ("PrivateClassifier", "PrivateRegressor"),
     "evaluation": ("Moments", "advise", "evaluate", "exact_w2_sq", "noise_aware"),
     "planning": ("Plan", "Policy", "Sampler", "plan", "plan_many"),
     "posterior": ("gaussian_regression", "posterior_from", "softmax_regression"),
-    "preconditioning": ("release_whitening",),
+    "privacy.whitening": ("release_whitening",),
     "privacy": ("Privacy",),
     "sampling": ("Trace", "sample"),
 }
 """Where names are defined; `__init__.pyi` says the same to type checkers."""
+_APPLICATIONS = ("adapters", "audit", "baselines")
+"""Modules of `wflmc.apps` that users find at the top level."""
 __all__ = ["__version__", "channel", *sorted(name for names in _HOMES.values() for name in names)]
 
 
@@ -38,6 +40,8 @@ def __getattr__(name: str) -> object:
         if name in names:
             found = globals()[name] = getattr(import_module(f"wflmc.{home}"), name)
             return found
+    if name in _APPLICATIONS:
+        return import_module(f"wflmc.apps.{name}")
     if name.startswith("_") or find_spec(f"wflmc.{name}") is None:
         raise AttributeError(f"module 'wflmc' has no attribute {name!r}")
     return import_module(f"wflmc.{name}")

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import chndtr, ndtr
 
-from wflmc.errors import Found, InputError, Shown, wrong_length
-from wflmc.keys import host_generator, seeded
-from wflmc.recursion import first_order
+from wflmc.support.errors import Found, InputError, Shown, wrong_length
+from wflmc.support.keys import host_generator, seeded
+from wflmc.support.recursion import first_order
 
 Gains = NDArray[Any]
 

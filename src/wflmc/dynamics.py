@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, missing, unknown, without_data
+from wflmc.support.errors import InputError, missing, unknown, without_data
 
 Array = NDArray[np.float64]
 

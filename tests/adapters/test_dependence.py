@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wflmc.adapters.dependence import Constant, all_sources, sources_of
+from wflmc.apps.adapters.dependence import Constant, all_sources, sources_of
 
 TABLE = np.arange(3.0)
 INPUTS = {"x": np.ones(3), "y": {"a": np.zeros(3), "b": np.zeros(())}, "flag": np.zeros((), bool)}

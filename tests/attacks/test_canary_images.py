@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wflmc.data import Features, find
-from wflmc.studies import league
-from wflmc.studies.league import CHOSEN, DEVICES, league_plan, link_of
+from wflmc.apps.studies import league
+from wflmc.apps.studies.league import CHOSEN, DEVICES, league_plan, link_of
+from wflmc.data.sets import Features, find
 
 from ..conftest import FULL
 

@@ -19,10 +19,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
-from wflmc.federated import server as serving
-from wflmc.federated.server import open_server, read_log, run_in_process, trace_of
-from wflmc.lattice import Lattice
+from wflmc.apps.federation import server as serving
+from wflmc.apps.federation.server import open_server, read_log, run_in_process, trace_of
 from wflmc.privacy import Ledger
+from wflmc.privacy.lattice import Lattice
 
 from ..federation_tools import federation
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.errors import InputError
-from wflmc.posterior.summation import as_pair
 from wflmc.privacy.promise import CLIPS
+from wflmc.sums.pairs import as_pair
+from wflmc.support.errors import InputError
 
 from ..conftest import FULL
 

@@ -23,11 +23,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
-from wflmc import lattice
-from wflmc.federated.device import Device
-from wflmc.federated.job import Job
-from wflmc.federated.messages import Reception, Request
-from wflmc.federated.server import open_server, serve
+from wflmc.apps.federation.device import Device
+from wflmc.apps.federation.job import Job
+from wflmc.apps.federation.messages import Reception, Request
+from wflmc.apps.federation.server import open_server, serve
+from wflmc.privacy import lattice
 
 from ..federation_tools import federation
 

@@ -19,8 +19,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
-from wflmc.errors import InputError, OverspendError
-from wflmc.federated.messages import Request
+from wflmc.apps.federation.messages import Request
+from wflmc.support.errors import InputError, OverspendError
 
 from ..federation_tools import Federation, federation
 

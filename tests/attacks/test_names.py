@@ -17,16 +17,16 @@ import jax
 import numpy as np
 import pytest
 
-from wflmc.federated.device import open_device
-from wflmc.federated.job import make_job, write_federation
-from wflmc.federated.server import open_server
-from wflmc.keys import digest
+from wflmc.apps.federation.device import open_device
+from wflmc.apps.federation.job import make_job, write_federation
+from wflmc.apps.federation.server import open_server
 from wflmc.privacy import Ledger
 from wflmc.runs.execution import Request, run_scenario
 from wflmc.runs.planning import read_plan
 from wflmc.sampling import run_name
 from wflmc.sampling.payment import noise_name
 from wflmc.scenario import build, load_scenario
+from wflmc.support.keys import digest
 
 from ..report.test_report import silent
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import preconditioning, releases
-from wflmc.keys import named
+from wflmc.privacy import releases
+from wflmc.privacy import whitening as preconditioning
 from wflmc.runs.planning import make_plan
 from wflmc.sampling.runner import chain_keys
 from wflmc.scenario import build, load_scenario
+from wflmc.support.keys import named
 
 SCENARIO = """
 [posterior]

@@ -13,11 +13,11 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.errors import InputError, SamplingError
-from wflmc.federated.device import Device
-from wflmc.federated.job import make_job
-from wflmc.federated.messages import Request
-from wflmc.posterior.summation import as_pair
+from wflmc.apps.federation.device import Device
+from wflmc.apps.federation.job import make_job
+from wflmc.apps.federation.messages import Request
+from wflmc.sums.pairs import as_pair
+from wflmc.support.errors import InputError, SamplingError
 
 
 def _likelihood(theta, x):

@@ -15,11 +15,11 @@ import pytest
 
 from tests.conftest import FULL
 from wflmc import InputError
-from wflmc.estimators import folder
-from wflmc.estimators import settings as chosen
-from wflmc.estimators.cells import NameIndex
-from wflmc.estimators.folder import Request, fit_table
-from wflmc.estimators.tables import as_frame, encode, make_schema, outcomes
+from wflmc.apps.tables import folder
+from wflmc.apps.tables import settings as chosen
+from wflmc.apps.tables.cells import NameIndex
+from wflmc.apps.tables.folder import Request, fit_table
+from wflmc.apps.tables.tables import as_frame, encode, make_schema, outcomes
 from wflmc.posterior.inputs import as_classes
 from wflmc.scenario import load_data
 

@@ -17,8 +17,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 import wflmc
-from wflmc.errors import InputError
-from wflmc.posterior.summation import as_pair
+from wflmc.sums.pairs import as_pair
+from wflmc.support.errors import InputError
 
 RECORDS = 10
 

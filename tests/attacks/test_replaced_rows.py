@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import FULL
 from wflmc import InputError
-from wflmc.estimators.tables import as_frame, encode, make_schema, outcomes
+from wflmc.apps.tables.tables import as_frame, encode, make_schema, outcomes
 from wflmc.posterior.inputs import as_classes
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from wflmc.errors import InputError
 from wflmc.scenario import build_posterior, load_data, not_covered, validate
+from wflmc.support.errors import InputError
 
 ROWS = 12
 PLACES = (0, 5, ROWS - 1)
@@ -183,7 +183,7 @@ def test_declared_labels_are_read_by_their_declaration(tmp_path):
 def test_a_row_of_a_device_changes_no_other(tmp_path, name):
     """What a device reads from its own data.npz, with the classes that the federation has declared."""
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
-    from wflmc.federated.device import read_posterior
+    from wflmc.apps.federation.device import read_posterior
 
     model = MODELS[name]
     features, labels = rows_of(model)

@@ -13,8 +13,8 @@ import threading
 import numpy as np
 import pytest
 
-from wflmc.errors import InputError, OverspendError
 from wflmc.privacy.ledger import Anchor, Ledger, anchor_path
+from wflmc.support.errors import InputError, OverspendError
 
 from ..privacy.ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, wflmc_spent
 from ..report.test_report import run_in

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import audit, channel
-from wflmc.audit import summation
-from wflmc.audit.summation import change, linear_terms, neighbours, pairs, softmax_terms
+from wflmc import channel
+from wflmc.apps import audit
+from wflmc.apps.audit import summation
+from wflmc.apps.audit.summation import change, linear_terms, neighbours, pairs, softmax_terms
 
 from ..conftest import FULL, count
 

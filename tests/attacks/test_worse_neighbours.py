@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.audit.summation import SHORTEST, neighbours
-from wflmc.posterior.summation import Sum, as_pair
+from wflmc.apps.audit.summation import SHORTEST, neighbours
+from wflmc.sums.pairs import Sum, as_pair
 
 from ..conftest import FULL, count
 

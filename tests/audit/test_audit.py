@@ -9,10 +9,11 @@ import pytest
 from scipy import stats
 
 import wflmc
-from wflmc import audit, channel
-from wflmc.audit import attack
-from wflmc.audit.canary import canary_pair
-from wflmc.audit.run import counting_threshold, epsilon_by_counting, largest_mu, mu_lower, rate_upper
+from wflmc import channel
+from wflmc.apps import audit
+from wflmc.apps.audit import attack
+from wflmc.apps.audit.canary import canary_pair
+from wflmc.apps.audit.run import counting_threshold, epsilon_by_counting, largest_mu, mu_lower, rate_upper
 from wflmc.privacy import epsilon_spent
 
 from ..conftest import FULL, count

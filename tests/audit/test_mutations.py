@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import audit, channel
-from wflmc.audit import attack
+from wflmc import channel
+from wflmc.apps import audit
+from wflmc.apps.audit import attack
 
 from ..conftest import FULL
 from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, names, planned, softmax_of
@@ -22,8 +23,8 @@ from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, names, planned, so
 kernel = sys.modules["wflmc.sampling.kernel"]
 runner = sys.modules["wflmc.sampling.runner"]
 gaussian = sys.modules["wflmc.posterior.gaussian"]
-softmax = sys.modules["wflmc.posterior.softmax_sums"]
-blocks = sys.modules["wflmc.posterior.blocks"]
+softmax = sys.modules["wflmc.sums.softmax"]
+blocks = sys.modules["wflmc.sums.blocks"]
 
 
 only_full = pytest.mark.skipif(not FULL, reason="other mistakes of its kind are tried: make test-full runs it")

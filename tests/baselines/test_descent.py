@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc import channel
-from wflmc.baselines import gradient_descent
-from wflmc.errors import InputError
+from wflmc.apps.baselines import gradient_descent
+from wflmc.support.errors import InputError
 
 from ..conftest import count
 from ..posterior.custom_tools import GAUSSIAN, as_own

@@ -9,9 +9,9 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.baselines import estimate, sbfl, stable_step_size
-from wflmc.errors import InputError, SamplingError
-from wflmc.keys import named
+from wflmc.apps.baselines import estimate, sbfl, stable_step_size
+from wflmc.support.errors import InputError, SamplingError
+from wflmc.support.keys import named
 
 
 def test_the_estimate_is_the_conditional_mean():

@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from wflmc.cli import doctor
-from wflmc.data import SHA256
+from wflmc.data.sets import SHA256
 
 from ..cli_tools import strict
 

@@ -17,8 +17,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
-from wflmc.federated import server as serving
-from wflmc.federated.job import Job
+from wflmc.apps.federation import server as serving
+from wflmc.apps.federation.job import Job
 from wflmc.privacy import Ledger, Privacy
 from wflmc.privacy.ledger import Anchor
 from wflmc.scenario import build, load_scenario

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from wflmc.errors import InputError
 from wflmc.scenario.gains import as_complex, load_gains, split_variable
+from wflmc.support.errors import InputError
 
 from ..cli_tools import with_set
 
@@ -306,8 +306,8 @@ def test_files_of_one_array_have_no_variables(tmp_path, name):
 
 
 def test_a_packed_file_that_unpacks_to_too_much_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("wflmc.storage.MAX_EXPANDED_BYTES", 2**16)
-    monkeypatch.setattr("wflmc.storage.MAX_EXPANSION", 2)
+    monkeypatch.setattr("wflmc.support.storage.MAX_EXPANDED_BYTES", 2**16)
+    monkeypatch.setattr("wflmc.support.storage.MAX_EXPANSION", 2)
     monkeypatch.setattr("wflmc.scenario.gains.expansion_limit", lambda size: max(2**16, 2 * size))
     table = np.ones((300, 300))
     scipy.io.savemat(tmp_path / "h.mat", {"H": table}, do_compression=True)

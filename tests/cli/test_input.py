@@ -9,9 +9,9 @@ import math
 import numpy as np
 import pytest
 
-from wflmc import plugins
-from wflmc.errors import InputError
 from wflmc.scenario import Scenario, validate
+from wflmc.support import plugins
+from wflmc.support.errors import InputError
 
 from ..cli_tools import STATIC, with_set
 

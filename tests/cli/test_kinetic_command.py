@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.errors import InputError
+from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
 from ..sampling.kinetic_tools import make

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from wflmc.cli.shared import parse_bytes
-from wflmc.errors import InputError
+from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
 

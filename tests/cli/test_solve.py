@@ -105,7 +105,7 @@ def test_solve_for_the_average(plan_of, scenario):
 
 def test_the_picture_shows_the_plan(posterior):
     """What is drawn is what was planned: noise above and below 2η, and the loss as it adds up."""
-    from wflmc.report.run_figures import plan_figure
+    from wflmc.apps.report.run_figures import plan_figure
 
     link = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=20)
     plan = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=1e-4, burn_in=10, samples=10)

@@ -21,7 +21,7 @@ import pytest
 import typer
 
 from wflmc.cli.app import app
-from wflmc.data import VARIABLE
+from wflmc.data.sets import VARIABLE
 from wflmc.scenario import load_scenario
 
 from ..cli_tools import strict

@@ -17,14 +17,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 import wflmc
-from wflmc import InputError, PrivateClassifier, PrivateRegressor, channel, releases, scaling
-from wflmc.estimators import estimators, folder, selection
-from wflmc.estimators import settings as chosen
-from wflmc.estimators.audit import audit_fit
-from wflmc.estimators.protected import protected_chain
-from wflmc.estimators.settings import Facts, Settings
-from wflmc.lattice import Lattice
-from wflmc.privacy import Ledger, Privacy
+from wflmc import InputError, PrivateClassifier, PrivateRegressor, channel
+from wflmc.apps.tables import estimators, folder, scaling, selection
+from wflmc.apps.tables import settings as chosen
+from wflmc.apps.tables.audit import audit_fit
+from wflmc.apps.tables.protected import protected_chain
+from wflmc.apps.tables.settings import Facts, Settings
+from wflmc.privacy import Ledger, Privacy, releases
+from wflmc.privacy.lattice import Lattice
 
 from ..conftest import FULL, count
 
@@ -33,7 +33,7 @@ FEW = Settings(clip=1.0, step_size=0.01, burn_in=10, samples=10, prior_std=1.0)
 
 ALL_CLIPS = chosen.CLIPS
 """Those that users choose from, where tests have fewer."""
-AGAIN = pytest.mark.filterwarnings("ignore::wflmc.estimators.estimators.PrivacyWarning")
+AGAIN = pytest.mark.filterwarnings("ignore::wflmc.apps.tables.estimators.PrivacyWarning")
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wflmc
-from wflmc import InputError, channel, releases, scaling
-from wflmc.privacy import Privacy
+from wflmc import InputError, channel
+from wflmc.apps.tables import scaling
+from wflmc.privacy import Privacy, releases
 
 KEY = jax.random.key(3)
 BIG = 1e6

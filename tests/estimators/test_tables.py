@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from wflmc import InputError
-from wflmc.estimators import tables
-from wflmc.estimators.tables import (
+from wflmc.apps.tables import tables
+from wflmc.apps.tables.tables import (
     Schema,
     as_frame,
     device_names,

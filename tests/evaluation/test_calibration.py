@@ -11,9 +11,9 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
 import wflmc
-from wflmc.errors import InputError
 from wflmc.evaluation import calibration, reliability
 from wflmc.posterior.softmax import synthetic_labels
+from wflmc.support.errors import InputError
 
 
 def random_case(seed, count=500, classes=5):

@@ -12,12 +12,12 @@ from scipy.special import log_softmax, logsumexp
 
 import wflmc
 from wflmc import channel
+from wflmc.apps.report.text import diagnosis_lines
 from wflmc.evaluation import Cause, Evaluation
 from wflmc.evaluation.causes import DRAWS, SHOWN, find_causes
 from wflmc.evaluation.clipped_law import forecast, model_of
 from wflmc.posterior import Gaussian, GaussianPosterior, w2_squared
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.report.text import diagnosis_lines
 from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.planning import make_plan
 from wflmc.scenario import build, validate

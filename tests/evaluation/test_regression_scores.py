@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import norm
 
 import wflmc
-from wflmc.errors import InputError
 from wflmc.evaluation import regression_scores
+from wflmc.support.errors import InputError
 
 from ..cli_tools import strict, with_set
 

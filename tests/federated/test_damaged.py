@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
-from wflmc.errors import InputError
-from wflmc.federated.device import open_device
-from wflmc.federated.job import Job
-from wflmc.federated.messages import Terms
-from wflmc.federated.server import open_server, read_log, run_in_process, trace_of
+from wflmc.apps.federation.device import open_device
+from wflmc.apps.federation.job import Job
+from wflmc.apps.federation.messages import Terms
+from wflmc.apps.federation.server import open_server, read_log, run_in_process, trace_of
+from wflmc.support.errors import InputError
 
 from ..federation_tools import Federation, federation
 

@@ -29,19 +29,19 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from flwr.app import Context, RecordDict
 
 import wflmc
-from wflmc.errors import InputError
-from wflmc.federated import certificates, device, registration
-from wflmc.federated import server as serving
-from wflmc.federated.certificates import write_authority, write_device_key, write_server_certificate
-from wflmc.federated.deployment import ENDS, HOST, Loopback, environment, free_port, prepare
-from wflmc.federated.job import make_job, write_federation
-from wflmc.federated.messages import Reception
-from wflmc.federated.registration import DeploymentError, Node, read_nodes, register
-from wflmc.federated.server import open_server, read_log, trace_of
+from wflmc.apps.federation import certificates, device, registration
+from wflmc.apps.federation import server as serving
+from wflmc.apps.federation.certificates import write_authority, write_device_key, write_server_certificate
+from wflmc.apps.federation.deployment import ENDS, HOST, Loopback, environment, free_port, prepare
+from wflmc.apps.federation.job import make_job, write_federation
+from wflmc.apps.federation.messages import Reception
+from wflmc.apps.federation.registration import DeploymentError, Node, read_nodes, register
+from wflmc.apps.federation.server import open_server, read_log, trace_of
 from wflmc.runs.planning import make_plan
 from wflmc.sampling.checkpoint import Checkpoint
 from wflmc.scenario import load_scenario
 from wflmc.scenario.build import build
+from wflmc.support.errors import InputError
 
 from ..conftest import FULL
 from ..federation_tools import FIRST, ROUNDING, LocalGrid
@@ -146,8 +146,8 @@ def test_the_app_that_is_sent_out_has_no_code_and_no_secret(folder):
     assert [path.name for path in app.iterdir()] == ["pyproject.toml"]
     about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert about["components"] == {
-        "serverapp": "wflmc.federated.server:app",
-        "clientapp": "wflmc.federated.device:app",
+        "serverapp": "wflmc.apps.federation.server:app",
+        "clientapp": "wflmc.apps.federation.device:app",
     }
     assert about["config"].keys() == {"folder", "deadline", "wait"}
     config = tomllib.loads((folder / "server" / "flwr" / "config.toml").read_text())["superlink"]

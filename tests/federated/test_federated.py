@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
 import wflmc
-from wflmc import lattice
-from wflmc.errors import InputError, OverspendError
-from wflmc.federated.device import Device, devices_in, open_device
-from wflmc.federated.job import Job, make_job, write_federation
-from wflmc.federated.messages import Reception, Request, Terms
-from wflmc.federated.server import Server, open_server, read_log, rescale, serve, trace_of
+from wflmc.apps.federation.device import Device, devices_in, open_device
+from wflmc.apps.federation.job import Job, make_job, write_federation
+from wflmc.apps.federation.messages import Reception, Request, Terms
+from wflmc.apps.federation.server import Server, open_server, read_log, rescale, serve, trace_of
+from wflmc.privacy import lattice
 from wflmc.sampling.checkpoint import Checkpoint
+from wflmc.support.errors import InputError, OverspendError
 
 from ..federation_tools import ROUNDING, SCENARIO, Federation, apart, app_of, expected_chain, federation, run_on_grid
 
@@ -363,7 +363,7 @@ def test_a_ledger_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
 
 def test_a_job_that_overspends_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
     made = federation(tmp_path)
-    three = wflmc.federated.job.make_job(
+    three = wflmc.apps.federation.job.make_job(
         jax.random.key(0), made.inputs.posterior, made.inputs.link, made.job.plan, chains=3, releases=3
     )
     if np.all(3 * made.job.plan.spent <= made.inputs.privacy.budget(5)):
@@ -515,7 +515,7 @@ _MADE: list[Job] = []
 def _jobs() -> list[Job]:
     """One of every kind of noise, made once."""
     if not _MADE:
-        from wflmc.federated.job import federated_plan
+        from wflmc.apps.federation.job import federated_plan
         from wflmc.scenario import build, validate
 
         for how in ({}, {"noise": "devices"}, {"noise": "devices", "tolerate": 2}):

@@ -11,10 +11,9 @@ from scipy import stats
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
-from wflmc import lattice
-from wflmc.errors import InputError
-from wflmc.lattice import SINGLE, Lattice, discrete_gaussian
-from wflmc.privacy import delta_spent
+from wflmc.privacy import delta_spent, lattice
+from wflmc.privacy.lattice import SINGLE, Lattice, discrete_gaussian
+from wflmc.support.errors import InputError
 
 from ..conftest import count
 

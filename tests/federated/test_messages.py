@@ -18,11 +18,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 
 import flwr.app as flwr
 
-from wflmc.errors import InputError, OverspendError
-from wflmc.federated.device import Device, client_app, open_device
-from wflmc.federated.messages import Request, read_request, short, write_request
-from wflmc.federated.server import Server, Transport, meet, read_log, serve, trace_of
+from wflmc.apps.federation.device import Device, client_app, open_device
+from wflmc.apps.federation.messages import Request, read_request, short, write_request
+from wflmc.apps.federation.server import Server, Transport, meet, read_log, serve, trace_of
 from wflmc.privacy import Ledger
+from wflmc.support.errors import InputError, OverspendError
 
 from ..federation_tools import FIRST, Federation, LocalGrid, apart, app_of, federation, run_on_grid
 

@@ -17,13 +17,13 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 
 from flwr.app import Context, Message, RecordDict
 
+from wflmc.apps.federation import device as device_module
+from wflmc.apps.federation import server as serving
+from wflmc.apps.federation.deployment import why_stopped
+from wflmc.apps.federation.device import client_app, devices_in, open_device
+from wflmc.apps.federation.registration import DeploymentError, Node
+from wflmc.apps.federation.server import Transport, check_ready, meet, read_log, run_in_engine
 from wflmc.evaluation import causes
-from wflmc.federated import device as device_module
-from wflmc.federated import server as serving
-from wflmc.federated.deployment import why_stopped
-from wflmc.federated.device import client_app, devices_in, open_device
-from wflmc.federated.registration import DeploymentError, Node
-from wflmc.federated.server import Transport, check_ready, meet, read_log, run_in_engine
 from wflmc.planning import Plan
 from wflmc.posterior import Posterior
 from wflmc.runs import advice
@@ -255,7 +255,7 @@ def test_a_deployment_that_stops_gives_the_servers_own_reason() -> None:
 
 @pytest.mark.parametrize("module", ["registration", "certificates"])
 def test_modules_that_are_commands_run_without_a_warning(module: str) -> None:
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", f"wflmc.federated.{module}"]
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", f"wflmc.apps.federation.{module}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr.startswith("python -m wflmc.federated")
+    assert done.stderr.startswith("python -m wflmc.apps.federation")
     assert "Warning" not in done.stderr

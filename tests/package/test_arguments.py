@@ -11,7 +11,7 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.errors import InputError
+from wflmc.support.errors import InputError
 
 KEY = jax.random.key(0)
 LINK, NOTHING = wflmc.Link(channel.static(1.0), snr_db=40), wflmc.Privacy(clip=30)

@@ -18,8 +18,8 @@ import pytest
 import sklearn.datasets
 from sklearn.decomposition import PCA
 
-from wflmc import data
-from wflmc.errors import InputError
+from wflmc.data import sets as data
+from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
 from ..conftest import FULL, SHARED_DATA

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wflmc import images
-from wflmc.errors import InputError
-from wflmc.images import CONSTANT, image_features, public_whitening
+from wflmc.data import images
+from wflmc.data.images import CONSTANT, image_features, public_whitening
+from wflmc.support.errors import InputError
 
 
 @pytest.fixture(scope="module")

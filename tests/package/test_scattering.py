@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wflmc import scattering as module
-from wflmc.errors import InputError
-from wflmc.scattering import BATCH, cached_features, scattering_features, transform
+from wflmc.data import scattering as module
+from wflmc.data.scattering import BATCH, cached_features, scattering_features, transform
+from wflmc.support.errors import InputError
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.audit.attack import attack_target
-from wflmc.data import Features, Images
-from wflmc.errors import InputError, Shown, fields_in_words, in_words
+from wflmc.apps.audit.attack import attack_target
+from wflmc.data.sets import Features, Images
 from wflmc.scenario import build, validate
 from wflmc.scenario.files import load_data
+from wflmc.support.errors import InputError, Shown, fields_in_words, in_words
 
 from .test_package import modules
 
@@ -110,10 +110,10 @@ def test_posteriors_show_themselves_while_they_are_traced():
 
 def test_nothing_of_a_federation_shows_data_or_keys(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
-    from wflmc.federated.device import Device
-    from wflmc.federated.job import make_job
-    from wflmc.federated.messages import Reception, Request
-    from wflmc.federated.server import open_server
+    from wflmc.apps.federation.device import Device
+    from wflmc.apps.federation.job import make_job
+    from wflmc.apps.federation.messages import Reception, Request
+    from wflmc.apps.federation.server import open_server
 
     job = make_job(KEY, GAUSSIAN, LINK, PLAN)
     assert SEED in job.key
@@ -208,7 +208,7 @@ def test_values_that_hold_data_do_not_show_their_fields():
             )
             if not inspect.isclass(kind) or not fields or not kind.__module__.startswith("wflmc."):
                 continue
-            if kind.__module__ == "wflmc.report.figure":
+            if kind.__module__ == "wflmc.apps.report.figure":
                 continue  # lines of a picture, which are there to be shown
             types = {name: str(kind.__annotations__.get(name)) for name in PRIVATE & set(fields)}
             held = [name for name, text in types.items() if re.search(r"\b(NDArray|ndarray|Array)\b", text)]

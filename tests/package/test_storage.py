@@ -17,12 +17,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from wflmc import storage
-from wflmc.errors import InputError
 from wflmc.privacy import Ledger
 from wflmc.scenario.files import load_data
 from wflmc.scenario.gains import load_gains
-from wflmc.storage import expansion_limit, read_arrays, replacing, reserve, sole_writer, write_text
+from wflmc.support import storage
+from wflmc.support.errors import InputError
+from wflmc.support.storage import expansion_limit, read_arrays, replacing, reserve, sole_writer, write_text
 
 from ..cli_tools import strict
 from ..privacy.ledger_tools import PROMISE, losses_of

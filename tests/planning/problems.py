@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wflmc.planning.solvers.program import Program, dual, round_bounds
-from wflmc.recursion import first_order
+from wflmc.support.recursion import first_order
 
 
 def from_channel(active, cap, budget, rho, burn_in, objective) -> Program:

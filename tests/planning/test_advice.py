@@ -10,7 +10,7 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.baselines import gradient_descent
+from wflmc.apps.baselines import gradient_descent
 
 from ..cli_tools import with_set, write_gains
 

@@ -10,8 +10,8 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.errors import InputError
 from wflmc.planning.capacity import Radio, Size, Traits, estimate_capacity, traits_of
+from wflmc.support.errors import InputError
 
 from .scenarios import Target, make
 

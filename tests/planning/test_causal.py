@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc import channel
-from wflmc.errors import InputError
+from wflmc.support.errors import InputError
 
 from ..conftest import FULL, count
 from ..privacy.ledger_tools import SCENARIO

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc import channel, privacy
-from wflmc.errors import InputError, OverspendError
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning import POLICIES
 from wflmc.privacy.accountants import epsilon_by_dp_accounting
+from wflmc.support.errors import InputError, OverspendError
 
 from ..conftest import count
 

@@ -13,9 +13,9 @@ from scipy import stats
 
 import wflmc
 from wflmc import channel
-from wflmc.errors import InputError
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning.schedule import best_senders, by_quality, sampling_variance
+from wflmc.support.errors import InputError
 
 from ..conftest import count
 from .scenarios import Target, check_limits

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.audit import audit_pair
+from wflmc.apps.audit import audit_pair
 
 from ..conftest import FULL, count
 from ..sampling.compile_tools import clipped_sum, gradients

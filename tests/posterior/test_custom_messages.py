@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.errors import Found
 from wflmc.posterior.custom.geometry import find_mode
 from wflmc.sampling import trace
+from wflmc.support.errors import Found
 
 from .custom_tools import gaussian_likelihood, gaussian_prior
 

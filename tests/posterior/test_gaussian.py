@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from scipy.linalg import sqrtm
 
 import wflmc
-from wflmc.keys import host_generator, named
 from wflmc.posterior import Gaussian, pool, w2_squared
 from wflmc.posterior.law import LinearChain
 from wflmc.posterior.partition import assign
+from wflmc.support.keys import host_generator, named
 
 RULES = ["iid", "blocks", "by-label", "dirichlet:0.1", "dirichlet:5"]
 

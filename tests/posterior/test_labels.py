@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.baselines import sbfl
-from wflmc.errors import InputError
+from wflmc.apps.baselines import sbfl
 from wflmc.evaluation import predictive_scores
+from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
 
@@ -181,8 +181,8 @@ def test_labels_of_a_test_set_that_nobody_has_seen(call, tmp_path, data):
 def test_devices_of_a_federation_know_the_labels(tmp_path, data):
     """Each has its part with labels as in the data, and the model of all classes, whatever labels it has itself."""
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
-    from wflmc.federated.device import devices_in, open_device
-    from wflmc.federated.server import trace_of
+    from wflmc.apps.federation.device import devices_in, open_device
+    from wflmc.apps.federation.server import trace_of
 
     from ..federation_tools import ROUNDING, federation, run_on_grid
 

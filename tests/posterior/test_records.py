@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.posterior import summation
-from wflmc.posterior.custom.records import in_order
+from wflmc.sums import pairs
+from wflmc.sums.records import in_order
 
 from ..sampling.compile_tools import clipped_sum
 
@@ -208,6 +208,6 @@ def test_the_charge_for_a_records_norm_is_that_of_its_largest_array():
     """4,100 parameters would be added in two stages, but 4,096 of them are by themselves, in one."""
     start = {"a": np.zeros(4096), "b": np.zeros(4)}
     own = made(lambda p, x: jnp.sum(jnp.sin(p["a"])) * x[0] + jnp.sum(p["b"]), np.ones((3, 6), np.float32), start)
-    assert own.model.record.additions == 4096 > summation.additions(4100, summation.RECORD_STAGE)
+    assert own.model.record.additions == 4096 > pairs.additions(4100, pairs.RECORD_STAGE)
     clip = np.full(DEVICES, 5.0)
-    assert own.rounding(clip, clip / 5) > (4096 + 2) / 2 * summation.UNIT
+    assert own.rounding(clip, clip / 5) > (4096 + 2) / 2 * pairs.UNIT

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wflmc
-from wflmc.errors import InputError
-from wflmc.posterior import softmax, softmax_sums
+from wflmc.posterior import softmax
 from wflmc.posterior.softmax import synthetic_labels
+from wflmc.sums import softmax as softmax_sums
+from wflmc.support.errors import InputError
 
 from ..conftest import FULL, count
 from ..sampling.compile_tools import clipped_sum, clipped_sums, gradients

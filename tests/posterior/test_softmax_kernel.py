@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wflmc.posterior import softmax_kernel, softmax_sums
+from wflmc.sums import softmax as softmax_sums
+from wflmc.sums import softmax_gpu
 
 HERE = jax.default_backend() != "gpu"
 """Whether the kernel is interpreted; a GPU runs it as it is."""
-gradients = jax.jit(functools.partial(softmax_kernel.gradients, interpret=HERE))
+gradients = jax.jit(functools.partial(softmax_gpu.gradients, interpret=HERE))
 by_plain_jax = jax.jit(lambda *data_and_theta: softmax_sums.gradients_of(data_and_theta[:2], 0.0, data_and_theta[2]))
 
 
@@ -74,7 +75,7 @@ def test_parameters_of_features_that_are_always_zero_do_no_harm():
 def test_kernel_is_translated_for_gpus_without_one():
     shapes = (30, 40, 30), (30, 40), (30, 10, 100)
     given = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in zip(shapes, ("f4", "i4", "f4"), strict=True)]
-    traced = jax.jit(softmax_kernel.gradients).trace(*given)
+    traced = jax.jit(softmax_gpu.gradients).trace(*given)
     try:
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     except RuntimeError as error:

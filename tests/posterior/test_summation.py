@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc import channel
-from wflmc.posterior import summation
-from wflmc.posterior.summation import (
+from wflmc.sums import pairs
+from wflmc.sums.pairs import (
     Sum,
     add_devices,
     clip_pairs,
@@ -116,7 +116,7 @@ def test_sums_over_records(count):
     weights, rows = mixed((2, count)), mixed((count, 3), 1)
     made = sum_records(lambda w, u: w @ u, jnp.zeros((2, 3)), (jnp.asarray(weights), 1), (jnp.asarray(rows), 0))
     exact = weights.astype(float) @ rows.astype(float)
-    allowed = min(count, summation.ROWS) * summation.UNIT * np.abs(weights).astype(float) @ np.abs(rows)
+    allowed = min(count, pairs.ROWS) * pairs.UNIT * np.abs(weights).astype(float) @ np.abs(rows)
     assert np.all(np.abs(whole(made) - exact) <= allowed + 1e-12)
 
 
@@ -124,7 +124,7 @@ def test_sums_over_many_devices():
     terms = mixed((3, 1000, 2))
     made = add_devices(zero_total(jnp.zeros((3, 2)), 1000), jnp.asarray(terms), 1, jnp.float32(1.0))
     exact = terms.astype(float).sum(1)
-    assert np.all(np.abs(whole(made) - exact) <= summation.FEW * summation.UNIT * np.abs(terms).sum(1) + 1e-6)
+    assert np.all(np.abs(whole(made) - exact) <= pairs.FEW * pairs.UNIT * np.abs(terms).sum(1) + 1e-6)
     few = add_devices(zero_total(jnp.zeros((3, 2)), 30), jnp.asarray(terms[:, :30]), 1, jnp.float32(1.0))
     np.testing.assert_array_equal(few, jnp.asarray(terms[:, :30]).sum(1))
 
@@ -134,8 +134,8 @@ def test_norms_round_as_little_as_is_said(count):
     values = mixed((4, count, 3))
     exact = (values.astype(float) ** 2).sum(1)
     error = np.abs(np.asarray(jax.jit(lambda x: sum_squares(x, 1))(values), float) / exact - 1)
-    assert np.max(error) <= (summation.additions(count) + 1) * summation.UNIT
-    assert summation.additions(10**6) < 150
+    assert np.max(error) <= (pairs.additions(count) + 1) * pairs.UNIT
+    assert pairs.additions(10**6) < 150
 
 
 @pytest.mark.parametrize("clip", [0.5, 1e3, np.inf])
@@ -154,9 +154,7 @@ def test_projection_in_pairs(clip):
     factor = np.minimum(1, np.divide(clip, size, out=np.full(6, np.inf), where=size > 0))
     sent = (weight.astype(float) * factor)[:, None] * exact
     np.testing.assert_allclose(norm, size, rtol=1e-6, atol=1e-17)
-    assert np.all(
-        np.abs(whole(made) - sent) <= summation.CLIP_PAIRS_ERROR * np.linalg.norm(sent, axis=1)[:, None] + 1e-30
-    )
+    assert np.all(np.abs(whole(made) - sent) <= pairs.CLIP_PAIRS_ERROR * np.linalg.norm(sent, axis=1)[:, None] + 1e-30)
 
 
 def test_a_plan_says_how_much_less_it_clips():

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import InputError, audit, channel, preconditioning, privacy, releases
-from wflmc.federated.job import make_job
-from wflmc.federated.messages import Terms
+from wflmc import InputError, channel, privacy
+from wflmc.apps import audit
+from wflmc.apps.federation.job import make_job
+from wflmc.apps.federation.messages import Terms
+from wflmc.privacy import releases
+from wflmc.privacy import whitening as preconditioning
 from wflmc.privacy.accountants import epsilon_by_dp_accounting
 
 from ..audit.audit_tools import KEY, TRIALS, planned

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wflmc
-from wflmc.errors import InputError, OverspendError
 from wflmc.privacy import Ledger
 from wflmc.privacy.ledger import anchor_path
 from wflmc.sampling import runner
+from wflmc.support.errors import InputError, OverspendError
 
 from .ledger_tools import BUDGET, PROMISE, SCENARIO, wflmc_spent
 

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wflmc
-from wflmc import InputError, channel, preconditioning, releases
+from wflmc import InputError, channel
+from wflmc.privacy import releases
+from wflmc.privacy import whitening as preconditioning
 
 from ..posterior.whitening_tools import KEY, correlated, gaussian
 

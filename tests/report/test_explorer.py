@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import wflmc
+from wflmc.apps.report import explorer
+from wflmc.apps.report.blocks import plotly
 from wflmc.dynamics import overdamped
 from wflmc.planning.bound import discretization_error
 from wflmc.planning.solvers.closed_form import REGIMES, regime
-from wflmc.report import explorer
-from wflmc.report.blocks import plotly
 from wflmc.runs.planning import make_plan
 from wflmc.scenario import build, load_scenario
 

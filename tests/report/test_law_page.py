@@ -8,9 +8,9 @@ import pytest
 from scipy.special import softmax
 
 import wflmc
+from wflmc.apps.report.plotly_figures import thin
+from wflmc.apps.report.run_figures import histogram_range
 from wflmc.evaluation.wasserstein import autocorrelation, compare, laplace_law
-from wflmc.report.plotly_figures import thin
-from wflmc.report.run_figures import histogram_range
 
 
 def test_laplace_law_is_that_of_the_hessian():

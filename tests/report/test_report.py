@@ -12,11 +12,9 @@ import h5netcdf
 import numpy as np
 import pytest
 
-from wflmc.cli.report import command, render_folder
-from wflmc.errors import InputError
-from wflmc.report import explorer
-from wflmc.report.run_page import answer_section, scenario_rows
-from wflmc.report.verdicts import (
+from wflmc.apps.report import explorer
+from wflmc.apps.report.run_page import answer_section, scenario_rows
+from wflmc.apps.report.verdicts import (
     MARKS,
     all_verdicts,
     clipped,
@@ -26,9 +24,11 @@ from wflmc.report.verdicts import (
     privacy,
     resembles,
 )
+from wflmc.cli.report import command, render_folder
 from wflmc.runs.documents import Federation
 from wflmc.runs.execution import Request, run_scenario
 from wflmc.runs.folder import read_run
+from wflmc.support.errors import InputError
 
 from ..conftest import FULL
 from .report_tools import Page, check_in_browser, in_browser

@@ -7,14 +7,14 @@ import math
 
 import pytest
 
+from wflmc.apps.report.plotly_figures import draw
+from wflmc.apps.report.study_page import regimes
+from wflmc.apps.report.tables import write_csv
+from wflmc.apps.studies.paper.fig2_to_fig5 import Setting, point
+from wflmc.apps.studies.study import Claim, Row
 from wflmc.cli.report import render_folder
-from wflmc.errors import InputError
 from wflmc.planning.solvers.closed_form import DP, LMC, POWER
-from wflmc.report.plotly_figures import draw
-from wflmc.report.study_page import regimes
-from wflmc.report.tables import write_csv
-from wflmc.studies.paper.fig2_to_fig5 import Setting, point
-from wflmc.studies.study import Claim, Row
+from wflmc.support.errors import InputError
 
 from .report_tools import Page, check_in_browser
 

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from wflmc.errors import InputError
 from wflmc.privacy import Ledger, Privacy
 from wflmc.runs.execution import CHECKPOINT, SECRET, Request, run_scenario
 from wflmc.runs.folder import read_run
 from wflmc.runs.planning import read_plan
 from wflmc.sampling.checkpoint import Checkpoint, Progress, room
 from wflmc.scenario import build_posterior, load_scenario, validate
+from wflmc.support.errors import InputError
 
 from ..report.test_report import run_in
 from .test_publish import SECRET as SCENARIO

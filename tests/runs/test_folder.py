@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from wflmc.errors import InputError
 from wflmc.runs.folder import read_run
+from wflmc.support.errors import InputError
 
 from ..report.test_report import run_in
 from .test_publish import SECRET

@@ -6,8 +6,8 @@ import h5netcdf
 import numpy as np
 import pytest
 
-from wflmc.errors import InputError
 from wflmc.scenario import build, load_scenario, not_covered, validate
+from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
 

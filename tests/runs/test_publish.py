@@ -11,12 +11,12 @@ import jax
 import numpy as np
 import pytest
 
-from wflmc.errors import InputError
 from wflmc.runs.documents import plan_document
 from wflmc.runs.planning import make_plan, read_plan
 from wflmc.runs.publish import publish_run
 from wflmc.scenario import build, load_scenario, not_covered, to_json, validate
 from wflmc.scenario.coverage import FROM_DATA
+from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
 from ..report.report_tools import Page

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.errors import InputError
 from wflmc.privacy import Ledger
 from wflmc.sampling import runner
+from wflmc.support.errors import InputError
 
 from ..cli_tools import listening
 from ..conftest import FULL

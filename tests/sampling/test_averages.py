@@ -9,8 +9,8 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.errors import InputError
 from wflmc.sampling import runner
+from wflmc.support.errors import InputError
 
 KEY = jax.random.key(3)
 

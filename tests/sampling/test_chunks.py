@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.errors import InputError
 from wflmc.posterior import softmax
-from wflmc.posterior.blocks import block_size
 from wflmc.sampling import runner
+from wflmc.sums.blocks import block_size
+from wflmc.support.errors import InputError
 
 from ..conftest import FULL
 from .compile_tools import clipped_sum, clipped_sums, count_compilations, gradients

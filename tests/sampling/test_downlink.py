@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import InputError, audit, channel
+from wflmc import InputError, channel
+from wflmc.apps import audit
 from wflmc.posterior import w2_squared
 from wflmc.sampling.kernel import broadcast, kernel_rounds
 

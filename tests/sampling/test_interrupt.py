@@ -58,6 +58,6 @@ def test_names_of_the_package_are_imported_when_they_are_asked_for():
     assert set(wflmc.__all__) <= set(given)
     assert set(dir(wflmc)) == set(wflmc.__all__)
     assert given["Link"] is wflmc.channel.Link
-    assert wflmc.errors.InputError is given["InputError"]
+    assert wflmc.support.errors.InputError is given["InputError"]
     with pytest.raises(AttributeError, match="module 'wflmc' has no attribute 'nothing'"):
         wflmc.nothing  # noqa: B018

@@ -8,7 +8,8 @@ import pytest
 from scipy import linalg
 
 import wflmc
-from wflmc import audit, channel
+from wflmc import channel
+from wflmc.apps import audit
 from wflmc.dynamics import kinetic
 from wflmc.posterior import Gaussian, w2_squared
 

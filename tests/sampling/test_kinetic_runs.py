@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import audit, channel
+from wflmc import channel
+from wflmc.apps import audit
 from wflmc.dynamics import kinetic
-from wflmc.errors import InputError, OverspendError
 from wflmc.evaluation import choose_burn_in
 from wflmc.sampling import kernel, runner
+from wflmc.support.errors import InputError, OverspendError
 
 from .kinetic_tools import ill_conditioned, make
 
@@ -35,7 +36,7 @@ def test_a_round_written_out(small):
     np.testing.assert_allclose(after.theta, middle + h / 2 * kicked, rtol=1e-4, atol=1e-5)
     clipped = gradients * np.minimum(1, 5.0 / np.linalg.norm(gradients, axis=1))[:, None]
     noise = np.asarray(info.received) - plan.gain[0] * (plan.weight[0] / plan.scale[0]) @ clipped
-    draw = jax.random.normal(wflmc.keys.named(jax.random.key(5), "noise"), (3,))
+    draw = jax.random.normal(wflmc.support.keys.named(jax.random.key(5), "noise"), (3,))
     np.testing.assert_allclose(noise, draw, rtol=1e-3, atol=1e-3)
     with pytest.raises(InputError, match="velocity"):
         run.step(jax.random.key(5), state._replace(velocity=None))
@@ -43,7 +44,7 @@ def test_a_round_written_out(small):
 
 def test_runner_is_the_kernel_in_a_loop(small):
     plan = make(small, "equal", burn_in=4, samples=6)
-    key, named, fold = jax.random.key(9), wflmc.keys.named, jax.random.fold_in
+    key, named, fold = jax.random.key(9), wflmc.support.keys.named, jax.random.fold_in
     trace = wflmc.sample(key, small, plan, chains=3)
     run = kernel(small, plan)
     for chain in range(3):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc import channel
-from wflmc.errors import InputError
 from wflmc.posterior import softmax
+from wflmc.support.errors import InputError
 
 from .compile_tools import clipped_sum
 

@@ -12,10 +12,10 @@ from scipy import stats
 
 import wflmc
 from wflmc import channel
-from wflmc.errors import OverspendError
-from wflmc.keys import named
 from wflmc.planning import POLICIES
 from wflmc.sampling import kernel, kernel_rounds, runner
+from wflmc.support.errors import OverspendError
+from wflmc.support.keys import named
 
 from .compile_tools import count_compilations
 

@@ -17,9 +17,9 @@ from scipy import stats
 
 import wflmc
 from wflmc import channel
-from wflmc.errors import InputError
 from wflmc.posterior.custom import model
 from wflmc.sampling import trace as trace_module
+from wflmc.support.errors import InputError
 
 KEY = jax.random.key(0)
 

@@ -126,7 +126,7 @@ def test_a_run_keeps_it_where_it_is_asked_for(call, scenario, tmp_path):
 @pytest.mark.skipif(not FULL, reason="make test-full runs the large counts")
 def test_the_server_of_a_federation_has_it_anyway(tmp_path):
     tools = pytest.importorskip("tests.federation_tools")
-    from wflmc.federated.server import run_in_process, trace_of
+    from wflmc.apps.federation.server import run_in_process, trace_of
 
     made = tools.federation(tmp_path)
     server = made.server()

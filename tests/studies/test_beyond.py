@@ -11,14 +11,14 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.data import Features
+from wflmc.apps.report.study_page import write_study
+from wflmc.apps.studies.beyond import ABLATION, RECIPES, beyond_ablation, beyond_gaussian, beyond_mnist
+from wflmc.apps.studies.paper.fig6_fig7 import MultiSample
+from wflmc.apps.studies.paper.fig8 import Mnist
+from wflmc.apps.studies.study import Point
+from wflmc.data.sets import Features
 from wflmc.evaluation import exact_ess
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.report.study_page import write_study
-from wflmc.studies.beyond import ABLATION, RECIPES, beyond_ablation, beyond_gaussian, beyond_mnist
-from wflmc.studies.paper.fig6_fig7 import MultiSample
-from wflmc.studies.paper.fig8 import Mnist
-from wflmc.studies.study import Point
 
 from ..cli_tools import is_picture
 from ..conftest import FULL

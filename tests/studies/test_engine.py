@@ -13,11 +13,11 @@ import jax
 import pytest
 
 import wflmc
-from wflmc.studies import cache, engines
-from wflmc.studies.cache import key_of
-from wflmc.studies.engines import StudyError, local, open_engine, perform
-from wflmc.studies.paper.fig6_fig7 import MultiSample, multi_sample_study
-from wflmc.studies.study import Point, Row, Study, run_study
+from wflmc.apps.studies import cache, engines
+from wflmc.apps.studies.cache import key_of
+from wflmc.apps.studies.engines import StudyError, local, open_engine, perform
+from wflmc.apps.studies.paper.fig6_fig7 import MultiSample, multi_sample_study
+from wflmc.apps.studies.study import Point, Row, Study, run_study
 
 from ..conftest import FULL
 
@@ -191,7 +191,7 @@ def test_a_point_that_fails_does_not_stop_the_others(tmp_path):
 def cluster():
     """A worker on this machine, and a task that kills it twice is not tried a third time."""
     pytest.importorskip("distributed")
-    from wflmc.studies.cluster import SETTINGS
+    from wflmc.apps.studies.cluster import SETTINGS
 
     with pytest.MonkeyPatch.context() as patch, open_engine("dask", 1, pytest.fail) as engine:
         patch.setitem(SETTINGS, "distributed.scheduler.allowed-failures", 1)
@@ -308,7 +308,7 @@ def test_an_interrupt_waits_until_a_cluster_has_started_and_ends_it(monkeypatch)
 
 def test_the_file_of_a_scheduler_is_waited_for(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
-    from wflmc.studies import cluster
+    from wflmc.apps.studies import cluster
 
     monkeypatch.setattr(cluster, "WAIT", 0.0)
     said = []

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from benchmarks import league as choosing
 
-from wflmc.data import Features
-from wflmc.report.study_page import study_figure
-from wflmc.studies import league
-from wflmc.studies.league import CHOSEN, EPSILONS, OTHER, League, Settings, league_study
-from wflmc.studies.study import run_study
+from wflmc.apps.report.study_page import study_figure
+from wflmc.apps.studies import league
+from wflmc.apps.studies.league import CHOSEN, EPSILONS, OTHER, League, Settings, league_study
+from wflmc.apps.studies.study import run_study
+from wflmc.data.sets import Features
 
 from ..conftest import FULL
 

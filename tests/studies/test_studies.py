@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.data import Features
-from wflmc.errors import InputError
+from wflmc.apps.studies.paper import fig8
+from wflmc.apps.studies.paper.fig6_fig7 import SCHEMES, MultiSample, measure_w2, multi_sample_study
+from wflmc.apps.studies.reproduction import Reproduction
+from wflmc.apps.studies.study import Point, Row, mean_row, run_study
+from wflmc.data.sets import Features
 from wflmc.evaluation import estimate_w2_sq, floor_w2_sq
 from wflmc.posterior import Gaussian
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.studies.paper import fig8
-from wflmc.studies.paper.fig6_fig7 import SCHEMES, MultiSample, measure_w2, multi_sample_study
-from wflmc.studies.reproduction import Reproduction
-from wflmc.studies.study import Point, Row, mean_row, run_study
+from wflmc.support.errors import InputError
 
 from ..sampling.compile_tools import count_compilations
 

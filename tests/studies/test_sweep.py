@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wflmc.errors import InputError
+from wflmc.apps.studies.cache import key_of
+from wflmc.apps.studies.grids import Grid, parse_grid, points
 from wflmc.runs.point import Task, measure
 from wflmc.scenario import load_scenario
 from wflmc.scenario.coverage import SELECTED
 from wflmc.scenario.files import file_digests
-from wflmc.studies.cache import key_of
-from wflmc.studies.grids import Grid, parse_grid, points
+from wflmc.support.errors import InputError
 
 from ..cli_tools import PATIENCE, strict
 from ..conftest import FULL, count
@@ -282,7 +282,7 @@ def test_results_belong_to_the_content_of_files(sweep, tmp_path):
 
 def test_without_dask(sweep, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    monkeypatch.delitem(sys.modules, "wflmc.studies.cluster", raising=False)
+    monkeypatch.delitem(sys.modules, "wflmc.apps.studies.cluster", raising=False)
     code, _, err = sweep("--grid", "link.snr_db=1,2", "--engine", "dask")
     assert code == 2
     assert "pip install 'wflmc[dask]'" in err
@@ -345,7 +345,7 @@ def test_interrupted_and_started_again(sweep, small, tmp_path):
 def test_no_scheduler_there(sweep, monkeypatch):
     dask = pytest.importorskip("dask")
     pytest.importorskip("distributed")
-    from wflmc.studies import cluster
+    from wflmc.apps.studies import cluster
 
     monkeypatch.setitem(cluster.SETTINGS, "distributed.comm.timeouts.connect", "200ms")
     with socket.socket() as taken, dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):

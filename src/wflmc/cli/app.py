@@ -19,7 +19,7 @@ import typer
 
 from wflmc.cli import FAILED, exit_at_once, interrupt_handler
 from wflmc.cli.shared import flag, note
-from wflmc.errors import InputError, OverspendError, SamplingError, UnfinishedError
+from wflmc.support.errors import InputError, OverspendError, SamplingError, UnfinishedError
 from wflmc.version import __version__
 
 COMMANDS = "new plan run publish fit predict tune audit reproduce sweep federate report data doctor"

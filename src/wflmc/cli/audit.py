@@ -7,8 +7,8 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import option
-from wflmc.errors import InputError, renamed_keys
-from wflmc.progress import progress_bar
+from wflmc.support.errors import InputError, renamed_keys
+from wflmc.support.progress import progress_bar
 
 
 def command(
@@ -31,9 +31,9 @@ def command(
     """
     import jax
 
-    from wflmc import audit
+    from wflmc.apps import audit
+    from wflmc.apps.report.text import audit_table
     from wflmc.posterior.regression import Regression
-    from wflmc.report.text import audit_table
     from wflmc.runs.planning import make_plan
     from wflmc.scenario import build, load_scenario
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from wflmc.cli.shared import AsJson, note, option, print_result
-from wflmc.errors import renamed_keys
+from wflmc.support.errors import renamed_keys
 
 
 def command(
@@ -20,7 +20,7 @@ def command(
 
     Example: wflmc data mnist
     """
-    from wflmc.data import DATA_SETS, fetch, load
+    from wflmc.data.sets import DATA_SETS, fetch, load
 
     with renamed_keys({"data": "--data"} if folder else {}):
         kept = fetch(name, folder, note)

@@ -109,7 +109,7 @@ def _feature(name: str, extra: str | None, packages: Sequence[str]) -> dict[str,
 
 def _folders() -> dict[str, Any]:
     """Return where MNIST is or how to get it, and whether the cache can be written; no folder is created."""
-    from wflmc.data import VARIABLE, cache_folder, find
+    from wflmc.data.sets import VARIABLE, cache_folder, find
 
     try:
         cache, (mnist, missing) = cache_folder(), find("mnist")

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
-from wflmc.errors import InputError
-from wflmc.progress import progress_bar
-from wflmc.storage import output_folder
+from wflmc.support.errors import InputError
+from wflmc.support.progress import progress_bar
+from wflmc.support.storage import output_folder
 
 RUNTIMES = "simulation (Flower's engine), process (all in this one), or deployment (processes here, TLS, keys)."
 NOISES = (
@@ -48,8 +48,8 @@ def command(
         raise InputError("--runtime", runtime, allowed)
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-    from wflmc.federated.execution import Options, run_federation
-    from wflmc.report import run_figures, text
+    from wflmc.apps.federation.execution import Options, run_federation
+    from wflmc.apps.report import run_figures, text
 
     shared.cache_compilations()
     given = Options(scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address)

@@ -9,7 +9,7 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import AsJson, flag, option
-from wflmc.errors import InputError, renamed_keys
+from wflmc.support.errors import InputError, renamed_keys
 
 KIND = "classification or regression; by the target's values by default."
 SELECT = "Choose among the best settings by private selection, paid from ε."
@@ -35,8 +35,8 @@ def make_request(
 ) -> Any:
     """Return the request of the options that `fit` and `tune` have in common, files read."""
     given = dict(locals())
-    from wflmc.estimators.folder import Request
-    from wflmc.estimators.schema import read_declarations
+    from wflmc.apps.tables.folder import Request
+    from wflmc.apps.tables.schema import read_declarations
     from wflmc.scenario import build_link, load_scenario
 
     if schema is not None:
@@ -76,10 +76,10 @@ def command(
 
     Example: wflmc fit patients.csv --target diagnosis --device hospital --epsilon 3 --delta 1e-5 --out model
     """
-    from wflmc.estimators.folder import fit_table
-    from wflmc.progress import progress_bar
-    from wflmc.report.text import fit_lines
-    from wflmc.storage import output_folder
+    from wflmc.apps.report.text import fit_lines
+    from wflmc.apps.tables.folder import fit_table
+    from wflmc.support.progress import progress_bar
+    from wflmc.support.storage import output_folder
 
     if seed != "secret" and not (seed.isdigit() and int(seed) < 2**32):
         raise InputError("--seed", seed, "secret, or a whole number of at least 0 and below 2³²")

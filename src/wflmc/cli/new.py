@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from wflmc.errors import InputError
-from wflmc.storage import removed_if_empty, replacing
+from wflmc.support.errors import InputError
+from wflmc.support.storage import removed_if_empty, replacing
 
 TEMPLATES = ("scenario.toml", "model.py")
 

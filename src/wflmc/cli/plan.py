@@ -8,8 +8,8 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
-from wflmc.errors import Found, refuse
-from wflmc.progress import progress_bar
+from wflmc.support.errors import Found, refuse
+from wflmc.support.progress import progress_bar
 
 SIZES = "devices parameters rounds bandwidth power efficiency coherence"
 """Options of --capacity."""
@@ -56,8 +56,8 @@ def command(
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
     given, began = locals(), time.perf_counter()
+    from wflmc.apps.report import text
     from wflmc.planning import capacity as capacities
-    from wflmc.report import text
     from wflmc.runs import advice, documents, planning
     from wflmc.scenario import NotCovered, build, load_scenario, plain
 
@@ -73,7 +73,7 @@ def command(
     )
     capacities.check(sizes, "--")
     if plot is not None:
-        from wflmc.report import run_figures
+        from wflmc.apps.report import run_figures
 
         run_figures.check_picture(plot)
     config, answer = load_scenario(scenario, overrides), None

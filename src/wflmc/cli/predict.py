@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from wflmc.cli.shared import AsJson, needs_tables, option, print_result, warn
-from wflmc.errors import InputError
+from wflmc.support.errors import InputError
 
 
 def command(
@@ -28,7 +28,7 @@ def command(
     if target.exists():
         raise InputError("--out", out, "a new file: it exists already")
     with needs_tables():
-        from wflmc.estimators.folder import predict_table
+        from wflmc.apps.tables.folder import predict_table
 
         made, notes = predict_table(Path(folder).expanduser(), table, target)
     warn(notes)

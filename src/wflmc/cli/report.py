@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from wflmc.cli.shared import AsJson, flag, option, print_result
-from wflmc.errors import InputError
-from wflmc.storage import write_text
+from wflmc.support.errors import InputError
+from wflmc.support.storage import write_text
 
 FOLDER = "Folder of a run, a fit, a study or a sweep, as its --out named it."
 EXPLORE = "Write the explorer: sliders for a plan, starting at the paper's or FOLDER's."
@@ -50,7 +50,7 @@ def _check_target(target: Path) -> None:
 
 def render_folder(folder: Path) -> str:
     """Return the page of what `wflmc run`, `fit`, `federate`, `reproduce` or `sweep` has written to a folder."""
-    from wflmc.report import fit_page, run_page, study_page, sweep_page
+    from wflmc.apps.report import fit_page, run_page, study_page, sweep_page
     from wflmc.runs.documents import FitFile, read_document
 
     if any((folder / name).exists() for name in RUN_FILES):
@@ -66,7 +66,7 @@ def render_folder(folder: Path) -> str:
 
 def render_explorer(folder: Path | None) -> str:
     """Return the explorer, starting at the plan of a run, or at the paper's study."""
-    from wflmc.report import explorer
+    from wflmc.apps.report import explorer
     from wflmc.runs.documents import PlanFile, read_document
 
     if folder is None:

@@ -9,9 +9,9 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import note, option
-from wflmc.errors import InputError, renamed_keys, unknown
-from wflmc.progress import progress_bar
-from wflmc.storage import output_folder, write_text
+from wflmc.support.errors import InputError, renamed_keys, unknown
+from wflmc.support.progress import progress_bar
+from wflmc.support.storage import output_folder, write_text
 
 FIGURES = (
     "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond, league, "
@@ -43,10 +43,10 @@ def command(
 
     Example: wflmc reproduce fig6 fig7 --experiments 20 --out results
     """
-    from wflmc.report import study_page, text
-    from wflmc.studies.engines import open_engine
-    from wflmc.studies.reproduction import Reproduction, read_data
-    from wflmc.studies.study import Tables, run_study
+    from wflmc.apps.report import study_page, text
+    from wflmc.apps.studies.engines import open_engine
+    from wflmc.apps.studies.reproduction import Reproduction, read_data
+    from wflmc.apps.studies.study import Tables, run_study
 
     shared.cache_compilations()
     with output_folder(out) as folder:
@@ -85,7 +85,7 @@ def command(
 
 def _wanted(names: Sequence[str]) -> list[str]:
     """Return the figures that the arguments name, each once."""
-    from wflmc.studies.reproduction import FURTHER_FIGURES, PAPER_FIGURES
+    from wflmc.apps.studies.reproduction import FURTHER_FIGURES, PAPER_FIGURES
 
     known = (*PAPER_FIGURES, *FURTHER_FIGURES, "all")
     for name in names:

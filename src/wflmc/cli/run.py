@@ -8,8 +8,8 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
-from wflmc.progress import progress_bar
-from wflmc.storage import output_folder
+from wflmc.support.progress import progress_bar
+from wflmc.support.storage import output_folder
 
 REPLICAS = "Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up."
 
@@ -35,7 +35,7 @@ def command(
 
     Example: wflmc run scenario.toml --out results
     """
-    from wflmc.report import run_figures, text
+    from wflmc.apps.report import run_figures, text
     from wflmc.runs.execution import Request, run_scenario
 
     shared.cache_compilations()

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from wflmc.errors import InputError
-from wflmc.storage import writable_folder
+from wflmc.support.errors import InputError
+from wflmc.support.storage import writable_folder
 
 
 def option(metavar: str | None, text: str, *names: str) -> Any:
@@ -58,7 +58,7 @@ def needs_tables() -> Iterator[None]:
 
 def points_folder(option: str | None) -> Path:
     """Return the folder for finished points: that of --cache, or the user's."""
-    from wflmc.data import cache_folder
+    from wflmc.data.sets import cache_folder
 
     return writable_folder(option, "--cache") if option else cache_folder() / "studies"
 
@@ -100,7 +100,7 @@ def cache_compilations() -> None:
     """Let JAX keep compiled loops in the user's cache folder, if it can be written and no other folder is set."""
     import jax
 
-    from wflmc.data import cache_folder
+    from wflmc.data.sets import cache_folder
 
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return

@@ -7,9 +7,9 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, note, option
-from wflmc.errors import InputError, conflict, renamed_keys
-from wflmc.progress import progress_bar
-from wflmc.storage import output_folder, write_text
+from wflmc.support.errors import InputError, conflict, renamed_keys
+from wflmc.support.progress import progress_bar
+from wflmc.support.storage import output_folder, write_text
 
 GRID = "FIRST:LAST:STEP, both ends included, or v1,v2,...; may repeat, the first key changes slowest."
 Values = dict[str, str]
@@ -35,13 +35,13 @@ def command(
 
     Example: wflmc sweep scenario.toml --grid link.snr_db=0:40:5 --grid privacy.epsilon=5,10,15 --out results
     """
-    from wflmc.report.tables import write_csv
+    from wflmc.apps.report.tables import write_csv
+    from wflmc.apps.studies.cache import key_of
+    from wflmc.apps.studies.engines import Failure, open_engine
+    from wflmc.apps.studies.grids import FORMS, parse_grid, points, unquoted
+    from wflmc.apps.studies.study import run_tasks
     from wflmc.runs import point
     from wflmc.scenario.coverage import SELECTED
-    from wflmc.studies.cache import key_of
-    from wflmc.studies.engines import Failure, open_engine
-    from wflmc.studies.grids import FORMS, parse_grid, points, unquoted
-    from wflmc.studies.study import run_tasks
 
     shared.cache_compilations()
     if not grids or not all("." in text.partition("=")[0] for text in grids):

@@ -18,11 +18,11 @@ def command(request: Any, as_json: AsJson = False) -> None:
 
     Example: wflmc tune patients.csv --target diagnosis --epsilon 3 --delta 1e-5
     """
-    from wflmc.estimators import selection
-    from wflmc.estimators.folder import facts_of
-    from wflmc.estimators.settings import choose, worth
-    from wflmc.progress import progress_bar
-    from wflmc.report.text import numbers_table
+    from wflmc.apps.report.text import numbers_table
+    from wflmc.apps.tables import selection
+    from wflmc.apps.tables.folder import facts_of
+    from wflmc.apps.tables.settings import choose, worth
+    from wflmc.support.progress import progress_bar
 
     facts = facts_of(request)
     with progress_bar("Running candidates on a stand-in", 100) as advance:

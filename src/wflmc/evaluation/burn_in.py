@@ -16,12 +16,12 @@ import numpy as np
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.dynamics import OVERDAMPED, Dynamics
-from wflmc.errors import InputError
-from wflmc.keys import named
 from wflmc.planning import Policy, Rounds, Sampler, plan
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.sampling import CHAINS, State, default_memory, kernel_rounds, starts, step
+from wflmc.support.errors import InputError
+from wflmc.support.keys import named
 
 RHAT_LIMIT = 1.01
 GROUPS, MEMBERS = 16, 256

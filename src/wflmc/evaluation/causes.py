@@ -14,13 +14,13 @@ import numpy as np
 
 from wflmc.channel import Link
 from wflmc.dynamics import Array
-from wflmc.errors import InputError
 from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
 from wflmc.evaluation.summary import Evaluation
 from wflmc.planning import Plan, plan, plan_arguments
 from wflmc.planning.solvers.closed_form import LIMITS, POLICY, POWER
 from wflmc.posterior import GaussianPosterior, Posterior, SoftmaxPosterior
 from wflmc.privacy import Privacy
+from wflmc.support.errors import InputError
 
 GOOD = 0.05
 """W2² in posterior variances below which samples count as good, and a change as large enough."""

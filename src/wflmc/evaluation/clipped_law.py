@@ -13,9 +13,9 @@ import numpy as np
 from scipy.special import ndtr
 
 from wflmc.dynamics import Array, Quadratic
-from wflmc.errors import InputError, without_data
 from wflmc.planning import Plan
 from wflmc.posterior.base import Posterior
+from wflmc.support.errors import InputError, without_data
 
 MOST = 2**21
 """Numbers in the gradients of all devices; of larger models the plan alone is looked at."""

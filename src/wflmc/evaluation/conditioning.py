@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from wflmc.errors import Found, InputError, Shown, without_data
 from wflmc.planning import Plan
 from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, Posterior
 from wflmc.posterior.base import Maybe, check_posterior
@@ -29,6 +28,7 @@ from wflmc.posterior.custom.model import TracedModel
 from wflmc.posterior.regression import Regression
 from wflmc.sampling import Trace, Transcript
 from wflmc.sampling.trace import NamedDraws, in_arviz, name_draws
+from wflmc.support.errors import Found, InputError, Shown, without_data
 
 LARGEST_SHARE = 0.3
 """Rounds in which a larger share of the gradients is expected to be clipped are left out."""

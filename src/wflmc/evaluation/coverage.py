@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from wflmc.errors import InputError
 from wflmc.evaluation.conditioning import NoiseAware, central_interval, noise_aware
-from wflmc.keys import host_generator
 from wflmc.planning.plan import Plan, Rounds
 from wflmc.posterior import Gaussian, GaussianPosterior
 from wflmc.sampling import Trace
 from wflmc.sampling.kernel import State, kernel_rounds, step
 from wflmc.sampling.runner import CHAINS, chain_keys, starts
 from wflmc.sampling.transcript import Transcript, reception_noise
+from wflmc.support.errors import InputError
+from wflmc.support.keys import host_generator
 
 Array = NDArray[np.float64]
 Interval = tuple[Array, Array]

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp, softmax
 
-from wflmc.errors import InputError
 from wflmc.posterior import GaussianPosterior, Predicts
 from wflmc.posterior.inputs import Array, checked
+from wflmc.support.errors import InputError
 
 BINS = 20
 CHUNK_BYTES = 2**27

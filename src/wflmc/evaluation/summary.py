@@ -7,7 +7,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, Shown
 from wflmc.evaluation.conditioning import central_interval, noise_aware
 from wflmc.evaluation.coverage import LEVELS, held
 from wflmc.evaluation.diagnostics import Diagnostics, diagnose, diagnose_functions
@@ -15,6 +14,7 @@ from wflmc.evaluation.scores import TINY, Calibration, Regression, calibration, 
 from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exact_law, with_floor
 from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
+from wflmc.support.errors import InputError, Shown
 
 FORGETTING = "the chains have not forgotten their start, or are too short to tell."
 SYMMETRIC = (

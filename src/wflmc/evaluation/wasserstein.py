@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from wflmc.errors import InputError
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.planning import Plan
 from wflmc.posterior import Gaussian, GaussianPosterior, HasLaw, Motion, Posterior, SoftmaxPosterior, pool, w2_squared
-from wflmc.recursion import first_order
+from wflmc.support.errors import InputError
+from wflmc.support.recursion import first_order
 
 Array = NDArray[np.float64]
 

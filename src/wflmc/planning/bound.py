@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from wflmc.dynamics import OVERDAMPED, Array, Contraction, Dynamics, Moving, Response
 from wflmc.planning.solvers.program import HEADROOM, Program
-from wflmc.recursion import first_order
+from wflmc.support.recursion import first_order
 
 BOUNDS = ("corrected", "paper")
 

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Gains, Link
 from wflmc.dynamics import Array, Motion, Response, continued
-from wflmc.errors import InputError
 from wflmc.planning import advice, causal, exact, schedule
 from wflmc.planning.bound import Allocation, Problem, discretization_error
 from wflmc.planning.defaults import example_clip_warning, fill_in, fill_in_example_clip
@@ -21,9 +20,10 @@ from wflmc.planning.solvers.closed_form import DP, LIMITS, LMC, POLICY, POWER, i
 from wflmc.planning.steps import plan_steps
 from wflmc.planning.transcript import information
 from wflmc.posterior.base import Posterior, check_posterior
-from wflmc.posterior.summation import LARGEST_ROUNDING
 from wflmc.privacy import Privacy
-from wflmc.releases import ideal_link
+from wflmc.privacy.releases import ideal_link
+from wflmc.sums.pairs import LARGEST_ROUNDING
+from wflmc.support.errors import InputError
 
 PAIR_BYTES, MEMORY = 100, 64_000_000_000
 """Bytes that planning takes at its peak for a round and a device, and the most that a plan may take."""

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wflmc.channel import Link
-from wflmc.errors import InputError
 from wflmc.planning.plan import Plan
+from wflmc.support.errors import InputError
 
 REAL, LOSS = 4, 8
 """Bytes of a parameter and of a privacy loss, as numbers."""

@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 
 from wflmc.channel import Gains, GaussMarkov, Link, complex_normal
 from wflmc.dynamics import Array, Contraction
-from wflmc.errors import InputError
-from wflmc.keys import host_generator, seeded
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.policies import check_floor, equal, optimal
 from wflmc.planning.schedule import Rule, best_senders
 from wflmc.planning.solvers.allocation import allocate
 from wflmc.planning.solvers.program import HEADROOM
+from wflmc.support.errors import InputError
+from wflmc.support.keys import host_generator, seeded
 
 SIMULATED = 2000
 """Rounds drawn from the law, to choose the number of senders and to know a typical round."""

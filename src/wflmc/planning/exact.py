@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from wflmc.dynamics import Array, Motion, Response, diagonal_response
-from wflmc.errors import InputError
 from wflmc.planning.solvers.program import HEADROOM, Bools
+from wflmc.support.errors import InputError
 
 TOLERANCE, STEPS = 1e-9, 100
 """The relative gap at which the search ends, and the most steps of one search."""

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.dynamics import Dynamics, by_name
-from wflmc.errors import InputError, refuse, unknown
 from wflmc.planning.bound import BOUNDS, Allocation, Problem
 from wflmc.planning.exact import Proxy
 from wflmc.planning.plan import Plan
 from wflmc.planning.policies import PowerPolicy
 from wflmc.planning.schedule import RULES
 from wflmc.planning.steps import SCHEDULES
+from wflmc.support.errors import InputError, refuse, unknown
 
 OBJECTIVES, CSI, SOLVERS = ("worst", "average", "exact", "transcript"), ("full", "causal"), ("own", "cvxpy")
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.dynamics import OVERDAMPED, Array, Dynamics, Motion, Moving
-from wflmc.errors import InputError, Shown
-from wflmc.keys import digest
 from wflmc.planning.solvers.closed_form import LIMITS, POLICY
 from wflmc.privacy import Privacy, round_loss
+from wflmc.support.errors import InputError, Shown
+from wflmc.support.keys import digest
 
 Values = TypeVar("Values")
 """Arrays of NumPy in a plan, of any kind in the sampler."""

@@ -6,14 +6,14 @@ from typing import NamedTuple
 import numpy as np
 
 from wflmc.dynamics import Array, Response
-from wflmc.errors import InputError
 from wflmc.planning import exact
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.solvers import closed_form
 from wflmc.planning.solvers.allocation import allocate
 from wflmc.planning.solvers.program import HEADROOM, solve_by_cvxpy
 from wflmc.planning.transcript import most_information
-from wflmc.plugins import load
+from wflmc.support.errors import InputError
+from wflmc.support.plugins import load
 
 LEAST_NOISE = 1e-9
 """Of the 2η of Langevin sampling: an ideal link could do with none at all, and would then send infinitely strongly."""

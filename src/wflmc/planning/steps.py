@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from wflmc.dynamics import Array
-from wflmc.errors import InputError
 from wflmc.planning.plan import Plan
+from wflmc.support.errors import InputError
 
 SCHEDULES = ("constant", "planned")
 REST = 0.05

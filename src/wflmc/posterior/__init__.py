@@ -1,10 +1,5 @@
 """Models and their data on devices: clipped gradient sums, μ and L, and exact laws where they exist."""
 
-import sys
-import warnings
-from types import ModuleType
-from typing import Any
-
 from wflmc.dynamics import Motion
 from wflmc.posterior.base import HasLaw, Posterior, Predicts
 from wflmc.posterior.coordinates import Coordinates, coordinates, whitening
@@ -19,14 +14,3 @@ __all__ = [
     "Regression", "SoftmaxPosterior", "coordinates", "gaussian_regression", "pool", "posterior_from",
     "softmax_regression", "w2_squared", "whitening",
 ]  # fmt: skip
-
-
-class _CallablePackage(ModuleType):
-    """Keeps `wflmc.posterior(…)` working until 0.3."""
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> CustomPosterior:
-        warnings.warn("wflmc.posterior(…) is now wflmc.posterior_from(…).", DeprecationWarning, stacklevel=2)
-        return posterior_from(*arguments, **keywords)
-
-
-sys.modules[__name__].__class__ = _CallablePackage

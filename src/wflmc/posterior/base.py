@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, missing
-from wflmc.posterior.summation import UNIT, Sum, Total, additions, rounding
+from wflmc.sums.pairs import UNIT, ClippedSum, Sum, additions, rounding
+from wflmc.support.errors import InputError, missing
 
 if TYPE_CHECKING:
     from wflmc.dynamics import Motion, Quadratic, Response
@@ -26,8 +26,6 @@ STATIC = {"static": True}
 """Metadata of a dataclass's field that JAX compiles for, rather than traces."""
 Array = NDArray[np.float64]
 Maybe = jax.Array | None
-ClippedSum = tuple[Total, jax.Array]
-"""A sum over devices, and the norm of each device's gradient before clipping, [K]."""
 
 
 class SumsGradients(Protocol):
@@ -177,7 +175,7 @@ class Posterior(SumsGradients, Protocol):
         return theta if self.coordinates is None else self.coordinates.of(theta)
 
     def rounding(self, clip: Array, example_clip: Array) -> float:
-        """Return e, by which float32 sums may raise the sensitivity; see `wflmc.posterior.summation.rounding`."""
+        """Return e, by which float32 sums may raise the sensitivity; see `wflmc.sums.pairs.rounding`."""
         norm = (additions(self.dim) / 2 + 8) * UNIT
         return rounding(norm, norm, self.dim, self.sizes, clip, example_clip)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, without_data
+from wflmc.support.errors import InputError, without_data
 
 Array = NDArray[np.float64]
 

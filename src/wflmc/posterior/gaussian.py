@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.dynamics import Motion, Quadratic, Response
-from wflmc.errors import InputError
-from wflmc.keys import host_generator
-from wflmc.posterior import blocks, summation
-from wflmc.posterior.base import STATIC, ClippedSum, Maybe
-from wflmc.posterior.blocks import block_size, clip_factor, row_norms, scan_blocks
+from wflmc.posterior.base import STATIC, Maybe
 from wflmc.posterior.coordinates import Coordinates
 from wflmc.posterior.inputs import check_init, checked
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
-from wflmc.posterior.summation import LONGEST, Sum, Total, as_pair, plus, root_of_squares, sum_squares
+from wflmc.sums import blocks, pairs
+from wflmc.sums.blocks import block_size, clip_factor, row_norms, scan_blocks
+from wflmc.sums.pairs import LONGEST, ClippedSum, Sum, Total, as_pair, plus, root_of_squares, sum_squares
+from wflmc.support.errors import InputError
+from wflmc.support.keys import host_generator
 
 Array = NDArray[np.float64]
 
@@ -204,16 +204,16 @@ def _assemble(
 
 def _clipped_sum(data: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> ClippedSum:
     """Return sums[chain, m], norms[chain, K] for theta[chain, m] or [chain, K, m], weight and clip [chain, K]."""
-    bound = summation.signal_bound(weight, clip)
+    bound = pairs.signal_bound(weight, clip)
 
     def add(total: Total, block: Any, w: jax.Array, limit: jax.Array, *received: jax.Array) -> ClippedSum:
         hessian, linear = block
         gradient = _times(theta, received, hessian) - linear  # symmetric, so that rows are columns
         norm = root_of_squares(sum_squares(gradient), gradient.shape[-1])
-        return summation.add_devices(total, clip_factor(w, limit, norm)[..., None] * gradient, 1, bound), norm
+        return pairs.add_devices(total, clip_factor(w, limit, norm)[..., None] * gradient, 1, bound), norm
 
-    start = summation.zero_total(_zero(theta), weight.shape[1])
-    return scan_blocks(add, data, start, weight, clip, *_by_device(theta), together=summation.FEW)
+    start = pairs.zero_total(_zero(theta), weight.shape[1])
+    return scan_blocks(add, data, start, weight, clip, *_by_device(theta), together=pairs.FEW)
 
 
 def _by_device(theta: jax.Array) -> list[jax.Array]:
@@ -236,10 +236,10 @@ def _clipped_sum_by_examples(
     data: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
 ) -> ClippedSum:
     """Return the same with every example clipped first; `share` of the prior's curvature is a device's own."""
-    bound = summation.signal_bound(weight, clip)
+    bound = pairs.signal_bound(weight, clip)
 
     def capped_pull(at: jax.Array) -> jax.Array:
-        return summation.cap_prior(jnp.matmul(at, share, precision="highest"), (-1,))
+        return pairs.cap_prior(jnp.matmul(at, share, precision="highest"), (-1,))
 
     prior_of_all = None if theta.ndim == 3 else capped_pull(theta[:, None])
 
@@ -251,13 +251,13 @@ def _clipped_sum_by_examples(
         kept = jnp.clip(residual, -most, most)
         prior = capped_pull(received[0]) if prior_of_all is None else prior_of_all
         like = jnp.zeros((kept.shape[0], *u.shape[::2]), theta.dtype)
-        gradient = plus(summation.sum_records(_weighted, like, (kept, 2), (u, 1)), as_pair(prior + like))
-        if u.shape[1] > summation.PAIRS:
-            sent, norm = summation.clip_pairs(gradient, jnp.broadcast_to(w, like.shape[:2]), limit, (-1,))
-            return plus(total, summation.lattice_sum_pairs(sent, 1, bound)), norm
+        gradient = plus(pairs.sum_records(_weighted, like, (kept, 2), (u, 1)), as_pair(prior + like))
+        if u.shape[1] > pairs.PAIRS:
+            sent, norm = pairs.clip_pairs(gradient, jnp.broadcast_to(w, like.shape[:2]), limit, (-1,))
+            return plus(total, pairs.lattice_sum_pairs(sent, 1, bound)), norm
         norm = root_of_squares(sum_squares(gradient.rounded), u.shape[-1])
         clipped = clip_factor(w, limit, norm)[..., None] * gradient.rounded
-        return plus(total, summation.lattice_sum(clipped, 1, bound)), norm
+        return plus(total, pairs.lattice_sum(clipped, 1, bound)), norm
 
     return scan_blocks(add, data, as_pair(_zero(theta)), weight, clip, example_clip, *_by_device(theta))
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.dynamics import Response, effects
-from wflmc.errors import without_data
+from wflmc.support.errors import without_data
 
 Array = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
-from wflmc.keys import check_key, host_generator, seeded
+from wflmc.support.errors import InputError
+from wflmc.support.keys import check_key, host_generator, seeded
 
 ROWS_AT_ONCE = 4096
 """Rows that are copied at a time."""

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, Shown
-from wflmc.keys import digest
 from wflmc.posterior.base import STATIC, Posterior, check_device
 from wflmc.posterior.coordinates import Coordinates, coordinates, whitening
 from wflmc.posterior.inputs import Names, check_counts, check_init, check_positive, with_intercept
+from wflmc.support.errors import InputError, Shown
+from wflmc.support.keys import digest
 
 Array = NDArray[np.float64]
 

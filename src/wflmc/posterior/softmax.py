@@ -13,17 +13,17 @@ from scipy.linalg import helmert, solve_triangular
 from scipy.special import log_softmax, logsumexp
 
 from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
-from wflmc.errors import InputError
-from wflmc.keys import host_generator
-from wflmc.posterior import softmax_sums as sums
-from wflmc.posterior.base import STATIC, ClippedSum, Maybe
-from wflmc.posterior.blocks import CPU_BLOCK, block_size, pad_to_blocks, row_norms, split_blocks
+from wflmc.posterior.base import STATIC, Maybe
 from wflmc.posterior.coordinates import Coordinates
 from wflmc.posterior.inputs import Names, as_classes, check_counts, check_init, checked, class_names
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
-from wflmc.posterior.summation import FEW, LONGEST, PRODUCTS, UNIT, additions, rounding
+from wflmc.sums import softmax as sums
+from wflmc.sums.blocks import CPU_BLOCK, block_size, pad_to_blocks, row_norms, split_blocks
+from wflmc.sums.pairs import FEW, LONGEST, PRODUCTS, UNIT, ClippedSum, additions, rounding
+from wflmc.support.errors import InputError
+from wflmc.support.keys import host_generator
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]

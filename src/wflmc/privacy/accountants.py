@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from wflmc.errors import InputError, unknown
+from wflmc.support.errors import InputError, unknown
 
 Array = NDArray[np.float64]
 

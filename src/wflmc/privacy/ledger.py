@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.errors import InputError, OverspendError
 from wflmc.privacy.accountants import Array
 from wflmc.privacy.promise import Privacy
-from wflmc.storage import append_text, exclusive, replacing
+from wflmc.support.errors import InputError, OverspendError
+from wflmc.support.storage import append_text, exclusive, replacing
 
 TOLERANCE = 1e-9
 """Relative rounding that plans and ledgers forgive each other."""
@@ -123,7 +123,7 @@ class Ledger:
         [2.5, 0.0]
         >>> ledger.charge("a", 2, [[0.6, 0.1]])
         Traceback (most recent call last):
-        wflmc.errors.OverspendError: Round 3 would bring device 0 to a loss of 3.1, above its budget ...
+        wflmc.support.errors.OverspendError: Round 3 would bring device 0 to a loss of 3.1, above its budget ...
     """
 
     def __init__(

@@ -7,8 +7,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.errors import InputError, Shown, missing, unknown, wrong_length
 from wflmc.privacy.accountants import ACCOUNTANTS, Array, budget, epsilon_spent, positive
+from wflmc.support.errors import InputError, Shown, missing, unknown, wrong_length
 
 UNITS = ("device", "record")
 ADJACENCIES = ("replace", "add-remove")
@@ -34,7 +34,7 @@ Norms are roots of sums of squares. Float32 holds squares from 2⁻¹²⁶ to 2�
 - *Neighbours.* Where records are clipped to less than their device, leaving out a device would be more than one record
   may change. Plans are refused for which N_k c may exceed 2⁵⁸, and the prior's share, which is public, is scaled down
   to 2⁵⁸: their sum stays below 2⁶⁰. What is added to a squared norm moves what is sent by less than m 2⁻¹¹⁷/ℓ, which
-  `wflmc.posterior.summation.rounding` charges (docs/privacy.md, "Sums in floating point").
+  `wflmc.sums.pairs.rounding` charges (docs/privacy.md, "Sums in floating point").
 """
 
 

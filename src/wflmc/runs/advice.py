@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from wflmc.errors import InputError, refuse
 from wflmc.evaluation import Asked, Evaluation, exact_w2_sq, find_causes
 from wflmc.planning import Plan, policy_named
 from wflmc.posterior.base import HasLaw
 from wflmc.runs.planning import make_plan, plan_keywords, settle_burn_in
 from wflmc.scenario import Inputs, Scenario, build, build_link, build_privacy, irrelevant, plain, with_values
+from wflmc.support.errors import InputError, refuse
 
 METRICS = ("bound", "exact")
 RANGES = {"link.snr_db": (-100.0, 300.0), "privacy.epsilon": (1e-4, 1e6), "sampler.burn_in": (0, 5000)}

@@ -9,12 +9,12 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from wflmc.dynamics import Dynamics, from_constants
-from wflmc.errors import InputError
 from wflmc.evaluation import Calibration, Evaluation, ExactLaw, exact_law, reliability
 from wflmc.planning import Plan
 from wflmc.posterior.base import Predicts
 from wflmc.privacy.accountants import ACCOUNTANTS, epsilon_by_dp_accounting
 from wflmc.scenario import OWNER_ONLY, Inputs, NotCovered, Scenario, file_digests, plain
+from wflmc.support.errors import InputError
 from wflmc.version import __version__
 
 SIMULATED = (

@@ -16,14 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from wflmc import errors
-from wflmc.errors import InputError, conflict, missing
 from wflmc.evaluation import Evaluation, evaluate, exact_law, preload
-from wflmc.keys import secret_key, seeded
 from wflmc.planning import Plan
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy.ledger import ForeignLedgerError, Ledger, move_ledger, noise_of_another_run
-from wflmc.progress import ProgressBar
 from wflmc.runs import documents
 from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import SIMULATED, Document, PlanFile, SummaryFile, read_document
@@ -31,7 +27,11 @@ from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import extend_plan, make_plan, read_plan, spent_before
 from wflmc.sampling import Trace, default_memory, noise_name, run_name, sample
 from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml, with_values
-from wflmc.storage import FULL, read_array, replacing, write_text
+from wflmc.support import errors
+from wflmc.support.errors import InputError, conflict, missing
+from wflmc.support.keys import secret_key, seeded
+from wflmc.support.progress import ProgressBar
+from wflmc.support.storage import FULL, read_array, replacing, write_text
 
 Say = Callable[[str], None]
 Result = tuple[Scenario, dict[str, Any], Evaluation, list[Path]]

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
 from wflmc.planning import Plan, policy_named
 from wflmc.posterior import Posterior
 from wflmc.privacy import Ledger
@@ -23,7 +22,8 @@ from wflmc.runs.documents import PlanFile, SummaryFile, read_document
 from wflmc.runs.planning import read_plan
 from wflmc.sampling import Trace
 from wflmc.scenario import OWNER_ONLY, Inputs, Scenario, build_privacy, load_scenario, to_json, to_toml, validate
-from wflmc.storage import replacing
+from wflmc.support.errors import InputError
+from wflmc.support.storage import replacing
 
 DIGESTS = "digests.json"
 QUOTES = "'\""

@@ -11,7 +11,6 @@ import numpy as np
 
 from wflmc import planning
 from wflmc.dynamics import Array
-from wflmc.errors import InputError, conflict
 from wflmc.evaluation import choose_burn_in
 from wflmc.planning import Allocation, Plan, Policy, PowerPolicy, Problem, Sampler, policy_named
 from wflmc.planning.advice import UNSCALED_FEATURES
@@ -19,6 +18,7 @@ from wflmc.privacy.ledger import Ledger
 from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
 from wflmc.scenario import Inputs, Scenario, build, data_warnings, scenario_keys, step_sizes, validate, with_values
 from wflmc.scenario.files import file_digests, plain
+from wflmc.support.errors import InputError, conflict
 
 SAME = 1 + 1e-9
 """Ratio of numbers that count as equal: other processors round otherwise."""

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from wflmc.errors import InputError
 from wflmc.evaluation import evaluate, exact_law
 from wflmc.runs.execution import sample_chains
 from wflmc.runs.planning import make_plan
 from wflmc.scenario import Scenario, build, file_digests, plain
+from wflmc.support.errors import InputError
 
 PLANNED = ("exact_w2_sq", "objective", "gap", "exact_ess_min", "epsilon_spent", "adjacency", "regime", "burn_in")
 """Columns of a plan."""

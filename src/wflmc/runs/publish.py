@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError, refuse
 from wflmc.evaluation import Moments, noise_aware
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.planning import policy_named
@@ -20,7 +19,8 @@ from wflmc.runs.planning import read_plan
 from wflmc.sampling import Trace, Transcript
 from wflmc.sampling.trace import LIBRARY, write_groups
 from wflmc.scenario import NotCovered, Scenario, build_privacy, not_covered, validate
-from wflmc.storage import read_array, read_arrays
+from wflmc.support.errors import InputError, refuse
+from wflmc.support.storage import read_array, read_arrays
 
 KINDS = ("draws", "predictions", "moments", "noise-aware")
 NEEDS_FILE = {"predictions": "the rows to predict", "noise-aware": "public moments; of private ones ε knows nothing"}

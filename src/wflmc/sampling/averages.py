@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.errors import InputError, without_data
 from wflmc.posterior import Posterior, SoftmaxPosterior
+from wflmc.support.errors import InputError, without_data
 
 WATCHED = 20
 """Rows whose logits are kept of every draw, for R-hat."""

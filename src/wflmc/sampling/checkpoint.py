@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
-from wflmc.keys import digest
-from wflmc.storage import naming_file, read_arrays, replacing, reserve
+from wflmc.support.errors import InputError
+from wflmc.support.keys import digest
+from wflmc.support.storage import naming_file, read_arrays, replacing, reserve
 
 
 class Progress(NamedTuple):

@@ -26,11 +26,11 @@ import numpy as np
 
 from wflmc.channel import superpose
 from wflmc.dynamics import Dynamics
-from wflmc.errors import InputError
-from wflmc.keys import check_key, named
 from wflmc.planning.plan import Plan, Rounds, distinct
-from wflmc.posterior.base import ClippedSum, Posterior, SumsGradients, check_posterior
-from wflmc.posterior.summation import Sum, Total, times, two_sum
+from wflmc.posterior.base import Posterior, SumsGradients, check_posterior
+from wflmc.sums.pairs import ClippedSum, Sum, Total, times, two_sum
+from wflmc.support.errors import InputError
+from wflmc.support.keys import check_key, named
 
 
 class Constants(NamedTuple):

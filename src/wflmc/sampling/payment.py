@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
-from wflmc.keys import digest
 from wflmc.planning.plan import Plan, distinct
 from wflmc.posterior import Posterior
 from wflmc.privacy.ledger import Ledger, refuse_overspending
+from wflmc.support.errors import InputError
+from wflmc.support.keys import digest
 
 
 def refuse_plans(plans: Sequence[Plan]) -> None:

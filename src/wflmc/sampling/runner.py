@@ -13,8 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.dynamics import Dynamics
-from wflmc.errors import InputError, SamplingError
-from wflmc.keys import check_key, digest, named
 from wflmc.planning.plan import Plan, Rounds, distinct
 from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.privacy import Ledger
@@ -24,6 +22,8 @@ from wflmc.sampling.kernel import State, check_belongs, host_rounds, stacked, st
 from wflmc.sampling.payment import name_run, open_account, refuse_plans
 from wflmc.sampling.trace import Trace
 from wflmc.sampling.transcript import Transcript, group_starts, merged, reception_noise
+from wflmc.support.errors import InputError, SamplingError
+from wflmc.support.keys import check_key, digest, named
 
 BLOCK_WORK = 2**33
 """Operations, as models count them, after which a compiled loop returns to the host, for progress and Ctrl-C: about a

@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import Found, InputError, Shown
-from wflmc.keys import host_generator
 from wflmc.planning import Plan
 from wflmc.posterior import CustomPosterior
 from wflmc.posterior.custom.model import INDEX, checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
-from wflmc.progress import progress_bar
 from wflmc.sampling.averages import Predictions
 from wflmc.sampling.transcript import Transcript
-from wflmc.storage import replacing, reserve
+from wflmc.support.errors import Found, InputError, Shown
+from wflmc.support.keys import host_generator
+from wflmc.support.progress import progress_bar
+from wflmc.support.storage import replacing, reserve
 from wflmc.version import __version__
 
 LIBRARY = {"inference_library": "wflmc", "inference_library_version": __version__}

@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import Shown
 from wflmc.planning import Plan
+from wflmc.support.errors import Shown
 
 Floats = NDArray[np.floating]
 

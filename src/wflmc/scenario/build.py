@@ -12,23 +12,24 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import channel, plugins
+from wflmc import channel
 from wflmc.channel import Link
-from wflmc.data import DATA_SETS, Features, draw_images, load, mnist_features
+from wflmc.data.images import image_features, public_whitening
+from wflmc.data.sets import DATA_SETS, Features, draw_images, load, mnist_features
 from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
-from wflmc.errors import InputError, without_data
-from wflmc.images import image_features, public_whitening
-from wflmc.keys import host_generator, secret_key, seeded
 from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.base import check_posterior
 from wflmc.posterior.inputs import checked
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.preconditioning import Release, release_whitening
 from wflmc.privacy import Privacy
+from wflmc.privacy.whitening import Release, release_whitening
 from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
 from wflmc.scenario.files import Labels, is_data_path, load_data
 from wflmc.scenario.gains import load_gains, split_variable
 from wflmc.scenario.schema import PosteriorSection, Scenario, irrelevant, scenario_keys
+from wflmc.support import plugins
+from wflmc.support.errors import InputError, without_data
+from wflmc.support.keys import host_generator, secret_key, seeded
 
 Posterior = Any
 """One of ours, or a model of one's own."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wflmc.data import DATA_SETS
+from wflmc.data.sets import DATA_SETS
 from wflmc.planning.advice import ORACLE
 from wflmc.scenario.files import is_data_path
 from wflmc.scenario.schema import Scenario

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from wflmc.data import SHA256, Features, check_shapes
-from wflmc.errors import InputError
-from wflmc.plugins import is_own_model
+from wflmc.data.sets import SHA256, Features, check_shapes
 from wflmc.scenario.gains import split_variable
 from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
-from wflmc.storage import read_arrays, read_lines
+from wflmc.support.errors import InputError
+from wflmc.support.plugins import is_own_model
+from wflmc.support.storage import read_arrays, read_lines
 
 Labels = Literal["numbers", "text", "inferred"]
 """What the targets of a CSV are; inferred ones are whichever all of them are."""

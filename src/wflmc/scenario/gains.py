@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
-from wflmc.storage import NPY, expansion_limit, read_array, read_arrays, read_lines
+from wflmc.support.errors import InputError
+from wflmc.support.storage import NPY, expansion_limit, read_array, read_arrays, read_lines
 
 Array = NDArray[Any]
 

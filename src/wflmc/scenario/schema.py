@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from wflmc.data import DATA_SETS
-from wflmc.errors import InputError, renamed_keys
-from wflmc.plugins import is_own_model, known_names, names
+from wflmc.data.sets import DATA_SETS
+from wflmc.support.errors import InputError, renamed_keys
+from wflmc.support.plugins import is_own_model, known_names, names
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
 Positive = Annotated[float, Field(ge=1e-50, le=1e50, allow_inf_nan=False)]
@@ -161,7 +161,7 @@ def scenario_keys() -> AbstractContextManager[None]:
     >>> with scenario_keys():
     ...     raise InputError("snr_db", "x", "a number")
     Traceback (most recent call last):
-    wflmc.errors.InputError: link.snr_db = 'x' was given, but it must be a number.
+    wflmc.support.errors.InputError: link.snr_db = 'x' was given, but it must be a number.
     """
     return renamed_keys(KEYS)
 

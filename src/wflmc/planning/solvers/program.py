@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import InputError
-from wflmc.recursion import backward, first_order
+from wflmc.support.errors import InputError
+from wflmc.support.recursion import backward, first_order
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.errors import Found, InputError
-from wflmc.keys import digest
-from wflmc.posterior.blocks import row_norms
 from wflmc.posterior.coordinates import Affine
-from wflmc.posterior.custom import records
-from wflmc.posterior.custom.independence import check_independence, nested_jaxprs
 from wflmc.posterior.custom.precision import in_float32
+from wflmc.sums import records
+from wflmc.sums.blocks import row_norms
+from wflmc.sums.independence import check_independence, nested_jaxprs
+from wflmc.support.errors import Found, InputError
+from wflmc.support.keys import digest
 
 Shapes = tuple[tuple[int, ...], ...]
 INDEX = "_example"

@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
-from wflmc.errors import Found, InputError, Shown, missing
-from wflmc.keys import digest
-from wflmc.posterior import summation
-from wflmc.posterior.base import STATIC, ClippedSum, Maybe, Posterior, check_device
-from wflmc.posterior.blocks import CPU_BLOCK, block_size, clip_factor, row_norms, scan_blocks, split_blocks
+from wflmc.posterior.base import STATIC, Maybe, Posterior, check_device
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
 from wflmc.posterior.custom.geometry import GeometryError, NoModeError, eigenvalues, find_mode, laplace, refine
 from wflmc.posterior.custom.precision import in_float32, in_float64
-from wflmc.posterior.custom.records import in_order
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import by_device
-from wflmc.posterior.summation import PAIRS, ROWS, UNIT, Sum, additions, as_pair, lattice_sum, plus, two_sum
+from wflmc.sums import pairs
+from wflmc.sums.blocks import CPU_BLOCK, block_size, clip_factor, row_norms, scan_blocks, split_blocks
+from wflmc.sums.pairs import PAIRS, ROWS, UNIT, ClippedSum, Sum, additions, as_pair, lattice_sum, plus, two_sum
+from wflmc.sums.records import in_order
+from wflmc.support.errors import Found, InputError, Shown, missing
+from wflmc.support.keys import digest
 
 Array = NDArray[np.float64]
 
@@ -139,8 +139,8 @@ class CustomPosterior(Shown, Posterior):
         examples = [] if example_clip is None else [example_clip[None]]
         axes = (0 if received else None, 0, 0 if examples else None, None)
 
-        bound, zero = summation.signal_bound(weight, clip), jnp.zeros(self.dim, theta.dtype)
-        start = as_pair(zero) if examples else summation.zero_total(zero, self.devices)
+        bound, zero = pairs.signal_bound(weight, clip), jnp.zeros(self.dim, theta.dtype)
+        start = as_pair(zero) if examples else pairs.zero_total(zero, self.devices)
 
         def add(total: Any, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
             at = others[-1][0] if received else theta
@@ -152,14 +152,14 @@ class CustomPosterior(Shown, Posterior):
             else:
                 gradient, lost = in_order(jax.vmap(self._gradient, axes))(at, held, most, key)
             if most is not None and self._longest > PAIRS:
-                sent, norm = summation.clip_pairs(gradient, w[0], limit[0], (-1,))
-                return plus(total, summation.lattice_sum_pairs(sent, 0, bound)), jnp.where(lost, jnp.nan, norm)[None]
+                sent, norm = pairs.clip_pairs(gradient, w[0], limit[0], (-1,))
+                return plus(total, pairs.lattice_sum_pairs(sent, 0, bound)), jnp.where(lost, jnp.nan, norm)[None]
             sums = gradient.high if most is None else gradient.rounded
             size = row_norms(sums)
             norm = jnp.where(lost, jnp.nan, size)  # a chain of a simulation then stops
             clipped = jnp.where(jnp.isnan(size)[:, None], 0.0, clip_factor(w[0], limit[0], size)[:, None] * sums)
             if most is None:
-                return summation.add_devices(total, clipped, 0, bound), norm[None]
+                return pairs.add_devices(total, clipped, 0, bound), norm[None]
             return plus(total, lattice_sum(clipped, 0, bound)), norm[None]
 
         blocks = jax.tree.map(lambda values: split_blocks(values, self.block), self._held)
@@ -221,7 +221,7 @@ class CustomPosterior(Shown, Posterior):
 
         prior = jax.grad(self.model.prior_cost)(theta) / self.prior_devices
         if limit is not None:
-            prior = summation.cap_prior(prior, (-1,))
+            prior = pairs.cap_prior(prior, (-1,))
             rows = min(rows, ROWS)  # more would be more sensitive, see `summation`
         count = real.shape[0]
         if rows >= count:
@@ -266,10 +266,10 @@ class CustomPosterior(Shown, Posterior):
         return jax.default_backend() == "cpu" and self.working_bytes(1, True) > CPU_BLOCK // 16
 
     def rounding(self, clip: Array, example_clip: Array) -> float:
-        """Return how much less clips are to be, see `summation.rounding`."""
+        """Return how much less clips are to be, see `pairs.rounding`."""
         norm = (additions(self.dim) / 2 + 8) * UNIT
         record = ((self.model.record.additions + len(self.model.shapes)) / 2 + 14) * UNIT
-        return summation.rounding(norm, record, self.dim, self.sizes, clip, example_clip)
+        return pairs.rounding(norm, record, self.dim, self.sizes, clip, example_clip)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""

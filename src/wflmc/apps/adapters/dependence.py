@@ -1,0 +1,119 @@
+"""What the results of a function are computed from, read off its equations.
+
+Whether a density depends on private data must not be decided by their values: data that happen to be equal to a
+placeholder would make it look independent, and one record could decide. The equations of a traced function are the
+same for all data of the same shapes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from wflmc.sums.independence import nested_jaxprs
+
+CALLS = (
+    "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
+    "checkpoint", "remat", "remat2",
+)  # fmt: skip
+"""Primitives that call a function with their own inputs, whose results are their own results."""
+INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+"""The parameters of these primitives that hold the function."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An array of more than one number that a function takes from around it."""
+
+    shape: tuple[int, ...]
+    kind: str
+    """Of its numbers, as NumPy names kinds: i, u or b for whole and truth values, and f for all others."""
+
+
+Sources = frozenset[str | Constant]
+"""Names of inputs, and constants."""
+NOTHING: Sources = frozenset()
+
+
+def sources_of(function: Callable[[Any], Any], inputs: Mapping[str, Any]) -> Any:
+    """Return what every result of a JAX function is computed from.
+
+    The function is traced, and no value of an input is looked at. An input that only lends its shape is no source.
+    Loops and conditions count as if each of their results were computed from all of their inputs.
+
+    Args:
+        function: of one dictionary, to any pytree of arrays.
+        inputs: a pytree of arrays by name.
+
+    Returns:
+        The pytree of results with `Sources` in place of arrays: the names in `inputs`, and a `Constant` for every
+        array that the function takes from elsewhere.
+    """
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(dict(inputs))
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(dict(inputs))]
+    names: list[Sources] = [frozenset([path[0].key]) for path in paths]
+    return jax.tree.unflatten(jax.tree.structure(shapes), _propagate(traced, names))
+
+
+def all_sources(tree: Any) -> Sources:
+    """Return the union of all sources in a pytree of them."""
+    return NOTHING.union(*jax.tree.leaves(tree))
+
+
+def _propagate(traced: Any, inputs: list[Sources]) -> list[Sources]:
+    """Return the sources of every output of a jaxpr, given those of its inputs."""
+    jaxpr = getattr(traced, "jaxpr", traced)
+    constants = [_constant(value) for value in getattr(traced, "consts", ())]
+    known = dict(zip(map(id, jaxpr.invars), inputs, strict=True))
+    known |= zip(map(id, getattr(jaxpr, "constvars", ())), constants, strict=False)
+
+    def sources(variable: Any) -> Sources:
+        if hasattr(variable, "val"):
+            return _constant(variable.val)
+        return known.get(id(variable), NOTHING)
+
+    for equation in jaxpr.eqns:
+        arguments = [sources(variable) for variable in equation.invars]
+        called = _called_function(equation)
+        if called is None:
+            everything = NOTHING.union(*arguments, _inner_constants(equation))
+            results = [everything] * len(equation.outvars)
+        else:
+            results = _propagate(called, arguments)
+        known |= zip(map(id, equation.outvars), results, strict=True)
+    return [sources(variable) for variable in jaxpr.outvars]
+
+
+def _called_function(equation: Any) -> Any:
+    """Return the function that an equation does nothing but call; None for all other equations."""
+    if equation.primitive.name not in CALLS:
+        return None
+    called: Any = next((equation.params[name] for name in INNER if name in equation.params), None)
+    jaxpr: Any = getattr(called, "jaxpr", called)
+    if not hasattr(jaxpr, "eqns"):
+        return None
+    same_inputs = len(jaxpr.invars) == len(equation.invars)
+    same_outputs = len(jaxpr.outvars) == len(equation.outvars)
+    return called if same_inputs and same_outputs else None
+
+
+def _inner_constants(equation: Any) -> Sources:
+    """Return the constants of all functions among the parameters of an equation, and of what these call."""
+    values = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns"))
+    functions = [value for value in values if hasattr(value, "eqns")]
+    constants = NOTHING
+    for jaxpr in (inner for function in functions for inner in nested_jaxprs(function)):
+        literals = [variable.val for one in jaxpr.eqns for variable in one.invars if hasattr(variable, "val")]
+        constants = constants.union(*map(_constant, (*getattr(jaxpr, "consts", ()), *literals)))
+    return constants
+
+
+def _constant(value: Any) -> Sources:
+    """Return the source that a captured value is: none for a single number or a random key."""
+    shape = tuple(np.shape(value))
+    dtype = getattr(value, "dtype", None)
+    if int(np.prod(shape)) <= 1 or not isinstance(dtype, np.dtype):
+        return NOTHING
+    return frozenset([Constant(shape, dtype.kind if dtype.kind in "iub" else "f")])

@@ -1,0 +1,281 @@
+"""Protocols that are not wireless federated Langevin Monte Carlo, for comparison: both give a point estimate.
+
+Federated gradient descent over the air (`gradient_descent`) is the frequentist counterpart and seeks the posterior's
+mode. The same devices send the same clipped gradients over the same link under the same promise, and the server takes
+θ ← θ − η K/(α K_a) y. No noise is wanted, so that the server adds none and devices send as strongly as transmit power
+and an equal part of their privacy budget allow, also where Langevin sampling would have them send more softly. It is
+the counterpart of `power = "equal"`: both could spend more in late rounds.
+
+Scalable Bayesian federated learning (`sbfl`, Lee et al. 2020) sends one-bit gradients, one device at a time. Each
+device removes the mean of its gradient's entries and sends their signs, on a channel of its own (orthogonal access):
+S rounds are ⌊S/K⌋ iterations. From what it hears, y = h sign + n with n ~ N(0, 1/SNR) per entry, the server takes the
+expected gradient, mean + √(2/π) std tanh(h y SNR), under a Gaussian prior whose mean and standard deviation the
+devices report; it sums these over the devices and takes a step with momentum. The name notwithstanding, what is
+learned is a single θ.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.channel import Link
+from wflmc.planning import Allocation, Plan, Policy, Problem, Sampler, plan
+from wflmc.planning.advice import estimates, input_warnings
+from wflmc.planning.options import Options
+from wflmc.planning.policies import equal_parts
+from wflmc.planning.solvers.closed_form import DP, LIMITS, POWER
+from wflmc.posterior import Posterior
+from wflmc.privacy import Privacy
+from wflmc.support.errors import InputError, SamplingError, unknown
+from wflmc.support.keys import check_key, named
+
+
+def gradient_descent(
+    posterior: Posterior,
+    link: Link,
+    privacy: Privacy,
+    *,
+    step_size: ArrayLike,
+    rounds: int,
+    average: int = 1,
+    schedule: str = "threshold",
+    init: str = "prior",
+    ledger: ArrayLike | None = None,
+) -> Plan:
+    """Return descent on −log p(θ|D), as a plan that `wflmc.sample` runs, many replicas at once.
+
+    The prior is its weight decay. With `trace = wflmc.sample(key, posterior, plan, chains=…)` the estimates are the
+    last iterates, `trace.theta[:, -1]`, or averages of the last rounds, `trace.theta.mean(1)`, which are less noisy.
+
+    Args:
+        posterior, link, privacy: as of `wflmc.plan`.
+        step_size: η, above 0 and below 2/L: a number, or one for each round.
+        rounds: S.
+        average: how many of the last ones are kept.
+        schedule: all, or threshold: those that sampling would have send, which for small steps are too few here.
+        init: prior or zero, where it starts.
+        ledger: what devices have spent before, [K].
+    """
+    if schedule not in ("threshold", "all"):
+        raise unknown("schedule", schedule, ("threshold", "all"))
+    for name, value, most in (("rounds", rounds, np.inf), ("average", average, rounds)):
+        if not isinstance(value, int | np.integer) or not 1 <= value <= most:
+            raise InputError(name, value, f"a whole number from 1 to {most}")
+    sampler, policy = Sampler(init=init), Policy(loudest, schedule)
+    options = Options(step_size, rounds - average, average, sampler, policy, ledger, initial_w2_sq=0.0)
+    planned = plan(posterior, link, privacy, **vars(options))
+    at_power = planned.power_share >= 1 - 1e-9
+    # Bound, objective and most warnings of a plan are about sampling: here nothing is sampled.
+    return planned.replace(
+        server_noise=np.zeros(rounds),
+        limit=np.where(at_power, LIMITS.index(POWER), LIMITS.index(DP)),
+        regime=None,
+        bound=None,
+        objective=np.nan,
+        initial_w2_sq=np.nan,
+        warnings=(*input_warnings(posterior, link, privacy), *estimates(posterior, options)),
+    )
+
+
+def loudest(problem: Problem) -> Allocation:
+    """Send as strongly as transmit power and each sender's budget, in equal parts over its rounds, allow."""
+    return Allocation(np.minimum(problem.power_cap, equal_parts(problem)))
+
+
+class Experiments(NamedTuple):
+    """What tells the experiments of `sbfl` apart: channels and random numbers."""
+
+    gains: jax.Array
+    """|h| of every device's own channel block, [experiment, iteration, device]."""
+    snr: jax.Array
+    """P_k/(m N0) as a ratio, [experiment, device]."""
+    numbers: jax.Array
+    """Seeds of start and noise, [experiment]."""
+
+
+class Descent(NamedTuple):
+    """Where experiments of `sbfl` end, and what tells whether they have diverged."""
+
+    theta: jax.Array
+    """θ after the last iteration, [experiment, m]."""
+    distance: jax.Array
+    """‖θ − θ_0‖ between the last iterate and the start, [experiment]."""
+    initial_gradient_norm: jax.Array
+    """Σ_k ‖∇f_k(θ_0)‖ at the start, [experiment]."""
+
+
+DIVERGENCE_FACTOR = 10.0
+"""An iterate has diverged so many times farther from the start than the mode can be."""
+
+
+def sbfl(
+    key: jax.Array,
+    posterior: Posterior,
+    links: Sequence[Link],
+    *,
+    rounds: int,
+    step_size: float | None = None,
+    momentum: float = 0.9,
+    init: str = "prior",
+    numbers: Sequence[int] | None = None,
+) -> NDArray[np.float32]:
+    """Run ⌊rounds/K⌋ iterations of scalable Bayesian federated learning on each link.
+
+    With device k's gradient estimated as ĝ_k, an iteration is v ← βv + Σ_k ĝ_k/N_k and
+    θ ← θ − ηv. The division by N_k weighs devices equally whatever their sizes. Where
+    devices hold unlike data, θ settles near the mode and not at it, because the signs
+    of unlike gradients do not cancel where the gradients do.
+
+    Args:
+        key: seeds starts and noise; starts are those that `sample` gives to chains of
+            the same numbers.
+        posterior: whose mode is sought.
+        links: one for each experiment.
+        rounds: S, channel blocks in all; device k has every K-th one, beginning with
+            its own.
+        step_size: η; by default `stable_step_size(posterior, momentum)`. The authors'
+            experiments on MNIST have 1/(1 + L/N), which is larger than descent on that
+            sum can bear.
+        momentum: β, the share of the last step that is taken again.
+        init: prior or zero, where it starts.
+        numbers: which experiments these are, 0, 1, … by default.
+
+    Returns:
+        θ after the last iteration, [link, m].
+
+    Raises:
+        InputError: fewer rounds than devices, or a step size or momentum out of range.
+        SamplingError: an experiment has diverged: θ is not finite, or ten times farther
+            from the start than the mode can be.
+    """
+    check_key(key)
+    devices = posterior.devices
+    iterations = rounds // devices
+    if iterations < 1:
+        raise InputError("rounds", rounds, f"at least the number of devices ({devices})")
+    if not 0 <= momentum < 1:
+        raise InputError("momentum", momentum, "at least 0 and below 1")
+    step = stable_step_size(posterior, momentum) if step_size is None else step_size
+    if not 0 < step < np.inf:
+        raise InputError("step_size", step, "finite and above 0")
+    experiments = Experiments(
+        gains=jnp.stack([_gains_in_turn(link, iterations, devices) for link in links]),
+        snr=jnp.stack([link.snr(devices) for link in links]),
+        numbers=jnp.arange(len(links)) if numbers is None else jnp.asarray(numbers),
+    )
+    sizes = np.asarray(posterior.sizes, dtype=float)
+    descent = _descend(
+        key,
+        posterior,
+        experiments,
+        sizes=sizes,
+        step=step,
+        momentum=momentum,
+        init=init,
+    )
+    _check_descent(descent, posterior, step=step, momentum=momentum)
+    return np.asarray(descent.theta)
+
+
+def stable_step_size(posterior: Posterior, momentum: float) -> float:
+    """Return (1 − β) min_k N_k / L, a step size at which `sbfl` is stable.
+
+    It descends Σ_k f_k/N_k, of which no curvature is above L/min_k N_k, as every f_k is
+    convex. Momentum repeats a step 1/(1 − β) times in all, so that the whole step is
+    one over that curvature: half of what plain descent can bear. The rest is for the
+    errors of one-bit gradients.
+
+    Args:
+        posterior: whose smoothness L and sizes N_k are taken.
+        momentum: β, at least 0 and below 1.
+
+    Returns:
+        η.
+    """
+    largest_curvature = posterior.L / float(np.min(posterior.sizes))
+    return (1 - momentum) / largest_curvature
+
+
+def _gains_in_turn(link: Link, iterations: int, devices: int) -> NDArray[np.float64]:
+    """Return |h| of every device's own channel blocks, [iteration, device]."""
+    device = np.arange(devices)
+    block = np.arange(iterations)[:, None] * devices + device
+    return np.abs(link.gains(iterations * devices, devices))[block, device]
+
+
+def _check_descent(
+    descent: Descent,
+    posterior: Posterior,
+    *,
+    step: float,
+    momentum: float,
+) -> None:
+    """Raise `SamplingError` if an experiment has diverged.
+
+    By strong convexity the mode is at most ‖∇f(θ_0)‖/μ away from the start. The norms
+    of the devices' gradients are added up instead, as unlike devices may lead θ away
+    from a start at the mode.
+    """
+    finite = np.isfinite(descent.theta).all(-1)
+    farthest_mode = np.asarray(descent.initial_gradient_norm) / posterior.mu
+    near = np.asarray(descent.distance) <= DIVERGENCE_FACTOR * farthest_mode
+    diverged = np.flatnonzero(~(finite & near))
+    if diverged.size:
+        stable = stable_step_size(posterior, momentum)
+        raise SamplingError(
+            f"{diverged.size} of {finite.size} experiments of sbfl diverged: "
+            f"step_size = {step:g} is too large with momentum = {momentum:g}. "
+            f"Leave it out, or try {stable:g} or less."
+        )
+
+
+@partial(jax.jit, static_argnames=("init",))
+def _descend(
+    key: jax.Array,
+    posterior: Posterior,
+    experiments: Experiments,
+    *,
+    sizes: NDArray[np.float64],
+    step: float,
+    momentum: float,
+    init: str,
+) -> Descent:
+    """Run all experiments at once."""
+
+    def experiment(gains: jax.Array, snr: jax.Array, number: jax.Array) -> Descent:
+        start_key = jax.random.fold_in(named(key, "init"), number)
+        start = posterior.draw_initial(start_key, init)
+        noise_key = jax.random.fold_in(named(key, "sbfl"), number)
+
+        def iterate(
+            carry: tuple[jax.Array, jax.Array], scheduled: tuple[jax.Array, jax.Array]
+        ) -> tuple[tuple[jax.Array, jax.Array], None]:
+            theta, velocity = carry
+            index, gain = scheduled
+            gradient = posterior.gradients(theta) / sizes[:, None]
+            iteration_key = jax.random.fold_in(noise_key, index)
+            noise = jax.random.normal(iteration_key, gradient.shape)
+            estimates = estimate(gradient, gain, snr[:, None], noise)
+            velocity = momentum * velocity + estimates.sum(0)
+            return (theta - step * velocity, velocity), None
+
+        scheduled = (jnp.arange(gains.shape[0]), gains)
+        at_rest = (start, jnp.zeros_like(start))
+        (theta, _), _ = jax.lax.scan(iterate, at_rest, scheduled)
+        gradient_norms = jnp.linalg.norm(posterior.gradients(start), axis=-1)
+        return Descent(theta, jnp.linalg.norm(theta - start), gradient_norms.sum())
+
+    return jax.vmap(experiment)(*experiments)
+
+
+def estimate(gradient: jax.Array, gain: jax.Array, snr: jax.Array, noise: jax.Array) -> jax.Array:
+    """Return what the server takes each device's gradient for: gradient[K, m], gain[K], standard normal noise[K, m]."""
+    mean = gradient.mean(-1, keepdims=True)
+    spread = gradient.std(-1, keepdims=True)
+    received = gain[:, None] * jnp.sign(gradient - mean) + noise / jnp.sqrt(snr)
+    return mean + np.sqrt(2 / np.pi) * spread * jnp.tanh(gain[:, None] * received * snr)

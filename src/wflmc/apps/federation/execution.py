@@ -1,0 +1,321 @@
+"""A federation in a run folder: begun once and for all, run, resumed and finished.
+
+The folder `federation` in the run's own holds what the server and every device hold, and how far they have got; the
+files of a finished run stand beside it, as those of `wflmc run` do.
+"""
+
+import re
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from wflmc.apps.federation import server as serving
+from wflmc.apps.federation.deployment import ADDRESS, Loopback, prepare
+from wflmc.apps.federation.device import devices_in, open_device
+from wflmc.apps.federation.job import Job, federated_plan, make_job, write_federation
+from wflmc.apps.federation.messages import DEVICE, SERVER
+from wflmc.apps.federation.server import LEDGER, LOG, Progress, Say, Server, open_server, read_log, trace_of
+from wflmc.evaluation import Evaluation, ExactLaw, evaluate, preload
+from wflmc.planning import Plan
+from wflmc.posterior.regression import Regression
+from wflmc.privacy import ACCOUNTANTS, Ledger
+from wflmc.runs.advice import diagnose_plan
+from wflmc.runs.documents import Document, PlanFile, plan_document, read_document, summary_document
+from wflmc.runs.folder import ledger_document, write_run
+from wflmc.runs.planning import spent_before
+from wflmc.scenario import (
+    PRIVATE,
+    Inputs,
+    Scenario,
+    build,
+    data_warnings,
+    load_scenario,
+    plain,
+    to_json,
+    to_toml,
+    with_values,
+)
+from wflmc.support.errors import InputError, refuse
+from wflmc.support.keys import secret_key
+from wflmc.support.progress import ProgressBar
+from wflmc.support.storage import naming_file, write_text
+
+Result = tuple[Scenario, dict[str, Any], Evaluation | None, list[Path]]
+"""The scenario, the content of summary.json, the evaluation unless it was only prepared, and the files written."""
+
+RUNTIMES = ("simulation", "process", "deployment")
+STAND_IN = "data that stand in for the devices' own"
+NO_EXAMPLE = "classes have no example"
+ABOUT_DATA = {
+    PRIVATE: STAND_IN,
+    "for these data": f"for {STAND_IN}",
+    NO_EXAMPLE: f"{NO_EXAMPLE} in {STAND_IN}",
+}
+"""What warnings say of a scenario's data, and of data that only stand in for others."""
+WORDS = {"asked": "scenario", "real": "kind of devices (real or simulated)", "own_data": "source of data"}
+"""What two federations differ in, where about.json has another name for it."""
+HOST_AND_PORT = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
+
+EMULATED = "The radio channel is emulated: epsilon does not hold against the server's process (--noise devices does)."
+NO_PROTECTION = "The noise is simulated, from sampler.seed, and protects nobody; --noise channel draws one that does."
+ONE_BY_ONE = "Each message is hidden by its own share of the noise alone: {} times the loss of the sum, as is counted."
+LEFT = "Messages that came late or were rejected are not in this ledger, but in those of the devices that sent them."
+SPARE = "For {} absences every device adds 1/{} of the noise: with all there, sums have up to {:.3g} times as much."
+ABSENT = "{} times a device was asked and did not send; {} of the plan, in which all do."
+
+
+class Options(NamedTuple):
+    """What the command was asked for."""
+
+    scenario: str
+    overrides: list[str] | None
+    runtime: str
+    given_noise: str | None
+    tolerate: int
+    chains: int | None
+    deadline: float
+    ledger: str | None
+    prepare: bool
+    own_data: bool
+    address: str | None
+
+    @property
+    def noise(self) -> str:
+        """Who adds the noise: simulated where this machine has all the data anyway."""
+        return self.given_noise or ("channel" if self.prepare else "simulated")
+
+    def check(self) -> None:
+        """Refuse options that are wrong, or do not go together."""
+        address = re.fullmatch(HOST_AND_PORT, self.address or ADDRESS)
+        bare = self.prepare and self.noise == "simulated"
+        refuse(
+            (self.runtime not in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
+            (bare, "--noise", self.noise, "channel or devices with --prepare: simulated noise protects nobody"),
+            (self.chains is not None and not 0 < self.chains <= 10**7, "--chains", self.chains, "1 to 10,000,000"),
+            (not 0 < self.deadline < np.inf, "--deadline", self.deadline, "a number of seconds above 0"),
+            (not Path(self.ledger or ".").parent.is_dir(), "--ledger", self.ledger, "a file in a folder that is there"),
+            (self.address is not None and not self.prepare, "--address", self.address, "given with --prepare"),
+            (address is None, "--address", self.address, "host and port, such as 10.0.0.7:8000"),
+            (self.own_data and not self.prepare, "--own-data", True, "given with --prepare"),
+        )
+
+    def identity(self, scenario: Scenario) -> dict[str, Any]:
+        """Return what makes two federations the same, as about.json has it."""
+        same = {name: getattr(self, name) for name in ("noise", "tolerate", "own_data", "address")}
+        chains = self.chains or (1 if self.prepare else scenario.sampler.chains)
+        ledger = None if self.ledger is None else str(Path(self.ledger).resolve())
+        return {"asked": to_toml(scenario), "real": self.prepare, "chains": chains, "ledger": ledger, **same}
+
+
+def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Say) -> Result:
+    """Run what is asked for, from its plan to its files, or go on with it.
+
+    Args:
+        options: of the command, checked.
+        folder: of the run, which no other process writes to.
+        bar: shows progress.
+        say: called with sentences for whoever waits.
+    """
+    place = folder / "federation"
+    scenario = load_scenario(options.scenario, options.overrides)
+    inputs, about = build(scenario), options.identity(scenario)
+    if not isinstance(inputs.posterior, Regression) and (options.prepare or options.runtime != "process"):
+        given, why = "--prepare" if options.prepare else options.runtime, "other processes do not have its functions"
+        raise InputError("--runtime", given, f"process with a model of your own: {why}; see docs/numpyro.md")
+    if place.exists():
+        _refuse_other(folder, about)
+    else:
+        _begin(folder, scenario, inputs, options, about)
+    job = Job.load(place / SERVER)
+    if options.prepare and not (place / "COMMANDS.md").exists():
+        prepare(place, job.plan.devices, options.address or ADDRESS, options.deadline)
+    if job.plan.clips:
+        _open_ledger(job.plan, inputs, folder, about)
+    server = open_server(job, place / SERVER)
+    done, rounds = server.checkpoint.load().rounds, len(job.plan.rounds)
+    if 0 < done < rounds:
+        say(f"Going on with the federation in {place} after {done} rounds.")
+    if options.prepare and done < rounds:
+        return scenario, {"folder": str(place), "rounds": done, "warnings": list(job.plan.warnings)}, None, []
+    if done < rounds:
+        with bar("rounds", rounds) as advance:
+            _run(server, inputs.posterior, place, options, lambda now, _: advance(now), say)
+        server = open_server(job, place / SERVER)  # which another process may have charged
+    return _finish(folder, scenario, inputs, server, options)
+
+
+def _run(server: Server, posterior: Any, place: Path, options: Options, progress: Progress, say: Say) -> None:
+    """Run all rounds that are left."""
+    devices, deadline = server.job.plan.devices, options.deadline
+    if options.runtime == "process":
+        parts = [None if isinstance(posterior, Regression) else posterior.device(k) for k in range(devices)]
+        opened = [open_device(place / DEVICE.format(k), part) for k, part in enumerate(parts)]
+        serving.run_in_process(server, opened, progress)
+    elif options.runtime == "simulation":
+        serving.run_in_engine(server, devices_in(place), progress=progress, deadline=deadline)
+    else:
+        prepare(place, devices)
+        with Loopback(place, say=say) as loopback:
+            loopback.run(deadline, progress)
+
+
+def _refuse_other(folder: Path, about: dict[str, Any]) -> None:
+    """Refuse any federation in the folder but the one that is asked for, for its ledgers' sake."""
+    path = folder / "federation" / "about.json"
+    if not path.exists():
+        raise InputError("--out", str(path.parent), "a folder in which nothing else is called federation")
+    before = read_document(path, Document, "--out").model_dump()
+    other = [WORDS.get(name, name) for name, value in about.items() if before.get(name) != value]
+    if other:
+        raise InputError("--out", str(folder), f"another folder: the federation in it has another {other[0]}")
+
+
+def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Options, about: dict[str, Any]) -> None:
+    """Plan a federation and write its folders, all of them or none."""
+    began, part, ledger = time.perf_counter(), folder / "federation.part", folder / "ledger.jsonl"
+    if ledger.exists() and not options.prepare and about["ledger"] != str(ledger.resolve()):
+        raise InputError("--out", str(folder), f"without the ledger of another run; --ledger {ledger} spends from it")
+    if options.own_data:  # data that stand in for others' are nobody's
+        warnings = (*inputs.warnings, *data_warnings(inputs.not_covered))
+        inputs = inputs._replace(not_covered=(), warnings=_about_stand_in(warnings))
+    elif options.noise != "simulated":  # it cannot be drawn again
+        beyond = (item for item in inputs.not_covered if item.name != "sampler.seed")
+        inputs = inputs._replace(not_covered=tuple(beyond))
+    job = _job(scenario, inputs, options, about["chains"])
+    settled = with_values(scenario, {"sampler.burn_in": job.plan.burn_in})
+    law = ExactLaw(None, None) if options.own_data else None  # that of a stand-in is nobody's
+    document = plan_document(settled, inputs, received_plan(job), time.perf_counter() - began, law)
+    document["noise"] = options.noise
+    document["own_data"] = options.own_data
+    if job.plan.clips:
+        document["privacy"] |= _costs(job)
+    shutil.rmtree(part, ignore_errors=True)  # of a command that was stopped
+    with naming_file(part):
+        write_federation(part, scenario, inputs, job, with_data=not options.own_data)
+    if not options.prepare:
+        write_text(part / SERVER / LEDGER, about["ledger"] or "../../ledger.jsonl")
+    write_text(part / "plan.json", to_json(document))
+    write_text(part / "about.json", to_json(about))
+    part.rename(folder / "federation")
+
+
+def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> Job:
+    """Plan the rounds; real devices get a key that nobody knows, as anybody may know the scenario's seed."""
+    seed = scenario.sampler.seed
+    if seed == "secret" and not options.prepare:
+        raise InputError("sampler.seed", seed, "a number: it seeds where chains start; --noise channel is secret")
+    releases = chains if options.prepare else 1
+    how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate, "releases": releases}
+    plan = federated_plan(scenario, inputs, **how, paid=spent_before(options.ledger, inputs))
+    key = secret_key() if options.prepare else jax.random.key(int(seed))
+    return make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
+
+
+def _about_stand_in(warnings: tuple[str, ...]) -> tuple[str, ...]:
+    """Return warnings about a scenario's data as warnings about a stand-in."""
+    reworded = []
+    for warning in warnings:
+        for words, instead in ABOUT_DATA.items():
+            warning = warning.replace(words, instead)
+        reworded.append(warning)
+    return tuple(reworded)
+
+
+def _open_ledger(plan: Plan, inputs: Inputs, folder: Path, about: dict[str, Any]) -> None:
+    """Begin or open the ledger of a federation, with what was spent before its first round.
+
+    That of a real one names nobody: its server may not try whose data these are.
+    """
+    real, release = about["real"], inputs.release
+    path = folder / "federation" / SERVER / "ledger.jsonl" if real else about["ledger"] or folder / "ledger.jsonl"
+    subject = "" if real else inputs.posterior.digest
+    ledger = Ledger(plan.privacy, plan.devices, subject=subject, enforced=plan.enforced, path=path)
+    if real and plan.ledger.any():
+        ledger.charge("before", 0, plan.ledger[None])
+    elif not real and release is not None:
+        ledger.charge(release.name, 0, release.loss, release.noise)
+
+
+def received_plan(job: Job) -> Plan:
+    """Return the plan with all the noise that the sums have when nobody is absent.
+
+    Where devices tolerate absences they add more than the plan's N0 together. What of it the server does not leave out
+    of its own noise counts here as the server's.
+    """
+    plan = job.plan
+    if not job.tolerate:
+        return plan
+    noise = np.array([job.round_noise(at, plan.weight[at] > 0) for at in range(len(plan.rounds))])
+    variance = noise * (plan.kick * plan.scale / plan.gain) ** 2
+    return plan.replace(server_noise=plan.server_noise + np.maximum(0.0, variance - plan.noise_variance))
+
+
+def _costs(job: Job) -> dict[str, Any]:
+    """Return `privacy` of plan.json, for what this transport and all chains that are given away cost."""
+    promise, spent = job.plan.privacy, job.planned_loss.sum(0)
+    total = spent + job.plan.ledger
+    costs: dict[str, Any] = {"spent": spent, "spent_max": spent.max(), "epsilon_each": promise.epsilons_spent(total)}
+    if promise.delta is not None:
+        costs["epsilon_by"] = {name: promise.epsilon_spent(total, name) for name in ACCOUNTANTS}
+    return dict(plain({**costs, "epsilon_spent": promise.epsilon_spent(total)}))
+
+
+def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, options: Options) -> Result:
+    """Evaluate the samples and write the files of a run.
+
+    Where devices brought their own data, the posterior of the scenario is that of a
+    stand-in: samples are not compared with it. The seconds are those of all rounds,
+    whichever command or process has run them.
+    """
+    preload()
+    job, ledger = server.job, server.ledger
+    document = read_document(folder / "federation" / "plan.json", PlanFile, "--out").model_dump(exclude_unset=True)
+    plan, known = received_plan(job), not options.own_data
+    trace = replace(trace_of(server, inputs.posterior), plans=(plan,))
+    trace = trace if scenario.sampler.transcript else replace(trace, transcript=None)
+    evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
+    about = _account(server, "deployment" if options.prepare else options.runtime, options.own_data)
+    alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own
+    causes = diagnose_plan(scenario, inputs, plan, evaluation, changes=alike, own_data=options.own_data)
+    warnings = (*plan.warnings, *_notes(job, about["absences"], options.own_data))
+    seconds = sum(row["seconds"] for row in read_log(server.folder))
+    summary = summary_document(evaluation, document, warnings, causes, ledger_document(ledger, folder), seconds)
+    summary["epsilon_spent"] = about["epsilon_spent"]
+    summary["federation"] = about
+    shutil.copyfile(server.folder / LOG, folder / LOG)
+    settled = with_values(scenario, {"sampler.burn_in": plan.burn_in, "sampler.chains": job.chains})
+    files = write_run(folder, settled, trace, document, summary, None if ledger is None else ledger.path)
+    return scenario, summary, evaluation, [*files, folder / LOG]
+
+
+def _account(server: Server, runtime: str, own_data: bool) -> dict[str, Any]:
+    """Return `federation` of summary.json: who sent, and what that cost by the ledger."""
+    job, rows, ledger = server.job, read_log(server.folder), server.ledger
+    return {
+        "runtime": runtime,
+        **{name: getattr(job, name) for name in ("noise", "tolerate", "releases")},
+        "own_data": own_data,
+        **{name: [row[name] for row in rows] for name in ("asked", "sent")},
+        "absences": sum(len(row["absent"]) for row in rows),
+        "empty_rounds": sum(row["sent"] == 0 for row in rows),
+        "epsilon_spent": None if ledger is None else plain(job.plan.privacy.epsilon_spent(ledger.spent)),
+        "adjacency": job.plan.privacy.adjacency,
+    }
+
+
+def _notes(job: Job, absences: int, own_data: bool) -> list[str]:
+    """Return what the numbers rest on, in sentences."""
+    planned = "the bound is that" if own_data else "bound and exact law are those"
+    if job.noise == "devices":
+        notes = [ONE_BY_ONE.format(int(job.quorum.max())), *([LEFT] if absences else [])]
+    else:
+        notes = [EMULATED, *([NO_PROTECTION] if job.lattice is None else [])]
+    if job.tolerate:
+        excess = float(np.max(job.plan.active_devices / job.quorum))
+        notes.append(SPARE.format(job.tolerate, int(job.quorum.min()), excess))
+    return [*notes, *([ABSENT.format(absences, planned)] if absences else [])]

@@ -1,0 +1,57 @@
+"""What the figures of the paper share: curves of a table, and plans by scheme."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc import Link, Plan, Privacy, Trace, plan_many, sample
+from wflmc.apps.studies.engines import Progress
+from wflmc.apps.studies.study import Row
+from wflmc.planning import POLICIES, plan_arguments
+from wflmc.posterior import Posterior
+
+SCHEMES = tuple(POLICIES)
+SNR_GRID = tuple(float(x) for x in range(5, 45, 5))
+"""In dB, of figures 6 and 8."""
+
+
+class Curves:
+    """The curves of a table: y and its standard error by scheme, on the common grid x."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.x = np.unique([row.x for row in rows])
+        by_scheme = {row.scheme: [other for other in rows if other.scheme == row.scheme] for row in rows}
+        self.y = {name: np.array([row.y or 0.0 for row in curve]) for name, curve in by_scheme.items()}
+        self.error = {name: np.array([row.y_se or 0.0 for row in curve]) for name, curve in by_scheme.items()}
+
+    def ratio(self, above: str, below: str, start: float) -> NDArray[np.float64]:
+        """Return the ratio of two curves at the points from x = start on."""
+        return self.y[above][self.x >= start] / self.y[below][self.x >= start]
+
+    def mean_ratio(self, above: str, below: str, start: float) -> float:
+        """Return the geometric mean of the ratio."""
+        return float(np.exp(np.mean(np.log(self.ratio(above, below, start)))))
+
+
+def sample_schemes(
+    setting: Any, posterior: Posterior, plans: dict[str, list[Plan]], numbers: range, progress: Progress, **options: Any
+) -> dict[str, Trace]:
+    """Return the traces of some experiments by scheme: one call of the sampler, the same starts and noise for all."""
+    every, chains = [plan for each in plans.values() for plan in each], [*numbers] * len(plans)
+    key, options["memory"] = jax.random.key(setting.seed), setting.memory
+    options["progress"] = lambda done, rounds: progress(done / rounds)
+    trace = sample(key, posterior, every, numbers=chains, **options)
+    parts = zip(plans, np.split(trace.theta, len(plans)), np.split(trace.clip_rate, len(plans)), strict=True)
+    return {name: replace(trace, theta=theta, clip_rate=clip_rate) for name, theta, clip_rate in parts}
+
+
+def plans_of(scheme: str, posterior: Posterior, links: Sequence[Link], privacy: Privacy, **options: Any) -> list[Plan]:
+    """Return one plan of a scheme for each link."""
+    wireless = POLICIES[scheme].wireless  # on an ideal link all experiments have the same plan
+    seen = links if wireless else links[:1]
+    plans = plan_many(posterior, seen, privacy, **plan_arguments({"power": scheme, **options}))
+    return plans if wireless else plans * len(links)

@@ -1,0 +1,333 @@
+"""How one cell of a table is read: by the kind of its column, and by nothing else.
+
+Every cell is read on its own, so that no row decides how another one is read: without that, ε would not hide a row. A
+value may be stored in many ways (text of a CSV, an integer that became a float beside a gap, a decimal, a category).
+It is read alike in all of them.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.support.errors import Found, InputError
+
+Series = Any
+"""A pandas.Series; pandas is imported only where a table is used."""
+Cell = str | bool | int | float | Decimal
+"""The value of a cell that is not missing."""
+Kind = Literal["numeric", "categorical"]
+"""What the cells of a column are: numbers to calculate with, or names to tell apart."""
+
+MISSING_WORDS = frozenset(
+    (
+        *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+        *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+    )
+)
+"""Texts that stand for a missing value unless they are declared as a category; the list is that of pandas."""
+BOOLEAN_WORDS = {"true": True, "false": False}
+"""Texts that stand for a boolean, in upper or lower case."""
+WHOLE_NUMBER = re.compile(r"([-+]?)0*(\d+)", re.ASCII)
+"""A whole number as text: its sign, and its digits without leading zeros."""
+FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+[eE][-+]?\d+|\d+\.\d*[eE][-+]?\d+|\.\d+[eE][-+]?\d+)", re.ASCII)
+"""A number as text with a decimal point or an exponent, as floats are written."""
+CODE = re.compile(r"[-+]?0\d+", re.ASCII)
+"""Digits after a leading zero, such as those of a postal code: a name, although it looks like a number."""
+LARGEST_EXACT_WHOLE = 2**53
+"""Below this size a whole float64 is one whole number only; 2⁵³ itself may have been 2⁵³ + 1."""
+MAX_INTEGER_BITS = 4096
+"""Size of the largest integer that has a name; Python writes no integer of more than 4300 digits."""
+NOT_LISTED = -1
+"""Place of a name that is none of the public ones."""
+MISSING = -2
+"""Place of a cell that is missing."""
+
+
+def is_missing_word(text: str) -> bool:
+    """Return whether a text stands for a missing value."""
+    return text.strip() in MISSING_WORDS
+
+
+def parse_number(text: str) -> float | None:
+    """Return the number that a text stands for, a boolean as 0 or 1; None if it is neither.
+
+    A number has ASCII digits and a decimal point, and no separators.
+
+    >>> parse_number(" 1e3"), parse_number("+.5"), parse_number("TRUE"), parse_number("1,000"), parse_number("1_000")
+    (1000.0, 0.5, 1.0, None, None)
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        boolean = BOOLEAN_WORDS.get(text.strip().lower())
+        return None if boolean is None else float(boolean)
+    is_plain = text.isascii() and "_" not in text and not math.isnan(number)
+    return number if is_plain else None
+
+
+def plain_form(name: str) -> str:
+    """Return what all spellings of a number have in common, booleans being 0 and 1; any other name as it is.
+
+    >>> [plain_form(name) for name in ("01067", "+1.0", "1e3", "0.50", "TRUE", "a")]
+    ['1067', '1', '1000', '0.5', '1', 'a']
+    """
+    stripped = name.strip()
+    whole = WHOLE_NUMBER.fullmatch(stripped)
+    if whole:
+        sign, digits = whole.groups()
+        return f"-{digits}" if sign == "-" and digits != "0" else digits
+    number = parse_number(stripped)
+    return name if number is None else _name_of_float(number)
+
+
+def name_of(cell: Cell) -> str:
+    """Return the name of a cell: text as it stands, a number or a boolean in its plain form.
+
+    >>> [name_of(cell) for cell in ("01067", 1.0, 1, True, Decimal("0.50"))]
+    ['01067', '1', '1', 'True', '0.5']
+    """
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, float):
+        return _name_of_float(cell)
+    if isinstance(cell, Decimal):
+        return plain_form(str(cell))
+    return str(cell)
+
+
+def _name_of_float(number: float) -> str:
+    """Return the name of a number, the same whether a whole one is stored as an integer or as a float."""
+    is_exact = number.is_integer() and abs(number) < LARGEST_EXACT_WHOLE
+    return str(int(number)) if is_exact else repr(number)
+
+
+def is_library_spelling(name: str) -> bool:
+    """Return whether a library may write a number or a boolean like this.
+
+    It may then write it in another way because of another row: 1 as 1.0 beside a missing value, True as true.
+
+    >>> [is_library_spelling(name) for name in ("1", "1.0", "1e-05", "true", "+1", "01", "a")]
+    [True, True, True, True, False, False, False]
+    """
+    is_number = parse_number(name) is not None
+    return is_number and not name.startswith("+") and CODE.fullmatch(name) is None
+
+
+def have_equal_spellings(names: Sequence[str]) -> bool:
+    """Return whether two names are the same number or boolean, as different libraries write it."""
+    forms = [plain_form(name) for name in names if is_library_spelling(name)]
+    return len(set(forms)) < len(forms)
+
+
+class NameIndex:
+    """Public names, and the place that a cell's name has among them.
+
+    A name is looked up as it is spelled, then by its plain form: 1.0 finds 1, and 1067 finds 01067, unless two of the
+    public names have this form. What a library may have written finds the one name that it may also have written: 1
+    finds 1.0 beside +1. A text such as NA is a missing value unless it is one of the public names.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Index distinct names by their places 0, 1, …"""
+        self._by_spelling = {name: place for place, name in enumerate(names)}
+        self._by_form = _by_unique_form(self._by_spelling)
+        written = {name: place for name, place in self._by_spelling.items() if is_library_spelling(name)}
+        self._by_library_form = _by_unique_form(written)
+
+    def place(self, name: str | None) -> int:
+        """Return the place of a name, `NOT_LISTED`, or `MISSING`."""
+        if name is None:
+            return MISSING
+        exact = self._by_spelling.get(name)
+        if exact is not None:
+            return exact
+        if is_missing_word(name):
+            return MISSING
+        form = plain_form(name)
+        if is_library_spelling(name) and form in self._by_library_form:
+            return self._by_library_form[form]
+        return self._by_form.get(form, NOT_LISTED)
+
+    def places(self, names: Iterable[str | None]) -> NDArray[np.intp]:
+        """Return the place of every name, [N]."""
+        listed = list(names)
+        place_of = {name: self.place(name) for name in set(listed)}
+        return np.array([place_of[name] for name in listed], dtype=np.intp)
+
+
+def _by_unique_form(place_of: Mapping[str, int]) -> dict[str, int]:
+    """Return the places of names by their plain forms, without the forms that several names have."""
+    occurrences = Counter(map(plain_form, place_of))
+    return {plain_form(name): place for name, place in place_of.items() if occurrences[plain_form(name)] == 1}
+
+
+def check_unambiguous(series: Series, names: Sequence[str], key: str) -> None:
+    """Refuse numbers in a column of names if they may be several of its names.
+
+    A library that reads the codes 1 and 01 as text makes the number 1 of both where all other rows are numbers.
+
+    Args:
+        series: a column.
+        names: its public names.
+        key: what errors call the column.
+
+    Raises:
+        InputError: if a cell is stored as a number, and several names are this number.
+    """
+    occurrences = Counter(map(plain_form, names))
+    shared = {form for form, count in occurrences.items() if count > 1}
+    if not shared:
+        return
+    numbers = [cell for cell in read_cells(series, key) if cell is not None and not isinstance(cell, str)]
+    if any(plain_form(name_of(number)) in shared for number in numbers):
+        raise InputError(key, Found("has numbers that several of its public names stand for"), "stored as text")
+
+
+def read_cells(series: Series, key: str) -> list[Cell | None]:
+    """Return the values of a column as Python objects, None where one is missing.
+
+    Args:
+        series: a column, however it is stored.
+        key: what errors call the column.
+
+    Raises:
+        InputError: if a cell is neither text, a number nor a boolean; or if a float may have lost digits (see
+            `_check_exact`).
+    """
+    values = series.tolist()
+    if all(type(value) is str for value in values):
+        return values
+    try:
+        missing = series.isna()
+    except ArithmeticError:  # a decimal that signals that it is no number
+        raise InputError(key, Found("has values that are not numbers"), "a column of numbers or text") from None
+    cells: list[Cell | None] = []
+    for value, is_missing in zip(values, missing, strict=True):
+        cell = value.item() if isinstance(value, np.generic) else value
+        if is_missing:
+            cells.append(None)
+        elif isinstance(cell, str | bool | int | float | Decimal):
+            cells.append(cell)
+        else:
+            stored = type(cell).__name__ if series.dtype == object else str(series.dtype)
+            raise InputError(key, Found(f"has values of type {stored}"), "a column of numbers or text")
+    floats = [cell for cell in cells if isinstance(cell, float)]
+    _check_exact(np.asarray(floats, dtype=float), key)
+    return cells
+
+
+def read_names(series: Series, key: str) -> list[str | None]:
+    """Return the name of every cell of a column, None where it is missing; arguments as of `read_cells`."""
+    if getattr(series.dtype, "kind", "O") == "f":  # narrower floats lose the digits of smaller whole numbers
+        precision = np.finfo(f"f{series.dtype.itemsize}").nmant + 1
+        _check_exact(series.to_numpy(dtype=float, na_value=np.nan), key, largest=2.0**precision)
+    cells = read_cells(series, key)
+    if any(isinstance(cell, int) and cell.bit_length() > MAX_INTEGER_BITS for cell in cells):
+        raise InputError(key, Found("has integers of too many digits"), "stored as text")
+    names = [None if cell is None else name_of(cell) for cell in cells]
+    written_as_floats = [name for name in names if name and FLOAT.fullmatch(name.strip())]
+    _check_exact(np.array(written_as_floats, dtype=float), key)
+    return names
+
+
+def read_numbers(series: Series, key: str) -> NDArray[np.float64]:
+    """Return the number of every cell of a column, nan where it is missing.
+
+    Args:
+        series: a column, however it is stored; text is read by `parse_number`.
+        key: what errors call the column.
+
+    Raises:
+        InputError: if a cell is not a finite number, or if a float may have lost digits (see `_check_exact`).
+    """
+    if getattr(series.dtype, "kind", "O") in "biuf":
+        numbers = series.to_numpy(dtype=float, na_value=np.nan)
+        if series.dtype.kind == "f":
+            _check_exact(numbers, key)
+    else:
+        numbers = np.array([_number_of(cell, key) for cell in read_cells(series, key)], dtype=float)
+    if np.isinf(numbers).any():
+        raise InputError(key, Found("has infinite values"), "finite everywhere")
+    return numbers + 0.0  # -0.0 becomes 0.0, since not every type has it
+
+
+def _number_of(cell: Cell | None, key: str) -> float:
+    """Return the number of a cell, nan where it is missing."""
+    if cell is None:
+        return math.nan
+    if not isinstance(cell, str):
+        return _as_float(cell)
+    number = parse_number(cell)
+    if number is not None:
+        return number
+    if is_missing_word(cell):
+        return math.nan
+    raise InputError(key, Found("has values that are not numbers"), "a column of numbers")
+
+
+def _as_float(number: bool | int | float | Decimal) -> float:
+    """Return the nearest float64; infinity beyond the largest one."""
+    try:
+        return float(number)
+    except OverflowError:
+        return np.inf
+
+
+def _check_exact(numbers: NDArray[np.float64], key: str, largest: float = LARGEST_EXACT_WHOLE) -> None:
+    """Refuse floats that may have been whole numbers before they lost digits.
+
+    A library that finds one missing value in a column of integers stores, and writes, them all as floats: were that
+    accepted, one row would change the digits of all others.
+    """
+    beyond = np.isfinite(numbers) & (np.abs(numbers) >= largest)
+    if np.any(beyond & (numbers == np.floor(numbers))):
+        found = "has whole numbers too large for the floats that they are stored as"
+        raise InputError(key, Found(found), "stored as integers or as text, or in a larger unit")
+
+
+class InferredKind(NamedTuple):
+    """What the cells of a column suggest about it."""
+
+    kind: Kind
+    is_boolean: bool = False
+
+
+def infer_kind(series: Series, key: str, *, is_typed: bool) -> InferredKind:
+    """Return the kind that all cells of a column suggest together.
+
+    This looks at every row, so it is done once, stored in the schema and listed as taken from the data; a declared
+    kind makes it needless.
+
+    Args:
+        series: a column.
+        key: what errors call it.
+        is_typed: whether the column's type is the table's own statement (a frame, parquet), so that text is text; the
+            cells of a text file have no types, and are numbers where all of them look like numbers.
+    """
+    if str(series.dtype) == "category":
+        return InferredKind("categorical")
+    looks = {_look(cell, is_typed) for cell in read_cells(series, key)} - {"missing"}
+    if looks == {"boolean"}:
+        return InferredKind("numeric", is_boolean=True)
+    return InferredKind("numeric" if looks <= {"number"} else "categorical")
+
+
+def _look(cell: Cell | None, is_typed: bool) -> Literal["missing", "boolean", "number", "name"]:
+    """Return what one cell looks like; the text of a typed table is a name."""
+    if cell is None:
+        return "missing"
+    if not isinstance(cell, str):
+        return "boolean" if isinstance(cell, bool) else "number"
+    number = None if is_typed else parse_number(cell)
+    if number is None:
+        return "missing" if is_missing_word(cell) else "name"
+    text = cell.strip()
+    if text.lower() in BOOLEAN_WORDS:
+        return "boolean"
+    return "name" if CODE.fullmatch(text) else "number"

@@ -1,0 +1,1 @@
+"""Clipped sums of gradients whose floating-point sensitivity is proven (docs/privacy.md, Sums)."""

@@ -1,0 +1,1 @@
+"""What everything else stands on: keys, errors, files, progress, plugins, linear recursions."""

@@ -1,0 +1,101 @@
+"""Random keys by name, so that changing one part of an experiment leaves the draws of the others alone.
+
+The order is always name (data, channel, init, noise), then chain, then round: two policies share data,
+channels and noise, and a longer run begins with the draws of the shorter one.
+"""
+
+import hashlib
+import operator
+import secrets
+import zlib
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from wflmc.support.errors import Found, InputError
+
+WORD = 2**32 - 1
+"""The largest number of 32 bits."""
+
+
+def check_key(key: object, name: str = "key") -> None:
+    """Refuse what is not one key of JAX's, new-style or old."""
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not ((typed and shape == ()) or (dtype == np.uint32 and shape in ((2,), (4,)))):
+        given = key if dtype is not None or isinstance(key, int) else Found("is not a key")  # a list may be its numbers
+        raise InputError(name, given, "one key, such as jax.random.key(0)")
+
+
+def secret_key(secret: bytes | None = None) -> jax.Array:
+    """Return a key that nobody can guess, drawn from the operating system's entropy, or again the one of `secret`.
+
+    A seed has at most 32 bits: whoever sees samples tries them all within minutes, and the noise is gone. All 64 bits
+    of a threefry key are random here. An attacker who can recognise the right key needs 2⁶³ tries on average, which is
+    out of reach of most, but less than the 128 bits of cryptography.
+    """
+    words = np.frombuffer(secrets.token_bytes(8) if secret is None else secret, np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+
+
+def named(key: jax.Array, name: str) -> jax.Array:
+    """Return the sub-key of `key` that belongs to `name`.
+
+    That of a usual key is computed on the host, so that commands that only plan compile nothing.
+    """
+    check_key(key)
+    number = zlib.crc32(name.encode())
+    if isinstance(key, jax.core.Tracer) or key.ndim or len(_words(key)) != 2:  # or one of another kind
+        return jax.random.fold_in(key, number)
+    return _key(_threefry(_words(key), [0, number]))
+
+
+def _key(words: list[int]) -> jax.Array:
+    data: Any = np.array(words, np.uint32)  # as an array of JAX it would compile something
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
+def seeded(seed: int) -> jax.Array:
+    """Return `jax.random.key(seed)`, without compiling anything where the seed has 32 bits and keys are the usual."""
+    seed = operator.index(seed)
+    usual = jax.config.jax_default_prng_impl == "threefry2x32"  # type: ignore[attr-defined]
+    return _key([0, seed]) if usual and 0 <= seed <= WORD else jax.random.key(seed)
+
+
+def host_generator(key: jax.Array, *names: str) -> np.random.Generator:
+    """Return a NumPy generator for float64 draws on the host, seeded by the sub-key of `key` for a name.
+
+    Of several names, each is a sub-key of the one before.
+    """
+    return np.random.default_rng(_words(reduce(named, names, key)))
+
+
+def _words(key: jax.Array) -> list[int]:
+    return [int(word) for word in np.asarray(jax.random.key_data(key)).ravel()]
+
+
+def _threefry(key: list[int], count: list[int]) -> list[int]:
+    """Return a block of Threefry-2x32 with its 20 rounds (Salmon et al., 2011), which is how JAX makes sub-keys."""
+    keys = [*key, key[0] ^ key[1] ^ 0x1BD11BDA]
+    x, y = (count[0] + key[0]) & WORD, (count[1] + key[1]) & WORD
+    for part in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[part % 2]:
+            x = (x + y) & WORD
+            y = (y << turn & WORD | y >> (32 - turn)) ^ x
+        x, y = (x + keys[(part + 1) % 3]) & WORD, (y + keys[(part + 2) % 3] + part + 1) & WORD
+    return [x, y]
+
+
+def digest(*values: ArrayLike | bytes) -> str:
+    """Return a short name for arrays and texts; equal ones have equal names, others practically never."""
+    total = hashlib.sha256()
+    for value in values:
+        if not isinstance(value, bytes):
+            array = np.ascontiguousarray(value)
+            value = f"{array.dtype}{array.shape}".encode() + array.tobytes()
+        total.update(len(value).to_bytes(8, "little") + value)
+    return total.hexdigest()[:32]

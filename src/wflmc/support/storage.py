@@ -1,0 +1,354 @@
+"""Files written whole or not at all, folders with one writer at a time, and arrays from anywhere."""
+
+import errno
+import importlib.util
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.support.errors import InputError
+
+fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
+"""None on Windows, which has a lock of its own."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the errors that a full disk, a quota and a limit on the size of files give."""
+
+MAX_EXPANDED_BYTES = 2**30
+"""What arrays may take in memory, however small their file: any machine has as much."""
+MAX_EXPANSION = 200
+"""How many times the size of their file larger arrays may take.
+
+Deflate packs zeros a thousand times, images in float64 some 20 times. Of sparse data of
+more than 1 GiB, `numpy.savez` writes a file that is not packed.
+"""
+NPY = ".npy"
+PART = ".part"
+"""Ends the name of a file that is being written."""
+
+
+def _no_link(path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file, but not what a link of its name points to: others may write to the folder, too."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), mode)
+
+
+@contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """Give an OSError raised inside the name of the file that it is about: writing to an open file tells none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path) if error.filename is None else error.filename
+        raise
+
+
+@contextmanager
+def replacing(path: str | Path, suffix: str = PART, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Yield a file, `path` + suffix, that takes the place of `path` when all of it is on the disk; else it is removed.
+
+    Args:
+        suffix: of the file; each process needs its own where several may write the same file at once.
+        mode: who may read a new file, before the umask; 0o600 for what only its owner may see.
+    """
+    target = Path(path)
+    part = target.with_name(target.name + suffix)
+    try:
+        with naming_file(target):
+            if not mode & 0o077:  # what a crash has left there may have been open to others
+                part.unlink(missing_ok=True)
+            with open(part, "wb", opener=partial(_no_link, mode=mode)) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def private_folder(path: Path) -> Path:
+    """Create a folder that only its owner can look into, unless it exists; return it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add to a file, and return when all of it is on the disk."""
+    with naming_file(path), path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of a folder's files are on the disk, if the system can tell.
+
+    A loss of power may else bring back a file that was replaced.
+    """
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Keep other threads and processes that use the same file out; systems without such locks have one process."""
+    with path.open("ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Take the room that an open file will need, where writers cannot bear a full disk: HDF5, files that are mapped.
+
+    Raises:
+        OSError: there is not as much.
+    """
+    held = 512 * getattr(os.fstat(file.fileno()), "st_blocks", 0)
+    free = shutil.disk_usage(Path(file.name).parent).free + held
+    if size > free:
+        short = f"{size / 2**20:,.3g} MiB needed, {free / 2**20:,.3g} MiB free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({short})")
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, max(1, size))
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that reserves nothing
+                raise
+
+
+@contextmanager
+def sole_writer(folder: Path, option: str = "--out") -> Iterator[None]:
+    """Keep other processes out of a folder; the lock ends with the process, however that ends.
+
+    Raises:
+        InputError: another process holds the lock.
+    """
+    path = folder / ".lock"
+    while True:
+        with open(path, "ab+", buffering=0, opener=_no_link) as file:
+            if not _lock(file):
+                file.seek(0)
+                number = file.read(20).decode("ascii", "replace")
+                holder = f"process {number}" if number.isdigit() else "another one"
+                raise InputError(option, str(folder), f"a folder that no other process is writing to ({holder} is)")
+            if not _is_at(file, path):  # removed by the holder before this process had the lock
+                continue
+            with suppress(OSError):  # a full disk has no room for the number
+                file.truncate(0)
+                file.write(b"%d" % os.getpid())
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    path.unlink()
+            return
+
+
+def _lock(file: IO[Any]) -> bool:
+    """Lock a file until it is closed; whether that was possible."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            windows: Any = importlib.import_module("msvcrt")
+            os.lseek(file.fileno(), 2**30, os.SEEK_SET)  # behind the number, which others must be able to read
+            windows.locking(file.fileno(), windows.LK_NBLCK, 1)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)  # others: a disk without locks
+    return True
+
+
+def _is_at(file: IO[Any], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def writable_folder(path: str, option: str = "--out") -> Path:
+    """Return the folder to write to, made if need be, and tried before any long work."""
+    folder = Path(os.path.expanduser(path))
+    try:
+        if not path:
+            raise FileNotFoundError(2, "No such file or directory")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise InputError(option, path, f"a folder that can be written ({error.strerror})") from None
+    return folder
+
+
+@contextmanager
+def output_folder(path: str, option: str = "--out") -> Iterator[Path]:
+    """Yield the folder to write to, made if need be, for this process alone."""
+    folder = Path(os.path.expanduser(path))
+    with removed_if_empty(folder), sole_writer(writable_folder(path, option), option):
+        yield folder
+
+
+@contextmanager
+def removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove a folder, and those that it is in, if they are made inside and nothing is written to them."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for each in missing:
+                each.rmdir()
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """Read the lines of a text file in UTF-8, without their ends.
+
+    A line ends with a line feed, which a carriage return may precede. A carriage return
+    alone ends lines only in a file without line feeds: else it would make two rows of
+    one.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The lines, the one after the last end included where it is not empty.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnicodeDecodeError: it is not in UTF-8.
+    """
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        text = file.read()
+    end = "\n" if "\n" in text else "\r"
+    lines = text.removesuffix(end).split(end)
+    return [line.removesuffix("\r") for line in lines]
+
+
+def read_arrays(
+    path: str | Path, *, key: str, allowed: str, names: Collection[str] | None = None, limit: int | None = None
+) -> dict[str, NDArray[Any]]:
+    """Read arrays from an .npz file of any origin, after a check of their sizes.
+
+    The sizes that the archive and the header of every array declare are compared with
+    each other and with the limit before anything is unpacked, so that a file of 4 MiB
+    cannot fill 4 GiB of memory. Objects are never unpickled.
+
+    Args:
+        path: of the file.
+        key: the option or key that names the file, for errors.
+        allowed: what the file must be, as the end of the sentence "... must be ...".
+        names: the arrays to read, where they are there; all of them by default.
+        limit: the most bytes that they may take together; `expansion_limit` of the
+            file's size by default.
+
+    Returns:
+        The arrays by name. Those of `names` that the file lacks are missing.
+
+    Raises:
+        InputError: the file cannot be read, is damaged, holds an array twice, or is too
+            large.
+    """
+    with _refusing_damage(path, key, allowed), open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        members = [member for member in archive.infolist() if member.filename.endswith(NPY)]
+        if names is not None:
+            members = [member for member in members if member.filename.removesuffix(NPY) in names]
+        if len({member.filename for member in members}) < len(members):
+            raise ValueError("an array that is there twice")
+        size = sum(member.file_size for member in members)
+        _check_size(size, file, key=key, allowed=allowed, limit=limit)
+        arrays = {}
+        for member in members:
+            with archive.open(member) as header:
+                _check_header(header, member.file_size)
+            with archive.open(member) as content:
+                arrays[member.filename.removesuffix(NPY)] = _read_npy(content)
+        return arrays
+
+
+def read_array(path: str | Path, *, key: str, allowed: str, limit: int | None = None) -> NDArray[Any]:
+    """Read the array of an .npy file of any origin, as `read_arrays` does of .npz files."""
+    with _refusing_damage(path, key, allowed), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, file, key=key, allowed=allowed, limit=limit)
+        _check_header(file, size)
+        file.seek(0)
+        return _read_npy(file)
+
+
+def expansion_limit(file_size: int) -> int:
+    """Return the most memory, in bytes, that arrays of a file of this size may take.
+
+    It is never more than the machine has.
+    """
+    limit = max(MAX_EXPANDED_BYTES, MAX_EXPANSION * file_size)
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit = min(limit, max(memory, MAX_EXPANDED_BYTES))
+    return limit
+
+
+@contextmanager
+def _refusing_damage(path: str | Path, key: str, allowed: str) -> Iterator[None]:
+    """Refuse a file that cannot be read, or is another one; its content never shows."""
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except OSError as error:
+        reason = error.strerror or "it is damaged"
+        raise InputError(key, str(path), f"{allowed} ({reason})") from None
+    except Exception:  # a damaged archive can fail in a dozen ways
+        raise InputError(key, str(path), f"{allowed} (it is damaged)") from None
+
+
+def _check_size(size: int, file: IO[bytes], *, key: str, allowed: str, limit: int | None) -> None:
+    """Refuse arrays of a file that would take more memory than they may."""
+    file_size = os.fstat(file.fileno()).st_size
+    most = expansion_limit(file_size) if limit is None else limit
+    if size > most:
+        sizes = f"it takes {size / 2**20:,.4g} MiB of memory, of at most {most / 2**20:,.4g} MiB"
+        hint = "; numpy.savez writes a file that is not compressed" if size > file_size else ""
+        raise InputError(key, str(file.name), f"{allowed} ({sizes}{hint})")
+
+
+def _check_header(file: IO[bytes], size: int) -> None:
+    """Refuse an array that declares another size than its file has, or needs pickle."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    else:
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    count = 1
+    for length in shape:  # in whole numbers of any size: NumPy's own would overflow
+        count *= int(length)
+    if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=0) < 0:
+        raise ValueError("an array that is not made of numbers or text")
+    if file.tell() + count * dtype.itemsize != size:
+        raise ValueError("an array of another size than it declares")
+
+
+def _read_npy(file: IO[bytes]) -> NDArray[Any]:
+    return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
