@@ -13,7 +13,6 @@ from rich.table import Table
 
 import wflmc
 from benchmarks.timing import side_by_side
-from wflmc.sums.pairs import as_pair
 
 DEVICES, CLIP, EXAMPLE_CLIP = 30, 1e6, 0.5
 ROUNDS = 4
@@ -99,7 +98,7 @@ def calls(model: Model) -> dict[str, Callable[[], Any]]:
 
         return jax.jit(lambda at, given: jax.lax.fori_loop(0, ROUNDS, lambda _, x: one(x, given), at))
 
-    device_rounds = rounds(lambda at, held: as_pair(device(held, at)[0]).rounded)
+    device_rounds = rounds(lambda at, held: device(held, at).total.rounded)
     plain_rounds = rounds(total)
     timed = {
         "record": lambda: record(by_record, theta),

@@ -76,7 +76,7 @@ def against_parts(chains: int = 10_000) -> Table:
     @jax.jit
     def gradients(held: Any, theta: Any) -> Any:
         def body(at: Any, w: Any) -> Any:
-            total = jax.vmap(lambda one: held.unrounded_sum(one, w, clip)[0])(at)
+            total = jax.vmap(lambda one: held.unrounded_sum(one, w, clip).total.rounded)(at)
             return at - 1e-6 * total, None
 
         return jax.lax.scan(body, theta, weight)[0]

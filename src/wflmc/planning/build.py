@@ -22,7 +22,7 @@ from wflmc.planning.transcript import information
 from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.privacy import Privacy
 from wflmc.privacy.releases import ideal_link
-from wflmc.sums.pairs import LARGEST_ROUNDING
+from wflmc.sums.bound import LARGEST_ROUNDING
 from wflmc.support.errors import InputError
 
 PAIR_BYTES, MEMORY = 100, 64_000_000_000
@@ -201,7 +201,7 @@ class _Planning:
         # What rounding may add to a change is the same for all neighbours, which may differ by less than 2 min(c, ℓ).
         smaller = np.minimum(self.clip, self.example_clip)
         less = float(np.max(smaller / self.privacy.sensitivity(self.posterior.devices)))
-        found = less * self.posterior.rounding(self.clip, self.example_clip)
+        found = less * self.posterior.rounding(self.clip, self.example_clip).total
         if found > LARGEST_ROUNDING:
             name = "example_clip" if np.isfinite(self.example_clip).any() else "clip"
             why = f"a float32 sum hides a change of {smaller.min():.3g} only to within {found:.0%}"

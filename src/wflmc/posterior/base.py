@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.sums.pairs import UNIT, ClippedSum, Sum, additions, rounding
+from wflmc.sums.bound import RoundingError, SumSettings, rounding_error, vector_norm_error
+from wflmc.sums.devices import ClippedSum
 from wflmc.support.errors import InputError, missing
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ class Posterior(SumsGradients, Protocol):
         self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
     ) -> tuple[jax.Array, jax.Array]:
         """Return `unrounded_sum` rounded to float32, [m], and the norms ‖g_k‖ before clipping, [K]."""
-        total, norm = self.unrounded_sum(theta, weight, clip, key, example_clip)
-        return total.rounded if isinstance(total, Sum) else total, norm
+        total, norms = self.unrounded_sum(theta, weight, clip, key, example_clip)
+        return total.rounded, norms
 
     @abstractmethod
     def gradients(self, theta: jax.Array) -> jax.Array:
@@ -174,10 +175,25 @@ class Posterior(SumsGradients, Protocol):
         """Return the coordinates φ[..., m] of θ[..., m]."""
         return theta if self.coordinates is None else self.coordinates.of(theta)
 
-    def rounding(self, clip: Array, example_clip: Array) -> float:
-        """Return e, by which float32 sums may raise the sensitivity; see `wflmc.sums.pairs.rounding`."""
-        norm = (additions(self.dim) / 2 + 8) * UNIT
-        return rounding(norm, norm, self.dim, self.sizes, clip, example_clip)
+    def rounding(self, clip: Array, example_clip: Array) -> RoundingError:
+        """Return by how much float32 sums may raise the sensitivity: e, by its terms.
+
+        Args:
+            clip: ℓ[K], the clipping thresholds of devices; infinite where there is none.
+            example_clip: c[K], those of records; infinite where there is none.
+
+        Returns:
+            The terms of `wflmc.sums.bound`; e is their `total`.
+        """
+        settings = SumSettings(
+            dim=self.dim,
+            sizes=self.sizes,
+            clip=clip,
+            example_clip=example_clip,
+            device_norm_error=vector_norm_error(self.dim),
+            record_norm_error=vector_norm_error(self.dim),
+        )
+        return rounding_error(settings)
 
     def downlink_error(self, weight: ArrayLike) -> Array:
         """Bound E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit downlink noise e_k, weight[..., K] -> [...]."""

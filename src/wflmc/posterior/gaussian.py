@@ -15,9 +15,9 @@ from wflmc.posterior.inputs import check_init, checked
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
-from wflmc.sums import blocks, pairs
-from wflmc.sums.blocks import block_size, clip_factor, row_norms, scan_blocks
-from wflmc.sums.pairs import LONGEST, ClippedSum, Sum, Total, as_pair, plus, root_of_squares, sum_squares
+from wflmc.sums import gaussian as sums
+from wflmc.sums.blocks import block_size, pad_to_blocks, split_blocks
+from wflmc.sums.devices import ClippedSum
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator
 
@@ -89,13 +89,25 @@ class GaussianPosterior(Regression):
         """Return `clipped_sum` before it is rounded."""
         block = self.block or self.devices
         if example_clip is None:
-            data = blocks.split_blocks(self.hessian, block), blocks.split_blocks(self.linear, block)
-            return clipped_sum(data, theta, weight, clip)
-        rows = blocks.split_blocks(self.features, block), blocks.split_blocks(self.target, block)
-        share = np.eye(self.dim) / (self.devices * self.prior_std**2)
+            quadratics = sums.Quadratics(
+                hessian=split_blocks(self.hessian, block),
+                linear=split_blocks(self.linear, block),
+            )
+            return sums.device_clipped_sum(quadratics, theta, weight, clip)
+        records = sums.LinearRecords(
+            features=split_blocks(self.features, block),
+            target=split_blocks(self.target, block),
+        )
+        return sums.record_clipped_sum(
+            records, self._prior_curvature, theta, weight, clip, example_clip
+        )
+
+    @property
+    def _prior_curvature(self) -> Array:
+        """Each device's share of the prior's curvature, [m, m]."""
         if self.coordinates is not None:
-            share = self.coordinates.precision / self.devices
-        return by_examples(rows, share, theta, weight, clip, example_clip)
+            return self.coordinates.precision / self.devices
+        return np.eye(self.dim) / (self.devices * self.prior_std**2)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""
@@ -110,11 +122,16 @@ class GaussianPosterior(Regression):
 
         Examples are taken along only where they are to be clipped one by one.
         """
-        block = block_size(self.devices, self.working_bytes(chains, by_example), 4.0 * chains * self.dim, limit)
+        block = block_size(
+            self.devices,
+            bytes_per_device=self.working_bytes(chains, by_example),
+            theta_bytes=4.0 * chains * self.dim,
+            limit=limit,
+        )
         rows = slice(None if by_example else 0)
         taken = {"hessian": self.hessian, "linear": self.linear}
         taken |= {"features": self.features[:, rows], "target": self.target[:, rows]}
-        padded = {name: blocks.pad_to_blocks(values.astype(np.float32), block) for name, values in taken.items()}
+        padded = {name: pad_to_blocks(values.astype(np.float32), block) for name, values in taken.items()}
         return replace(self, **padded, block=block, subject="")  # other data, same program
 
     def example_norms(self, theta: ArrayLike) -> Array:
@@ -200,74 +217,6 @@ def _assemble(
     held |= {"prior_std": prior_std, "coordinates": space, "hessian": hessian, "linear": linear}
     mean, covariance = np.linalg.solve(total, linear.sum(0)), (vectors / values) @ vectors.T
     return GaussianPosterior(**held, mean=mean, covariance=covariance, mu=float(values[0]), L=float(values[-1]))
-
-
-def _clipped_sum(data: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array) -> ClippedSum:
-    """Return sums[chain, m], norms[chain, K] for theta[chain, m] or [chain, K, m], weight and clip [chain, K]."""
-    bound = pairs.signal_bound(weight, clip)
-
-    def add(total: Total, block: Any, w: jax.Array, limit: jax.Array, *received: jax.Array) -> ClippedSum:
-        hessian, linear = block
-        gradient = _times(theta, received, hessian) - linear  # symmetric, so that rows are columns
-        norm = root_of_squares(sum_squares(gradient), gradient.shape[-1])
-        return pairs.add_devices(total, clip_factor(w, limit, norm)[..., None] * gradient, 1, bound), norm
-
-    start = pairs.zero_total(_zero(theta), weight.shape[1])
-    return scan_blocks(add, data, start, weight, clip, *_by_device(theta), together=pairs.FEW)
-
-
-def _by_device(theta: jax.Array) -> list[jax.Array]:
-    """Return what each device received, where that differs: an argument that goes block by block."""
-    return [theta] if theta.ndim == 3 else []
-
-
-def _times(theta: jax.Array, received: tuple[jax.Array, ...], rows: jax.Array) -> jax.Array:
-    """Return the products of rows[k, n, m] with θ, or with what their device received of it, [chain, k, n]."""
-    if received:
-        return jnp.einsum("ckm,knm->ckn", received[0], rows, precision="highest")
-    return jnp.matmul(theta, rows.reshape(-1, theta.shape[1]).T, precision="highest").reshape(-1, *rows.shape[:2])
-
-
-def _zero(theta: jax.Array) -> jax.Array:
-    return jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype)
-
-
-def _clipped_sum_by_examples(
-    data: Any, share: Any, theta: jax.Array, weight: jax.Array, clip: jax.Array, example_clip: jax.Array
-) -> ClippedSum:
-    """Return the same with every example clipped first; `share` of the prior's curvature is a device's own."""
-    bound = pairs.signal_bound(weight, clip)
-
-    def capped_pull(at: jax.Array) -> jax.Array:
-        return pairs.cap_prior(jnp.matmul(at, share, precision="highest"), (-1,))
-
-    prior_of_all = None if theta.ndim == 3 else capped_pull(theta[:, None])
-
-    def add(total: Sum, block: Any, w: jax.Array, limit: jax.Array, example: jax.Array, *received: jax.Array) -> Any:
-        u, v = block
-        residual = _times(theta, received, u) - v
-        # Residuals of rows whose norm is too small for float32 are limited as if it were not.
-        most = example[..., None] / jnp.maximum(row_norms(u), 1 / LONGEST)
-        kept = jnp.clip(residual, -most, most)
-        prior = capped_pull(received[0]) if prior_of_all is None else prior_of_all
-        like = jnp.zeros((kept.shape[0], *u.shape[::2]), theta.dtype)
-        gradient = plus(pairs.sum_records(_weighted, like, (kept, 2), (u, 1)), as_pair(prior + like))
-        if u.shape[1] > pairs.PAIRS:
-            sent, norm = pairs.clip_pairs(gradient, jnp.broadcast_to(w, like.shape[:2]), limit, (-1,))
-            return plus(total, pairs.lattice_sum_pairs(sent, 1, bound)), norm
-        norm = root_of_squares(sum_squares(gradient.rounded), u.shape[-1])
-        clipped = clip_factor(w, limit, norm)[..., None] * gradient.rounded
-        return plus(total, pairs.lattice_sum(clipped, 1, bound)), norm
-
-    return scan_blocks(add, data, as_pair(_zero(theta)), weight, clip, example_clip, *_by_device(theta))
-
-
-def _weighted(kept: jax.Array, u: jax.Array) -> jax.Array:
-    return jnp.einsum("ckn,knm->ckm", kept, u, precision="highest")
-
-
-clipped_sum = blocks.batch_chains(_clipped_sum, chain_arguments=3)
-by_examples = blocks.batch_chains(_clipped_sum_by_examples, chain_arguments=4)
 
 
 def gaussian_regression(

@@ -19,17 +19,29 @@ from wflmc.posterior.inputs import Names, as_classes, check_counts, check_init, 
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
+from wflmc.sums import bound, softmax_rows
 from wflmc.sums import softmax as sums
-from wflmc.sums.blocks import CPU_BLOCK, block_size, pad_to_blocks, row_norms, split_blocks
-from wflmc.sums.pairs import FEW, LONGEST, PRODUCTS, UNIT, ClippedSum, additions, rounding
+from wflmc.sums.blocks import block_size, pad_to_blocks, split_blocks
+from wflmc.sums.constants import (
+    CPU_CACHE_BYTES,
+    DEVICES_PER_FLOAT32_SUM,
+    LONGEST_VECTOR,
+    MAX_ROWS_OF_SHORT_DEVICE,
+    ROW_SUMS_PER_LATTICE,
+    ROWS_PER_FLOAT32_SUM,
+)
+from wflmc.sums.devices import ClippedSum
+from wflmc.sums.norms import row_norms
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
 
-FEW_ROWS = 8
-"""Devices with no more examples than this are taken by their rows."""
+MOST_PRODUCTS_PER_BLOCK = 8
+"""Float32 sums of rows of one block of short devices, on a CPU."""
+ROWS_PER_PRODUCT_ON_ACCELERATOR = 32
+"""Rows of short devices per float32 sum of a block, on an accelerator."""
 MANY, LANCZOS = 2**26, 1e-3
 """Numbers of features from which on their largest curvature is found by Lanczos' method, and its relative error."""
 
@@ -81,15 +93,24 @@ class SoftmaxPosterior(Regression):
         Under `vmap` all chains go through one matrix product after the other, a block of devices at a time: working
         memory does not grow with the number of devices.
         """
-        few = self.features.shape[1] <= FEW_ROWS and theta.ndim == 1
-        held: list[Any] = [self.features, self.labels]
-        if few or example_clip is not None:
-            held.append(row_norms(jnp.asarray(self.features)) if self.norms is None else self.norms)
-        blocks = tuple(split_blocks(values, self.block) for values in held)
+        by_rows = self._short_devices and theta.ndim == 1
+        norms = None
+        if by_rows or example_clip is not None:
+            norms = row_norms(jnp.asarray(self.features)) if self.norms is None else self.norms
+        records = sums.LabelledRows(
+            features=split_blocks(self.features, self.block),
+            labels=split_blocks(self.labels, self.block),
+            norms=None if norms is None else split_blocks(norms, self.block),
+        )
+        path = softmax_rows if by_rows else sums
         if example_clip is None:
-            return (sums.by_rows if few else sums.by_devices)(blocks, self._share, theta, weight, clip)
-        limits = weight, clip, example_clip
-        return (sums.by_rows_clipped if few else sums.by_devices_clipped)(blocks, self._share, theta, *limits)
+            return path.device_clipped_sum(records, self._share, theta, weight, clip)
+        return path.record_clipped_sum(records, self._share, theta, weight, clip, example_clip)
+
+    @property
+    def _short_devices(self) -> bool:
+        """Whether devices have so few rows that their norms come from products of rows."""
+        return int(self.features.shape[1]) <= MAX_ROWS_OF_SHORT_DEVICE
 
     @property
     def _share(self) -> Any:
@@ -98,15 +119,25 @@ class SoftmaxPosterior(Regression):
             return 1 / (self.devices * self.prior_std**2)
         return self.coordinates.precision / self.devices
 
-    def rounding(self, clip: Array, example_clip: Array) -> float:
-        """Return how much less clips are to be, see `summation.rounding`."""
-        features = self.features.shape[-1]
-        norm = ((additions(features) + self.classes) / 2 + 8) * UNIT
-        limits = self.dim, self.sizes, clip, example_clip
-        if self.features.shape[1] > FEW_ROWS:
-            return rounding(norm, norm, *limits)
-        by_products = norm + 208 * sums.rounding_of(features, self.classes)
-        return rounding(norm + 18 * UNIT, by_products, *limits, mixed=sums.ROWS_TOGETHER)
+    def rounding(self, clip: Array, example_clip: Array) -> bound.RoundingError:
+        """Return e by its terms; see `Posterior.rounding`."""
+        dim = int(self.features.shape[-1])
+        norm_error = bound.matrix_norm_error(dim, self.classes)
+        settings = bound.SumSettings(
+            dim=self.dim,
+            sizes=self.sizes,
+            clip=clip,
+            example_clip=example_clip,
+            device_norm_error=norm_error,
+            record_norm_error=norm_error,
+        )
+        if self._short_devices:
+            settings = replace(
+                settings,
+                device_norm_error=bound.short_device_norm_error(dim, self.classes),
+                row_product_error=bound.row_product_error(dim, self.classes),
+            )
+        return bound.rounding_error(settings)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""
@@ -118,26 +149,54 @@ class SoftmaxPosterior(Regression):
 
     def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
         """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`."""
-        rows, theta = self.features.shape[1], 4.0 * chains * self.dim
-        if rows <= FEW_ROWS:
-            together = sums.chains_together(chains, self.dim)
-            several_copies = 128.0 * together * rows * self.classes
-            # On a CPU, as many as one matrix product may add; a few times that where its cache holds all these sums.
-            products = int(np.clip(CPU_BLOCK // (4 * self.dim * together), 1, 8))
-            most = products * sums.ROWS_TOGETHER // rows if jax.default_backend() == "cpu" else PRODUCTS * 32 // rows
-            block = block_size(self.devices, several_copies, np.inf, limit, most)
-        elif jax.default_backend() == "cpu":
-            block = 1  # matrix products in batches are slow there
-        else:
-            block = block_size(self.devices, self.working_bytes(chains), theta, limit)
-        group = sums.devices_on_lattice(block, rows) if rows <= FEW_ROWS else FEW
+        rows = self.features.shape[1]
+        block = self._block_size(chains, limit)
+        group = DEVICES_PER_FLOAT32_SUM
+        if self._short_devices:
+            group = softmax_rows.devices_on_lattice(block, rows)
         features = pad_to_blocks(self.features.astype(np.float32, copy=False), block, group)
         changed = {"features": features, "labels": pad_to_blocks(self.labels, block, group)}
-        if by_example or rows <= FEW_ROWS:
-            norms = np.sqrt(np.einsum("knd,knd->kn", self.features, self.features, dtype=float))
-            held = np.where(norms > LONGEST, np.inf, norms).astype(np.float32)
-            changed["norms"] = pad_to_blocks(held, block, group)
+        if by_example or self._short_devices:
+            squares = np.einsum("knd,knd->kn", self.features, self.features, dtype=float)
+            norms = np.sqrt(squares)
+            usable = np.where(norms > LONGEST_VECTOR, np.inf, norms).astype(np.float32)
+            changed["norms"] = pad_to_blocks(usable, block, group)
         return replace(self, **changed, block=block, subject="")  # other data, same program
+
+    def _block_size(self, chains: int, limit: float) -> int:
+        """Return how many devices are computed at a time.
+
+        Args:
+            chains: that are run at the same time.
+            limit: bytes.
+        """
+        on_cpu = jax.default_backend() == "cpu"
+        if not self._short_devices:
+            if on_cpu:
+                return 1  # matrix products in batches are slow there
+            return block_size(
+                self.devices,
+                bytes_per_device=self.working_bytes(chains),
+                theta_bytes=4.0 * chains * self.dim,
+                limit=limit,
+            )
+        rows = self.features.shape[1]
+        together = softmax_rows.chains_together(chains, self.dim)
+        # On a CPU, as many as one matrix product may add; a few times that where its
+        # cache holds all these sums.
+        held_by_cache = CPU_CACHE_BYTES // (4 * self.dim * together)
+        products = int(np.clip(held_by_cache, 1, MOST_PRODUCTS_PER_BLOCK))
+        largest = ROW_SUMS_PER_LATTICE * ROWS_PER_PRODUCT_ON_ACCELERATOR // rows
+        if on_cpu:
+            largest = products * ROWS_PER_FLOAT32_SUM // rows
+        several_copies = 128.0 * together * rows * self.classes
+        return block_size(
+            self.devices,
+            bytes_per_device=several_copies,
+            theta_bytes=np.inf,
+            limit=limit,
+            largest=largest,
+        )
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return ‖gradient‖ of every example at theta[..., m], [..., N]: ‖p − 1[label]‖ ‖u‖."""
@@ -154,8 +213,9 @@ class SoftmaxPosterior(Regression):
         def one(device: tuple[jax.Array, jax.Array]) -> jax.Array:
             features, labels = device
             columns = sums.columns_of(theta[None], self.features.shape[-1])
-            made = sums.gradients_of((features[None], labels[None]), self._share, columns)
-            return made.high[0].transpose(2, 1, 0).ravel()
+            block = sums.LabelledRows(features[None], labels[None])
+            gradients = sums.device_gradients(block, self._share, columns)
+            return gradients[0].transpose(2, 1, 0).ravel()
 
         return jax.lax.map(one, (jnp.asarray(self.features), jnp.asarray(self.labels)))[: self.devices]
 

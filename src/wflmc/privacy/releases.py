@@ -81,7 +81,7 @@ class Air:
             moved = np.minimum(moved_by, moved)
         elif self.privacy.adjacency == "add-remove":  # a silent device sends nothing
             moved = limit
-        # Sums in float64 change by a little more than exact ones, see `wflmc.sums.pairs`.
+        # Sums in float64 change by a little more than exact ones, see docs/privacy.md, Sums.
         moved = moved * (1 + (self.sizes.size + self.sizes.max() + sums.shape[1]) * self.sizes.sum() * 2.0**-52)
         loss = (self.link.uncertainty * strength * moved) ** 2 / 2
         allowed = share * self.privacy.budget(self.sizes.size) / rounds  # of a round, which need not know the others

@@ -28,7 +28,7 @@ from wflmc.channel import superpose
 from wflmc.dynamics import Dynamics
 from wflmc.planning.plan import Plan, Rounds, distinct
 from wflmc.posterior.base import Posterior, SumsGradients, check_posterior
-from wflmc.sums.pairs import ClippedSum, Sum, Total, times, two_sum
+from wflmc.sums.devices import ClippedSum, Sum
 from wflmc.support.errors import InputError
 from wflmc.support.keys import check_key, named
 
@@ -143,16 +143,14 @@ def transmit(posterior: SumsGradients, theta: jax.Array, now: Rounds, key: jax.A
     if now.received is not None:
         amplitude = amplitude * now.received
     clip, example_clip = now.constants.clip, now.constants.example_clip
-    total, norm = posterior.unrounded_sum(theta, amplitude, clip, key=key, example_clip=example_clip)
-    return times(now.gain, total) if isinstance(total, Sum) else now.gain * total, norm
+    total, norms = posterior.unrounded_sum(theta, amplitude, clip, key=key, example_clip=example_clip)
+    return ClippedSum(total.scaled(now.gain), norms)
 
 
-def receive(key: jax.Array, signal: Total, now: Rounds) -> jax.Array:
-    """y = signal + z, z ~ N(0, N0 I); a pair is rounded to float32 when the noise is in it and not before."""
-    if not isinstance(signal, Sum):
-        return superpose(key, signal, now.constants.noise_power)
-    noisy = two_sum(signal.high, superpose(key, jnp.zeros_like(signal.high), now.constants.noise_power))
-    return noisy.high + (noisy.low + signal.low)
+def receive(key: jax.Array, signal: Sum, now: Rounds) -> jax.Array:
+    """y = signal + z, z ~ N(0, N0 I); the sum is rounded to float32 when the noise is in it and not before."""
+    noise = superpose(key, jnp.zeros_like(signal.high), now.constants.noise_power)
+    return signal.plus_noise(noise)
 
 
 def update(key: jax.Array, state: State, received: jax.Array, weight: jax.Array, now: Rounds) -> State:

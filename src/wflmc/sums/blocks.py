@@ -1,26 +1,66 @@
-"""Clipped gradient sums, block by block of devices: working memory that does not grow with their number."""
+"""Go through devices block by block: memory does not grow with their number."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.sums.pairs import DEVICES, FEW, LONGEST, Sum, as_pair, part_size, plus, sum_squares, two_sum
+from wflmc.sums.constants import (
+    CPU_CACHE_BYTES,
+    DEVICES_PER_FLOAT32_SUM,
+    DEVICES_PER_LATTICE,
+)
+from wflmc.sums.devices import Sum
+from wflmc.sums.pairs import plus, two_sum
+from wflmc.sums.parts import part_size
 
-SHORTEST = 2.0**-100
-"""Numbers below it are nothing beside any clip."""
-CPU_BLOCK = 2**22
-"""Bytes of gradients at a time on a CPU: what stays near its cache. Where θ is larger, as much as θ: each block reads
-all of it."""
+
+class DeviceInputs(NamedTuple):
+    """What a round tells each device.
+
+    Arrays are [chain, K, ...], or [1, K, ...] where all chains have the same; those of
+    a block of devices are [chain, block, ...].
+    """
+
+    weight: jax.Array
+    """w; 0 for a device that does not transmit."""
+    clip: jax.Array
+    """ℓ, the clipping threshold of a device's gradient."""
+    example_clip: jax.Array | None = None
+    """c, the clipping threshold of a record; None where records are not clipped."""
+    theta: jax.Array | None = None
+    """θ as each device received it, [chain, K, m]; None where all received the same."""
 
 
-def pad_to_blocks(values: NDArray[Any], block: int, most: int = FEW) -> Any:
-    """Return values[K, ...] on the accelerator, with zeros for the devices that fill up the last group of blocks."""
-    missing = -len(values) % (block * grouped(len(values), block, most))
-    return jax.device_put(np.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)]) if missing else values)
+AddBlock = Callable[[Sum, Any, DeviceInputs], tuple[Sum, jax.Array]]
+"""From the sum so far, the data of a block of devices, and its part of the inputs, to
+the new sum and numbers of every device, such as norms, [..., block]."""
+
+
+def pad_to_blocks(
+    values: NDArray[Any],
+    block: int,
+    devices_per_group: int = DEVICES_PER_FLOAT32_SUM,
+) -> jax.Array:
+    """Return values on the accelerator, with zeros for devices that fill up a group.
+
+    Args:
+        values: [K, ...].
+        block: devices of a block.
+        devices_per_group: of `blocks_per_group`.
+
+    Returns:
+        [K', ...] with K' a multiple of a group's devices.
+    """
+    group = block * blocks_per_group(len(values), block, devices_per_group)
+    missing = -len(values) % group
+    if missing:
+        widths = [(0, missing), *[(0, 0)] * (values.ndim - 1)]
+        values = np.pad(values, widths)
+    return jax.device_put(values)
 
 
 def split_blocks(values: Any, block: int) -> jax.Array:
@@ -28,123 +68,169 @@ def split_blocks(values: Any, block: int) -> jax.Array:
     return jnp.asarray(values).reshape(-1, block, *values.shape[1:])
 
 
-def grouped(devices: int, block: int, most: int = FEW) -> int:
-    """Return how many blocks of devices are a group: at most so many devices are added before a pair takes over."""
-    return 1 if devices <= FEW == most else part_size(-(-devices // block), max(1, most // block))
+def blocks_per_group(
+    devices: int, block: int, devices_per_group: int = DEVICES_PER_FLOAT32_SUM
+) -> int:
+    """Return how many blocks are added to one another before a pair takes over.
+
+    Args:
+        devices: K.
+        block: devices of a block.
+        devices_per_group: the most devices of a group.
+
+    Returns:
+        Blocks of a group; 1 where float32 adds all devices anyway.
+    """
+    if devices_per_group == DEVICES_PER_FLOAT32_SUM and devices <= devices_per_group:
+        return 1
+    blocks = -(-devices // block)
+    return part_size(blocks, max(1, devices_per_group // block))
 
 
-def block_size(devices: int, bytes_per_device: float, theta_bytes: float, limit: float, most: int = DEVICES) -> int:
-    """Return how many devices to take at a time; in equal blocks, as few of them as the limit allows."""
+def block_size(
+    devices: int,
+    *,
+    bytes_per_device: float,
+    theta_bytes: float,
+    limit: float,
+    largest: int = DEVICES_PER_LATTICE,
+) -> int:
+    """Return how many devices to take at a time: equal blocks, as few as memory allows.
+
+    Args:
+        devices: K.
+        bytes_per_device: working memory that a device needs.
+        theta_bytes: those of θ of all chains, which each block reads; on a CPU a block
+            may take as much, or what its cache holds.
+        limit: bytes of a block.
+        largest: devices of a block, by the proof.
+
+    Returns:
+        Devices of a block.
+    """
     if jax.default_backend() == "cpu":
-        limit = min(limit, max(CPU_BLOCK, theta_bytes))
-    most = int(np.clip(limit // max(1.0, bytes_per_device), 1, min(devices, most)))
-    size = -(-devices // -(-devices // most))
-    part = part_size(size, FEW)
+        limit = min(limit, max(CPU_CACHE_BYTES, theta_bytes))
+    affordable = limit // max(1.0, bytes_per_device)
+    largest = int(np.clip(affordable, 1, min(devices, largest)))
+    size = -(-devices // -(-devices // largest))
+    part = part_size(size, DEVICES_PER_FLOAT32_SUM)
     return -(-size // part) * part
 
 
 def scan_blocks(
-    add: Callable[..., tuple[Any, jax.Array]],
-    blocks: Any,
-    start: Any,
-    *limits: jax.Array,
-    together: int = 0,
-    zero: Sum | None = None,
-) -> tuple[Any, jax.Array]:
-    """Return a sum over devices, one block after the other.
+    add: AddBlock, blocks: Any, start: Sum, inputs: DeviceInputs
+) -> tuple[Sum, jax.Array]:
+    """Add devices to a sum, one block after the other.
 
     Args:
-        add: from the sum so far, a block's data, and its part of each of `limits`, [chain, block], to the new sum and
-            the norms of the block's gradients, [chain, block].
+        add: adds a block.
         blocks: data with leading axes [blocks, block].
-        limits: weights, clips: [chain, K], or [1, K] where all chains have the same; [chain, K, m] if each has more.
-        together: so many devices may be added to one another before a pair takes their sum over; 0: to the pair.
-        zero: what they are added to, where that is not a float32.
+        start: what is added to.
+        inputs: of every device.
 
     Returns:
-        The sum, and the norms [chain, K].
+        The sum, and the devices' numbers [chain, K].
     """
-    count, size = jax.tree.leaves(blocks)[0].shape[:2]
-    devices = limits[0].shape[1]
-
-    def by_block(values: jax.Array) -> jax.Array:
-        rest = values.shape[2:]
-        padded = jnp.pad(values, ((0, 0), (0, count * size - devices), *[(0, 0)] * len(rest)))
-        return padded.reshape(values.shape[0], count, size, *rest).swapaxes(0, 1)
-
-    if size == 1:  # a loop over axes of length 1 would make XLA copy all data
-        blocks = jax.tree.map(lambda values: values.reshape(count, *values.shape[2:]), blocks)
-
-    def body(total: Any, part: tuple[Any, tuple[jax.Array, ...]]) -> tuple[Any, jax.Array]:
-        data = jax.tree.map(lambda values: values[None], part[0]) if size == 1 else part[0]
-        return add(total, data, *part[1])
-
-    parts = blocks, tuple(by_block(values) for values in limits)
-    group = grouped(devices, size, together) if together and isinstance(start, Sum) else 1
-    if group == 1 and zero is None:
-        total, norms = jax.lax.scan(body, start, parts)
-        return total, norms.swapaxes(0, 1).reshape(norms.shape[1], -1)[:, :devices]
-
-    def add_group(total: Sum, part: Any) -> tuple[Sum, jax.Array]:
-        some, norms = jax.lax.scan(body, jnp.zeros_like(total.high) if zero is None else zero, part)
-        return plus(total, two_sum(*as_pair(some))), norms
-
-    if group == count:
-        (total, norms) = add_group(start, parts)
-        return total, norms.swapaxes(0, 1).reshape(norms.shape[1], -1)[:, :devices]
-    groups = jax.tree.map(lambda values: values.reshape(-1, group, *values.shape[1:]), parts)
-    total, norms = jax.lax.scan(add_group, start, groups)
-    return total, jnp.moveaxis(norms, 2, 0).reshape(norms.shape[2], -1)[:, :devices]
+    body = _scan_body(add, blocks)
+    scanned = _scanned(blocks, inputs)
+    total, numbers = jax.lax.scan(body, start, scanned)
+    return total, _by_device(numbers, inputs)
 
 
-def clip_factor(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Array:
-    """Return weight · min(1, clip/norm); a device may have no gradient at all, and 0/0 is no reason to clip.
+def scan_float32_groups(
+    add: AddBlock, blocks: Any, start: Sum, inputs: DeviceInputs
+) -> tuple[Sum, jax.Array]:
+    """Add devices that are protected as a whole; float32 adds 128 (Sums, step 5).
 
-    A norm that is not a number is no reason to send unclipped: it spreads, and the sampler stops.
+    The arguments and the result are those of `scan_blocks`; `start` is `zero_sum`.
     """
-    return weight * jnp.where(norm <= clip, 1.0, clip / norm)
+    devices = inputs.weight.shape[1]
+    block = jax.tree.leaves(blocks)[0].shape[1]
+    group = blocks_per_group(devices, block)
+    if start.low is None or group == 1:
+        return scan_blocks(add, blocks, start, inputs)
+    zero = Sum(jnp.zeros_like(start.high))
+    return scan_groups(add, blocks, start, inputs, group=group, group_start=zero)
 
 
-def row_norms(rows: jax.Array) -> jax.Array:
-    """Return ‖u‖ of rows[..., d], whose squares may be too small for float32.
-
-    It is infinite above `LONGEST`, 0 where no coordinate reaches `SHORTEST`, and not a number where one is not finite.
-    """
-    largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
-    # XLA may multiply by an inverse, which the largest and the smallest numbers do not have.
-    usable = (largest >= SHORTEST) & (largest <= LONGEST)
-    scaled = rows / jnp.where(usable, largest, 1.0)
-    norms = largest[..., 0] * jnp.sqrt(sum_squares(scaled))
-    too_long = jnp.where(jnp.isfinite(largest[..., 0]), jnp.inf, jnp.nan)
-    return jnp.where(norms <= LONGEST, norms, too_long)
-
-
-def batch_chains(function: Callable[..., Any], chain_arguments: int) -> Callable[..., Any]:
-    """Return a function of one chain whose `vmap` over chains is one call of `function` for all of them.
+def scan_groups(
+    add: AddBlock,
+    blocks: Any,
+    start: Sum,
+    inputs: DeviceInputs,
+    *,
+    group: int,
+    group_start: Sum,
+) -> tuple[Sum, jax.Array]:
+    """Add devices of a group of blocks to one another, and groups to a pair.
 
     Args:
-        function: takes data and then arguments with a leading chain axis, and returns values with one; all but the
-            first of them have length 1 there where they are the same for all chains.
-        chain_arguments: how many.
+        add: adds a block to the sum of its group.
+        blocks: data with leading axes [blocks, block].
+        start: a pair, which groups are added to.
+        inputs: of every device.
+        group: how many blocks are a group.
+        group_start: what the first block of a group is added to.
+
+    Returns:
+        The sum, and the devices' numbers [chain, K].
     """
+    body = _scan_body(add, blocks)
+    scanned = _scanned(blocks, inputs)
 
-    last = slice(-chain_arguments, None)
+    def add_group(total: Sum, part: Any) -> tuple[Sum, jax.Array]:
+        group_sum, numbers = jax.lax.scan(body, group_start, part)
+        return Sum(*plus(total.pair, two_sum(*group_sum.pair))), numbers
 
-    def one_chain(*arguments: Any) -> Any:
-        chains = [value[None] for value in arguments[last]]
-        return jax.tree.map(lambda value: value[0], function(*arguments[:-chain_arguments], *chains))
+    count = jax.tree.leaves(blocks)[0].shape[0]
+    if group == count:
+        total, numbers = add_group(start, scanned)
+        return total, _by_device(numbers, inputs)
+    groups = jax.tree.map(
+        lambda values: values.reshape(-1, group, *values.shape[1:]), scanned
+    )
+    total, numbers = jax.lax.scan(add_group, start, groups)
+    flat = numbers.reshape(-1, *numbers.shape[2:])
+    return total, _by_device(flat, inputs)
 
-    single = jax.custom_batching.custom_vmap(one_chain)
 
-    @single.def_vmap
-    def _(axis_size: int, batched: list[Any], *arguments: Any) -> tuple[Any, Any]:
-        if any(jax.tree.leaves(batched[:-chain_arguments])):  # as many data sets as chains: nothing to share
-            axes = jax.tree.map(lambda flag: 0 if flag else None, list(batched))
-            result = jax.vmap(one_chain, axes)(*arguments)
-            return result, jax.tree.map(lambda _: True, result)
-        chains = [value if flag else value[None] for value, flag in zip(arguments[last], batched[last], strict=True)]
-        chains[0] = jnp.broadcast_to(chains[0], (axis_size, *chains[0].shape[1:]))
-        result = function(*arguments[:-chain_arguments], *chains)
-        return result, jax.tree.map(lambda _: True, result)
+def _scanned(blocks: Any, inputs: DeviceInputs) -> tuple[Any, DeviceInputs]:
+    """Return data and inputs with the blocks along their first axis.
 
-    return single
+    Blocks of one device lose their axis of length 1: a loop over it would make XLA copy
+    all data.
+    """
+    count, block = jax.tree.leaves(blocks)[0].shape[:2]
+
+    def by_block(values: jax.Array) -> jax.Array:
+        chains, devices, *rest = values.shape
+        widths = [(0, 0), (0, count * block - devices), *[(0, 0)] * len(rest)]
+        padded = jnp.pad(values, widths)
+        return padded.reshape(chains, count, block, *rest).swapaxes(0, 1)
+
+    if block == 1:
+        blocks = jax.tree.map(
+            lambda values: values.reshape(count, *values.shape[2:]), blocks
+        )
+    return blocks, jax.tree.map(by_block, inputs)
+
+
+def _scan_body(
+    add: AddBlock, blocks: Any
+) -> Callable[[Sum, tuple[Any, DeviceInputs]], tuple[Sum, jax.Array]]:
+    """Return the body of a loop over what `_scanned` returns."""
+    block = jax.tree.leaves(blocks)[0].shape[1]
+
+    def body(total: Sum, part: tuple[Any, DeviceInputs]) -> tuple[Sum, jax.Array]:
+        data, inputs = part
+        if block == 1:
+            data = jax.tree.map(lambda values: values[None], data)
+        return add(total, data, inputs)
+
+    return body
+
+
+def _by_device(numbers: jax.Array, inputs: DeviceInputs) -> jax.Array:
+    """Return numbers[blocks, chain, block] as [chain, K], without devices that pad."""
+    devices = inputs.weight.shape[1]
+    return numbers.swapaxes(0, 1).reshape(numbers.shape[1], -1)[:, :devices]

@@ -1,157 +1,93 @@
-"""Gradients of single records of any JAX model, for a clip of each; of a dense layer's weights without their products.
+"""Sums over the records of a device (docs/privacy.md, Sums, steps 1 and 2)."""
 
-What one record adds to the gradient of a matrix of weights is the product of what the layer was given and of what came
-back. Both vectors say its norm, and one matrix product adds such products of many records, none of which is written.
-"""
-
+import functools
 from collections.abc import Callable
-from functools import partial
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from wflmc.sums.independence import check_independence
-from wflmc.sums.pairs import RECORD_STAGE, additions, barrier, sum_squares
+from wflmc.sums.constants import RECORDS_PER_FLOAT32_SUM
+from wflmc.sums.pairs import Pair, as_pair, plus
+from wflmc.sums.parts import split_axis
 
-ORDERS = "reshape", "transpose", "squeeze"
-"""Operations that give a product of vectors another shape or order."""
+MOST_UNROLLED_BLOCKS = 8
+"""Blocks of records up to which a loop over them is not worth its overhead."""
 
-
-def run(traced: Any, *values: Any) -> list[jax.Array]:
-    """Return what a traced function gives for numbers that may be of other types than those that it was traced for."""
-    from jax.extend.core import jaxpr_as_fun  # brings Pallas along, which `wflmc plan` need not wait for
-
-    given = [jnp.asarray(value, wanted.dtype) for value, wanted in zip(values, traced.in_avals, strict=True)]
-    return jaxpr_as_fun(traced)(*given)
+BlockSum = Callable[..., jax.Array]
+"""From a block of every array of records to the float32 sum over the block."""
 
 
-def rewritten(traced: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a traced function with every equation changed, and before that those of the functions that it calls."""
+class Records(NamedTuple):
+    """An array with one entry for every record."""
 
-    def inner(value: Any) -> Any:
-        return rewritten(value, change) if hasattr(value, "eqns") else value
+    values: jax.Array
+    axis: int
+    """That of the records."""
 
-    jaxpr = getattr(traced, "jaxpr", traced)  # a closed one has constants beside its equations
-    params = [jax.tree.map(inner, one.params, is_leaf=lambda value: hasattr(value, "eqns")) for one in jaxpr.eqns]
-    changed = jaxpr.replace(eqns=[change(one.replace(params=new)) for one, new in zip(jaxpr.eqns, params, strict=True)])
-    return changed if jaxpr is traced else traced.replace(jaxpr=changed)
-
-
-def inlined(equation: Any) -> Any:
-    """Return a call of a function wrapped in `jax.jit` as one that leaves that function's equations in its place."""
-    now = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
-    return equation.replace(params={**equation.params, "inline": now}) if "inline" in equation.params else equation
+    @property
+    def count(self) -> int:
+        """How many records there are."""
+        return int(self.values.shape[self.axis])
 
 
-def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with its convolutions in the order of dimensions that XLA is fast with on a CPU.
+def sum_records(add_block: BlockSum, like: jax.Array, *records: Records) -> Pair:
+    """Return Σ over records: float32 adds 256, pairs add these sums (Sums, steps 1, 2).
 
-    XLA brings them there by itself, but not in loops, such as those over rounds and blocks of devices.
+    Args:
+        add_block: the float32 sum of a block, from a block of each of `records`.
+        like: an array of the sum's shape and type.
+        *records: arrays of equally many records.
+
+    Returns:
+        The sum as a pair.
     """
-
-    def made(*values: Any) -> Any:
-        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*values)
-        results = run(rewritten(traced, _ordered), *jax.tree.leaves(values))
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-    return made if jax.default_backend() == "cpu" else function
-
-
-def _ordered(equation: Any) -> Any:
-    """Return a convolution as one of rows [n, ..., in] and kernels [..., in, out]; any other equation as it is."""
-    if equation.primitive.name != "conv_general_dilated":
-        return equation
-    given = equation.params["dimension_numbers"]
-    last = len(given.lhs_spec) - 1
-    rows = 0, last, *range(1, last)
-    wanted = jax.lax.ConvDimensionNumbers(rows, (last, last - 1, *range(last - 1)), rows)
-
-    def moved(values: jax.Array, source: Any, target: Any) -> jax.Array:
-        return values.transpose([source[role] for role in np.argsort(target)])
-
-    def convolve(*values: jax.Array) -> jax.Array:
-        standard = [moved(value, *specs) for value, *specs in zip(values, given, wanted, strict=False)]
-        made = equation.primitive.bind(*standard, **{**equation.params, "dimension_numbers": wanted})
-        return moved(made, wanted.out_spec, given.out_spec)
-
-    call = jax.make_jaxpr(jax.jit(convolve))(*[one.aval for one in equation.invars]).eqns[0]
-    return call.replace(invars=equation.invars, outvars=equation.outvars)
+    count = records[0].count
+    if count <= RECORDS_PER_FLOAT32_SUM:
+        return as_pair(add_block(*(array.values for array in records)))
+    if count <= MOST_UNROLLED_BLOCKS * RECORDS_PER_FLOAT32_SUM:
+        return _sum_few_blocks(add_block, records)
+    return _sum_many_blocks(add_block, like, records)
 
 
-class Rows(NamedTuple):
-    """Gradients of n records with respect to one array of parameters."""
-
-    right: jax.Array
-    """[n, size], or the second vectors of products, [n, q]."""
-    left: jax.Array | None = None
-    """The first ones, [n, p], whose largest number is 1."""
-    after: tuple[Any, ...] = ()
-    """Equations from a product to the array of parameters, the last one first."""
-
-    def squares(self, scale: jax.Array) -> jax.Array:
-        """Return the squared norms of `scale` times the gradients, [n]."""
-        squares = sum_squares(self.right * scale, stage=RECORD_STAGE)
-        return squares if self.left is None else squares * sum_squares(self.left, stage=RECORD_STAGE)
-
-    def weighted(self, weights: jax.Array) -> jax.Array:
-        """Return their sum with weights[n], [size]."""
-        if self.left is None:
-            return jnp.matmul(weights, self.right, precision="highest")
-        total = jnp.matmul(self.left.T, weights[:, None] * self.right, precision="highest")
-        for equation in reversed(self.after):
-            total = equation.primitive.bind(total.reshape(equation.invars[0].aval.shape), **equation.params)
-        return total.ravel()
-
-    def without(self, lost: jax.Array) -> "Rows":
-        """Return them with zeros in place of some."""
-        return self._replace(right=jnp.where(lost[:, None], 0.0, self.right))
+def _sum_few_blocks(add_block: BlockSum, records: tuple[Records, ...]) -> Pair:
+    """Return the sum over few blocks, without a loop."""
+    count = records[0].count
+    sums = []
+    for start in range(0, count, RECORDS_PER_FLOAT32_SUM):
+        stop = min(start + RECORDS_PER_FLOAT32_SUM, count)
+        block = [
+            jax.lax.slice_in_dim(array.values, start, stop, axis=array.axis)
+            for array in records
+        ]
+        sums.append(as_pair(add_block(*block)))
+    return functools.reduce(plus, sums)
 
 
-class Gradient:
-    """The gradient of a cost of (arrays of parameters, example), traced with a product's vectors in its place."""
+def _sum_many_blocks(
+    add_block: BlockSum, like: jax.Array, records: tuple[Records, ...]
+) -> Pair:
+    """Return the sum over many blocks, by a loop."""
+    # XLA would copy all data to move an axis of length 1 out of the way.
+    one_device = all(
+        array.values.shape[0] == 1 and array.axis == 1 for array in records
+    )
+    if one_device:
+        blocks = tuple(
+            split_axis(array.values[0], 0, RECORDS_PER_FLOAT32_SUM) for array in records
+        )
+    else:
+        blocks = tuple(_blocks_first(array) for array in records)
 
-    def __init__(self, cost: Callable[[Any, Any], Any], leaves: Any, example: Any) -> None:
-        traced: Any = jax.make_jaxpr(jax.grad(cost))(leaves, example)
-        # A rule of `jax.custom_vjp` is Python code that may act otherwise than when the model was checked.
-        check_independence("log_likelihood", traced)
-        made = {id(out): equation for equation in traced.eqns for out in equation.outvars}
-        found = [_vectors(made, out) for out in traced.jaxpr.outvars]
-        outputs = [part for parts, _ in found for part in parts]
-        self._run = partial(run, traced.replace(jaxpr=traced.jaxpr.replace(outvars=outputs)))
-        self._parts = [(len(parts), after) for parts, after in found]
-        sizes = [[int(np.prod(part.aval.shape)) for part in parts] for parts, _ in found]
-        self.size = sum(map(sum, sizes))
-        """Numbers of one record's gradient."""
-        self.additions = max(sum(additions(size, RECORD_STAGE) for size in of_leaf) for of_leaf in sizes)
-        """The most that a term of its squared norm goes through, before those of all arrays are added."""
+    def step(total: Pair, block: tuple[jax.Array, ...]) -> tuple[Pair, None]:
+        arrays = [values[None] for values in block] if one_device else block
+        return plus(total, as_pair(add_block(*arrays))), None
 
-    def of(self, leaves: Any, examples: Any) -> list[Rows]:
-        """Return gradients of examples[n, ...]."""
-        made = barrier(jax.vmap(lambda one: self._run(*leaves, *jax.tree.leaves(one)))(examples))
-        flat = iter([values.reshape(len(values), -1) for values in made])
-        return [_rows(list(islice(flat, count)), after) for count, after in self._parts]
+    total, _ = jax.lax.scan(step, as_pair(jnp.zeros_like(like)), blocks)
+    return total
 
 
-def _rows(parts: list[jax.Array], after: tuple[Any, ...]) -> Rows:
-    if len(parts) == 1:
-        return Rows(parts[0])
-    left, right = parts
-    most = jnp.abs(left).max(1, keepdims=True)  # so that no square of a factor is too large or too small
-    return Rows(right * most, jnp.where((most > 0) & jnp.isfinite(most), left / most, 0.0), after)
-
-
-def _vectors(made: dict[int, Any], out: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """Return the vectors whose products an output of a trace is, and what is done to these; or the output itself."""
-    after, equation = [], made.get(id(out))
-    while equation is not None and equation.primitive.name in ORDERS:
-        after.append(equation)
-        equation = made.get(id(equation.invars[0]))
-    if equation is not None and equation.primitive.name == "dot_general":
-        left, right, product = (int(np.prod(one.aval.shape)) for one in (*equation.invars, *equation.outvars))
-        alike = len({one.aval.dtype for one in (*equation.invars, *equation.outvars)}) == 1
-        if alike and left * right == product and left + right < product:  # nothing is summed over
-            return list(equation.invars), tuple(after)
-    return [out], ()
+def _blocks_first(array: Records) -> jax.Array:
+    """Return an array cut into blocks of records, with the blocks along axis 0."""
+    split = split_axis(array.values, array.axis, RECORDS_PER_FLOAT32_SUM)
+    return jnp.moveaxis(split, array.axis, 0)

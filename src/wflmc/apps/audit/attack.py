@@ -18,7 +18,7 @@ from wflmc.planning.plan import Plan, Rounds
 from wflmc.posterior import Posterior, Regression
 from wflmc.privacy.accountants import epsilon_spent, positive
 from wflmc.sampling import CHAINS, State, kernel_rounds, sample, step, transmit
-from wflmc.sums.pairs import Sum, as_pair
+from wflmc.sums.devices import Sum
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator, named
 
@@ -435,13 +435,13 @@ def by_pair(target: Target, sides: Pair, reach: float, trials: int, mu_limit: fl
 
 @jax.jit
 def transmitted(posterior: Posterior, rounds: Rounds, theta: jax.Array) -> Sum:
-    """Return the signal of every round at theta[S, m], as a pair.
+    """Return the signal of every round at theta[S, m], before it is rounded.
 
     θ is an argument: of a product with zeros known at compile time, XLA for CPUs (jaxlib 0.10.2) makes a fused loop
     that reads beyond them from a few hundred rounds on.
     """
 
     def one(index: jax.Array, at: jax.Array) -> Sum:
-        return as_pair(transmit(posterior, at, rounds[index])[0])
+        return transmit(posterior, at, rounds[index]).total
 
     return jax.vmap(one)(jnp.arange(len(theta)), theta)

@@ -12,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from wflmc.posterior import GaussianPosterior, Posterior, Regression, gaussian_regression, softmax_regression
-from wflmc.posterior.softmax import FEW_ROWS
-from wflmc.sums import blocks
-
-Sums = tuple[jax.Array, jax.Array]
-"""What the kernel asks of a posterior: Σ_k weight_k clip(g_k), and the norms ‖g_k‖ before the clip, [K]."""
+from wflmc.sums.clipping import clip_factor
+from wflmc.sums.constants import MAX_ROWS_OF_SHORT_DEVICE
+from wflmc.sums.devices import ClippedSum, Sum
 
 Pair = tuple[Posterior, Posterior]
 """Of neighbouring data sets."""
@@ -34,16 +32,17 @@ class Canary(NamedTuple):
     def batch(self) -> None:
         """Canaries draw no mini-batches."""
 
-    def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
+    def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> ClippedSum:
         """Return Σ_k weight_k clip(base_k + clip(example_k)), and the norms before the device's clip."""
         example = self.example
         if example_clip is not None:
-            factor = blocks.clip_factor(jnp.ones(()), example_clip, _lengths(example))
+            factor = clip_factor(jnp.ones(()), example_clip, _lengths(example))
             example = example * factor.reshape(factor.shape + (1,) * (example.ndim - factor.ndim))
         gradient = self.base + example
         norm = _lengths(gradient)
-        factor = blocks.clip_factor(weight, clip, norm)
-        return (factor * gradient if gradient.ndim == 1 else factor @ gradient), norm
+        factor = clip_factor(weight, clip, norm)
+        total = factor * gradient if gradient.ndim == 1 else factor @ gradient
+        return ClippedSum(Sum(total), norm)
 
 
 def _lengths(gradient: jax.Array) -> jax.Array:
@@ -92,10 +91,11 @@ class TurningCanary(Posterior):
         """Return θ[0] = 0."""
         return jnp.zeros(2)
 
-    def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> Sums:
+    def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> ClippedSum:
         """Return the sum and the norms, as `Canary` does."""
         total, norm = Canary(self.example, self.base).unrounded_sum(theta, weight, clip, key, example_clip)
-        return jnp.stack([direction(theta, self.turn) * total.sum(), jnp.zeros(())]), norm
+        first = direction(theta, self.turn) * total.high.sum()
+        return ClippedSum(Sum(jnp.stack([first, jnp.zeros(())])), norm)
 
 
 def direction(theta: Any, turn: Any) -> Any:
@@ -116,7 +116,7 @@ def canary_pair(posterior: Regression, device: int, size: float, neighbour: floa
         others: norm of what another row of the device adds in both, against the canary.
     """
     devices, gaussian = posterior.devices, isinstance(posterior, GaussianPosterior)
-    rows = FEW_ROWS + 1 if posterior.features.shape[1] > FEW_ROWS else 2
+    rows = MAX_ROWS_OF_SHORT_DEVICE + 1 if posterior.features.shape[1] > MAX_ROWS_OF_SHORT_DEVICE else 2
     at = device * rows + rows - 1  # the last of the device's rows, and in no coordinate's direction
     X, y = np.zeros((2, devices * rows, 3)), np.zeros((2, devices * rows), float if gaussian else int)
     if gaussian:  # the gradient is (θu − v)u

@@ -25,7 +25,7 @@ from wflmc.posterior import GaussianPosterior, Posterior, Regression, gaussian_r
 from wflmc.privacy import Ledger, round_loss
 from wflmc.runs.documents import Document, read_document
 from wflmc.sampling import default_memory
-from wflmc.sums.pairs import Sum, as_pair
+from wflmc.sums.devices import Sum
 from wflmc.support.errors import InputError, OverspendError, without_data
 from wflmc.support.keys import digest
 from wflmc.support.storage import exclusive, read_arrays, replacing
@@ -80,7 +80,7 @@ class Device:
         self._by_example = bool(np.isfinite(terms.example_clip))
         clips = np.array([terms.clip]), np.array([terms.example_clip])
         shrink = min(terms.clip, terms.example_clip) / terms.sensitivity if np.isfinite(terms.sensitivity) else 0.0
-        rounding = max(terms.rounding, posterior.rounding(*clips) * shrink)
+        rounding = max(terms.rounding, posterior.rounding(*clips).total * shrink)
         self._clip, self._example_clip = (np.float32(clip / (1 + rounding)) for clip in clips)
         self._posterior = posterior.on_accelerator(terms.chains, default_memory() / 4, self._by_example)
 
@@ -179,11 +179,11 @@ class Device:
 
 @jax.jit
 def _gradient(posterior: Posterior, theta: jax.Array, clip: Any, example_clip: Any, keys: Any) -> Sum:
-    """Return the clipped gradient of every chain at theta[chain, m], as a pair of float32."""
+    """Return the clipped gradient of every chain at theta[chain, m], before it is rounded."""
     one = jnp.ones(1, theta.dtype)
 
     def chain(theta: jax.Array, key: Any) -> Sum:
-        return as_pair(posterior.unrounded_sum(theta, one, clip, key=key, example_clip=example_clip)[0])
+        return posterior.unrounded_sum(theta, one, clip, key=key, example_clip=example_clip).total
 
     return jax.vmap(chain, (0, None if keys is None else 0))(theta, keys)
 

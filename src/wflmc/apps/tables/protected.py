@@ -17,12 +17,12 @@ from wflmc.posterior import Posterior
 from wflmc.privacy import Ledger
 from wflmc.privacy.lattice import Lattice
 from wflmc.sampling import Trace, default_memory, kernel_rounds, transmit
-from wflmc.sums.pairs import Sum, as_pair
+from wflmc.sums.devices import Sum
 
 
 @jax.jit
 def _sent(posterior: Posterior, theta: jax.Array, now: Rounds) -> Sum:
-    return as_pair(transmit(posterior, theta, now)[0])
+    return transmit(posterior, theta, now).total
 
 
 def protected_chain(

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom.precision import in_float32
-from wflmc.sums import records
-from wflmc.sums.blocks import row_norms
 from wflmc.sums.independence import check_independence, nested_jaxprs
+from wflmc.sums.norms import row_norms
+from wflmc.sums.record_gradients import RecordGradient, inline_call, map_equations, run_traced
 from wflmc.support.errors import Found, InputError
 from wflmc.support.keys import digest
 
@@ -105,16 +105,17 @@ class TracedModel:
         return self._run(self.likelihood, theta, example)
 
     @cached_property
-    def record(self) -> records.Gradient:
+    def record(self) -> RecordGradient:
         """The gradient of the cost of one example."""
 
         def cost(leaves: list[jax.Array], example: list[jax.Array]) -> jax.Array:
             if self.space is not None:
                 return self.cost(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), example)
-            return records.run(records.rewritten(self.likelihood, records.inlined), *leaves, *example)[0]
+            inlined = map_equations(self.likelihood, inline_call)
+            return run_traced(inlined, *leaves, *example)[0]
 
         arrays = [np.zeros(one.shape, one.dtype) for one in self.likelihood.in_avals]
-        return records.Gradient(cost, arrays[: len(self.shapes)], arrays[len(self.shapes) :])
+        return RecordGradient(cost, arrays[: len(self.shapes)], arrays[len(self.shapes) :])
 
     def prior_cost(self, theta: jax.Array) -> jax.Array:
         """Return −log p(θ), up to a constant."""
@@ -130,7 +131,7 @@ class TracedModel:
 
     def _run(self, traced: Any, theta: jax.Array, example: Any = ()) -> jax.Array:
         values = jax.tree.leaves((self.unflatten(self.parameters(theta)), example))
-        return records.run(traced, *values)[0].astype(theta.dtype)
+        return run_traced(traced, *values)[0].astype(theta.dtype)
 
 
 def checked_arrays(key: str, data: Any) -> tuple[Any, int]:

@@ -19,10 +19,12 @@ from wflmc.posterior.custom.geometry import GeometryError, NoModeError, eigenval
 from wflmc.posterior.custom.precision import in_float32, in_float64
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import by_device
-from wflmc.sums import pairs
-from wflmc.sums.blocks import CPU_BLOCK, block_size, clip_factor, row_norms, scan_blocks, split_blocks
-from wflmc.sums.pairs import PAIRS, ROWS, UNIT, ClippedSum, Sum, additions, as_pair, lattice_sum, plus, two_sum
-from wflmc.sums.records import in_order
+from wflmc.sums import bound
+from wflmc.sums import custom as sums
+from wflmc.sums.blocks import block_size
+from wflmc.sums.constants import CPU_CACHE_BYTES, RECORDS_PER_FLOAT32_SUM
+from wflmc.sums.devices import ClippedSum
+from wflmc.sums.record_gradients import ArrayGradients, in_order
 from wflmc.support.errors import Found, InputError, Shown, missing
 from wflmc.support.keys import digest
 
@@ -135,108 +137,42 @@ class CustomPosterior(Shown, Posterior):
         return self._sum(theta, weight, clip, key, example_clip)
 
     def _sum(self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe, example_clip: Maybe) -> ClippedSum:
-        received = [theta[None]] if theta.ndim == 2 else []
-        examples = [] if example_clip is None else [example_clip[None]]
-        axes = (0 if received else None, 0, 0 if examples else None, None)
-
-        bound, zero = pairs.signal_bound(weight, clip), jnp.zeros(self.dim, theta.dtype)
-        start = as_pair(zero) if examples else pairs.zero_total(zero, self.devices)
-
-        def add(total: Any, held: Any, w: jax.Array, limit: jax.Array, *others: jax.Array) -> Any:
-            at = others[-1][0] if received else theta
-            most = others[0][0] if examples else None
-            if self.block == 1 and not received:  # `vmap` would compute both branches of a condition
-                device, most_sent = jax.tree.map(lambda values: values[0], (held, most))
-                made = in_order(self._gradient)(at, device, most_sent, key)
-                gradient, lost = jax.tree.map(lambda value: value[None], made)
-            else:
-                gradient, lost = in_order(jax.vmap(self._gradient, axes))(at, held, most, key)
-            if most is not None and self._longest > PAIRS:
-                sent, norm = pairs.clip_pairs(gradient, w[0], limit[0], (-1,))
-                return plus(total, pairs.lattice_sum_pairs(sent, 0, bound)), jnp.where(lost, jnp.nan, norm)[None]
-            sums = gradient.high if most is None else gradient.rounded
-            size = row_norms(sums)
-            norm = jnp.where(lost, jnp.nan, size)  # a chain of a simulation then stops
-            clipped = jnp.where(jnp.isnan(size)[:, None], 0.0, clip_factor(w[0], limit[0], size)[:, None] * sums)
-            if most is None:
-                return pairs.add_devices(total, clipped, 0, bound), norm[None]
-            return plus(total, lattice_sum(clipped, 0, bound)), norm[None]
-
-        blocks = jax.tree.map(lambda values: split_blocks(values, self.block), self._held)
-        limits = [jnp.asarray(weight)[None], jnp.asarray(clip)[None], *examples, *received]
-        total, norm = scan_blocks(add, blocks, start, *limits)
-        return total, norm[0]
+        if example_clip is None:
+            return sums.device_clipped_sum(self._model_gradients, self._held, theta, weight, clip, key)
+        return sums.record_clipped_sum(self._model_gradients, self._held, theta, weight, clip, example_clip, key)
 
     @property
-    def _held(self) -> tuple[Any, jax.Array, jax.Array]:
-        """Each device's examples, how many of them there really are, and its number: all [K', ...]."""
+    def _held(self) -> sums.DeviceRecords:
+        """The records of every device, [K', ...]."""
         padded = jax.tree.leaves(self.data)[0].shape[0]
-        sizes = jnp.asarray(self.sizes)
-        return self.data, jnp.pad(sizes, (0, padded - self.devices), mode="edge"), self.first + jnp.arange(padded)
+        sizes = jnp.pad(jnp.asarray(self.sizes), (0, padded - self.devices), mode="edge")
+        return sums.DeviceRecords(self.data, sizes, self.first + jnp.arange(padded))
 
-    def _gradient(self, theta: jax.Array, device: Any, limit: Any = None, key: Any = None) -> tuple[Sum, jax.Array]:
-        """Return one device's gradient with its share of the prior's, and whether an example of it has none.
+    @property
+    def _model_gradients(self) -> sums.CustomGradients:
+        """The functions and sizes that clipped sums are made of."""
+        return sums.CustomGradients(
+            costs=self._costs,
+            record_gradients=self._record_gradients,
+            prior_gradient=self._prior_gradient,
+            devices=self.devices,
+            block=self.block,
+            batch=self.batch,
+            records_per_block=self.example_block,
+        )
 
-        Args:
-            theta: θ[m].
-            device: one of `_held`.
-            limit: c, to which each example is clipped; None where devices are clipped as a whole.
-            key: draws the mini-batch.
+    def _gradient(self, theta: jax.Array, device: sums.DeviceRecords) -> jax.Array:
+        """Return one device's gradient at θ[m], unclipped and of all its examples, [m]."""
+        return sums.device_gradient(self._model_gradients, theta, device).gradient.rounded
 
-        Returns:
-            The sum [m], and whether an example was left out of it that has no finite gradient.
-        """
-        held, size, number = device
-        count = jax.tree.leaves(held)[0].shape[0]
-        real, scale, rows = jnp.arange(count) < size, jnp.ones((), theta.dtype), self.example_block or count
-        if self.batch is not None and key is not None and self.batch < count:
-            # Without replacement: an example that came twice would count twice.
-            # One draw for each example, so that a device alone, which is not filled up, draws the same.
-            device_key = jax.random.fold_in(key, number)
-            lots = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(device_key, n)))(jnp.arange(count))
-            chosen = jax.lax.top_k(jnp.where(real, lots, -1.0), self.batch)[1]
-            held, real = jax.tree.map(lambda values: jnp.asarray(values)[chosen], held), real[chosen]
-            scale, rows = jnp.maximum(size / self.batch, 1.0).astype(theta.dtype), self.batch
+    def _record_gradients(self, theta: jax.Array, examples: Any) -> list[ArrayGradients]:
+        """Return the gradients of examples[n, ...] at θ[m], by array of parameters."""
+        leaves = jax.tree.leaves(self.model.unflatten(theta))
+        return self.model.record.of(leaves, examples)
 
-        def part(examples: Any, real: jax.Array) -> tuple[jax.Array, jax.Array]:
-            if limit is None:
-
-                def cost(at: jax.Array) -> jax.Array:
-                    return jnp.sum(jnp.where(real, self._costs(at, examples), 0.0))
-
-                return scale * jax.grad(cost)(theta), jnp.zeros((), bool)
-            each = self.model.record.of(jax.tree.leaves(self.model.unflatten(theta)), examples)
-            # In units of the clip, so that no square that matters is too large or too small for float32.
-            unit = jnp.where(jnp.isfinite(limit), limit, 1.0) / scale
-            norm = scale * unit * jnp.sqrt(sum(rows.squares(1 / unit) for rows in each))
-            # A record without a finite gradient adds nothing: whether there is one must not show.
-            lost = ~jnp.isfinite(norm)
-            kept = scale * clip_factor(jnp.where(real & ~lost, 1.0, 0.0), limit, jnp.where(lost, 0.0, norm))
-
-            def added(finite: bool) -> jax.Array:
-                return jnp.concatenate([(rows if finite else rows.without(lost)).weighted(kept) for rows in each])
-
-            sums = jax.lax.cond(jnp.any(lost), partial(added, False), partial(added, True))
-            return sums, jnp.any(lost & real)
-
-        prior = jax.grad(self.model.prior_cost)(theta) / self.prior_devices
-        if limit is not None:
-            prior = pairs.cap_prior(prior, (-1,))
-            rows = min(rows, ROWS)  # more would be more sensitive, see `summation`
-        count = real.shape[0]
-        if rows >= count:
-            sums, lost = part(held, real)
-            return two_sum(sums, prior), lost
-        missing = -count % rows  # of a mini-batch; devices' examples come in whole blocks
-        held = jax.tree.map(lambda values: jnp.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)], "edge"), held)
-        pieces = jax.tree.map(lambda values: split_blocks(values, rows), (held, jnp.pad(real, (0, missing))))
-
-        def step(carry: tuple[Sum, jax.Array], piece: Any) -> tuple[tuple[Sum, jax.Array], None]:
-            sums, lost = part(*piece)
-            return (plus(carry[0], as_pair(sums)), carry[1] | lost), None
-
-        (total, lost), _ = jax.lax.scan(step, (as_pair(jnp.zeros_like(prior)), jnp.zeros((), bool)), pieces)
-        return plus(total, as_pair(prior)), lost
+    def _prior_gradient(self, theta: jax.Array) -> jax.Array:
+        """Return a device's share of the prior's gradient at θ[m], [m]."""
+        return jax.grad(self.model.prior_cost)(theta) / self.prior_devices
 
     def _costs(self, theta: jax.Array, examples: Any) -> jax.Array:
         """Return −log p(example|θ) of examples[n, ...], [n]."""
@@ -253,7 +189,7 @@ class CustomPosterior(Shown, Posterior):
         count = self._longest
         if self.batch is not None and self.batch < count:
             return count  # only a mini-batch of them is
-        most = int(np.clip(EXAMPLE_BYTES // self._bytes(by_example), 1, min(count, ROWS) if by_example else count))
+        most = int(np.clip(EXAMPLE_BYTES // self._bytes(by_example), 1, min(count, RECORDS_PER_FLOAT32_SUM) if by_example else count))
         return -(-count // -(-count // most))
 
     def _bytes(self, by_example: bool) -> int:
@@ -263,13 +199,20 @@ class CustomPosterior(Shown, Posterior):
     @property
     def _alone(self) -> bool:
         """Whether the records of one device and chain keep a CPU busy: then these come one after the other."""
-        return jax.default_backend() == "cpu" and self.working_bytes(1, True) > CPU_BLOCK // 16
+        return jax.default_backend() == "cpu" and self.working_bytes(1, True) > CPU_CACHE_BYTES // 16
 
-    def rounding(self, clip: Array, example_clip: Array) -> float:
-        """Return how much less clips are to be, see `pairs.rounding`."""
-        norm = (additions(self.dim) / 2 + 8) * UNIT
-        record = ((self.model.record.additions + len(self.model.shapes)) / 2 + 14) * UNIT
-        return pairs.rounding(norm, record, self.dim, self.sizes, clip, example_clip)
+    def rounding(self, clip: Array, example_clip: Array) -> bound.RoundingError:
+        """Return e by its terms; see `Posterior.rounding`."""
+        arrays = len(self.model.shapes)
+        settings = bound.SumSettings(
+            dim=self.dim,
+            sizes=self.sizes,
+            clip=clip,
+            example_clip=example_clip,
+            device_norm_error=bound.vector_norm_error(self.dim),
+            record_norm_error=bound.traced_norm_error(self.model.record.additions, arrays),
+        )
+        return bound.rounding_error(settings)
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Return the memory that one device at a time needs for its part of a round, in bytes."""
@@ -287,9 +230,11 @@ class CustomPosterior(Shown, Posterior):
         See `Posterior.on_accelerator`.
         """
         per_device = self.working_bytes(chains, by_example)
-        small = not by_example and self.devices * per_device <= 4 * CPU_BLOCK  # a loop would take longer than its parts
-        room = 4.0 * (CPU_BLOCK if small else chains * self.dim)
-        block = 1 if by_example and self._alone else block_size(self.devices, per_device, room, limit)
+        small = not by_example and self.devices * per_device <= 4 * CPU_CACHE_BYTES  # a loop would take longer than its parts
+        room = 4.0 * (CPU_CACHE_BYTES if small else chains * self.dim)
+        block = block_size(self.devices, bytes_per_device=per_device, theta_bytes=room, limit=limit)
+        if by_example and self._alone:
+            block = 1
         rows = self._at_a_time(by_example)
 
         def padded(values: NDArray[Any]) -> jax.Array:
@@ -341,7 +286,7 @@ class CustomPosterior(Shown, Posterior):
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Return every device's own gradient, unclipped and of all examples, [K, m]."""
         held = jax.tree.map(jnp.asarray, self._held)
-        return jax.lax.map(lambda one: self._gradient(theta, one)[0].rounded, held)[: self.devices]
+        return jax.lax.map(lambda device: self._gradient(theta, device), held)[: self.devices]
 
     def device(self, index: int) -> Self:
         """Return one device's part, with its own share of the prior; mu and L are still those of all devices."""
@@ -436,10 +381,9 @@ def _total_cost(posterior: CustomPosterior, theta: jax.Array) -> tuple[jax.Array
     """Return the cost and its gradient over all examples of all devices, one device at a time."""
 
     def body(total: Any, one: Any) -> tuple[Any, None]:
-        held, size, _ = one
-        real = jnp.arange(jax.tree.leaves(held)[0].shape[0]) < size
-        costs = jax.vmap(posterior.model.cost, (None, 0))(theta, held)
-        gradient = in_order(posterior._gradient)(theta, one)[0].rounded
+        real = jnp.arange(jax.tree.leaves(one.records)[0].shape[0]) < one.size
+        costs = jax.vmap(posterior.model.cost, (None, 0))(theta, one.records)
+        gradient = in_order(posterior._gradient)(theta, one)
         return (total[0] + jnp.sum(jnp.where(real, costs, 0.0)), total[1] + gradient), None
 
     return jax.lax.scan(body, (posterior.model.prior_cost(theta), jnp.zeros_like(theta)), posterior._held)[0]

@@ -1,0 +1,50 @@
+"""Compute all chains of a `vmap` in one call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def batch_chains(
+    function: Callable[..., Any], chain_arguments: int
+) -> Callable[..., Any]:
+    """Return a function of one chain whose `vmap` is one call for all chains.
+
+    Args:
+        function: takes data, then arguments with a leading chain axis, and returns
+            arrays with one. All but the first of these arguments have length 1 there
+            where they are the same for all chains.
+        chain_arguments: how many of the last arguments are a chain's own.
+
+    Returns:
+        A function of data and of the arguments of one chain.
+    """
+    last = slice(-chain_arguments, None)
+    first = slice(None, -chain_arguments)
+
+    def one_chain(*arguments: Any) -> Any:
+        chains = [value[None] for value in arguments[last]]
+        result = function(*arguments[first], *chains)
+        return jax.tree.map(lambda value: value[0], result)
+
+    single = jax.custom_batching.custom_vmap(one_chain)
+
+    @single.def_vmap
+    def _(axis_size: int, batched: list[Any], *arguments: Any) -> tuple[Any, Any]:
+        if any(jax.tree.leaves(batched[first])):
+            # As many data sets as chains: there is nothing to share.
+            axes = jax.tree.map(lambda flag: 0 if flag else None, list(batched))
+            result = jax.vmap(one_chain, axes)(*arguments)
+        else:
+            chains = [
+                value if flag else value[None]
+                for value, flag in zip(arguments[last], batched[last], strict=True)
+            ]
+            shape = (axis_size, *chains[0].shape[1:])
+            chains[0] = jnp.broadcast_to(chains[0], shape)
+            result = function(*arguments[first], *chains)
+        return result, jax.tree.map(lambda _: True, result)
+
+    return single

@@ -1,0 +1,137 @@
+"""Sums over devices (docs/privacy.md, Sums, steps 5 and 7)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.sums.constants import DEVICES_PER_FLOAT32_SUM
+from wflmc.sums.lattices import lattice_sum, lattice_sum_of_pairs
+from wflmc.sums.pairs import Pair, barrier, plus, times, two_sum
+from wflmc.sums.parts import split_axis
+
+
+class Sum(NamedTuple):
+    """A sum over devices before it is rounded to float32.
+
+    Noise has to be added to all of it: `plus_noise` rounds after that (Sums, step 7).
+    """
+
+    high: jax.Array
+    """The sum, rounded to float32."""
+    low: jax.Array | None = None
+    """What rounding left out; None where the bound allows for a float32 sum, as of few
+    devices that are protected as a whole (Sums, step 5)."""
+
+    @property
+    def pair(self) -> Pair:
+        """The sum as a pair; its low part is zero where there is none."""
+        low = jnp.zeros_like(self.high) if self.low is None else self.low
+        return Pair(self.high, low)
+
+    @property
+    def rounded(self) -> jax.Array:
+        """The sum, rounded to float32."""
+        return self.high if self.low is None else self.high + self.low
+
+    @property
+    def double(self) -> NDArray[np.float64]:
+        """The sum in float64, on the host."""
+        high = np.asarray(self.high, np.float64)
+        return high if self.low is None else high + np.asarray(self.low, np.float64)
+
+    def scaled(self, factor: jax.Array) -> "Sum":
+        """Return the sum times a float32 number."""
+        if self.low is None:
+            return Sum(factor * self.high)
+        return Sum(*times(factor, self.pair))
+
+    def plus_noise(self, noise: jax.Array) -> jax.Array:
+        """Return the float32 number next to sum + noise (Sums, step 7).
+
+        Args:
+            noise: float32, of the sum's shape.
+        """
+        if self.low is None:
+            return self.high + noise
+        noisy = two_sum(self.high, noise)
+        return noisy.high + (noisy.low + self.low)
+
+
+class ClippedSum(NamedTuple):
+    """Σ_k w_k g_k min(1, ℓ_k/‖g_k‖) and what it was made of."""
+
+    total: Sum
+    """The sum over devices, [m]."""
+    norms: jax.Array
+    """‖g_k‖ before the device's clipping, [K]."""
+
+
+def zero_sum(like: jax.Array, devices: int) -> Sum:
+    """Return zero, to add devices to that are protected as a whole (Sums, step 5).
+
+    Args:
+        like: an array of the sum's shape and type.
+        devices: how many are to be added.
+    """
+    zero = jnp.zeros_like(like)
+    if devices <= DEVICES_PER_FLOAT32_SUM:
+        return Sum(zero)
+    return zero_pair_sum(like)
+
+
+def zero_pair_sum(like: jax.Array) -> Sum:
+    """Return zero, to add devices to whose single records are protected."""
+    return Sum(jnp.zeros_like(like), jnp.zeros_like(like))
+
+
+def add_devices(total: Sum, terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
+    """Add what devices send, where a whole device may change (Sums, step 5).
+
+    Float32 adds up to 128 devices, and such sums are added on a lattice.
+
+    Args:
+        total: of `zero_sum`.
+        terms: float32 [..., devices, ...].
+        axis: that of the devices.
+        bound: of `signal_bound`.
+
+    Returns:
+        The new sum.
+    """
+    if total.low is None:
+        return Sum(total.high + _float32_sum(terms, axis))
+    if terms.shape[axis] <= DEVICES_PER_FLOAT32_SUM:
+        return Sum(*plus(total.pair, Sum(_float32_sum(terms, axis)).pair))
+    axis = axis % terms.ndim
+    groups = barrier(split_axis(terms, axis, DEVICES_PER_FLOAT32_SUM).sum(axis + 1))
+    group_bound = bound * DEVICES_PER_FLOAT32_SUM
+    return Sum(*plus(total.pair, lattice_sum(groups, axis, group_bound)))
+
+
+def add_on_lattice(total: Sum, terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
+    """Add what devices send, where one record of a device may change (Sums, step 5).
+
+    Args:
+        total: of `zero_pair_sum`.
+        terms: float32 [..., devices, ...].
+        axis: that of the devices.
+        bound: of `signal_bound`.
+
+    Returns:
+        The new sum.
+    """
+    return Sum(*plus(total.pair, lattice_sum(terms, axis, bound)))
+
+
+def add_pairs_on_lattice(total: Sum, terms: Pair, axis: int, bound: jax.Array) -> Sum:
+    """Add pairs that devices send; the arguments are those of `add_on_lattice`."""
+    return Sum(*plus(total.pair, lattice_sum_of_pairs(terms, axis, bound)))
+
+
+def _float32_sum(terms: jax.Array, axis: int) -> jax.Array:
+    """Return Σ terms as a matrix product: faster than a sum by XLA on a CPU."""
+    ones = jnp.ones(terms.shape[axis], terms.dtype)
+    return jnp.tensordot(ones, terms, (0, axis), precision="highest")

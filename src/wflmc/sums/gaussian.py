@@ -1,0 +1,207 @@
+r"""Clipped sums of the linear model's gradients, for all chains at once.
+
+The gradient of device k is $H_k\theta - b_k$, with its share of the prior in $H_k$; that
+of one record is $(\theta^\top u - v)\,u$. The float64 references are
+`reference.gaussian_device_gradients` and `reference.gaussian_record_gradients`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from wflmc.sums.blocks import DeviceInputs, scan_blocks, scan_float32_groups
+from wflmc.sums.chains import batch_chains
+from wflmc.sums.clipping import cap_prior, clip_factor, clip_pairs, signal_bound
+from wflmc.sums.constants import LONGEST_VECTOR, MAX_RECORDS_CLIPPED_IN_FLOAT32
+from wflmc.sums.devices import (
+    ClippedSum,
+    Sum,
+    add_devices,
+    add_on_lattice,
+    add_pairs_on_lattice,
+    zero_pair_sum,
+    zero_sum,
+)
+from wflmc.sums.norms import row_norms, vector_norms
+from wflmc.sums.pairs import Pair, as_pair, plus
+from wflmc.sums.records import Records, sum_records
+
+
+class Quadratics(NamedTuple):
+    """Costs of devices, with leading axes [blocks, block]."""
+
+    hessian: jax.Array
+    """H[..., m, m]."""
+    linear: jax.Array
+    """b[..., m]."""
+
+
+class LinearRecords(NamedTuple):
+    """Records of devices, with leading axes [blocks, block]."""
+
+    features: jax.Array
+    """u[..., n, m], zero where a device has fewer records."""
+    target: jax.Array
+    """v[..., n]."""
+
+
+def clip_devices(
+    blocks: Quadratics, theta: jax.Array, weight: jax.Array, clip: jax.Array
+) -> ClippedSum:
+    """Return Σ_k w_k clip(g_k) of some chains (Sums, steps 3 to 5).
+
+    Args:
+        blocks: costs of devices.
+        theta: θ[chain, m], or [chain, K, m] where each device received its own.
+        weight: w[chain, K], or [1, K].
+        clip: ℓ, as `weight`.
+
+    Returns:
+        The sum [chain, m] and the norms [chain, K].
+    """
+    bound = signal_bound(weight, clip)
+
+    def add(
+        total: Sum, block: Quadratics, inputs: DeviceInputs
+    ) -> tuple[Sum, jax.Array]:
+        # H is symmetric: its rows are its columns.
+        gradients = _row_products(theta, inputs.theta, block.hessian) - block.linear
+        norms = vector_norms(gradients)
+        factors = clip_factor(inputs.weight, inputs.clip, norms)
+        clipped = factors[..., None] * gradients
+        return add_devices(total, clipped, 1, bound), norms
+
+    inputs = DeviceInputs(weight, clip, theta=theta if theta.ndim == 3 else None)
+    start = zero_sum(_zeros(theta), weight.shape[1])
+    return ClippedSum(*scan_float32_groups(add, blocks, start, inputs))
+
+
+def clip_records(
+    blocks: LinearRecords,
+    curvature: jax.Array,
+    theta: jax.Array,
+    weight: jax.Array,
+    clip: jax.Array,
+    example_clip: jax.Array,
+) -> ClippedSum:
+    """Return the sum with every record clipped first (Sums, steps 1 to 5).
+
+    Args:
+        blocks: records of devices.
+        curvature: a device's share of the prior's, [m, m].
+        theta: θ[chain, m], or [chain, K, m] where each device received its own.
+        weight: w[chain, K], or [1, K].
+        clip: ℓ, as `weight`.
+        example_clip: c, as `weight`.
+
+    Returns:
+        The sum [chain, m] and the norms of the devices' gradients [chain, K].
+    """
+    bound = signal_bound(weight, clip)
+    common_prior = None if theta.ndim == 3 else _prior_share(theta[:, None], curvature)
+
+    def add(
+        total: Sum, block: LinearRecords, inputs: DeviceInputs
+    ) -> tuple[Sum, jax.Array]:
+        residuals = _clipped_residuals(theta, block, inputs)
+        if common_prior is None:
+            assert inputs.theta is not None
+            prior = _prior_share(inputs.theta, curvature)
+        else:
+            prior = common_prior
+        like = jnp.zeros((len(residuals), *block.features.shape[::2]), theta.dtype)
+        gradients = _device_gradients(residuals, block.features, prior, like)
+        return _add_clipped(total, gradients, inputs, block, bound)
+
+    received = theta if theta.ndim == 3 else None
+    inputs = DeviceInputs(weight, clip, example_clip, received)
+    start = zero_pair_sum(_zeros(theta))
+    return ClippedSum(*scan_blocks(add, blocks, start, inputs))
+
+
+def _clipped_residuals(
+    theta: jax.Array, block: LinearRecords, inputs: DeviceInputs
+) -> jax.Array:
+    r"""Return residuals $r = \theta^\top u - v$ clipped to $|r| \le c/\lVert u\rVert$.
+
+    Returns:
+        [chain, block, n].
+    """
+    assert inputs.example_clip is not None
+    residuals = _row_products(theta, inputs.theta, block.features) - block.target
+    # A row whose norm is too small for float32 is limited as if it were not.
+    lengths = jnp.maximum(row_norms(block.features), 1 / LONGEST_VECTOR)
+    limits = inputs.example_clip[..., None] / lengths
+    return clip_residuals(residuals, limits)
+
+
+def clip_residuals(residuals: jax.Array, limits: jax.Array) -> jax.Array:
+    """Return residuals, each within its limit."""
+    return jnp.clip(residuals, -limits, limits)
+
+
+def _device_gradients(
+    residuals: jax.Array, features: jax.Array, prior: jax.Array, like: jax.Array
+) -> Pair:
+    """Return Σ_n r_n u_n plus the prior's share, of the shape of `like`."""
+    of_records = Records(residuals, axis=2), Records(features, axis=1)
+    records = sum_records(_weighted_rows, like, *of_records)
+    return plus(records, as_pair(prior + like))
+
+
+def _add_clipped(
+    total: Sum,
+    gradients: Pair,
+    inputs: DeviceInputs,
+    block: LinearRecords,
+    bound: jax.Array,
+) -> tuple[Sum, jax.Array]:
+    """Clip devices' gradients and add them; in pairs where a device has many records."""
+    if block.target.shape[1] > MAX_RECORDS_CLIPPED_IN_FLOAT32:
+        weight = jnp.broadcast_to(inputs.weight, gradients.high.shape[:2])
+        clipped, norms = clip_pairs(gradients, weight, inputs.clip, (-1,))
+        return add_pairs_on_lattice(total, clipped, 1, bound), norms
+    rounded = gradients.rounded
+    norms = vector_norms(rounded)
+    factors = clip_factor(inputs.weight, inputs.clip, norms)
+    sent = factors[..., None] * rounded
+    return add_on_lattice(total, sent, 1, bound), norms
+
+
+def _prior_share(theta: jax.Array, curvature: jax.Array) -> jax.Array:
+    """Return a device's share of the prior's gradient at θ[..., m]."""
+    share = jnp.matmul(theta, curvature, precision="highest")
+    return cap_prior(share, (-1,))
+
+
+def _row_products(
+    theta: jax.Array, received: jax.Array | None, rows: jax.Array
+) -> jax.Array:
+    """Return products of rows[k, n, m] with θ, or with what their device received.
+
+    Returns:
+        [chain, k, n].
+    """
+    if received is not None:
+        return jnp.einsum("ckm,knm->ckn", received, rows, precision="highest")
+    flat = rows.reshape(-1, theta.shape[1]).T
+    products = jnp.matmul(theta, flat, precision="highest")
+    return products.reshape(-1, *rows.shape[:2])
+
+
+def _weighted_rows(residuals: jax.Array, features: jax.Array) -> jax.Array:
+    """Return Σ_n r_n u_n, [chain, k, m]."""
+    return jnp.einsum("ckn,knm->ckm", residuals, features, precision="highest")
+
+
+def _zeros(theta: jax.Array) -> jax.Array:
+    """Return zeros[chain, m]."""
+    return jnp.zeros((theta.shape[0], theta.shape[-1]), theta.dtype)
+
+
+device_clipped_sum = batch_chains(clip_devices, chain_arguments=3)
+"""`clip_devices` of one chain, of (blocks, theta, weight, clip)."""
+record_clipped_sum = batch_chains(clip_records, chain_arguments=4)
+"""`clip_records` of one chain, of (blocks, curvature, theta, weight, clip,
+example_clip)."""

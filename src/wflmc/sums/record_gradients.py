@@ -1,0 +1,284 @@
+r"""Gradients of single records of any JAX model, of which each is clipped.
+
+What one record adds to the gradient of a dense layer's weights is a product $x\delta^\top$
+of what entered the layer and of what came back. Its norm is $\lVert x\rVert\,
+\lVert\delta\rVert$, and one matrix product adds such products of many records: none of
+them is ever written (docs/privacy.md, Sums, step 3).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wflmc.sums.constants import RECORD_SQUARES_PER_STAGE
+from wflmc.sums.independence import check_independence
+from wflmc.sums.norms import additions, sum_squares
+from wflmc.sums.pairs import barrier
+
+RESHAPING = ("reshape", "transpose", "squeeze")
+"""Primitives that give a product of vectors another shape or order."""
+CONVOLUTION = "conv_general_dilated"
+
+
+# Traced functions.
+
+
+def run_traced(traced: Any, *values: Any) -> list[jax.Array]:
+    """Call a traced function with numbers of other types than it was traced for.
+
+    Args:
+        traced: a closed jaxpr.
+        *values: its arguments, flat.
+
+    Returns:
+        Its results, flat.
+    """
+    # This import brings Pallas along, which `wflmc plan` need not wait for.
+    from jax.extend.core import jaxpr_as_fun
+
+    arguments = [
+        jnp.asarray(value, declared.dtype)
+        for value, declared in zip(values, traced.in_avals, strict=True)
+    ]
+    return jaxpr_as_fun(traced)(*arguments)
+
+
+def map_equations(traced: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a traced function with every equation changed.
+
+    Args:
+        traced: a jaxpr, closed or not.
+        change: from an equation to another one. Equations of the functions that an
+            equation calls are changed before it.
+
+    Returns:
+        A jaxpr of the same kind.
+    """
+
+    def changed_value(value: Any) -> Any:
+        return map_equations(value, change) if _is_jaxpr(value) else value
+
+    def changed_equation(equation: Any) -> Any:
+        params = jax.tree.map(changed_value, equation.params, is_leaf=_is_jaxpr)
+        return change(equation.replace(params=params))
+
+    jaxpr = getattr(traced, "jaxpr", traced)  # a closed one has constants besides
+    changed = jaxpr.replace(eqns=[changed_equation(one) for one in jaxpr.eqns])
+    return changed if jaxpr is traced else traced.replace(jaxpr=changed)
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(value, "eqns")
+
+
+def inline_call(equation: Any) -> Any:
+    """Return a call of a `jax.jit` function as one that is replaced by its equations."""
+    if "inline" not in equation.params:
+        return equation
+    now = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
+    return equation.replace(params={**equation.params, "inline": now})
+
+
+def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with its convolutions in the order that XLA is fast with.
+
+    On a CPU, XLA brings dimensions into that order by itself, but not in loops, such as
+    those over rounds and blocks of devices.
+
+    Args:
+        function: of pytrees of arrays.
+
+    Returns:
+        The same function; on an accelerator, `function` itself.
+    """
+
+    def ordered(*values: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*values)
+        changed = map_equations(traced, _order_convolution)
+        results = run_traced(changed, *jax.tree.leaves(values))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return ordered if jax.default_backend() == "cpu" else function
+
+
+def _order_convolution(equation: Any) -> Any:
+    """Return a convolution as one of rows [n, ..., in] and kernels [..., in, out]."""
+    if equation.primitive.name != CONVOLUTION:
+        return equation
+    declared = equation.params["dimension_numbers"]
+    last = len(declared.lhs_spec) - 1
+    rows = (0, last, *range(1, last))
+    kernels = (last, last - 1, *range(last - 1))
+    standard = jax.lax.ConvDimensionNumbers(rows, kernels, rows)
+
+    def moved(values: jax.Array, source: Any, target: Any) -> jax.Array:
+        return values.transpose([source[role] for role in np.argsort(target)])
+
+    def convolve(left: jax.Array, right: jax.Array) -> jax.Array:
+        operands = (
+            moved(left, declared.lhs_spec, standard.lhs_spec),
+            moved(right, declared.rhs_spec, standard.rhs_spec),
+        )
+        params = {**equation.params, "dimension_numbers": standard}
+        result = equation.primitive.bind(*operands, **params)
+        return moved(result, standard.out_spec, declared.out_spec)
+
+    shapes = [variable.aval for variable in equation.invars]
+    call = jax.make_jaxpr(jax.jit(convolve))(*shapes).eqns[0]
+    return call.replace(invars=equation.invars, outvars=equation.outvars)
+
+
+# Gradients.
+
+
+class ArrayGradients(NamedTuple):
+    """Gradients of n records with respect to one array of parameters."""
+
+    right: jax.Array
+    """[n, size], or the second vectors of products, [n, q]."""
+    left: jax.Array | None = None
+    """The first vectors, [n, p], whose largest number is 1."""
+    reshaping: tuple[Any, ...] = ()
+    """Equations from a product to the array of parameters, the last one first."""
+
+    def squares(self, scale: jax.Array) -> jax.Array:
+        """Return the squared norms of `scale` times the gradients, [n] (Sums, step 3)."""
+        right = sum_squares(self.right * scale, stage=RECORD_SQUARES_PER_STAGE)
+        if self.left is None:
+            return right
+        return right * sum_squares(self.left, stage=RECORD_SQUARES_PER_STAGE)
+
+    def weighted(self, weights: jax.Array) -> jax.Array:
+        """Return the gradients' sum with weights[n], [size]."""
+        if self.left is None:
+            return jnp.matmul(weights, self.right, precision="highest")
+        right = weights[:, None] * self.right
+        total = jnp.matmul(self.left.T, right, precision="highest")
+        for equation in reversed(self.reshaping):
+            shape = equation.invars[0].aval.shape
+            total = equation.primitive.bind(total.reshape(shape), **equation.params)
+        return total.ravel()
+
+    def without(self, lost: jax.Array) -> "ArrayGradients":
+        """Return the gradients with zeros in place of those of some records, [n]."""
+        return self._replace(right=jnp.where(lost[:, None], 0.0, self.right))
+
+
+class Factored(NamedTuple):
+    """An output of a trace, as the vectors whose product it is, or by itself."""
+
+    vectors: list[Any]
+    """Variables of the trace: two vectors, or the output alone."""
+    reshaping: tuple[Any, ...]
+    """Equations from the product to the output, the last one first."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many numbers each vector has."""
+        return [int(np.prod(vector.aval.shape)) for vector in self.vectors]
+
+
+class RecordGradient:
+    """The traced gradient of a cost of (arrays of parameters, record).
+
+    Where the gradient is a product of two vectors, the trace returns these.
+    """
+
+    def __init__(self, cost: Callable[[Any, Any], Any], leaves: Any, record: Any):
+        """Trace the gradient.
+
+        Args:
+            cost: of a list of arrays and of one record.
+            leaves: arrays of the parameters' shapes.
+            record: of a record's shapes.
+
+        Raises:
+            InputError: where one record could change the gradient of another.
+        """
+        traced: Any = jax.make_jaxpr(jax.grad(cost))(leaves, record)
+        # A rule of `jax.custom_vjp` is Python code, which may act otherwise than when
+        # the model was checked.
+        check_independence("log_likelihood", traced)
+        sources = {
+            id(output): equation
+            for equation in traced.eqns
+            for output in equation.outvars
+        }
+        self._outputs = [_factored(sources, out) for out in traced.jaxpr.outvars]
+        vectors = [vector for output in self._outputs for vector in output.vectors]
+        jaxpr = traced.jaxpr.replace(outvars=vectors)
+        self._run = partial(run_traced, traced.replace(jaxpr=jaxpr))
+
+    @property
+    def size(self) -> int:
+        """Numbers of one record's gradient, by vectors."""
+        return sum(sum(output.sizes) for output in self._outputs)
+
+    @property
+    def additions(self) -> int:
+        """The most additions that a square goes through within its array."""
+        return max(
+            sum(additions(size, RECORD_SQUARES_PER_STAGE) for size in output.sizes)
+            for output in self._outputs
+        )
+
+    def of(self, leaves: Any, records: Any) -> list[ArrayGradients]:
+        """Return the gradients of records[n, ...], by array of parameters."""
+
+        def gradient(record: Any) -> list[jax.Array]:
+            return self._run(*leaves, *jax.tree.leaves(record))
+
+        vectors = barrier(jax.vmap(gradient)(records))
+        flat = iter([values.reshape(len(values), -1) for values in vectors])
+        return [
+            _array_gradients(list(islice(flat, len(output.vectors))), output.reshaping)
+            for output in self._outputs
+        ]
+
+
+def _array_gradients(
+    vectors: list[jax.Array], reshaping: tuple[Any, ...]
+) -> ArrayGradients:
+    """Return gradients whose left vectors have a largest number of 1.
+
+    Then no square of either vector is too large or too small on its own.
+    """
+    if len(vectors) == 1:
+        return ArrayGradients(vectors[0])
+    left, right = vectors
+    largest = jnp.abs(left).max(1, keepdims=True)
+    usable = (largest > 0) & jnp.isfinite(largest)
+    scaled = jnp.where(usable, left / largest, 0.0)
+    return ArrayGradients(right * largest, scaled, reshaping)
+
+
+def _factored(sources: dict[int, Any], output: Any) -> Factored:
+    """Return the vectors whose product an output of a trace is, or the output itself.
+
+    Args:
+        sources: the equation of every variable, by the variable's id.
+        output: a variable of the trace.
+    """
+    reshaping = []
+    equation = sources.get(id(output))
+    while equation is not None and equation.primitive.name in RESHAPING:
+        reshaping.append(equation)
+        equation = sources.get(id(equation.invars[0]))
+    if equation is not None and _is_outer_product(equation):
+        return Factored(list(equation.invars), tuple(reshaping))
+    return Factored([output], ())
+
+
+def _is_outer_product(equation: Any) -> bool:
+    """Return whether an equation multiplies vectors and sums over nothing."""
+    if equation.primitive.name != "dot_general":
+        return False
+    variables = (*equation.invars, *equation.outvars)
+    left, right, product = (int(np.prod(one.aval.shape)) for one in variables)
+    same_type = len({variable.aval.dtype for variable in variables}) == 1
+    return same_type and left * right == product and left + right < product
