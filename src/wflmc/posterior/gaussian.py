@@ -98,9 +98,7 @@ class GaussianPosterior(Regression):
             features=split_blocks(self.features, block),
             target=split_blocks(self.target, block),
         )
-        return sums.record_clipped_sum(
-            records, self._prior_curvature, theta, weight, clip, example_clip
-        )
+        return sums.record_clipped_sum(records, self._prior_curvature, theta, weight, clip, example_clip)
 
     @property
     def _prior_curvature(self) -> Array:
@@ -131,7 +129,9 @@ class GaussianPosterior(Regression):
         rows = slice(None if by_example else 0)
         taken = {"hessian": self.hessian, "linear": self.linear}
         taken |= {"features": self.features[:, rows], "target": self.target[:, rows]}
-        padded = {name: pad_to_blocks(values.astype(np.float32), block) for name, values in taken.items()}
+        padded: dict[str, Any] = {
+            name: pad_to_blocks(values.astype(np.float32), block) for name, values in taken.items()
+        }
         return replace(self, **padded, block=block, subject="")  # other data, same program
 
     def example_norms(self, theta: ArrayLike) -> Array:

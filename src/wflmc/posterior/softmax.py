@@ -155,7 +155,7 @@ class SoftmaxPosterior(Regression):
         if self._short_devices:
             group = softmax_rows.devices_on_lattice(block, rows)
         features = pad_to_blocks(self.features.astype(np.float32, copy=False), block, group)
-        changed = {"features": features, "labels": pad_to_blocks(self.labels, block, group)}
+        changed: dict[str, Any] = {"features": features, "labels": pad_to_blocks(self.labels, block, group)}
         if by_example or self._short_devices:
             squares = np.einsum("knd,knd->kn", self.features, self.features, dtype=float)
             norms = np.sqrt(squares)

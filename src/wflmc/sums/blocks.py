@@ -69,7 +69,9 @@ def split_blocks(values: Any, block: int) -> jax.Array:
 
 
 def blocks_per_group(
-    devices: int, block: int, devices_per_group: int = DEVICES_PER_FLOAT32_SUM
+    devices: int,
+    block: int,
+    devices_per_group: int = DEVICES_PER_FLOAT32_SUM,
 ) -> int:
     """Return how many blocks are added to one another before a pair takes over.
 
@@ -118,7 +120,10 @@ def block_size(
 
 
 def scan_blocks(
-    add: AddBlock, blocks: Any, start: Sum, inputs: DeviceInputs
+    add: AddBlock,
+    blocks: Any,
+    start: Sum,
+    inputs: DeviceInputs,
 ) -> tuple[Sum, jax.Array]:
     """Add devices to a sum, one block after the other.
 
@@ -138,7 +143,10 @@ def scan_blocks(
 
 
 def scan_float32_groups(
-    add: AddBlock, blocks: Any, start: Sum, inputs: DeviceInputs
+    add: AddBlock,
+    blocks: Any,
+    start: Sum,
+    inputs: DeviceInputs,
 ) -> tuple[Sum, jax.Array]:
     """Add devices that are protected as a whole; float32 adds 128 (Sums, step 5).
 
@@ -187,7 +195,8 @@ def scan_groups(
         total, numbers = add_group(start, scanned)
         return total, _by_device(numbers, inputs)
     groups = jax.tree.map(
-        lambda values: values.reshape(-1, group, *values.shape[1:]), scanned
+        lambda values: values.reshape(-1, group, *values.shape[1:]),
+        scanned,
     )
     total, numbers = jax.lax.scan(add_group, start, groups)
     flat = numbers.reshape(-1, *numbers.shape[2:])
@@ -210,13 +219,15 @@ def _scanned(blocks: Any, inputs: DeviceInputs) -> tuple[Any, DeviceInputs]:
 
     if block == 1:
         blocks = jax.tree.map(
-            lambda values: values.reshape(count, *values.shape[2:]), blocks
+            lambda values: values.reshape(count, *values.shape[2:]),
+            blocks,
         )
     return blocks, jax.tree.map(by_block, inputs)
 
 
 def _scan_body(
-    add: AddBlock, blocks: Any
+    add: AddBlock,
+    blocks: Any,
 ) -> Callable[[Sum, tuple[Any, DeviceInputs]], tuple[Sum, jax.Array]]:
     """Return the body of a loop over what `_scanned` returns."""
     block = jax.tree.leaves(blocks)[0].shape[1]

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 
 def batch_chains(
-    function: Callable[..., Any], chain_arguments: int
+    function: Callable[..., Any],
+    chain_arguments: int,
 ) -> Callable[..., Any]:
     """Return a function of one chain whose `vmap` is one call for all chains.
 
@@ -39,8 +40,7 @@ def batch_chains(
             result = jax.vmap(one_chain, axes)(*arguments)
         else:
             chains = [
-                value if flag else value[None]
-                for value, flag in zip(arguments[last], batched[last], strict=True)
+                value if flag else value[None] for value, flag in zip(arguments[last], batched[last], strict=True)
             ]
             shape = (axis_size, *chains[0].shape[1:])
             chains[0] = jnp.broadcast_to(chains[0], shape)

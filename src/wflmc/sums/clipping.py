@@ -81,7 +81,10 @@ def cap_prior(prior: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 def clip_pairs(
-    gradient: Pair, weight: jax.Array, clip: jax.Array, axes: tuple[int, ...]
+    gradient: Pair,
+    weight: jax.Array,
+    clip: jax.Array,
+    axes: tuple[int, ...],
 ) -> ClippedPairs:
     r"""Clip pairs: $w\,g \min(1, \ell/\lVert g\rVert)$ to 2⁻⁴⁰ of it (Sums, step 4).
 

@@ -117,12 +117,16 @@ def device_clipped_sum(
     bound = signal_bound(weight, clip)
 
     def gradient_of(
-        theta: jax.Array, device: DeviceRecords, key: jax.Array | None
+        theta: jax.Array,
+        device: DeviceRecords,
+        key: jax.Array | None,
     ) -> DeviceGradient:
         return device_gradient(model, theta, device, key)
 
     def add(
-        total: Sum, block: DeviceRecords, inputs: DeviceInputs
+        total: Sum,
+        block: DeviceRecords,
+        inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         received = None if inputs.theta is None else inputs.theta[0]
         if model.block == 1 and received is None:
@@ -168,12 +172,17 @@ def record_clipped_sum(
     in_pairs = longest > MAX_RECORDS_CLIPPED_IN_FLOAT32
 
     def gradient_of(
-        theta: jax.Array, device: DeviceRecords, limit: jax.Array, key: jax.Array | None
+        theta: jax.Array,
+        device: DeviceRecords,
+        limit: jax.Array,
+        key: jax.Array | None,
     ) -> DeviceGradient:
         return clipped_device_gradient(model, theta, device, limit, key)
 
     def add(
-        total: Sum, block: DeviceRecords, inputs: DeviceInputs
+        total: Sum,
+        block: DeviceRecords,
+        inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         assert inputs.example_clip is not None
         received = None if inputs.theta is None else inputs.theta[0]
@@ -226,7 +235,9 @@ def _scan(
 
 
 def _clip_float32(
-    gradients: jax.Array, lost: jax.Array, inputs: DeviceInputs
+    gradients: jax.Array,
+    lost: jax.Array,
+    inputs: DeviceInputs,
 ) -> tuple[jax.Array, jax.Array]:
     """Clip gradients[block, m]; one that is not a number adds nothing (Sums, step 8).
 
@@ -311,7 +322,11 @@ def clipped_device_gradient(
     """
     batch = _drawn(model, device, key, theta.dtype)
     block_gradient = partial(
-        _clipped_block_gradient, model, theta, example_clip, batch.scale
+        _clipped_block_gradient,
+        model,
+        theta,
+        example_clip,
+        batch.scale,
     )
     prior = cap_prior(model.prior_gradient(theta), (-1,))
     # More records in one float32 sum would be more sensitive (Sums, step 1).
@@ -342,16 +357,16 @@ def _clipped_block_gradient(
         return jnp.concatenate([array.weighted(factors) for array in arrays])
 
     def sum_finite() -> jax.Array:
-        return jnp.concatenate(
-            [array.without(lost).weighted(factors) for array in arrays]
-        )
+        return jnp.concatenate([array.without(lost).weighted(factors) for array in arrays])
 
     total = jax.lax.cond(jnp.any(lost), sum_finite, sum_all)
     return total, jnp.any(lost & real)
 
 
 def _record_norms(
-    arrays: list[ArrayGradients], example_clip: jax.Array, scale: jax.Array
+    arrays: list[ArrayGradients],
+    example_clip: jax.Array,
+    scale: jax.Array,
 ) -> jax.Array:
     """Return the norms of `scale` times the records' gradients, [n] (Sums, step 3).
 
@@ -393,7 +408,9 @@ def _drawn(
 
 
 def _sum_records(
-    block_gradient: BlockGradient, batch: Batch, prior: jax.Array
+    block_gradient: BlockGradient,
+    batch: Batch,
+    prior: jax.Array,
 ) -> DeviceGradient:
     """Return the sum over blocks of records, in pairs, plus the prior's share (step 2).
 
@@ -407,8 +424,8 @@ def _sum_records(
     """
     count = batch.real.shape[0]
     if batch.block >= count:
-        total, lost = block_gradient(batch.records, batch.real)
-        return DeviceGradient(two_sum(total, prior), lost)
+        block_sum, lost = block_gradient(batch.records, batch.real)
+        return DeviceGradient(two_sum(block_sum, prior), lost)
     missing = -count % batch.block  # of a mini-batch; devices come in whole blocks
 
     def padded(values: jax.Array) -> jax.Array:
@@ -417,7 +434,8 @@ def _sum_records(
     records = jax.tree.map(padded, batch.records)
     real = jnp.pad(batch.real, (0, missing))
     blocks = jax.tree.map(
-        lambda values: split_blocks(values, batch.block), (records, real)
+        lambda values: split_blocks(values, batch.block),
+        (records, real),
     )
 
     def step(total: DeviceGradient, block: Any) -> tuple[DeviceGradient, None]:
@@ -427,4 +445,4 @@ def _sum_records(
 
     zero = DeviceGradient(as_pair(jnp.zeros_like(prior)), jnp.zeros((), bool))
     total, _ = jax.lax.scan(step, zero, blocks)
-    return total._replace(gradient=plus(total.gradient, as_pair(prior)))
+    return DeviceGradient(plus(total.gradient, as_pair(prior)), total.lost)

@@ -47,7 +47,10 @@ class LinearRecords(NamedTuple):
 
 
 def clip_devices(
-    blocks: Quadratics, theta: jax.Array, weight: jax.Array, clip: jax.Array
+    blocks: Quadratics,
+    theta: jax.Array,
+    weight: jax.Array,
+    clip: jax.Array,
 ) -> ClippedSum:
     """Return Σ_k w_k clip(g_k) of some chains (Sums, steps 3 to 5).
 
@@ -63,7 +66,9 @@ def clip_devices(
     bound = signal_bound(weight, clip)
 
     def add(
-        total: Sum, block: Quadratics, inputs: DeviceInputs
+        total: Sum,
+        block: Quadratics,
+        inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         # H is symmetric: its rows are its columns.
         gradients = _row_products(theta, inputs.theta, block.hessian) - block.linear
@@ -102,7 +107,9 @@ def clip_records(
     common_prior = None if theta.ndim == 3 else _prior_share(theta[:, None], curvature)
 
     def add(
-        total: Sum, block: LinearRecords, inputs: DeviceInputs
+        total: Sum,
+        block: LinearRecords,
+        inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         residuals = _clipped_residuals(theta, block, inputs)
         if common_prior is None:
@@ -121,7 +128,9 @@ def clip_records(
 
 
 def _clipped_residuals(
-    theta: jax.Array, block: LinearRecords, inputs: DeviceInputs
+    theta: jax.Array,
+    block: LinearRecords,
+    inputs: DeviceInputs,
 ) -> jax.Array:
     r"""Return residuals $r = \theta^\top u - v$ clipped to $|r| \le c/\lVert u\rVert$.
 
@@ -142,7 +151,10 @@ def clip_residuals(residuals: jax.Array, limits: jax.Array) -> jax.Array:
 
 
 def _device_gradients(
-    residuals: jax.Array, features: jax.Array, prior: jax.Array, like: jax.Array
+    residuals: jax.Array,
+    features: jax.Array,
+    prior: jax.Array,
+    like: jax.Array,
 ) -> Pair:
     """Return Σ_n r_n u_n plus the prior's share, of the shape of `like`."""
     of_records = Records(residuals, axis=2), Records(features, axis=1)
@@ -176,7 +188,9 @@ def _prior_share(theta: jax.Array, curvature: jax.Array) -> jax.Array:
 
 
 def _row_products(
-    theta: jax.Array, received: jax.Array | None, rows: jax.Array
+    theta: jax.Array,
+    received: jax.Array | None,
+    rows: jax.Array,
 ) -> jax.Array:
     """Return products of rows[k, n, m] with θ, or with what their device received.
 

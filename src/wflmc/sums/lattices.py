@@ -80,7 +80,8 @@ def sum_parts(parts: Pair, axis: int) -> Pair:
     axes = (axis % parts.high.ndim,)
 
     def add(
-        x: tuple[jax.Array, jax.Array], y: tuple[jax.Array, jax.Array]
+        x: tuple[jax.Array, jax.Array],
+        y: tuple[jax.Array, jax.Array],
     ) -> tuple[jax.Array, jax.Array]:
         return x[0] + y[0], x[1] + y[1]
 

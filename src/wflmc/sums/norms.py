@@ -14,7 +14,9 @@ from wflmc.sums.parts import part_size, split_axis
 
 
 def sum_squares(
-    values: jax.Array, axis: int = -1, stage: int = SQUARES_PER_STAGE
+    values: jax.Array,
+    axis: int = -1,
+    stage: int = SQUARES_PER_STAGE,
 ) -> jax.Array:
     """Return Σ x² along an axis, in stages (Sums, step 3).
 

@@ -4,12 +4,14 @@ A pair stands for the number high + low. Accelerators are fast with float32 alon
 float64 on a host would need all gradients there.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
+
+Arrays = TypeVar("Arrays", jax.Array, list[jax.Array])
 
 LOWEST_FINITE = -3.3e38
 """Below every number that sums of clipped gradients meet."""
@@ -130,12 +132,12 @@ def sum_pairs(terms: Pair, axes: tuple[int, ...]) -> Pair:
     return Pair(high[0], low[0])
 
 
-def barrier(partial_sum: jax.Array) -> jax.Array:
-    """Return a partial sum that is to be added again.
+def barrier(partial_sums: Arrays) -> Arrays:
+    """Return partial sums, an array or a list of some, that are to be added again.
 
     Without a barrier XLA would make one long sum of both stages.
     """
-    held: jax.Array = jax.lax.optimization_barrier(partial_sum)  # type: ignore[no-untyped-call]
+    held: Arrays = jax.lax.optimization_barrier(partial_sums)  # type: ignore[no-untyped-call]
     return held
 
 

@@ -41,10 +41,7 @@ def run_traced(traced: Any, *values: Any) -> list[jax.Array]:
     # This import brings Pallas along, which `wflmc plan` need not wait for.
     from jax.extend.core import jaxpr_as_fun
 
-    arguments = [
-        jnp.asarray(value, declared.dtype)
-        for value, declared in zip(values, traced.in_avals, strict=True)
-    ]
+    arguments = [jnp.asarray(value, declared.dtype) for value, declared in zip(values, traced.in_avals, strict=True)]
     return jaxpr_as_fun(traced)(*arguments)
 
 
@@ -204,11 +201,7 @@ class RecordGradient:
         # A rule of `jax.custom_vjp` is Python code, which may act otherwise than when
         # the model was checked.
         check_independence("log_likelihood", traced)
-        sources = {
-            id(output): equation
-            for equation in traced.eqns
-            for output in equation.outvars
-        }
+        sources = {id(output): equation for equation in traced.eqns for output in equation.outvars}
         self._outputs = [_factored(sources, out) for out in traced.jaxpr.outvars]
         vectors = [vector for output in self._outputs for vector in output.vectors]
         jaxpr = traced.jaxpr.replace(outvars=vectors)
@@ -222,10 +215,7 @@ class RecordGradient:
     @property
     def additions(self) -> int:
         """The most additions that a square goes through within its array."""
-        return max(
-            sum(additions(size, RECORD_SQUARES_PER_STAGE) for size in output.sizes)
-            for output in self._outputs
-        )
+        return max(sum(additions(size, RECORD_SQUARES_PER_STAGE) for size in output.sizes) for output in self._outputs)
 
     def of(self, leaves: Any, records: Any) -> list[ArrayGradients]:
         """Return the gradients of records[n, ...], by array of parameters."""
@@ -235,14 +225,12 @@ class RecordGradient:
 
         vectors = barrier(jax.vmap(gradient)(records))
         flat = iter([values.reshape(len(values), -1) for values in vectors])
-        return [
-            _array_gradients(list(islice(flat, len(output.vectors))), output.reshaping)
-            for output in self._outputs
-        ]
+        return [_array_gradients(list(islice(flat, len(output.vectors))), output.reshaping) for output in self._outputs]
 
 
 def _array_gradients(
-    vectors: list[jax.Array], reshaping: tuple[Any, ...]
+    vectors: list[jax.Array],
+    reshaping: tuple[Any, ...],
 ) -> ArrayGradients:
     """Return gradients whose left vectors have a largest number of 1.
 

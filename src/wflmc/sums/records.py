@@ -26,7 +26,7 @@ class Records(NamedTuple):
     """That of the records."""
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         """How many records there are."""
         return int(self.values.shape[self.axis])
 
@@ -42,7 +42,7 @@ def sum_records(add_block: BlockSum, like: jax.Array, *records: Records) -> Pair
     Returns:
         The sum as a pair.
     """
-    count = records[0].count
+    count = records[0].number
     if count <= RECORDS_PER_FLOAT32_SUM:
         return as_pair(add_block(*(array.values for array in records)))
     if count <= MOST_UNROLLED_BLOCKS * RECORDS_PER_FLOAT32_SUM:
@@ -52,30 +52,25 @@ def sum_records(add_block: BlockSum, like: jax.Array, *records: Records) -> Pair
 
 def _sum_few_blocks(add_block: BlockSum, records: tuple[Records, ...]) -> Pair:
     """Return the sum over few blocks, without a loop."""
-    count = records[0].count
+    count = records[0].number
     sums = []
     for start in range(0, count, RECORDS_PER_FLOAT32_SUM):
         stop = min(start + RECORDS_PER_FLOAT32_SUM, count)
-        block = [
-            jax.lax.slice_in_dim(array.values, start, stop, axis=array.axis)
-            for array in records
-        ]
+        block = [jax.lax.slice_in_dim(array.values, start, stop, axis=array.axis) for array in records]
         sums.append(as_pair(add_block(*block)))
     return functools.reduce(plus, sums)
 
 
 def _sum_many_blocks(
-    add_block: BlockSum, like: jax.Array, records: tuple[Records, ...]
+    add_block: BlockSum,
+    like: jax.Array,
+    records: tuple[Records, ...],
 ) -> Pair:
     """Return the sum over many blocks, by a loop."""
     # XLA would copy all data to move an axis of length 1 out of the way.
-    one_device = all(
-        array.values.shape[0] == 1 and array.axis == 1 for array in records
-    )
+    one_device = all(array.values.shape[0] == 1 and array.axis == 1 for array in records)
     if one_device:
-        blocks = tuple(
-            split_axis(array.values[0], 0, RECORDS_PER_FLOAT32_SUM) for array in records
-        )
+        blocks = tuple(split_axis(array.values[0], 0, RECORDS_PER_FLOAT32_SUM) for array in records)
     else:
         blocks = tuple(_blocks_first(array) for array in records)
 

@@ -22,7 +22,9 @@ def clip_vectors(vectors: ArrayLike, clip: ArrayLike) -> Array:
 
 
 def device_clipped_sum(
-    gradients: ArrayLike, weight: ArrayLike, clip: ArrayLike
+    gradients: ArrayLike,
+    weight: ArrayLike,
+    clip: ArrayLike,
 ) -> Array:
     """Return Σ_k w_k g_k min(1, ℓ_k/‖g_k‖).
 
@@ -66,7 +68,9 @@ def record_clipped_sum(
 
 
 def gaussian_record_gradients(
-    theta: ArrayLike, features: ArrayLike, target: ArrayLike
+    theta: ArrayLike,
+    features: ArrayLike,
+    target: ArrayLike,
 ) -> Array:
     """Return (θᵀu − v) u of u[..., n, m] and v[..., n], [..., n, m]."""
     u = np.asarray(features, dtype=float)
@@ -75,7 +79,10 @@ def gaussian_record_gradients(
 
 
 def gaussian_device_gradients(
-    theta: ArrayLike, features: ArrayLike, target: ArrayLike, prior_share: ArrayLike
+    theta: ArrayLike,
+    features: ArrayLike,
+    target: ArrayLike,
+    prior_share: ArrayLike,
 ) -> Array:
     """Return Σ_n (θᵀu_n − v_n) u_n plus the prior's share[m], [K, m]."""
     records = gaussian_record_gradients(theta, features, target)
@@ -83,7 +90,10 @@ def gaussian_device_gradients(
 
 
 def softmax_residuals(
-    theta: ArrayLike, features: ArrayLike, labels: ArrayLike, classes: int
+    theta: ArrayLike,
+    features: ArrayLike,
+    labels: ArrayLike,
+    classes: int,
 ) -> Array:
     """Return p(class|u) − 1[class = label].
 
@@ -104,7 +114,10 @@ def softmax_residuals(
 
 
 def softmax_record_gradients(
-    theta: ArrayLike, features: ArrayLike, labels: ArrayLike, classes: int
+    theta: ArrayLike,
+    features: ArrayLike,
+    labels: ArrayLike,
+    classes: int,
 ) -> Array:
     """Return the gradients of records, [..., n, m]; arguments as of the residuals."""
     u = np.asarray(features, dtype=float)

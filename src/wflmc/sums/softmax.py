@@ -74,7 +74,9 @@ def clip_devices(
     bound = signal_bound(weight, clip)
 
     def add(
-        total: Sum, block: LabelledRows, inputs: DeviceInputs
+        total: Sum,
+        block: LabelledRows,
+        inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         columns = _columns(common_columns, inputs, dim)
         gradients = device_gradients(block, curvature, columns)
@@ -118,7 +120,9 @@ def clip_records(
     bound = signal_bound(weight, clip)
 
     def add(
-        total: Sum, block: LabelledRows, inputs: DeviceInputs
+        total: Sum,
+        block: LabelledRows,
+        inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         columns = _columns(common_columns, inputs, dim)
         prior = common_prior
@@ -156,7 +160,9 @@ def _add_clipped(
 
 
 def device_gradients(
-    block: LabelledRows, curvature: Curvature, columns: jax.Array
+    block: LabelledRows,
+    curvature: Curvature,
+    columns: jax.Array,
 ) -> jax.Array:
     """Return the gradients of a block of devices, unclipped.
 
@@ -185,7 +191,9 @@ def device_gradients(
 
 
 def likelihood_gradients(
-    features: jax.Array, labels: jax.Array, columns: jax.Array
+    features: jax.Array,
+    labels: jax.Array,
+    columns: jax.Array,
 ) -> jax.Array:
     """Return `device_gradients` without the prior's share.
 
@@ -210,7 +218,10 @@ def likelihood_gradients(
 
 
 def _clipped_record_sums(
-    block: LabelledRows, prior: jax.Array, columns: jax.Array, example_clip: jax.Array
+    block: LabelledRows,
+    prior: jax.Array,
+    columns: jax.Array,
+    example_clip: jax.Array,
 ) -> Pair:
     """Return gradients of devices whose records are clipped (Sums, steps 1 to 3).
 
@@ -252,7 +263,9 @@ def _add_clipped_records(
 
 
 def clip_residuals(
-    residuals: jax.Array, norms: jax.Array, limits: jax.Array
+    residuals: jax.Array,
+    norms: jax.Array,
+    limits: jax.Array,
 ) -> jax.Array:
     r"""Return $r \min(1, c/(\lVert u\rVert\,\lVert r\rVert))$ (Sums, step 3).
 
@@ -321,9 +334,7 @@ def weighted_rows(features: jax.Array, residuals: jax.Array) -> jax.Array:
     return jnp.einsum("knd,knx->kdx", features, residuals, precision="highest")
 
 
-def _columns(
-    common: jax.Array | None, inputs: DeviceInputs, dim: int
-) -> jax.Array:
+def _columns(common: jax.Array | None, inputs: DeviceInputs, dim: int) -> jax.Array:
     """Return θ of all devices as columns, or of each device of a block."""
     if common is not None:
         return common

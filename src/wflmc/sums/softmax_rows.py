@@ -150,7 +150,10 @@ def clip_records(
 
 
 def _clip_some_chains(
-    blocks: LabelledRows, curvature: Curvature, theta: jax.Array, inputs: DeviceInputs
+    blocks: LabelledRows,
+    curvature: Curvature,
+    theta: jax.Array,
+    inputs: DeviceInputs,
 ) -> ClippedSum:
     """Return the sums of some chains after the other; products of rows serve all."""
     devices = _with_products(blocks)
@@ -169,13 +172,17 @@ def _clip_some_chains(
 
     parts = jax.lax.map(clip_part, jax.tree.map(split, (theta, inputs)))
     joined: ClippedSum = jax.tree.map(
-        lambda values: values.reshape(-1, values.shape[-1])[:chains], parts
+        lambda values: values.reshape(-1, values.shape[-1])[:chains],
+        parts,
     )
     return joined
 
 
 def _clip_chains(
-    blocks: ShortDevices, curvature: Curvature, theta: jax.Array, inputs: DeviceInputs
+    blocks: ShortDevices,
+    curvature: Curvature,
+    theta: jax.Array,
+    inputs: DeviceInputs,
 ) -> ClippedSum:
     """Return the sums of chains that are computed together."""
     dim = blocks.features.shape[-1]
@@ -185,7 +192,9 @@ def _clip_chains(
     lattice, group = _row_lattice(blocks, inputs, signal)
 
     def add(
-        total: Sum, block: ShortDevices, of_block: DeviceInputs
+        total: Sum,
+        block: ShortDevices,
+        of_block: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         rows = _row_residuals(block, columns, of_block.example_clip)
         square = _squared_norms(block, rows, prior)
@@ -201,7 +210,12 @@ def _clip_chains(
 
     zero = zero_pair_sum(columns)
     total, numbers = scan_groups(
-        add, blocks, zero, inputs, group=group, group_start=zero
+        add,
+        blocks,
+        zero,
+        inputs,
+        group=group,
+        group_start=zero,
     )
     norms, factors = jnp.split(numbers, 2)
     largest_factor = _largest_factor(inputs, signal, prior)
@@ -239,7 +253,9 @@ def _prior_share(curvature: Curvature, columns: jax.Array) -> PriorShare:
 
 
 def _row_lattice(
-    blocks: ShortDevices, inputs: DeviceInputs, signal: jax.Array
+    blocks: ShortDevices,
+    inputs: DeviceInputs,
+    signal: jax.Array,
 ) -> tuple[RowLattice, int]:
     """Return how rows are added, and how many blocks share a lattice."""
     block, rows = blocks.labels.shape[1:]
@@ -252,7 +268,9 @@ def _row_lattice(
 
 
 def _row_residuals(
-    block: ShortDevices, columns: jax.Array, example_clip: jax.Array | None
+    block: ShortDevices,
+    columns: jax.Array,
+    example_clip: jax.Array | None,
 ) -> RowResiduals:
     """Return residuals of all rows; clipped to c/‖u‖ where records are (step 3)."""
     logits = product(block.features.reshape(-1, columns.shape[0]), columns)
@@ -269,7 +287,9 @@ def _row_residuals(
 
 
 def _squared_norms(
-    block: ShortDevices, rows: RowResiduals, prior: PriorShare
+    block: ShortDevices,
+    rows: RowResiduals,
+    prior: PriorShare,
 ) -> jax.Array:
     r"""Return ‖g‖²[block, chain] of devices, by products of rows; rounded.
 
@@ -367,7 +387,9 @@ def _add_rows(features: jax.Array, clipped: jax.Array, lattice: RowLattice) -> P
 
 
 def _largest_factor(
-    inputs: DeviceInputs, signal: jax.Array, prior: PriorShare
+    inputs: DeviceInputs,
+    signal: jax.Array,
+    prior: PriorShare,
 ) -> jax.Array:
     """Return what no clipping factor exceeds: public, as the prior's share is.
 
@@ -378,7 +400,9 @@ def _largest_factor(
 
 
 def _prior_of_all(
-    prior: PriorShare, factors: jax.Array, largest_factor: jax.Array
+    prior: PriorShare,
+    factors: jax.Array,
+    largest_factor: jax.Array,
 ) -> Pair:
     """Return q Σ_k f_k of factors[chain, K], on lattices (Sums, step 6)."""
     starts = list(range(DEVICES_PER_LATTICE, factors.shape[1], DEVICES_PER_LATTICE))

@@ -51,6 +51,7 @@ from wflmc.runs.documents import Document
 from wflmc.sampling import CHAINS, State, Trace, broadcast, chain_keys, kernel_rounds, packed, receive, unpacked, update
 from wflmc.sampling import checkpoint as saving
 from wflmc.sampling.transcript import Transcript
+from wflmc.sums.devices import Sum
 from wflmc.support.errors import InputError, OverspendError, SamplingError, without_data
 from wflmc.support.keys import named
 from wflmc.support.storage import PART, append_text, sole_writer, sync_folder
@@ -410,7 +411,7 @@ def _move(keys: jax.Array, state: State, signal: jax.Array, scale: jax.Array, no
     """Return the next state of all chains, whether all are finite, and y; noise is simulated where none was added."""
 
     def one(key: jax.Array, state: State, signal: jax.Array) -> tuple[State, jax.Array]:
-        received = receive(named(key, "noise"), signal, now) if simulated else signal
+        received = receive(named(key, "noise"), Sum(signal), now) if simulated else signal
         return update(named(key, "server"), state, received, scale[None], now), received
 
     fresh, received = jax.vmap(one, (0, CHAINS, 0), (CHAINS, 0))(keys, state, signal)
