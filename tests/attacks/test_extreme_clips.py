@@ -17,7 +17,6 @@ import pytest
 
 import wflmc
 from wflmc.privacy.promise import CLIPS
-from wflmc.sums.pairs import as_pair
 from wflmc.support.errors import InputError
 
 from ..conftest import FULL
@@ -38,7 +37,7 @@ ROUNDING = 1e-6
 @jax.jit
 def _totals(posterior, theta, clips, example_clips):
     def chain(clip, example_clip):
-        return as_pair(posterior.unrounded_sum(theta, jnp.ones(1), clip, None, example_clip)[0])
+        return posterior.unrounded_sum(theta, jnp.ones(1), clip, None, example_clip).total
 
     return jax.vmap(chain)(clips, example_clips)
 
@@ -214,7 +213,7 @@ def test_a_record_moves_a_device_at_its_clip_by_no_more_than_is_claimed(name, pa
     path = path_named(name)
     clips = np.repeat([1e-9, 1e-3, 1.0, 9e14], 2)
     example_clips = clips / np.tile([100.0, 2.0], 4)
-    claims = example_clips * (1 + path.posterior.rounding(clips[:1], example_clips[:1]))
+    claims = example_clips * (1 + path.posterior.rounding(clips[:1], example_clips[:1]).total)
     for theta in (0.0, 1e22):
         position = np.full(path.posterior.dim, theta)
         for crowd_size in 2 * example_clips[2 :: 1 if FULL else 2]:
@@ -250,7 +249,7 @@ def test_records_whose_sum_may_have_no_norm_are_refused():
     """More than 2⁵⁸ in all: a device would fall silent for one neighbour and not for the other."""
     posterior = wflmc.gaussian_regression(jax.random.key(0), 1, examples=2000, dim=2)
     clip = np.array([9e14])
-    assert posterior.rounding(clip, np.array([1e14])) < 0.05
+    assert posterior.rounding(clip, np.array([1e14])).total < 0.05
     with pytest.raises(InputError) as caught:
         posterior.rounding(clip, np.array([8e14]))
     assert caught.value.key == "example_clip"

@@ -75,7 +75,7 @@ def worst_of(model, terms, away, devices, chains=(1, 2) if FULL else (2,)):
     found = []
     for sides in islice(pairs(terms, 1 / norm, away), count(3, 99)):
         pair = [make(side, devices) for side in sides]
-        less = pair[0].rounding(*(np.full(devices, limit) for limit in limits)) * 2 / (1 - away)
+        less = pair[0].rounding(*(np.full(devices, limit) for limit in limits)).total * 2 / (1 - away)
         found += [change(pair, *limits, chains=number, rounding=less) for number in chains]
     return max(found) / (1 - away)
 

@@ -16,7 +16,7 @@ import pytest
 
 import wflmc
 from wflmc.apps.audit.summation import SHORTEST, neighbours
-from wflmc.sums.pairs import Sum, as_pair
+from wflmc.sums.devices import Sum
 
 from ..conftest import FULL, count
 
@@ -105,7 +105,7 @@ def batches(terms, devices):
 
 @jax.jit
 def added(posterior, theta, weight, clip, example_clip, key) -> Sum:
-    return as_pair(posterior.unrounded_sum(theta, weight, clip, key=key, example_clip=example_clip)[0])
+    return posterior.unrounded_sum(theta, weight, clip, key=key, example_clip=example_clip).total
 
 
 def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
@@ -118,7 +118,7 @@ def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
         sides = known.pop() if known else choice.terms(length)
         pair = [make(side * min(clip, example_clip), devices) for side in sides]
         clips = np.full(devices, clip), np.full(devices, example_clip)
-        less = 1 + pair[0].rounding(*clips)
+        less = 1 + pair[0].rounding(*clips).total
         limit = None if np.isinf(example_clip) else np.float32(clips[1] / less)
         theta = np.zeros((devices, pair[0].dim) if own_theta else pair[0].dim, np.float32)
         key = jax.random.key(0) if getattr(pair[0], "batch", None) else None
@@ -134,7 +134,7 @@ def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
             )
             for side in pair
         ]
-        one, other = (np.asarray(total.high, float) + np.asarray(total.low, float) for total in sums)
+        one, other = (total.double for total in sums)
         ratio = float(np.linalg.norm(one - other)) / paid
         if ratio > found:
             best, found = choice, ratio
@@ -183,7 +183,7 @@ def test_devices_of_unlike_clips(make, ratio):
         for own_term in (1.0, -1.0):
             terms[7] = own_term
             pair.append(make(terms.copy(), devices))
-        less = 1 + pair[0].rounding(clips, np.full(devices, np.inf))
+        less = 1 + pair[0].rounding(clips, np.full(devices, np.inf)).total
         given = np.ones(devices, np.float32), np.float32(clips / less), None, None
         one, other = (
             added(side.on_accelerator(1, 2.0**30), np.zeros(side.dim, np.float32), *given).double for side in pair

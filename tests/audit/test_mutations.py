@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,15 +17,17 @@ import wflmc
 from wflmc import channel
 from wflmc.apps import audit
 from wflmc.apps.audit import attack
+from wflmc.sums.constants import MAX_ROWS_OF_SHORT_DEVICE
 
 from ..conftest import FULL
 from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, names, planned, softmax_of
 
 kernel = sys.modules["wflmc.sampling.kernel"]
 runner = sys.modules["wflmc.sampling.runner"]
-gaussian = sys.modules["wflmc.posterior.gaussian"]
+gaussian = sys.modules["wflmc.sums.gaussian"]
 softmax = sys.modules["wflmc.sums.softmax"]
-blocks = sys.modules["wflmc.sums.blocks"]
+softmax_rows = sys.modules["wflmc.sums.softmax_rows"]
+clipping = sys.modules["wflmc.sums.clipping"]
 
 
 only_full = pytest.mark.skipif(not FULL, reason="other mistakes of its kind are tried: make test-full runs it")
@@ -34,21 +37,18 @@ only_full = pytest.mark.skipif(not FULL, reason="other mistakes of its kind are 
 def mutate(monkeypatch):
     """Replace a piece of a function's source, wherever in the package the function is known."""
 
-    def change(function, old, new, wrap=lambda mutant: mutant, known_as=None, traced=True):
+    def change(function, old, new, traced=True):
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(old) == 1, f"{old!r} is not in {function.__name__}"
         code = compile(source.replace(old, new), "mutant", "exec", __future__.annotations.compiler_flag)
         made: dict = {}
         exec(code, vars(sys.modules[function.__module__]), made)
-        mutant = wrap(made[function.__name__])
-        if known_as is not None:
-            monkeypatch.setattr(*known_as, mutant)
-        else:
-            modules = [module for name, module in list(sys.modules.items()) if name.startswith("wflmc")]
-            found = [(m, name) for m in modules for name, value in list(vars(m).items()) if value is function]
-            assert found
-            for module, name in found:
-                monkeypatch.setattr(module, name, mutant)
+        mutant = made[function.__name__]
+        modules = [module for name, module in list(sys.modules.items()) if name.startswith("wflmc")]
+        found = [(m, name) for m in modules for name, value in list(vars(m).items()) if value is function]
+        assert found
+        for module, name in found:
+            monkeypatch.setattr(module, name, mutant)
         if traced:  # compiled code knows nothing of the change
             jax.clear_caches()
             stale.append(function)
@@ -57,6 +57,26 @@ def mutate(monkeypatch):
     yield change
     if stale:
         jax.clear_caches()
+
+
+@pytest.fixture
+def swap(monkeypatch):
+    """Replace a function that a module of sums calls, by its name there."""
+
+    def change(module, name, mutant):
+        assert callable(getattr(module, name))
+        monkeypatch.setattr(module, name, mutant)
+        jax.clear_caches()  # compiled code knows nothing of the change
+
+    yield change
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+def unclipped(weight, clip, norm):
+    """`clip_factor` without clipping."""
+    del clip
+    return jnp.broadcast_to(weight, norm.shape)
 
 
 # Statistics
@@ -142,7 +162,7 @@ def test_clip_after_scaling(few, plan, mutate):
 
 def test_clip_skipped_on_one_device(plan, mutate):
     assert np.argmax(plan.spent) != 4
-    mutate(blocks.clip_factor, "norm <= clip", "(norm <= clip) | (jnp.arange(norm.shape[-1]) == 4)")
+    mutate(clipping.clip_factor, "norm <= clip", "(norm <= clip) | (jnp.arange(norm.shape[-1]) == 4)")
     report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning", "devices"])
     assert names(report) == {"every device"}
     assert [test.device for test in report.flagged] == [4]
@@ -176,7 +196,7 @@ def test_noise_shared_between_rounds_is_seen_by_signs_that_vary_alone(plan, monk
 
 
 def test_gain_off_by_root_two(plan, mutate):
-    mutate(kernel.transmit, "else now.gain * total", "else 2**0.5 * now.gain * total")
+    mutate(kernel.transmit, "total.scaled(now.gain)", "total.scaled(2**0.5 * now.gain)")
     report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning", "runs"])
     assert names(report) >= {"matched filter", "signs that vary", "whole runs"}
 
@@ -200,36 +220,27 @@ def test_example_clip_skipped_by_the_kernel(few, record_plan, mutate):
     assert found >= {"matched filter", "every device", "gaussian model"}
 
 
-def test_device_clip_skipped_by_the_gaussian_model(few, plan, mutate):
-    again = {
-        "wrap": lambda mutant: blocks.batch_chains(mutant, 3),
-        "known_as": (gaussian, "clipped_sum"),
-    }
-    mutate(gaussian._clipped_sum, "clip_factor(w, limit, norm)", "w", **again)
+def test_device_clip_skipped_by_the_gaussian_model(few, plan, swap):
+    swap(gaussian, "clip_factor", unclipped)
     report = audit.audit(KEY, plan, few, trials=TRIALS, attacks=["turning", "model"])
     assert names(report) == {"gaussian model"}
 
 
 @only_full
-def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, mutate):
-    again = {
-        "wrap": lambda mutant: blocks.batch_chains(mutant, 4),
-        "known_as": (gaussian, "by_examples"),
-    }
-    mutate(gaussian._clipped_sum_by_examples, "jnp.clip(residual, -most, most)", "residual", **again)
+def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, swap):
+    swap(gaussian, "clip_residuals", lambda residuals, limits: residuals)
     assert not audit.audit_model(KEY, record_plan, few, trials=20_000).consistent
 
 
 @pytest.mark.parametrize(("examples", "promise", "rounds"), SOFTMAX + LONG if FULL else SOFTMAX)
-def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, mutate):
+def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, swap):
     posterior, plan = softmax_of(examples, promise, rounds)
-    if promise is None and examples == 6:
-        mutate(softmax._chains_by_rows, "clip_factor(w.T, limit.T, most)", "jnp.broadcast_to(w.T, most.shape)")
-    elif promise is None:
-        again = {"wrap": lambda mutant: blocks.batch_chains(mutant, 3), "known_as": (softmax, "by_devices")}
-        mutate(softmax._chains_by_devices, "clip_factor(w.T, limit.T, norm)", "w.T", **again)
+    short = posterior.features.shape[1] <= MAX_ROWS_OF_SHORT_DEVICE
+    module = softmax_rows if short else softmax
+    if promise is None:
+        swap(module, "clip_factor", unclipped)
     else:
-        mutate(softmax._limited, "residual * clip_factor(jnp.ones(()), most, length)[:, None]", "residual")
+        swap(module, "clip_residuals", lambda residuals, norms, limits: residuals)
     assert not audit.audit_model(KEY, plan, posterior, trials=8000).consistent
 
 
@@ -253,11 +264,7 @@ def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
 
 
 @only_full
-def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, mutate):
+def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, swap):
     plan = planned(few)
-    mutate(
-        gaussian._clipped_sum,
-        "root_of_squares(sum_squares(gradient), gradient.shape[-1])", "jnp.max(jnp.abs(gradient), axis=-1)",
-        wrap=lambda mutant: blocks.batch_chains(mutant, 3), known_as=(gaussian, "clipped_sum"),
-    )  # fmt: skip
+    swap(gaussian, "vector_norms", lambda gradients: jnp.max(jnp.abs(gradients), axis=-1))
     assert not audit.audit_model(KEY, plan, few, trials=TRIALS).consistent

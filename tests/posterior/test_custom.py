@@ -13,6 +13,7 @@ import pytest
 
 import wflmc
 from wflmc.apps.audit import audit_pair
+from wflmc.sums import reference
 
 from ..conftest import FULL, count
 from ..sampling.compile_tools import clipped_sum, gradients
@@ -400,19 +401,18 @@ def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
         return jax.vmap(lambda at: ready.unrounded_sum(at, weight, clip, example_clip=most))(theta)
 
     together, norms = sums()
-    monkeypatch.setattr(custom, "CPU_BLOCK", 0)  # no cache holds anything
+    monkeypatch.setattr(custom, "CPU_CACHE_BYTES", 0)  # no cache holds anything
     assert own._alone == (jax.default_backend() == "cpu")
     apart, others = sums()
     np.testing.assert_allclose(apart.double, together.double, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(others, norms, rtol=1e-5)
     assert np.isnan(norms[:, 0]).all()
     for at, found in zip(theta, together.double, strict=True):
-        wanted = np.zeros(6)
+        records = []
         for device in range(4):
             rows = {name: values[device] for name, values in own.data.items()}
             each = -np.asarray(jax.vmap(jax.grad(likelihood), (None, 0))(at, rows), float)
-            each = each[np.isfinite(each).all(1)]
-            each *= np.minimum(1, 0.3 / np.linalg.norm(each, axis=1, keepdims=True))
-            total = each.sum(0) + 2 * at / 4
-            wanted += total * min(1, 2 / np.linalg.norm(total))
+            records.append(each[np.isfinite(each).all(1)])
+        prior_share = 2 * at / 4
+        wanted = reference.record_clipped_sum(records, prior_share, weight=weight, clip=clip, example_clip=most)
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import wflmc
 from wflmc.posterior import softmax
 from wflmc.posterior.softmax import synthetic_labels
+from wflmc.sums import reference
 from wflmc.sums import softmax as softmax_sums
 from wflmc.support.errors import InputError
 
@@ -55,9 +56,9 @@ def test_gradients_are_those_of_the_written_out_cost(partition, devices):
     clip = np.full(devices, float(np.median(np.linalg.norm(wanted, axis=1))))
     total, norm = clipped_sum(posterior, theta, jnp.asarray(weight), jnp.asarray(clip))
     lengths = np.linalg.norm(wanted, axis=1)
-    clipped = wanted * np.minimum(1, clip / lengths)[:, None]
+    clipped = reference.clip_vectors(wanted, clip)
     np.testing.assert_allclose(norm, lengths, rtol=1e-4)
-    np.testing.assert_allclose(total, weight @ clipped, atol=5e-4)
+    np.testing.assert_allclose(total, reference.device_clipped_sum(wanted, weight, clip), atol=5e-4)
     for k in range(devices) if FULL else {0, devices - 1}:
         alone, _ = clipped_sum(posterior.device(k), theta, jnp.ones(1), jnp.asarray(clip[k : k + 1]))
         np.testing.assert_allclose(alone, clipped[k], atol=2e-4)
@@ -73,11 +74,11 @@ def test_gradients_of_logits_of_any_size(size, block):
         jnp.asarray(values.reshape(-1, block, *values.shape[1:])) for values in (posterior.features, y.reshape(3, -1))
     ]
     columns = softmax_sums.columns_of(jnp.asarray(theta), 4)
-    found = np.concatenate([jax.jit(softmax_sums._likelihood)(*data, columns) for data in zip(*held, strict=True)])
+    found = np.concatenate([jax.jit(softmax_sums.likelihood_gradients)(*data, columns) for data in zip(*held, strict=True)])
     rows = np.asarray(posterior.features, np.float64)
+    labels = y.reshape(3, -1)
     logits = np.einsum("knd,dcx->kncx", rows, np.asarray(columns, np.float64))
-    raised = np.exp(logits - logits.max(2, keepdims=True))
-    residual = raised / raised.sum(2, keepdims=True) - (y.reshape(3, -1, 1) == np.arange(5))[..., None]
+    residual = np.stack([reference.softmax_residuals(chain, rows, labels, classes=5) for chain in theta], axis=-1)
     wanted = np.einsum("knd,kncx->kdcx", rows, residual)
     # A logit of float32 is off by some 2⁻²³ of its size, and a probability by a quarter of that.
     np.testing.assert_allclose(found, wanted, atol=2e-5 + 5e-7 * min(np.abs(logits).max(), 40.0) * 20)
@@ -293,12 +294,7 @@ def test_norms_of_rows_that_are_known_change_nothing(rows):
     assert held.norms is not None
     weight, clip, example_clip = np.ones(2), np.array([1e6, 0.05 * rows]), np.full(2, 0.7)
     sums = [clipped_sum(one, theta, weight, clip, example_clip=example_clip)[0] for one in (posterior, held)]
-    # Written out: every example's gradient is (p − 1[label]) uᵀ, clipped, then what the device sends.
-    p = np.exp(X @ theta.reshape(4, -1).T)
-    residual = p / p.sum(1, keepdims=True) - np.eye(4)[y]
-    each = (residual[:, :, None] * X[:, None, :]).reshape(2, rows, -1)
-    each *= np.minimum(1, 0.7 / np.linalg.norm(each, axis=2))[..., None]
-    gradient = each.sum(1) + theta / 2
-    sent = gradient * np.minimum(1, clip / np.linalg.norm(gradient, axis=1))[:, None]
+    records = reference.softmax_record_gradients(theta, X, y, classes=4).reshape(2, rows, -1)
+    wanted = reference.record_clipped_sum(records, theta / 2, weight=weight, clip=clip, example_clip=example_clip)
     for found in sums:
-        np.testing.assert_allclose(found, sent.sum(0), rtol=2e-4, atol=2e-4 * np.abs(sent).max())
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4 * np.abs(wanted).max())

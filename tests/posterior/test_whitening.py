@@ -108,7 +108,7 @@ def test_chains_in_whitened_coordinates_reach_the_posterior_of_the_parameters():
 @pytest.mark.parametrize("prior_on", ["parameters", "whitened"])
 def test_softmax_gradients_are_those_of_the_same_density(rows, prior_on):
     own = labelled(rows, intercept=True, prior_std=0.7)
-    assert (own.features.shape[1] <= softmax_module.FEW_ROWS) == (rows == 20)
+    assert (own.features.shape[1] <= softmax_module.MAX_ROWS_OF_SHORT_DEVICE) == (rows == 20)
     other = own.whitened(prior_on=prior_on)
     W = other.coordinates.matrix
     prior = np.eye(5) / 0.49 if prior_on == "parameters" else np.linalg.inv(W.T @ W) / 0.49

@@ -111,14 +111,14 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
     clip = jnp.full((5, 7), 4.0)
     wanted, unclipped = clipped_sums(posterior, theta, weight, clip), gradients(posterior, theta[0])
     if kind == "few rows":
-        monkeypatch.setattr(softmax, "FEW_ROWS", 0)
+        monkeypatch.setattr(softmax, "MAX_ROWS_OF_SHORT_DEVICE", 0)
         by_device = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum)(*a))(posterior, theta, weight, clip)
         for found, sums in zip(by_device, wanted, strict=True):
             np.testing.assert_allclose(found, sums, rtol=1e-4, atol=1e-4)
         monkeypatch.undo()
     for block in (1, 2, 3, 4, 7) if FULL else (1, 3):
         module = sys.modules[type(posterior).__module__]
-        monkeypatch.setattr(module, "block_size", lambda *_, b=block: b)
+        monkeypatch.setattr(module, "block_size", lambda *_, b=block, **__: b)
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
         ready = posterior.on_accelerator(5, 1e9)
         monkeypatch.undo()
@@ -130,13 +130,13 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
 
 
 def test_block_sizes(monkeypatch):
-    assert block_size(30, 1e3, 0, 1e9) == 30
-    assert block_size(10_000, 1e6, 0, 1e9) == 4  # on a CPU, what stays in its cache
-    assert block_size(10_000, 1e6, 1e8, 1e9) == 100  # or as much as θ
+    assert block_size(30, bytes_per_device=1e3, theta_bytes=0, limit=1e9) == 30
+    assert block_size(10_000, bytes_per_device=1e6, theta_bytes=0, limit=1e9) == 4  # on a CPU, what stays in its cache
+    assert block_size(10_000, bytes_per_device=1e6, theta_bytes=1e8, limit=1e9) == 100  # or as much as θ
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert block_size(10_000, 1e6, 0, 1e9) == 1000
-    assert block_size(30, 1e12, 0, 1e9) == 1
-    assert block_size(31, 1.0, 0, 16) == 16
+    assert block_size(10_000, bytes_per_device=1e6, theta_bytes=0, limit=1e9) == 1000
+    assert block_size(30, bytes_per_device=1e12, theta_bytes=0, limit=1e9) == 1
+    assert block_size(31, bytes_per_device=1.0, theta_bytes=0, limit=16) == 16
 
 
 def test_a_device_without_gradient_is_no_trouble():

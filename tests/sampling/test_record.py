@@ -61,7 +61,7 @@ def by_autodiff(likelihood, posterior, answers, theta, weight, clip, example_cli
 def test_sums_are_those_of_vmapped_gradients(kind, monkeypatch):
     likelihood, name, make = KINDS[kind]
     posterior = make()
-    assert (posterior.features.shape[1] <= softmax.FEW_ROWS) == (kind == "few rows")
+    assert (posterior.features.shape[1] <= softmax.MAX_ROWS_OF_SHORT_DEVICE) == (kind == "few rows")
     rng = np.random.default_rng(0)
     theta = rng.standard_normal((3, posterior.dim))
     weight = rng.uniform(size=(3, posterior.devices)) * (rng.uniform(size=(3, posterior.devices)) < 0.8)

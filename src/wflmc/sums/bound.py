@@ -139,7 +139,7 @@ class SumSettings:
 
 
 def rounding_error(settings: SumSettings) -> RoundingError:
-    """Return the terms of e, such that clipping at ℓ/(1 + e), c/(1 + e) pays for float32.
+    """Return the terms of e: clipping at ℓ/(1 + e) and c/(1 + e) makes up for float32.
 
     Args:
         settings: of a clipped sum.
@@ -304,7 +304,8 @@ def check_record_sums(settings: SumSettings) -> None:
         longest = np.where(matters, settings.sizes * example_clip, 0.0)
     if np.max(longest) > LONGEST_RECORD_SUM:
         size = settings.largest_size
-        allowed = f"at most {LONGEST_RECORD_SUM / size:.3g}, for devices of {size} examples"
+        most = LONGEST_RECORD_SUM / size
+        allowed = f"at most {most:.3g}, for devices of {size} examples"
         largest = float(np.max(example_clip[example_clip < clip]))
         raise InputError("example_clip", largest, allowed)
 

@@ -39,9 +39,8 @@ def batch_chains(
             axes = jax.tree.map(lambda flag: 0 if flag else None, list(batched))
             result = jax.vmap(one_chain, axes)(*arguments)
         else:
-            chains = [
-                value if flag else value[None] for value, flag in zip(arguments[last], batched[last], strict=True)
-            ]
+            flags = zip(arguments[last], batched[last], strict=True)
+            chains = [value if flag else value[None] for value, flag in flags]
             shape = (axis_size, *chains[0].shape[1:])
             chains[0] = jnp.broadcast_to(chains[0], shape)
             result = function(*arguments[first], *chains)

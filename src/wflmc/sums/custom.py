@@ -357,7 +357,8 @@ def _clipped_block_gradient(
         return jnp.concatenate([array.weighted(factors) for array in arrays])
 
     def sum_finite() -> jax.Array:
-        return jnp.concatenate([array.without(lost).weighted(factors) for array in arrays])
+        finite = [array.without(lost) for array in arrays]
+        return jnp.concatenate([array.weighted(factors) for array in finite])
 
     total = jax.lax.cond(jnp.any(lost), sum_finite, sum_all)
     return total, jnp.any(lost & real)

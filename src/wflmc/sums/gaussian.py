@@ -1,7 +1,7 @@
 r"""Clipped sums of the linear model's gradients, for all chains at once.
 
-The gradient of device k is $H_k\theta - b_k$, with its share of the prior in $H_k$; that
-of one record is $(\theta^\top u - v)\,u$. The float64 references are
+The gradient of device k is $H_k\theta - b_k$, with its share of the prior in $H_k$;
+that of one record is $(\theta^\top u - v)\,u$. The float64 references are
 `reference.gaussian_device_gradients` and `reference.gaussian_record_gradients`.
 """
 
@@ -169,7 +169,7 @@ def _add_clipped(
     block: LinearRecords,
     bound: jax.Array,
 ) -> tuple[Sum, jax.Array]:
-    """Clip devices' gradients and add them; in pairs where a device has many records."""
+    """Clip devices' gradients and add them; those of many records in pairs."""
     if block.target.shape[1] > MAX_RECORDS_CLIPPED_IN_FLOAT32:
         weight = jnp.broadcast_to(inputs.weight, gradients.high.shape[:2])
         clipped, norms = clip_pairs(gradients, weight, inputs.clip, (-1,))

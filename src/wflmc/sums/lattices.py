@@ -2,7 +2,7 @@ r"""Sums that are the same in any order (docs/privacy.md, Sums, step 5).
 
 Terms are rounded to multiples of a power of two: so fine that a term moves by at most
 n² 2⁻⁴⁶ of a public bound, and so coarse that float32 holds both parts of every partial
-sum. A term that changes then moves the sum by its own change and its own rounding alone.
+sum. A term that changes then moves the sum by its own change and rounding alone.
 """
 
 import jax

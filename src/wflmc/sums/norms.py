@@ -65,7 +65,7 @@ def root_of_squares(squares: jax.Array, count: int) -> jax.Array:
 
 
 def vector_norms(gradients: jax.Array) -> jax.Array:
-    """Return the norms of gradients [..., m] by stages of squares (Sums, steps 3, 8)."""
+    """Return the norms of gradients [..., m] in stages (Sums, steps 3 and 8)."""
     return root_of_squares(sum_squares(gradients), gradients.shape[-1])
 
 

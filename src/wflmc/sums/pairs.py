@@ -1,10 +1,11 @@
-"""Pairs of float32 numbers: arithmetic with about 46 bits (docs/privacy.md, Sums, step 2).
+"""Pairs of float32 numbers: arithmetic with 46 bits (docs/privacy.md, Sums, step 2).
 
 A pair stands for the number high + low. Accelerators are fast with float32 alone, and
 float64 on a host would need all gradients there.
 """
 
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -137,8 +138,8 @@ def barrier(partial_sums: Arrays) -> Arrays:
 
     Without a barrier XLA would make one long sum of both stages.
     """
-    held: Arrays = jax.lax.optimization_barrier(partial_sums)  # type: ignore[no-untyped-call]
-    return held
+    hold = cast(Callable[[Arrays], Arrays], jax.lax.optimization_barrier)
+    return hold(partial_sums)
 
 
 def _computed_once(value: jax.Array) -> jax.Array:

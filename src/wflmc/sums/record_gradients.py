@@ -1,9 +1,9 @@
 r"""Gradients of single records of any JAX model, of which each is clipped.
 
-What one record adds to the gradient of a dense layer's weights is a product $x\delta^\top$
-of what entered the layer and of what came back. Its norm is $\lVert x\rVert\,
-\lVert\delta\rVert$, and one matrix product adds such products of many records: none of
-them is ever written (docs/privacy.md, Sums, step 3).
+What one record adds to the gradient of a dense layer's weights is a product
+$x\delta^\top$ of what entered the layer and of what came back. Its norm is
+$\lVert x\rVert\,\lVert\delta\rVert$, and one matrix product adds such products of many
+records: none of them is ever written (docs/privacy.md, Sums, step 3).
 """
 
 from collections.abc import Callable
@@ -41,7 +41,8 @@ def run_traced(traced: Any, *values: Any) -> list[jax.Array]:
     # This import brings Pallas along, which `wflmc plan` need not wait for.
     from jax.extend.core import jaxpr_as_fun
 
-    arguments = [jnp.asarray(value, declared.dtype) for value, declared in zip(values, traced.in_avals, strict=True)]
+    declared = zip(values, traced.in_avals, strict=True)
+    arguments = [jnp.asarray(value, shape.dtype) for value, shape in declared]
     return jaxpr_as_fun(traced)(*arguments)
 
 
@@ -74,7 +75,7 @@ def _is_jaxpr(value: Any) -> bool:
 
 
 def inline_call(equation: Any) -> Any:
-    """Return a call of a `jax.jit` function as one that is replaced by its equations."""
+    """Return a call of a `jax.jit` function, to be replaced by its equations."""
     if "inline" not in equation.params:
         return equation
     now = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
@@ -144,7 +145,7 @@ class ArrayGradients(NamedTuple):
     """Equations from a product to the array of parameters, the last one first."""
 
     def squares(self, scale: jax.Array) -> jax.Array:
-        """Return the squared norms of `scale` times the gradients, [n] (Sums, step 3)."""
+        """Return the squared norms of `scale` times the gradients, [n] (step 3)."""
         right = sum_squares(self.right * scale, stage=RECORD_SQUARES_PER_STAGE)
         if self.left is None:
             return right
@@ -179,6 +180,11 @@ class Factored(NamedTuple):
         """How many numbers each vector has."""
         return [int(np.prod(vector.aval.shape)) for vector in self.vectors]
 
+    @property
+    def additions(self) -> int:
+        """The most additions that a square goes through (Sums, step 3)."""
+        return sum(additions(size, RECORD_SQUARES_PER_STAGE) for size in self.sizes)
+
 
 class RecordGradient:
     """The traced gradient of a cost of (arrays of parameters, record).
@@ -201,7 +207,10 @@ class RecordGradient:
         # A rule of `jax.custom_vjp` is Python code, which may act otherwise than when
         # the model was checked.
         check_independence("log_likelihood", traced)
-        sources = {id(output): equation for equation in traced.eqns for output in equation.outvars}
+        sources = {}
+        for equation in traced.eqns:
+            for output in equation.outvars:
+                sources[id(output)] = equation
         self._outputs = [_factored(sources, out) for out in traced.jaxpr.outvars]
         vectors = [vector for output in self._outputs for vector in output.vectors]
         jaxpr = traced.jaxpr.replace(outvars=vectors)
@@ -215,7 +224,7 @@ class RecordGradient:
     @property
     def additions(self) -> int:
         """The most additions that a square goes through within its array."""
-        return max(sum(additions(size, RECORD_SQUARES_PER_STAGE) for size in output.sizes) for output in self._outputs)
+        return max(output.additions for output in self._outputs)
 
     def of(self, leaves: Any, records: Any) -> list[ArrayGradients]:
         """Return the gradients of records[n, ...], by array of parameters."""
@@ -225,7 +234,11 @@ class RecordGradient:
 
         vectors = barrier(jax.vmap(gradient)(records))
         flat = iter([values.reshape(len(values), -1) for values in vectors])
-        return [_array_gradients(list(islice(flat, len(output.vectors))), output.reshaping) for output in self._outputs]
+        arrays = []
+        for output in self._outputs:
+            of_array = list(islice(flat, len(output.vectors)))
+            arrays.append(_array_gradients(of_array, output.reshaping))
+        return arrays
 
 
 def _array_gradients(

@@ -25,10 +25,19 @@ class Records(NamedTuple):
     axis: int
     """That of the records."""
 
+    def part(self, start: int, stop: int) -> jax.Array:
+        """Return the entries of some records."""
+        return jax.lax.slice_in_dim(self.values, start, stop, axis=self.axis)
+
     @property
     def number(self) -> int:
         """How many records there are."""
         return int(self.values.shape[self.axis])
+
+    @property
+    def is_of_one_device(self) -> bool:
+        """Whether there is an axis of devices before that of records, of length 1."""
+        return self.axis == 1 and self.values.shape[0] == 1
 
 
 def sum_records(add_block: BlockSum, like: jax.Array, *records: Records) -> Pair:
@@ -56,7 +65,7 @@ def _sum_few_blocks(add_block: BlockSum, records: tuple[Records, ...]) -> Pair:
     sums = []
     for start in range(0, count, RECORDS_PER_FLOAT32_SUM):
         stop = min(start + RECORDS_PER_FLOAT32_SUM, count)
-        block = [jax.lax.slice_in_dim(array.values, start, stop, axis=array.axis) for array in records]
+        block = [array.part(start, stop) for array in records]
         sums.append(as_pair(add_block(*block)))
     return functools.reduce(plus, sums)
 
@@ -68,9 +77,10 @@ def _sum_many_blocks(
 ) -> Pair:
     """Return the sum over many blocks, by a loop."""
     # XLA would copy all data to move an axis of length 1 out of the way.
-    one_device = all(array.values.shape[0] == 1 and array.axis == 1 for array in records)
+    one_device = all(array.is_of_one_device for array in records)
     if one_device:
-        blocks = tuple(split_axis(array.values[0], 0, RECORDS_PER_FLOAT32_SUM) for array in records)
+        alone = [array.values[0] for array in records]
+        blocks = tuple(split_axis(one, 0, RECORDS_PER_FLOAT32_SUM) for one in alone)
     else:
         blocks = tuple(_blocks_first(array) for array in records)
 

@@ -1,7 +1,7 @@
 """Plain float64 references of the fast paths, in NumPy.
 
-Each is a few lines of the definition, without blocks, pairs or chains. Tests compare the
-fast paths with them; nothing else uses them.
+Each is a few lines of the definition, without blocks, pairs or chains. Tests compare
+the fast paths with them; nothing else uses them.
 """
 
 from collections.abc import Sequence

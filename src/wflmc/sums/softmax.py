@@ -146,7 +146,7 @@ def _add_clipped(
     block: LabelledRows,
     bound: jax.Array,
 ) -> tuple[Sum, jax.Array]:
-    """Clip devices' gradients and add them; in pairs where a device has many records."""
+    """Clip devices' gradients and add them; those of many records in pairs."""
     if block.labels.shape[1] > MAX_RECORDS_CLIPPED_IN_FLOAT32:
         block_and_chain = gradients.high.shape[::3]
         weight = jnp.broadcast_to(inputs.weight.T, block_and_chain)

@@ -1,4 +1,4 @@
-r"""Clipped sums of softmax gradients of devices of few rows (docs/privacy.md, Sums, step 6).
+r"""Clipped sums of the softmax model on devices of few rows (Sums, step 6).
 
 No device's gradient $g = U^\top R + q$ is ever computed; q is its share of the prior's.
 Its norm follows from the products of its few rows,
@@ -6,8 +6,8 @@ Its norm follows from the products of its few rows,
 $$\lVert g\rVert^2 = \lVert q\rVert^2 + 2\sum_i r_i\cdot(q^\top u_i)
   + \sum_{ij} (u_i\cdot u_j)(r_i\cdot r_j),$$
 
-and the sum over devices, $\sum_k f_k (U_k^\top R_k + q)$ with clipping factors f, is one
-matrix product of all rows and the prior's share times $\sum_k f_k$. The float64
+and the sum over devices, $\sum_k f_k (U_k^\top R_k + q)$ with clipping factors f, is
+one matrix product of all rows and the prior's share times $\sum_k f_k$. The float64
 reference is `reference.softmax_record_gradients`.
 """
 
@@ -231,7 +231,7 @@ def device_factors(inputs: DeviceInputs, norms: jax.Array) -> jax.Array:
 
 
 def _with_products(blocks: LabelledRows) -> ShortDevices:
-    """Return devices with the products of their rows; rows that add nothing are zero."""
+    """Return devices with the products of their rows; 0 of rows that add nothing."""
     assert blocks.norms is not None
     finite = jnp.isfinite(blocks.norms)[..., None]
     usable = jnp.where(finite, blocks.features, 0.0)
@@ -378,10 +378,8 @@ def _add_rows(features: jax.Array, clipped: jax.Array, lattice: RowLattice) -> P
     left = jnp.pad(features, ((0, missing), (0, 0))).reshape(-1, rows_per_sum, dim)
     padded = jnp.pad(clipped, ((0, missing), (0, 0), (0, 0)))
     right = padded.reshape(len(left), rows_per_sum, -1)
-    if len(left) == 1:
-        sums = product(left[0].T, right[0])[None]
-    else:
-        sums = weighted_rows(left, right)
+    one_sum = len(left) == 1
+    sums = product(left[0].T, right[0])[None] if one_sum else weighted_rows(left, right)
     total = sum_parts(lattice_parts(sums, lattice.sums, lattice.bound), 0)
     return Pair(total.high.reshape(shape), total.low.reshape(shape))
 

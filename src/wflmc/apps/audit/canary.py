@@ -32,7 +32,9 @@ class Canary(NamedTuple):
     def batch(self) -> None:
         """Canaries draw no mini-batches."""
 
-    def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> ClippedSum:
+    def unrounded_sum(
+        self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None
+    ) -> ClippedSum:
         """Return Σ_k weight_k clip(base_k + clip(example_k)), and the norms before the device's clip."""
         example = self.example
         if example_clip is not None:
@@ -91,7 +93,9 @@ class TurningCanary(Posterior):
         """Return θ[0] = 0."""
         return jnp.zeros(2)
 
-    def unrounded_sum(self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None) -> ClippedSum:
+    def unrounded_sum(
+        self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None
+    ) -> ClippedSum:
         """Return the sum and the norms, as `Canary` does."""
         total, norm = Canary(self.example, self.base).unrounded_sum(theta, weight, clip, key, example_clip)
         first = direction(theta, self.turn) * total.high.sum()

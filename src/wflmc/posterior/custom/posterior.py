@@ -189,13 +189,8 @@ class CustomPosterior(Shown, Posterior):
         count = self._longest
         if self.batch is not None and self.batch < count:
             return count  # only a mini-batch of them is
-        most = int(
-            np.clip(
-                EXAMPLE_BYTES // self._bytes(by_example),
-                1,
-                min(count, RECORDS_PER_FLOAT32_SUM) if by_example else count,
-            )
-        )
+        largest = min(count, RECORDS_PER_FLOAT32_SUM) if by_example else count
+        most = int(np.clip(EXAMPLE_BYTES // self._bytes(by_example), 1, largest))
         return -(-count // -(-count // most))
 
     def _bytes(self, by_example: bool) -> int:
@@ -236,9 +231,8 @@ class CustomPosterior(Shown, Posterior):
         See `Posterior.on_accelerator`.
         """
         per_device = self.working_bytes(chains, by_example)
-        small = (
-            not by_example and self.devices * per_device <= 4 * CPU_CACHE_BYTES
-        )  # a loop would take longer than its parts
+        # A loop over small devices would take longer than its parts.
+        small = not by_example and self.devices * per_device <= 4 * CPU_CACHE_BYTES
         room = 4.0 * (CPU_CACHE_BYTES if small else chains * self.dim)
         block = block_size(self.devices, bytes_per_device=per_device, theta_bytes=room, limit=limit)
         if by_example and self._alone:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.sums import pairs
-from wflmc.sums.records import in_order
+from wflmc.sums import reference
+from wflmc.sums.constants import RECORD_SQUARES_PER_STAGE, UNIT_ROUNDOFF
+from wflmc.sums.norms import additions
+from wflmc.sums.record_gradients import in_order
 
 from ..sampling.compile_tools import clipped_sum
 
@@ -34,7 +36,9 @@ def one_row(p, x):
 
 
 def shaped(p, x):
-    return jax.nn.log_softmax(jnp.tanh(x @ p["a"].reshape(6, 5)) @ jnp.reshape(p["b"], (5, 4)) + p["c"])[1]
+    return jax.nn.log_softmax(
+        jnp.tanh(x @ p["a"].reshape(6, 5)) @ jnp.reshape(p["b"], (5, 4)) + p["c"],
+    )[1]
 
 
 def twice(p, x):
@@ -54,7 +58,13 @@ def jitted(p, x):
 
 def convolved(p, x):
     """A convolution with dimensions in an order of its own: channels first, kernels in between."""
-    seen = jax.lax.conv_general_dilated(x[None, None], p["a"][:3, :, None], (2,), "SAME", dimension_numbers=ORDER)
+    seen = jax.lax.conv_general_dilated(
+        x[None, None],
+        p["a"][:3, :, None],
+        (2,),
+        "SAME",
+        dimension_numbers=ORDER,
+    )
     return jax.nn.log_softmax(jnp.tanh(seen[:, :, 0]).sum(0) @ p["b"] + p["c"])[1]
 
 
@@ -64,7 +74,15 @@ def parameters(shapes=((6, 5), (5, 4), (4,))):
 
 
 def made(function, rows, start, devices=DEVICES):
-    return wflmc.posterior_from(function, prior, rows, initial=start, devices=devices, mu=1.0, L=50.0)
+    return wflmc.posterior_from(
+        function,
+        prior,
+        rows,
+        initial=start,
+        devices=devices,
+        mu=1.0,
+        L=50.0,
+    )
 
 
 def float64():
@@ -77,7 +95,9 @@ def one_by_one(posterior, function, start, clip=CLIP):
     each = jax.jit(jax.vmap(jax.grad(lambda p, row: -function(p, row)), (None, 0)))(start, rows)
     flat = np.concatenate([np.reshape(leaf, (len(rows), -1)) for leaf in jax.tree.leaves(each)], axis=1)
     prior_gradient = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)])
-    return prior_gradient + np.sum(flat * np.minimum(1.0, clip / np.linalg.norm(flat, axis=1))[:, None], axis=0)
+    return prior_gradient + reference.clip_vectors(flat, np.full(len(flat), clip)).sum(
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +112,9 @@ def test_sums_are_those_of_one_record_after_the_other(function, size):
     start = parameters()
     own = made(function, rows, start)
     assert own.model.record.size == size  # of the vectors, where a gradient is their product
-    theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(np.float32)
+    theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(
+        np.float32,
+    )
     with float64():
         wanted = one_by_one(own, function, start)
     ones = jnp.ones(DEVICES)
@@ -105,13 +127,20 @@ def test_convolutions_of_whole_devices_are_summed():
     rows = np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32)
     start = parameters()
     own = made(convolved, rows, start)
-    theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(np.float32)
+    theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(
+        np.float32,
+    )
     with float64():
         wanted = one_by_one(own, convolved, start, clip=np.inf)
     ones = jnp.ones(DEVICES)
     for mine in (own, own.on_accelerator(1, 1e9, False)):
         assert mine.block == (1 if mine is own else DEVICES)
-        np.testing.assert_allclose(clipped_sum(mine, theta, ones, 1e6 * ones)[0], wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            clipped_sum(mine, theta, ones, 1e6 * ones)[0],
+            wanted,
+            rtol=1e-5,
+            atol=1e-5,
+        )
 
 
 def orders(traced):
@@ -119,13 +148,23 @@ def orders(traced):
     for equation in traced.eqns:
         if equation.primitive.name == "conv_general_dilated":
             yield equation.params["dimension_numbers"]
-        for value in jax.tree.leaves(equation.params, is_leaf=lambda value: hasattr(value, "eqns")):
+        for value in jax.tree.leaves(
+            equation.params,
+            is_leaf=lambda value: hasattr(value, "eqns"),
+        ):
             yield from orders(value) if hasattr(value, "eqns") else ()
 
 
 def plain(x, kernel, order, groups):
     return jax.lax.conv_general_dilated(
-        x, kernel, (2, 1), "SAME", None, (1, 2), dimension_numbers=order, feature_group_count=groups
+        x,
+        kernel,
+        (2, 1),
+        "SAME",
+        None,
+        (1, 2),
+        dimension_numbers=order,
+        feature_group_count=groups,
     )
 
 
@@ -144,21 +183,37 @@ def chosen(x, kernel, order, groups):
     return jax.lax.cond(x.sum() > 0, inner, lambda: 2 * inner())
 
 
-@pytest.mark.parametrize("order", [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("HCWN", "IHOW", "WNCH")])
-@pytest.mark.parametrize(("function", "groups"), [(plain, 1), (plain, 2), (scanned, 1), (chosen, 2)])
+@pytest.mark.parametrize(
+    "order",
+    [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("HCWN", "IHOW", "WNCH")],
+)
+@pytest.mark.parametrize(
+    ("function", "groups"),
+    [(plain, 1), (plain, 2), (scanned, 1), (chosen, 2)],
+)
 def test_convolutions_are_brought_into_order_and_stay_the_same(function, order, groups):
     generator = np.random.default_rng(5)
-    x, kernel = generator.standard_normal((5, 7, 8, 4)), generator.standard_normal((3, 2, 4 // groups, 6))
+    x, kernel = (
+        generator.standard_normal((5, 7, 8, 4)),
+        generator.standard_normal((3, 2, 4 // groups, 6)),
+    )
     x = jnp.asarray(x.transpose(["NHWC".index(name) for name in order[0]]), jnp.float32)
     kernel = jnp.asarray(kernel.transpose(["HWIO".index(name) for name in order[1]]), jnp.float32)
-    gradient = jax.grad(lambda x, kernel: jnp.tanh(function(x, kernel, order, groups)).sum(), (0, 1))
+    gradient = jax.grad(
+        lambda x, kernel: jnp.tanh(function(x, kernel, order, groups)).sum(),
+        (0, 1),
+    )
     mine = in_order(gradient)
     standard = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
     before, after = (set(orders(jax.make_jaxpr(each)(x, kernel))) for each in (gradient, mine))
     assert before != {standard}
     if jax.default_backend() == "cpu":  # an accelerator's compiler chooses the order by itself
         assert after == {standard}
-    for found, wanted in zip(jax.jit(mine)(x, kernel), jax.jit(gradient)(x, kernel), strict=True):
+    for found, wanted in zip(
+        jax.jit(mine)(x, kernel),
+        jax.jit(gradient)(x, kernel),
+        strict=True,
+    ):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -167,7 +222,10 @@ def layer(weights, row):
     return -(row[:3] @ weights) @ row[3:]
 
 
-@pytest.mark.parametrize(("u", "v"), [(1e-30, 1e33), (1e33, 1e-30), (1e-22, 1e22), (1e17, 1.0), (1.0, 1e17)])
+@pytest.mark.parametrize(
+    ("u", "v"),
+    [(1e-30, 1e33), (1e33, 1e-30), (1e-22, 1e22), (1e17, 1.0), (1.0, 1e17)],
+)
 def test_vectors_of_any_size_are_clipped(u, v):
     """Whose own squares float32 does not hold."""
     rows = np.zeros((3, 5), np.float32)
@@ -175,13 +233,32 @@ def test_vectors_of_any_size_are_clipped(u, v):
     own = made(layer, rows, np.zeros((3, 2)))
     assert own.model.record.size == 5
     ones = jnp.ones(DEVICES)
-    found = clipped_sum(own, np.zeros(6, np.float32), ones, 1e6 * ones, None, CLIP * ones)[0]
+    found = clipped_sum(
+        own,
+        np.zeros(6, np.float32),
+        ones,
+        1e6 * ones,
+        None,
+        CLIP * ones,
+    )[0]
     size = min(5 * np.float64(np.float32(u)) * v, CLIP)
-    np.testing.assert_allclose(found, size * np.outer([0.6, 0, 0.8], [0.6, 0.8]).ravel(), rtol=1e-5)
+    np.testing.assert_allclose(
+        found,
+        size * np.outer([0.6, 0, 0.8], [0.6, 0.8]).ravel(),
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.parametrize(
-    "bad", [(np.inf, 1.0), (1.0, np.inf), (np.nan, 1.0), (1.0, np.nan), (0.0, np.inf), (1e30, 1e30)]
+    "bad",
+    [
+        (np.inf, 1.0),
+        (1.0, np.inf),
+        (np.nan, 1.0),
+        (1.0, np.nan),
+        (0.0, np.inf),
+        (1e30, 1e30),
+    ],
 )
 def test_a_record_without_a_finite_gradient_adds_nothing(bad):
     rows = np.ones((30, 5), np.float32)
@@ -197,17 +274,38 @@ def test_a_record_without_a_finite_gradient_adds_nothing(bad):
 
 def test_numbers_of_other_types_are_taken_as_they_were_traced():
     rows = np.random.default_rng(0).standard_normal((9, 6)).astype(np.float32)
-    own, ones, theta = made(dense, rows, parameters()), np.ones(DEVICES), np.full(54, 0.1)
-    wanted = clipped_sum(own, theta.astype(np.float32), ones, 1e6 * ones, None, CLIP * ones)[0]
+    own, ones, theta = (
+        made(dense, rows, parameters()),
+        np.ones(DEVICES),
+        np.full(54, 0.1),
+    )
+    wanted = clipped_sum(
+        own,
+        theta.astype(np.float32),
+        ones,
+        1e6 * ones,
+        None,
+        CLIP * ones,
+    )[0]
     with float64():
-        found = own.clipped_sum(jnp.asarray(theta), ones, 1e6 * ones, None, jnp.asarray(CLIP * ones))[0]
+        found = own.clipped_sum(
+            jnp.asarray(theta),
+            ones,
+            1e6 * ones,
+            None,
+            jnp.asarray(CLIP * ones),
+        )[0]
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_the_charge_for_a_records_norm_is_that_of_its_largest_array():
     """4,100 parameters would be added in two stages, but 4,096 of them are by themselves, in one."""
     start = {"a": np.zeros(4096), "b": np.zeros(4)}
-    own = made(lambda p, x: jnp.sum(jnp.sin(p["a"])) * x[0] + jnp.sum(p["b"]), np.ones((3, 6), np.float32), start)
-    assert own.model.record.additions == 4096 > pairs.additions(4100, pairs.RECORD_STAGE)
+    own = made(
+        lambda p, x: jnp.sum(jnp.sin(p["a"])) * x[0] + jnp.sum(p["b"]),
+        np.ones((3, 6), np.float32),
+        start,
+    )
+    assert own.model.record.additions == 4096 > additions(4100, RECORD_SQUARES_PER_STAGE)
     clip = np.full(DEVICES, 5.0)
-    assert own.rounding(clip, clip / 5) > (4096 + 2) / 2 * pairs.UNIT
+    assert own.rounding(clip, clip / 5).record_norm > (4096 + 2) / 2 * UNIT_ROUNDOFF

@@ -15,12 +15,23 @@ from wflmc.sums import softmax_gpu
 HERE = jax.default_backend() != "gpu"
 """Whether the kernel is interpreted; a GPU runs it as it is."""
 gradients = jax.jit(functools.partial(softmax_gpu.gradients, interpret=HERE))
-by_plain_jax = jax.jit(lambda *data_and_theta: softmax_sums.gradients_of(data_and_theta[:2], 0.0, data_and_theta[2]))
+by_plain_jax = jax.jit(
+    lambda *data_and_theta: softmax_sums.device_gradients(
+        softmax_sums.LabelledRows(*data_and_theta[:2]),
+        0.0,
+        data_and_theta[2],
+    )
+)
 
 
 @pytest.mark.parametrize(
     ("devices", "rows", "dim", "classes", "chains", "size"),
-    [(2, 40, 30, 10, 20, 0.3), (1, 16, 1, 2, 1, 1.0), (3, 21, 17, 3, 33, 5.0), (2, 9, 16, 10, 16, 0.0)],
+    [
+        (2, 40, 30, 10, 20, 0.3),
+        (1, 16, 1, 2, 1, 1.0),
+        (3, 21, 17, 3, 33, 5.0),
+        (2, 9, 16, 10, 16, 0.0),
+    ],
 )
 def test_kernel_agrees_with_plain_jax(devices, rows, dim, classes, chains, size):
     generator = np.random.default_rng(0)
@@ -31,11 +42,14 @@ def test_kernel_agrees_with_plain_jax(devices, rows, dim, classes, chains, size)
     theta = (generator.standard_normal((dim, classes, chains)) / spread[:, None, None] * size).astype(np.float32)
     theta *= 10.0 ** generator.uniform(-4, 0, chains).astype(np.float32)
     found = gradients(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta))
-    p = jax.nn.softmax(np.einsum("knd,dcx->kncx", u.astype(float), theta.astype(float)), axis=2)
+    p = jax.nn.softmax(
+        np.einsum("knd,dcx->kncx", u.astype(float), theta.astype(float)),
+        axis=2,
+    )
     hot = np.eye(classes)[labels][..., None]
     residual = np.asarray(p, float) - hot
     wanted = np.einsum("knd,kncx->kdcx", u.astype(float), residual)
-    by_xla = by_plain_jax(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta)).high
+    by_xla = by_plain_jax(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta))
     limit = np.einsum("knd,kncx->kdcx", np.abs(u.astype(float)), p + hot)  # what rounding is relative to
     assert np.all(np.abs(found - wanted) <= 1e-5 * limit + 1e-30)
     assert np.all(np.abs(np.asarray(by_xla) - wanted) <= 1e-5 * limit + 1e-30)
@@ -52,7 +66,10 @@ def test_what_is_not_a_number_stays_none():
 def test_gradients_of_a_device_depend_on_no_other():
     """Also where float16 numbers are as coarse as one device's data would make them for all."""
     generator = np.random.default_rng(1)
-    u, labels = generator.standard_normal((3, 20, 5)).astype(np.float32), generator.integers(0, 3, (3, 20))
+    u, labels = (
+        generator.standard_normal((3, 20, 5)).astype(np.float32),
+        generator.integers(0, 3, (3, 20)),
+    )
     theta = jnp.asarray(generator.standard_normal((5, 3, 4)), jnp.float32)
     before = gradients(jnp.asarray(u), jnp.asarray(labels), theta)
     u[0] *= 1e8
@@ -63,7 +80,10 @@ def test_gradients_of_a_device_depend_on_no_other():
 
 def test_parameters_of_features_that_are_always_zero_do_no_harm():
     generator = np.random.default_rng(2)
-    u, labels = generator.standard_normal((2, 20, 5)).astype(np.float32), jnp.zeros((2, 20), int)
+    u, labels = (
+        generator.standard_normal((2, 20, 5)).astype(np.float32),
+        jnp.zeros((2, 20), int),
+    )
     u[:, :, 3] = 0
     theta = generator.standard_normal((5, 3, 4)).astype(np.float32)
     wanted = gradients(jnp.asarray(u), labels, jnp.asarray(theta))
