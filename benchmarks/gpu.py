@@ -13,7 +13,8 @@ import numpy as np
 import wflmc
 from wflmc import channel
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.sampling import kernel_rounds, runner
+from wflmc.sampling import State, default_memory, step, zipped_kernel_rounds
+from wflmc.sampling.simulation import Carry, Program, RoundBounds, advance_block
 from wflmc.sums import softmax_gpu
 
 CHAINS, ROUNDS = 1300, 600
@@ -32,14 +33,14 @@ def best(call, repeats: int = 3) -> float:
 
 def bytes_per_round(posterior, plans) -> float:
     """Bytes that XLA's own count of the compiled loop reads and writes, for one chain and round."""
-    chains, ready = len(plans), posterior.on_accelerator(len(plans), runner.default_memory() / 4)
+    chains, ready = len(plans), posterior.on_accelerator(len(plans), default_memory() / 4)
     theta = jnp.zeros((chains, posterior.dim))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(chains))
-    rounds = kernel_rounds(plans, zipped=True)[:1]
-    carry = runner.State(theta, jnp.zeros((), jnp.int32)), theta[None]
-    compiled = runner._advance.lower(
-        ready, rounds, carry, keys, (0, 0, 1), flags=(True, False), mesh=None
-    ).compile()  # fmt: skip
+    rounds = zipped_kernel_rounds(plans)[:1]
+    carry = Carry(State(theta, jnp.zeros((), jnp.int32)), theta[None])
+    bounds = RoundBounds(first_kept=0, start=0, rounds=1)
+    program = Program(kernel=step, zipped=True)
+    compiled = advance_block.lower(ready, rounds, carry, keys, bounds, program=program, mesh=None).compile()
     found = compiled.cost_analysis()
     found = found[0] if isinstance(found, list) else found
     return float(found["bytes accessed"]) / chains

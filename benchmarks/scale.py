@@ -19,6 +19,9 @@ from rich.table import Table
 import wflmc
 from wflmc import channel
 from wflmc.posterior.softmax import synthetic_labels
+from wflmc.sampling import Execution
+
+IN_MEMORY = Execution()
 
 
 class Case(NamedTuple):
@@ -31,13 +34,13 @@ class Case(NamedTuple):
     run: Callable[[], object]
 
 
-def _sample(posterior: object, chains: int, burn_in: int, samples: int, **keywords: object) -> object:
+def _sample(posterior: object, chains: int, burn_in: int, samples: int, execution: Execution = IN_MEMORY) -> object:
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.rayleigh(1.0), snr_db=20), wflmc.Privacy(50, 0.1, 300),
         step_size=1 / (posterior.mu + posterior.L), burn_in=burn_in, samples=samples,
         policy=wflmc.Policy("equal", "all", "average"), initial_w2_sq=1.0,
     )  # fmt: skip
-    return wflmc.sample(jax.random.key(0), posterior, plan, chains, **keywords)
+    return wflmc.sample(jax.random.key(0), posterior, plan, chains, execution=execution)
 
 
 def _softmax(devices: int, examples: int, dim: int, classes: int = 10) -> object:
@@ -48,7 +51,7 @@ def _softmax(devices: int, examples: int, dim: int, classes: int = 10) -> object
 def _stream() -> object:
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
     with tempfile.TemporaryDirectory() as folder:
-        trace = _sample(posterior, 100, 50, 100_000, store=Path(folder) / "theta.npy")
+        trace = _sample(posterior, 100, 50, 100_000, execution=Execution(store=Path(folder) / "theta.npy"))
         assert np.isfinite(trace.theta[:, -1]).all()
     return trace
 
@@ -72,7 +75,7 @@ CASES: dict[str, Case] = {
     "S=1e5": Case("100,000 rounds of 100 chains, streamed to disk", 30, 100, 5, _stream),
     "100GiB": Case(
         "naive layout above 100 GiB (1,000 chains, 1,000 devices), --memory 1GiB", 1000, 1000, 30_000,
-        lambda: _sample(_softmax(1000, 2000, 3000), 1000, 1, 1, memory=2.0**30),
+        lambda: _sample(_softmax(1000, 2000, 3000), 1000, 1, 1, execution=Execution(memory=2.0**30)),
     ),
 }  # fmt: skip
 

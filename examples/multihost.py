@@ -31,8 +31,14 @@ def sampled(numbers: np.ndarray) -> wflmc.Trace:
         burn_in=50,
         samples=50,
     )
-    key, local = jax.random.key(1), jax.local_devices()
-    return wflmc.sample(key, posterior, plan, len(numbers), numbers=numbers.tolist(), accelerators=local)
+    return wflmc.sample(
+        jax.random.key(1),
+        posterior,
+        plan,
+        len(numbers),
+        numbers=numbers.tolist(),
+        execution=wflmc.sampling.Execution(accelerators=jax.local_devices()),
+    )
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ the same methods; how a velocity enters the step is known here alone.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,21 @@ MOST_NUMBERS = 2**27
 """Numbers in a response: 1 GiB, of which the planner holds a few copies."""
 MOST_DIRECTIONS = 64
 """Directions of nearly the same precision are taken together until no more are left."""
+
+
+ArrayT = TypeVar("ArrayT", jax.Array, Array)
+"""Arrays of one library: of JAX in compiled loops, or of NumPy in float64."""
+Scalar = float | jax.Array | Array
+"""A number, or one for every chain, [chain, 1]."""
+
+
+class PhasePoint(NamedTuple, Generic[ArrayT]):
+    """A point of phase space: all that dynamics move of a chain, [..., m] each."""
+
+    position: ArrayT
+    """θ."""
+    velocity: ArrayT | None = None
+    """v of kinetic dynamics."""
 
 
 class Contraction(NamedTuple):
@@ -98,26 +113,48 @@ class Overdamped:
         gamma = 1 - distance
         return Contraction(gamma, 1 - distance / 2, 2 * (1 + gamma) / distance, np.log1p(-distance / 2))
 
-    def draw_velocity(self, key: jax.Array, theta: jax.Array) -> jax.Array | None:
-        """Draw the velocity that a chain at theta[m] starts with; None without one."""
+    def draw_velocity(
+        self, key: jax.Array, position: jax.Array
+    ) -> jax.Array | None:
+        """Draw the velocity that a chain at θ[m] starts with; None without one."""
         return None
 
-    def gradient_position(self, theta: jax.Array, velocity: Any, step_size: Any) -> jax.Array:
-        """Return where gradients are taken, [m]: at θ."""
-        return theta
+    def gradient_position(
+        self, point: PhasePoint[ArrayT], step_size: Scalar
+    ) -> ArrayT:
+        """Return where gradients are taken, [..., m]: at θ."""
+        return point.position
 
     def step(
-        self, theta: jax.Array, velocity: Any, received: jax.Array, noise: Any, step_size: Any, scale: Any, gain: Any
-    ) -> tuple[jax.Array, Any]:
-        """Return θ − η (scale/gain) y + noise, and the velocity.
+        self,
+        point: PhasePoint[ArrayT],
+        received: ArrayT,
+        *,
+        noise: ArrayT | None,
+        step_size: Scalar,
+        scale: Scalar,
+        gain: Scalar,
+    ) -> PhasePoint[ArrayT]:
+        r"""Move a chain by what the server has received in a round.
+
+        θ' = θ − η (K/(α K_a)) y + √β q. Arrays may be JAX's or NumPy's: compiled
+        chains in float32 and protected ones in float64 have the same equation.
 
         Args:
-            theta: θ[m]; velocity: v[m] or None; received: y[m].
-            noise: that the server adds, [m], or None.
-            scale: the largest weight K/K_a of a device that transmitted; gain: α.
+            point: where the chain is, θ[..., m].
+            received: y[..., m], noise included.
+            noise: √β q[..., m] that the server adds; None where it adds none.
+            step_size: η.
+            scale: K/K_a, the largest weight of a device that transmitted.
+            gain: α.
+
+        Returns:
+            Where the chain is after the round.
         """
-        theta = theta - step_size * scale / gain * received
-        return (theta if noise is None else theta + noise), None
+        position = point.position - step_size * scale / gain * received
+        if noise is not None:
+            position = position + noise
+        return PhasePoint(position)
 
     def linear_round(self, step_size: Array, hessian: Array, linear: Array) -> tuple[Array, Array, Array]:
         """A round on θ with gradients Hθ − b: matrix [..., S, m, m], offset [..., S, m], how noise enters [m, m].
@@ -205,29 +242,44 @@ class Kinetic(Overdamped):
         unknown = np.full_like(gamma, np.nan)
         return Contraction(gamma, unknown, unknown, unknown)
 
-    def draw_velocity(self, key: jax.Array, theta: jax.Array) -> jax.Array | None:
+    def draw_velocity(
+        self, key: jax.Array, position: jax.Array
+    ) -> jax.Array | None:
         """Draw v ~ N(0, I), [m]."""
-        return jax.random.normal(key, theta.shape, theta.dtype)
+        return jax.random.normal(key, position.shape, position.dtype)
 
-    def gradient_position(self, theta: jax.Array, velocity: Any, step_size: Any) -> jax.Array:
-        """Return θ + (h/2) v, [m], half a drift ahead."""
-        if velocity is None:
-            raise missing("state.velocity", "with kinetic dynamics; kernel.init draws one")
-        return theta + step_size / 2 * velocity
+    def gradient_position(
+        self, point: PhasePoint[ArrayT], step_size: Scalar
+    ) -> ArrayT:
+        """Return θ + (h/2) v, [..., m], half a drift ahead."""
+        return point.position + step_size / 2 * _velocity(point)
 
     def step(
-        self, theta: jax.Array, velocity: Any, received: jax.Array, noise: Any, step_size: Any, scale: Any, gain: Any
-    ) -> tuple[jax.Array, Any]:
-        """Return θ + (h/2)(v + v') with v' = e v − (h/2)(1 + e)(scale/gain) y + noise, and v'.
+        self,
+        point: PhasePoint[ArrayT],
+        received: ArrayT,
+        *,
+        noise: ArrayT | None,
+        step_size: Scalar,
+        scale: Scalar,
+        gain: Scalar,
+    ) -> PhasePoint[ArrayT]:
+        r"""Move a chain by what the server has received; arguments as of `Overdamped`.
 
-        There, and not where gradients were taken, the draws of a Gaussian posterior have exactly its law.
+        v' = e v − (h/2)(1 + e)(K/(α K_a)) y + √β q and θ' = θ + (h/2)(v + v'), with
+        e = exp(−γ_f h). There, and not where gradients were taken, the draws of a
+        Gaussian posterior have exactly its law.
         """
+        velocity = _velocity(point)
+        exp = jnp.exp if isinstance(velocity, jax.Array) else np.exp
+        half_step = step_size / 2
+        decay = exp(-self.friction * step_size)
         gradient = scale / gain * received
-        half, decay = step_size / 2, jnp.exp(-self.friction * step_size)
-        fresh = decay * velocity - half * (1 + decay) * gradient
+        new_velocity = decay * velocity - half_step * (1 + decay) * gradient
         if noise is not None:
-            fresh = fresh + noise
-        return theta + half * (velocity + fresh), fresh
+            new_velocity = new_velocity + noise
+        position = point.position + half_step * (velocity + new_velocity)
+        return PhasePoint(position, new_velocity)
 
     def linear_round(self, step_size: Array, hessian: Array, linear: Array) -> tuple[Array, Array, Array]:
         """A round on (θ, v): matrix [..., 2m, 2m], offset [..., 2m], how noise enters [..., 2m, m]."""
@@ -298,6 +350,13 @@ def by_name(name: str | Dynamics, friction: float) -> Dynamics:
 def from_constants(constants: Mapping[str, Any]) -> Dynamics:
     """The dynamics of a document with such `constants`."""
     return overdamped() if constants.get("friction") is None else kinetic(float(constants["friction"]))
+
+
+def _velocity(point: PhasePoint[ArrayT]) -> ArrayT:
+    """Return the velocity of a kinetic chain, which must have one."""
+    if point.velocity is None:
+        raise missing("state.velocity", "with kinetic dynamics; kernel.init draws one")
+    return point.velocity
 
 
 def _check_steps(step_size: Array, holds: NDArray[np.bool_], allowed: str) -> None:

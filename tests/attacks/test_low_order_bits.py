@@ -92,7 +92,7 @@ def received_of_a_round(job: Job, folder: Path) -> Any:
 
     with pytest.raises(KeyboardInterrupt):
         serve(server, one)
-    theta = server.checkpoint.load().theta
+    theta = server.checkpoint.load().chains.position
     assert theta is not None
     return -4 * theta
 

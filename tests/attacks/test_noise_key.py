@@ -13,7 +13,7 @@ import wflmc
 from wflmc.privacy import releases
 from wflmc.privacy import whitening as preconditioning
 from wflmc.runs.planning import make_plan
-from wflmc.sampling.runner import chain_keys
+from wflmc.sampling import chain_keys
 from wflmc.scenario import build, load_scenario
 from wflmc.support.keys import named
 

@@ -23,7 +23,7 @@ from ..conftest import FULL
 from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, names, planned, softmax_of
 
 kernel = sys.modules["wflmc.sampling.kernel"]
-runner = sys.modules["wflmc.sampling.runner"]
+simulation = sys.modules["wflmc.sampling.simulation"]
 gaussian = sys.modules["wflmc.sums.gaussian"]
 softmax = sys.modules["wflmc.sums.softmax"]
 softmax_rows = sys.modules["wflmc.sums.softmax_rows"]
@@ -172,13 +172,13 @@ def test_clip_skipped_on_one_device(plan, mutate):
 @pytest.mark.parametrize(
     ("reused", "flagged"),
     [
-        ("start", {"whole runs, differences of rounds", "whole runs, differences beginning with the second"}),
-        ("start + (index + 1) // 2", {"whole runs, differences beginning with the second"}),
+        ("bounds.start", {"whole runs, differences of rounds", "whole runs, differences beginning with the second"}),
+        ("bounds.start + (index + 1) // 2", {"whole runs, differences beginning with the second"}),
     ],
 )
 def test_noise_drawn_once(plan, mutate, reused, flagged):
     """In the sampler itself: one draw for all rounds, or for two at a time."""
-    mutate(runner._scan, "start + index", reused)
+    mutate(simulation.scan_rounds, "bounds.start + index", reused)
     assert names(audit.audit(KEY, plan, trials=TRIALS, attacks=["runs"])) >= flagged
 
 

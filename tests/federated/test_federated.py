@@ -243,7 +243,7 @@ def test_noise_of_the_channel_is_as_wide_as_planned_and_paid_for_once(
     monkeypatch.setattr(lattice, "token_bytes", np.random.default_rng(5).bytes)
     made = federation(tmp_path, {"sampler.chains": 400}, noise="channel")
     plan, totals, server = made.job.plan, [], made.server()
-    devices, states = made.devices(), [made.job.start]
+    devices, states = made.devices(), [made.job.position]
 
     def exchange(asks: list[Request]) -> Reception:
         states.append(np.asarray(asks[0].theta))
@@ -484,7 +484,7 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
         replace(job, noise="devices"),
         replace(job, tolerate=1),
         replace(job, batch=True),
-        replace(job, start=job.start + np.float32(1)),
+        replace(job, position=job.position + np.float32(1)),
         replace(job, key=job.key + np.uint32(1)),
         replace(job, known=job.known * 2),
         replace(job, power=job.power * 2),

@@ -34,7 +34,7 @@ STATE = KERNEL.init(KEY)
         (lambda: wflmc.sample(KEY, OTHER, PLAN), "made for this posterior"),
         (lambda: KERNEL.init(0), "one key"),
         (lambda: KERNEL.step(STATE, KEY), "one key"),
-        (lambda: KERNEL.step(KEY, STATE.theta), "step.key, state"),
+        (lambda: KERNEL.step(KEY, STATE.position), "step.key, state"),
         (lambda: wflmc.sampling.kernel(PLAN, POSTERIOR), "a posterior"),
         (lambda: wflmc.sampling.kernel(POSTERIOR, LINK), "a plan"),
         (lambda: wflmc.sampling.kernel(OTHER, PLAN), "made for this posterior"),
@@ -79,7 +79,7 @@ def test_keys_of_both_kinds_are_taken():
         wflmc.sample(key, POSTERIOR, PLAN, chains=2)
     jax.jit(KERNEL.step)(KEY, STATE)
     jax.vmap(KERNEL.init)(jax.random.split(KEY, 3))
-    assert jnp.all(jnp.isfinite(STATE.theta))
+    assert jnp.all(jnp.isfinite(STATE.position))
 
 
 @pytest.mark.advice

@@ -181,9 +181,9 @@ def test_samples_in_a_mapped_file_have_their_room_from_the_start(tmp_path, monke
 
     path = tmp_path / "theta.npy"
     with pytest.raises(OSError, match=r"theta\.npy"):
-        checkpoint.room((2**20, 2**20, 2**20), path, begun=False)
+        checkpoint.allocate((2**20, 2**20, 2**20), path, begun=False)
     assert not path.exists()
-    checkpoint.room((100, 100, 10), path, begun=False)
+    checkpoint.allocate((100, 100, 10), path, begun=False)
     if hasattr(os, "posix_fallocate"):
         assert 512 * path.stat().st_blocks >= path.stat().st_size
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import wflmc
 from wflmc.privacy import Ledger
 from wflmc.privacy.ledger import anchor_path
-from wflmc.sampling import runner
+from wflmc.sampling import simulation
 from wflmc.support.errors import InputError, OverspendError
 
 from .ledger_tools import BUDGET, PROMISE, SCENARIO, wflmc_spent
@@ -154,7 +154,7 @@ def test_a_spent_budget_stops_the_sampler_before_it_sends(paid_setting, monkeypa
     posterior, link, plan = paid_setting
     ledger = Ledger(PROMISE, 6, subject=posterior.digest)
     wflmc.sample(jax.random.key(1), posterior, plan, 2, ledger=ledger)
-    monkeypatch.setattr(runner, "_advance", None)  # whoever gets here has sent something
+    monkeypatch.setattr(simulation, "advance_block", None)  # whoever gets here has sent something
     with pytest.raises(OverspendError):
         wflmc.sample(jax.random.key(2), posterior, plan, 2, ledger=ledger)
     np.testing.assert_allclose(ledger.spent, plan.spent)

@@ -13,7 +13,8 @@ from wflmc.privacy import Ledger, Privacy
 from wflmc.runs.execution import CHECKPOINT, SECRET, Request, run_scenario
 from wflmc.runs.folder import read_run
 from wflmc.runs.planning import read_plan
-from wflmc.sampling.checkpoint import Checkpoint, Progress, room
+from wflmc.sampling import Start
+from wflmc.sampling.checkpoint import Checkpoint, Progress, allocate
 from wflmc.scenario import build_posterior, load_scenario, validate
 from wflmc.support.errors import InputError
 
@@ -131,21 +132,22 @@ def test_lines_of_ledgers(tmp_path, change):
 
 def test_progress(tmp_path):
     checkpoint = Checkpoint(tmp_path, "name")
-    whole = {"at": 0, "rounds": 2, "theta": np.ones((2, 3)), "clip_rate": np.zeros((2, 2))}
-    checkpoint.save(Progress(**whole))
+    progress = Progress(rounds=2, chains=Start(np.ones((2, 3))), clip_rate=np.zeros((2, 2)))
+    checkpoint.save(progress)
+    whole = progress.to_arrays()
     assert checkpoint.load().rounds == 2
     content = checkpoint.file.read_bytes()
-    for damaged in (b"", content[:-20], content[:200], content.replace(b"theta", b"other"), b"PK\x03\x04"):
+    for damaged in (b"", content[:-20], content[:200], content.replace(b"position", b"velocity"), b"PK\x03\x04"):
         checkpoint.file.write_bytes(damaged)
         with pytest.raises(InputError):
             checkpoint.load()
-    for change in ({"at": np.nan}, {"rounds": "x"}, {"theta": 1.0}, {"other": np.ones(2)}):
+    for change in ({"first_chain": np.nan}, {"rounds": "x"}, {"position": 1.0}, {"other": np.ones(2)}):
         np.savez(checkpoint.file, **whole | change, name=np.array("name"))
         with pytest.raises(InputError):
             checkpoint.load()
     checkpoint.samples.write_bytes(b"\x93NUMPY nothing else")
     with pytest.raises(InputError):
-        room((2, 3), checkpoint.samples, begun=True)
+        allocate((2, 3), checkpoint.samples, begun=True)
 
 
 def test_keys_and_samples_of_runs_that_go_on(folder, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+from dataclasses import replace
 
 import h5netcdf
 import jax
@@ -165,21 +166,21 @@ def test_statement_as_json(run, tmp_path, call):
 def test_a_secret_key_lives_as_long_as_the_run(tmp_path, call, monkeypatch):
     """Its owner alone reads it, the run goes on with it, and nothing else ever has it; added rounds have another."""
     from wflmc.runs import execution as module
-    from wflmc.sampling import runner
+    from wflmc.sampling import chunks
 
-    monkeypatch.setattr(runner, "BLOCK_WORK", 1)
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 1)
     scenario, folder, whole, keys = tmp_path / "s.toml", tmp_path / "o", module.sample, []
     scenario.write_text(SECRET.replace("epsilon = 8.0", "epsilon = 500.0"))  # which leaves something for more rounds
     secret = folder / ".checkpoint" / "secret"
 
-    def watched(key, *arguments, progress, **keywords):
+    def watched(key, *arguments, execution, **keywords):
         keys.append(np.asarray(jax.random.key_data(key)).tobytes())
 
         def stop(done, work):
             if len(keys) == 1 and done > work / 2:
                 raise InputError("stop", done, "what this test does")
 
-        return whole(key, *arguments, **keywords, progress=stop)
+        return whole(key, *arguments, **keywords, execution=replace(execution, progress=stop))
 
     monkeypatch.setattr(module, "sample", watched)
     assert call("run", scenario, "--out", folder)[0] == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 
 import arviz
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 import wflmc
 from wflmc.privacy import Ledger
-from wflmc.sampling import runner
+from wflmc.sampling import Execution, chunks, simulation
 from wflmc.support.errors import InputError
 
 from ..cli_tools import listening
@@ -28,10 +29,10 @@ class StoppedError(Exception):
 def test_stopped_and_resumed_is_as_if_never_stopped(paid_setting, tmp_path, monkeypatch, memory):
     """StoppedError after every single block in turn, with chains in one chunk or in several."""
     posterior, _, plan = paid_setting
-    monkeypatch.setattr(runner, "BLOCK_WORK", 8 * 9 * posterior.work())
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 8 * 9 * posterior.work())
     arguments = (jax.random.key(1), posterior, plan, 9)
     straight = Ledger(PROMISE, 6, subject=posterior.digest)
-    whole = wflmc.sample(*arguments, memory=memory, ledger=straight)
+    whole = wflmc.sample(*arguments, ledger=straight, execution=Execution(memory=memory))
     path, folder = tmp_path / "ledger.jsonl", tmp_path / "checkpoint"
     folder.mkdir()
     stops = 0
@@ -43,7 +44,9 @@ def test_stopped_and_resumed_is_as_if_never_stopped(paid_setting, tmp_path, monk
         ledger = Ledger(PROMISE, 6, subject=posterior.digest, path=path)
         try:
             trace = wflmc.sample(
-                *arguments, memory=memory, ledger=ledger, checkpoint=folder, progress=None if stops > 40 else stop
+                *arguments,
+                ledger=ledger,
+                execution=Execution(memory=memory, checkpoint=folder, progress=None if stops > 40 else stop),
             )
             break
         except StoppedError:
@@ -59,35 +62,35 @@ def test_stopped_and_resumed_is_as_if_never_stopped(paid_setting, tmp_path, monk
 
 def test_a_crash_between_paying_and_saving_pays_once(paid_setting, tmp_path, monkeypatch):
     posterior, _, plan = paid_setting
-    monkeypatch.setattr(runner, "BLOCK_WORK", 8 * 9 * posterior.work())
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 8 * 9 * posterior.work())
     path = tmp_path / "ledger.jsonl"
 
     def die(*_, **__):
         raise StoppedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_advance", die)
+        patch.setattr(simulation, "advance_block", die)
         with pytest.raises(StoppedError):
             wflmc.sample(
-                jax.random.key(1), posterior, plan, 9, checkpoint=tmp_path,
+                jax.random.key(1), posterior, plan, 9, execution=Execution(checkpoint=tmp_path),
                 ledger=Ledger(PROMISE, 6, subject=posterior.digest, path=path),
             )  # fmt: skip
     ledger = Ledger(PROMISE, 6, subject=posterior.digest, path=path)
     assert 0 < len(ledger.entries) < len(plan.rounds)
-    wflmc.sample(jax.random.key(1), posterior, plan, 9, checkpoint=tmp_path, ledger=ledger)
+    wflmc.sample(jax.random.key(1), posterior, plan, 9, execution=Execution(checkpoint=tmp_path), ledger=ledger)
     np.testing.assert_allclose(ledger.spent, plan.spent, rtol=1e-12)
 
 
 def test_resuming_with_anything_else_is_refused(paid_setting, tmp_path):
     posterior, _, plan = paid_setting
     ledger = Ledger(PROMISE, 6, subject=posterior.digest)
-    wflmc.sample(jax.random.key(1), posterior, plan, 9, checkpoint=tmp_path, ledger=ledger)
+    wflmc.sample(jax.random.key(1), posterior, plan, 9, execution=Execution(checkpoint=tmp_path), ledger=ledger)
     for key, chains in ((jax.random.key(2), 9), (jax.random.key(1), 8)):
         with pytest.raises(InputError, match="same plan, data, seed"):
-            wflmc.sample(key, posterior, plan, chains, checkpoint=tmp_path)
+            wflmc.sample(key, posterior, plan, chains, execution=Execution(checkpoint=tmp_path))
     empty = Ledger(PROMISE, 6, subject=posterior.digest)
     with pytest.raises(InputError, match="0 rounds of this run"):
-        wflmc.sample(jax.random.key(1), posterior, plan, 9, checkpoint=tmp_path, ledger=empty)
+        wflmc.sample(jax.random.key(1), posterior, plan, 9, execution=Execution(checkpoint=tmp_path), ledger=empty)
 
 
 def test_the_rest_of_a_plan_goes_on_with_the_same_draws(paid_setting):
@@ -113,16 +116,16 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(paid_setting):
 
 WAITING = """
 import sys, threading
-from wflmc.sampling import runner
-runner.BLOCK_WORK = 1
-advance, left = runner._advance, [int(sys.argv.pop(1))]
+from wflmc.sampling import chunks, simulation
+chunks.BLOCK_WORK = 1
+advance, left = simulation.advance_block, [int(sys.argv.pop(1))]
 def counted(*arguments, **keywords):
     left[0] -= 1
     if left[0] == 0:
         print("in the middle of a round", flush=True)
         threading.Event().wait()
     return advance(*arguments, **keywords)
-runner._advance = counted
+simulation.advance_block = counted
 from wflmc.cli import main
 main()
 """
@@ -130,7 +133,7 @@ main()
 
 def test_a_run_killed_and_resumed_spends_what_an_undisturbed_one_does(tmp_path, call, monkeypatch):
     """Killed, with all counts twice; while it runs, another one in its folder is refused, and none once it is dead."""
-    monkeypatch.setattr(runner, "BLOCK_WORK", 1)
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 1)
     scenario = tmp_path / "s.toml"
     scenario.write_text(SCENARIO)
     code, _, _ = call("run", scenario, "--out", tmp_path / "whole")
@@ -163,17 +166,18 @@ def test_the_same_command_goes_on_with_a_stopped_run(tmp_path, call, monkeypatch
     from wflmc.runs import execution
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "BLOCK_WORK", 1)
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 1)
     scenario, folder = tmp_path / "s.toml", tmp_path / "o"
     scenario.write_text(SCENARIO)
     whole = execution.sample
 
-    def stopping(*arguments, progress, **keywords):
+    def stopping(*arguments, **keywords):
         def stop(done, work):
             if done > work / 2:
                 raise InputError("stop", done, "what this test does")
 
-        return whole(*arguments, **keywords, progress=stop)
+        stopped = replace(keywords.pop("execution"), progress=stop)
+        return whole(*arguments, **keywords, execution=stopped)
 
     with monkeypatch.context() as patch:
         patch.setattr(execution, "sample", stopping)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from wflmc.sampling import runner
+from wflmc.sampling import simulation
 
 clipped_sum = jax.jit(lambda posterior, *arguments, **limit: posterior.clipped_sum(*arguments, **limit))
 clipped_sums = jax.jit(lambda posterior, *arguments: jax.vmap(posterior.clipped_sum)(*arguments))
@@ -16,11 +16,11 @@ def count_compilations(monkeypatch) -> list[None]:
 
     The loop is wrapped anew: what was compiled before does not hide a compilation from the count.
     """
-    loop, traced = runner._advance, []
+    loop, traced = simulation.advance_block, []
 
     def counted(*arguments, **keywords):
         traced.append(None)
         return loop(*arguments, **keywords)
 
-    monkeypatch.setattr(runner, "_advance", jax.jit(counted, static_argnames=("flags", "mesh")))
+    monkeypatch.setattr(simulation, "advance_block", jax.jit(counted, static_argnames=("program", "mesh")))
     return traced

@@ -9,7 +9,7 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.sampling import runner
+from wflmc.sampling import Execution, chunks
 from wflmc.support.errors import InputError
 
 KEY = jax.random.key(3)
@@ -25,7 +25,7 @@ def chain():
 
 @pytest.fixture(autouse=True)
 def _several_blocks(monkeypatch):
-    monkeypatch.setattr(runner, "BLOCK_WORK", 1e5)
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 1e5)
 
 
 def test_averages_are_those_of_the_draws(chain):
@@ -58,14 +58,16 @@ def test_a_run_that_was_stopped_ends_with_the_same_averages(chain, tmp_path):
         if done > 6:
             raise StopError
 
+    stopped = Execution(checkpoint=tmp_path, progress=stop)
     with pytest.raises(StopError):
-        wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows, checkpoint=tmp_path, progress=stop)
+        wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows, execution=stopped)
     assert not (tmp_path / "theta.npy").exists()
-    resumed = wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows, checkpoint=tmp_path).predictions
+    going_on = Execution(checkpoint=tmp_path)
+    resumed = wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows, execution=going_on).predictions
     for one, other in zip(whole, resumed, strict=True):
         np.testing.assert_array_equal(one, other)
     with pytest.raises(InputError, match="checkpoint"):
-        wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows[:5], checkpoint=tmp_path)
+        wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows[:5], execution=Execution(checkpoint=tmp_path))
 
 
 def test_averages_open_in_arviz(chain, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 import wflmc
 from wflmc.posterior import softmax
-from wflmc.sampling import runner
+from wflmc.sampling import Execution, chunks
 from wflmc.sums.blocks import block_size
 from wflmc.support.errors import InputError
 
@@ -62,20 +62,26 @@ def test_a_memory_limit_changes_rounding_alone(cases, kind, zipped):
     parts = []
     for limit in (1.01 * one, 4.2 * one, 12 * one) if FULL else (4.2 * one,):
         small = wflmc.sample(
-            jax.random.key(0), posterior, plan, chains, memory=limit, progress=lambda done, of: parts.append(done < of)
+            jax.random.key(0),
+            posterior,
+            plan,
+            chains,
+            execution=Execution(memory=limit, progress=lambda done, of: parts.append(done < of)),
         )
         assert any(parts)
         assert_same_traces(small, whole)
-        assert_same_traces(wflmc.sample(jax.random.key(0), posterior, plan, chains, memory=limit), small, exactly=True)
+        again = wflmc.sample(jax.random.key(0), posterior, plan, chains, execution=Execution(memory=limit))
+        assert_same_traces(again, small, exactly=True)
     with pytest.raises(InputError, match="which one chain takes"):
-        wflmc.sample(jax.random.key(0), posterior, plan, chains, memory=0.5 * one)
+        wflmc.sample(jax.random.key(0), posterior, plan, chains, execution=Execution(memory=0.5 * one))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_in_a_file(cases, kind, tmp_path):
     posterior, plans = cases[kind]
     whole = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True)
-    stored = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True, store=tmp_path / "theta.npy")
+    in_file = Execution(store=tmp_path / "theta.npy")
+    stored = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True, execution=in_file)
     assert_same_traces(stored, whole, exactly=True)
     np.testing.assert_array_equal(stored.warmup, whole.warmup)
     np.testing.assert_array_equal(np.load(tmp_path / "theta.npy").swapaxes(0, 1)[:, 11:], whole.theta)
@@ -86,7 +92,7 @@ def test_rounds_in_blocks_with_and_without_burn_in(cases, monkeypatch):
     whole = wflmc.sample(jax.random.key(0), posterior, plans)
     every = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True)
     for block in (1, 3, 7, 12, 19) if FULL else (1, 12):
-        monkeypatch.setattr(runner, "BLOCK_WORK", block * 7 * posterior.work())
+        monkeypatch.setattr(chunks, "BLOCK_WORK", block * 7 * posterior.work())
         assert_same_traces(wflmc.sample(jax.random.key(0), posterior, plans), whole)
         again = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True)
         np.testing.assert_allclose(again.warmup, every.warmup, rtol=1e-4, atol=1e-5)
@@ -94,9 +100,10 @@ def test_rounds_in_blocks_with_and_without_burn_in(cases, monkeypatch):
 
 def test_a_last_block_that_is_not_full_is_not_compiled_anew(cases, monkeypatch):
     posterior, plans = cases["gaussian"]
-    monkeypatch.setattr(runner, "BLOCK_WORK", 3 * 7 * posterior.work())
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 3 * 7 * posterior.work())
     compilations, blocks = count_compilations(monkeypatch), []
-    wflmc.sample(jax.random.key(0), posterior, plans[0], 7, progress=lambda done, of: blocks.append(done))
+    counting = Execution(progress=lambda done, _: blocks.append(done))
+    wflmc.sample(jax.random.key(0), posterior, plans[0], 7, execution=counting)
     assert len(plans[0].rounds) % 3
     assert len(blocks) == 7
     assert len(compilations) == 1
@@ -165,18 +172,19 @@ for name, posterior in {
     )
     for label, plan, chains in (("zipped", plans, None), ("shared", plans[0], 6)):
         for count in map(int, filter(str.isdigit, sys.argv[2:])):
-            trace = wflmc.sample(jax.random.key(0), posterior, plan, chains, accelerators=jax.devices()[:count])
+            on_some = wflmc.sampling.Execution(accelerators=jax.devices()[:count])
+            trace = wflmc.sample(jax.random.key(0), posterior, plan, chains, execution=on_some)
             out[f"{name} {label} {count}"] = trace.theta
             out[f"{name} {label} {count} clipped"] = trace.burn_in_clip_rate
         default = wflmc.sample(jax.random.key(0), posterior, plan, chains)
         np.testing.assert_array_equal(default.theta, out[f"{name} {label} 4"])
-from wflmc.sampling import runner
-runner.BLOCK_WORK = 7 * 6 * posterior.work()
-loop, compiled = runner._advance, []
+from wflmc.sampling import chunks, simulation
+chunks.BLOCK_WORK = 7 * 6 * posterior.work()
+loop, compiled = simulation.advance_block, []
 def counted(*arguments, **keywords):
     compiled.append(None)
     return loop(*arguments, **keywords)
-runner._advance = jax.jit(counted, static_argnames=("flags", "mesh"))
+simulation.advance_block = jax.jit(counted, static_argnames=("program", "mesh"))
 parts = wflmc.sample(jax.random.key(0), posterior, plans[0], 6)
 np.testing.assert_allclose(parts.theta, default.theta, rtol=1e-4, atol=1e-5)
 assert len(compiled) == 1, "blocks of rounds, the last not full, over several accelerators"

@@ -41,7 +41,7 @@ def test_every_device_hears_noise_of_its_own():
     posterior = gaussian(prior_std=0.5)
     plan = planned(posterior, 20.0)
     assert plan.downlink_noise == pytest.approx(0.25 / 100)
-    now = jax.tree.map(jnp.asarray, kernel_rounds([plan])[0])
+    now = jax.tree.map(jnp.asarray, kernel_rounds(plan)[0])
     keys = jax.random.split(jax.random.key(1), CHAINS)
     theta = jnp.array([1.0, -2.0, 0.5])
     noise = np.asarray(jax.vmap(lambda key: broadcast(key, theta, now))(keys)) - theta

@@ -21,9 +21,8 @@ def test_chains_are_those_of_the_cpu(model, chains):
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=25)
     step = 0.4 / (posterior.mu + posterior.L)
     plan = wflmc.plan(posterior, link, wflmc.Privacy(8, 0.01, 30), step_size=step, burn_in=10, samples=10)
-    traces = [
-        wflmc.sample(jax.random.key(1), posterior, plan, chains, accelerators=jax.devices(kind)[:1])
-        for kind in (jax.default_backend(), "cpu")
-    ]
+    kinds = (jax.default_backend(), "cpu")
+    executions = [wflmc.sampling.Execution(accelerators=jax.devices(kind)[:1]) for kind in kinds]
+    traces = [wflmc.sample(jax.random.key(1), posterior, plan, chains, execution=each) for each in executions]
     scale = np.abs(traces[1].theta).max()
     np.testing.assert_allclose(traces[0].theta, traces[1].theta, atol=1e-4 * scale)

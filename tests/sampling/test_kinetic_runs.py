@@ -13,7 +13,7 @@ from wflmc import channel
 from wflmc.apps import audit
 from wflmc.dynamics import kinetic
 from wflmc.evaluation import choose_burn_in
-from wflmc.sampling import kernel, runner
+from wflmc.sampling import Execution, Start, chunks, kernel
 from wflmc.support.errors import InputError, OverspendError
 
 from .kinetic_tools import ill_conditioned, make
@@ -25,7 +25,7 @@ def test_a_round_written_out(small):
     run = kernel(small, plan)
     state = run.init(jax.random.key(4))
     after, info = run.step(jax.random.key(5), state)
-    theta, velocity = (np.asarray(values, dtype=float) for values in (state.theta, state.velocity))
+    theta, velocity = (np.asarray(values, dtype=float) for values in (state.position, state.velocity))
     h, decay = plan.step_size[0], np.exp(-plan.dynamics.friction * plan.step_size[0])
     middle = theta + h / 2 * velocity
     gradients = small.hessian @ middle - small.linear
@@ -33,7 +33,7 @@ def test_a_round_written_out(small):
     estimate = plan.scale[0] / plan.gain[0] * np.asarray(info.received, dtype=float)
     kicked = decay * (velocity - h / 2 * estimate) - h / 2 * estimate
     np.testing.assert_allclose(after.velocity, kicked, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(after.theta, middle + h / 2 * kicked, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(after.position, middle + h / 2 * kicked, rtol=1e-4, atol=1e-5)
     clipped = gradients * np.minimum(1, 5.0 / np.linalg.norm(gradients, axis=1))[:, None]
     noise = np.asarray(info.received) - plan.gain[0] * (plan.weight[0] / plan.scale[0]) @ clipped
     draw = jax.random.normal(wflmc.support.keys.named(jax.random.key(5), "noise"), (3,))
@@ -50,12 +50,12 @@ def test_runner_is_the_kernel_in_a_loop(small):
     for chain in range(3):
         theta = small.draw_initial(fold(named(key, "init"), chain))
         velocity = jax.random.normal(fold(named(key, "velocity"), chain), (3,))
-        state = run.init(key)._replace(theta=theta, velocity=velocity)
+        state = run.init(key)._replace(position=theta, velocity=velocity)
         noise = fold(named(key, "noise"), chain)
         for s in range(len(plan.rounds)):
             state, _ = jax.jit(run.step)(fold(noise, s), state)
             if s >= 4:
-                np.testing.assert_allclose(state.theta, trace.theta[chain, s - 4], rtol=1e-4, atol=1e-5)
+                np.testing.assert_allclose(state.position, trace.theta[chain, s - 4], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(state.velocity, trace.velocity[chain], rtol=1e-4, atol=1e-5)
 
 
@@ -83,9 +83,9 @@ class StoppedError(Exception):
 @pytest.mark.parametrize("memory", [None, 2000.0])
 def test_stopped_and_resumed_is_as_if_never_stopped(few, tmp_path, monkeypatch, memory):
     plan = make(few, "equal", burn_in=13, samples=20)
-    monkeypatch.setattr(runner, "BLOCK_WORK", 8 * 9 * few.work())
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 8 * 9 * few.work())
     arguments = (jax.random.key(1), few, plan, 9)
-    whole = wflmc.sample(*arguments, memory=memory)
+    whole = wflmc.sample(*arguments, execution=Execution(memory=memory))
 
     def stop(done, of):
         raise StoppedError
@@ -93,7 +93,9 @@ def test_stopped_and_resumed_is_as_if_never_stopped(few, tmp_path, monkeypatch, 
     stops = 0
     while stops < 100:
         try:
-            trace = wflmc.sample(*arguments, memory=memory, checkpoint=tmp_path, progress=stop)
+            trace = wflmc.sample(
+                *arguments, execution=Execution(memory=memory, checkpoint=tmp_path, progress=stop)
+            )
             break
         except StoppedError:
             stops += 1
@@ -111,7 +113,7 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(few):
     short = make(few, factor=0.1, burn_in=3, samples=9)
     long = make(few, factor=0.1, burn_in=3, samples=20)
     first = wflmc.sample(jax.random.key(1), few, short, 5)
-    where = np.concatenate([first.theta[:, -1], first.velocity], axis=1)
+    where = Start(first.theta[:, -1], first.velocity)
     rest = long.rest(12)
     assert rest.bound is None
     assert np.isnan(rest.initial_w2_sq)
@@ -121,7 +123,9 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(few):
     elsewhere = wflmc.sample(jax.random.key(1), few, rest, 5, initial=first.theta[:, -1])
     assert np.abs(elsewhere.theta[:, 0] - every.theta[:, 9]).max() > 0.01
     with pytest.raises(InputError, match="initial"):
-        wflmc.sample(jax.random.key(1), few, rest, 5, initial=where[:, :7])
+        wflmc.sample(jax.random.key(1), few, rest, 5, initial=np.concatenate([where.position, where.velocity], axis=1))
+    with pytest.raises(InputError, match="velocity"):
+        wflmc.sample(jax.random.key(1), few, rest, 5, initial=Start(where.position, where.velocity[:, :2]))
 
 
 @pytest.mark.parametrize("power", ["equal", "noiseless-dp"])

@@ -13,7 +13,7 @@ from scipy import stats
 import wflmc
 from wflmc import channel
 from wflmc.planning import POLICIES
-from wflmc.sampling import kernel, kernel_rounds, runner
+from wflmc.sampling import Execution, chunks, kernel, kernel_rounds
 from wflmc.support.errors import OverspendError
 from wflmc.support.keys import named
 
@@ -106,12 +106,12 @@ def test_update_written_out(small):
     run = kernel(small, plan)
     state = run.init(jax.random.key(4))
     after, info = run.step(jax.random.key(5), state)
-    theta = np.asarray(state.theta, dtype=float)
+    theta = np.asarray(state.position, dtype=float)
     gradients = small.hessian @ theta - small.linear
     norms = np.linalg.norm(gradients, axis=1)
     clipped = gradients * np.minimum(1, 5.0 / norms)[:, None]
     expected = theta - 0.01 * 5 / (plan.gain[0] * 3) * np.asarray(info.received, dtype=float)
-    np.testing.assert_allclose(after.theta, expected, rtol=1e-4)
+    np.testing.assert_allclose(after.position, expected, rtol=1e-4)
     noise = np.asarray(info.received) - plan.gain[0] * clipped[:3].sum(0)
     draw = np.asarray(jax.random.normal(named(jax.random.key(5), "noise"), (3,)))
     np.testing.assert_allclose(noise, draw, rtol=1e-3, atol=1e-4)
@@ -122,7 +122,7 @@ def test_update_written_out(small):
 def test_clipping_bounds_what_is_sent(posterior):
     """Whatever θ, what reaches the server is at most α Σ ℓ of the active devices."""
     plan = make_plan(posterior, "no-dp", "threshold")
-    now = kernel_rounds([plan])[0]
+    now = kernel_rounds(plan)[0]
     for scale in (0.0, 1.0, 1e3, 1e6):
         signal, _ = wflmc.sampling.transmit(posterior, jnp.full(5, scale), now)
         assert np.linalg.norm(signal) <= plan.gain[0] * 30 * plan.active_devices[0] * (1 + 1e-5)
@@ -142,12 +142,12 @@ def test_runner_is_the_kernel_in_a_loop(small):
     trace = wflmc.sample(key, small, plan, chains=3)
     run = kernel(small, plan)
     for chain in range(3):
-        state = run.init(key)._replace(theta=small.draw_initial(jax.random.fold_in(named(key, "init"), chain), "prior"))
+        state = run.init(key)._replace(position=small.draw_initial(jax.random.fold_in(named(key, "init"), chain), "prior"))
         noise = jax.random.fold_in(named(key, "noise"), chain)
         for s in range(10):
             state, info = jax.jit(run.step)(jax.random.fold_in(noise, s), state)
             if s >= 4:
-                np.testing.assert_allclose(trace.theta[chain, s - 4], state.theta, rtol=1e-4, atol=1e-5)
+                np.testing.assert_allclose(trace.theta[chain, s - 4], state.position, rtol=1e-4, atol=1e-5)
                 assert trace.clip_rate[chain, s - 4] == pytest.approx(float(info.clip_rate))
 
 
@@ -240,10 +240,15 @@ def test_one_compilation_serves_all_policies_channels_and_data(posterior, monkey
 def test_blocks_change_nothing(posterior, monkeypatch):
     plan = short_plans(posterior, "equal")
     whole = wflmc.sample(jax.random.key(0), posterior, plan, 4, keep_burn_in=True)
-    monkeypatch.setattr(runner, "BLOCK_WORK", 7 * 4 * posterior.work())
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 7 * 4 * posterior.work())
     seen = []
     parts = wflmc.sample(
-        jax.random.key(0), posterior, plan, 4, keep_burn_in=True, progress=lambda done, of: seen.append((done, of))
+        jax.random.key(0),
+        posterior,
+        plan,
+        4,
+        keep_burn_in=True,
+        execution=Execution(progress=lambda done, of: seen.append((done, of))),
     )
     assert seen == [(7, 20), (14, 20), (20, 20)]
     for name in ("theta", "warmup", "clip_rate", "burn_in_clip_rate"):

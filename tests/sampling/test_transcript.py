@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
 import wflmc
-from wflmc.sampling import runner
+from wflmc.sampling import Execution, chain_keys, chunks, initial_states
 from wflmc.sampling.kernel import kernel
-from wflmc.sampling.transcript import Transcript, group_starts, merged
+from wflmc.sampling.transcript import ReceptionNoise, Transcript, merge_rounds
 
 from ..cli_tools import strict
 from ..conftest import FULL
@@ -37,17 +39,17 @@ def test_it_is_what_the_kernel_reports_round_by_round(posterior, dynamics):
     told = trace.transcript
     step = jax.jit(kernel(posterior, plan).step)
     chain = jax.numpy.arange(2)
-    state = runner.starts(key, posterior, plan, chain)
-    keys = runner.chain_keys(key, chain)
+    state = initial_states(key, posterior, plan, chain)
+    keys = chain_keys(key, chain)
     for s in range(12):
         one = jax.tree.map(lambda values: values[1] if values.ndim else values, state)
         following, info = step(jax.random.fold_in(keys[1], s), one)
-        place = one.theta if one.velocity is None else one.theta + plan.step_size[s] / 2 * one.velocity
+        place = one.position if one.velocity is None else one.position + plan.step_size[s] / 2 * one.velocity
         np.testing.assert_allclose(told.position[s, 1], place, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(told.received(plan.noise_power)[s, 1], info.received, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(told.noise[s], plan.noise_power * (plan.scale[s] / plan.gain[s]) ** 2, rtol=1e-6)
         state = jax.tree.map(lambda old, new: old.at[1].set(new) if old.ndim else new, state, following)
-    np.testing.assert_allclose(trace.theta[1, -1], state.theta[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trace.theta[1, -1], state.position[1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs the large counts")
@@ -62,20 +64,21 @@ def test_a_stopped_run_ends_with_the_same_transcript(posterior, tmp_path, monkey
     plan, key = make_plan(posterior), jax.random.key(3)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(runner, "BLOCK_WORK", 4 * posterior.work() * 3)  # blocks of four rounds
-    whole = wflmc.sample(key, posterior, plan, 3, transcript=True, checkpoint=tmp_path / "one").transcript
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 4 * posterior.work() * 3)  # blocks of four rounds
+    one, two = Execution(checkpoint=tmp_path / "one"), Execution(checkpoint=tmp_path / "two")
+    whole = wflmc.sample(key, posterior, plan, 3, transcript=True, execution=one).transcript
 
     def stop(done, _):
         if done >= 8:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        wflmc.sample(key, posterior, plan, 3, transcript=True, checkpoint=tmp_path / "two", progress=stop)
-    resumed = wflmc.sample(key, posterior, plan, 3, transcript=True, checkpoint=tmp_path / "two").transcript
+        wflmc.sample(key, posterior, plan, 3, transcript=True, execution=replace(two, progress=stop))
+    resumed = wflmc.sample(key, posterior, plan, 3, transcript=True, execution=two).transcript
     for name in ("position", "gradient", "noise"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(resumed, name))
     with pytest.raises(wflmc.InputError, match="checkpoint"):  # a run without a transcript is another run
-        wflmc.sample(key, posterior, plan, 3, checkpoint=tmp_path / "two")
+        wflmc.sample(key, posterior, plan, 3, execution=two)
 
 
 def test_merged_rounds_say_the_same_of_affine_gradients():
@@ -83,9 +86,9 @@ def test_merged_rounds_say_the_same_of_affine_gradients():
     hessian, linear = np.diag([2.0, 3.0]), np.array([1.0, -1.0])
     position, noise, scale = rng.standard_normal((10, 4, 2)), rng.uniform(1, 3, (10, 1)), rng.uniform(1, 2, (10, 1))
     gradient = position @ hessian - linear
-    starts = group_starts(10, 5, 1.0, 4 * 4.0)
-    np.testing.assert_array_equal(starts, [0, 3, 5, 8])  # groups of three, none across a block
-    told = Transcript.of(merged(position, gradient / scale[..., None], noise, scale, starts), starts, 10)
+    starts = np.array([0, 3, 5, 8])
+    merged = merge_rounds(position, gradient / scale[..., None], ReceptionNoise(scale, noise), starts)
+    told = Transcript(*merged, start=starts, rounds=10)
     np.testing.assert_allclose(told.position @ hessian - linear, told.gradient)
     np.testing.assert_allclose((1 / told.noise).sum(0), (1 / noise).sum())
     weight = 1 / noise[..., None]
@@ -98,7 +101,7 @@ def test_merged_rounds_say_the_same_of_affine_gradients():
 def test_a_small_memory_merges_rounds(posterior):
     plan, key = make_plan(posterior), jax.random.key(3)
     full = wflmc.sample(key, posterior, plan, 40, transcript=True)
-    small = wflmc.sample(key, posterior, plan, 40, transcript=True, memory=32_000)
+    small = wflmc.sample(key, posterior, plan, 40, transcript=True, execution=Execution(memory=32_000))
     assert small.transcript.position.shape[0] < 12 == full.transcript.position.shape[0]
     np.testing.assert_allclose((1 / small.transcript.noise).sum(0), (1 / full.transcript.noise).sum(0), rtol=1e-5)
 

@@ -19,7 +19,7 @@ from wflmc.dynamics import OVERDAMPED, Dynamics
 from wflmc.planning import Policy, Rounds, Sampler, plan
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
-from wflmc.sampling import CHAINS, State, default_memory, kernel_rounds, starts, step
+from wflmc.sampling import CHAIN_AXES, State, default_memory, initial_states, kernel_rounds, round_keys, step
 from wflmc.support.errors import InputError
 from wflmc.support.keys import named
 
@@ -41,9 +41,9 @@ def _block(posterior: Posterior, now: Rounds, state: State, keys: jax.Array) -> 
     """Run BLOCK rounds of all chains; also return the largest R-hat after each."""
 
     def body(state: State, _: object) -> tuple[State, jax.Array]:
-        round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.round)
-        moved = jax.vmap(step, (0, None, CHAINS, None), (CHAINS, 0))(round_keys, posterior, state, now)[0]
-        return moved, nested_rhat(moved.theta.reshape(GROUPS, MEMBERS, -1)).max()
+        advance = jax.vmap(step, (0, None, CHAIN_AXES, None), (CHAIN_AXES, 0))
+        moved, _ = advance(round_keys(keys, state.round), posterior, state, now)
+        return moved, nested_rhat(moved.position.reshape(GROUPS, MEMBERS, -1)).max()
 
     return jax.lax.scan(body, state, None, BLOCK)
 
@@ -68,11 +68,11 @@ def choose_burn_in(
     if needed > limit:
         why = f"which a step of {step_size:.3g} with mu = {posterior.mu:.3g} takes to forget the start"
         raise InputError("max_burn_in", limit, f"at least {needed:.3g}, {why} (or give burn_in)")
-    now = jax.device_put(kernel_rounds([ideal])[0])
+    now = jax.device_put(kernel_rounds(ideal)[0])
     posterior = posterior.on_accelerator(GROUPS * MEMBERS, default_memory() / 4)
     key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
     theta = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))
-    begin = starts(key, posterior, ideal, jnp.arange(GROUPS), State(theta, jnp.zeros((), jnp.int32)))
+    begin = initial_states(key, posterior, ideal, jnp.arange(GROUPS), State(theta, jnp.zeros((), jnp.int32)))
     state: State = jax.tree.map(lambda each: jnp.repeat(each, MEMBERS, axis=0) if each.ndim else each, begin)
     keys = jax.random.split(named(key, "noise"), GROUPS * MEMBERS)
     rhat = np.zeros(0)

@@ -17,9 +17,10 @@ from scipy.special import ndtr, ndtri
 from wflmc.evaluation.conditioning import NoiseAware, central_interval, noise_aware
 from wflmc.planning.plan import Plan, Rounds
 from wflmc.posterior import Gaussian, GaussianPosterior
-from wflmc.sampling import Trace
-from wflmc.sampling.kernel import State, kernel_rounds, step
-from wflmc.sampling.runner import CHAINS, chain_keys, starts
+from wflmc.sampling import Info, State, Trace, chain_keys, initial_states, step
+from wflmc.sampling.chunks import Partition
+from wflmc.sampling.loop import charge_nothing, run_rounds, superpose_locally
+from wflmc.sampling.simulation import BlockDraws, Program, Simulation
 from wflmc.sampling.transcript import Transcript, reception_noise
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator
@@ -27,6 +28,8 @@ from wflmc.support.keys import host_generator
 Array = NDArray[np.float64]
 Interval = tuple[Array, Array]
 
+UNLIMITED_MEMORY = 2.0**40
+"""Bytes: chains of small linear regressions are never cut."""
 LEVELS = (0.9, 0.5)
 """Of the intervals that are looked at."""
 
@@ -69,43 +72,153 @@ def simulated_coverage(
         moments: public ones; those of the features by default.
     """
     if not isinstance(posterior, GaussianPosterior) or plans[0].dynamics.has_velocity:
-        raise InputError("posterior", type(posterior).__name__, "a linear regression with overdamped plans")
-    chosen, number = [plans[i % len(plans)] for i in range(data_sets)], jnp.arange(data_sets)
-    truth = jax.vmap(posterior.draw_initial)(chain_keys(key, number, "truth"))
+        allowed = "a linear regression with overdamped plans"
+        raise InputError("posterior", type(posterior).__name__, allowed)
+    chosen_plans = [plans[index % len(plans)] for index in range(data_sets)]
+    simulated = _simulate_data(key, posterior, data_sets)
+    trace = _run_chains(key, posterior, simulated.linear, chosen_plans)
+    noise_aware_law = noise_aware(trace, moments or posterior)
+    chain_counts = _count(
+        [central_interval(trace.theta, level) for level in LEVELS],
+        simulated.parameters,
+        posterior,
+    )
+    aware_counts = _count(
+        [noise_aware_law.interval(level) for level in LEVELS],
+        simulated.parameters,
+        posterior,
+    )
+    return Coverage(
+        chain=chain_counts.holds.mean((-1, -2)),
+        noise_aware=aware_counts.holds.mean((-1, -2)),
+        error=aware_counts.holds.mean(-1).std(-1) / data_sets**0.5,
+        chain_width=chain_counts.width.mean((-1, -2)),
+        noise_aware_width=aware_counts.width.mean((-1, -2)),
+        trace=trace,
+        result=noise_aware_law,
+        truth=simulated.parameters,
+    )
+
+
+class _SimulatedData(NamedTuple):
+    """Parameters that were drawn from the prior, and data sets from the model."""
+
+    parameters: Array
+    """[data set, m]."""
+    linear: jax.Array
+    """X_kᵀ y_k of every device, [data set, K, m]: all that a linear regression needs of
+    its outcomes."""
+
+
+def _simulate_data(
+    key: jax.Array, posterior: GaussianPosterior, data_sets: int
+) -> _SimulatedData:
+    """Draw parameters from the prior, and outcomes for the posterior's features."""
+    keys = chain_keys(key, jnp.arange(data_sets), "truth")
+    truth = jax.vmap(posterior.draw_initial)(keys)
     real = np.arange(posterior.features.shape[1]) < posterior.sizes[:, None]
     outcomes = np.einsum("knm,dm->dkn", posterior.features, np.asarray(truth))
-    outcomes += real * host_generator(key, "data").standard_normal(outcomes.shape)
-    linear = jnp.asarray(np.einsum("knm,dkn->dkm", posterior.features, outcomes), jnp.float32)
-    ready, begin = posterior.on_accelerator(data_sets, 2.0**40), starts(key, posterior, plans[0], number)
-    told = _run(ready, linear, kernel_rounds(chosen, True), begin, chain_keys(key, number))
-    theta, position, received, rate = (np.asarray(values) for values in told)
-    noise, scale = reception_noise(chosen, slice(None))
-    transcript = Transcript(position, scale[..., None] * received, noise, np.arange(len(theta)), len(theta))
-    draws, burn_in = posterior.parameters(theta.swapaxes(0, 1)), plans[0].burn_in
-    kept = draws[:, burn_in:], rate[burn_in:].T, rate[:burn_in].mean(1)
-    trace = Trace(*kept, None, tuple(chosen), transcript=transcript)
-    made, target = noise_aware(trace, moments or posterior), np.asarray(posterior.parameters(truth))
-    found = [(central_interval(trace.theta, level), made.interval(level)) for level in LEVELS]
-    lower, upper = np.moveaxis(np.array(found), 2, 0)  # [level, chain's or noise-aware, data set, m]
-    exact = np.outer(2 * ndtri((1 + np.array(LEVELS)) / 2), np.sqrt(np.diagonal(posterior.exact.covariance)))
-    holds, width = (lower < target) & (target < upper), (upper - lower) / exact[:, None, None]
-    (chain, aware), (wide, narrow) = holds.mean((-1, -2)).T, width.mean((-1, -2)).T
-    return Coverage(chain, aware, holds[:, 1].mean(-1).std(-1) / data_sets**0.5, wide, narrow, trace, made, target)
+    generator = host_generator(key, "data")
+    outcomes += real * generator.standard_normal(outcomes.shape)
+    linear = np.einsum("knm,dkn->dkm", posterior.features, outcomes)
+    return _SimulatedData(
+        parameters=np.asarray(posterior.parameters(truth)),
+        linear=jnp.asarray(linear, jnp.float32),
+    )
 
 
-@jax.jit
-def _run(
-    posterior: GaussianPosterior, linear: jax.Array, rounds: Rounds, state: State, keys: jax.Array
-) -> tuple[Any, ...]:
-    """Return θ after every round, where gradients were taken, what was received, [S, data set, m], and clip rates."""
+class _DataSets(NamedTuple):
+    """A linear regression whose chains have outcomes of their own: the model."""
 
-    def one(key: jax.Array, linear: Any, state: State, now: Rounds) -> Any:
-        return step(key, replace(posterior, linear=linear), state, now)
+    posterior: Any
+    linear: Any
+    """[data set, K, m]."""
 
-    def body(state: State, changing: Rounds) -> tuple[State, tuple[Any, ...]]:
-        now = replace(changing, constants=rounds.constants)
-        folded = jax.vmap(jax.random.fold_in, (0, None))(keys, state.round)
-        state, info = jax.vmap(one, (0, 0, CHAINS, 0), (CHAINS, 0))(folded, linear, state, now)
-        return state, (state.theta, info.position, info.received, info.clip_rate)
 
-    return jax.lax.scan(body, state, replace(rounds, constants=None))[1]
+def _step_of_data_set(
+    key: jax.Array, model: _DataSets, state: State, now: Rounds
+) -> tuple[State, Info]:
+    """Run one round of the chain of one data set."""
+    return step(key, replace(model.posterior, linear=model.linear), state, now)
+
+
+def _run_chains(
+    key: jax.Array,
+    posterior: GaussianPosterior,
+    linear: jax.Array,
+    plans: Sequence[Plan],
+) -> Trace:
+    """Run one chain for each data set, and return their trace with the transcript."""
+    data_sets, rounds, burn_in = len(plans), len(plans[0].rounds), plans[0].burn_in
+    number = jnp.arange(data_sets)
+    ready = posterior.on_accelerator(data_sets, UNLIMITED_MEMORY)
+    whole_run = Partition(
+        chains=data_sets,
+        rounds=rounds,
+        chunk_chains=data_sets,
+        block_rounds=rounds,
+        group_starts=np.arange(rounds),
+    )
+    simulation = Simulation(
+        _DataSets(ready, linear),
+        plans,
+        chain_keys(key, number),
+        partition=whole_run,
+        first_kept=burn_in,
+        program=Program(
+            kernel=_step_of_data_set,
+            model_axes=_DataSets(posterior=None, linear=0),
+            zipped=True,
+            transcript=True,
+        ),
+    )
+    kept_blocks: list[BlockDraws] = []
+    run_rounds(
+        initial_states(key, posterior, plans[0], number),
+        whole_run.blocks(),
+        transport=superpose_locally,
+        charge=charge_nothing,
+        advance=simulation,
+        keep=lambda block, state, kept: kept_blocks.append(kept),
+    )
+    (kept,) = kept_blocks
+    noise = reception_noise(plans, slice(None))
+    transcript = Transcript(
+        position=np.asarray(kept.info.gradient_position),
+        gradient=noise.scale[..., None] * np.asarray(kept.info.received),
+        noise=noise.variance,
+        start=np.arange(rounds),
+        rounds=rounds,
+    )
+    clip_rate = np.asarray(kept.info.clip_rate)
+    return Trace(
+        theta=posterior.parameters(np.asarray(kept.draws).swapaxes(0, 1)),
+        clip_rate=clip_rate[burn_in:].T,
+        burn_in_clip_rate=clip_rate[:burn_in].mean(1),
+        warmup=None,
+        plans=tuple(plans),
+        transcript=transcript,
+    )
+
+
+class _Counts(NamedTuple):
+    """What intervals hold, and how wide they are."""
+
+    holds: NDArray[np.bool_]
+    """Whether an interval holds the parameter, [level, data set, m]."""
+    width: Array
+    """Over that of the exact posterior's interval, [level, data set, m]."""
+
+
+def _count(
+    intervals: Sequence[Interval], parameters: Array, posterior: GaussianPosterior
+) -> _Counts:
+    """Compare the intervals of every level with parameters[data set, m]."""
+    lower = np.array([interval[0] for interval in intervals])
+    upper = np.array([interval[1] for interval in intervals])
+    deviation = np.sqrt(np.diagonal(posterior.exact.covariance))
+    exact_width = np.outer(2 * ndtri((1 + np.array(LEVELS)) / 2), deviation)
+    return _Counts(
+        holds=(lower < parameters) & (parameters < upper),
+        width=(upper - lower) / exact_width[:, None],
+    )

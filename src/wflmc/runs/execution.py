@@ -25,7 +25,7 @@ from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import SIMULATED, Document, PlanFile, SummaryFile, read_document
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import extend_plan, make_plan, read_plan, spent_before
-from wflmc.sampling import Trace, default_memory, noise_name, run_name, sample
+from wflmc.sampling import Execution, Start, Trace, default_memory, noise_name, run_name, sample
 from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml, with_values
 from wflmc.support import errors
 from wflmc.support.errors import InputError, conflict, missing
@@ -336,35 +336,82 @@ def _write_checkpoint(folder: Path, task: Task, document: dict[str, Any], before
     write_text(folder / SETTINGS, to_json(task.settings.model_dump() | {"ledger": ledger}))
 
 
-def sample_chains(key: jax.Array, scenario: Scenario, inputs: Inputs, plan: Plan, scratch: Path, **how: Any) -> Trace:
-    """Sample the chains of a scenario, and keep what it says: draws, or predictions at the features of the test set.
+def sample_chains(
+    key: jax.Array,
+    scenario: Scenario,
+    inputs: Inputs,
+    plan: Plan,
+    scratch: Path,
+    *,
+    execution: Execution,
+    keep_burn_in: bool = False,
+    initial: Start | None = None,
+    ledger: Ledger | None = None,
+    transcript: bool = False,
+) -> Trace:
+    """Sample the chains of a scenario, and keep what it says: draws, or predictions at
+    the features of the test set.
 
     Args:
-        scratch: a folder for draws that would fill most of the memory, unless there is a checkpoint, which has them.
-        how: further arguments of `sample`, its memory among them.
+        key: seeds starts and noise.
+        scenario: says how many chains there are, and what is kept of them.
+        inputs: of the scenario.
+        plan: of all chains.
+        scratch: a folder for draws that would fill most of the memory, unless there is
+            a checkpoint, which has them.
+        execution: without a file for draws, which is chosen here.
+        keep_burn_in: as of `sample`, and the arguments after it.
     """
     chains, posterior = scenario.sampler.chains, inputs.posterior
+    predictions = None
     if scenario.sampler.keep == "predictions":
         if inputs.test is None or not isinstance(posterior, SoftmaxPosterior):
-            raise InputError("sampler.keep", "predictions", "draws without a test set of labels (X_test, y_test)")
-        return sample(key, posterior, plan, chains, predictions=inputs.test[0], **how)
-    draws = len(plan.rounds) - (0 if how.get("keep_burn_in") else plan.burn_in)
-    large = 4.0 * chains * draws * plan.dim > (how["memory"] or default_memory()) / 2  # bytes, in float32
-    store = scratch / "theta.npy" if large and how.get("checkpoint") is None else None
-    return sample(key, posterior, plan, chains, store=store, **how)
+            allowed = "draws without a test set of labels (X_test, y_test)"
+            raise InputError("sampler.keep", "predictions", allowed)
+        predictions = inputs.test[0]
+    else:
+        draws = len(plan.rounds) - (0 if keep_burn_in else plan.burn_in)
+        float32_bytes = 4.0 * chains * draws * plan.dim
+        large = float32_bytes > (execution.memory or default_memory()) / 2
+        if large and execution.checkpoint is None:
+            execution = replace(execution, store=scratch / "theta.npy")
+    return sample(
+        key,
+        posterior,
+        plan,
+        chains,
+        keep_burn_in=keep_burn_in,
+        initial=initial,
+        ledger=ledger,
+        transcript=transcript,
+        predictions=predictions,
+        execution=execution,
+    )
 
 
 def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Path, bar: ProgressBar) -> Trace:
     plan = task.plan.rest(task.settings.start) if task.settings.start else task.plan
     initial = None
-    if before is not None:  # where the chains were when they stopped, with their velocities if they have any
-        initial = np.concatenate([part for part in (before.theta[:, -1], before.velocity) if part is not None], axis=1)
-    how: dict[str, Any] = {name: getattr(task.settings, name) for name in ("memory", "keep_burn_in")}
-    how |= {"initial": initial, "ledger": ledger, "checkpoint": task.checkpoint}
+    if before is not None:  # where the chains were when they stopped
+        initial = Start(before.theta[:, -1], before.velocity)
     with bar("sampling", len(plan.rounds)) as advance:
-        how["progress"] = lambda done, work: advance(len(plan.rounds) * done / work)
-        how["transcript"] = task.scenario.sampler.transcript
-        return sample_chains(task.key, task.scenario, task.inputs, plan, scratch, **how)
+        execution = Execution(
+            memory=task.settings.memory,
+            checkpoint=task.checkpoint,
+            progress=lambda done, work: advance(len(plan.rounds) * done / work),
+        )
+        return sample_chains(
+            task.key,
+            task.scenario,
+            task.inputs,
+            plan,
+            scratch,
+            execution=execution,
+            keep_burn_in=task.settings.keep_burn_in,
+            initial=initial,
+            ledger=ledger,
+            transcript=task.scenario.sampler.transcript,
+        )
 
 
 def _stored_trace(task: Task) -> Trace:

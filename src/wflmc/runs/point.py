@@ -10,6 +10,7 @@ import jax
 from wflmc.evaluation import evaluate, exact_law
 from wflmc.runs.execution import sample_chains
 from wflmc.runs.planning import make_plan
+from wflmc.sampling import Execution
 from wflmc.scenario import Scenario, build, file_digests, plain
 from wflmc.support.errors import InputError
 
@@ -62,8 +63,8 @@ def measure(task: Task, progress: Callable[[float], None]) -> dict[str, Any]:
         assert task.scenario.sampler.seed != "secret"  # whoever makes points has refused it
         seeded = jax.random.key(task.scenario.sampler.seed)
         with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
-            how: Any = {"memory": task.memory, "progress": lambda done, rounds: progress(0.9 * done / rounds)}
-            trace = sample_chains(seeded, task.scenario, inputs, plan, Path(scratch), **how)
+            execution = Execution(memory=task.memory, progress=lambda done, rounds: progress(0.9 * done / rounds))
+            trace = sample_chains(seeded, task.scenario, inputs, plan, Path(scratch), execution=execution)
             found = evaluate(trace, inputs.posterior, inputs.test, law)
         rates = {f"clip_rate_{when}": rate for when, rate in found.clip_rate.items()}
         same = {name: getattr(found, name) for name in ("ess_min", "ess_tail_min", "rhat_max", "example_clip_rate")}

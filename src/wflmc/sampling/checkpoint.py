@@ -1,44 +1,102 @@
-"""Where a run has got to, in a folder: what a run that was stopped goes on from, with the very same draws."""
+"""How far a run has come, in a folder from which it continues with the very same
+draws."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from wflmc.sampling.starts import Start
+from wflmc.sampling.transcript import GradientEstimate
 from wflmc.support.errors import InputError
 from wflmc.support.keys import digest
 from wflmc.support.storage import naming_file, read_arrays, replacing, reserve
 
+Arrays = Mapping[str, NDArray[np.generic]]
+
+AVERAGES = "averages."
+"""Prefix of what a recorder holds, by its name, in the file."""
+RECEPTION = "reception."
+"""Prefix of what was received in the last round."""
+
 
 class Progress(NamedTuple):
-    """The chains being run, how many of their rounds are done, and what is known so far."""
+    """The chains being run, how many of their rounds are done, and all results so far
+    that are in no file of their own."""
 
-    at: int = 0
+    first_chain: int = 0
     """The first of the chains that are run together now; all before it are finished."""
     rounds: int = 0
     """Rounds that these have done."""
-    theta: Any = None
-    """Where every chain is after the last round that it has done, [chain, m]; with kinetic dynamics and their
-    velocities, [chain, 2m]."""
-    clip_rate: Any = None
-    """[round, chain]."""
-    averages: Any = None
-    """Over draws that are not kept, [chain, numbers]."""
-    transcript_row: Any = None
-    """Of the last round of a federation, [chain, 2m + 1]."""
+    chains: Start | None = None
+    """Where every chain is after the last round that it has done; None before the first
+    round."""
+    clip_rate: NDArray[np.float32] | None = None
+    """[round, chain]; None where devices do not tell."""
+    averages: Arrays = MappingProxyType({})
+    """Averages over draws that are not kept, by name."""
+    reception: GradientEstimate | None = None
+    """What was received in the last round of a federation, [chain, ...]."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether any round is done."""
+        return self.chains is not None
+
+    def to_arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return all of it as named arrays."""
+        values: dict[str, ArrayLike | None] = {
+            "first_chain": self.first_chain,
+            "rounds": self.rounds,
+            "clip_rate": self.clip_rate,
+        }
+        if self.chains is not None:
+            values["position"] = self.chains.position
+            values["velocity"] = self.chains.velocity
+        if self.reception is not None:
+            for name, array in self.reception._asdict().items():
+                values[RECEPTION + name] = array
+        for name, array in self.averages.items():
+            values[AVERAGES + name] = array
+        return {
+            name: np.asarray(value) for name, value in values.items() if value is not None
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> "Progress":
+        """Return what `to_arrays` has written."""
+        chains = None
+        if "position" in arrays:
+            chains = Start(arrays["position"], arrays.get("velocity"))  # type: ignore[arg-type]
+        reception = _with_prefix(arrays, RECEPTION)
+        return cls(
+            first_chain=int(arrays["first_chain"].item()),
+            rounds=int(arrays["rounds"].item()),
+            chains=chains,
+            clip_rate=arrays.get("clip_rate"),  # type: ignore[arg-type]
+            averages=_with_prefix(arrays, AVERAGES),
+            reception=GradientEstimate(**reception) if reception else None,  # type: ignore[arg-type]
+        )
+
+
+def _with_prefix(arrays: Arrays, prefix: str) -> dict[str, NDArray[np.generic]]:
+    """Return the arrays whose names begin with a prefix, without it."""
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 class Checkpoint(NamedTuple):
-    """A folder with the samples and the progress of one run.
-
-    Args:
-        name: a digest of plan, data, seed and chunks; progress of another run is refused.
-    """
+    """A folder with the samples and the progress of one run."""
 
     folder: Path
     name: str
+    """A digest of plan, data, seed and chunks; progress of another run is refused."""
 
     @property
     def file(self) -> Path:
@@ -51,50 +109,82 @@ class Checkpoint(NamedTuple):
         return self.folder / "theta.npy"
 
     def load(self) -> Progress:
-        """What was saved; the beginning where nothing was."""
+        """Return what was saved; the beginning where nothing was.
+
+        Raises:
+            InputError: if the file is damaged, or of another run.
+        """
         file = self.file
         if not file.exists():
             return Progress()
-        saved = read_arrays(file, key="checkpoint", allowed="a readable file")
-        if str(saved.pop("digest", "")) != _digest(saved):
+        arrays = read_arrays(file, key="checkpoint", allowed="a readable file")
+        if str(arrays.pop("digest", "")) != _digest(arrays):
             raise InputError("checkpoint", str(file), "a readable file (it is damaged)")
-        if str(saved.pop("name")) != self.name:
-            raise InputError("checkpoint", str(file), "of the same plan, data, seed and memory limit")
-        fields: dict[str, Any] = {**saved}
-        fields["at"] = int(saved["at"].item())
-        fields["rounds"] = int(saved["rounds"].item())
-        return Progress(**fields)
+        if str(arrays.pop("name")) != self.name:
+            allowed = "of the same plan, data, seed and memory limit"
+            raise InputError("checkpoint", str(file), allowed)
+        return Progress.from_arrays(arrays)
 
     def save(self, progress: Progress) -> None:
-        """Write whole or not at all."""
+        """Write progress whole or not at all."""
         with replacing(self.file) as file:
-            known = {name: np.asarray(value) for name, value in progress._asdict().items() if value is not None}
-            known["name"] = np.array(self.name)
-            known["digest"] = np.array(_digest(known))
-            np.savez(file, allow_pickle=False, **known)
+            arrays = progress.to_arrays()
+            arrays["name"] = np.array(self.name)
+            arrays["digest"] = np.array(_digest(arrays))
+            np.savez(file, allow_pickle=False, **arrays)
 
 
-def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+def _digest(arrays: Arrays) -> str:
     """Return a hash of arrays with their names."""
-    return digest(*(part for name, array in sorted(arrays.items()) for part in (name.encode(), array)))
+    parts: list[ArrayLike | bytes] = []
+    for name, array in sorted(arrays.items()):
+        parts += [name.encode(), array]
+    return digest(*parts)
 
 
-def room(shape: tuple[int, ...], store: str | Path | None, begun: bool) -> Any:
-    """Where samples go: memory, or a file, which may have been begun."""
-    if store is None:
-        return np.empty(shape, np.float32)
-    path = Path(store)
+def allocate(
+    shape: tuple[int, ...],
+    path: str | Path | None,
+    *,
+    begun: bool,
+    dtype: DTypeLike = np.float32,
+) -> NDArray[np.generic]:
+    """Return an array for results, in memory or mapped from a file.
+
+    Args:
+        shape: of the array.
+        path: the file; None for memory.
+        begun: whether the file exists and holds results already.
+        dtype: of the array.
+
+    Raises:
+        InputError: if the file that was begun holds another array.
+        OSError: if the disk has no room for the file.
+    """
+    if path is None:
+        return np.empty(shape, dtype)
+    file_path = Path(path)
+    mismatch = InputError("checkpoint", str(path), f"samples of shape {shape}")
     try:
-        with naming_file(path):
-            room = np.lib.format.open_memmap(path, mode="r+" if begun else "w+", dtype=np.float32, shape=shape)
-            with path.open("r+b") as file:  # a full disk under a mapped file kills the process
-                reserve(file, path.stat().st_size)
+        with naming_file(file_path):
+            array = np.lib.format.open_memmap(
+                file_path, mode="r+" if begun else "w+", dtype=np.dtype(dtype), shape=shape
+            )
+            # A full disk under a mapped file would kill the process later.
+            with file_path.open("r+b") as file:
+                reserve(file, file_path.stat().st_size)
     except OSError:
         if not begun:
-            path.unlink(missing_ok=True)
+            file_path.unlink(missing_ok=True)
         raise
     except Exception:  # the header of a file that is damaged fails in a dozen ways
-        raise InputError("checkpoint", str(store), f"samples of shape {shape}") from None
-    if room.shape != shape or room.dtype != np.float32:
-        raise InputError("checkpoint", str(store), f"samples of shape {shape}")
-    return room
+        raise mismatch from None
+    if array.shape != shape or array.dtype != np.dtype(dtype):
+        raise mismatch
+    return array
+
+
+def flush(array: NDArray[np.generic]) -> None:
+    """Write an array to its file, if it has one."""
+    if isinstance(array, np.memmap):
+        array.flush()

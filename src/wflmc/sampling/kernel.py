@@ -11,21 +11,21 @@ well (`wflmc.dynamics`). A kernel on its own:
 >>> kernel = wflmc.sampling.kernel(posterior, plan)
 >>> state = kernel.init(jax.random.key(1))
 >>> state, info = kernel.step(jax.random.key(2), state)
->>> int(state.round), state.theta.shape
+>>> int(state.round), state.position.shape
 (1, (5,))
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import superpose
-from wflmc.dynamics import Dynamics
+from wflmc.dynamics import Dynamics, PhasePoint
 from wflmc.planning.plan import Plan, Rounds, distinct
 from wflmc.posterior.base import Posterior, SumsGradients, check_posterior
 from wflmc.sums.devices import ClippedSum, Sum
@@ -47,14 +47,23 @@ class Constants(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is carried from round to round."""
+    """What a chain carries from round to round."""
 
-    theta: jax.Array
-    """[m]."""
+    position: jax.Array
+    """θ[m], the parameters in the coordinates that chains move in."""
     round: jax.Array
-    """The round that comes next, from 0."""
+    """The index of the next round, from 0."""
     velocity: jax.Array | None = None
-    """Of kinetic dynamics, [m]."""
+    """v[m] of kinetic dynamics."""
+
+    @property
+    def phase(self) -> PhasePoint[jax.Array]:
+        """The part of the state that dynamics move."""
+        return PhasePoint(self.position, self.velocity)
+
+
+CHAIN_AXES = State(0, None, 0)  # type: ignore[arg-type]
+"""Axes of the states of many chains, [chain, m] each, for `jax.vmap`."""
 
 
 class Info(NamedTuple):
@@ -65,11 +74,13 @@ class Info(NamedTuple):
     norm: jax.Array
     """‖g_k‖ before clipping, [K]."""
     clip_rate: jax.Array
-    """Share of the sending devices whose gradient was clipped."""
+    """Fraction of the transmitting devices whose gradient was clipped."""
     finite: jax.Array
-    """Whether θ and all gradients are still finite; a compiled loop cannot raise, the host does."""
-    position: jax.Array
-    """Where gradients were asked for, [m]: θ, or half a drift ahead with kinetic dynamics."""
+    """Whether θ and all gradients are still finite; a compiled loop cannot raise, the
+    host does."""
+    gradient_position: jax.Array
+    """Where gradients were taken, [m]: θ, or half a drift ahead with kinetic
+    dynamics."""
 
 
 class Kernel(NamedTuple):
@@ -81,48 +92,93 @@ class Kernel(NamedTuple):
     """The next round, from a key of its own and the state."""
 
 
-def kernel_rounds(plans: Sequence[Plan], zipped: bool = False) -> Rounds:
-    """Return the rounds of a plan with their constants, as the kernel takes them; what no plan has is None.
+class HostRounds(NamedTuple):
+    """The rounds of a plan and their constants as NumPy arrays, not yet sliced."""
 
-    Args:
-        zipped: stack several plans: their rounds as [S, plan, ...], their constants as [plan, ...].
+    rounds: Rounds
+    constants: Constants
+
+
+def kernel_rounds(plan: Plan) -> Rounds:
+    """Return the rounds of a plan with their constants, as the kernel takes them."""
+    return shared_rounds(host_rounds([plan])[0])
+
+
+def zipped_kernel_rounds(plans: Sequence[Plan]) -> Rounds:
+    """Return the rounds of several plans, one for each chain, as the kernel takes them.
+
+    Returns:
+        Rounds as [S, plan, ...], their constants as [plan, ...].
     """
-    return stacked(host_rounds(plans), zipped)
+    return stacked_rounds(host_rounds(plans))
 
 
-def host_rounds(plans: Sequence[Plan]) -> list[tuple[Rounds, Constants]]:
-    """Return the rounds and the constants of every plan as NumPy arrays; all plans have the same ones."""
-    different, each = distinct(plans), {}
-    noisy = any(np.any(plan.server_noise) for plan in different)
-    mismatched = any(plan.received is not None for plan in different)
-    by_example = any(np.isfinite(plan.example_clip).any() for plan in different)
-    noisy_downlink = any(plan.downlink_noise for plan in different)
-    for plan in different:
-        received = np.ones_like(plan.weight) if plan.received is None and mismatched else plan.received
-        rounds = replace(plan.rounds, server_noise=plan.server_noise if noisy else None, received=received)
+def host_rounds(plans: Sequence[Plan]) -> list[HostRounds]:
+    """Return the rounds and constants of plans that are to run together.
+
+    An array that no plan needs, such as the server's noise, is None in all of them;
+    one that some plan needs is there in all of them.
+    """
+    different_plans = distinct(plans)
+    noisy_server = any(np.any(plan.server_noise) for plan in different_plans)
+    mismatched = any(plan.received is not None for plan in different_plans)
+    noisy_downlink = any(plan.downlink_noise for plan in different_plans)
+    by_example = any(
+        np.isfinite(plan.example_clip).any() for plan in different_plans
+    )
+    by_plan = {}
+    for plan in different_plans:
+        received = plan.received
+        if received is None and mismatched:
+            received = np.ones_like(plan.weight)
+        rounds = replace(
+            plan.rounds,
+            server_noise=plan.server_noise if noisy_server else None,
+            received=received,
+        )
         clip, example_clip = plan.clips_at
-        downlink_std = plan.downlink_noise**0.5 if noisy_downlink else None
-        example = example_clip if by_example else None
-        each[id(plan)] = rounds, Constants(clip, plan.noise_power, plan.dynamics, example, downlink_std)
-    return [each[id(plan)] for plan in plans]
+        constants = Constants(
+            clip=clip,
+            noise_power=plan.noise_power,
+            dynamics=plan.dynamics,
+            example_clip=example_clip if by_example else None,
+            downlink_std=plan.downlink_noise**0.5 if noisy_downlink else None,
+        )
+        by_plan[id(plan)] = HostRounds(rounds, constants)
+    return [by_plan[id(plan)] for plan in plans]
 
 
-def stacked(each: Sequence[tuple[Rounds, Constants]], zipped: bool, part: Any = slice(None)) -> Rounds:
-    """Return `host_rounds` as the kernel takes them: those of several plans stacked, or those of the only one.
+RoundIndex = slice | NDArray[np.intp]
+"""Which rounds of a plan: a slice of them, or their indices."""
+ALL_ROUNDS = slice(None)
 
-    Args:
-        part: a slice of the rounds, or their numbers.
-    """
-    if not zipped:
-        return replace(each[0][0], constants=jax.tree.map(np.asarray, each[0][1]))[part]
 
-    def stack(axis: int, index: Any, *values: Any) -> jax.Array:
-        some = [np.asarray(value)[index] for value in values]
-        return jnp.moveaxis(jax.device_put(np.stack(some, dtype=np.float32, casting="same_kind")), 0, axis)
+def shared_rounds(host: HostRounds, index: RoundIndex = ALL_ROUNDS) -> Rounds:
+    """Return some rounds of the one plan that all chains share."""
+    constants = jax.tree.map(np.asarray, host.constants)
+    return replace(host.rounds, constants=constants)[index]
 
-    rounds, constants = zip(*each, strict=True)
-    together: Rounds = jax.tree.map(partial(stack, 1, part), *rounds)
-    return replace(together, constants=jax.tree.map(partial(stack, 0, ...), *constants))
+
+def stacked_rounds(
+    hosts: Sequence[HostRounds], index: RoundIndex = ALL_ROUNDS
+) -> Rounds:
+    """Return some rounds of plans, one for each chain: [round, plan, ...]."""
+
+    def stack_rounds(*values: ArrayLike) -> jax.Array:
+        chosen = [np.asarray(value)[index] for value in values]
+        return jnp.moveaxis(_stack_float32(chosen), 0, 1)
+
+    def stack_constants(*values: ArrayLike) -> jax.Array:
+        return _stack_float32([np.asarray(value) for value in values])
+
+    rounds: Rounds = jax.tree.map(stack_rounds, *(host.rounds for host in hosts))
+    constants = jax.tree.map(stack_constants, *(host.constants for host in hosts))
+    return replace(rounds, constants=constants)
+
+
+def _stack_float32(values: Sequence[NDArray[np.generic]]) -> jax.Array:
+    """Stack arrays along a new first axis, on the accelerator."""
+    return jax.device_put(np.stack(values, dtype=np.float32, casting="same_kind"))
 
 
 def broadcast(key: jax.Array, theta: jax.Array, now: Rounds) -> jax.Array:
@@ -161,25 +217,46 @@ def update(key: jax.Array, state: State, received: jax.Array, weight: jax.Array,
     """
     noise = None
     if now.server_noise is not None:
-        noise = jnp.sqrt(now.server_noise) * jax.random.normal(key, state.theta.shape, state.theta.dtype)
-    theta, velocity = now.constants.dynamics.step(
-        state.theta, state.velocity, received, noise, now.step_size, weight.max(), now.gain
+        position = state.position
+        standard_normal = jax.random.normal(key, position.shape, position.dtype)
+        noise = jnp.sqrt(now.server_noise) * standard_normal
+    moved = now.constants.dynamics.step(
+        state.phase,
+        received,
+        noise=noise,
+        step_size=now.step_size,
+        scale=weight.max(),
+        gain=now.gain,
     )
-    return State(theta, state.round + 1, velocity)
+    return State(moved.position, state.round + 1, moved.velocity)
 
 
 def step(key: jax.Array, posterior: SumsGradients, state: State, now: Rounds) -> tuple[State, Info]:
     """Run one round: transmit ∘ receive ∘ update."""
     batch_key = named(key, "batch") if posterior.batch else None
-    place = now.constants.dynamics.gradient_position(state.theta, state.velocity, now.step_size)
-    signal, norm = transmit(posterior, broadcast(named(key, "downlink"), place, now), now, batch_key)
+    gradient_position = now.constants.dynamics.gradient_position(
+        state.phase, now.step_size
+    )
+    reached = broadcast(named(key, "downlink"), gradient_position, now)
+    signal, norm = transmit(posterior, reached, now, batch_key)
     received = receive(named(key, "noise"), signal, now)
     state = update(named(key, "server"), state, received, now.weight, now)
-    sends, clip = now.weight > 0, now.constants.clip
-    clipped = jnp.where(norm <= clip, 0.0, jnp.where(norm > clip, sends, jnp.nan))
-    clip_rate = jnp.sum(clipped) / jnp.sum(sends)  # not a number where a norm is none: one pass over the norms
-    finite = jnp.all(jnp.isfinite(state.theta)) & ~jnp.isnan(clip_rate)  # no θ drifts by an infinite velocity
-    return state, Info(received, norm, clip_rate, finite, place)
+    clip_rate = _clip_rate(norm, now)
+    # An infinite velocity needs no check of its own: θ drifts with it.
+    finite = jnp.all(jnp.isfinite(state.position)) & ~jnp.isnan(clip_rate)
+    return state, Info(received, norm, clip_rate, finite, gradient_position)
+
+
+def _clip_rate(norm: jax.Array, now: Rounds) -> jax.Array:
+    """Return the fraction of transmitting devices that clip; nan where a norm is nan.
+
+    So one pass over the norms finds both.
+    """
+    clip = now.constants.clip
+    transmits = now.weight > 0
+    beyond = jnp.where(norm > clip, transmits, jnp.nan)
+    clipped = jnp.where(norm <= clip, 0.0, beyond)
+    return jnp.sum(clipped) / jnp.sum(transmits)
 
 
 def check_belongs(plan: object, posterior: Posterior) -> None:
@@ -196,12 +273,13 @@ def kernel(posterior: Posterior, plan: Plan) -> Kernel:
     """Return the plan as a kernel for a custom loop; `state.round` is the number of the next round."""
     check_posterior(posterior)
     check_belongs(plan, posterior)
-    rounds = jax.device_put(kernel_rounds([plan]))
+    rounds = jax.device_put(kernel_rounds(plan))
 
     def init(key: jax.Array) -> State:
         check_key(key)
-        theta = posterior.draw_initial(named(key, "init"), plan.init)
-        return State(theta, jnp.zeros((), jnp.int32), plan.dynamics.draw_velocity(named(key, "velocity"), theta))
+        position = posterior.draw_initial(named(key, "init"), plan.init)
+        velocity = plan.dynamics.draw_velocity(named(key, "velocity"), position)
+        return State(position, jnp.zeros((), jnp.int32), velocity)
 
     def advance(key: jax.Array, state: State) -> tuple[State, Info]:
         check_key(key)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from wflmc.planning.plan import Plan, distinct
 from wflmc.posterior import Posterior
 from wflmc.privacy.ledger import Ledger, refuse_overspending
+from wflmc.sampling.starts import Start
 from wflmc.support.errors import InputError
 from wflmc.support.keys import digest
 
@@ -24,10 +25,10 @@ def refuse_plans(plans: Sequence[Plan]) -> None:
 
 
 def name_run(
-    key: jax.Array, posterior: Posterior, plans: Sequence[Plan], number: NDArray[Any], initial: NDArray[Any] | None
+    key: jax.Array, posterior: Posterior, plans: Sequence[Plan], number: NDArray[Any], initial: Start | None
 ) -> str:
     """A name for all that is sent: what two runs share exactly if they send the same."""
-    start = () if initial is None else (initial,)
+    start = () if initial is None else initial.arrays
     # All of the posterior, not its data alone: with another prior the same data make other gradients.
     model, kind = jax.tree.flatten(posterior)
     plan_names = (plan.digest.encode() for plan in plans)

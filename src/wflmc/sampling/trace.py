@@ -18,7 +18,7 @@ from wflmc.planning import Plan
 from wflmc.posterior import CustomPosterior
 from wflmc.posterior.custom.model import INDEX, checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
-from wflmc.sampling.averages import Predictions
+from wflmc.sampling.recorders import Predictions
 from wflmc.sampling.transcript import Transcript
 from wflmc.support.errors import Found, InputError, Shown
 from wflmc.support.keys import host_generator

@@ -17,7 +17,7 @@ from wflmc.dynamics import Array, overdamped
 from wflmc.planning.plan import Plan, Rounds
 from wflmc.posterior import Posterior, Regression
 from wflmc.privacy.accountants import epsilon_spent, positive
-from wflmc.sampling import CHAINS, State, kernel_rounds, sample, step, transmit
+from wflmc.sampling import CHAIN_AXES, State, kernel_rounds, sample, step, transmit
 from wflmc.sums.devices import Sum
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator, named
@@ -70,7 +70,7 @@ class Target(NamedTuple):
 
 def float32_rounds(plan: Plan) -> Rounds:
     """Return the rounds of a plan as the kernel takes them."""
-    return jax.tree.map(lambda values: np.asarray(values, np.float32), kernel_rounds([plan]))
+    return jax.tree.map(lambda values: np.asarray(values, np.float32), kernel_rounds(plan))
 
 
 def attack_target(
@@ -247,7 +247,7 @@ def _filtered(
         now = all_rounds[index]
         turned = canary._replace(example=sign * canary.example, base=sign * canary.base)
         round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-        state, info = jax.vmap(step, (0, axis, CHAINS, None), (CHAINS, 0))(round_keys, turned, state, now)
+        state, info = jax.vmap(step, (0, axis, CHAIN_AXES, None), (CHAIN_AXES, 0))(round_keys, turned, state, now)
         received = info.received if by_coordinate else info.received[:, :1]
         return (state, total + received * filters), None
 

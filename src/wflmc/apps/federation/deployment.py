@@ -36,7 +36,8 @@ from wflmc.apps.federation.certificates import write_authority, write_device_key
 from wflmc.apps.federation.job import Job
 from wflmc.apps.federation.messages import DEVICE, SERVER
 from wflmc.apps.federation.registration import KEYS, DeploymentError, register
-from wflmc.apps.federation.server import Progress, read_log
+from wflmc.apps.federation.server import read_log
+from wflmc.sampling.execution import ProgressCallback
 from wflmc.support.storage import write_text
 from wflmc.version import __version__
 
@@ -196,7 +197,7 @@ class Loopback:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
 
-    def run(self, deadline: float, progress: Progress | None = None) -> None:
+    def run(self, deadline: float, progress: ProgressCallback | None = None) -> None:
         """Run the federation, with TLS and authentication, to its end; one that was stopped goes on where it was.
 
         Args:
@@ -228,7 +229,7 @@ class Loopback:
         """Start the run, or one that goes on where the last one was; return the process that follows it."""
         return self._start("run", ["flwr", *run_command(deadline, wait), "--stream"], self.server, self.env)
 
-    def wait(self, run: Part, progress: Progress | None = None, until: int | None = None) -> None:
+    def wait(self, run: Part, progress: ProgressCallback | None = None, until: int | None = None) -> None:
         """Follow a run to its end, or until some rounds are done; start SuperNodes again that Flower has refused."""
         ended = False
         while not ended and (until is None or self._reported < until):
@@ -258,7 +259,7 @@ class Loopback:
             return True
         return False
 
-    def _report(self, progress: Progress | None) -> None:
+    def _report(self, progress: ProgressCallback | None) -> None:
         """Say who was absent in rounds that are new in the log."""
         rows = read_log(self.server)[self._reported :]
         self._reported += len(rows)

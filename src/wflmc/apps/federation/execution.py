@@ -19,7 +19,7 @@ from wflmc.apps.federation.deployment import ADDRESS, Loopback, prepare
 from wflmc.apps.federation.device import devices_in, open_device
 from wflmc.apps.federation.job import Job, federated_plan, make_job, write_federation
 from wflmc.apps.federation.messages import DEVICE, SERVER
-from wflmc.apps.federation.server import LEDGER, LOG, Progress, Say, Server, open_server, read_log, trace_of
+from wflmc.apps.federation.server import LEDGER, LOG, Say, Server, open_server, read_log, trace_of
 from wflmc.evaluation import Evaluation, ExactLaw, evaluate, preload
 from wflmc.planning import Plan
 from wflmc.posterior.regression import Regression
@@ -28,6 +28,7 @@ from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import Document, PlanFile, plan_document, read_document, summary_document
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import spent_before
+from wflmc.sampling.execution import ProgressCallback
 from wflmc.scenario import (
     PRIVATE,
     Inputs,
@@ -149,7 +150,7 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Say) -
     return _finish(folder, scenario, inputs, server, options)
 
 
-def _run(server: Server, posterior: Any, place: Path, options: Options, progress: Progress, say: Say) -> None:
+def _run(server: Server, posterior: Any, place: Path, options: Options, progress: ProgressCallback, say: Say) -> None:
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":

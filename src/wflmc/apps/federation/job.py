@@ -22,7 +22,7 @@ from wflmc.posterior.regression import Regression
 from wflmc.privacy import Privacy
 from wflmc.privacy.lattice import Lattice
 from wflmc.runs.planning import make_plan
-from wflmc.sampling.runner import packed, starts
+from wflmc.sampling import Start, initial_states
 from wflmc.scenario import Inputs, Scenario, build_posterior, plain
 from wflmc.support.errors import InputError, refuse, without_data
 from wflmc.support.keys import digest
@@ -44,8 +44,10 @@ class Job:
     """A plan, where its chains start, their key, and the channels of the rounds."""
 
     plan: Plan
-    start: NDArray[np.float32]
-    """θ[0] of every chain, with kinetic dynamics and its velocity, [chain, m or 2m]."""
+    position: NDArray[np.float32]
+    """θ[0] of every chain, [chain, m]."""
+    velocity: NDArray[np.float32] | None
+    """v[0] of every chain with kinetic dynamics, [chain, m]."""
     key: NDArray[np.uint32]
     """What seeds simulated noise, noise of the server's own and mini-batches; never told to a device."""
     known: Array
@@ -65,13 +67,19 @@ class Job:
     @property
     def chains(self) -> int:
         """The number of chains."""
-        return len(self.start)
+        return len(self.position)
+
+    @property
+    def start(self) -> Start:
+        """Where chains start."""
+        return Start(self.position, self.velocity)
 
     @cached_property
     def run(self) -> str:
         """A name for all that is sent, but for the devices' data."""
         about = f"{self.noise} {self.tolerate} {self.releases} {self.batch}"
-        return digest(self.plan.digest.encode(), self.start, self.key, self.known, self.power, about.encode())
+        start = self.start.arrays
+        return digest(self.plan.digest.encode(), *start, self.key, self.known, self.power, about.encode())
 
     @property
     def noise_name(self) -> str:
@@ -229,9 +237,19 @@ def make_job(
         known = np.abs(link.gains(plan.start + len(plan.rounds), plan.devices))[plan.start :].astype(float)
         known = known if plan.received is None else known / plan.received
         power = np.array(link.snr(plan.devices) * plan.dim * plan.noise_power)
-    begin, words = starts(key, posterior, plan, jnp.arange(chains)), jax.random.key_data(key)
-    batch = posterior.batch is not None
-    job = Job(plan, packed(begin), np.asarray(words), known, power, noise, tolerate, releases, batch)
+    start = Start.of_state(initial_states(key, posterior, plan, jnp.arange(chains)))
+    job = Job(
+        plan=plan,
+        position=start.position,
+        velocity=start.velocity,
+        key=np.asarray(jax.random.key_data(key)),
+        known=known,
+        power=power,
+        noise=noise,
+        tolerate=tolerate,
+        releases=releases,
+        batch=posterior.batch is not None,
+    )
     _ = job.lattice  # where there is none that will do, it is refused here
     return job
 

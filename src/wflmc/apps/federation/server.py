@@ -24,7 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -48,19 +48,39 @@ from wflmc.planning.plan import Rounds
 from wflmc.posterior.base import Posterior
 from wflmc.privacy.ledger import TOLERANCE, Ledger
 from wflmc.runs.documents import Document
-from wflmc.sampling import CHAINS, State, Trace, broadcast, chain_keys, kernel_rounds, packed, receive, unpacked, update
-from wflmc.sampling import checkpoint as saving
-from wflmc.sampling.transcript import Transcript
-from wflmc.sums.devices import Sum
-from wflmc.support.errors import InputError, OverspendError, SamplingError, without_data
+from wflmc.sampling import (
+    CHAIN_AXES,
+    Start,
+    State,
+    Trace,
+    broadcast,
+    chain_keys,
+    kernel_rounds,
+    round_keys,
+    update,
+)
+from wflmc.sampling.checkpoint import Checkpoint, Progress, allocate, flush
+from wflmc.sampling.execution import ProgressCallback
+from wflmc.sampling.loop import HostInfo, HostRound, run_rounds, single_rounds
+from wflmc.sampling.noise import (
+    ChannelNoise,
+    LatticeNoise,
+    NoiseSource,
+    noise_of_senders,
+)
+from wflmc.sampling.transcript import (
+    GradientEstimate,
+    Transcript,
+    transcript_dtype,
+    write_rows,
+)
+from wflmc.support.errors import InputError, OverspendError, without_data
 from wflmc.support.keys import named
 from wflmc.support.storage import PART, append_text, sole_writer, sync_folder
 
 Exchange = Callable[[list[Request]], Reception]
 """From what is asked to what is received; the transport, with the superposition at the server's end of it."""
 
-Progress = Callable[[int, int], None]
-"""Called with (rounds done, rounds in all)."""
 Say = Callable[[str], None]
 """Called with a sentence for whoever waits."""
 
@@ -92,13 +112,13 @@ class Server(NamedTuple):
     ledger: Ledger | None
 
     @property
-    def checkpoint(self) -> saving.Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         """Progress and samples, in the coordinates that chains move in."""
-        return saving.Checkpoint(self.folder, f"federation-{self.job.run}")
+        return Checkpoint(self.folder, f"federation-{self.job.run}")
 
     @property
-    def told(self) -> Path:
-        """The transcript: all that devices have told, as `wflmc.sampling.transcript` stores it."""
+    def transcript(self) -> Path:
+        """All that the server has received, rows [round, chain] of `transcript_dtype`."""
         return self.folder / "transcript.npy"
 
 
@@ -136,7 +156,7 @@ def _ledger_name(folder: Path) -> str:
 def serve(
     server: Server,
     exchange: Exchange,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     say: Say | None = None,
     check: Callable[[], None] | None = None,
 ) -> None:
@@ -165,22 +185,27 @@ def serve(
         if check is not None and saved.rounds < len(plan.rounds):
             check()
         store = _Store.opened(server, saved)
-        state = unpacked(job.start if saved.theta is None else saved.theta, plan, saved.rounds)
-        if saved.theta is not None:  # a crash may have come between the progress and what follows from it
-            store.write(saved.rounds - 1, state, saved.transcript_row)
-        rounds: Rounds = jax.device_put(kernel_rounds([plan]))
-        keys = chain_keys(jax.random.wrap_key_data(jnp.asarray(job.key)), jnp.arange(job.chains))
-        for at in range(saved.rounds, len(plan.rounds)):
-            began = time.perf_counter()
-            round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, plan.start + at)
-            place = np.asarray(jax.vmap(partial(_place, now=rounds[at]), (CHAINS,))(state))
-            state, scheduled, reception, heard = _round(server, at, rounds[at], round_keys, state, exchange)
-            _log(server, at, scheduled, reception, time.perf_counter() - began, say)
-            row = np.concatenate([place, *heard], axis=-1).astype(np.float32)
-            _save(server, saving.Progress(0, at + 1, packed(state), np.zeros(0), transcript_row=row))
-            store.write(at, state, row)
-            if progress is not None:
-                progress(at + 1, len(plan.rounds))
+        if saved.begun:  # a crash may have come between progress and what follows
+            store.write(saved)
+        start = job.start if saved.chains is None else saved.chains
+        key = jax.random.wrap_key_data(jnp.asarray(job.key))
+        session = _Session(
+            server=server,
+            exchange=exchange,
+            rounds=jax.device_put(kernel_rounds(plan)),
+            keys=chain_keys(key, jnp.arange(job.chains)),
+            store=store,
+            progress=progress,
+            say=say,
+        )
+        run_rounds(
+            start.state(saved.rounds),
+            single_rounds(saved.rounds, len(plan.rounds)),
+            transport=session.transport,
+            charge=session.charge,
+            advance=HostRound(session.receive, session.update),
+            keep=session.keep,
+        )
 
 
 class _Store(NamedTuple):
@@ -193,65 +218,182 @@ class _Store(NamedTuple):
 
     burn_in: int
     samples: NDArray[np.float32]
-    transcript: NDArray[np.float32]
+    """θ of the kept rounds, [draw, chain, m]."""
+    transcript: NDArray[np.void]
+    """[round, chain]."""
 
     @classmethod
-    def opened(cls, server: Server, saved: saving.Progress) -> Self:
+    def opened(cls, server: Server, saved: Progress) -> Self:
         """Open both files, or create them where no round is done."""
         job, plan = server.job, server.job.plan
-        begun = saved.theta is not None
-        shape = (len(plan.rounds) - plan.burn_in, job.chains, plan.dim)
-        samples = saving.room(shape, server.checkpoint.samples, begun)
-        begun = begun and server.told.exists()
-        transcript = saving.room((len(plan.rounds), job.chains, 2 * plan.dim + 1), server.told, begun)
-        if not begun:  # rounds of a version that kept no transcript say nothing
-            transcript[: saved.rounds, :, -1] = np.inf
-        return cls(plan.burn_in, samples, transcript)
+        rounds = len(plan.rounds)
+        samples = allocate(
+            (rounds - plan.burn_in, job.chains, plan.dim),
+            server.checkpoint.samples,
+            begun=saved.begun,
+        )
+        transcript = allocate(
+            (rounds, job.chains),
+            server.transcript,
+            begun=saved.begun,
+            dtype=transcript_dtype(plan.dim),
+        )
+        return cls(plan.burn_in, samples, transcript)  # type: ignore[arg-type]
 
-    def write(self, at: int, state: State, transcript_row: NDArray[np.float32] | None) -> None:
+    def write(self, progress: Progress) -> None:
         """Write what a round has left; after a crash it is written again as it was."""
-        if transcript_row is not None:
-            self.transcript[at] = transcript_row
-            self.transcript.flush()  # type: ignore[attr-defined]
-        if at >= self.burn_in:
-            self.samples[at - self.burn_in] = np.asarray(state.theta)
-            self.samples.flush()  # type: ignore[attr-defined]
+        assert progress.chains is not None
+        assert progress.reception is not None
+        round_index = progress.rounds - 1
+        write_rows(self.transcript, round_index, progress.reception)
+        flush(self.transcript)
+        if round_index >= self.burn_in:
+            self.samples[round_index - self.burn_in] = progress.chains.position
+            flush(self.samples)
 
 
-def _round(
-    server: Server, at: int, now: Rounds, keys: jax.Array, state: State, exchange: Exchange
-) -> tuple[State, NDArray[np.bool_], Reception, tuple[NDArray[Any], NDArray[Any]]]:
-    """Run one round: return the next state, who was asked, [K], the reception, and the gradient with its variance."""
-    job, ledger, number = server.job, server.ledger, server.job.plan.start + at
-    scheduled = np.asarray(job.plan.weight[at] > 0)
-    paid = None if ledger is None else ledger.paid(job.run, number)
-    if paid is not None:  # asked again, of those alone who have paid
-        scheduled = scheduled & (paid > 0)
-    if paid is not None and _may_have_left_a_draw(server):
-        reception = _lost(job, scheduled, "the server was stopped while it stored the round")
-    else:
-        theta = np.asarray(_broadcast(keys, state, now))
-        reception = exchange([*_requests(job, at, theta, keys, scheduled)])
-    if paid is not None and reception.sent.any() and np.any(reception.sent != scheduled):
-        lost = _lost(job, reception.sent, "a round that was paid for is only repeated with all its senders")
-        reception = lost._replace(absent=reception.absent | lost.absent)
-    if ledger is not None and paid is None:
-        ledger.charge(job.run, number, job.loss(at, reception.sent)[None], job.noise_name)
-    heard = np.zeros(state.theta.shape), np.full((job.chains, 1), np.inf)
-    if reception.sent.any():
-        scale, noise = rescale(job, at, reception.sent)
-        now, simulated = replace(now, server_noise=noise), job.noise != "devices" and job.lattice is None
-        total = job.lattice.noisy(reception.total) if job.noise == "channel" and job.lattice else reception.total
-        given = jnp.asarray(total, jnp.float32), jnp.float32(scale)
-        state, finite, received = _move(keys, state, *given, now, simulated)
-        factor = scale / job.plan.gain[at]
-        heard = factor * np.asarray(received), np.full((job.chains, 1), job.round_noise(at, reception.sent) * factor**2)
-        if not bool(finite):
-            raise SamplingError(f"A chain left the finite numbers in round {number + 1}.")
-    return state, scheduled, reception, heard
+class _Exchanged(NamedTuple):
+    """What has come of the requests of a round: the signal of the loop."""
+
+    scheduled: NDArray[np.bool_]
+    """Who was asked, [K]."""
+    reception: Reception
+    paid_before: bool
+    """Whether the round was charged before the server was stopped."""
+    position: NDArray[np.float32]
+    """Where chains have asked for gradients, [chain, m]."""
+    began: float
+    """When the round began, in seconds of `time.perf_counter`."""
 
 
-def _save(server: Server, progress: saving.Progress) -> None:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Session:
+    """A server at work: transport, payment, noise source, update and what is kept."""
+
+    server: Server
+    exchange: Exchange
+    rounds: Rounds
+    """Of the plan, as the kernel takes them."""
+    keys: jax.Array
+    """Of the chains, [chain]."""
+    store: _Store
+    progress: ProgressCallback | None
+    say: Say | None
+
+    def transport(self, block: slice, state: State) -> _Exchanged:
+        """Ask the devices of a round, and superpose what they send.
+
+        A round that has been paid for is asked of those alone who have paid, and lost
+        unless all of them send.
+        """
+        began = time.perf_counter()
+        job, ledger = self.server.job, self.server.ledger
+        round_index = block.start
+        number = job.plan.start + round_index
+        now = self.rounds[round_index]
+        position = np.asarray(_gradient_positions(state, now))
+        scheduled = np.asarray(job.plan.weight[round_index] > 0)
+        paid = None if ledger is None else ledger.paid(job.run, number)
+        if paid is not None:
+            scheduled = scheduled & (paid > 0)
+        if paid is not None and _may_have_left_a_draw(self.server):
+            reason = "the server was stopped while it stored the round"
+            reception = _lost(job, scheduled, reason)
+        else:
+            keys = round_keys(self.keys, number)
+            theta = np.asarray(_broadcast(keys, state, now))
+            requests = [*_requests(job, round_index, theta, keys, scheduled)]
+            reception = self.exchange(requests)
+        if paid is not None and _others_sent(reception, scheduled):
+            reason = "a round that was paid for is only repeated with all its senders"
+            lost = _lost(job, reception.sent, reason)
+            reception = lost._replace(absent=reception.absent | lost.absent)
+        return _Exchanged(scheduled, reception, paid is not None, position, began)
+
+    def charge(self, block: slice, signal: _Exchanged) -> None:
+        """Charge those who sent, unless they have paid for the round already."""
+        job, ledger = self.server.job, self.server.ledger
+        if ledger is None or signal.paid_before:
+            return
+        loss = job.loss(block.start, signal.reception.sent)[None]
+        number = job.plan.start + block.start
+        ledger.charge(job.run, number, loss, job.noise_name)
+
+    @property
+    def noise_source(self) -> NoiseSource:
+        """Who adds the noise: the devices, an exact draw, or a simulated channel."""
+        job = self.server.job
+        lattice = job.lattice
+        if job.noise == "devices":
+            return noise_of_senders
+        if lattice is not None:
+            return LatticeNoise(lambda round_index: lattice)
+        return ChannelNoise(self.keys, self.rounds, job.plan.start)
+
+    def receive(
+        self, round_index: int, signal: _Exchanged
+    ) -> jax.Array | NDArray[np.float64] | None:
+        """Return y[chain, m]; None where nobody has sent."""
+        if not signal.reception.sent.any():
+            return None
+        return self.noise_source(round_index, signal.reception.total)
+
+    def update(
+        self,
+        round_index: int,
+        state: State,
+        signal: _Exchanged,
+        received: jax.Array | NDArray[np.float64],
+    ) -> State:
+        """Move the chains by what was received, weighted by who really sent."""
+        job = self.server.job
+        weighting = rescale(job, round_index, signal.reception.sent)
+        now = replace(self.rounds[round_index], server_noise=weighting.server_noise)
+        keys = round_keys(self.keys, job.plan.start + round_index)
+        received_sum = jnp.asarray(received, jnp.float32)
+        return _update(keys, state, received_sum, jnp.float32(weighting.scale), now)
+
+    def keep(self, block: slice, state: State, info: HostInfo[_Exchanged]) -> None:
+        """Log a round, store its progress, then the rows that follow from it."""
+        signal = info.signal
+        seconds = time.perf_counter() - signal.began
+        _log(self.server, block.start, signal, seconds, self.say)
+        progress = Progress(
+            rounds=block.stop,
+            chains=Start.of_state(state),
+            reception=self._estimate(block.start, info),
+        )
+        _save(self.server, progress)
+        self.store.write(progress)
+        if self.progress is not None:
+            self.progress(block.stop, len(self.server.job.plan.rounds))
+
+    def _estimate(
+        self, round_index: int, info: HostInfo[_Exchanged]
+    ) -> GradientEstimate:
+        """Return what the server knows of the gradient after a round, in float32."""
+        job, signal = self.server.job, info.signal
+        position = signal.position.astype(np.float32)
+        if info.received is None:
+            gradient = np.zeros_like(position)
+            return GradientEstimate(position, gradient, np.full(job.chains, np.inf, np.float32))
+        sent = signal.reception.sent
+        factor = rescale(job, round_index, sent).scale / job.plan.gain[round_index]
+        received = np.asarray(info.received, np.float32)
+        variance = job.round_noise(round_index, sent) * factor**2
+        return GradientEstimate(
+            position=position,
+            gradient=(factor * received).astype(np.float32),
+            noise=np.full(job.chains, variance, np.float32),
+        )
+
+
+def _others_sent(reception: Reception, scheduled: NDArray[np.bool_]) -> bool:
+    """Return whether somebody sent, but not all of those who were asked."""
+    return bool(reception.sent.any() and np.any(reception.sent != scheduled))
+
+
+def _save(server: Server, progress: Progress) -> None:
     """Store progress, and return when it is on the disk.
 
     Where that fails, a file stays behind by which the next start knows of it.
@@ -298,32 +440,41 @@ def trace_of(server: Server, posterior: Posterior | None = None) -> Trace:
             clipped is nan: devices do not tell, as that is about their data and no loss covers it. Nor has a trace the
             key of the chains: who has both can take the noise away.
     """
-    plan, chains, saved = server.job.plan, server.job.chains, server.checkpoint.load()
-    if saved.rounds < len(plan.rounds) or saved.theta is None:
-        raise InputError("job", f"{saved.rounds} of {len(plan.rounds)} rounds in {server.folder}", "finished")
+    plan, chains = server.job.plan, server.job.chains
+    saved = server.checkpoint.load()
     rounds = len(plan.rounds)
+    if saved.rounds < rounds or saved.chains is None:
+        done = f"{saved.rounds} of {rounds} rounds in {server.folder}"
+        raise InputError("job", done, "finished")
     shape = (rounds - plan.burn_in, chains, plan.dim)
-    samples = _read_rows(server.checkpoint.samples, shape).swapaxes(0, 1)
+    samples = _read_rows(server.checkpoint.samples, shape, np.dtype(np.float32))
+    samples = samples.swapaxes(0, 1)
     theta = np.asarray(samples) if posterior is None else posterior.parameters(samples)
-    unknown = np.full(theta.shape[:2], np.nan, np.float32)
-    velocity = saved.theta[:, plan.dim :] if plan.dynamics.has_velocity else None
-    told = None
-    if server.told.exists():
-        stored = np.array(_read_rows(server.told, (rounds, chains, 2 * plan.dim + 1)))
-        told = Transcript.of(stored, np.arange(rounds), rounds)
-    return Trace(theta, unknown, np.full(plan.burn_in, np.nan), None, (plan,), velocity, transcript=told)
+    rows = _read_rows(server.transcript, (rounds, chains), transcript_dtype(plan.dim))
+    return Trace(
+        theta=theta,
+        clip_rate=np.full(theta.shape[:2], np.nan, np.float32),
+        burn_in_clip_rate=np.full(plan.burn_in, np.nan),
+        warmup=None,
+        plans=(plan,),
+        velocity=saved.chains.velocity,
+        transcript=Transcript.from_rows(np.array(rows), np.arange(rounds), rounds),
+    )
 
 
-def _read_rows(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _read_rows(
+    path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
     """Return the rows of a finished run, mapped from their file."""
+    mismatch = InputError("job", str(path), f"an array of shape {shape}, as wflmc wrote it")
     try:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError:
         raise
     except Exception:  # the header of a file that is damaged fails in a dozen ways
-        raise InputError("job", str(path), f"an array of shape {shape}, as wflmc wrote it") from None
-    if rows.shape != shape or rows.dtype != np.float32:
-        raise InputError("job", str(path), f"an array of shape {shape}, as wflmc wrote it")
+        raise mismatch from None
+    if rows.shape != shape or rows.dtype != dtype:
+        raise mismatch
     return rows
 
 
@@ -372,64 +523,103 @@ def superpose(job: Job, requests: list[Request], signals: Mapping[int, Any], abs
     return Reception(total, np.isin(np.arange(job.plan.devices), list(signals)), absent)
 
 
-def rescale(job: Job, at: int, sent: NDArray[np.bool_]) -> tuple[float, Any]:
-    """Return the factor on the sum, and the variance of the server's own noise, by who really sent.
+class Weighting(NamedTuple):
+    """How the server weighs a sum, by who really sent."""
 
-    Weights grow as the senders become fewer, and the channel's noise with them; the server then adds less of its own,
-    so that all noise together stays what the plan meant it to be, where that is possible.
+    scale: float
+    """The factor K/K_a on the sum."""
+    server_noise: jax.Array | None
+    """The variance of the server's own noise; None where it adds none."""
+
+
+def rescale(job: Job, round_index: int, sent: NDArray[np.bool_]) -> Weighting:
+    """Return how a round's sum is weighted, by who really sent.
+
+    Weights grow as the senders become fewer, and the channel's noise with them; the
+    server then adds less of its own, so that all noise together stays what the plan
+    meant it to be, where that is possible.
+
+    Args:
+        job: what is run.
+        round_index: which round, from 0.
+        sent: who sent, [K]; at least one device.
     """
     plan = job.plan
-    planned = float(plan.scale[at])
-    scale = planned * (int(plan.active_devices[at]) / int(sent.sum()))
+    planned = float(plan.scale[round_index])
+    active_devices = int(plan.active_devices[round_index])
+    scale = planned * (active_devices / int(sent.sum()))
     if not np.any(plan.server_noise):
-        return scale, None
-    base, kick = float(plan.server_noise[at]), float(plan.kick[at])
+        return Weighting(scale, None)
+    planned_noise = float(plan.server_noise[round_index])
     if scale == planned and job.noise != "devices":
-        return scale, jnp.float32(base)
-    wanted = base + plan.noise_power * (kick * planned / plan.gain[at]) ** 2
-    received = job.round_noise(at, sent) * (kick * scale / plan.gain[at]) ** 2
-    return scale, jnp.float32(max(0.0, wanted - received))
+        return Weighting(scale, jnp.float32(planned_noise))
+    kick = float(plan.kick[round_index])
+    gain = plan.gain[round_index]
+    wanted = planned_noise + plan.noise_power * (kick * planned / gain) ** 2
+    received = job.round_noise(round_index, sent) * (kick * scale / gain) ** 2
+    return Weighting(scale, jnp.float32(max(0.0, wanted - received)))
 
 
 @jax.jit
 def _broadcast(keys: jax.Array, state: State, now: Rounds) -> jax.Array:
-    """Return what devices receive of the chains' positions, [chain, m], or [chain, K, m] with noisy downlinks."""
+    """Return what devices receive of the positions where gradients are asked for,
+    [chain, m], or [chain, K, m] with noisy downlinks."""
 
-    def one(key: jax.Array, state: State) -> jax.Array:
-        return broadcast(named(key, "downlink"), _place(state, now), now)
+    def broadcast_one(key: jax.Array, state: State) -> jax.Array:
+        return broadcast(named(key, "downlink"), _gradient_position(state, now), now)
 
-    return jax.vmap(one, (0, CHAINS))(keys, state)
+    return jax.vmap(broadcast_one, (0, CHAIN_AXES))(keys, state)
 
 
-def _place(state: State, now: Rounds) -> jax.Array:
+def _gradient_position(state: State, now: Rounds) -> jax.Array:
     """Return where a chain asks for gradients, [m]."""
-    return now.constants.dynamics.gradient_position(state.theta, state.velocity, now.step_size)
+    return now.constants.dynamics.gradient_position(state.phase, now.step_size)
 
 
-@partial(jax.jit, static_argnames=("simulated",))
-def _move(keys: jax.Array, state: State, signal: jax.Array, scale: jax.Array, now: Rounds, simulated: bool) -> Any:
-    """Return the next state of all chains, whether all are finite, and y; noise is simulated where none was added."""
-
-    def one(key: jax.Array, state: State, signal: jax.Array) -> tuple[State, jax.Array]:
-        received = receive(named(key, "noise"), Sum(signal), now) if simulated else signal
-        return update(named(key, "server"), state, received, scale[None], now), received
-
-    fresh, received = jax.vmap(one, (0, CHAINS, 0), (CHAINS, 0))(keys, state, signal)
-    return fresh, jnp.all(jnp.isfinite(fresh.theta)), received
+def _gradient_positions(state: State, now: Rounds) -> jax.Array:
+    """Return where all chains ask for gradients, [chain, m]."""
+    return jax.vmap(partial(_gradient_position, now=now), (CHAIN_AXES,))(state)
 
 
-def _log(server: Server, at: int, scheduled: NDArray[np.bool_], found: Reception, seconds: float, say: Any) -> None:
-    """Write a line about a round: how many were asked, who of them did not send, and why."""
-    number = server.job.plan.start + at
-    absent = {str(device): reason for device, reason in sorted(found.absent.items())}
-    row = {"round": number, "asked": int(scheduled.sum()), "sent": int(found.sent.sum()), "absent": absent}
-    append_text(server.folder / LOG, json.dumps({**row, "seconds": round(seconds, 3)}) + "\n")
+@jax.jit
+def _update(
+    keys: jax.Array, state: State, received: jax.Array, scale: jax.Array, now: Rounds
+) -> State:
+    """Return the next state of all chains, from y[chain, m]."""
+
+    def update_one(key: jax.Array, state: State, received: jax.Array) -> State:
+        return update(named(key, "server"), state, received, scale[None], now)
+
+    axes = (0, CHAIN_AXES, 0)
+    return jax.vmap(update_one, axes, CHAIN_AXES)(keys, state, received)
+
+
+def _log(
+    server: Server, round_index: int, signal: _Exchanged, seconds: float, say: Say | None
+) -> None:
+    """Write a line about a round: how many were asked, who of them did not send, and
+    why."""
+    number = server.job.plan.start + round_index
+    reception = signal.reception
+    absent = {
+        str(device): reason for device, reason in sorted(reception.absent.items())
+    }
+    row = {
+        "round": number,
+        "asked": int(signal.scheduled.sum()),
+        "sent": int(reception.sent.sum()),
+        "absent": absent,
+        "seconds": round(seconds, 3),
+    }
+    append_text(server.folder / LOG, json.dumps(row) + "\n")
     if say is not None:
-        reasons = "".join(f"; device {device} absent: {reason}" for device, reason in absent.items())
+        reasons = "".join(
+            f"; device {device} absent: {reason}" for device, reason in absent.items()
+        )
         say(f"round {number + 1}: {row['sent']} of {row['asked']} sent{reasons}")
 
 
-def run_in_process(server: Server, devices: Sequence[Device], progress: Progress | None = None) -> None:
+def run_in_process(server: Server, devices: Sequence[Device], progress: ProgressCallback | None = None) -> None:
     """Run all devices one after the other in this process, without messages.
 
     Rounds take milliseconds: for first steps, and for machines without room for Flower's simulation engine.
@@ -652,7 +842,13 @@ def _seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def run_in_engine(server: Server, app: ClientApp, *, progress: Progress | None = None, deadline: float = 600.0) -> None:
+def run_in_engine(
+    server: Server,
+    app: ClientApp,
+    *,
+    progress: ProgressCallback | None = None,
+    deadline: float = 600.0,
+) -> None:
     """Run all devices in Flower's simulation engine, which shares them out among processes (ray).
 
     Args:

@@ -24,6 +24,7 @@ from wflmc.evaluation.diagnostics import diagnose
 from wflmc.evaluation.scores import TINY, Calibration, calibration
 from wflmc.planning.solvers.closed_form import LMC, REGIMES
 from wflmc.posterior import SoftmaxPosterior, softmax_regression
+from wflmc.sampling import Execution
 
 DEVICES, PRIOR_STD, CLIP, DELTA, SNR, POWER = 30, 10.0, 400.0, 1e-5, 20.0, 0.01
 """K, the prior's scale, ℓ, δ, and the link: SNR in dB and the mean power of its Rayleigh fading."""
@@ -178,13 +179,12 @@ def league_study(setting: League) -> Study:
     def measure(point: Point, progress: Progress) -> Tables:
         name, _ = _parts(point.schemes[0])
         features, posterior = data(name)
-        how: dict[str, Any] = {"predictions": features.X_test, "memory": setting.memory}
-        how["progress"] = lambda done, work: progress(done / work)
+        execution = Execution(memory=setting.memory, progress=lambda done, work: progress(done / work))
         if not point.xs:
-            return _unclipped(name, features, posterior, how)
+            return _unclipped(name, features, posterior, execution)
         each = zip(point.schemes, point.xs, strict=True)
         rows = [entry(scheme, x, posterior, setting.experiments) for scheme, x in each]
-        return _scored(rows, features, posterior, how)
+        return _scored(rows, features, posterior, execution)
 
     points, order = [], []
     for name in OTHER:
@@ -200,11 +200,15 @@ def league_study(setting: League) -> Study:
     return Study("league", tuple(points), tuple(order), identity, measure)
 
 
-def _scored(rows: Sequence[Entry], features: Features, posterior: SoftmaxPosterior, how: dict[str, Any]) -> Tables:
-    """Return scores of rows of the same dynamics; `how` are arguments of `sample`."""
+def _scored(
+    rows: Sequence[Entry], features: Features, posterior: SoftmaxPosterior, execution: Execution
+) -> Tables:
+    """Return scores of rows of the same dynamics."""
     plans = [each for row in rows for each in row.plans]
     numbers = [seed for row in rows for seed in range(len(row.plans))]
-    trace = sample(jax.random.key(1), posterior, plans, numbers=numbers, **how)
+    trace = sample(
+        jax.random.key(1), posterior, plans, numbers=numbers, predictions=features.X_test, execution=execution
+    )
     point = [row.scheme.endswith("descent") for row in rows for _ in row.plans]
     scores = scores_of(trace, posterior, features.X_test, features.y_test, point)
     tables: Tables = {}
@@ -224,14 +228,16 @@ def _add(tables: Tables, row: Entry, values: dict[str, NDArray[np.float64]]) -> 
         table.append(mean_row("league", row.scheme, row.x, each))
 
 
-def _unclipped(name: str, features: Features, posterior: SoftmaxPosterior, how: dict[str, Any]) -> Tables:
+def _unclipped(name: str, features: Features, posterior: SoftmaxPosterior, execution: Execution) -> Tables:
     """Return scores of the posterior itself, of unclipped kinetic chains over an ideal link, and R-hat of logits."""
     size, kept = LONG[name]
     step = (size / int(posterior.sizes.sum())) ** 0.5
     sampler = Sampler(init="zero", dynamics=MOVING, friction=LONG_FRICTION)
     long = {"burn_in": LONG_BURN_IN, "samples": kept, "initial_w2_sq": 0.0}
     ideal = plan(posterior, link_of(0), Privacy(), step_size=step, sampler=sampler, policy=Policy("noiseless"), **long)  # type: ignore[arg-type]
-    trace = sample(jax.random.key(2), posterior, ideal, CHAINS, **how)
+    trace = sample(
+        jax.random.key(2), posterior, ideal, CHAINS, predictions=features.X_test, execution=execution
+    )
     assert trace.predictions is not None
     scores = scores_of(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
     tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"

@@ -6,55 +6,160 @@ is not (Mironov 2012). Here sums of gradients are rounded to a lattice before a 
 """
 
 import secrets
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc.dynamics import PhasePoint
 from wflmc.planning import Plan, Rounds
 from wflmc.posterior import Posterior
 from wflmc.privacy import Ledger
 from wflmc.privacy.lattice import Lattice
 from wflmc.sampling import Trace, default_memory, kernel_rounds, transmit
+from wflmc.sampling.loop import (
+    HostInfo,
+    HostRound,
+    charge_nothing,
+    run_rounds,
+    single_rounds,
+)
+from wflmc.sampling.noise import LatticeNoise
 from wflmc.sums.devices import Sum
 
-
-@jax.jit
-def _sent(posterior: Posterior, theta: jax.Array, now: Rounds) -> Sum:
-    return transmit(posterior, theta, now).total
+Array = NDArray[np.float64]
+Point = PhasePoint[Array]
 
 
 def protected_chain(
-    posterior: Posterior, plan: Plan, start: NDArray[np.float64], ledger: Ledger | None = None
+    posterior: Posterior,
+    plan: Plan,
+    start: NDArray[np.float64],
+    ledger: Ledger | None = None,
 ) -> Trace:
-    """Run one chain over an ideal link, as `wflmc.sample` would; losses are those of the plan.
+    """Run one chain over an ideal link, as `wflmc.sample` would, with noise that
+    protects; losses are those of the plan.
 
-    Sums come as pairs, whose rounding the clips of the plan make up for; rounding to the lattice is paid for by noise
-    that is wider by as much.
+    Sums come as pairs, whose rounding the clips of the plan make up for; rounding to
+    the lattice is paid for by noise that is wider by as much.
 
     Args:
         posterior: of the private rows.
-        plan: of one chain.
-        start: the parameters to begin at, [m]; they must tell nothing of the rows that is not paid for.
-        ledger: charged before anything is drawn.
+        plan: of one overdamped chain.
+        start: the parameters to begin at, [m]; they must tell nothing of the rows that
+            is not paid for.
+        ledger: charged for all rounds before anything is drawn.
+
+    Returns:
+        The kept draws, [1, draw, m]. How often gradients were clipped is nan: that is
+        about the rows, and no loss covers it.
+
+    Raises:
+        OverspendError: if the ledger does not leave enough for the plan.
     """
     if ledger is not None:
         ledger.charge(f"chain-{secrets.token_hex(16)}", plan.start, plan.loss)
-    model = posterior.on_accelerator(1, default_memory(), by_example=bool(np.isfinite(plan.example_clip).any()))
-    rounds = jax.device_put(kernel_rounds([plan]))
-    clip, generator = plan.clips_at[0], np.random.default_rng(secrets.randbits(128))
-    half = plan.privacy.half_change(*plan.clips_at)
-    theta = np.asarray(posterior.coordinates_of(start), dtype=float)
-    kept = []
-    for number in range(len(plan.rounds)):
-        gain, weight = float(plan.gain[number]), plan.weight[number]
-        amplitude = gain * weight / weight.max()
-        norm, total = np.zeros(plan.devices), float(amplitude @ clip)
-        lattice = Lattice.fitted(plan.noise_power**0.5, 2 * amplitude * half, norm, total, plan.dim)
-        received = lattice.noisy(_sent(model, jnp.asarray(theta, jnp.float32), rounds[number]).double)
-        theta = theta - plan.step_size[number] * (weight.max() / gain) * received
-        theta = theta + np.sqrt(plan.server_noise[number]) * generator.standard_normal(plan.dim)
-        kept.append(theta)
-    draws = posterior.parameters(np.array(kept[plan.burn_in :]))[None]
-    return Trace(draws, np.full(draws.shape[:2], np.nan), np.full(plan.burn_in, np.nan), None, (plan,))
+    position = np.asarray(posterior.coordinates_of(start), dtype=float)
+    positions: list[Array] = []
+
+    def keep(block: slice, point: Point, info: HostInfo[Array]) -> None:
+        positions.append(point.position)
+
+    run_rounds(
+        PhasePoint(position),
+        single_rounds(0, len(plan.rounds)),
+        transport=_local_sum(posterior, plan),
+        charge=charge_nothing,
+        advance=HostRound(
+            receive=LatticeNoise(_LatticeOfRound.of(plan)), update=_Float64Update.of(plan)
+        ),
+        keep=keep,
+    )
+    draws = posterior.parameters(np.array(positions[plan.burn_in :]))[None]
+    return Trace(
+        theta=draws,
+        clip_rate=np.full(draws.shape[:2], np.nan),
+        burn_in_clip_rate=np.full(plan.burn_in, np.nan),
+        warmup=None,
+        plans=(plan,),
+    )
+
+
+def _local_sum(posterior: Posterior, plan: Plan) -> Callable[[slice, Point], Array]:
+    """Return the transport: the clipped sum of all rows, added up here as pairs."""
+    by_example = bool(np.isfinite(plan.example_clip).any())
+    model = posterior.on_accelerator(1, default_memory(), by_example=by_example)
+    rounds = jax.device_put(kernel_rounds(plan))
+
+    def transport(block: slice, point: Point) -> Array:
+        step_size = float(plan.step_size[block.start])
+        position = plan.dynamics.gradient_position(point, step_size)
+        float32_position = jnp.asarray(position, jnp.float32)
+        return _transmitted(model, float32_position, rounds[block.start]).double
+
+    return transport
+
+
+@jax.jit
+def _transmitted(posterior: Posterior, position: jax.Array, now: Rounds) -> Sum:
+    """Return the sum that reaches the server, [m], as a pair."""
+    return transmit(posterior, position, now).total
+
+
+class _LatticeOfRound(NamedTuple):
+    """The lattice that a round's noise lies on."""
+
+    plan: Plan
+    clip: Array
+    """[K], where clipping acts."""
+    half_change: Array
+    """Half of what a neighbour changes in the gradient of a device, [K]."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> "_LatticeOfRound":
+        """Return the lattices of a plan."""
+        clip, example_clip = plan.clips_at
+        return cls(plan, clip, plan.privacy.half_change(clip, example_clip))
+
+    def __call__(self, round_index: int) -> Lattice:
+        """Return the finest lattice for the amplitudes of a round."""
+        plan = self.plan
+        weight = plan.weight[round_index]
+        amplitude = float(plan.gain[round_index]) * weight / weight.max()
+        return Lattice.fitted(
+            deviation=plan.noise_power**0.5,
+            change=2 * amplitude * self.half_change,
+            norm=np.zeros(plan.devices),
+            total=float(amplitude @ self.clip),
+            dim=plan.dim,
+        )
+
+
+class _Float64Update(NamedTuple):
+    """The update of the plan's dynamics in float64, with noise of the server's own."""
+
+    plan: Plan
+    generator: np.random.Generator
+
+    @classmethod
+    def of(cls, plan: Plan) -> "_Float64Update":
+        """Return the update of a plan, whose noise is seeded by the operating system."""
+        return cls(plan, np.random.default_rng(secrets.randbits(128)))
+
+    def __call__(
+        self, round_index: int, point: Point, signal: Array, received: Array
+    ) -> Point:
+        """Return where the chain is after a round."""
+        plan = self.plan
+        deviation = np.sqrt(plan.server_noise[round_index])
+        return plan.dynamics.step(
+            point,
+            received,
+            noise=deviation * self.generator.standard_normal(plan.dim),
+            step_size=float(plan.step_size[round_index]),
+            scale=float(plan.weight[round_index].max()),
+            gain=float(plan.gain[round_index]),
+        )

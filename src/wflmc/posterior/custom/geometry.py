@@ -18,7 +18,7 @@ import numpy as np
 import scipy  # its parts are imported when used
 from numpy.typing import NDArray
 
-from wflmc.dynamics import Kinetic
+from wflmc.dynamics import Kinetic, PhasePoint
 from wflmc.posterior.coordinates import Affine
 
 Array = NDArray[np.float64]
@@ -192,10 +192,10 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
         slope = jax.grad(lambda at: cost(affine.parameters(at)))
 
         def body(state: Any, key: Any) -> Any:
-            theta, velocity = state
-            pull = jax.vmap(slope)(motion.gradient_position(theta, velocity, h))
-            state = motion.step(theta, velocity, pull, std * jax.random.normal(key, phi.shape), h, 1.0, 1.0)
-            return state, state[0]
+            gradient = jax.vmap(slope)(motion.gradient_position(state, h))
+            noise = std * jax.random.normal(key, phi.shape)
+            moved = motion.step(state, gradient, noise=noise, step_size=h, scale=1.0, gain=1.0)
+            return moved, moved.position
 
         def largest(at: Any, vector: Any) -> Any:
             def turned(_: Any, v: Any) -> Any:
@@ -205,7 +205,7 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
 
         first, *rest = jax.random.split(key, ROUNDS + 1)
         start = jax.random.normal(first, phi.shape)
-        draws = jax.lax.scan(body, (phi, start), jnp.stack(rest))[1][ROUNDS // 2 :]
+        draws = jax.lax.scan(body, PhasePoint(phi, start), jnp.stack(rest))[1][ROUNDS // 2 :]
         return draws, jnp.max(jax.vmap(largest)(draws[-1], start))
 
     def simulate(affine: Affine, phi: Array, curvature: float, keys: Any) -> tuple[Array, float]:

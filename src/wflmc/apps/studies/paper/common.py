@@ -13,6 +13,7 @@ from wflmc.apps.studies.engines import Progress
 from wflmc.apps.studies.study import Row
 from wflmc.planning import POLICIES, plan_arguments
 from wflmc.posterior import Posterior
+from wflmc.sampling import Execution
 
 SCHEMES = tuple(POLICIES)
 SNR_GRID = tuple(float(x) for x in range(5, 45, 5))
@@ -42,9 +43,9 @@ def sample_schemes(
 ) -> dict[str, Trace]:
     """Return the traces of some experiments by scheme: one call of the sampler, the same starts and noise for all."""
     every, chains = [plan for each in plans.values() for plan in each], [*numbers] * len(plans)
-    key, options["memory"] = jax.random.key(setting.seed), setting.memory
-    options["progress"] = lambda done, rounds: progress(done / rounds)
-    trace = sample(key, posterior, every, numbers=chains, **options)
+    key = jax.random.key(setting.seed)
+    execution = Execution(memory=setting.memory, progress=lambda done, rounds: progress(done / rounds))
+    trace = sample(key, posterior, every, numbers=chains, execution=execution, **options)
     parts = zip(plans, np.split(trace.theta, len(plans)), np.split(trace.clip_rate, len(plans)), strict=True)
     return {name: replace(trace, theta=theta, clip_rate=clip_rate) for name, theta, clip_rate in parts}
 

@@ -1,0 +1,158 @@
+"""The loop over rounds: one for simulation, federations, protected fits and coverage.
+
+What differs between them are four parameters:
+
+- the *transport* brings to the server what devices transmit: a local superposition, as
+  part of the compiled round, or an exchange of messages with who has answered;
+- the *charge* pays for it;
+- the *advance* draws the noise (`wflmc.sampling.noise`) and updates the chains by a
+  kernel: a compiled block of rounds (`wflmc.sampling.simulation`), or one round on the
+  host (`HostRound`);
+- *keep* stores and reports what has to stay.
+
+Their order is the same everywhere, and it is what privacy rests on: nothing is drawn
+before it is paid for, nothing is kept that is not finite, and no block begins before
+the one before it is kept.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from wflmc.support.errors import SamplingError
+
+StateT = TypeVar("StateT")
+SignalT = TypeVar("SignalT")
+
+
+class HasFinite(Protocol):
+    """What an advance reports of a block."""
+
+    @property
+    def finite(self) -> Any:
+        """Whether all chains were finite after each round, [round, ...]."""
+
+
+class HasPosition(Protocol):
+    """The state of chains that a host can look at."""
+
+    @property
+    def position(self) -> Any:
+        """θ[chain, m]."""
+
+
+InfoT = TypeVar("InfoT", bound=HasFinite)
+HostStateT = TypeVar("HostStateT", bound=HasPosition)
+
+
+def run_rounds(
+    state: StateT,
+    blocks: Iterable[slice],
+    *,
+    transport: Callable[[slice, StateT], SignalT],
+    charge: Callable[[slice, SignalT], None],
+    advance: Callable[[slice, StateT, SignalT], tuple[StateT, InfoT]],
+    keep: Callable[[slice, StateT, InfoT], None],
+) -> StateT:
+    """Run blocks of rounds one after the other.
+
+    Args:
+        state: of all chains before the first block.
+        blocks: successive rounds, each as a slice of the plan's.
+        transport: from a block and the state to what reaches the server, without the
+            noise that the server or the channel adds.
+        charge: pays for a block, by what was transmitted; raises where a budget does
+            not suffice.
+        advance: from a block, the state and the signal to the state after the block,
+            and what is reported of it.
+        keep: stores what has to stay of a block, and reports progress.
+
+    Returns:
+        The state after the last block.
+
+    Raises:
+        SamplingError: if a chain is no longer finite; that block is charged but not
+            kept.
+    """
+    for block in blocks:
+        signal = transport(block, state)
+        charge(block, signal)
+        state, info = advance(block, state, signal)
+        check_finite(info.finite, block)
+        keep(block, state, info)
+    return state
+
+
+def superpose_locally(block: slice, state: object) -> None:
+    """Exchange nothing: gradients are added up within the compiled round."""
+
+
+def charge_nothing(block: slice, signal: object) -> None:
+    """Pay nothing: there is no ledger, or all rounds were paid for before the first."""
+
+
+def check_finite(finite: ArrayLike, block: slice) -> None:
+    """Refuse a block in which a chain left the finite numbers.
+
+    Args:
+        finite: of every round of the block, [round, ...]; rounds beyond the block's
+            end do not count.
+        block: the rounds.
+
+    Raises:
+        SamplingError: names the first round that was lost.
+    """
+    rounds = block.stop - block.start
+    by_round = np.asarray(finite)[:rounds].reshape(rounds, -1).all(1)
+    if by_round.all():
+        return
+    lost = block.start + int(np.argmin(by_round)) + 1
+    raise SamplingError(
+        f"A chain left the finite numbers in round {lost}: the noise or the step is "
+        "too large for it to come back (a smaller step size, a larger clip, or a "
+        "policy with less noise in early rounds help), or a model of your own has no "
+        "finite gradient where the chain was."
+    )
+
+
+class HostInfo(NamedTuple, Generic[SignalT]):
+    """What is reported of a round that was run on the host."""
+
+    signal: SignalT
+    """What the transport has brought."""
+    received: Any
+    """y[chain, m], noise included; None where nothing was received."""
+    finite: Any
+    """Whether all chains are finite, [1]."""
+
+
+class HostRound(NamedTuple, Generic[HostStateT, SignalT]):
+    """An advance by one round on the host: the noise source, then the update.
+
+    The signal has crossed a transport that no compiled loop reaches into. A round in
+    which nothing was received leaves the chains where they are.
+    """
+
+    receive: Callable[[int, SignalT], Any]
+    """The noise source: from the round's index and the signal to y[chain, m]; None
+    where nobody has transmitted."""
+    update: Callable[[int, HostStateT, SignalT, Any], HostStateT]
+    """The kernel's update: from the round's index, the state, the signal and y to the
+    next state."""
+
+    def __call__(
+        self, block: slice, state: HostStateT, signal: SignalT
+    ) -> tuple[HostStateT, HostInfo[SignalT]]:
+        """Run one round."""
+        received = self.receive(block.start, signal)
+        if received is not None:
+            state = self.update(block.start, state, signal, received)
+        finite = np.isfinite(np.asarray(state.position)).all()
+        return state, HostInfo(signal, received, finite[None])
+
+
+def single_rounds(first: int, rounds: int) -> Iterable[slice]:
+    """Return blocks of one round each, from the round `first` on."""
+    return (slice(index, index + 1) for index in range(first, rounds))

@@ -1,0 +1,77 @@
+"""Where the noise in a received signal comes from, for rounds that run on the host.
+
+Compiled rounds draw theirs in `wflmc.sampling.kernel.receive`, from the same keys as
+`ChannelNoise`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.planning.plan import Rounds
+from wflmc.privacy.lattice import Lattice
+from wflmc.sampling.kernel import receive
+from wflmc.sampling.starts import round_keys
+from wflmc.sums.devices import Sum
+from wflmc.support.keys import named
+
+Signal = NDArray[np.float64]
+
+
+class NoiseSource(Protocol):
+    """From the index of a round and its signal[chain, m] to y[chain, m]."""
+
+    def __call__(self, round_index: int, signal: Signal) -> jax.Array | Signal:
+        """Return what the server receives."""
+
+
+def noise_of_senders(round_index: int, signal: Signal) -> Signal:
+    """Add nothing: the noise is in what devices have sent."""
+    return signal
+
+
+class LatticeNoise(NamedTuple):
+    """Exact noise on a lattice, from the operating system's entropy: it protects.
+
+    It cannot be drawn again: whoever calls this twice for a round has two draws.
+    """
+
+    lattice: Callable[[int], Lattice]
+    """The lattice of a round, by its index."""
+
+    def __call__(self, round_index: int, signal: Signal) -> Signal:
+        """Return the nearest point of the round's lattice, plus noise."""
+        return self.lattice(round_index).noisy(signal)
+
+
+class ChannelNoise(NamedTuple):
+    """Float32 noise from keys, as that of `wflmc.sample`: the same again for one key.
+
+    It protects nobody from those who know the key.
+    """
+
+    keys: jax.Array
+    """Of the chains, [chain]."""
+    rounds: Rounds
+    first_number: int
+    """The number of the plan's first round, which keys are folded by."""
+
+    def __call__(self, round_index: int, signal: Signal) -> jax.Array:
+        """Return y = signal + z, z ~ N(0, N0 I)."""
+        keys = round_keys(self.keys, self.first_number + round_index)
+        float32_signal = jnp.asarray(signal, jnp.float32)
+        return _receive(keys, float32_signal, self.rounds[round_index])
+
+
+@jax.jit
+def _receive(keys: jax.Array, signal: jax.Array, now: Rounds) -> jax.Array:
+    """Return y[chain, m] of all chains."""
+
+    def receive_one(key: jax.Array, signal: jax.Array) -> jax.Array:
+        return receive(named(key, "noise"), Sum(signal), now)
+
+    return jax.vmap(receive_one)(keys, signal)
