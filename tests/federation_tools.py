@@ -115,7 +115,7 @@ def expected_chain(job: Job, posterior: Any, sent: NDArray[np.bool_]) -> NDArray
     """
     plan, number = job.plan, np.arange(job.chains)
     noise_key = jax.random.fold_in(jax.random.wrap_key_data(job.key), _crc("noise"))
-    theta, kept = job.start.astype(float), []
+    theta, kept = job.position.astype(float), []
     for s in range(len(plan.rounds)):
         active = int(sent[s].sum())
         if active:

@@ -78,7 +78,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
         privacy=replace(job.plan.privacy, epsilon=None, delta=None),
         server_noise=np.zeros(7),
     )
-    return replace(job, plan=plan, start=np.zeros_like(job.start))
+    return replace(job, plan=plan, position=np.zeros_like(job.position))
 
 
 def received_of_a_round(job: Job, folder: Path) -> Any:

@@ -149,7 +149,7 @@ def test_a_federation_does_not_tell_the_last_label(setting, tmp_path):
         label: (
             posterior.digest,
             posterior.device(own).digest,
-            digest(job.run.encode(), posterior.device(own).digest.encode(), job.start, about),
+            digest(job.run.encode(), posterior.device(own).digest.encode(), job.position, about),
         )
         for label, posterior in guesses.items()
     }

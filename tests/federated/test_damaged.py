@@ -68,7 +68,7 @@ def test_arrays_of_jobs(folder: Path) -> None:
         (folder / "job.npz").write_bytes(damaged)
         with pytest.raises(InputError, match=r"^job "):
             Job.load(folder)
-    for change in ({"plan.clip": np.zeros(0)}, {"job.start": np.array("x")}, {"plan.gain": arrays["plan.gain"][:2]}):
+    for change in ({"plan.clip": np.zeros(0)}, {"job.position": np.array("x")}, {"plan.gain": arrays["plan.gain"][:2]}):
         np.savez(folder / "job.npz", **arrays | change)
         with pytest.raises(InputError, match=r"^job "):
             Job.load(folder)

@@ -264,7 +264,7 @@ def device(tmp_path: Path, made: Federation) -> tuple[Device, Request]:
 
 def asked(made: Federation, at: int) -> Request:
     """What the plan asks of device 0 in a round."""
-    return Request(0, at, made.job.start, float(made.job.gain[at, 0]), float(made.job.known[at, 0]))
+    return Request(0, at, made.job.position, float(made.job.gain[at, 0]), float(made.job.known[at, 0]))
 
 
 def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, Request]) -> None:
@@ -295,7 +295,7 @@ def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(tmp_path: Pat
     """Nothing fades on an ideal link: α r/|ĥ| with a small |ĥ| would drown the device's own noise."""
     made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
     alone = open_device(tmp_path / "device-0")
-    ask = Request(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
+    ask = Request(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
     for known in (1e-8, 0.999, 1e8):
         with pytest.raises(InputError, match=r"known .* itself knows of its channel"):
             alone.answer(ask._replace(known=known))
@@ -317,7 +317,7 @@ def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
     terms = made.job.terms(0)
     one = open_device(tmp_path / "device-0")
     other = Device(made.inputs.posterior.device(1), terms, one.ledger, one.secret)
-    ask = Request(0, 0, made.job.start, float(made.job.plan.gain[0]), 1.0)
+    ask = Request(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
     # So do another secret and another run, for which the same round asks the same.
     guess = Device(made.inputs.posterior.device(0), terms, None, b"a guess")
     later = Device(made.inputs.posterior.device(0), replace(terms, run="another"), one.ledger, one.secret)
@@ -436,7 +436,7 @@ def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
     total, clean = np.zeros((400, 5)), np.zeros((400, 5))
     for k in range(4):
         own = open_device(tmp_path / f"device-{k}")
-        ask = Request(k, 0, job.start, float(job.plan.gain[0]), 1.0)
+        ask = Request(k, 0, job.position, float(job.plan.gain[0]), 1.0)
         sent = own.answer(ask)
         np.testing.assert_array_equal(sent, own.answer(ask))
         other = own.answer(ask._replace(gain=ask.gain * 0.999))

@@ -69,6 +69,13 @@ class Execution:
 DEFAULT_EXECUTION = Execution()
 
 
+def check_execution(execution: object) -> None:
+    """Refuse what is no `Execution`, such as a limit of memory on its own."""
+    if not isinstance(execution, Execution):
+        allowed = "wflmc.sampling.Execution(…)"
+        raise InputError("execution", type(execution).__name__, allowed)
+
+
 class Machine(NamedTuple):
     """What chains are run on, and how their work is cut."""
 

@@ -16,6 +16,7 @@ the one before it is kept.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -128,7 +129,8 @@ class HostInfo(NamedTuple, Generic[SignalT]):
     """Whether all chains are finite, [1]."""
 
 
-class HostRound(NamedTuple, Generic[HostStateT, SignalT]):
+@dataclass(frozen=True, eq=False)
+class HostRound(Generic[HostStateT, SignalT]):
     """An advance by one round on the host: the noise source, then the update.
 
     The signal has crossed a transport that no compiled loop reaches into. A round in

@@ -5,7 +5,8 @@ Compiled rounds draw theirs in `wflmc.sampling.kernel.receive`, from the same ke
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,8 @@ def noise_of_senders(round_index: int, signal: Signal) -> Signal:
     return signal
 
 
-class LatticeNoise(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class LatticeNoise:
     """Exact noise on a lattice, from the operating system's entropy: it protects.
 
     It cannot be drawn again: whoever calls this twice for a round has two draws.
@@ -48,7 +50,8 @@ class LatticeNoise(NamedTuple):
         return self.lattice(round_index).noisy(signal)
 
 
-class ChannelNoise(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ChannelNoise:
     """Float32 noise from keys, as that of `wflmc.sample`: the same again for one key.
 
     It protects nobody from those who know the key.

@@ -19,6 +19,7 @@ from wflmc.sampling.execution import (
     Execution,
     Machine,
     ProgressCallback,
+    check_execution,
     prepare_machine,
 )
 from wflmc.sampling.kernel import State, check_belongs, step
@@ -170,9 +171,7 @@ def sample(  # noqa: PLR0913
         OverspendError: if a device would be taken beyond its budget.
         SamplingError: if a chain leaves the finite numbers.
     """
-    if not isinstance(execution, Execution):
-        allowed = "wflmc.sampling.Execution(…)"
-        raise InputError("execution", type(execution).__name__, allowed)
+    check_execution(execution)
     if predictions is not None and (keep_burn_in or execution.store is not None):
         allowed = "given without keep_burn_in and store, which are for draws"
         raise InputError("predictions", "features", allowed)

@@ -7,7 +7,7 @@ is not (Mironov 2012). Here sums of gradients are rounded to a lattice before a 
 
 import secrets
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,8 @@ def _transmitted(posterior: Posterior, position: jax.Array, now: Rounds) -> Sum:
     return transmit(posterior, position, now).total
 
 
-class _LatticeOfRound(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _LatticeOfRound:
     """The lattice that a round's noise lies on."""
 
     plan: Plan
@@ -138,7 +139,8 @@ class _LatticeOfRound(NamedTuple):
         )
 
 
-class _Float64Update(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Float64Update:
     """The update of the plan's dynamics in float64, with noise of the server's own."""
 
     plan: Plan
