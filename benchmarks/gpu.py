@@ -14,7 +14,7 @@ import wflmc
 from wflmc import channel
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.sampling import State, default_memory, step, zipped_kernel_rounds
-from wflmc.sampling.simulation import Carry, Program, RoundBounds, advance_block
+from wflmc.sampling.simulation import BlockProgram, Carry, RoundBounds, advance_block
 from wflmc.sums import softmax_gpu
 
 CHAINS, ROUNDS = 1300, 600
@@ -39,7 +39,7 @@ def bytes_per_round(posterior, plans) -> float:
     rounds = zipped_kernel_rounds(plans)[:1]
     carry = Carry(State(theta, jnp.zeros((), jnp.int32)), theta[None])
     bounds = RoundBounds(first_kept=0, start=0, rounds=1)
-    program = Program(kernel=step, zipped=True)
+    program = BlockProgram(kernel=step, zipped=True)
     compiled = advance_block.lower(ready, rounds, carry, keys, bounds, program=program, mesh=None).compile()
     found = compiled.cost_analysis()
     found = found[0] if isinstance(found, list) else found

@@ -113,15 +113,11 @@ class Overdamped:
         gamma = 1 - distance
         return Contraction(gamma, 1 - distance / 2, 2 * (1 + gamma) / distance, np.log1p(-distance / 2))
 
-    def draw_velocity(
-        self, key: jax.Array, position: jax.Array
-    ) -> jax.Array | None:
+    def draw_velocity(self, key: jax.Array, position: jax.Array) -> jax.Array | None:
         """Draw the velocity that a chain at θ[m] starts with; None without one."""
         return None
 
-    def gradient_position(
-        self, point: PhasePoint[ArrayT], step_size: Scalar
-    ) -> ArrayT:
+    def gradient_position(self, point: PhasePoint[ArrayT], step_size: Scalar) -> ArrayT:
         """Return where gradients are taken, [..., m]: at θ."""
         return point.position
 
@@ -242,15 +238,11 @@ class Kinetic(Overdamped):
         unknown = np.full_like(gamma, np.nan)
         return Contraction(gamma, unknown, unknown, unknown)
 
-    def draw_velocity(
-        self, key: jax.Array, position: jax.Array
-    ) -> jax.Array | None:
+    def draw_velocity(self, key: jax.Array, position: jax.Array) -> jax.Array | None:
         """Draw v ~ N(0, I), [m]."""
         return jax.random.normal(key, position.shape, position.dtype)
 
-    def gradient_position(
-        self, point: PhasePoint[ArrayT], step_size: Scalar
-    ) -> ArrayT:
+    def gradient_position(self, point: PhasePoint[ArrayT], step_size: Scalar) -> ArrayT:
         """Return θ + (h/2) v, [..., m], half a drift ahead."""
         return point.position + step_size / 2 * _velocity(point)
 

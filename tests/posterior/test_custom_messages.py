@@ -146,7 +146,7 @@ def test_names_of_axes_are_free_for_parameters():
 
 
 def test_what_draws_outcomes_takes_a_key():
-    asked = trace.Request(make(mu=1.0, L=90.0), predictive=lambda p, e: e[1])
+    asked = trace.ArvizOptions(make(mu=1.0, L=90.0), predictive=lambda p, e: e[1])
     with pytest.raises(wflmc.InputError, match=r"predictive fails.*\(key, parameters, example\)"):
         trace._outcomes(np.zeros((1, 2, 2)), asked)
 

@@ -93,9 +93,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(few, tmp_path, monkeypatch, 
     stops = 0
     while stops < 100:
         try:
-            trace = wflmc.sample(
-                *arguments, execution=Execution(memory=memory, checkpoint=tmp_path, progress=stop)
-            )
+            trace = wflmc.sample(*arguments, execution=Execution(memory=memory, checkpoint=tmp_path, progress=stop))
             break
         except StoppedError:
             stops += 1

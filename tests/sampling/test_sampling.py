@@ -142,7 +142,8 @@ def test_runner_is_the_kernel_in_a_loop(small):
     trace = wflmc.sample(key, small, plan, chains=3)
     run = kernel(small, plan)
     for chain in range(3):
-        state = run.init(key)._replace(position=small.draw_initial(jax.random.fold_in(named(key, "init"), chain), "prior"))
+        position = small.draw_initial(jax.random.fold_in(named(key, "init"), chain), "prior")
+        state = run.init(key)._replace(position=position)
         noise = jax.random.fold_in(named(key, "noise"), chain)
         for s in range(10):
             state, info = jax.jit(run.step)(jax.random.fold_in(noise, s), state)

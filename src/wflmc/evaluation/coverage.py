@@ -1,7 +1,9 @@
-"""How often intervals hold what they should: of one trace by the exact posterior, and over many simulated data sets.
+"""How often intervals contain what they should: those of one trace by the exact
+posterior, and those of many simulated data sets.
 
-Intervals of level p that know all of their noise hold the parameters in a share p of all experiments. Simulation-based
-calibration draws parameters from the prior and data from the model, runs the plan, and counts.
+Intervals of level p that account for all of their noise contain the parameters in a
+fraction p of all experiments. Simulation-based calibration draws parameters from the
+prior and data from the model, runs the plan, and counts.
 """
 
 from collections.abc import Sequence
@@ -20,9 +22,9 @@ from wflmc.posterior import Gaussian, GaussianPosterior
 from wflmc.sampling import Info, State, Trace, chain_keys, initial_states, step
 from wflmc.sampling.chunks import Partition
 from wflmc.sampling.loop import charge_nothing, run_rounds, superpose_locally
-from wflmc.sampling.simulation import BlockDraws, Program, Simulation
+from wflmc.sampling.simulation import BlockDraws, BlockProgram, Simulation
 from wflmc.sampling.transcript import Transcript, reception_noise
-from wflmc.support.errors import InputError
+from wflmc.support.errors import InputError, without_data
 from wflmc.support.keys import host_generator
 
 Array = NDArray[np.float64]
@@ -35,10 +37,12 @@ LEVELS = (0.9, 0.5)
 
 
 class Coverage(NamedTuple):
-    """What the intervals of a chain and noise-aware ones hold over simulated data sets, and how wide they are."""
+    """What the intervals of chains and noise-aware ones contain over simulated data
+    sets, and how wide they are."""
 
     chain: Array
-    """Share of data sets and parameters that the chain's intervals hold, [level]."""
+    """Fraction of data sets and parameters that the chain's intervals contain,
+    [level]."""
     noise_aware: Array
     """The same of noise-aware intervals, [level]."""
     error: Array
@@ -55,21 +59,33 @@ class Coverage(NamedTuple):
 
 
 def held(law: Gaussian, interval: Interval) -> float:
-    """Return the probability by a law that intervals hold a parameter, the mean over chains and parameters."""
-    lower, upper = (ndtr((end - law.mean) / np.sqrt(np.diagonal(law.covariance))) for end in interval)
+    """Return the probability by a law that intervals contain a parameter, the mean over
+    chains and parameters."""
+    deviation = np.sqrt(np.diagonal(law.covariance))
+    lower, upper = (ndtr((end - law.mean) / deviation) for end in interval)
     return float(np.mean(upper - lower))
 
 
 def simulated_coverage(
-    key: jax.Array, posterior: GaussianPosterior, plans: Sequence[Plan], data_sets: int = 500, moments: Any = None
+    key: jax.Array,
+    posterior: GaussianPosterior,
+    plans: Sequence[Plan],
+    data_sets: int = 500,
+    moments: Any = None,
 ) -> Coverage:
-    """Run plans on data sets that are drawn from a linear model, one chain each, and count what intervals hold.
+    """Run plans on data sets that are drawn from a linear model, one chain each, and
+    count what intervals contain.
 
     Args:
         key: seeds parameters, data, starts and noise.
-        posterior: gives the features, the devices and the prior; its outcomes are not used.
+        posterior: gives the features, the devices and the prior; its outcomes are not
+            used.
         plans: overdamped ones, which data sets take in turns.
+        data_sets: how many are drawn.
         moments: public ones; those of the features by default.
+
+    Raises:
+        InputError: if the posterior is no linear regression, or the plans are kinetic.
     """
     if not isinstance(posterior, GaussianPosterior) or plans[0].dynamics.has_velocity:
         allowed = "a linear regression with overdamped plans"
@@ -100,6 +116,7 @@ def simulated_coverage(
     )
 
 
+@without_data
 class _SimulatedData(NamedTuple):
     """Parameters that were drawn from the prior, and data sets from the model."""
 
@@ -111,7 +128,9 @@ class _SimulatedData(NamedTuple):
 
 
 def _simulate_data(
-    key: jax.Array, posterior: GaussianPosterior, data_sets: int
+    key: jax.Array,
+    posterior: GaussianPosterior,
+    data_sets: int,
 ) -> _SimulatedData:
     """Draw parameters from the prior, and outcomes for the posterior's features."""
     keys = chain_keys(key, jnp.arange(data_sets), "truth")
@@ -127,6 +146,7 @@ def _simulate_data(
     )
 
 
+@without_data
 class _DataSets(NamedTuple):
     """A linear regression whose chains have outcomes of their own: the model."""
 
@@ -136,7 +156,10 @@ class _DataSets(NamedTuple):
 
 
 def _step_of_data_set(
-    key: jax.Array, model: _DataSets, state: State, now: Rounds
+    key: jax.Array,
+    model: _DataSets,
+    state: State,
+    now: Rounds,
 ) -> tuple[State, Info]:
     """Run one round of the chain of one data set."""
     return step(key, replace(model.posterior, linear=model.linear), state, now)
@@ -165,7 +188,7 @@ def _run_chains(
         chain_keys(key, number),
         partition=whole_run,
         first_kept=burn_in,
-        program=Program(
+        program=BlockProgram(
             kernel=_step_of_data_set,
             model_axes=_DataSets(posterior=None, linear=0),
             zipped=True,
@@ -211,7 +234,9 @@ class _Counts(NamedTuple):
 
 
 def _count(
-    intervals: Sequence[Interval], parameters: Array, posterior: GaussianPosterior
+    intervals: Sequence[Interval],
+    parameters: Array,
+    posterior: GaussianPosterior,
 ) -> _Counts:
     """Compare the intervals of every level with parameters[data set, m]."""
     lower = np.array([interval[0] for interval in intervals])

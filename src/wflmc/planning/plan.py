@@ -39,7 +39,7 @@ class Rounds(Acting[Any]):
     """The same as a pytree, which can be sliced, stacked and scanned over."""
 
     constants: Any = None
-    """What the kernel needs beside them, the same in all rounds (`wflmc.sampling.kernel.Constants`)."""
+    """What the kernel needs beside them, the same in all rounds (`wflmc.sampling.kernel.KernelConstants`)."""
 
     def __len__(self) -> int:
         """S."""

@@ -4,7 +4,7 @@ draws."""
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -15,7 +15,8 @@ from wflmc.support.errors import InputError
 from wflmc.support.keys import digest
 from wflmc.support.storage import naming_file, read_arrays, replacing, reserve
 
-Arrays = Mapping[str, NDArray[np.generic]]
+Arrays = Mapping[str, NDArray[Any]]
+"""What a file holds, by name; their types are those that were written."""
 
 AVERAGES = "averages."
 """Prefix of what a recorder holds, by its name, in the file."""
@@ -46,7 +47,7 @@ class Progress(NamedTuple):
         """Whether any round is done."""
         return self.chains is not None
 
-    def to_arrays(self) -> dict[str, NDArray[np.generic]]:
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all of it as named arrays."""
         values: dict[str, ArrayLike | None] = {
             "first_chain": self.first_chain,
@@ -61,34 +62,30 @@ class Progress(NamedTuple):
                 values[RECEPTION + name] = array
         for name, array in self.averages.items():
             values[AVERAGES + name] = array
-        return {
-            name: np.asarray(value) for name, value in values.items() if value is not None
-        }
+        present = {key: value for key, value in values.items() if value is not None}
+        return {name: np.asarray(value) for name, value in present.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> "Progress":
         """Return what `to_arrays` has written."""
         chains = None
         if "position" in arrays:
-            chains = Start(arrays["position"], arrays.get("velocity"))  # type: ignore[arg-type]
+            chains = Start(arrays["position"], arrays.get("velocity"))
         reception = _with_prefix(arrays, RECEPTION)
         return cls(
             first_chain=int(arrays["first_chain"].item()),
             rounds=int(arrays["rounds"].item()),
             chains=chains,
-            clip_rate=arrays.get("clip_rate"),  # type: ignore[arg-type]
+            clip_rate=arrays.get("clip_rate"),
             averages=_with_prefix(arrays, AVERAGES),
-            reception=GradientEstimate(**reception) if reception else None,  # type: ignore[arg-type]
+            reception=GradientEstimate(**reception) if reception else None,
         )
 
 
-def _with_prefix(arrays: Arrays, prefix: str) -> dict[str, NDArray[np.generic]]:
+def _with_prefix(arrays: Arrays, prefix: str) -> dict[str, NDArray[Any]]:
     """Return the arrays whose names begin with a prefix, without it."""
-    return {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
+    names = [name for name in arrays if name.startswith(prefix)]
+    return {name.removeprefix(prefix): arrays[name] for name in names}
 
 
 class Checkpoint(NamedTuple):
@@ -148,7 +145,7 @@ def allocate(
     *,
     begun: bool,
     dtype: DTypeLike = np.float32,
-) -> NDArray[np.generic]:
+) -> NDArray[Any]:
     """Return an array for results, in memory or mapped from a file.
 
     Args:
@@ -168,7 +165,10 @@ def allocate(
     try:
         with naming_file(file_path):
             array = np.lib.format.open_memmap(
-                file_path, mode="r+" if begun else "w+", dtype=np.dtype(dtype), shape=shape
+                file_path,
+                mode="r+" if begun else "w+",
+                dtype=np.dtype(dtype),
+                shape=shape,
             )
             # A full disk under a mapped file would kill the process later.
             with file_path.open("r+b") as file:

@@ -65,7 +65,7 @@ class Workload(NamedTuple):
         return FLOAT32_BYTES * self.chains * (2 * self.dim + 1)
 
 
-class Limits(NamedTuple):
+class WorkLimits(NamedTuple):
     """What a part of a run may take."""
 
     memory: float
@@ -150,7 +150,7 @@ class Partition:
         return Groups(slice(int(first), int(last)), offsets)
 
 
-def partition(workload: Workload, limits: Limits) -> Partition:
+def partition(workload: Workload, limits: WorkLimits) -> Partition:
     """Cut a run into equal parts within limits.
 
     Args:
@@ -174,7 +174,7 @@ def partition(workload: Workload, limits: Limits) -> Partition:
     )
 
 
-def chains_per_chunk(workload: Workload, limits: Limits) -> int:
+def chains_per_chunk(workload: Workload, limits: WorkLimits) -> int:
     """Return the chains of a chunk; all chunks are equal, and as few as fit.
 
     Raises:
@@ -186,13 +186,11 @@ def chains_per_chunk(workload: Workload, limits: Limits) -> int:
         raise InputError("memory", f"{limits.memory:.3g} bytes", allowed)
     fitting = max(1, (CHAINS_MEMORY * limits.memory) // needed)
     chunk_count = _ceil_divide(workload.chains, int(min(workload.chains, fitting)))
-    per_accelerator = _ceil_divide(
-        workload.chains, chunk_count * limits.accelerators
-    )
+    per_accelerator = _ceil_divide(workload.chains, chunk_count * limits.accelerators)
     return per_accelerator * limits.accelerators
 
 
-def rounds_per_block(workload: Workload, limits: Limits, chunk_chains: int) -> int:
+def rounds_per_block(workload: Workload, limits: WorkLimits, chunk_chains: int) -> int:
     """Return the rounds of a block; all blocks but the last are equal.
 
     Only kept rounds take memory: burn-in may be cut as coarsely as its work allows.
@@ -212,7 +210,9 @@ def rounds_per_block(workload: Workload, limits: Limits, chunk_chains: int) -> i
 
 
 def transcript_groups(
-    workload: Workload, limits: Limits, block_rounds: int
+    workload: Workload,
+    limits: WorkLimits,
+    block_rounds: int,
 ) -> NDArray[np.intp]:
     """Return the first round of every group of rounds that a transcript merges.
 

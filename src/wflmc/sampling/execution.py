@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from wflmc.posterior.base import Posterior
 from wflmc.sampling.chunks import (
-    Limits,
     Partition,
+    WorkLimits,
     Workload,
     block_operations,
     partition,
@@ -112,7 +112,10 @@ def default_memory() -> int:
 
 
 def prepare_machine(
-    execution: Execution, posterior: Posterior, workload: Workload, by_example: bool
+    execution: Execution,
+    posterior: Posterior,
+    workload: Workload,
+    by_example: bool,
 ) -> Machine:
     """Cut the work within the limits, and bring the posterior to the accelerators.
 
@@ -128,7 +131,7 @@ def prepare_machine(
     if len(accelerators) > 1 or chosen is not None:
         mesh = Mesh(np.array(accelerators), ("chain",))
     memory = execution.memory or default_memory()
-    limits = Limits(
+    limits = WorkLimits(
         memory=memory,
         operations=block_operations(jax.default_backend()),
         accelerators=len(accelerators),

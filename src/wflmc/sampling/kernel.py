@@ -33,7 +33,7 @@ from wflmc.support.errors import InputError
 from wflmc.support.keys import check_key, named
 
 
-class Constants(NamedTuple):
+class KernelConstants(NamedTuple):
     """What is the same in all rounds of a plan."""
 
     clip: Any
@@ -96,7 +96,7 @@ class HostRounds(NamedTuple):
     """The rounds of a plan and their constants as NumPy arrays, not yet sliced."""
 
     rounds: Rounds
-    constants: Constants
+    constants: KernelConstants
 
 
 def kernel_rounds(plan: Plan) -> Rounds:
@@ -123,9 +123,7 @@ def host_rounds(plans: Sequence[Plan]) -> list[HostRounds]:
     noisy_server = any(np.any(plan.server_noise) for plan in different_plans)
     mismatched = any(plan.received is not None for plan in different_plans)
     noisy_downlink = any(plan.downlink_noise for plan in different_plans)
-    by_example = any(
-        np.isfinite(plan.example_clip).any() for plan in different_plans
-    )
+    by_example = any(np.isfinite(plan.example_clip).any() for plan in different_plans)
     by_plan = {}
     for plan in different_plans:
         received = plan.received
@@ -137,7 +135,7 @@ def host_rounds(plans: Sequence[Plan]) -> list[HostRounds]:
             received=received,
         )
         clip, example_clip = plan.clips_at
-        constants = Constants(
+        constants = KernelConstants(
             clip=clip,
             noise_power=plan.noise_power,
             dynamics=plan.dynamics,
@@ -160,7 +158,8 @@ def shared_rounds(host: HostRounds, index: RoundIndex = ALL_ROUNDS) -> Rounds:
 
 
 def stacked_rounds(
-    hosts: Sequence[HostRounds], index: RoundIndex = ALL_ROUNDS
+    hosts: Sequence[HostRounds],
+    index: RoundIndex = ALL_ROUNDS,
 ) -> Rounds:
     """Return some rounds of plans, one for each chain: [round, plan, ...]."""
 
@@ -209,7 +208,13 @@ def receive(key: jax.Array, signal: Sum, now: Rounds) -> jax.Array:
     return signal.plus_noise(noise)
 
 
-def update(key: jax.Array, state: State, received: jax.Array, weight: jax.Array, now: Rounds) -> State:
+def update(
+    key: jax.Array,
+    state: State,
+    received: jax.Array,
+    weight: jax.Array,
+    now: Rounds,
+) -> State:
     """Return the state after y[m] is received: θ − η (max weight/α) y + √β q for overdamped dynamics.
 
     The weights are those of the devices that really transmitted. With kinetic dynamics the velocity moves by y and the
@@ -231,11 +236,17 @@ def update(key: jax.Array, state: State, received: jax.Array, weight: jax.Array,
     return State(moved.position, state.round + 1, moved.velocity)
 
 
-def step(key: jax.Array, posterior: SumsGradients, state: State, now: Rounds) -> tuple[State, Info]:
+def step(
+    key: jax.Array,
+    posterior: SumsGradients,
+    state: State,
+    now: Rounds,
+) -> tuple[State, Info]:
     """Run one round: transmit ∘ receive ∘ update."""
     batch_key = named(key, "batch") if posterior.batch else None
     gradient_position = now.constants.dynamics.gradient_position(
-        state.phase, now.step_size
+        state.phase,
+        now.step_size,
     )
     reached = broadcast(named(key, "downlink"), gradient_position, now)
     signal, norm = transmit(posterior, reached, now, batch_key)
@@ -284,7 +295,11 @@ def kernel(posterior: Posterior, plan: Plan) -> Kernel:
     def advance(key: jax.Array, state: State) -> tuple[State, Info]:
         check_key(key)
         if not isinstance(state, State):
-            raise InputError("state", type(state).__name__, "of kernel.init or the round before: step(key, state)")
+            raise InputError(
+                "state",
+                type(state).__name__,
+                "of kernel.init or the round before: step(key, state)",
+            )
         return step(key, posterior, state, rounds[state.round])
 
     return Kernel(init, advance)

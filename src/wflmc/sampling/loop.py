@@ -145,7 +145,10 @@ class HostRound(Generic[HostStateT, SignalT]):
     next state."""
 
     def __call__(
-        self, block: slice, state: HostStateT, signal: SignalT
+        self,
+        block: slice,
+        state: HostStateT,
+        signal: SignalT,
     ) -> tuple[HostStateT, HostInfo[SignalT]]:
         """Run one round."""
         received = self.receive(block.start, signal)

@@ -1,7 +1,7 @@
-"""Paying for rounds before they are sent: which run it is, whose ledger, and what is refused."""
+"""Paying for rounds before they are sent: which run it is, whose ledger, and what is
+refused."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,57 +16,121 @@ from wflmc.support.keys import digest
 
 
 def refuse_plans(plans: Sequence[Plan]) -> None:
-    """OverspendError for a plan that would take a device beyond its budget, unless its policy ignores budgets."""
+    """Refuse plans that overspend, unless their policy ignores budgets.
+
+    Raises:
+        OverspendError: if a plan would take a device beyond its budget.
+    """
     for plan in distinct(plans):
-        if plan.enforced and plan.clips:
-            budget, loss = plan.privacy.budget(plan.devices), plan.loss
-            if not np.all(plan.ledger + loss.sum(0) <= budget):  # else no round before the last is beyond it either
-                refuse_overspending(budget, plan.ledger + np.cumsum(loss, axis=0), plan.start)
+        if not (plan.enforced and plan.clips):
+            continue
+        budget = plan.privacy.budget(plan.devices)
+        loss = plan.loss
+        # Losses are not negative: no round is beyond the budget unless the last one is.
+        if not np.all(plan.ledger + loss.sum(0) <= budget):
+            spent = plan.ledger + np.cumsum(loss, axis=0)
+            refuse_overspending(budget, spent, plan.start)
 
 
 def name_run(
-    key: jax.Array, posterior: Posterior, plans: Sequence[Plan], number: NDArray[Any], initial: Start | None
+    key: jax.Array,
+    posterior: Posterior,
+    plans: Sequence[Plan],
+    numbers: NDArray[np.integer],
+    *,
+    initial: Start | None,
 ) -> str:
-    """A name for all that is sent: what two runs share exactly if they send the same."""
-    start = () if initial is None else initial.arrays
-    # All of the posterior, not its data alone: with another prior the same data make other gradients.
-    model, kind = jax.tree.flatten(posterior)
-    plan_names = (plan.digest.encode() for plan in plans)
-    return digest(*plan_names, repr(kind).encode(), *model, np.asarray(jax.random.key_data(key)), number, *start)
+    """Return a name for all that is sent: two runs share it if they send the same.
+
+    Args:
+        key: of the chains.
+        posterior: all of it, not its data alone: with another prior the same data make
+            other gradients.
+        plans: one, or one for each chain.
+        numbers: of the chains, [chain].
+        initial: where chains start, unless that is drawn.
+    """
+    leaves, structure = jax.tree.flatten(posterior)
+    return digest(
+        *(plan.digest.encode() for plan in plans),
+        repr(structure).encode(),
+        *leaves,
+        np.asarray(jax.random.key_data(key)),
+        numbers,
+        *(() if initial is None else initial.arrays),
+    )
 
 
 def run_name(key: jax.Array, posterior: Posterior, plan: Plan, chains: int) -> str:
-    """The name under which `sample` charges its ledger for chains from their own starts."""
-    return name_run(key, posterior, [plan], np.arange(chains), None)
+    """Return the name under which `sample` charges its ledger for chains from their own
+    starts."""
+    return name_run(key, posterior, [plan], np.arange(chains), initial=None)
 
 
 def noise_name(key: jax.Array) -> str:
-    """The name of a key's noise, which every run with that key shares."""
+    """Return the name of a key's noise, which every run with that key shares."""
     return digest(np.asarray(jax.random.key_data(key)))
 
 
 def open_account(
-    ledger: Ledger, run: str, key: jax.Array, posterior: Posterior, plans: Sequence[Plan], sent: int
+    ledger: Ledger,
+    run: str,
+    key: jax.Array,
+    posterior: Posterior,
+    *,
+    plans: Sequence[Plan],
+    transmitted: int,
 ) -> Callable[[slice], None]:
     """Return the function that charges a ledger for a block of a run's rounds.
 
-    Refused are a ledger of other devices, of another unit or adjacency or about other data, one without the `sent`
-    rounds of this run, and a plan that it does not leave room for.
+    Args:
+        ledger: that is charged.
+        run: the name of the run.
+        key: of the noise.
+        posterior: whose data the ledger is about.
+        plans: the plan; several are refused.
+        transmitted: rounds of this run that were transmitted before.
+
+    Raises:
+        InputError: if the ledger is about other devices or data, or another unit or
+            adjacency, or lacks rounds that were transmitted.
+        OverspendError: if the ledger does not leave enough for the plan.
     """
     plan = plans[0]
     if len(plans) > 1:
-        raise InputError("ledger", f"{len(plans)} plans", "given for one plan: chains are replicas of one experiment")
+        allowed = "given for one plan: chains are replicas of one experiment"
+        raise InputError("ledger", f"{len(plans)} plans", allowed)
     if not plan.clips:
-        raise InputError("ledger", "a plan that does not clip", "left out for it: no finite loss would be true")
-    promises = [(promise.unit, promise.adjacency) for promise in (ledger.privacy, plan.privacy)]
-    about = (ledger.devices, promises[0], ledger.is_about(posterior.digest))
-    if about != (plan.devices, promises[1], True):
-        which = f"unit = {about[1][0]!r}, adjacency = {about[1][1]!r}, {'the same' if about[2] else 'other'} data"
-        allowed = f"about this plan's {plan.devices} devices, its unit, adjacency and data"
-        raise InputError("ledger", f"{about[0]} devices, {which}", allowed)
-    loss, noise, paid = plan.loss, noise_name(key), ledger.rounds(run)
-    if paid < sent:
-        raise InputError("ledger", f"{paid} rounds of this run", f"one with all {sent} rounds that were sent")
+        allowed = "left out for it: no finite loss would be true"
+        raise InputError("ledger", "a plan that does not clip", allowed)
+    _check_subject(ledger, plan, posterior)
+    paid = ledger.rounds(run)
+    if paid < transmitted:
+        allowed = f"one with all {transmitted} rounds that were sent"
+        raise InputError("ledger", f"{paid} rounds of this run", allowed)
+    loss = plan.loss
     if paid == 0:
         ledger.check(plan.start, loss)
-    return lambda block: ledger.charge(run, plan.start + block.start, loss[block], noise)
+    noise = noise_name(key)
+
+    def charge(block: slice) -> None:
+        ledger.charge(run, plan.start + block.start, loss[block], noise)
+
+    return charge
+
+
+def _check_subject(ledger: Ledger, plan: Plan, posterior: Posterior) -> None:
+    """Refuse a ledger that is about something else than a plan and its data."""
+    promise = ledger.privacy
+    same_data = ledger.is_about(posterior.digest)
+    same_devices = ledger.devices == plan.devices
+    same_unit = promise.unit == plan.privacy.unit
+    same_adjacency = promise.adjacency == plan.privacy.adjacency
+    if same_data and same_devices and same_unit and same_adjacency:
+        return
+    data = "the same data" if same_data else "other data"
+    promised = f"unit = {promise.unit!r}, adjacency = {promise.adjacency!r}"
+    subject = f"{ledger.devices} devices, {promised}, {data}"
+    devices = f"this plan's {plan.devices} devices"
+    allowed = f"about {devices}, its unit, adjacency and data"
+    raise InputError("ledger", subject, allowed)

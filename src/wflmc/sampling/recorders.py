@@ -3,7 +3,7 @@ too many."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,7 +49,7 @@ class Recorder(Protocol):
         """Write to the disk what goes to a file."""
 
     @property
-    def arrays(self) -> Mapping[str, NDArray[np.generic]]:
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
         """What a checkpoint has to hold, by name."""
 
     @property
@@ -77,7 +77,7 @@ class DrawRecorder:
         flush(self.draws)
 
     @property
-    def arrays(self) -> Mapping[str, NDArray[np.generic]]:
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
         """Nothing: draws are in a file of their own."""
         return {}
 
@@ -147,7 +147,7 @@ class AverageRecorder:
         """Do nothing: a checkpoint holds the averages."""
 
     @property
-    def arrays(self) -> Mapping[str, NDArray[np.generic]]:
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
         """The averages by name."""
         return {
             "probability": self.probability,
@@ -180,7 +180,7 @@ def record_averages(
     *,
     chains: int,
     draws: int,
-    saved: Mapping[str, NDArray[np.generic]],
+    saved: Mapping[str, NDArray[Any]],
 ) -> AverageRecorder:
     """Return a recorder of averages, over nothing yet or as a checkpoint held it.
 
@@ -207,8 +207,7 @@ def record_averages(
         "squared_deviation": (chains, posterior.dim),
         "logits": (chains, draws, watched * classes),
     }
-    arrays = {
-        name: np.array(saved[name], float) if name in saved else np.zeros(shape)
-        for name, shape in shapes.items()
-    }
+    arrays = {name: np.zeros(shape) for name, shape in shapes.items()}
+    for name, array in saved.items():
+        arrays[name] = np.array(array, float)
     return AverageRecorder(posterior, rows, **arrays)

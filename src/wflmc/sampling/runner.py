@@ -26,7 +26,7 @@ from wflmc.sampling.kernel import State, check_belongs, step
 from wflmc.sampling.loop import run_rounds, superpose_locally
 from wflmc.sampling.payment import name_run, open_account, refuse_plans
 from wflmc.sampling.recorders import DrawRecorder, Recorder, record_averages
-from wflmc.sampling.simulation import BlockDraws, Program, Simulation
+from wflmc.sampling.simulation import BlockDraws, BlockProgram, Simulation
 from wflmc.sampling.starts import Start, chain_keys, check_start, initial_states
 from wflmc.sampling.trace import Trace
 from wflmc.sampling.transcript import (
@@ -36,7 +36,7 @@ from wflmc.sampling.transcript import (
     transcript_dtype,
     write_rows,
 )
-from wflmc.support.errors import InputError
+from wflmc.support.errors import InputError, without_data
 from wflmc.support.keys import check_key, digest
 
 DEFAULT_CHAINS = 100
@@ -46,8 +46,9 @@ Account = Callable[[slice], None]
 """Charges a ledger for a block of rounds."""
 
 
+@without_data
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Request:
+class _ChainRequest:
     """The chains that `sample` is asked for, checked."""
 
     key: jax.Array
@@ -188,12 +189,19 @@ def sample(  # noqa: PLR0913
     )
     refuse_plans(request.plans)
     machine = prepare_machine(
-        execution, posterior, request.workload, request.by_example
+        execution,
+        posterior,
+        request.workload,
+        request.by_example,
     )
     run = ""
     if ledger is not None or execution.checkpoint is not None:
         run = name_run(
-            key, posterior, request.plans, request.numbers, initial=request.start
+            key,
+            posterior,
+            request.plans,
+            request.numbers,
+            initial=request.start,
         )
     checkpoint = _open_checkpoint(request, machine, execution, run)
     saved = Progress() if checkpoint is None else checkpoint.load()
@@ -201,11 +209,22 @@ def sample(  # noqa: PLR0913
     if ledger is not None:
         transmitted = request.rounds if saved.first_chain else saved.rounds
         account = open_account(
-            ledger, run, key, posterior, request.plans, transmitted
+            ledger,
+            run,
+            key,
+            posterior,
+            plans=request.plans,
+            transmitted=transmitted,
         )
     store = execution.store if checkpoint is None else checkpoint.samples
     results = _open_results(request, machine.partition, saved, store)
-    keeper = _Keeper(request, machine.partition, results, checkpoint, execution.progress)
+    keeper = _Keeper(
+        request,
+        machine.partition,
+        results,
+        checkpoint,
+        execution.progress,
+    )
     _run_chunks(request, machine, saved, account, keeper)
     return _make_trace(request, machine.partition, results)
 
@@ -221,12 +240,12 @@ def _check_request(
     keep_burn_in: bool,
     transcript: bool,
     predictions: ArrayLike | None,
-) -> _Request:
+) -> _ChainRequest:
     """Refuse what cannot be run together."""
     check_key(key)
     check_posterior(posterior)
     zipped = isinstance(plan, list | tuple)
-    plans: list[Plan] = list(plan) if zipped else [plan]  # type: ignore[arg-type, list-item]
+    plans: list[Plan] = [*plan] if zipped else [plan]  # type: ignore[list-item, misc]
     _check_plans(plans, posterior)
     if zipped and chains not in (None, len(plans)):
         raise InputError("chains", chains, f"the number of plans ({len(plans)})")
@@ -244,9 +263,12 @@ def _check_request(
     start = None
     if initial is not None:
         start = check_start(
-            initial, chains=int(count), plan=plans[0], posterior=posterior
+            initial,
+            chains=int(count),
+            plan=plans[0],
+            posterior=posterior,
         )
-    return _Request(
+    return _ChainRequest(
         key=key,
         posterior=posterior,
         plans=plans,
@@ -283,7 +305,10 @@ def _shape(plan: Plan) -> tuple[object, ...]:
 
 
 def _open_checkpoint(
-    request: _Request, machine: Machine, execution: Execution, run: str
+    request: _ChainRequest,
+    machine: Machine,
+    execution: Execution,
+    run: str,
 ) -> Checkpoint | None:
     """Return the checkpoint that the caller has asked for."""
     if execution.checkpoint is None:
@@ -308,7 +333,7 @@ class _Results(NamedTuple):
 
 
 def _open_results(
-    request: _Request,
+    request: _ChainRequest,
     partition: Partition,
     saved: Progress,
     store: str | Path | None,
@@ -318,7 +343,7 @@ def _open_results(
     recorder: Recorder
     if request.features is None:
         shape = (request.kept_rounds, chains, dim)
-        recorder = DrawRecorder(allocate(shape, store, begun=saved.begun))  # type: ignore[arg-type]
+        recorder = DrawRecorder(allocate(shape, store, begun=saved.begun))
     else:
         recorder = record_averages(
             request.posterior,
@@ -345,13 +370,13 @@ def _open_results(
     clip_rate = saved.clip_rate
     if clip_rate is None:
         clip_rate = np.zeros((request.rounds, chains), np.float32)
-    return _Results(recorder, position, velocity, clip_rate, transcript)  # type: ignore[arg-type]
+    return _Results(recorder, position, velocity, clip_rate, transcript)
 
 
 class _Keeper(NamedTuple):
     """Keeps what blocks leave: in arrays, in a checkpoint, as reported progress."""
 
-    request: _Request
+    request: _ChainRequest
     partition: Partition
     results: _Results
     checkpoint: Checkpoint | None
@@ -371,7 +396,11 @@ class _Keeper(NamedTuple):
             self.progress(done, rounds * self.partition.chunk_count)
 
     def _record(
-        self, chunk: Chunk, block: slice, state: State, kept: BlockDraws
+        self,
+        chunk: Chunk,
+        block: slice,
+        state: State,
+        kept: BlockDraws,
     ) -> None:
         """Record draws, clip rates and states."""
         results = self.results
@@ -385,9 +414,7 @@ class _Keeper(NamedTuple):
         if results.velocity is not None:
             results.velocity[chunk.own] = np.asarray(state.velocity)[: chunk.size]
 
-    def _record_transcript(
-        self, chunk: Chunk, block: slice, kept: BlockDraws
-    ) -> None:
+    def _record_transcript(self, chunk: Chunk, block: slice, kept: BlockDraws) -> None:
         """Merge the rounds of a block into groups, and record these."""
         length = block.stop - block.start
         own = (slice(length), slice(chunk.size))
@@ -421,7 +448,7 @@ class _Keeper(NamedTuple):
 
 
 def _run_chunks(
-    request: _Request,
+    request: _ChainRequest,
     machine: Machine,
     saved: Progress,
     account: Account | None,
@@ -429,7 +456,7 @@ def _run_chunks(
 ) -> None:
     """Run chains chunk by chunk, from where they were saved."""
     partition = machine.partition
-    program = Program(
+    program = BlockProgram(
         kernel=step,
         model_axes=None,
         zipped=request.zipped,
@@ -461,7 +488,12 @@ def _run_chunks(
             mesh=machine.mesh,
         )
 
-        def keep(block: slice, state: State, kept: BlockDraws, chunk: Chunk = chunk) -> None:
+        def keep(
+            block: slice,
+            state: State,
+            kept: BlockDraws,
+            chunk: Chunk = chunk,
+        ) -> None:
             keeper.keep(chunk, block, state, kept)
 
         run_rounds(
@@ -474,7 +506,11 @@ def _run_chunks(
         )
 
 
-def _make_trace(request: _Request, partition: Partition, results: _Results) -> Trace:
+def _make_trace(
+    request: _ChainRequest,
+    partition: Partition,
+    results: _Results,
+) -> Trace:
     """Return the trace of all chains."""
     plan = request.plan
     burn_in = plan.burn_in
@@ -484,7 +520,9 @@ def _make_trace(request: _Request, partition: Partition, results: _Results) -> T
     transcript = None
     if results.transcript is not None:
         transcript = Transcript.from_rows(
-            results.transcript, partition.group_starts, request.rounds
+            results.transcript,
+            partition.group_starts,
+            request.rounds,
         )
     return Trace(
         theta=theta[:, kept_burn_in:],

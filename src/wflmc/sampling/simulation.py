@@ -80,7 +80,7 @@ class BlockDraws(NamedTuple):
         return self.info.finite
 
 
-class Program(NamedTuple):
+class BlockProgram(NamedTuple):
     """What a block is compiled for."""
 
     kernel: ChainKernel
@@ -99,7 +99,7 @@ def scan_rounds(
     carry: Carry,
     keys: jax.Array,
     bounds: RoundBounds,
-    program: Program,
+    program: BlockProgram,
 ) -> tuple[Carry, BlockInfo]:
     """Run a block of rounds for all chains.
 
@@ -125,10 +125,12 @@ def scan_rounds(
         before = carry.state
         index = before.round
         state, info = kernel(round_keys(keys, bounds.start + index), model, before, now)
-        # The last block is filled up with rounds that do nothing.
-        held = jax.tree.map(
-            lambda new, old: jnp.where(index < bounds.rounds, new, old), state, before
-        )
+
+        def unless_filled_up(new: jax.Array, old: jax.Array) -> jax.Array:
+            # The last block is filled up with rounds that do nothing.
+            return jnp.where(index < bounds.rounds, new, old)
+
+        held = jax.tree.map(unless_filled_up, state, before)
         place = jnp.maximum(index - jnp.maximum(bounds.first_kept, first), 0)
         after = Carry(
             state=held._replace(round=state.round),
@@ -137,7 +139,8 @@ def scan_rounds(
         block_info = BlockInfo(info.finite.all(keepdims=True), info.clip_rate)
         if program.transcript:
             block_info = block_info._replace(
-                gradient_position=info.gradient_position, received=info.received
+                gradient_position=info.gradient_position,
+                received=info.received,
             )
         return after, block_info
 
@@ -152,7 +155,7 @@ def advance_block(
     keys: jax.Array,
     bounds: RoundBounds,
     *,
-    program: Program,
+    program: BlockProgram,
     mesh: Mesh | None,
 ) -> tuple[Carry, BlockInfo]:
     """Compile `scan_rounds`, with the chains spread over the accelerators of a mesh.
@@ -173,9 +176,9 @@ def advance_block(
         jax.tree.map(lambda _: of_rounds, replace(rounds, constants=None)),
         constants=jax.tree.map(lambda _: of_constants, rounds.constants),
     )
-    state_specs = jax.tree.map(
-        lambda values: by_chain if values.ndim else everywhere, carry.state
-    )
+    state_specs = State(by_chain, everywhere, by_chain)
+    if carry.state.velocity is None:
+        state_specs = state_specs._replace(velocity=None)
     carry_specs = Carry(state_specs, by_round_and_chain)
     sharded = jax.shard_map(
         scan,
@@ -211,7 +214,7 @@ class Simulation:
         *,
         partition: Partition,
         first_kept: int,
-        program: Program,
+        program: BlockProgram,
         mesh: Mesh | None = None,
     ) -> None:
         self.model = model
@@ -219,7 +222,9 @@ class Simulation:
         self.program = program
         self.mesh = mesh
         self.bounds = RoundBounds(
-            first_kept=first_kept, start=plans[0].start, rounds=partition.rounds
+            first_kept=first_kept,
+            start=plans[0].start,
+            rounds=partition.rounds,
         )
         self.keys = _shard(keys, mesh, axis=0)
         self._hosts: list[HostRounds] = host_rounds(plans)
@@ -236,7 +241,10 @@ class Simulation:
         )
 
     def __call__(
-        self, block: slice, state: State, signal: None
+        self,
+        block: slice,
+        state: State,
+        signal: None,
     ) -> tuple[State, BlockDraws]:
         """Run a block; the result is on its way when this returns."""
         state = state._replace(round=jax.device_put(np.int32(block.start)))

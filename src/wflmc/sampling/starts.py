@@ -50,7 +50,11 @@ class Start:
         velocity = None if state.velocity is None else np.asarray(state.velocity)
         return cls(np.asarray(state.position), velocity)
 
-    def state(self, round_index: int = 0, chains: NDArray[np.intp] | None = None) -> State:
+    def state(
+        self,
+        round_index: int = 0,
+        chains: NDArray[np.intp] | None = None,
+    ) -> State:
         """Return the states of chains on the accelerator.
 
         Args:
@@ -86,7 +90,9 @@ def _draw_positions(keys: jax.Array, posterior: Posterior, init: str) -> jax.Arr
 
 @jax.jit
 def _draw_velocities(
-    keys: jax.Array, position: jax.Array, dynamics: Dynamics
+    keys: jax.Array,
+    position: jax.Array,
+    dynamics: Dynamics,
 ) -> jax.Array | None:
     """Return v[0] of every chain, [chain, m]; None for dynamics without one."""
     return jax.vmap(dynamics.draw_velocity)(keys, position)
@@ -123,7 +129,11 @@ def initial_states(
 
 
 def check_start(
-    initial: ArrayLike | Start, *, chains: int, plan: Plan, posterior: Posterior
+    initial: ArrayLike | Start,
+    *,
+    chains: int,
+    plan: Plan,
+    posterior: Posterior,
 ) -> Start:
     """Return a start in the coordinates that chains move in.
 

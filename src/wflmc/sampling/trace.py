@@ -48,7 +48,7 @@ Work = tuple[Callable[[NDArray[np.intp]], Any], int]
 """From the numbers of draws to a pytree of arrays [draw, n, ...]; and about how many numbers one draw takes."""
 
 
-class Request(NamedTuple):
+class ArvizOptions(NamedTuple):
     """Which groups the model is to add, as the arguments of `Trace.to_arviz` say."""
 
     posterior: Model | None = None
@@ -134,12 +134,12 @@ class Trace(Shown):
                 None for all. The posterior group has all draws in any case.
             progress: called with (done, in all); by default a bar on a terminal.
         """
-        request = Request(posterior, predictive, features, log_likelihood, outcome, draws, progress)
+        request = ArvizOptions(posterior, predictive, features, log_likelihood, outcome, draws, progress)
         return _for_arviz(_groups(self, attributes, request))
 
     def save(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
         """Write NetCDF that `arviz.from_netcdf` reads, whole or not at all; chain by chain, as for traces on disk."""
-        write_groups(path, _groups(self, attributes, Request()))
+        write_groups(path, _groups(self, attributes, ArvizOptions()))
 
 
 def _for_arviz(made: dict[str, Any]) -> Any:
@@ -196,7 +196,7 @@ def _transcript(told: Transcript) -> Any:
     return _data_set(values, {"round": told.start}, {"rounds": told.rounds})
 
 
-def _groups(trace: Trace, attributes: dict[str, Any] | None, request: Request) -> dict[str, Any]:
+def _groups(trace: Trace, attributes: dict[str, Any] | None, request: ArvizOptions) -> dict[str, Any]:
     """The data sets by the names of their groups."""
     plan, burn_in, posterior = trace.plan, trace.plan.burn_in, request.posterior
     made = {
@@ -275,7 +275,7 @@ def _statistics(trace: Trace, clip_rate: NDArray[Any], rounds: slice) -> Any:
     return _data_set({"clip_rate": (DRAWN, clip_rate), **stats})
 
 
-def _outcomes(samples: NDArray[Any], request: Request) -> dict[str, Any]:
+def _outcomes(samples: NDArray[Any], request: ArvizOptions) -> dict[str, Any]:
     """The groups of what was observed, and of what the model says of it: the same every time."""
     posterior, features = request.posterior, request.features
     if not isinstance(posterior, Regression | CustomPosterior) or posterior.dim != samples.shape[-1]:
@@ -360,7 +360,7 @@ def _computed(works: dict[str, Work], draws: int, progress: Advance | None) -> d
     return made
 
 
-def _works(posterior: Model, theta: Theta, draws: int, request: Request) -> tuple[dict[str, Work], list[str]]:
+def _works(posterior: Model, theta: Theta, draws: int, request: ArvizOptions) -> tuple[dict[str, Work], list[str]]:
     """What is to be computed for each group, and the names of the outcomes that are drawn."""
     drawn: list[str] = []
     works: dict[str, Work] = {}
@@ -379,7 +379,7 @@ def _numbers(posterior: Model, count: int) -> int:
     return posterior.dim + count * (max(1, posterior.classes) if isinstance(posterior, Regression) else 1)
 
 
-def _drawn(posterior: Model, theta: Theta, draws: int, request: Request, rows: Any) -> tuple[Work, list[str]]:
+def _drawn(posterior: Model, theta: Theta, draws: int, request: ArvizOptions, rows: Any) -> tuple[Work, list[str]]:
     """How to draw outcomes for rows, by default the devices' own, and their names: a custom model needs a function."""
     function: Any = request.predictive
     if function is True and isinstance(posterior, CustomPosterior):

@@ -1,9 +1,11 @@
-"""What the server has received in every round, and where gradients were taken: all that it learns of the devices.
+"""What the server has received in every round, and where gradients were taken: all that
+it learns of the devices.
 
-Post-processing of a transcript costs no privacy: the promise of a plan is against whoever sees all of it. Where it
-would be large, successive rounds are merged with weights 1/v, v being the variance of their noise. While gradients are
-affine in θ nothing is lost by that, since the merged position and the merged gradient belong together as those of one
-round do.
+Post-processing of a transcript costs no privacy: the promise of a plan is against
+whoever sees all of it. Where it would be large, successive rounds are merged with
+weights 1/v, v being the variance of their noise. While gradients are affine in θ
+nothing is lost by that, since the merged position and the merged gradient belong
+together as those of one round do.
 """
 
 from collections.abc import Sequence
@@ -72,7 +74,10 @@ class Transcript(Shown):
 
     @classmethod
     def from_rows(
-        cls, rows: NDArray[np.void], start: NDArray[np.intp], rounds: int
+        cls,
+        rows: NDArray[np.void],
+        start: NDArray[np.intp],
+        rounds: int,
     ) -> Self:
         """Return the transcript that is stored as rows[round, chain].
 

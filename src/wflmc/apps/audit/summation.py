@@ -17,7 +17,7 @@ from wflmc.apps.audit.attack import Target, transmitted
 from wflmc.dynamics import Array, overdamped
 from wflmc.planning.plan import Rounds
 from wflmc.posterior import GaussianPosterior, Regression, gaussian_regression, softmax_regression
-from wflmc.sampling.kernel import Constants
+from wflmc.sampling.kernel import KernelConstants
 
 MOST_RECORDS = 100_000
 MOST_DEVICES = 40_000
@@ -106,7 +106,7 @@ def change(
     by_example, full = bool(np.isfinite(example_clip)), np.ones(pair[0].devices)
     each = np.ones(chains, np.float32)
     limit = np.float32(example_clip * full / (1 + rounding)) if by_example else None
-    constants = Constants(np.float32(clip * full / (1 + rounding)), each[0], overdamped(), limit)
+    constants = KernelConstants(np.float32(clip * full / (1 + rounding)), each[0], overdamped(), limit)
     rounds = Rounds(each, np.float32(gain) * each, each[:, None] * np.float32(full), None, constants=constants)
     start = jnp.zeros((chains, pair[0].dim))
     sent = [transmitted(side.on_accelerator(chains, 2.0**30, by_example), rounds, start).double for side in pair]

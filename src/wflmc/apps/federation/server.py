@@ -118,7 +118,7 @@ class Server(NamedTuple):
 
     @property
     def transcript(self) -> Path:
-        """All that the server has received, rows [round, chain] of `transcript_dtype`."""
+        """Rows [round, chain] of `transcript_dtype`: all that was received."""
         return self.folder / "transcript.npy"
 
 
@@ -238,7 +238,7 @@ class _Store(NamedTuple):
             begun=saved.begun,
             dtype=transcript_dtype(plan.dim),
         )
-        return cls(plan.burn_in, samples, transcript)  # type: ignore[arg-type]
+        return cls(plan.burn_in, samples, transcript)
 
     def write(self, progress: Progress) -> None:
         """Write what a round has left; after a crash it is written again as it was."""
@@ -331,7 +331,9 @@ class _Session:
         return ChannelNoise(self.keys, self.rounds, job.plan.start)
 
     def receive(
-        self, round_index: int, signal: _Exchanged
+        self,
+        round_index: int,
+        signal: _Exchanged,
     ) -> jax.Array | NDArray[np.float64] | None:
         """Return y[chain, m]; None where nobody has sent."""
         if not signal.reception.sent.any():
@@ -369,14 +371,17 @@ class _Session:
             self.progress(block.stop, len(self.server.job.plan.rounds))
 
     def _estimate(
-        self, round_index: int, info: HostInfo[_Exchanged]
+        self,
+        round_index: int,
+        info: HostInfo[_Exchanged],
     ) -> GradientEstimate:
         """Return what the server knows of the gradient after a round, in float32."""
         job, signal = self.server.job, info.signal
         position = signal.position.astype(np.float32)
         if info.received is None:
-            gradient = np.zeros_like(position)
-            return GradientEstimate(position, gradient, np.full(job.chains, np.inf, np.float32))
+            nothing = np.zeros_like(position)
+            infinite = np.full(job.chains, np.inf, np.float32)
+            return GradientEstimate(position, gradient=nothing, noise=infinite)
         sent = signal.reception.sent
         factor = rescale(job, round_index, sent).scale / job.plan.gain[round_index]
         received = np.asarray(info.received, np.float32)
@@ -463,10 +468,13 @@ def trace_of(server: Server, posterior: Posterior | None = None) -> Trace:
 
 
 def _read_rows(
-    path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
 ) -> NDArray[Any]:
     """Return the rows of a finished run, mapped from their file."""
-    mismatch = InputError("job", str(path), f"an array of shape {shape}, as wflmc wrote it")
+    allowed = f"an array of shape {shape}, as wflmc wrote it"
+    mismatch = InputError("job", str(path), allowed)
     try:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError:
@@ -583,7 +591,11 @@ def _gradient_positions(state: State, now: Rounds) -> jax.Array:
 
 @jax.jit
 def _update(
-    keys: jax.Array, state: State, received: jax.Array, scale: jax.Array, now: Rounds
+    keys: jax.Array,
+    state: State,
+    received: jax.Array,
+    scale: jax.Array,
+    now: Rounds,
 ) -> State:
     """Return the next state of all chains, from y[chain, m]."""
 
@@ -595,15 +607,18 @@ def _update(
 
 
 def _log(
-    server: Server, round_index: int, signal: _Exchanged, seconds: float, say: Say | None
+    server: Server,
+    round_index: int,
+    signal: _Exchanged,
+    seconds: float,
+    say: Say | None,
 ) -> None:
     """Write a line about a round: how many were asked, who of them did not send, and
     why."""
     number = server.job.plan.start + round_index
     reception = signal.reception
-    absent = {
-        str(device): reason for device, reason in sorted(reception.absent.items())
-    }
+    reasons = sorted(reception.absent.items())
+    absent = {str(device): reason for device, reason in reasons}
     row = {
         "round": number,
         "asked": int(signal.scheduled.sum()),
@@ -613,13 +628,16 @@ def _log(
     }
     append_text(server.folder / LOG, json.dumps(row) + "\n")
     if say is not None:
-        reasons = "".join(
-            f"; device {device} absent: {reason}" for device, reason in absent.items()
-        )
-        say(f"round {number + 1}: {row['sent']} of {row['asked']} sent{reasons}")
+        parts = [f"round {number + 1}: {row['sent']} of {row['asked']} sent"]
+        parts += [f"device {device} absent: {reason}" for device, reason in reasons]
+        say("; ".join(parts))
 
 
-def run_in_process(server: Server, devices: Sequence[Device], progress: ProgressCallback | None = None) -> None:
+def run_in_process(
+    server: Server,
+    devices: Sequence[Device],
+    progress: ProgressCallback | None = None,
+) -> None:
     """Run all devices one after the other in this process, without messages.
 
     Rounds take milliseconds: for first steps, and for machines without room for Flower's simulation engine.

@@ -200,9 +200,7 @@ def league_study(setting: League) -> Study:
     return Study("league", tuple(points), tuple(order), identity, measure)
 
 
-def _scored(
-    rows: Sequence[Entry], features: Features, posterior: SoftmaxPosterior, execution: Execution
-) -> Tables:
+def _scored(rows: Sequence[Entry], features: Features, posterior: SoftmaxPosterior, execution: Execution) -> Tables:
     """Return scores of rows of the same dynamics."""
     plans = [each for row in rows for each in row.plans]
     numbers = [seed for row in rows for seed in range(len(row.plans))]
@@ -235,9 +233,7 @@ def _unclipped(name: str, features: Features, posterior: SoftmaxPosterior, execu
     sampler = Sampler(init="zero", dynamics=MOVING, friction=LONG_FRICTION)
     long = {"burn_in": LONG_BURN_IN, "samples": kept, "initial_w2_sq": 0.0}
     ideal = plan(posterior, link_of(0), Privacy(), step_size=step, sampler=sampler, policy=Policy("noiseless"), **long)  # type: ignore[arg-type]
-    trace = sample(
-        jax.random.key(2), posterior, ideal, CHAINS, predictions=features.X_test, execution=execution
-    )
+    trace = sample(jax.random.key(2), posterior, ideal, CHAINS, predictions=features.X_test, execution=execution)
     assert trace.predictions is not None
     scores = scores_of(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
     tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"

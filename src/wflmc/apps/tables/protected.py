@@ -1,8 +1,9 @@
-"""A chain whose noise protects for real: drawn exactly, on a lattice, from the operating system's entropy.
+"""A chain whose noise protects for real: drawn exactly, on a lattice, from the
+operating system's entropy.
 
-Noise of a simulation is float32 and has few values: who sees draws and knows all rows but one can exclude what that one
-is not (Mironov 2012). Here sums of gradients are rounded to a lattice before a discrete Gaussian is added
-(`wflmc.privacy.lattice`).
+Noise of a simulation is float32 and has few values: who sees draws and knows all rows
+but one can exclude what that one is not (Mironov 2012). Here sums of gradients are
+rounded to a lattice before a discrete Gaussian is added (`wflmc.privacy.lattice`).
 """
 
 import secrets
@@ -74,7 +75,8 @@ def protected_chain(
         transport=_local_sum(posterior, plan),
         charge=charge_nothing,
         advance=HostRound(
-            receive=LatticeNoise(_LatticeOfRound.of(plan)), update=_Float64Update.of(plan)
+            receive=LatticeNoise(_LatticeOfRound.of(plan)),
+            update=_Float64Update.of(plan),
         ),
         keep=keep,
     )
@@ -148,11 +150,15 @@ class _Float64Update:
 
     @classmethod
     def of(cls, plan: Plan) -> "_Float64Update":
-        """Return the update of a plan, whose noise is seeded by the operating system."""
+        """Return a plan's update, with noise seeded by the operating system."""
         return cls(plan, np.random.default_rng(secrets.randbits(128)))
 
     def __call__(
-        self, round_index: int, point: Point, signal: Array, received: Array
+        self,
+        round_index: int,
+        point: Point,
+        signal: Array,
+        received: Array,
     ) -> Point:
         """Return where the chain is after a round."""
         plan = self.plan
