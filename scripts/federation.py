@@ -229,7 +229,7 @@ def plan_of_those(plan: Plan, sent: Any) -> Plan:
     channel = plan.noise_power * (plan.step_size / plan.gain) ** 2
     fresh = weight.max(1)
     noise = np.maximum(plan.server_noise + channel * (plan.scale**2 - fresh**2), 0.0)
-    return plan.replace(weight=weight, server_noise=noise if np.any(plan.server_noise) else plan.server_noise)
+    return plan.with_rounds(weight=weight, server_noise=noise if np.any(plan.server_noise) else plan.server_noise)
 
 
 def main() -> int:

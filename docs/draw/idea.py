@@ -106,7 +106,7 @@ def draw_loudness() -> None:
     )
     for axes, factor, text in zip(panels, (0.25, 1.0, 4.0), words, strict=True):
         gain = factor * at_cap.gain
-        made = at_cap.replace(gain=gain, server_noise=np.maximum(0.0, 2 * step - (step / gain) ** 2))
+        made = at_cap.with_rounds(gain=gain, server_noise=np.maximum(0.0, 2 * step - (step / gain) ** 2))
         trace = wflmc.sample(jax.random.key(1), posterior, made, chains=40)
         distance = wflmc.exact_w2_sq(posterior, made)[60:].max()
         _cloud(axes, posterior.exact, trace.theta.reshape(-1, 2))

@@ -20,6 +20,7 @@ from scipy.special import chndtr, ndtr
 
 from wflmc.support.errors import Found, InputError, Shown, wrong_length
 from wflmc.support.keys import host_generator, seeded
+from wflmc.support.notices import Notice, NoticeCode
 from wflmc.support.recursion import first_order
 
 Gains = NDArray[Any]
@@ -76,7 +77,7 @@ class Fading:
     draw: Callable[[np.random.Generator, int, int], Gains]
     law: GaussMarkov | None = None
     """What may be expected of rounds to come; None where nothing is known but the rounds that were."""
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
     """What its gains look like, if not like amplitudes."""
 
 
@@ -185,7 +186,7 @@ def from_array(gains: ArrayLike, *, source: str = "") -> Fading:
             raise InputError("gains", f"array of shape {table.shape}{of_source}", allowed)
         return table[:rounds]
 
-    return Fading("file", draw, warnings=_decibels(table))
+    return Fading("file", draw, notices=_decibels(table))
 
 
 def beam_loss_factor(gains: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
@@ -230,14 +231,15 @@ LARGE = 10.0
 """|h| that no amplitude has: a hundred times the power that was sent, where fading peaks at some three times √E|h|²."""
 
 
-def _decibels(table: Gains) -> tuple[str, ...]:
-    """Return a warning about real gains that only make sense in dB; complex ones have a phase, and are amplitudes."""
+def _decibels(table: Gains) -> tuple[Notice, ...]:
+    """Return a notice about real gains that only make sense in dB; complex ones have a phase, and are amplitudes."""
     negative = table.dtype.kind != "c" and np.all(table < 0)
     if table.dtype.kind == "c" or not (negative or np.min(table) < -LARGE or np.median(table) > LARGE):
         return ()
     looks = "all real and negative" if negative else f"real and as large as {np.abs(table).max():.3g}"
     convert = "10**(dB/20) converts a gain in dB, 10**(-dB/20) a path loss"
-    return (f"The link's gains are {looks}, as those in dB are, but are taken as amplitudes |h|: {convert}.",)
+    text = f"The link's gains are {looks}, as those in dB are, but are taken as amplitudes |h|: {convert}."
+    return (Notice(NoticeCode.GAINS_IN_DECIBELS, text),)
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.support.errors import InputError, missing, unknown, without_data
+from wflmc.support.notices import Notice, NoticeCode
 
 Array = NDArray[np.float64]
 
@@ -72,8 +73,8 @@ class Overdamped:
         """What a document says of dynamics other than the paper's."""
         return {"dynamics": self.name, **self.parameters} if self.parameters else {}
 
-    def warnings(self, mu: float, L: float) -> list[str]:
-        """Warnings of constants that suit the posterior badly."""
+    def notices(self, mu: float, L: float) -> list[Notice]:
+        """Notices about constants that suit the posterior badly."""
         return []
 
     def largest_step(self, mu: float, L: float) -> float:
@@ -186,13 +187,14 @@ class Kinetic(Overdamped):
         """The friction."""
         return {"friction": self.friction}
 
-    def warnings(self, mu: float, L: float) -> list[str]:
-        """A warning of a friction that makes the chain swing or creep."""
+    def notices(self, mu: float, L: float) -> list[Notice]:
+        """A notice about a friction that makes the chain swing or creep."""
         low, high = 0.2 * mu**0.5, 20 * L**0.5
         if low <= self.friction <= high:
             return []
         outside = f"friction = {self.friction:.3g} is outside {low:.3g} to {high:.3g} (0.2√mu to 20√L)"
-        return [f"{outside}: the chain swings or creeps for many rounds. 2√mu is a good choice."]
+        text = f"{outside}: the chain swings or creeps for many rounds. 2√mu is a good choice."
+        return [Notice(NoticeCode.UNSUITABLE_FRICTION, text)]
 
     def largest_step(self, mu: float, L: float) -> float:
         """Three quarters of where steps become unstable."""
@@ -298,23 +300,6 @@ Dynamics = Overdamped  # a kinetic chain is one with more to it
 OVERDAMPED = Overdamped()
 jax.tree_util.register_dataclass(Overdamped, data_fields=[], meta_fields=[])
 jax.tree_util.register_dataclass(Kinetic, data_fields=["friction"], meta_fields=[])
-
-
-class Moving:
-    """What has step sizes and dynamics: how gradients and noise enter its rounds."""
-
-    step_size: Any
-    dynamics: Dynamics
-
-    @property
-    def kick(self) -> Array:
-        """The factor of the gradient in the update, [S]: η, or that on the velocity of kinetic dynamics."""
-        return np.asarray(self.dynamics.kick(self.step_size))
-
-    @property
-    def langevin_noise(self) -> Array:
-        """The variance of the noise that a round needs, [S]: 2η, or 1 − e² of the velocity with e = exp(−γ_f h)."""
-        return np.asarray(self.dynamics.langevin_noise(self.step_size))
 
 
 def overdamped() -> Dynamics:

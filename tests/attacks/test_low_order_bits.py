@@ -71,13 +71,11 @@ def in_float32(received: Any, signal: Any) -> bool:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A job whose update is θ ← 0 − y/4, so that θ tells y to its last bit."""
     job = federation(tmp_path_factory.mktemp("attacked"), {"sampler.chains": CHAINS}).job
-    plan = job.plan.replace(
-        gain=np.ones(7),
-        weight=np.ones((7, 5)),
-        step_size=np.full(7, 0.25),
-        privacy=replace(job.plan.privacy, epsilon=None, delta=None),
-        server_noise=np.zeros(7),
+    plan = job.plan.with_rounds(
+        gain=np.ones(7), weight=np.ones((7, 5)), step_size=np.full(7, 0.25), server_noise=np.zeros(7)
     )
+    promise = replace(job.plan.privacy, epsilon=None, delta=None)
+    plan = replace(plan, context=replace(plan.context, privacy=promise))
     return replace(job, plan=plan, position=np.zeros_like(job.position))
 
 

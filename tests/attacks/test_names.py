@@ -22,7 +22,7 @@ from wflmc.apps.federation.job import make_job, write_federation
 from wflmc.apps.federation.server import open_server
 from wflmc.privacy import Ledger
 from wflmc.runs.execution import Request, run_scenario
-from wflmc.runs.planning import read_plan
+from wflmc.runs.planning import load_plan
 from wflmc.sampling import run_name
 from wflmc.sampling.payment import noise_name
 from wflmc.scenario import build, load_scenario
@@ -84,6 +84,9 @@ def published(folder):
             assert os.name == "nt" or stat.S_IMODE(path.stat().st_mode) == 0o600
         elif path.suffix in (".json", ".jsonl", ".toml", ".path"):
             found += path.read_text()
+        elif path.name == "plan.npz":
+            with np.load(path) as arrays:
+                found += " ".join(str(arrays[name].tolist()) for name in arrays.files)
     assert found
     return found
 
@@ -96,7 +99,7 @@ def fits(text, names):
 def test_a_run_folder_does_not_tell_the_last_label(setting):
     """Ledger, plan.json and summary.json of `wflmc run`, and what the ledger's anchor alone can tell."""
     home, guesses = setting
-    _, _, plan = read_plan(home / "run" / "plan.json")
+    plan = load_plan(home / "run").plan
     key = jax.random.key(77)
     names = {
         label: (
@@ -124,7 +127,7 @@ def test_a_ledger_does_not_tell_the_seed(setting):
 
 def test_two_ledgers_have_other_names_for_the_same(setting, tmp_path):
     home, guesses = setting
-    _, _, plan = read_plan(home / "run" / "plan.json")
+    plan = load_plan(home / "run").plan
     lines = []
     for name in ("one", "other"):
         path = tmp_path / name
@@ -139,7 +142,8 @@ def test_two_ledgers_have_other_names_for_the_same(setting, tmp_path):
 def test_a_federation_does_not_tell_the_last_label(setting, tmp_path):
     """The server's folder (its job and its ledger), and the ledger of a device, which is the device's own."""
     home, guesses = setting
-    scenario, inputs, plan = read_plan(home / "run" / "plan.json")
+    loaded = load_plan(home / "run")
+    scenario, inputs, plan = loaded.scenario, loaded.inputs, loaded.plan
     job = make_job(jax.random.key(5), inputs.posterior, inputs.link, plan)
     write_federation(tmp_path, scenario, inputs, job)
     open_server(job, tmp_path / "server").ledger.charge(job.run, 0, plan.loss[:1], job.noise_name)

@@ -116,7 +116,7 @@ def test_steps_may_change_and_rounds_are_checked():
     link, steps = wflmc.Link(channel.static(), snr_db=20), np.linspace(1, 0.1, 5) / GAUSSIAN.L
     plan = gradient_descent(GAUSSIAN, link, wflmc.Privacy(), step_size=steps, rounds=5)
     np.testing.assert_array_equal(plan.step_size, steps)
-    assert plan.replace(gain=plan.gain * 2).digest != plan.digest
+    assert plan.with_rounds(gain=plan.gain * 2).digest != plan.digest
     for wrong in (0, 6, 2.5):
         with pytest.raises(wflmc.InputError, match="average"):
             gradient_descent(GAUSSIAN, link, wflmc.Privacy(), step_size=steps, rounds=5, average=wrong)

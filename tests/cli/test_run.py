@@ -36,6 +36,7 @@ def test_run_writes_everything(call, scenario, tmp_path):
         "ledger.jsonl",
         "ledger.jsonl.head",
         "plan.json",
+        "plan.npz",
         "scenario.toml",
         "summary.json",
         "trace.nc",

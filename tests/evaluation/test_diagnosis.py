@@ -21,7 +21,7 @@ from wflmc.posterior.softmax import synthetic_labels
 from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.planning import make_plan
 from wflmc.scenario import build, validate
-from wflmc.scenario.coverage import data_warnings
+from wflmc.scenario.coverage import data_notices
 from wflmc.scenario.schema import with_values
 
 from ..conftest import FULL
@@ -230,7 +230,7 @@ def test_warnings_give_no_advice():
         told = dataclasses.replace(measured(0.9), rhat_max=3.0, noise_ratio=plan.noise_ratio)
         assert not [text for text in (*plan.warnings, *told.warnings) if advice.search(text)], name
         assert "private data" in plan.warnings[-1]  # what every plan like it says comes last
-        assert data_warnings(inputs.not_covered) == plan.warnings[-1:]
+        assert data_notices(inputs.not_covered) == plan.notices[-1:]
 
 
 @pytest.mark.parametrize("name", ["overdamped", "kinetic"])

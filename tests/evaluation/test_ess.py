@@ -10,6 +10,8 @@ import wflmc
 from wflmc import channel
 from wflmc.evaluation import exact_ess, exact_w2_sq
 
+from ..plan_tools import with_context
+
 CHAINS = 8000
 
 
@@ -46,7 +48,7 @@ def test_all_pairs(posterior, init):
     target = np.diagonal(posterior.exact.covariance)
     np.testing.assert_allclose(exact_ess(posterior, plan), target / variance, rtol=1e-10)
     np.testing.assert_allclose(exact_ess(posterior, plan, bias=True), target / (variance + bias**2), rtol=1e-10)
-    other = plan.replace(gain=plan.gain / 2)
+    other = plan.with_rounds(gain=plan.gain / 2)
     both = 0.5 * (variance + all_pairs(posterior, other)[0])
     np.testing.assert_allclose(exact_ess(posterior, [plan, other]), target / both, rtol=1e-10)
 
@@ -66,7 +68,7 @@ def test_ar1():
 
 def test_simulated_chains_have_it_and_follow_the_exact_law(posterior):
     """Steps, senders and noise of every round differ: means over the kept samples spread as they should."""
-    plan = varied(posterior).replace(clip=np.full(30, np.inf))
+    plan = with_context(varied(posterior), clip=np.full(30, np.inf))
     theta = np.asarray(wflmc.sample(jax.random.key(7), posterior, plan, chains=CHAINS).theta, dtype=float)
     seen = np.diagonal(posterior.exact.covariance) / theta.mean(1).var(0, ddof=1)
     exact = exact_ess(posterior, plan)
@@ -104,5 +106,5 @@ def test_it_is_shown_beside_the_distance(call, plan_of, scenario, tmp_path):
 
 def test_a_chain_that_diverges_has_none(posterior):
     plan = varied(posterior, rounds=900, power="no-dp", step_size=1e-4)
-    wild = plan.replace(step_size=plan.step_size * 40)
+    wild = plan.with_rounds(step_size=plan.step_size * 40)
     assert np.all(exact_ess(posterior, wild) == 0)

@@ -14,6 +14,8 @@ from wflmc.evaluation import burn_in, choose_burn_in, diagnose, estimate_w2_sq, 
 from wflmc.evaluation.wasserstein import FLOOR_REPLICAS, with_floor
 from wflmc.posterior import Gaussian, w2_squared
 
+from ..plan_tools import with_context
+
 TARGET = Gaussian(np.array([1.0, -2.0]), np.array([[1.0, 0.3], [0.3, 0.5]]))
 
 
@@ -57,7 +59,7 @@ def test_exact_law_agrees_with_the_estimate(posterior):
         power="no-dp",
     )
     assert plan.active_devices.max() < 30
-    plan = plan.replace(clip=np.full(30, np.inf))
+    plan = with_context(plan, clip=np.full(30, np.inf))
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=20_000)
     estimate = estimate_w2_sq(trace.theta, posterior.exact)
     exact = exact_w2_sq(posterior, plan)[20:]

@@ -208,7 +208,7 @@ def test_uncertain_moments_against_a_grid(prior_mean):
     told = Transcript(theta.reshape(shape), received.reshape(shape), np.full((8, 1), noise), np.arange(8), 8)
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=2, examples=100, dim=1)
     plan = wflmc.plan(posterior, LINK, wflmc.Privacy(clip=1e6), step_size=1e-3, burn_in=0, samples=8)
-    plan = plan.replace(weight=np.ones((8, 2)))
+    plan = plan.with_rounds(weight=np.ones((8, 2)))
     trace = replace(wflmc.sample(jax.random.key(0), posterior, plan, 1), transcript=told, plans=(plan,))
     moments = wflmc.Moments(np.full((1, 1), 100.0), np.eye(1), 100, 20.0, prior_linear=np.array([prior_mean]))
     made = wflmc.noise_aware(trace, moments, draws=10_000)
@@ -320,7 +320,7 @@ def regression():
 def regression_plan(regression):
     privacy = wflmc.Privacy(clip=1e6)
     rounds = {"step_size": STEP_SIZE, "burn_in": BURN_IN, "samples": KEPT_ROUNDS}
-    return wflmc.plan(regression, LINK, privacy, **rounds, initial_w2_sq=1.0).replace(weight=np.ones((20, 3)))
+    return wflmc.plan(regression, LINK, privacy, **rounds, initial_w2_sq=1.0).with_rounds(weight=np.ones((20, 3)))
 
 
 def run_chain(regression, plan, rng, start=0.0):

@@ -44,13 +44,13 @@ def rewrite(path: Path, change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"plan.start": [1, 2]},
-        {"plan.received": "2"},
-        {"plan.mu": "@"},
-        {"plan.burn_in": 10**9},
-        {"job.noise": None},
-        {"privacy.epsilon": -1.0},
-        {"plan.other": 1},
+        {"tolerate": [1, 2]},
+        {"releases": "2"},
+        {"batch": "@"},
+        {"tolerate": 10**9},
+        {"noise": None},
+        {"digest": -1.0},
+        {"other": 1},
     ],
 )
 def test_jobs(folder: Path, change: dict[str, Any]) -> None:
@@ -61,17 +61,33 @@ def test_jobs(folder: Path, change: dict[str, Any]) -> None:
 
 def test_arrays_of_jobs(folder: Path) -> None:
     folder = folder / "server"
-    content = (folder / "job.npz").read_bytes()
-    with np.load(folder / "job.npz") as saved:
-        arrays = dict(saved)
-    for damaged in (b"", content[:-50], content[:100]):
-        (folder / "job.npz").write_bytes(damaged)
-        with pytest.raises(InputError, match=r"^job "):
-            Job.load(folder)
-    for change in ({"plan.clip": np.zeros(0)}, {"job.position": np.array("x")}, {"plan.gain": arrays["plan.gain"][:2]}):
-        np.savez(folder / "job.npz", **arrays | change)
-        with pytest.raises(InputError, match=r"^job "):
-            Job.load(folder)
+    changes: dict[str, list[dict[str, Any]]] = {
+        "job.npz": [{"position": np.array("x")}, {"known": np.zeros(0)}, {"other": np.zeros(1)}],
+        "plan.npz": [{"context.clip": np.zeros(0)}, {"rounds.gain": np.ones(2)}, {"other": np.zeros(1)}],
+    }
+    for name, others in changes.items():
+        path = folder / name
+        content = path.read_bytes()
+        with np.load(path) as saved:
+            arrays = dict(saved)
+        for damaged in (b"", content[:-50], content[:100]):
+            path.write_bytes(damaged)
+            with pytest.raises(InputError, match=r"^job "):
+                Job.load(folder)
+        for change in others:
+            np.savez(path, **arrays | change)
+            with pytest.raises(InputError, match=r"^job "):
+                Job.load(folder)
+        path.write_bytes(content)
+    Job.load(folder)
+
+
+def test_a_plan_of_another_job_is_refused(folder: Path, tmp_path: Path) -> None:
+    server = folder / "server"
+    plan = Job.load(server).plan
+    plan.with_rounds(gain=plan.gain / 2).save(server / "plan.npz")
+    with pytest.raises(InputError, match=r"^job .* not as they were written"):
+        Job.load(server)
 
 
 @pytest.mark.parametrize(

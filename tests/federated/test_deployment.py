@@ -45,6 +45,7 @@ from wflmc.support.errors import InputError
 
 from ..conftest import FULL
 from ..federation_tools import FIRST, ROUNDING, LocalGrid
+from ..plan_tools import with_context
 
 ROOT = Path(__file__).parents[2]
 DEVICES, CHAINS = 3, 2
@@ -394,7 +395,7 @@ def test_commands_have_the_deadline_that_is_asked_for(folder):
 
 def test_a_server_whose_ledger_stayed_elsewhere_is_refused(folder, setting):
     job = setting[2]
-    spent = job.plan.replace(ledger=np.full(DEVICES, 1e-3))
+    spent = with_context(job.plan, ledger=np.full(DEVICES, 1e-3))
     replace(job, plan=spent).save(folder / "server")
     with pytest.raises(InputError, match="spent before"):
         _serve(folder, _grid(folder))

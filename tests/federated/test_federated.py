@@ -29,6 +29,7 @@ from wflmc.sampling.checkpoint import Checkpoint
 from wflmc.support.errors import InputError, OverspendError
 
 from ..federation_tools import ROUNDING, SCENARIO, Federation, apart, app_of, expected_chain, federation, run_on_grid
+from ..plan_tools import with_context
 
 KINETIC = {"sampler.dynamics": "kinetic", "sampler.step_size": 0.02, "policy.power": "equal"}
 SYSTEMS: dict[str, dict[str, Any]] = {
@@ -66,11 +67,11 @@ def test_data_are_their_owner_s_alone_from_the_start(tmp_path: Path, monkeypatch
         write_federation(folder, made.scenario, made.inputs, made.job)
     finally:
         os.umask(umask)
-    assert modes == {"job.npz.part": 0o600, "data.npz.part": 0o600}
+    assert modes == {"plan.npz.part": 0o600, "job.npz.part": 0o600, "data.npz.part": 0o600}
     folders = [folder, folder / "server", *(folder / f"device-{k}" for k in range(5))]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
     private = [*folder.rglob("*.npz"), *folder.rglob("secret")]
-    assert len(private) == 11
+    assert len(private) == 12
     assert {path.stat().st_mode & 0o777 for path in private} == {0o600}
 
 
@@ -160,7 +161,7 @@ def test_all_present_is_what_the_formulas_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{}, KINETIC])
 def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, changes: dict[str, Any]) -> None:
     job = federation(tmp_path, changes).job
-    plan = job.plan.replace(server_noise=3 * job.plan.noise_variance)
+    plan = job.plan.with_rounds(server_noise=3 * job.plan.noise_variance)
     job = replace(job, plan=plan)
     for count in range(1, plan.devices + 1):
         sent = np.arange(plan.devices) < count
@@ -172,7 +173,7 @@ def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, 
 
 def test_the_server_adds_what_the_shares_that_came_leave_open() -> None:
     job = _jobs()[2]
-    job = replace(job, plan=job.plan.replace(server_noise=3 * job.plan.noise_variance))
+    job = replace(job, plan=job.plan.with_rounds(server_noise=3 * job.plan.noise_variance))
     plan = job.plan
     for count in (3, 4, 5):
         scale, noise = rescale(job, 1, np.arange(5) < count)
@@ -401,9 +402,11 @@ def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(tmp_path: 
 def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
     made = federation(tmp_path)
     features = made.inputs.posterior.features
-    with np.load(tmp_path / "server" / "job.npz") as saved:
-        held = np.concatenate([np.ravel(saved[name]).astype(float) for name in saved.files])
-    assert not np.isin(np.ravel(features), held).any()
+    for name in ("job.npz", "plan.npz"):
+        with np.load(tmp_path / "server" / name) as saved:
+            arrays = [saved[name] for name in saved.files if saved[name].dtype.kind in "fiu"]
+        assert arrays
+        assert not np.isin(np.ravel(features), np.concatenate([np.ravel(array) for array in arrays])).any()
     assert (tmp_path / "server" / "job.npz").stat().st_mode & 0o077 == 0  # nor do others read the key of the noise
     with np.load(tmp_path / "device-2" / "data.npz") as saved:
         assert np.array_equal(saved["X"], features[2])
@@ -458,7 +461,7 @@ def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) ->
 def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(tmp_path: Path) -> None:
     made = federation(tmp_path, {"privacy.epsilon": None, "privacy.delta": None})
     run_on_grid(made.server(), made.app())
-    plan = made.job.plan.replace(gain=made.job.plan.gain * 0.9)
+    plan = made.job.plan.with_rounds(gain=made.job.plan.gain * 0.9)
     other = replace(made.job, plan=plan)
     assert other.run != made.job.run
     devices = [Device(made.inputs.posterior.device(k), other.terms(k)) for k in range(5)]
@@ -488,7 +491,7 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
         replace(job, key=job.key + np.uint32(1)),
         replace(job, known=job.known * 2),
         replace(job, power=job.power * 2),
-        replace(job, plan=job.plan.replace(noise_power=2.0)),
+        replace(job, plan=with_context(job.plan, noise_power=2.0)),
     ]
     assert len({job.run, *(other.run for other in others)}) == 1 + len(others)
 

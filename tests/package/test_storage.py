@@ -99,7 +99,7 @@ def test_a_run_that_meets_a_full_disk_goes_on_later(call, small, tmp_path):
 def test_a_finished_run_is_as_it_was_where_the_next_one_has_no_room(call, small, tmp_path):
     folder = tmp_path / "run"
     assert call("run", small, "--out", folder)[0] == 0
-    names = ["plan.json", "scenario.toml", "summary.json", "trace.nc"]
+    names = ["plan.json", "plan.npz", "scenario.toml", "summary.json", "trace.nc"]
     before = [(folder / name).read_bytes() for name in names]
     with largest_file((folder / "trace.nc").stat().st_size - 1):
         code, out, err = call("run", small, "--out", folder, "--set", "link.snr_db=3", "--set", "sampler.seed=1")

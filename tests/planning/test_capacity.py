@@ -134,7 +134,7 @@ def test_privacy_and_power_end_where_no_plan_with_a_noise_limit_is_left(name, ma
         with pytest.raises(InputError, match=f"max_round_noise .*{name} allows"):
             tried()
     else:
-        assert tried().noise_limit == 1
+        assert tried().certificate.noise_limit == 1
 
 
 @pytest.mark.parametrize("schedule", ["all", "threshold", "unbiased"])

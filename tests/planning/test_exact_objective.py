@@ -42,7 +42,7 @@ def worst(posterior, plan):
 def test_objective_is_the_law(small, power, privacy):
     made = planned(small, power=power, privacy=privacy, burn_in=9, samples=8)
     assert made.objective == pytest.approx(worst(small, made), rel=1e-9)
-    assert made.objective_name == "exact"
+    assert made.certificate.objective_name == "exact"
     if power in ("optimized", "noiseless-dp"):
         assert made.gap <= 1e-6
         assert not made.server_noise.any()

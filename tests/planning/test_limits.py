@@ -196,7 +196,7 @@ def test_channels_known_badly_are_paid_for(posterior):
     assert np.all(robust.spent <= budget * (1 + 1e-9))
     real = np.sum(2 * (robust.gain[:, None] * (robust.weight > 0) * robust.received * 30) ** 2, axis=0)
     assert np.all(real <= robust.spent)
-    reality = naive.replace(received=np.full_like(ratio, 1 / 0.9))
+    reality = naive.with_rounds(received=np.full_like(ratio, 1 / 0.9))
     np.testing.assert_allclose(reality.spent, naive.spent / 0.81, rtol=1e-12)
     with pytest.raises(OverspendError, match=r"device \d+ to a loss of 2\.99\d+|device \d+ to a loss of 3\."):
         wflmc.sample(jax.random.key(0), posterior, reality, 2)

@@ -58,7 +58,7 @@ def test_the_bound_holds_for_every_feasible_plan(posterior):
     plan, rng = make_plan(posterior), np.random.default_rng(0)
     active, budget = plan.weight > 0, PRIVACY.budget(8) / (2 * 30.0**2)
     power = plan.gain**2 / plan.noise_power / plan.power_share
-    floor = 5 * (plan.scale / (plan.noise_limit * 8 * 30)) ** 2
+    floor = 5 * (plan.scale / (plan.certificate.noise_limit * 8 * 30)) ** 2
     for _ in range(200):
         more = (power - floor) * rng.random(15) ** rng.integers(1, 9)
         a = floor + more * min(1.0, np.min((budget - floor @ active) / (more @ active)))
@@ -80,7 +80,7 @@ def test_power_alone_limits_where_nothing_is_promised(posterior):
 
 def test_a_small_budget_leaves_burn_in_its_half(posterior):
     tight = make_plan(posterior, 30.0, wflmc.Privacy(epsilon=0.5, delta=0.01, clip=30))
-    assert tight.noise_limit > 1
+    assert tight.certificate.noise_limit > 1
     assert np.max(tight.loss[:6].sum(0)) <= 0.5 * tight.privacy.budget(8)[0] * (1 + 1e-9)
     with pytest.raises(wflmc.InputError, match="max_round_noise"):
         make_plan(posterior, 30.0, wflmc.Privacy(epsilon=0.5, delta=0.01, clip=30), max_round_noise=0.1)

@@ -21,6 +21,7 @@ from wflmc.privacy.accountants import epsilon_by_dp_accounting
 
 from ..audit.audit_tools import KEY, TRIALS, planned
 from ..cli_tools import strict, with_set
+from ..plan_tools import with_context
 
 CLIPS = [(30.0, 9.0), (30.0, 45.0), (30.0, 90.0)]
 
@@ -110,7 +111,7 @@ def test_a_mini_batch_draws_an_empty_record_like_any_other():
 
 def test_the_loss_of_a_plan_follows(few):
     plans = {name: planned(few, promise(name), power="equal") for name in privacy.ADJACENCIES}
-    same_power = plans["replace"].replace(privacy=promise())
+    same_power = with_context(plans["replace"], privacy=promise())
     np.testing.assert_allclose(same_power.loss, plans["replace"].loss / 4)
     np.testing.assert_allclose(
         plans["add-remove"].spent, plans["replace"].spent

@@ -17,6 +17,7 @@ from wflmc.privacy.ledger import anchor_path
 from wflmc.sampling import simulation
 from wflmc.support.errors import InputError, OverspendError
 
+from ..plan_tools import with_context
 from .ledger_tools import BUDGET, PROMISE, SCENARIO, wflmc_spent
 
 
@@ -162,7 +163,7 @@ def test_a_spent_budget_stops_the_sampler_before_it_sends(paid_setting, monkeypa
         posterior, link, PROMISE, step_size=plan.step_size[0], burn_in=13, samples=20, power="no-dp"
     )  # fmt: skip
     with pytest.raises(OverspendError):
-        wflmc.sample(jax.random.key(2), posterior, greedy.replace(enforced=True), 2)
+        wflmc.sample(jax.random.key(2), posterior, with_context(greedy, enforced=True), 2)
 
 
 def test_one_ledger_for_several_runs(tmp_path, call):
@@ -217,7 +218,7 @@ def test_a_folder_used_again_keeps_the_old_ledger(tmp_path, call):
 def test_the_same_noise_for_another_plan_is_refused(paid_setting, tmp_path, call):
     """Two sums with the same noise and other gains are two equations: who sees both has the gradients."""
     posterior, _, plan = paid_setting
-    tenth = plan.replace(gain=plan.gain / 10)
+    tenth = plan.with_rounds(gain=plan.gain / 10)
     ledger = Ledger(wflmc.Privacy(80, 0.01, 30), 6, subject=posterior.digest)
     wflmc.sample(jax.random.key(1), posterior, plan, 2, ledger=ledger)
     with pytest.raises(InputError, match="the noise that another run of this ledger had in round 1"):
@@ -247,7 +248,7 @@ def test_another_prior_is_another_run(paid_setting):
     posterior, _, plan = paid_setting
     other = wflmc.gaussian_regression(jax.random.key(0), devices=6, examples=120, prior_std=0.2)
     assert other.digest == posterior.digest
-    small = plan.replace(gain=plan.gain / 3)
+    small = plan.with_rounds(gain=plan.gain / 3)
     ledger = Ledger(PROMISE, 6, subject=posterior.digest)
     wflmc.sample(jax.random.key(1), posterior, small, 2, ledger=ledger)
     before = ledger.spent

@@ -199,7 +199,7 @@ def test_scores(runs, pages):
 def test_samples_beside_the_law(runs, pages):
     """Means and laws in the table are those of the trace and of the exact posterior."""
     page, run = Page(pages["gaussian"]), read_run(runs["gaussian"])
-    exact = run.rebuilt.inputs.posterior.exact
+    exact = run.inputs.posterior.exact
     for index in range(3):
         assert page.values[f"law.mean.{index}"] == exact.mean[index]
         assert page.values[f"law.sd.{index}"] == exact.covariance[index, index] ** 0.5
@@ -449,7 +449,7 @@ def test_what_the_page_sees_of_the_samples_decides(runs, name):
     assert resembles(with_draws(1.6, 0.0)).mark == "note-mark"
     assert resembles(with_draws(1.0, 0.5)).mark == "note-mark"
     assert resembles(with_draws(1.0, 0.0)).mark == "good"
-    assert resembles(dataclasses.replace(bad, rebuilt=None)) is None
+    assert resembles(dataclasses.replace(bad, inputs=None)) is None
 
 
 def test_the_page_says_that_devices_were_simulated(runs, pages):
@@ -496,7 +496,7 @@ def test_clipping_in_words(runs):
 def test_distance_from_chains(runs):
     """Where gradients are clipped: above the floor of the estimate, or not to be told."""
     run = read_run(runs["gaussian"])
-    size = float(np.trace(run.rebuilt.inputs.posterior.exact.covariance))
+    size = float(np.trace(run.inputs.posterior.exact.covariance))
     rate = run.summary.clip_rate.model_copy(update={"samples": 0.1})
 
     def at(mean, worst, error):

@@ -12,7 +12,7 @@ import pytest
 from wflmc.privacy import Ledger, Privacy
 from wflmc.runs.execution import CHECKPOINT, SECRET, Request, run_scenario
 from wflmc.runs.folder import read_run
-from wflmc.runs.planning import read_plan
+from wflmc.runs.planning import load_plan, plan_again
 from wflmc.sampling import Start
 from wflmc.sampling.checkpoint import Checkpoint, Progress, allocate
 from wflmc.scenario import build_posterior, load_scenario, validate
@@ -80,8 +80,9 @@ def test_plans(folder, key, value):
     document = json.loads(path.read_text())
     text = json.dumps(document | {key: "@"}).replace('"@"', value if isinstance(value, str) else json.dumps(value))
     path.write_text(text)
-    with pytest.raises(InputError):
-        read_plan(path)
+    for read in (load_plan, plan_again):
+        with pytest.raises(InputError):
+            read(path)
     with pytest.raises(InputError):
         run_in(folder, resume=str(folder), more=1)
 

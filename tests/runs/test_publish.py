@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from wflmc.runs.documents import plan_document
-from wflmc.runs.planning import make_plan, read_plan
+from wflmc.runs.planning import load_plan, make_plan, plan_again
 from wflmc.runs.publish import publish_run
 from wflmc.scenario import build, load_scenario, not_covered, to_json, validate
 from wflmc.scenario.coverage import FROM_DATA
@@ -249,11 +249,14 @@ def test_the_release_that_whitens_has_secret_noise_too(tmp_path):
     assert one.release.noise == again.release.noise != other.release.noise
     assert not np.allclose(one.release.matrix, other.release.matrix)
     assert not np.allclose(build(scenario).release.matrix, build(scenario).release.matrix)
-    path = tmp_path / "plan.json"
-    path.write_text(to_json(plan_document(scenario, one, make_plan(scenario, one), 0.0)))
-    assert read_plan(path, keys[0])[2].L == one.posterior.L
+    plan = make_plan(scenario, one)
+    plan.save(tmp_path / "plan.npz")
+    (tmp_path / "plan.json").write_text(to_json(plan_document(scenario, one, plan, 0.0)))
+    assert load_plan(tmp_path, keys[0]).inputs.posterior.L == one.posterior.L
     with pytest.raises(InputError, match="private-whiten"):
-        read_plan(path)
+        load_plan(tmp_path)
+    with pytest.raises(InputError, match="private-whiten"):
+        plan_again(tmp_path / "plan.json")
 
 
 def listed(**sections):
@@ -313,7 +316,7 @@ def test_what_a_plan_has_settled_stays_on_its_list(tmp_path, plan_of):
     assert any("sampler.burn_in is computed from the devices' private data" in text for text in document["warnings"])
     document["scenario"]["sampler"]["burn_in"] = document["constants"]["burn_in"]  # as a run leaves it
     (tmp_path / "plan.json").write_text(json.dumps(document))
-    _, inputs, _ = read_plan(tmp_path / "plan.json")
+    inputs = plan_again(tmp_path / "plan.json").inputs
     assert "sampler.burn_in" in [item.name for item in inputs.not_covered if item.published]
 
 

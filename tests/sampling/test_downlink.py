@@ -15,6 +15,7 @@ from wflmc.apps import audit
 from wflmc.posterior import w2_squared
 from wflmc.sampling.kernel import broadcast, kernel_rounds
 
+from ..plan_tools import with_context
 from .compile_tools import clipped_sum
 
 CHAINS = 4000
@@ -127,7 +128,8 @@ def test_plans_by_the_exact_law_know_of_it():
     privacy = wflmc.Privacy(8, 0.01, 30)
     plan = planned(posterior, 0.0, objective="exact", privacy=privacy)
     assert plan.objective == pytest.approx(wflmc.exact_w2_sq(posterior, plan)[25:].max(), rel=1e-9)
-    ignorant = planned(posterior, objective="exact", privacy=privacy).replace(downlink_noise=plan.downlink_noise)
+    ignorant = planned(posterior, objective="exact", privacy=privacy)
+    ignorant = with_context(ignorant, downlink_noise=plan.downlink_noise)
     assert plan.objective <= wflmc.exact_w2_sq(posterior, ignorant)[25:].max() * (1 + 1e-6)
 
 

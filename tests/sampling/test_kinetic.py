@@ -47,7 +47,7 @@ def test_chains_follow_the_exact_law(posterior, case):
 
 def test_one_percent_too_much_noise_is_noticed(posterior):
     plan = make(posterior, factor=1.0, init="zero")
-    trace = wflmc.sample(jax.random.key(3), posterior, unclipped(plan.replace(gain=plan.gain / 1.01)), CHAINS)
+    trace = wflmc.sample(jax.random.key(3), posterior, unclipped(plan.with_rounds(gain=plan.gain / 1.01)), CHAINS)
     law = law_of(posterior, plan)
     assert z_scores(trace.theta[:, 0], law.mean[-1], law.covariance[-1])[0] > LIMIT
 

@@ -137,14 +137,14 @@ def test_every_round_costs_what_an_overdamped_one_of_this_gain_does(few, power, 
         samples=20, power=power,
     )  # fmt: skip
     sensitivity = 20.0 if unit == "device" else 2.0
-    strength = np.maximum(plan.uncertainty, 1.0 if plan.received is None else plan.received)
+    strength = np.maximum(plan.context.uncertainty, 1.0 if plan.received is None else plan.received)
     expected = 2 * (plan.gain[:, None] * strength * sensitivity) ** 2 / plan.noise_power * (plan.weight > 0)
     np.testing.assert_allclose(plan.loss, expected, rtol=1e-12)
     budget = privacy.budget(6)
     assert np.all(plan.spent <= budget)
     assert plan.spent.max() > 0.9 * budget[0]
     with pytest.raises(OverspendError):
-        wflmc.sample(jax.random.key(0), few, plan.replace(gain=1.2 * plan.gain), 2)
+        wflmc.sample(jax.random.key(0), few, plan.with_rounds(gain=1.2 * plan.gain), 2)
 
 
 def test_an_audit_holds_and_finds_what_is_wrong(few, monkeypatch):

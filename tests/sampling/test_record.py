@@ -16,6 +16,7 @@ from wflmc import channel
 from wflmc.posterior import softmax
 from wflmc.support.errors import InputError
 
+from ..plan_tools import with_context
 from .compile_tools import clipped_sum
 
 
@@ -159,7 +160,7 @@ def test_sampling_clips_what_the_plan_says(posterior):
     key = jax.random.key(0)
     same = wflmc.sample(key, posterior, free, 5), wflmc.sample(key, posterior, loose, 5)
     np.testing.assert_allclose(same[0].theta, same[1].theta, rtol=1e-3, atol=1e-4)
-    unclipped = tight.replace(example_clip=np.full(30, 1e3), enforced=False)
+    unclipped = with_context(tight, example_clip=np.full(30, 1e3), enforced=False)
     both = wflmc.sample(key, posterior, [unclipped, tight])
     alone = wflmc.sample(key, posterior, tight, 2)
     np.testing.assert_allclose(both.theta[1], alone.theta[1], rtol=1e-4, atol=1e-5)

@@ -17,6 +17,7 @@ from wflmc.sampling import Execution, chunks, kernel, kernel_rounds
 from wflmc.support.errors import OverspendError
 from wflmc.support.keys import named
 
+from ..plan_tools import with_context
 from .compile_tools import count_compilations
 
 CHAINS = 20_000
@@ -36,7 +37,7 @@ def make_plan(posterior, power, schedule, noise_power=1.0, **keywords):
 
 
 def unclipped(plan):
-    return plan.replace(clip=np.full(plan.devices, np.inf))
+    return with_context(plan, clip=np.full(plan.devices, np.inf))
 
 
 def z_scores(theta, mean, covariance):
@@ -82,7 +83,7 @@ def test_other_units_follow_the_exact_law_too(noise_power, prior_std):
 def test_one_percent_too_much_noise_is_noticed(posterior, power):
     """The test above would fail. From a start at zero all variance is noise: 1 % in σ is 4.5 standard errors."""
     plan = make_plan(posterior, power, "all", init="zero")
-    broken = plan.replace(gain=plan.gain / 1.01)
+    broken = plan.with_rounds(gain=plan.gain / 1.01)
     scores = law_scores(posterior, plan, sampled_with=broken)
     assert np.abs(scores[:, 0]).max() > LIMIT, scores
     assert scores[:, 0].mean() > 3, scores
@@ -216,7 +217,7 @@ def test_schemes_share_starts_and_noise(posterior):
 def test_plans_zipped_with_chains(posterior):
     """A batch of plans gives chain i what plan i alone would give it."""
     plans = [
-        short_plans(posterior, power).replace(gain=short_plans(posterior, power).gain * scale)
+        short_plans(posterior, power).with_rounds(gain=short_plans(posterior, power).gain * scale)
         for power, scale in [("equal", 1.0), ("no-dp", 0.7), ("noiseless", 1.0)]
     ]
     together = wflmc.sample(jax.random.key(2), posterior, plans)
@@ -234,7 +235,7 @@ def test_one_compilation_serves_all_policies_channels_and_data(posterior, monkey
         plan = wflmc.plan(
             post, link, wflmc.Privacy(15, 0.01, 30), step_size=1e-4, burn_in=5 + seed, samples=6 - seed, power=power
         )
-        wflmc.sample(jax.random.key(seed), post, plan.replace(burn_in=5), 4)
+        wflmc.sample(jax.random.key(seed), post, with_context(plan, burn_in=5), 4)
     assert len(compilations) == 1
 
 
@@ -295,7 +296,7 @@ def test_a_lost_chain_is_an_error(posterior):
     gain = plan.gain.copy()
     gain[13] = 1e-38
     with pytest.raises(wflmc.SamplingError, match="round 14"):
-        wflmc.sample(jax.random.key(0), posterior, plan.replace(gain=gain), 4)
+        wflmc.sample(jax.random.key(0), posterior, plan.with_rounds(gain=gain), 4)
 
 
 def test_mismatches_are_refused(posterior, small):

@@ -240,13 +240,13 @@ def test_plans_are_made_as_in_the_paper(point, labelled):
     )
     np.testing.assert_array_equal(plan.gain, by_hand.gain)
     np.testing.assert_array_equal(plan.bound, by_hand.bound)
-    assert (plan.privacy.accountant, plan.objective_name) == ("paper", "worst")
+    assert (plan.privacy.accountant, plan.certificate.objective_name) == ("paper", "worst")
     assert plan.privacy.budget(1)[0] == pytest.approx(5.967267)
     mnist_setting = small(labelled)
     own = mnist_setting.posterior()
     links = [wflmc.Link(wflmc.channel.rayleigh(1.0), -10.0, seed=seed) for seed in range(3)]
     made = mnist_setting.plans(own, "optimized", links)
-    assert {(p.privacy.accountant, p.objective_name) for p in made} == {("paper", "average")}
+    assert {(p.privacy.accountant, p.certificate.objective_name) for p in made} == {("paper", "average")}
     assert len({p.gain.tobytes() for p in made}) == 3
     # The paper's bound has no factor m on the excess noise.
     excess = np.maximum(made[0].noise_variance - 2 * made[0].step_size, 0)

@@ -15,6 +15,7 @@ learned is a single θ.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Link
 from wflmc.planning import Allocation, Plan, Policy, Problem, Sampler, plan
-from wflmc.planning.advice import estimates, input_warnings
+from wflmc.planning.advice import estimate_notices, input_notices
 from wflmc.planning.options import Options
 from wflmc.planning.policies import equal_parts
 from wflmc.planning.solvers.closed_form import DP, LIMITS, POWER
@@ -71,14 +72,18 @@ def gradient_descent(
     planned = plan(posterior, link, privacy, **vars(options))
     at_power = planned.power_share >= 1 - 1e-9
     # Bound, objective and most warnings of a plan are about sampling: here nothing is sampled.
-    return planned.replace(
-        server_noise=np.zeros(rounds),
+    certificate = replace(
+        planned.certificate,
         limit=np.where(at_power, LIMITS.index(POWER), LIMITS.index(DP)),
         regime=None,
         bound=None,
         objective=np.nan,
-        initial_w2_sq=np.nan,
-        warnings=(*input_warnings(posterior, link, privacy), *estimates(posterior, options)),
+        notices=(*input_notices(posterior, link, privacy), *estimate_notices(posterior)),
+    )
+    return Plan(
+        rounds=replace(planned.rounds, server_noise=np.zeros(rounds)),
+        certificate=certificate,
+        context=replace(planned.context, initial_w2_sq=np.nan),
     )
 
 

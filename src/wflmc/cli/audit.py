@@ -8,6 +8,7 @@ import typer
 from wflmc.cli import shared
 from wflmc.cli.shared import option
 from wflmc.support.errors import InputError, renamed_keys
+from wflmc.support.notices import codes
 from wflmc.support.progress import progress_bar
 
 
@@ -53,7 +54,12 @@ def command(
         # Of a model of one's own no canary is known: the plan is attacked, and `audit_pair` attacks the model.
         known = inputs.posterior if isinstance(inputs.posterior, Regression) else None
         result = audit.audit(jax.random.key(seed), plan, known, **options)
-    document = {**result.as_dict(), "warnings": list(plan.warnings), "seconds": time.perf_counter() - began}
+    document = {
+        **result.as_dict(),
+        "warnings": list(plan.warnings),
+        "warning_codes": list(codes(plan.notices)),
+        "seconds": time.perf_counter() - began,
+    }
     shared.warn(document["warnings"])
     if as_json:
         shared.print_json(document)

@@ -2,6 +2,7 @@
 
 import time
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
 from wflmc.support.errors import Found, refuse
 from wflmc.support.progress import progress_bar
+from wflmc.support.storage import output_folder
 
 SIZES = "devices parameters rounds bandwidth power efficiency coherence"
 """Options of --capacity."""
@@ -27,6 +29,7 @@ def command(
     scenario: shared.ScenarioPath,
     overrides: shared.Overrides = None,
     as_json: shared.AsJson = False,
+    out: Annotated[str | None, option("DIR", "Folder for plan.npz, plan.json and scenario.toml.")] = None,
     plot: Annotated[str | None, option("FILE", "Draw the plan into this file (.png, .svg, .pdf).")] = None,
     solver: Annotated[str, option(None, "own, or cvxpy as an independent reference.")] = "own",
     unknown: Annotated[str | None, option("KEY", SOLVE_FOR, "--solve-for")] = None,
@@ -58,7 +61,7 @@ def command(
     given, began = locals(), time.perf_counter()
     from wflmc.apps.report import text
     from wflmc.planning import capacity as capacities
-    from wflmc.runs import advice, documents, planning
+    from wflmc.runs import advice, documents, folder, planning
     from wflmc.scenario import NotCovered, build, load_scenario, plain
 
     sizes = {name: given[name] for name in SIZES.split() if given[name] is not None}
@@ -80,6 +83,9 @@ def command(
     if unknown is not None and target is not None:
         with progress_bar("plans tried, at most", 330 if unknown == "sampler.burn_in" else 60) as advance:
             config, answer = advice.solve_for(config, unknown, target, metric, solver, advance)
+    if out is not None:
+        planning.refuse_own_scenario(Path(scenario), Path(out), config)
+        folder.refuse_run(Path(out).expanduser())
     inputs = build(config)
     spent = planning.spent_before(ledger, inputs, must_exist=True)
     plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
@@ -95,6 +101,10 @@ def command(
         if metric == "exact" and document["not_covered"]:
             why = "It was chosen by the exact distance to the posterior (--metric exact)."
             document["not_covered"].append(vars(NotCovered(f"--solve-for {unknown}", why)))
+    files: list[Path] = []
+    if out is not None:
+        with output_folder(out) as place:
+            files = folder.write_plan(place, scenario=config, plan=plan, plan_document=document)
     if plot is not None:
         run_figures.draw_plan(plan, plot)
     if as_json:
@@ -105,6 +115,9 @@ def command(
             shared.show(table)
         if plot is not None:
             print(f"Picture: {plot}")
+        if files:
+            names = ", ".join(path.name for path in files)
+            print(f"Written to {out}: {names}; `wflmc run --plan {out}` runs this plan.")
     if answer is not None and not answer["reachable"]:
         if as_json:
             shared.note(document["solve_for"]["answer"])

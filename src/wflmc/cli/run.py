@@ -8,6 +8,7 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
+from wflmc.support.notices import NoticeCode
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder
 
@@ -16,8 +17,10 @@ REPLICAS = "Chains are replicas for evaluation: ε is that of one chain, and pub
 
 def command(
     scenario: Annotated[str | None, typer.Argument(help="Scenario file (TOML), or model (Python).")] = None,
-    plan: Annotated[str | None, option("FILE", "Run this saved plan (JSON of `wflmc plan`) instead.")] = None,
-    out: Annotated[str | None, option("DIR", "Folder for trace.nc, plan.json, summary.json, scenario.toml.")] = None,
+    plan: Annotated[str | None, option("PATH", "Run this plan: plan.npz, plan.json, or their folder.")] = None,
+    out: Annotated[
+        str | None, option("DIR", "Folder for trace.nc, plan.npz, plan.json, summary.json, scenario.toml.")
+    ] = None,
     overrides: shared.Overrides = None,
     memory: shared.Memory = None,
     ledger: Annotated[str | None, option("FILE", "Spend from this ledger; DIR/ledger.jsonl by default.")] = None,
@@ -36,6 +39,7 @@ def command(
     Example: wflmc run scenario.toml --out results
     """
     from wflmc.apps.report import run_figures, text
+    from wflmc.runs.documents import SIMULATED
     from wflmc.runs.execution import Request, run_scenario
 
     shared.cache_compilations()
@@ -46,9 +50,13 @@ def command(
     with writing as folder:
         settled, summary, evaluation, files = run_scenario(request, folder, progress_bar, shared.note)
         files += run_figures.draw_scores(evaluation, settled, folder)
-    *warnings, simulated = summary["warnings"]
-    shared.warn(summary["warnings"] if as_json else warnings)
-    lines = [str(evaluation), *text.diagnosis_lines(summary["diagnosis"]), simulated, REPLICAS]
+    warnings = summary["warnings"]
+    if not as_json:  # that the run is simulated then stands below its results
+        pairs = zip(summary["warning_codes"], warnings, strict=True)
+        warnings = [warning for code, warning in pairs if code != NoticeCode.SIMULATED]
+    shared.warn(warnings)
+    causes = text.diagnosis_lines(summary["diagnosis"])
+    lines = [str(evaluation), *causes, SIMULATED.text, REPLICAS]
     if files:
         written = f"Written to {files[0].parent}: {', '.join(path.name for path in files)}"
         lines = [summary["owner_only"], *lines, written]

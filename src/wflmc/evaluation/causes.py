@@ -367,7 +367,7 @@ class _Search:
                 return _numbers(key, float(np.asarray(epsilon)), np.asarray(epsilon) * np.array([2.0, 4.0]))
             case "link.snr_db" if np.ndim(snr_db) == 0:
                 return [Change(key, float(np.asarray(snr_db)) + more, "up") for more in (5, 10, 20, 30, 40)]
-            case "policy.max_round_noise" if plan.noise_limit == np.inf:
+            case "policy.max_round_noise" if plan.certificate.noise_limit == np.inf:
                 return [Change(key, limit, "down") for limit in (2.0, 1.0)]
             case "policy.power":
                 return [Change(key, "optimized", "to")]

@@ -122,7 +122,7 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
                 kept.append((off.sum(), precision @ off, (norm > clip).mean(), factor * left.mean()))
     far, alike, clipped, shortened = np.nan_to_num(np.array(kept), nan=np.inf).T
     variance, draws = float((1 / precision).sum()), len(plan.rounds) - plan.burn_in
-    summary = np.mean if plan.objective_name == "average" else np.max
+    summary = np.mean if plan.certificate.objective_name == "average" else np.max
     error = float(np.nan_to_num(total.sum(), nan=np.inf)) / draws**2 / variance
     means = float(clipped.mean()), float(shortened.mean())
     return Forecast(float(summary(far)) / variance, float(summary(alike)) / size, error, *means, least > 0.99)

@@ -1,6 +1,6 @@
 """One look at a trace: everything `summary.json` says, as a value."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exa
 from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
 from wflmc.support.errors import InputError, Shown
+from wflmc.support.notices import Notice, NoticeCode, texts
 
 FORGETTING = "the chains have not forgotten their start, or are too short to tell."
 SYMMETRIC = (
@@ -92,31 +93,68 @@ class Evaluation(Shown):
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """Return the texts of `notices`."""
+        return texts(self.notices)
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
         """Return warnings derived from the samples; `wflmc.advise` says what would help."""
-        clipped, examples, rhat = self.clip_rate["samples"] or 0.0, self.example_clip_rate or 0.0, self.rhat_max or 0.0
-        distance, moved = self.w2_sq or UNKNOWN, self.moving_w2_sq or self.w2_sq or UNKNOWN
-        exact, bound = (np.nan if value is None else value for value in (self.worst_exact, self.bound))
+        return (*self._clipping_notices(), *self._agreement_notices(), *self._distance_notices())
+
+    def _clipping_notices(self) -> Iterator[Notice]:
+        """Yield notices about clipped gradients of devices and of examples."""
+        gradients = self.clip_rate["samples"] or 0.0
+        examples = self.example_clip_rate or 0.0
         law = "exact law" if self.bound is None else "bound"
-        some = ", ".join(map(str, self.frozen[:5])) + ", …" * (len(self.frozen) > 5)
-        where = "" if self.moving_w2_sq is None else " in the coordinates that they move in"
-        kept_away, above = distance.worst > 10 * exact + distance.resolution, moved.worst > bound + moved.resolution
-        rules = {
-            f"{clipped:.0%} of the gradients of the kept rounds were clipped, which the {law} ignores.": clipped > 0.01,
-            f"{examples:.0%} of the examples are clipped, which the bound and the exact law ignore: the chains sample "
-            "a posterior in which these weigh less.": examples > 0.01,
-            f"R-hat is {rhat:.3g}: {SYMMETRIC if self.symmetric else FORGETTING}": rhat > RHAT_CONCERN,
-            **{
-                f"R-hat of {name} is {one.rhat_max:.3g}: the chains do not agree on it.": one.rhat_max > RHAT_CONCERN
-                for name, one in self.functions.items()
-                if one.rhat_max is not None
-            },
-            f"{len(self.frozen)} of the parameters never moved in at least one chain ({some}): these have not "
-            "converged, whatever R-hat says of the others. The step size may be too small for float32.": self.frozen,
-            f"The chains are at W2² = {distance.worst:.3g}, the exact law without clipping at {exact:.3g}: clipping "
-            "keeps them away from it.": kept_away,
-            f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {bound:.3g}.": above,
-        }
-        return tuple(text for text, holds in rules.items() if holds)
+        if gradients > 0.01:
+            yield Notice(
+                NoticeCode.CLIPPED_GRADIENTS,
+                f"{gradients:.0%} of the gradients of the kept rounds were clipped, which the {law} ignores.",
+            )
+        if examples > 0.01:
+            yield Notice(
+                NoticeCode.CLIPPED_EXAMPLES,
+                f"{examples:.0%} of the examples are clipped, which the bound and the exact law ignore: the chains "
+                "sample a posterior in which these weigh less.",
+            )
+
+    def _agreement_notices(self) -> Iterator[Notice]:
+        """Yield notices about chains that do not agree, and parameters that do not move."""
+        rhat = self.rhat_max or 0.0
+        if rhat > RHAT_CONCERN:
+            reason = SYMMETRIC if self.symmetric else FORGETTING
+            yield Notice(NoticeCode.CHAINS_DISAGREE, f"R-hat is {rhat:.3g}: {reason}")
+        for name, diagnostics in self.functions.items():
+            rhat = diagnostics.rhat_max or 0.0
+            if rhat > RHAT_CONCERN:
+                text = f"R-hat of {name} is {rhat:.3g}: the chains do not agree on it."
+                yield Notice(NoticeCode.FUNCTION_DISAGREES, text)
+        if self.frozen:
+            listed = ", ".join(map(str, self.frozen[:5])) + ", …" * (len(self.frozen) > 5)
+            yield Notice(
+                NoticeCode.FROZEN_PARAMETERS,
+                f"{len(self.frozen)} of the parameters never moved in at least one chain ({listed}): these have not "
+                "converged, whatever R-hat says of the others. The step size may be too small for float32.",
+            )
+
+    def _distance_notices(self) -> Iterator[Notice]:
+        """Yield notices about chains that are further from the posterior than is known of them."""
+        distance = self.w2_sq or UNKNOWN
+        exact = np.nan if self.worst_exact is None else self.worst_exact
+        if distance.worst > 10 * exact + distance.resolution:
+            yield Notice(
+                NoticeCode.CLIPPING_KEEPS_AWAY,
+                f"The chains are at W2² = {distance.worst:.3g}, the exact law without clipping at {exact:.3g}: "
+                "clipping keeps them away from it.",
+            )
+        moved = self.moving_w2_sq or distance
+        bound = np.nan if self.bound is None else self.bound
+        if moved.worst > bound + moved.resolution:
+            where = "" if self.moving_w2_sq is None else " in the coordinates that they move in"
+            yield Notice(
+                NoticeCode.ABOVE_BOUND,
+                f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {bound:.3g}.",
+            )
 
     def _facts(self) -> dict[str, Any]:
         facts = {"w2_sq": None if self.w2_sq is None else self.w2_sq.worst, "exact_w2_sq": self.worst_exact}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.dynamics import OVERDAMPED, Array, Contraction, Dynamics, Moving, Response
+from wflmc.dynamics import OVERDAMPED, Array, Contraction, Dynamics, Response
 from wflmc.planning.solvers.program import HEADROOM, Program
 from wflmc.support.recursion import first_order
 
@@ -31,7 +31,7 @@ class Allocation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem(Moving):
+class Problem:
     """Everything that decides the power of a plan, for given active sets."""
 
     contraction: Contraction
@@ -65,6 +65,16 @@ class Problem(Moving):
     dynamics: Dynamics = OVERDAMPED
     contracts: bool = True
     """Whether steps are below what the posterior's L allows; a looser L than need be may forbid steps that work."""
+
+    @property
+    def kick(self) -> Array:
+        """The factor of the gradient in the update, [S]."""
+        return np.asarray(self.dynamics.kick(self.step_size))
+
+    @property
+    def langevin_noise(self) -> Array:
+        """The variance of the noise that a round needs, [S]."""
+        return np.asarray(self.dynamics.langevin_noise(self.step_size))
 
     @property
     def has_bound(self) -> bool:

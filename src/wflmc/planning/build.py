@@ -12,9 +12,9 @@ from wflmc.channel import Gains, Link
 from wflmc.dynamics import Array, Motion, Response, continued
 from wflmc.planning import advice, causal, exact, schedule
 from wflmc.planning.bound import Allocation, Problem, discretization_error
-from wflmc.planning.defaults import example_clip_warning, fill_in, fill_in_example_clip
+from wflmc.planning.defaults import example_clip_notice, fill_in, fill_in_example_clip
 from wflmc.planning.options import Options, Policy, Sampler, checked_options
-from wflmc.planning.plan import Plan
+from wflmc.planning.plan import Certificate, Context, Plan, Rounds
 from wflmc.planning.policies import PowerPolicy, equal_parts, policy_named
 from wflmc.planning.solvers.closed_form import DP, LIMITS, LMC, POLICY, POWER, is_static, regime, tightest
 from wflmc.planning.steps import plan_steps
@@ -24,6 +24,7 @@ from wflmc.privacy import Privacy
 from wflmc.privacy.releases import ideal_link
 from wflmc.sums.bound import LARGEST_ROUNDING
 from wflmc.support.errors import InputError
+from wflmc.support.notices import Notice, NoticeCode
 
 PAIR_BYTES, MEMORY = 100, 64_000_000_000
 """Bytes that planning takes at its peak for a round and a device, and the most that a plan may take."""
@@ -38,8 +39,6 @@ TRANSCRIPT_PART = 0.5
 """The largest part of a budget that a limit on the noise of rounds may take in plans for transcripts."""
 DEFAULT_SAMPLER = Sampler()
 DEFAULT_POLICY = Policy()
-AS_PREPARED = ("step_size", "weight", "received", "privacy", "mu", "L", "ledger", "uncertainty", "rounding")
-"""Fields of a plan that are known before its power."""
 
 
 def plan(
@@ -111,7 +110,7 @@ def plan(
     result = _prepare(posterior, link, privacy, options).plan()
     if privacy is asked:
         return result
-    return result.replace(warnings=(*result.warnings, example_clip_warning(privacy)))
+    return result.with_notices((*result.notices, example_clip_notice(privacy)))
 
 
 def plan_many(posterior: Posterior, links: Sequence[Link], privacy: Privacy, **keywords: Any) -> list[Plan]:
@@ -128,15 +127,15 @@ def _prepare(posterior: Posterior, link: Link, privacy: Privacy, options: Option
     kept = float(np.asarray(options.step_size))
     constant = dataclasses.replace(options.sampler, step_schedule="constant")
 
-    def with_steps(steps: Array, *notes: str) -> "_Planning":
+    def with_steps(steps: Array, *notes: Notice) -> "_Planning":
         given = dataclasses.replace(options, step_size=steps, sampler=constant)
         return _Planning(posterior, link, privacy, given, kept * (1 + 1e-9), *notes)
 
     steps = plan_steps(lambda steps: with_steps(steps).plan(), kept, options.burn_in, options.samples)
     if np.ptp(steps) > 0 or options.burn_in == 0:
         return with_steps(steps)
-    note = "No other step sizes of burn-in were found better: step_schedule = 'planned' has kept the constant one."
-    return with_steps(steps, note)
+    text = "No other step sizes of burn-in were found better: step_schedule = 'planned' has kept the constant one."
+    return with_steps(steps, Notice(NoticeCode.STEPS_NOT_IMPROVED, text))
 
 
 def _check_size(options: Options, devices: int) -> None:
@@ -155,11 +154,17 @@ class _Planning:
 
     Args:
         usual: rounds with a larger step size than this may not be noisier than clipped gradients can undo.
-        notes: warnings of the plan beside those about its numbers.
+        notes: notices of the plan beside those about its numbers.
     """
 
     def __init__(
-        self, posterior: Posterior, link: Link, privacy: Privacy, options: Options, usual: float = np.inf, *notes: str
+        self,
+        posterior: Posterior,
+        link: Link,
+        privacy: Privacy,
+        options: Options,
+        usual: float = np.inf,
+        *notes: Notice,
     ) -> None:
         self.posterior, self.link, self.privacy, self.options, self.notes = posterior, link, privacy, options, notes
         devices, power, first = posterior.devices, options.policy.power, options.sampler.start
@@ -308,44 +313,77 @@ class _Planning:
         return causal.causally(self.scheme.allocate, forecast)
 
     def finish(self, allocation: Allocation) -> Plan:
-        """Make the plan of an allocation, with its certificate and its warnings."""
-        posterior, link, options, scheme, problem = self.posterior, self.link, self.options, self.scheme, self.problem
-        unclipped = np.full(posterior.devices, np.inf)
-        limit = _limit(problem, allocation.a, scheme, causal=options.policy.csi == "causal")
-        bounds = problem.bound(allocation.a) if problem.has_bound else None
-        server_noise = problem.server_noise(allocation.a)
-        value = np.nan if bounds is None else problem.value(bounds)
-        if problem.response is not None:
-            noise = (problem.kick * problem.scale) ** 2 / allocation.a + server_noise
-            value = float(exact.distances(problem.response)(noise).max())
-        if problem.objective == "transcript":
-            value = 1 / information(problem, allocation.a)
-        made = Plan(
-            **{name: getattr(self, name) for name in AS_PREPARED},
-            **{name: getattr(problem, name) for name in ("burn_in", "noise_limit", "dynamics")},
-            gain=np.sqrt(allocation.a * link.noise_power),
-            server_noise=server_noise,
+        """Make the plan of an allocation, with its certificate and its notices."""
+        problem = self.problem
+        a = allocation.a
+        rounds = Rounds(
+            step_size=self.step_size,
+            gain=np.sqrt(a * self.link.noise_power),
+            weight=self.weight,
+            server_noise=problem.server_noise(a),
+            received=self.received,
+        )
+        plan = Plan(rounds, self._certificate(allocation), self._context())
+        wireless_link = self.link if self.scheme.wireless else None
+        about_inputs = advice.input_notices(self.posterior, wireless_link, self.privacy)
+        about_plan = advice.plan_notices(self.posterior, plan, problem, self.options)
+        return plan.with_notices((*about_inputs, *about_plan, *self.notes))
+
+    def _certificate(self, allocation: Allocation) -> Certificate:
+        """Return what is known of the plan of an allocation, without notices."""
+        problem = self.problem
+        a = allocation.a
+        is_causal = self.options.policy.csi == "causal"
+        limit = _limit(problem, a, self.scheme, causal=is_causal)
+        is_static_link = np.all(self.gains == self.gains[0])
+        gamma = problem.contraction.gamma[problem.burn_in :]
+        bound = problem.bound(a) if problem.has_bound else None
+        return Certificate(
             threshold=self.schedule.threshold,
-            bound=bounds,
-            power_share=allocation.a / problem.power_cap,
+            bound=bound,
+            power_share=a / problem.power_cap,
             limit=limit,
-            objective=value,
+            objective=self._objective(a, bound),
             objective_name=problem.objective,
             lower_bound=allocation.lower_bound,
-            regime=_regime(problem, limit, scheme) if np.all(self.gains == self.gains[0]) else None,
-            gamma=float(problem.contraction.gamma[problem.burn_in :].max()),
-            clip=self.clip if scheme.clips else unclipped,
-            example_clip=self.example_clip if scheme.clips else unclipped,
-            noise_power=link.noise_power,
-            **{name: getattr(options.sampler, name) for name in ("init", "start")},
-            dim=posterior.dim,
-            initial_w2_sq=problem.start,
-            enforced=scheme.private,
-            downlink_noise=self.downlink_noise,
+            regime=_regime(problem, limit, self.scheme) if is_static_link else None,
+            gamma=float(gamma.max()),
+            noise_limit=problem.noise_limit,
         )
-        about_inputs = advice.input_warnings(posterior, link if scheme.wireless else None, self.privacy)
-        about_plan = advice.plan_warnings(posterior, made, problem, options)
-        return made.replace(warnings=(*about_inputs, *about_plan, *self.notes))
+
+    def _objective(self, a: Array, bound: Array | None) -> float:
+        """Return what the policy minimizes, at powers a[S] with their bound[S]."""
+        problem = self.problem
+        if problem.objective == "transcript":
+            return 1 / information(problem, a)
+        if problem.response is not None:
+            noise = (problem.kick * problem.scale) ** 2 / a + problem.server_noise(a)
+            return float(exact.distances(problem.response)(noise).max())
+        return np.nan if bound is None else problem.value(bound)
+
+    def _context(self) -> Context:
+        """Return what the plan is made for."""
+        unclipped = np.full(self.posterior.devices, np.inf)
+        return Context(
+            privacy=self.privacy,
+            clip=self.clip if self.scheme.clips else unclipped,
+            example_clip=self.example_clip if self.scheme.clips else unclipped,
+            noise_power=self.link.noise_power,
+            burn_in=self.problem.burn_in,
+            init=self.options.sampler.init,
+            mu=self.mu,
+            L=self.L,
+            dim=self.posterior.dim,
+            sizes=np.asarray(self.posterior.sizes, dtype=np.intp),
+            initial_w2_sq=self.problem.start,
+            ledger=self.ledger,
+            start=self.options.sampler.start,
+            uncertainty=self.uncertainty,
+            enforced=self.scheme.private,
+            dynamics=self.problem.dynamics,
+            downlink_noise=self.downlink_noise,
+            rounding=self.rounding,
+        )
 
 
 def _regime(

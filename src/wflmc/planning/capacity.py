@@ -78,7 +78,7 @@ def traits_of(plan: Plan, link: Link) -> Traits:
     clip, sensitivity = plan.privacy.clips(devices), plan.privacy.sensitivity(devices)
     square = (plan.scale[:, None] / clip.mean()) ** 2
     budget = plan.privacy.budget(devices) - plan.ledger if plan.enforced else np.full(devices, np.inf)
-    loss_factor = (square * sends).mean(0) * (plan.uncertainty * sensitivity) ** 2
+    loss_factor = (square * sends).mean(0) * (plan.context.uncertainty * sensitivity) ** 2
     hardest = np.argmax(loss_factor / np.minimum(budget, 1e300))
     power: dict[str, Any] = {"power": None, "power_most": None}
     if plan.power_share.any():

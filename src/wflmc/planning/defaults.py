@@ -13,6 +13,7 @@ import numpy as np
 
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
+from wflmc.support.notices import Notice, NoticeCode
 
 SAFE, FEW = 0.5, 10
 """h√L of kinetic steps up to so many parameters; of more, the fourth root of their number less, as the error of a step
@@ -54,14 +55,16 @@ def fill_in_example_clip(posterior: Posterior, privacy: Privacy) -> Privacy:
     return replace(privacy, example_clip=np.clip(affordable, smallest * typical, largest * typical))
 
 
-def example_clip_warning(privacy: Privacy) -> str:
-    """Return the warning about a c that was filled in."""
+def example_clip_notice(privacy: Privacy) -> Notice:
+    """Return the notice about a c that was filled in."""
     chosen = np.asarray(privacy.example_clip, dtype=float)
     smallest, largest = f"{chosen.min():.3g}", f"{chosen.max():.3g}"
     numbers = smallest if smallest == largest else f"{smallest} to {largest}"
-    return (
-        f"privacy.example_clip was not given: {numbers} is used, chosen by the numbers of parameters and examples and "
-        "by the budget, without a look at the examples. example_clip_rate of a run says how many of them it clips."
+    return Notice(
+        NoticeCode.EXAMPLE_CLIP_CHOSEN,
+        f"privacy.example_clip was not given: {numbers} is used, chosen by the numbers of "
+        "parameters and examples and by the budget, without a look at the examples. "
+        "example_clip_rate of a run says how many of them it clips.",
     )
 
 

@@ -1,84 +1,125 @@
-"""The plan: all that the sampler needs, and what is known about it before anything is transmitted."""
+"""The plan: all that the sampler needs, and what is known about it beforehand.
 
-from collections.abc import Iterable
+A `Plan` has three parts: `Rounds`, what acts in every round; `Certificate`, what is
+known about it before anything is transmitted; and `Context`, what it was made for.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, Self, TypeVar
+from pathlib import Path
+from typing import IO, Any, Self
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.dynamics import OVERDAMPED, Array, Dynamics, Motion, Moving
+from wflmc.dynamics import OVERDAMPED, Array, Dynamics, Motion, from_constants
 from wflmc.planning.solvers.closed_form import LIMITS, POLICY
 from wflmc.privacy import Privacy, round_loss
+from wflmc.support import notices, storage
 from wflmc.support.errors import InputError, Shown
 from wflmc.support.keys import digest
+from wflmc.support.notices import Notice
 
-Values = TypeVar("Values")
-"""Arrays of NumPy in a plan, of any kind in the sampler."""
+PLAN_FILE = "plan.npz"
+"""The usual name of a file that `Plan.save` writes."""
+RoundValues = Any
+"""Arrays of NumPy in a plan, of JAX in the sampler, which has None where all are zero."""
+WRITTEN = "a plan as wflmc wrote it"
+"""What such a file must be, for errors."""
 
 
 @dataclass(frozen=True, eq=False)
-class Acting(Generic[Values]):
-    """What acts in every round, as arrays with a leading round axis."""
+class Rounds:
+    """What acts in every round, as arrays with a leading round axis.
 
-    step_size: Values
+    It is a pytree, which can be sliced, stacked and scanned over. In a plan its arrays
+    are NumPy's, in float64; in the sampler they are JAX's.
+    """
+
+    step_size: RoundValues
     """η[S], or h of kinetic dynamics."""
-    gain: Values
+    gain: RoundValues
     """α[S]."""
-    weight: Values
-    """Weight of each device's gradient in the update, [S, K]: K/K_a, or 0 for a silent device."""
-    server_noise: Values
-    """β[S], variance of the noise that the server adds: to θ, or to the velocity of kinetic dynamics."""
-    received: Values | None = None
-    """|h/ĥ|[S, K], the amplitude at which a device arrives over the one it meant to; None where both are equal."""
+    weight: RoundValues
+    """Weight of each device's gradient in the update, [S, K].
 
+    It is K/K_a, or 0 for a silent device.
+    """
+    server_noise: RoundValues
+    """β[S], variance of the noise that the server adds.
 
-@dataclass(frozen=True, eq=False)
-class Rounds(Acting[Any]):
-    """The same as a pytree, which can be sliced, stacked and scanned over."""
+    It is added to θ, or to the velocity of kinetic dynamics.
+    """
+    received: RoundValues | None = None
+    """|h/ĥ|[S, K], the amplitude of a device at the server over the intended one.
 
+    None where both are equal.
+    """
     constants: Any = None
-    """What the kernel needs beside them, the same in all rounds (`wflmc.sampling.kernel.KernelConstants`)."""
+    """What the kernel needs beside them, the same in all rounds.
+
+    It is a `wflmc.sampling.kernel.KernelConstants` in the sampler, and None in a plan.
+    """
 
     def __len__(self) -> int:
-        """S."""
+        """Return S."""
         return int(self.gain.shape[0])
 
     def __getitem__(self, index: Any) -> "Rounds":
-        """One of the rounds, or a slice of them."""
-        some = jax.tree.map(lambda values: values[index], replace(self, constants=None))
-        return replace(some, constants=self.constants)
+        """Return one of the rounds, or a slice of them."""
+        varying = replace(self, constants=None)
+        selected: Rounds = jax.tree.map(lambda values: values[index], varying)
+        return replace(selected, constants=self.constants)
+
+
+jax.tree_util.register_dataclass(Rounds, [field.name for field in fields(Rounds)], [])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Certificate:
-    """What is known of a plan before anything is transmitted: the bound, how good it is, and what limits it."""
+    """What is known of a plan before anything is transmitted."""
 
     threshold: Array
-    """The least |h| with which a device transmits, [S]; 0 where all do, nan without one."""
+    """The smallest |h| with which a device transmits, [S].
+
+    It is 0 where all devices do, and nan where there is no threshold.
+    """
     bound: Array | None
-    """B[1..S]; None for kinetic dynamics, for which no bound is known."""
+    """B[1..S]; None where no bound is known, as for kinetic dynamics."""
     power_share: Array
-    """Share of the transmit power limit that the weakest active device uses, [S]; 0 on an ideal link."""
+    """Fraction of its transmit power limit that the weakest active device uses, [S].
+
+    It is 0 on an ideal link.
+    """
     limit: NDArray[np.intp]
-    """Which limit each round sits at, as an index into LIMITS, [S]."""
+    """The limit of every round, [S], as an index into LIMITS."""
     objective: float
-    """The worst or the average of the bound after burn-in, nan where there is none; with the objective "transcript" V,
-    the variance of the noise in what the kept rounds together say about the gradient."""
+    """The worst or the average of the bound after burn-in; nan where there is none.
+
+    With the objective "exact" it is the worst W2² of the chain's law, and with
+    "transcript" V, the variance of the noise in what the kept rounds together say about
+    the gradient.
+    """
     objective_name: str
     """worst, average, exact or transcript."""
     lower_bound: float | None
     """What no plan within the same limits can be below; None where nothing is proven."""
     regime: str | None
-    """lmc-limited, power-limited or dp-limited; policy-limited where the policy reaches
-    none of these limits; None where it changes with the round."""
+    """lmc-limited, power-limited, dp-limited or policy-limited.
+
+    A plan is policy-limited where its policy reaches none of the other limits. None
+    where the limit changes with the round.
+    """
     gamma: float
-    """Factor by which a kept round forgets the start, the largest: of Proposition 1, or of the mean (kinetic)."""
+    """The largest factor by which a kept round forgets the start.
+
+    It is that of Proposition 1, or of the mean with kinetic dynamics.
+    """
     noise_limit: float = np.inf
-    """The limit on a round's noise that power was chosen within, over what all clipped gradients can undo."""
-    warnings: tuple[str, ...] = ()
-    """What the numbers of the plan do not cover, in sentences."""
+    """The limit on a round's noise, relative to what all clipped gradients can undo."""
+    notices: tuple[Notice, ...] = ()
+    """What the numbers of the plan do not cover."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,7 +131,7 @@ class Context:
     clip: Array
     """ℓ[K]; infinite for a scheme that does not clip."""
     example_clip: Array
-    """Bound on one example's gradient, [K]; infinite: examples are not clipped one by one."""
+    """Bound on one example's gradient, [K]; infinite where examples are not clipped."""
     noise_power: float
     """N0."""
     burn_in: int
@@ -103,12 +144,14 @@ class Context:
     """Smoothness of the cost."""
     dim: int
     """m, the number of parameters."""
+    sizes: NDArray[np.intp]
+    """N_k, the number of examples of every device, [K]."""
     initial_w2_sq: float
     """W2² between start and posterior."""
     ledger: Array
-    """Loss that each device had spent before this plan, [K]."""
+    """Privacy loss that each device had spent before this plan, [K]."""
     start: int = 0
-    """The round that this plan begins with, where rounds came before it."""
+    """The number of this plan's first round, where rounds came before it."""
     uncertainty: float = 1.0
     """The largest |h/ĥ| that the devices' knowledge of their channels leaves open."""
     enforced: bool = True
@@ -118,57 +161,72 @@ class Context:
     downlink_noise: float = 0.0
     """Variance of the noise in every coordinate that a device receives of θ."""
     rounding: float = 0.0
-    """e: clips act at ℓ/(1 + e) and c/(1 + e), so that float32 sums are no more sensitive than is paid for."""
+    """e: clipping acts at ℓ/(1 + e) and c/(1 + e).
 
-
-BY_ROUND = (*(field.name for field in fields(Acting)), "threshold", "bound", "power_share", "limit")
-"""Fields of a plan with a leading round axis."""
-jax.tree_util.register_dataclass(Rounds, [field.name for field in fields(Rounds)], [])
-
-
-def distinct(plans: "Iterable[Plan]") -> "list[Plan]":
-    """Return every plan once, where several chains share one."""
-    return list({id(plan): plan for plan in plans}.values())
-
-
-def _fields_of(part: type[Any], plan: "Plan") -> dict[str, Any]:
-    """Return the fields of a part of a plan."""
-    return {field.name: getattr(plan, field.name) for field in fields(part)}
+    Float32 sums are then no more sensitive than is paid for.
+    """
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan(Shown, Moving, Acting[Array], Certificate, Context):
+class Plan(Shown):
     """Gains and active devices of every round, with the bound and the privacy they imply.
 
-    The fields of its three parts are its own: `plan.gain` is `plan.rounds.gain`.
+    `wflmc.plan` makes plans, and `wflmc.sample` runs them. The fields that are needed
+    most often are properties: `plan.gain` is `plan.rounds.gain`.
     """
 
-    def replace(self, **changes: Any) -> Self:
-        """The same plan with other values of some fields."""
-        return replace(self, **changes)
+    rounds: Rounds
+    """What acts in every round."""
+    certificate: Certificate
+    """What is known of the plan before anything is transmitted."""
+    context: Context
+    """What the plan was made for."""
 
     def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"devices": self.devices, "parameters": self.dim, "rounds": len(self.rounds)}
-        facts |= {"burn-in rounds": self.burn_in, "dynamics": self.dynamics.constants.get("dynamics")}
-        facts |= {name: getattr(self, name) for name in ("step_size", "gain", "gap", "regime")}
-        facts["objective"] = None if np.isnan(self.objective) else self.objective
-        promised = () if self.privacy.epsilon is None else ("epsilon", "delta", "adjacency")
-        return facts | {name: getattr(self.privacy, name) for name in promised}
+        facts: dict[str, Any] = {
+            "devices": self.devices,
+            "parameters": self.dim,
+            "rounds": len(self.rounds),
+            "burn-in rounds": self.burn_in,
+            "dynamics": self.dynamics.constants.get("dynamics"),
+            "step_size": self.step_size,
+            "gain": self.gain,
+            "gap": self.gap,
+            "regime": self.regime,
+            "objective": None if np.isnan(self.objective) else self.objective,
+        }
+        if self.privacy.epsilon is not None:
+            facts["epsilon"] = self.privacy.epsilon
+            facts["delta"] = self.privacy.delta
+            facts["adjacency"] = self.privacy.adjacency
+        return facts
+
+    # The rounds.
 
     @property
-    def rounds(self) -> Rounds:
-        """What acts in every round, as the sampler takes it."""
-        return Rounds(**_fields_of(Acting, self))
+    def step_size(self) -> Array:
+        """η[S], or h of kinetic dynamics."""
+        return self.rounds.step_size
 
     @property
-    def certificate(self) -> Certificate:
-        """What is known of the plan before anything is transmitted."""
-        return Certificate(**_fields_of(Certificate, self))
+    def gain(self) -> Array:
+        """α[S]."""
+        return self.rounds.gain
 
     @property
-    def context(self) -> Context:
-        """What the plan was made for."""
-        return Context(**_fields_of(Context, self))
+    def weight(self) -> Array:
+        """Weight of each device's gradient in the update, [S, K]; 0 for a silent one."""
+        return self.rounds.weight
+
+    @property
+    def server_noise(self) -> Array:
+        """β[S], variance of the noise that the server adds."""
+        return self.rounds.server_noise
+
+    @property
+    def received(self) -> Array | None:
+        """|h/ĥ|[S, K], as `Rounds.received`."""
+        return self.rounds.received
 
     @property
     def devices(self) -> int:
@@ -182,99 +240,514 @@ class Plan(Shown, Moving, Acting[Array], Certificate, Context):
 
     @property
     def weight_received(self) -> Array:
-        """The weight with which every device's gradient really enters the update, [S, K]."""
+        """The weight with which each device's gradient enters the update, [S, K].
+
+        It differs from `weight` where devices do not know their channels exactly.
+        """
         return self.weight if self.received is None else self.weight * self.received
 
     @property
-    def motion(self) -> Motion:
-        """How chains move by this plan, but for their noise."""
-        return Motion(self.step_size, self.weight_received, self.init, self.dynamics, self.downlink_noise)
-
-    @property
     def scale(self) -> Array:
-        """The server's factor on the received sum, K/K_a: the largest weight of each round, [S]."""
+        """The server's factor on the received sum, K/K_a, [S].
+
+        It is the largest weight of each round.
+        """
         return self.weight.max(-1)
 
-    @property
-    def regime_share(self) -> dict[str, float]:
-        """Share of the rounds at each limit; policy-limited only if it is not 0."""
-        share = {name: float(np.mean(self.limit == index)) for index, name in enumerate(LIMITS)}
-        if share[POLICY] == 0:
-            del share[POLICY]
-        return share
+    # The certificate.
 
     @property
-    def noise_variance(self) -> Array:
-        """σ²[S] of the update of θ, or of the velocity: channel noise and server noise together."""
-        return self.noise_power * (self.kick * self.scale / self.gain) ** 2 + self.server_noise
+    def threshold(self) -> Array:
+        """The smallest |h| with which a device transmits, [S]."""
+        return self.certificate.threshold
 
     @property
-    def noise_ratio(self) -> float:
-        """Noise of the kept rounds over what sampling needs, on average: samples spread some √ of it too wide."""
-        return float(np.mean((self.noise_variance / self.langevin_noise)[self.burn_in :]))
+    def bound(self) -> Array | None:
+        """B[1..S], the bound on W2²; None where none is known."""
+        return self.certificate.bound
 
     @property
-    def excess_noise(self) -> Array:
-        """What is too much of it, [S]."""
-        return np.maximum(self.noise_variance - self.langevin_noise, 0.0)
+    def power_share(self) -> Array:
+        """Fraction of its power limit that the weakest active device uses, [S]."""
+        return self.certificate.power_share
 
     @property
-    def clips_at(self) -> tuple[Array, Array]:
-        """Where clipping acts, ℓ/(1 + e) and c/(1 + e), each [K]."""
-        return self.clip / (1 + self.rounding), self.example_clip / (1 + self.rounding)
+    def limit(self) -> NDArray[np.intp]:
+        """The limit of every round, [S], as an index into LIMITS."""
+        return self.certificate.limit
 
     @property
-    def loss(self) -> Array:
-        """Privacy loss of every round and device, [S, K]; infinite where a device sends unclipped.
-
-        Where channels are known badly it is the largest that the stated error leaves open, or what really arrived
-        where that is more.
-        """
-        reach = self.privacy.half_change(self.clip, self.example_clip)
-        strength = self.uncertainty if self.received is None else np.maximum(self.uncertainty, self.received)
-        return round_loss(self.gain, strength * self.weight / self.scale[:, None], reach, self.noise_power)
+    def objective(self) -> float:
+        """What the policy minimizes, as `Certificate.objective`."""
+        return self.certificate.objective
 
     @property
-    def spent(self) -> Array:
-        """Total loss per device, [K]."""
-        return self.loss.sum(-2)
+    def lower_bound(self) -> float | None:
+        """What no plan within the same limits can be below; None if nothing is proven."""
+        return self.certificate.lower_bound
 
     @property
-    def clips(self) -> bool:
-        """Whether gradients are clipped; without clipping no finite ε would be true."""
-        return bool(np.all(np.isfinite(np.minimum(self.clip, self.example_clip))))
+    def regime(self) -> str | None:
+        """What limits the whole plan, as `Certificate.regime`."""
+        return self.certificate.regime
 
     @property
-    def epsilon_spent(self) -> float | None:
-        """ε of the worst device at its δ, earlier spending included; None without clipping or without a δ."""
-        return self.privacy.epsilon_spent(self.spent + self.ledger) if self.clips else None
-
-    def rest(self, start: int) -> "Plan":
-        """The plan from its round `start` on, with what the rounds before have spent in its ledger.
-
-        Its initial_w2_sq is the bound of the round before; where there is no bound it is not known, nan.
-        """
-        if not 0 <= start < len(self.rounds):
-            raise InputError("start", start, f"between 0 and {len(self.rounds) - 1}")
-        distance = self.initial_w2_sq
-        if start:
-            distance = np.nan if self.bound is None else float(self.bound[start - 1])
-        ledger = self.ledger + (self.loss[:start].sum(0) if self.clips else 0.0)
-        later = {name: getattr(self, name)[start:] for name in BY_ROUND if getattr(self, name) is not None}
-        later |= {"ledger": ledger, "initial_w2_sq": distance, "start": self.start + start}
-        return replace(self, **later, burn_in=max(0, self.burn_in - start))
+    def gamma(self) -> float:
+        """The largest factor by which a kept round forgets the start."""
+        return self.certificate.gamma
 
     @property
-    def digest(self) -> str:
-        """A short name for all that the plan makes devices and server do."""
-        acting = *jax.tree.leaves(self.rounds), self.clip, self.example_clip
-        numbers = [self.noise_power, self.start, self.burn_in, *jax.tree.leaves(self.dynamics)]
-        numbers += [value for value in (self.downlink_noise, self.rounding) if value]
-        return digest(*acting, np.array(numbers), self.init.encode())
+    def notices(self) -> tuple[Notice, ...]:
+        """What the numbers of the plan do not cover, with codes."""
+        return self.certificate.notices
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The same in sentences, without codes."""
+        return notices.texts(self.certificate.notices)
 
     @property
     def gap(self) -> float | None:
         """(objective − lower_bound)/objective, where the policy claims an optimum."""
         if self.lower_bound is None:
             return None
-        return 0.0 if self.objective <= self.lower_bound else 1 - self.lower_bound / self.objective
+        if self.objective <= self.lower_bound:
+            return 0.0
+        return 1 - self.lower_bound / self.objective
+
+    @property
+    def regime_share(self) -> dict[str, float]:
+        """Fraction of the rounds at each limit; policy-limited only if it is not 0."""
+        shares = {name: float(np.mean(self.limit == index)) for index, name in enumerate(LIMITS)}
+        if shares[POLICY] == 0:
+            del shares[POLICY]
+        return shares
+
+    # The context.
+
+    @property
+    def privacy(self) -> Privacy:
+        """The promise that the plan was made for."""
+        return self.context.privacy
+
+    @property
+    def clip(self) -> Array:
+        """ℓ[K]; infinite for a scheme that does not clip."""
+        return self.context.clip
+
+    @property
+    def example_clip(self) -> Array:
+        """Bound on one example's gradient, [K]; infinite without one."""
+        return self.context.example_clip
+
+    @property
+    def noise_power(self) -> float:
+        """N0."""
+        return self.context.noise_power
+
+    @property
+    def burn_in(self) -> int:
+        """S_b, rounds that are discarded."""
+        return self.context.burn_in
+
+    @property
+    def init(self) -> str:
+        """Where chains start: prior or zero."""
+        return self.context.init
+
+    @property
+    def mu(self) -> float:
+        """Strong convexity of the cost."""
+        return self.context.mu
+
+    @property
+    def L(self) -> float:
+        """Smoothness of the cost."""
+        return self.context.L
+
+    @property
+    def dim(self) -> int:
+        """m, the number of parameters."""
+        return self.context.dim
+
+    @property
+    def initial_w2_sq(self) -> float:
+        """W2² between start and posterior."""
+        return self.context.initial_w2_sq
+
+    @property
+    def ledger(self) -> Array:
+        """Privacy loss that each device had spent before this plan, [K]."""
+        return self.context.ledger
+
+    @property
+    def start(self) -> int:
+        """The number of this plan's first round, where rounds came before it."""
+        return self.context.start
+
+    @property
+    def enforced(self) -> bool:
+        """Whether the policy keeps to the budgets."""
+        return self.context.enforced
+
+    @property
+    def dynamics(self) -> Dynamics:
+        """Overdamped or kinetic."""
+        return self.context.dynamics
+
+    @property
+    def downlink_noise(self) -> float:
+        """Variance of the noise in every coordinate that a device receives of θ."""
+        return self.context.downlink_noise
+
+    @property
+    def rounding(self) -> float:
+        """e of `clips_at`."""
+        return self.context.rounding
+
+    # Noise.
+
+    @property
+    def kick(self) -> Array:
+        """The factor of the gradient in the update, [S].
+
+        It is η, or the factor on the velocity of kinetic dynamics.
+        """
+        return np.asarray(self.dynamics.kick(self.step_size))
+
+    @property
+    def langevin_noise(self) -> Array:
+        """The variance of the noise that a round needs, [S].
+
+        It is 2η, or 1 − e² of the velocity with e = exp(−γ_f h).
+        """
+        return np.asarray(self.dynamics.langevin_noise(self.step_size))
+
+    @property
+    def noise_variance(self) -> Array:
+        """σ²[S] of the update of θ, or of the velocity.
+
+        It is that of channel noise and server noise together.
+        """
+        channel_noise = self.noise_power * (self.kick * self.scale / self.gain) ** 2
+        return channel_noise + self.server_noise
+
+    @property
+    def noise_ratio(self) -> float:
+        """Noise of the kept rounds over what sampling needs, on average.
+
+        Samples spread too widely by some √ of it.
+        """
+        ratio = self.noise_variance / self.langevin_noise
+        return float(np.mean(ratio[self.burn_in :]))
+
+    @property
+    def excess_noise(self) -> Array:
+        """Variance of the noise beyond what sampling needs, [S]."""
+        return np.maximum(self.noise_variance - self.langevin_noise, 0.0)
+
+    @property
+    def motion(self) -> Motion:
+        """How chains move by this plan, but for their noise."""
+        return Motion(
+            step_size=self.step_size,
+            weight=self.weight_received,
+            init=self.init,
+            dynamics=self.dynamics,
+            downlink=self.downlink_noise,
+        )
+
+    # Privacy.
+
+    @property
+    def clips_at(self) -> tuple[Array, Array]:
+        """Where clipping acts, ℓ/(1 + e) and c/(1 + e), each [K]."""
+        factor = 1 + self.rounding
+        return self.clip / factor, self.example_clip / factor
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped; else no finite ε would be true."""
+        return bool(np.all(np.isfinite(np.minimum(self.clip, self.example_clip))))
+
+    @property
+    def loss(self) -> Array:
+        """Privacy loss of every round and device, [S, K].
+
+        It is infinite where a device sends unclipped. Where devices do not know their
+        channels exactly, it is the largest that the stated error leaves open, or that
+        of what really arrived where this is more.
+        """
+        half_change = self.privacy.half_change(self.clip, self.example_clip)
+        strength: float | Array = self.context.uncertainty
+        if self.received is not None:
+            strength = np.maximum(strength, self.received)
+        amplitude = strength * self.weight / self.scale[:, None]
+        return round_loss(self.gain, amplitude, half_change, self.noise_power)
+
+    @property
+    def spent(self) -> Array:
+        """Total privacy loss of every device, [K]."""
+        return self.loss.sum(-2)
+
+    @property
+    def epsilon_spent(self) -> float | None:
+        """ε of the worst device at its δ, earlier spending included.
+
+        None without clipping or without a δ.
+        """
+        if not self.clips:
+            return None
+        return self.privacy.epsilon_spent(self.spent + self.ledger)
+
+    # Other plans made from this one.
+
+    def with_rounds(self, **arrays: Array | None) -> "Plan":
+        """Return the plan with other arrays of its rounds.
+
+        The certificate stays that of the original plan.
+
+        Args:
+            **arrays: fields of `Rounds`.
+        """
+        changes: dict[str, Any] = dict(arrays)
+        return replace(self, rounds=replace(self.rounds, **changes))
+
+    def with_notices(self, given: Iterable[Notice]) -> "Plan":
+        """Return the plan with these notices in the place of its own."""
+        certificate = replace(self.certificate, notices=tuple(given))
+        return replace(self, certificate=certificate)
+
+    def rest(self, start: int) -> "Plan":
+        """Return the plan from its round `start` on.
+
+        Args:
+            start: the first of its rounds, from 0.
+
+        Returns:
+            A plan whose ledger has what the rounds before have spent, and whose
+            `initial_w2_sq` is the bound of the round before; nan where there is none.
+
+        Raises:
+            InputError: the plan has no such round.
+        """
+        count = len(self.rounds)
+        if not 0 <= start < count:
+            raise InputError("start", start, f"between 0 and {count - 1}")
+        bound = self.bound
+        distance = self.initial_w2_sq
+        if start:
+            distance = np.nan if bound is None else float(bound[start - 1])
+        spent = self.loss[:start].sum(0) if self.clips else 0.0
+        certificate = replace(
+            self.certificate,
+            threshold=self.threshold[start:],
+            bound=None if bound is None else bound[start:],
+            power_share=self.power_share[start:],
+            limit=self.limit[start:],
+        )
+        context = replace(
+            self.context,
+            ledger=self.ledger + spent,
+            initial_w2_sq=distance,
+            start=self.start + start,
+            burn_in=max(0, self.burn_in - start),
+        )
+        return Plan(self.rounds[start:], certificate, context)
+
+    # Names and files.
+
+    @property
+    def digest(self) -> str:
+        """A short name for all that the plan makes devices and server do."""
+        numbers = [self.noise_power, self.start, self.burn_in, *jax.tree.leaves(self.dynamics)]
+        numbers += [value for value in (self.downlink_noise, self.rounding) if value]
+        return digest(
+            *jax.tree.leaves(self.rounds),
+            self.clip,
+            self.example_clip,
+            np.array(numbers),
+            self.init.encode(),
+        )
+
+    @property
+    def checksum(self) -> str:
+        """The SHA-256 of every field, certificate and context included."""
+        return storage.arrays_digest(_plan_arrays(self))
+
+    def save(self, path: str | Path, *, mode: int = 0o666) -> Path:
+        """Write all fields to an .npz file, from which `load` reads the same plan.
+
+        The file has an array for every field, by names such as `rounds.gain` and
+        `context.privacy.epsilon`, and a digest of them. Fields that are None are left
+        out.
+
+        Args:
+            path: of the file, which is written whole or not at all.
+            mode: who may read a new file, before the umask.
+
+        Returns:
+            The path.
+        """
+        target = Path(path)
+        with storage.replacing(target, mode=mode) as file:
+            self.write(file)
+        return target
+
+    def write(self, file: IO[bytes]) -> None:
+        """Write what `save` writes to a file that is open for writing."""
+        storage.write_arrays(file, _plan_arrays(self))
+
+    @classmethod
+    def load(cls, path: str | Path, *, key: str = "plan") -> Self:
+        """Read the plan that `save` has written.
+
+        Args:
+            path: of the file.
+            key: the option that names the file, for errors.
+
+        Returns:
+            The plan, equal in every field. Lists of numbers in its promise are arrays.
+
+        Raises:
+            InputError: the file cannot be read, is damaged or has been changed.
+        """
+        arrays = storage.read_verified_arrays(path, key=key, allowed=WRITTEN)
+        try:
+            return cls(
+                rounds=Rounds(**_fields_in(arrays, "rounds")),
+                certificate=_certificate_in(arrays),
+                context=_context_in(arrays),
+            )
+        except (TypeError, ValueError, KeyError):
+            allowed = f"{WRITTEN} (it is another version's)"
+            raise InputError(key, str(path), allowed) from None
+
+
+def distinct(plans: Iterable[Plan]) -> list[Plan]:
+    """Return every plan once, where several chains share one."""
+    return list({id(plan): plan for plan in plans}.values())
+
+
+def join_plans(first: Plan, added: Plan) -> Plan:
+    """Return the plan of all rounds of two plans, the second of which continues the first.
+
+    Nothing is planned again. The bound continues, the objective is that of all kept
+    rounds, and no lower bound is proven: rounds that are planned later could not be
+    taken into account by the first plan.
+
+    Args:
+        first: the plan of the rounds that came before.
+        added: the plan of the rounds after them, without burn-in.
+
+    Returns:
+        The plan, with burn-in, start and ledger of the first one.
+
+    Raises:
+        InputError: the second plan does not continue the first.
+    """
+    continues = (
+        added.start == first.start + len(first.rounds)
+        and added.burn_in == 0
+        and (added.devices, added.dim) == (first.devices, first.dim)
+        and added.certificate.objective_name == first.certificate.objective_name
+    )
+    if not continues:
+        raise InputError("added", "another plan", "a plan that continues the first one")
+    bound = None
+    if first.bound is not None and added.bound is not None:
+        bound = np.concatenate([first.bound, added.bound])
+    certificate = replace(
+        first.certificate,
+        threshold=np.concatenate([first.threshold, added.threshold]),
+        bound=bound,
+        power_share=np.concatenate([first.power_share, added.power_share]),
+        limit=np.concatenate([first.limit, added.limit]),
+        objective=_joined_objective(first, added),
+        lower_bound=None,
+        regime=first.regime if first.regime == added.regime else None,
+        gamma=max(first.gamma, added.gamma),
+        noise_limit=max(first.certificate.noise_limit, added.certificate.noise_limit),
+        notices=tuple(dict.fromkeys((*first.notices, *added.notices))),
+    )
+    return Plan(_joined_rounds(first, added), certificate, first.context)
+
+
+def _joined_rounds(first: Plan, added: Plan) -> Rounds:
+    received = None
+    if first.received is not None or added.received is not None:
+        amplitudes = [np.ones_like(plan.weight) if plan.received is None else plan.received for plan in (first, added)]
+        received = np.concatenate(amplitudes)
+    return Rounds(
+        step_size=np.concatenate([first.step_size, added.step_size]),
+        gain=np.concatenate([first.gain, added.gain]),
+        weight=np.concatenate([first.weight, added.weight]),
+        server_noise=np.concatenate([first.server_noise, added.server_noise]),
+        received=received,
+    )
+
+
+def _joined_objective(first: Plan, added: Plan) -> float:
+    """Return the objective over the kept rounds of both plans."""
+    match first.certificate.objective_name:
+        case "average":
+            counts = [len(first.rounds) - first.burn_in, len(added.rounds)]
+            return float(np.average([first.objective, added.objective], weights=counts))
+        case "transcript":  # 1/V is the sum over the rounds
+            return 1 / (1 / first.objective + 1 / added.objective)
+        case _:
+            return float(np.maximum(first.objective, added.objective))
+
+
+def _plan_arrays(plan: Plan) -> dict[str, NDArray[Any]]:
+    """Return all fields of a plan as arrays, by dotted names; None is left out."""
+    certificate = vars(plan.certificate) | {
+        "notices.code": np.array(notices.codes(plan.notices), dtype=str),
+        "notices.text": np.array(plan.warnings, dtype=str),
+    }
+    del certificate["notices"]
+    context = vars(plan.context) | {
+        **{f"privacy.{field.name}": getattr(plan.privacy, field.name) for field in fields(Privacy)},
+        "dynamics.name": plan.dynamics.name,
+        **{f"dynamics.{name}": value for name, value in plan.dynamics.parameters.items()},
+    }
+    del context["privacy"], context["dynamics"]
+    rounds = {field.name: getattr(plan.rounds, field.name) for field in fields(Rounds)}
+    del rounds["constants"]
+    parts = {"rounds": rounds, "certificate": certificate, "context": context}
+    return {
+        f"{part}.{name}": np.asarray(value)
+        for part, values in parts.items()
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _fields_in(arrays: Mapping[str, NDArray[Any]], part: str) -> dict[str, Any]:
+    """Return the values of one part, by the names behind its own."""
+    prefix = f"{part}."
+    return {
+        name.removeprefix(prefix): array.item() if array.ndim == 0 else array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
+def _certificate_in(arrays: Mapping[str, NDArray[Any]]) -> Certificate:
+    optional: dict[str, Any] = {"bound": None, "lower_bound": None, "regime": None}
+    values = optional | _fields_in(arrays, "certificate")
+    codes = values.pop("notices.code").tolist()
+    texts = values.pop("notices.text").tolist()
+    given = tuple(Notice(code, text) for code, text in zip(codes, texts, strict=True))
+    return Certificate(**values, notices=given)
+
+
+def _context_in(arrays: Mapping[str, NDArray[Any]]) -> Context:
+    values = {
+        name: value
+        for name, value in _fields_in(arrays, "context").items()
+        if not name.startswith(("privacy.", "dynamics."))
+    }
+    privacy = Privacy(**_fields_in(arrays, "context.privacy"))
+    dynamics = from_constants(_fields_in(arrays, "context.dynamics"))
+    return Context(**values, privacy=privacy, dynamics=dynamics)

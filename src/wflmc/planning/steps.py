@@ -83,7 +83,7 @@ def plan_steps(make: Callable[[Array], Plan], kept: float, burn_in: int, samples
 
 def _worth(plan: Plan) -> Array:
     kept = clipped_law(plan)[plan.burn_in :]
-    return np.array([plan.objective, kept.mean() if plan.objective_name == "average" else kept.max()])
+    return np.array([plan.objective, kept.mean() if plan.certificate.objective_name == "average" else kept.max()])
 
 
 def clipped_law(plan: Plan) -> Array:

@@ -94,12 +94,12 @@ def _check(scenario: Scenario, key: str, target: float, metric: str) -> None:
 def _metric(scenario: Scenario, inputs: Inputs, metric: str, solver: str) -> float:
     """Return the metric of a scenario's plan, over the kept rounds."""
     plan = make_plan(scenario, inputs, solver=solver)
-    if metric == "bound" and plan.objective_name in ("worst", "average"):
+    if metric == "bound" and plan.certificate.objective_name in ("worst", "average"):
         return plan.objective
     rounds = exact_w2_sq(inputs.posterior, plan) if metric == "exact" else plan.bound
     assert rounds is not None  # kinetic dynamics alone have no bound
     kept = rounds[plan.burn_in :]
-    return float(kept.mean() if plan.objective_name == "average" else kept.max())
+    return float(kept.mean() if plan.certificate.objective_name == "average" else kept.max())
 
 
 def _bisect(low: float, high: float, measure: Callable[[float], float], target: float, *, logarithmic: bool) -> float:

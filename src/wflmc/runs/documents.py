@@ -15,14 +15,16 @@ from wflmc.posterior.base import Predicts
 from wflmc.privacy.accountants import ACCOUNTANTS, epsilon_by_dp_accounting
 from wflmc.scenario import OWNER_ONLY, Inputs, NotCovered, Scenario, file_digests, plain
 from wflmc.support.errors import InputError
+from wflmc.support.notices import Notice, NoticeCode, codes, texts
 from wflmc.version import __version__
 
-SIMULATED = (
+SIMULATED = Notice(
+    NoticeCode.SIMULATED,
     "wflmc run simulates all devices in one process and protects nobody. Over a real radio the server receives only "
     "the noisy sum; over a digital link wflmc federate protects against everyone but the server's own process, or "
-    "locally (--noise devices) at K times the loss."
+    "locally (--noise devices) at K times the loss.",
 )
-"""Said of every run that is no federation."""
+"""Given for every run that is no federation."""
 PUBLIC_FILES = ("link.gains",)
 """Keys of files that plan.json has the hash of: not the data, as that would tell the last label to who knows the rest.
 
@@ -90,8 +92,7 @@ class Spending(Document):
     budget: float | None
     accountant: Literal["exact", "paper"]
     unit: Literal["device", "record"]
-    adjacency: Literal["replace", "add-remove"] = "replace"
-    """Plans of earlier versions do not say it, and have no other."""
+    adjacency: Literal["replace", "add-remove"]
     rounding: float | None = None
     example_clip: list[float] | None = None
     """Clipping threshold of one example's gradient, [K]; None where examples are not clipped one by one."""
@@ -141,13 +142,17 @@ class PlanFile(Document):
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
     diagnosis: Causes | None = None
-    not_covered: list[NotCovered] = []
+    not_covered: list[NotCovered]
     warnings: list[str]
+    warning_codes: list[str]
+    """Of the warnings, in their order."""
     seconds: float
     version: str
     scenario: dict[str, dict[str, Any]]
     files: dict[str, str]
     """SHA-256 of the files that the plan was made with, by key."""
+    plan_digest: str
+    """`Plan.checksum` of the plan, by which its file is recognised."""
     noise: str = "simulated"
     """Who adds it, where devices were a federation's."""
     own_data: bool = False
@@ -341,6 +346,8 @@ class SummaryFile(Document):
     diagnosis: Causes | None = None
     not_covered: list[NotCovered] = []
     warnings: list[str]
+    warning_codes: list[str]
+    """Of the warnings, in their order."""
     seconds: float
     ledger: LedgerPart | None
     federation: Federation | None = None
@@ -382,7 +389,8 @@ def plan_document(
         "constants": {**constants, **sizes, "step_size": plan.step_size[-1], **plan.dynamics.constants},
         **_attributes(plan, "step_size", "regime", "regime_share", "gain", "threshold", "active_devices", "bound"),
         **_attributes(plan, "objective", "lower_bound", "gap", "warnings"),
-        "max_round_noise": plan.noise_limit,
+        "warning_codes": codes(plan.notices),
+        "max_round_noise": plan.certificate.noise_limit,
         "classes": inputs.posterior.class_names if isinstance(inputs.posterior, Predicts) else None,
         "coordinates": "parameters" if inputs.posterior.coordinates is None else "whitened",
         "whitening": None if inputs.release is None else inputs.release.summary(budget),
@@ -405,6 +413,7 @@ def plan_document(
         "version": __version__,
         "scenario": _json_scenario(scenario),
         "files": file_digests(scenario, PUBLIC_FILES),
+        "plan_digest": plan.checksum,
     }
     return PlanFile.model_validate(plain(document)).model_dump(exclude_unset=True)
 
@@ -437,17 +446,26 @@ def _json_scenario(scenario: Scenario) -> dict[str, Any]:
 
 
 def summary_document(
-    evaluation: Evaluation, plan: Mapping[str, Any], warnings: Sequence[str], causes: Any, ledger: Any, seconds: float
+    evaluation: Evaluation,
+    plan: Mapping[str, Any],
+    *,
+    notices: Sequence[Notice],
+    causes: list[dict[str, Any]],
+    ledger: Mapping[str, Any] | None,
+    seconds: float,
 ) -> dict[str, Any]:
     """Return the content of summary.json, plain data.
 
     Args:
+        evaluation: of the trace.
         plan: the content of plan.json.
-        warnings: of the plan, those that every run has last.
+        notices: of the plan, those that every run has last.
         causes: the diagnosis.
         ledger: as `ledger_document` gives it.
+        seconds: that the run took.
     """
     distance, scores = evaluation.w2_sq, evaluation.scores
+    notices = (*evaluation.notices, *notices)
     document = {
         **_attributes(evaluation, "exact_w2_sq", "exact_ess_min", "rhat_max", "ess_min", "ess_tail_min", "frozen"),
         **_attributes(evaluation, "clip_rate", "example_clip_rate", "epsilon_spent", "adjacency", "coverage"),
@@ -458,7 +476,8 @@ def summary_document(
         "functions": {name: found._asdict() for name, found in evaluation.functions.items()},
         "diagnosis": causes,
         "not_covered": plan.get("not_covered", []),
-        "warnings": [*evaluation.warnings, *warnings],
+        "warnings": texts(notices),
+        "warning_codes": codes(notices),
         "seconds": seconds,
         "ledger": ledger,
     }

@@ -18,13 +18,23 @@ import numpy as np
 
 from wflmc.evaluation import Evaluation, evaluate, exact_law, preload
 from wflmc.planning import Plan
+from wflmc.planning.plan import PLAN_FILE
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy.ledger import ForeignLedgerError, Ledger, move_ledger, noise_of_another_run
 from wflmc.runs import documents
 from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import SIMULATED, Document, PlanFile, SummaryFile, read_document
 from wflmc.runs.folder import ledger_document, write_run
-from wflmc.runs.planning import extend_plan, make_plan, read_plan, spent_before
+from wflmc.runs.planning import (
+    PLAN_DOCUMENT,
+    SCENARIO_FILE,
+    extend_plan,
+    load_plan,
+    make_plan,
+    open_plan,
+    refuse_own_scenario,
+    spent_before,
+)
 from wflmc.sampling import Execution, Start, Trace, default_memory, noise_name, run_name, sample
 from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml, with_values
 from wflmc.support import errors
@@ -122,8 +132,9 @@ def run_scenario(request: Request, folder: Path | None, bar: ProgressBar, say: S
 def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
     task = task._replace(scenario=with_values(task.scenario, {"sampler.burn_in": task.plan.burn_in}))
     law = exact_law(task.inputs.posterior, task.plan)
-    if task.resumed and task.checkpoint is not None:  # as it was made: a plan that is read again has no certificate
-        document = read_document(task.checkpoint / "plan.json", PlanFile, "--resume").model_dump(exclude_unset=True)
+    if task.resumed and task.checkpoint is not None:
+        stored = read_document(task.checkpoint / PLAN_DOCUMENT, PlanFile, "--resume")
+        document = stored.model_dump(exclude_unset=True)
     else:
         document = documents.plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began, law=law)
     before = _stored_trace(task) if task.settings.start else None
@@ -147,12 +158,26 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
             joined: Any = {name: np.concatenate(parts, axis=1) for name, parts in both.items()}
             trace = replace(before, **joined, plans=(task.plan,), velocity=trace.velocity, key=trace.key)
         evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test, law)
-        warnings, seconds = (*task.plan.warnings, SIMULATED), time.perf_counter() - began
         causes = diagnose_plan(task.scenario, task.inputs, task.plan, evaluation)
-        part = ledger_document(ledger, task.folder)
-        summary = documents.summary_document(evaluation, document, warnings, causes, part, seconds)
-        contents = (task.scenario, trace, document, summary, task.ledger)
-        files = [] if task.folder is None else write_run(task.folder, *contents)
+        summary = documents.summary_document(
+            evaluation,
+            document,
+            notices=(*task.plan.notices, SIMULATED),
+            causes=causes,
+            ledger=ledger_document(ledger, task.folder),
+            seconds=time.perf_counter() - began,
+        )
+        files = []
+        if task.folder is not None:
+            files = write_run(
+                task.folder,
+                scenario=task.scenario,
+                trace=trace,
+                plan=task.plan,
+                plan_document=document,
+                summary=summary,
+                ledger=task.ledger,
+            )
     if task.checkpoint is not None:
         shutil.rmtree(task.checkpoint)
     return task.scenario, summary, evaluation, files
@@ -161,22 +186,21 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
 def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
     """Plan a run, or go on with the very one that was stopped in its folder."""
     if (request.scenario is None) == (request.plan is None):
-        raise InputError("scenario", request.scenario, "either a scenario file or --plan FILE, one of the two")
+        raise InputError("scenario", request.scenario, "either a scenario file or --plan PATH, one of the two")
     if request.more is not None:
         raise conflict("--more", request.more, "or given with --resume DIR")
     if request.plan is not None:
         if request.overrides:
             raise conflict("--set", request.overrides[0], "with --plan, which is already made")
-        scenario, inputs, plan = read_plan(request.plan)
+        loaded = open_plan(request.plan)
+        scenario, inputs, plan = loaded.scenario, loaded.inputs, loaded.plan
         key = _new_key(scenario)
         if np.any(plan.ledger > inputs.spent * (1 + 1e-9)) and request.ledger is None:
             raise missing("--ledger", "with a plan that was made from what a ledger leaves")
     else:
         scenario = load_scenario(str(request.scenario), request.overrides)
-        source = Path(str(request.scenario)).expanduser().resolve()
-        replaced = folder is not None and source == folder.resolve() / "scenario.toml"
-        if replaced and source.read_text(encoding="utf-8") != to_toml(scenario):
-            raise InputError("--out", request.out, "another folder: the run would replace your scenario.toml")
+        if folder is not None:
+            refuse_own_scenario(Path(str(request.scenario)), folder, scenario)
         if folder is not None and _is_stopped_here(folder, scenario, request):
             say(f"Going on with the run that was stopped in {request.out}.")
             return _stopped_task(folder, request.memory)
@@ -203,9 +227,7 @@ def _new_key(scenario: Scenario) -> jax.Array:
 
 def _refuse_folder(folder: Path, task: Task, own_ledger: bool, say: Say) -> None:
     """Refuse a folder whose samples or noise must not be mixed with this run's; set another run's ledger aside."""
-    scenario = folder / "scenario.toml"
-    finished = scenario.is_file() and (folder / "trace.nc").is_file()
-    if finished and 'seed = "secret"' in scenario.read_text(encoding="utf-8", errors="replace"):
+    if _is_finished_in_secret(folder):
         why = "samples of a secret seed cannot be drawn again, and their losses add up with those of another run"
         raise InputError("--out", str(folder), f"another folder: {why} (--ledger keeps count of both)")
     if not task.plan.clips:
@@ -217,6 +239,22 @@ def _refuse_folder(folder: Path, task: Task, own_ledger: bool, say: Say) -> None
             raise InputError("sampler.seed", task.scenario.sampler.seed, f"another one, or given another --out: {why}")
     if own_ledger and task.ledger is not None and task.ledger.exists():
         _set_aside(task, task.ledger, name, say)
+
+
+def _is_finished_in_secret(folder: Path) -> bool:
+    """Return whether a folder has a finished run whose seed is secret.
+
+    Raises:
+        InputError: its scenario cannot be read, so that nobody can tell.
+    """
+    path = folder / SCENARIO_FILE
+    if not (path.is_file() and (folder / "trace.nc").is_file()):
+        return False
+    try:
+        return load_scenario(path).sampler.seed == "secret"
+    except InputError:
+        allowed = f"another folder: {SCENARIO_FILE} of the run in it cannot be read"
+        raise InputError("--out", str(folder), allowed) from None
 
 
 def _set_aside(task: Task, path: Path, name: str, say: Say) -> None:
@@ -246,7 +284,8 @@ def _resume_task(request: Request) -> Task:
         raise InputError("--resume", str(folder), "a folder that `wflmc run --out` has written, not wflmc federate")
     if request.more is None or not 0 < request.more <= 10**7:
         raise InputError("--more", request.more, "1 to 10,000,000 rounds: the run in this folder is finished")
-    scenario, inputs, plan = read_plan(folder / "plan.json", option="--resume")
+    loaded = load_plan(folder, option="--resume")
+    scenario, inputs, plan = loaded.scenario, loaded.inputs, loaded.plan
     if scenario.sampler.keep == "predictions":
         raise conflict("--more", request.more, "with sampler.keep = 'predictions': the last draws were not kept")
     kept = _summary(folder).ledger
@@ -254,8 +293,9 @@ def _resume_task(request: Request) -> Task:
     settings = Settings(start=len(plan.rounds), memory=request.memory)
     task = Task(scenario, inputs, plan, folder, path, _new_key(scenario), settings)
     ledger = _open_ledger(task)
-    longer = extend_plan(scenario, inputs, plan, request.more, plan.ledger if ledger is None else ledger.spent)
-    return task._replace(scenario=longer[0], plan=longer[1])
+    spent = plan.ledger if ledger is None else ledger.spent
+    longer = extend_plan(scenario, inputs, plan, more=request.more, spent=spent)
+    return task._replace(scenario=longer.scenario, plan=longer.plan)
 
 
 def _settings(folder: Path) -> Settings | None:
@@ -278,13 +318,14 @@ def _stopped_task(folder: Path, memory: float | None) -> Task:
     """Return the run that was stopped in a folder."""
     settings, path = read_document(folder / CHECKPOINT / SETTINGS, Settings, "--resume"), folder / CHECKPOINT / SECRET
     secret = _read_secret(path) if path.exists() else None
-    scenario, inputs, plan = read_plan(folder / CHECKPOINT / "plan.json", secret, "--resume")
+    loaded = load_plan(folder / CHECKPOINT, secret, "--resume")
+    scenario = loaded.scenario
     if secret is None and scenario.sampler.seed == "secret":
         raise InputError("--resume", str(path), "there: without it the noise of rounds that were sent is not known")
     ledger = None if settings.ledger is None else folder / settings.ledger
     settings = settings.model_copy(update={"memory": memory or settings.memory})
     key = _new_key(scenario) if secret is None else secret
-    return Task(scenario, inputs, plan, folder, ledger, key, settings, resumed=True)
+    return Task(scenario, loaded.inputs, loaded.plan, folder, ledger, key, settings, resumed=True)
 
 
 def _read_secret(path: Path) -> jax.Array:
@@ -327,7 +368,8 @@ def _write_checkpoint(folder: Path, task: Task, document: dict[str, Any], before
     if task.scenario.sampler.seed == "secret":
         with replacing(folder / SECRET, mode=0o600) as file:
             file.write(np.asarray(jax.random.key_data(task.key)).tobytes())
-    write_text(folder / "plan.json", to_json(document))
+    task.plan.save(folder / PLAN_FILE)
+    write_text(folder / PLAN_DOCUMENT, to_json(document))
     if before is not None and before.velocity is not None:
         with replacing(folder / VELOCITY) as file:
             np.save(file, before.velocity)

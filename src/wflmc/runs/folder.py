@@ -6,7 +6,7 @@ folder is.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.planning import Plan, policy_named
+from wflmc.planning.plan import PLAN_FILE
 from wflmc.posterior import Posterior
 from wflmc.privacy import Ledger
 from wflmc.runs.documents import PlanFile, SummaryFile, read_document
-from wflmc.runs.planning import read_plan
+from wflmc.runs.planning import (
+    PLAN_DOCUMENT,
+    SCENARIO_FILE,
+    check_scenario_file,
+    plan_inputs,
+    read_plan_file,
+)
 from wflmc.sampling import Trace
 from wflmc.scenario import OWNER_ONLY, Inputs, Scenario, build_privacy, load_scenario, to_json, to_toml, validate
 from wflmc.support.errors import InputError
@@ -32,31 +39,97 @@ TRACE_BYTES = 2**28
 
 
 def write_run(
-    folder: Path, scenario: Scenario, trace: Trace, plan: dict[str, Any], summary: dict[str, Any], ledger: Path | None
+    folder: Path,
+    *,
+    scenario: Scenario,
+    trace: Trace,
+    plan: Plan,
+    plan_document: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    ledger: Path | None,
 ) -> list[Path]:
-    """Write the files of a run: all of them have their room on the disk before the first takes its place.
+    """Write the files of a run.
+
+    All of them have their room on the disk before the first takes its place.
 
     Args:
-        plan, summary: the contents of plan.json and summary.json.
-        ledger: that was charged; where it is in the folder it is one of the files that are returned.
+        folder: of the run.
+        scenario: as resolved.
+        trace: the samples.
+        plan: that was run.
+        plan_document: the content of plan.json.
+        summary: the content of summary.json.
+        ledger: that was charged.
+
+    Returns:
+        The files, among them the ledger where it is in the folder.
     """
-    texts = {"scenario.toml": to_toml(scenario), "plan.json": to_json(plan), "summary.json": to_json(summary)}
-    attributes: dict[str, Any] = {"privacy": OWNER_ONLY, "scenario": texts["scenario.toml"]}
+    texts = _plan_texts(scenario, plan_document) | {"summary.json": to_json(summary)}
+    attributes: dict[str, Any] = {"privacy": OWNER_ONLY, "scenario": texts[SCENARIO_FILE]}
     if scenario.sampler.seed == "secret":
         trace = replace(trace, key=None)
     else:
         attributes["seed"] = scenario.sampler.seed
     with ExitStack() as stack:
         digests = stack.enter_context(replacing(folder / DIGESTS))
-        for name, text in texts.items():
-            file = stack.enter_context(replacing(folder / name))
-            file.write(text.encode())
-            file.flush()
+        hashes = _write_plan_and_texts(stack, folder, plan, texts)
         trace.save(folder / "trace.nc", attributes)
-        hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-        digests.write(to_json({"trace.nc": _sha256(folder / "trace.nc"), **hashes}).encode())
-    files = [folder / name for name in ("trace.nc", *texts, DIGESTS)]
-    return files if ledger is None or ledger.resolve().parent != folder.resolve() else [*files, ledger]
+        hashes = {"trace.nc": _sha256(folder / "trace.nc"), **hashes}
+        digests.write(to_json(hashes).encode())
+    files = [folder / name for name in (*hashes, DIGESTS)]
+    if ledger is not None and ledger.resolve().parent == folder.resolve():
+        files.append(ledger)
+    return files
+
+
+def write_plan(folder: Path, *, scenario: Scenario, plan: Plan, plan_document: Mapping[str, Any]) -> list[Path]:
+    """Write a plan that is yet to be run, as `wflmc plan --out` does.
+
+    Args:
+        folder: where plan.npz, plan.json and scenario.toml go.
+        scenario: as resolved.
+        plan: the plan.
+        plan_document: the content of plan.json.
+
+    Returns:
+        The files.
+
+    Raises:
+        InputError: the folder has a run, whose plan would be replaced.
+    """
+    refuse_run(folder)
+    with ExitStack() as stack:
+        hashes = _write_plan_and_texts(stack, folder, plan, _plan_texts(scenario, plan_document))
+    return [folder / name for name in hashes]
+
+
+def refuse_run(folder: Path) -> None:
+    """Refuse a folder that has a run, whose plan must not be replaced."""
+    if any((folder / name).exists() for name in ("trace.nc", "summary.json", ".checkpoint")):
+        raise InputError("--out", str(folder), "another folder: the run in it has its own plan")
+
+
+def _plan_texts(scenario: Scenario, plan_document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text files of a plan, by name."""
+    return {SCENARIO_FILE: to_toml(scenario), PLAN_DOCUMENT: to_json(plan_document)}
+
+
+def _write_plan_and_texts(stack: ExitStack, folder: Path, plan: Plan, texts: Mapping[str, str]) -> dict[str, str]:
+    """Write plan.npz and text files, which take their places when the stack is closed.
+
+    Returns:
+        The SHA-256 of every file, by name.
+    """
+    file = stack.enter_context(replacing(folder / PLAN_FILE))
+    plan.write(file)
+    file.flush()
+    hashes = {PLAN_FILE: _sha256(Path(file.name))}
+    for name, text in texts.items():
+        file = stack.enter_context(replacing(folder / name))
+        file.write(text.encode())
+        file.flush()
+        hashes[name] = hashlib.sha256(text.encode()).hexdigest()
+    return hashes
 
 
 def ledger_document(ledger: Ledger | None, folder: Path | None) -> dict[str, Any] | None:
@@ -84,13 +157,6 @@ class Draws(NamedTuple):
     """[chain, round, m] of burn-in, where it was kept."""
 
 
-class Rebuilt(NamedTuple):
-    """What plan.json gives again when the data are still there."""
-
-    inputs: Inputs
-    plan: Plan
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
     """A run folder; a part beside the plan is None where its file is missing."""
@@ -99,14 +165,18 @@ class Run:
     stopped: bool
     """Whether rounds are still to be run."""
     plan: PlanFile
+    """plan.json."""
+    saved_plan: Plan | None
+    """plan.npz."""
     summary: SummaryFile | None
     scenario: Scenario
     scenario_text: str | None
     draws: Draws | None
     ledger: Ledger | None
-    rebuilt: Rebuilt | None
-    not_rebuilt: str
-    """Why not."""
+    inputs: Inputs | None
+    """Posterior, link and privacy, made again where the data are still there."""
+    no_inputs: str
+    """Why they are not."""
 
     @property
     def posterior(self) -> Posterior | None:
@@ -115,9 +185,9 @@ class Run:
         It is None where devices brought their own data: the scenario's stand in for them,
         and their posterior is another one.
         """
-        if self.rebuilt is None or self.plan.own_data:
+        if self.inputs is None or self.plan.own_data:
             return None
-        return self.rebuilt.inputs.posterior
+        return self.inputs.posterior
 
     @property
     def releases(self) -> int:
@@ -140,13 +210,34 @@ def read_run(folder: Path) -> Run:
     stopped, results = (folder / ".checkpoint" / "plan.json").exists(), folder / "summary.json"
     unfinished = stopped and not results.exists()
     _check_digests(folder, stopped)
-    path = (folder / ".checkpoint" if unfinished else folder) / "plan.json"
-    plan = read_document(path, PlanFile, "report")
+    view = (folder / ".checkpoint" if unfinished else folder) / PLAN_DOCUMENT
+    plan = read_document(view, PlanFile, "report")
+    saved_plan = _read_saved_plan(view.with_name(PLAN_FILE), plan)
     summary = read_document(results, SummaryFile, "report") if results.exists() else None
     scenario, text = _read_scenario(folder, plan)
-    draws = None if unfinished else _read_draws(folder / "trace.nc", plan)
+    if not unfinished:
+        planned = validate(plan.scenario, f"{view}: ")
+        check_scenario_file(folder / SCENARIO_FILE, planned, "report")
     ledger = _read_ledger(folder, summary, scenario)
-    return Run(folder, stopped, plan, summary, scenario, text, draws, ledger, *_rebuild(path, ledger))
+    inputs, no_inputs = _rebuild(view, plan, saved_plan, ledger)
+    return Run(
+        folder=folder,
+        stopped=stopped,
+        plan=plan,
+        saved_plan=saved_plan,
+        summary=summary,
+        scenario=scenario,
+        scenario_text=text,
+        draws=None if unfinished else _read_draws(folder / "trace.nc", plan),
+        ledger=ledger,
+        inputs=inputs,
+        no_inputs=no_inputs,
+    )
+
+
+def _read_saved_plan(path: Path, document: PlanFile) -> Plan | None:
+    """Return the plan of plan.npz; None where the file is missing."""
+    return read_plan_file(path, document, "report") if path.exists() else None
 
 
 @contextmanager
@@ -165,7 +256,7 @@ def _sha256(path: Path) -> str:
 
 
 def _check_digests(folder: Path, stopped: bool) -> None:
-    """Refuse a file that is not as the run wrote it; earlier versions have left no digests."""
+    """Refuse a file that is not as the run wrote it."""
     if not (folder / DIGESTS).exists():
         return
     with _reading(folder / DIGESTS):
@@ -186,14 +277,17 @@ def _read_scenario(folder: Path, plan: PlanFile) -> tuple[Scenario, str | None]:
     return validate(plan.scenario, f"{folder / 'plan.json'}: "), None
 
 
-def _rebuild(path: Path, ledger: Ledger | None) -> tuple[Rebuilt | None, str]:
+def _rebuild(view: Path, document: PlanFile, plan: Plan | None, ledger: Ledger | None) -> tuple[Inputs | None, str]:
+    """Return the inputs of the plan, or why there are none: a page can do without."""
+    if plan is None:
+        return None, f"{PLAN_FILE} is missing."
     try:
-        _, inputs, plan = read_plan(path)
-    except (InputError, OSError) as error:  # the data have gone or changed: the rest of the page can do without
+        inputs = plan_inputs(plan, document, key=None, view=view, option="report")
+    except (InputError, OSError) as error:
         return None, str(error)
     if ledger is not None and not ledger.is_about(inputs.posterior.digest):
         return None, "The data have changed since: they are not those that the ledger is about."
-    return Rebuilt(inputs, plan), ""
+    return inputs, ""
 
 
 def _read_draws(path: Path, plan: PlanFile) -> Draws | None:

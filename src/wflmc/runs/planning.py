@@ -1,8 +1,7 @@
-"""The plan of a scenario: made, read back from its JSON, or made longer."""
+"""The plan of a scenario: made, loaded from its files, or made longer."""
 
 import math
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +11,68 @@ import numpy as np
 from wflmc import planning
 from wflmc.dynamics import Array
 from wflmc.evaluation import choose_burn_in
-from wflmc.planning import Allocation, Plan, Policy, PowerPolicy, Problem, Sampler, policy_named
-from wflmc.planning.advice import UNSCALED_FEATURES
+from wflmc.planning import Plan, Policy, Sampler
+from wflmc.planning.plan import PLAN_FILE, join_plans
 from wflmc.privacy.ledger import Ledger
 from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
-from wflmc.scenario import Inputs, Scenario, build, data_warnings, scenario_keys, step_sizes, validate, with_values
-from wflmc.scenario.files import file_digests, plain
-from wflmc.support.errors import InputError, conflict
+from wflmc.scenario import (
+    Inputs,
+    Scenario,
+    build,
+    data_notices,
+    load_scenario,
+    scenario_keys,
+    step_sizes,
+    validate,
+    with_values,
+)
+from wflmc.scenario.files import file_digests, plain, to_toml
+from wflmc.support.errors import InputError, conflict, without_data
+from wflmc.support.notices import NoticeCode
 
+PLAN_DOCUMENT = "plan.json"
+"""The readable view of a plan, beside its file."""
+SCENARIO_FILE = "scenario.toml"
 SAME = 1 + 1e-9
 """Ratio of numbers that count as equal: other processors round otherwise."""
+VIEWED_ROUNDS = ("step_size", "gain", "threshold", "active_devices", "bound")
+"""Lists of plan.json that have to be those of the plan, one number for every round."""
+VIEWED_CONSTANTS = ("mu", "L", "gamma", "dim", "devices", "burn_in", "initial_w2_sq")
+"""Numbers in its `constants` that have to be those of the plan."""
 
 
-def make_plan(
-    scenario: Scenario, inputs: Inputs, power: PowerPolicy | None = None, solver: str = "own", ledger: Any = None
-) -> Plan:
-    """Return the plan of a scenario, by its own policy or a given one.
+@without_data
+@dataclass(frozen=True, eq=False)
+class LoadedPlan:
+    """A plan from its files, with what it is to be run with."""
+
+    scenario: Scenario
+    """The scenario that the plan belongs to."""
+    inputs: Inputs
+    """Its posterior, link and privacy, made again from the scenario."""
+    plan: Plan
+    document: PlanFile
+    """plan.json."""
+
+
+def make_plan(scenario: Scenario, inputs: Inputs, *, solver: str = "own", ledger: Array | None = None) -> Plan:
+    """Return the plan of a scenario.
 
     Args:
-        ledger: what devices have spent before, [K], a release that whitening took included.
+        scenario: what is planned.
+        inputs: of the scenario.
+        solver: own, or cvxpy as a reference.
+        ledger: privacy loss that devices have spent before, [K], a release that
+            whitening took included; by default that release alone.
     """
     scenario = settle_burn_in(scenario, inputs)
     with scenario_keys():
-        keywords = plan_keywords(scenario, inputs, power, solver, ledger)
+        keywords = plan_keywords(scenario, inputs, solver=solver, ledger=ledger)
         result = planning.plan(inputs.posterior, inputs.link, inputs.privacy, **keywords)
-    # Where a promise is made and all constants are public, a plan says nothing about the data.
-    warnings = [text for text in result.warnings if not (inputs.public and text.startswith(UNSCALED_FEATURES))]
-    return result.replace(warnings=(*inputs.warnings, *warnings, *data_warnings(inputs.not_covered)))
+    notices = result.notices
+    if inputs.public:  # a plan then says nothing about the data
+        notices = tuple(notice for notice in notices if notice.code != NoticeCode.FEATURES_NOT_SCALED)
+    return result.with_notices((*inputs.notices, *notices, *data_notices(inputs.not_covered)))
 
 
 def spent_before(path: str | None, inputs: Inputs, must_exist: bool = False) -> Any:
@@ -53,20 +87,28 @@ def spent_before(path: str | None, inputs: Inputs, must_exist: bool = False) -> 
 
 
 def plan_keywords(
-    scenario: Scenario, inputs: Inputs, power: PowerPolicy | None = None, solver: str = "own", ledger: Any = None
+    scenario: Scenario, inputs: Inputs, *, solver: str = "own", ledger: Array | None = None
 ) -> dict[str, Any]:
-    """Return the keywords of `wflmc.plan` for a scenario whose burn-in is settled, as those of `make_plan`."""
-    section, policy = scenario.sampler, scenario.policy
+    """Return the keywords of `wflmc.plan` for a scenario whose burn-in is settled.
+
+    Args:
+        scenario, inputs, solver, ledger: as of `make_plan`.
+    """
+    section = scenario.sampler
+    policy = scenario.policy
     limit = np.inf if policy.max_round_noise == "inf" else policy.max_round_noise
-    given = policy.model_dump() | {"power": power or policy.power, "max_round_noise": limit, "solver": solver}
-    schedule = section.step_schedule if power is None else "constant"
-    start = 0 if inputs.release is None else len(inputs.release.loss)
+    sampler = Sampler(
+        step_schedule=section.step_schedule,
+        init=section.init,
+        dynamics=inputs.dynamics,
+        start=0 if inputs.release is None else len(inputs.release.loss),
+    )
     return {
         "step_size": step_sizes(scenario, inputs.posterior),
         "burn_in": int(section.burn_in),
         "samples": section.samples,
-        "sampler": Sampler(step_schedule=schedule, init=section.init, dynamics=inputs.dynamics, start=start),
-        "policy": Policy(**given),
+        "sampler": sampler,
+        "policy": Policy(**policy.model_dump() | {"max_round_noise": limit, "solver": solver}),
         "ledger": inputs.spent if ledger is None else ledger,
         "initial_w2_sq": scenario.posterior.initial_w2_sq or None,
     }
@@ -83,103 +125,295 @@ def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
     return with_values(scenario, {"sampler.burn_in": burn_in})
 
 
-def read_plan(path: str | Path, key: jax.Array | None = None, option: str = "--plan") -> tuple[Scenario, Inputs, Plan]:
-    """Return a plan as `wflmc plan --json` wrote it, its gains taken as they are, with its scenario and inputs.
+def load_plan(path: str | Path, key: jax.Array | None = None, option: str = "--plan") -> LoadedPlan:
+    """Load a plan from its files; nothing is planned again.
 
-    The scenario inside gives data, channels and schedule again; gains that do not belong to that schedule, or
-    that break the power limit or the privacy budget, are refused.
+    plan.npz has the plan. plan.json, beside it, has its scenario, from which posterior
+    and link are made again.
 
     Args:
+        path: plan.npz, plan.json, or the folder of both.
         key: as of `build`.
-        option: that names the file, for errors.
+        option: that names the files, for errors.
+
+    Raises:
+        InputError: a file is missing, is damaged or has been changed, or belongs to
+            another plan; or the data are not of the plan's shape.
     """
-    document = read_document(Path(path).expanduser(), PlanFile, option)
-    scenario = _settled_scenario(document, option)
+    file, view = _plan_files(path)
+    document = read_document(view, PlanFile, option)
+    plan = read_plan_file(file, document, option)
+    scenario = validate(document.scenario, f"{option}: ")
+    check_scenario_file(view.with_name(SCENARIO_FILE), scenario, option)
+    inputs = plan_inputs(plan, document, key=key, view=view, option=option)
+    scenario = with_values(scenario, {"sampler.burn_in": plan.burn_in})
+    return LoadedPlan(scenario, inputs, plan, document)
+
+
+def plan_inputs(plan: Plan, document: PlanFile, *, key: jax.Array | None, view: Path, option: str) -> Inputs:
+    """Return posterior, link and privacy of a plan, which its scenario gives again.
+
+    Args:
+        plan: the plan, whose shape and constants the data have to have.
+        document: plan.json, which has the scenario.
+        key: as of `build`.
+        view: the path of plan.json.
+        option: that names the file, for errors.
+
+    Raises:
+        InputError: the data are missing, or have another shape or other constants.
+    """
+    inputs = _rebuild_inputs(document, key=key, view=view, option=option)
+    _check_data(plan, inputs, view, option)
+    return inputs
+
+
+def plan_again(path: str | Path, option: str = "--plan") -> LoadedPlan:
+    """Plan the scenario in a plan.json that has no plan.npz beside it.
+
+    This is what `wflmc plan --json > plan.json` leaves. The result has to be the plan
+    that the file describes: rounds and constants equal to 1e-9.
+
+    Args:
+        path: of the file.
+        option: that names the file, for errors.
+
+    Raises:
+        InputError: the file is damaged, or the plan differs from what it says.
+    """
+    view = Path(path).expanduser()
+    document = read_document(view, PlanFile, option)
+    inputs = _rebuild_inputs(document, key=None, view=view, option=option)
+    scenario = validate(document.scenario, f"{option}: ")
+    scenario = with_values(scenario, {"sampler.burn_in": document.constants.burn_in})
+    spent = document.privacy.spent_before
+    ledger = None if spent is None else np.maximum(spent, inputs.spent)
+    plan = make_plan(scenario, inputs, ledger=ledger)
+    if plan.checksum != document.plan_digest:
+        _check_same(plan, document, option)
+    return LoadedPlan(scenario, inputs, plan, document)
+
+
+def open_plan(path: str | Path, option: str = "--plan") -> LoadedPlan:
+    """Return the plan of plan.npz, of a folder, or of plan.json, with its scenario.
+
+    It is loaded where there is a plan.npz, and planned again where there is none.
+    """
+    file, view = _plan_files(path)
+    if file.exists() or not view.exists():
+        return load_plan(path, option=option)
+    return plan_again(view, option)
+
+
+def refuse_own_scenario(source: Path, folder: Path, scenario: Scenario) -> None:
+    """Refuse to write to the folder of the user's own scenario.toml, which would be lost.
+
+    Args:
+        source: the file that the scenario was read from.
+        folder: where files are to be written.
+        scenario: as resolved, which would be written.
+    """
+    file = source.expanduser().resolve()
+    replaced = file == folder.expanduser().resolve() / SCENARIO_FILE
+    if replaced and file.read_text(encoding="utf-8") != to_toml(scenario):
+        allowed = f"another folder: this would replace your {SCENARIO_FILE}"
+        raise InputError("--out", str(folder), allowed)
+
+
+def read_plan_file(file: Path, document: PlanFile, option: str) -> Plan:
+    """Return the plan of plan.npz, which has to be the one that plan.json describes.
+
+    Args:
+        file: plan.npz.
+        document: plan.json.
+        option: that names the files, for errors.
+    """
+    plan = Plan.load(file, key=option)
+    if plan.checksum != document.plan_digest:
+        allowed = f"the plan that {PLAN_DOCUMENT} describes: plan_digest there is another's"
+        raise InputError(option, str(file), allowed)
+    for name in VIEWED_ROUNDS:
+        if getattr(document, name) != plain(getattr(plan, name)):
+            raise InputError(f"{option}: {name}", "another list", f"as in {file.name}")
+    for name in VIEWED_CONSTANTS:
+        written = getattr(document.constants, name)
+        if written != plain(getattr(plan, name)):
+            raise InputError(f"{option}: constants.{name}", written, f"as in {file.name}")
+    return plan
+
+
+def _plan_files(path: str | Path) -> tuple[Path, Path]:
+    """Return the file of a plan and the one of its view."""
+    given = Path(path).expanduser()
+    if given.is_dir():
+        return given / PLAN_FILE, given / PLAN_DOCUMENT
+    return given.with_suffix(".npz"), given.with_suffix(".json")
+
+
+def check_scenario_file(path: Path, scenario: Scenario, option: str) -> None:
+    """Refuse a scenario.toml beside a plan that is not the plan's own scenario.
+
+    Args:
+        path: of the file; nothing is refused where there is none.
+        scenario: of the plan.
+        option: that names the plan, for errors.
+    """
+    if not path.exists():
+        return
+    written = load_scenario(path)
+    for section, keys in written.model_dump().items():
+        for name, value in keys.items():
+            if not _same_value(value, getattr(getattr(scenario, section), name)):
+                allowed = f"the scenario of the plan: {section}.{name} has changed"
+                raise InputError(option, str(path), allowed)
+
+
+def _same_value(first: object, second: object) -> bool:
+    """Return whether two values of a scenario's key are the same; "inf" is infinity."""
+    infinite = ("inf", math.inf)
+    return first == second or (first in infinite and second in infinite)
+
+
+def _rebuild_inputs(document: PlanFile, *, key: jax.Array | None, view: Path, option: str) -> Inputs:
+    """Return posterior, link and privacy of a plan's scenario, from files as they were."""
+    scenario = validate(document.scenario, f"{option}: ")
     for name, digest in file_digests(scenario, {*PUBLIC_FILES, *document.files}).items():
         if document.files.get(name) != digest:
             allowed = "the file that the plan was made with; it has changed since"
-            raise InputError(f"{option}: {name}", str(path), allowed)
-    if key is None and scenario.sampler.seed == "secret" and scenario.posterior.preconditioner == "private-whiten":
+            raise InputError(f"{option}: {name}", str(view), allowed)
+    whitened = scenario.posterior.preconditioner == "private-whiten"
+    if key is None and scenario.sampler.seed == "secret" and whitened:
         allowed = "a number with private-whiten: a secret key is deleted when its run ends, and the release with it"
         raise InputError(f"{option}: sampler.seed", "secret", allowed)
     inputs = build(scenario, key)
-    known = {item.name for item in inputs.not_covered}  # the scenario no longer shows what was settled in the plan
-    settled = (item for item in document.not_covered if item.name not in known)
-    inputs = inputs._replace(not_covered=(*inputs.not_covered, *settled))
-
-    spent = document.privacy.spent_before
-    paid = inputs.spent if spent is None else np.maximum(spent, inputs.spent)
-    given = partial(_given_power, document, inputs.link.noise_power, option)
-    result = make_plan(scenario, inputs, policy_named(scenario.policy.power)._replace(allocate=given), ledger=paid)
-    _check_constants(document, result, option)
-    return scenario, inputs, result
+    # The scenario no longer shows what was settled in the plan.
+    known = {item.name for item in inputs.not_covered}
+    settled = [item for item in document.not_covered if item.name not in known]
+    return inputs._replace(not_covered=(*inputs.not_covered, *settled))
 
 
-def _check_constants(document: PlanFile, result: Plan, option: str) -> None:
-    """Refuse a plan whose constants are not those that its scenario gives again."""
-    now = {name: plain(getattr(result, name)) for name in ("mu", "L", "dim", "initial_w2_sq", "devices")}
-    now |= {"rounds": len(result.rounds), "budget": plain(float(result.privacy.budget(result.devices).min()))}
-    then = {**document.constants.model_dump(), "budget": document.privacy.budget}
-    for name, value in now.items():
-        given, place = then[name], "privacy" if name == "budget" else "constants"
-        if value != given and (value is None or given is None or not math.isclose(value, given, rel_tol=SAME - 1)):
-            raise InputError(f"{option}: {place}.{name}", given, f"{value!r}, as its scenario gives")
+def _check_data(plan: Plan, inputs: Inputs, file: Path, option: str) -> None:
+    """Refuse a plan for data of another shape, another promise or other constants."""
+    posterior = inputs.posterior
+    same_shape = (plan.devices, plan.dim) == (posterior.devices, posterior.dim)
+    if not same_shape or not np.array_equal(plan.context.sizes, posterior.sizes):
+        allowed = "a plan for data of the same numbers of devices, parameters and examples"
+        raise InputError(option, str(file), allowed)
+    if not _same_promise(plan, inputs) or plan.noise_power != inputs.link.noise_power:
+        allowed = "a plan for the promise and the noise power of its scenario"
+        raise InputError(option, str(file), allowed)
+    constants = {"mu": posterior.mu, "L": posterior.L}
+    if posterior.curvature_is_loose:  # plans may then have a smaller L
+        del constants["L"]
+    for name, value in constants.items():
+        planned = getattr(plan, name)
+        if not math.isclose(planned, value, rel_tol=SAME - 1):
+            allowed = f"{float(value)!r}, as the data and the scenario give now"
+            raise InputError(f"{option}: constants.{name}", planned, allowed)
 
 
-def _settled_scenario(document: PlanFile, option: str) -> Scenario:
-    """Return the scenario of a plan, with everything in it that planning decided."""
-    settled = {"burn_in": document.constants.burn_in, "step_schedule": "constant"}
-    settled |= {"step_size": _one_or_each(np.asarray(document.step_size)), **document.constants.motion.parameters}
-    sampler = {**document.scenario.get("sampler", {}), **settled}
-    return validate({**document.scenario, "sampler": sampler}, f"{option}: ")
+def _same_promise(plan: Plan, inputs: Inputs) -> bool:
+    """Return whether a plan keeps the promise of a scenario."""
+    promise = inputs.privacy
+    planned = plan.privacy
+    texts = ("accountant", "unit", "adjacency")
+    numbers = ["epsilon", "delta", "clip"]
+    if promise.example_clip is not None:  # else the planner may have chosen one
+        numbers.append("example_clip")
+    return all(getattr(promise, name) == getattr(planned, name) for name in texts) and all(
+        np.array_equal(_numbers(promise, name), _numbers(planned, name)) for name in numbers
+    )
 
 
-def _given_power(document: PlanFile, noise_power: float, option: str, problem: Problem) -> Allocation:
-    """Return the power of a plan's file, checked against the limits of its scenario."""
-    gain, allowed = np.asarray(document.gain), ""
-    if not np.all((gain > 0) & np.isfinite(gain)) or gain.shape != (problem.rounds,):
-        raise InputError(f"{option}: gain", document.gain, f"{problem.rounds} finite numbers above 0")
-    a = gain**2 / noise_power
-    share, over = a @ problem.active / problem.budget, a > problem.power_cap * SAME
-    if np.any(over):
-        allowed = f"within the power limit of round {int(np.argmax(over)) + 1}"
-    elif np.any(share > SAME):
-        allowed = f"within every privacy budget; device {np.argmax(share)} would spend {share.max():.4g} times its own"
-    elif document.active_devices != problem.active.sum(-1).tolist():
-        allowed = "one for the active_devices that the plan's own scenario gives"
-    if allowed:
-        raise InputError(f"{option}: gain", document.gain, allowed)
-    return Allocation(a)
+def _numbers(source: object, name: str) -> Array:
+    """Return one or several numbers of a promise, none for None."""
+    value = getattr(source, name)
+    return np.zeros(0) if value is None else np.asarray(value, dtype=float)
 
 
-def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, more: int, spent: Array) -> tuple[Scenario, Plan]:
-    """Return the scenario and plan with `more` rounds after the last, made from what is left of every budget.
+def _check_same(plan: Plan, document: PlanFile, option: str) -> None:
+    """Refuse a plan that differs from what plan.json says by more than rounding."""
+    constants = {name: plain(getattr(plan, name)) for name in VIEWED_CONSTANTS}
+    constants["rounds"] = len(plan.rounds)
+    for name, value in constants.items():
+        written = getattr(document.constants, name)
+        if not _is_close(value, written):
+            key = f"{option}: constants.{name}"
+            raise InputError(key, written, f"{value!r}, as its scenario gives")
+    budget = plain(float(plan.privacy.budget(plan.devices).min()))
+    if not _is_close(budget, document.privacy.budget):
+        key = f"{option}: privacy.budget"
+        raise InputError(key, document.privacy.budget, f"{budget!r}, as its scenario gives")
+    for name in ("step_size", "gain", "active_devices"):
+        planned = np.asarray(getattr(plan, name), dtype=float)
+        written = np.asarray(getattr(document, name), dtype=float)
+        if not np.allclose(written, planned, rtol=SAME - 1, atol=0.0):
+            allowed = "what the plan's own scenario gives; `wflmc plan --out DIR` writes a plan that is run as it is"
+            raise InputError(f"{option}: {name}", "another list", allowed)
+
+
+def _is_close(first: float | None, second: float | None) -> bool:
+    """Return whether two numbers are equal up to rounding, or both None."""
+    if first is None or second is None:
+        return first is second
+    return math.isclose(first, second, rel_tol=SAME - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class ExtendedPlan:
+    """A plan with more rounds than before, and the scenario that says so."""
+
+    scenario: Scenario
+    plan: Plan
+
+
+def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, *, more: int, spent: Array) -> ExtendedPlan:
+    """Return scenario and plan with more rounds, made from what is left of every budget.
+
+    The added rounds alone are planned, and joined with the plan as it is.
 
     Args:
+        scenario: of the plan.
+        inputs: of the scenario.
+        plan: of the rounds that were run.
+        more: number of rounds to add after the last.
         spent: by every device, [K], the plan's own rounds included.
+
+    Raises:
+        InputError: nothing is left to spend.
     """
     by_plan = plan.spent if plan.clips else np.zeros(plan.devices)
     before = np.maximum(plan.ledger, spent - by_plan)
     empty = np.flatnonzero(before + by_plan >= plan.privacy.budget(plan.devices) / SAME)
     if plan.enforced and plan.clips and empty.size:
-        raise conflict("--more", more, f"here: nothing is left to spend of the budget of device {empty[0]}")
-    steps = np.append(plan.step_size, np.full(more, plan.step_size[-1]))
-    constant = {"sampler.step_schedule": "constant"}
-    samples = scenario.sampler.samples + more
-    longer = with_values(scenario, constant | {"sampler.samples": samples, "sampler.step_size": _one_or_each(steps)})
-    only = {"sampler.burn_in": 0, "sampler.samples": more, "sampler.step_size": float(steps[-1])}
-    keywords = plan_keywords(with_values(scenario, constant | only), inputs, ledger=before + by_plan)
-    sampler = keywords["sampler"]
-    keywords["sampler"] = replace(sampler, start=sampler.start + len(plan.rounds), before=plan)
+        reason = f"here: nothing is left to spend of the budget of device {empty[0]}"
+        raise conflict("--more", more, reason)
+    last_step = float(plan.step_size[-1])
+    only_added = {
+        "sampler.step_schedule": "constant",
+        "sampler.burn_in": 0,
+        "sampler.samples": more,
+        "sampler.step_size": last_step,
+    }
+    keywords = plan_keywords(with_values(scenario, only_added), inputs, ledger=before + by_plan)
+    start = plan.start + len(plan.rounds)
+    keywords["sampler"] = replace(keywords["sampler"], start=start, before=plan)
     if plan.bound is not None:
         keywords["initial_w2_sq"] = float(plan.bound[-1])
     with scenario_keys():
         added = planning.plan(inputs.posterior, inputs.link, inputs.privacy, **keywords)
-    a = np.concatenate([plan.gain, added.gain]) ** 2 / inputs.link.noise_power
-    scheme = policy_named(scenario.policy.power)._replace(allocate=lambda problem: Allocation(a))
-    return longer, make_plan(longer, inputs, scheme, ledger=before)
+    whole = join_plans(plan, added)
+    whole = replace(whole, context=replace(whole.context, ledger=before))
+    steps = {
+        "sampler.step_schedule": "constant",
+        "sampler.samples": scenario.sampler.samples + more,
+        "sampler.step_size": _one_or_per_round(whole.step_size),
+    }
+    return ExtendedPlan(with_values(scenario, steps), whole)
 
 
-def _one_or_each(steps: Array) -> float | list[float]:
-    """Return step sizes as a scenario has them: a number where all are the same, else one for every round."""
-    return float(steps.flat[0]) if np.unique(steps).size == 1 else [float(step) for step in steps]
+def _one_or_per_round(steps: Array) -> float | list[float]:
+    """Return step sizes as a scenario has them: one number, or one for every round."""
+    if np.unique(steps).size == 1:
+        return float(steps.flat[0])
+    return [float(step) for step in steps]

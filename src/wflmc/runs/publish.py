@@ -15,10 +15,10 @@ from wflmc.planning import policy_named
 from wflmc.posterior.inputs import with_intercept
 from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, read_document
-from wflmc.runs.planning import read_plan
+from wflmc.runs.planning import load_plan
 from wflmc.sampling import Trace, Transcript
 from wflmc.sampling.trace import LIBRARY, write_groups
-from wflmc.scenario import NotCovered, Scenario, build_privacy, not_covered, validate
+from wflmc.scenario import NotCovered, Scenario, build_privacy, validate
 from wflmc.support.errors import InputError, refuse
 from wflmc.support.storage import read_array, read_arrays
 
@@ -98,8 +98,7 @@ def _finished(run: Path) -> tuple[PlanFile, Scenario, list[NotCovered]]:
         raise InputError("RUN", str(run), f"a finished run; `wflmc run --resume {run}` finishes this one")
     plan = read_document(run / "plan.json", PlanFile, "RUN")
     scenario = validate(plan.scenario, f"{run / 'plan.json'}: ")
-    listed = plan.not_covered if "not_covered" in plan.model_fields_set else not_covered(scenario)
-    return plan, scenario, [item for item in listed if item.published]
+    return plan, scenario, [item for item in plan.not_covered if item.published]
 
 
 def _check_promise(run: Path, plan: PlanFile, scenario: Scenario, chains: int) -> None:
@@ -146,8 +145,9 @@ def _noise_aware(run: Path, moments: Path) -> NDArray[np.float32]:
     """Return draws[draw, m] of the noise-aware posterior of the first chain, by public moments alone."""
     import h5netcdf
 
-    _, inputs, plan = read_plan(run / "plan.json", option="RUN")
-    space = inputs.posterior.coordinates
+    loaded = load_plan(run, option="RUN")
+    plan = loaded.plan
+    space = loaded.inputs.posterior.coordinates
     content = read_arrays(moments, key="--features", allowed="an .npz file with gram, prior and examples")
     try:
         with h5netcdf.File(run / "trace.nc") as file:

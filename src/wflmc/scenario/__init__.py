@@ -1,12 +1,12 @@
 """The scenario file: validated, and turned into posterior, link and privacy."""
 
-from wflmc.scenario.build import Inputs, build, build_link, build_posterior, build_privacy, step_sizes
-from wflmc.scenario.coverage import OWNER_ONLY, PRIVATE, NotCovered, data_warnings, not_covered
+from wflmc.scenario.build import THESE_DATA, Inputs, build, build_link, build_posterior, build_privacy, step_sizes
+from wflmc.scenario.coverage import OWNER_ONLY, NotCovered, data_notices, not_covered
 from wflmc.scenario.files import file_digests, load_data, load_scenario, plain, to_json, to_toml
 from wflmc.scenario.schema import Scenario, irrelevant, scenario_keys, validate, with_values
 
 __all__ = [
-    "OWNER_ONLY", "PRIVATE", "Inputs", "NotCovered", "Scenario", "build", "build_link", "build_posterior",
-    "build_privacy", "data_warnings", "file_digests", "irrelevant", "load_data", "load_scenario", "not_covered",
+    "OWNER_ONLY", "THESE_DATA", "Inputs", "NotCovered", "Scenario", "build", "build_link", "build_posterior",
+    "build_privacy", "data_notices", "file_digests", "irrelevant", "load_data", "load_scenario", "not_covered",
     "plain", "scenario_keys", "step_sizes", "to_json", "to_toml", "validate", "with_values",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ from wflmc.scenario.schema import PosteriorSection, Scenario, irrelevant, scenar
 from wflmc.support import plugins
 from wflmc.support.errors import InputError, without_data
 from wflmc.support.keys import host_generator, secret_key, seeded
+from wflmc.support.notices import Notice, NoticeCode
 
 Posterior = Any
 """One of ours, or a model of one's own."""
@@ -60,7 +61,7 @@ class Inputs(NamedTuple):
     link: Link
     privacy: Privacy
     step_size: float
-    warnings: tuple[str, ...]
+    notices: tuple[Notice, ...]
     test: Test | None = None
     release: Release | None = None
     """What whitening has cost, where it is paid for."""
@@ -79,18 +80,27 @@ class Inputs(NamedTuple):
         return self.privacy.epsilon is not None and not any(item.name in CONSTANTS for item in self.not_covered)
 
 
-def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
+THESE_DATA = "these data"
+
+
+def build(scenario: Scenario, key: jax.Array | None = None, data_words: str = THESE_DATA) -> Inputs:
     """Return the three inputs of a scenario, the step size of its last round, and its dynamics.
 
     Args:
+        scenario: of which the inputs are.
         key: the noise of a release that whitens, where the scenario's seed is secret; drawn by default.
+        data_words: what the scenario's data are, in the words of notices.
     """
-    warnings = [f"{name} has no effect: {why}." for name, why in irrelevant(scenario).items() if scenario.given(name)]
+    notices = [
+        Notice(NoticeCode.NO_EFFECT, f"{name} has no effect: {reason}.")
+        for name, reason in irrelevant(scenario).items()
+        if scenario.given(name)
+    ]
     link, privacy = build_link(scenario), build_privacy(scenario)
     posterior, test = build_posterior(scenario)
     with scenario_keys():
         posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
-    warnings += _constant_warnings(scenario, posterior)
+    notices += _constant_notices(scenario, posterior, data_words)
     constants: dict[str, Any] = {"mu": scenario.posterior.mu or posterior.mu, "L": scenario.posterior.L or posterior.L}
     posterior = dataclasses.replace(posterior, **constants)
     step_size = float(np.ravel(step_sizes(scenario, posterior))[-1])
@@ -101,12 +111,13 @@ def build(scenario: Scenario, key: jax.Array | None = None) -> Inputs:
     with scenario_keys():
         dynamics = by_name(scenario.sampler.dynamics, friction)
     if release is not None and release.hidden > 0.5:
-        warnings.append(
+        text = (
             f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
             "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
         )
+        notices.append(Notice(NoticeCode.HIDDEN_DIRECTIONS, text))
     uncovered = not_covered(scenario, scored=test is not None, by_model=posterior.not_covered)
-    return Inputs(posterior, link, privacy, step_size, tuple(warnings), test, release, dynamics, uncovered)
+    return Inputs(posterior, link, privacy, step_size, tuple(notices), test, release, dynamics, uncovered)
 
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> Value:
@@ -264,7 +275,7 @@ def _preconditioned(
     return posterior.whitened(release.matrix, section.prior_on), release
 
 
-def _constant_warnings(scenario: Scenario, posterior: Posterior) -> Iterator[str]:
+def _constant_notices(scenario: Scenario, posterior: Posterior, data_words: str) -> Iterator[Notice]:
     """Yield what is odd about μ and L as the scenario gives them (0 stands for "computed"), and about the classes."""
     section = scenario.posterior
     mu, L = section.mu or posterior.mu, section.L or posterior.L
@@ -274,11 +285,13 @@ def _constant_warnings(scenario: Scenario, posterior: Posterior) -> Iterator[str
     if isinstance(posterior, SoftmaxPosterior):
         empty = posterior.classes - np.unique(posterior.real_rows(posterior.labels)).size
         if empty:
-            yield f"{empty} of {posterior.classes} classes have no example."
+            yield Notice(NoticeCode.EMPTY_CLASSES, f"{empty} of {posterior.classes} classes have no example in {data_words}.")
     if mu > posterior.mu * (1 + 1e-12):
-        yield f"posterior.mu = {mu:g} is too large for these data: the bound may fail."
+        text = f"posterior.mu = {mu:g} is too large for {data_words}: the bound may fail."
+        yield Notice(NoticeCode.CONSTANT_TOO_LARGE, text)
     if L < posterior.L * (1 - 1e-12):
-        yield f"posterior.L = {L:g} is too small for these data: the bound may fail."
+        text = f"posterior.L = {L:g} is too small for {data_words}: the bound may fail."
+        yield Notice(NoticeCode.CONSTANT_TOO_SMALL, text)
 
 
 def build_privacy(scenario: Scenario) -> Privacy:

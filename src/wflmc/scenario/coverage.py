@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from wflmc.data.sets import DATA_SETS
-from wflmc.planning.advice import ORACLE
+from wflmc.planning.advice import PRIVATE_DATA, oracle_notice
 from wflmc.scenario.files import is_data_path
 from wflmc.scenario.schema import Scenario
+from wflmc.support.notices import Notice, NoticeCode
 
-PRIVATE = "the devices' private data, which epsilon does not cover"
 OWNER_ONLY = (
     "This folder is for the owner of the data: clip rates, the exact law, scores and, unless sampler.seed is secret, "
     "the key of the noise are in it, and epsilon covers none of these. wflmc publish writes a file that may be shown."
@@ -83,7 +83,7 @@ def not_covered(
         ("posterior.initial_w2_sq", not section.initial_w2_sq, "The plan uses W2² of the data; give this key."),
         ("sampler.burn_in", sampler.burn_in == "auto", "A pilot on the data has found the number of burn-in rounds."),
         (CONSTANTS[-1], noisy_broadcast and not exact, "The plan uses the devices' curvatures, by which noise acts."),
-        ("policy.objective", exact, ORACLE),
+        ("policy.objective", exact, oracle_notice().text),
         ("sampler.seed", sampler.seed != "secret", "A seed below 2³² can be guessed; 'secret' draws a key instead."),
     ]
     shown = [
@@ -102,10 +102,17 @@ def _is_csv(data: str) -> bool:
     return is_data_path(data) and not data.lower().endswith(".npz")
 
 
-def data_warnings(found: Iterable[NotCovered]) -> tuple[str, ...]:
-    """Say in one sentence, if any, what a plan takes from the data."""
-    names = [item.name for item in found if item.name in FROM_DATA]
+def data_notices(items: Iterable[NotCovered], source: str = PRIVATE_DATA) -> tuple[Notice, ...]:
+    """Return a notice about what a plan takes from the data; none if that is nothing.
+
+    Args:
+        items: what ε does not cover.
+        source: what the data are, as the end of a sentence.
+    """
+    names = [item.name for item in items if item.name in FROM_DATA]
     if not names:
         return ()
-    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return (f"{listed} {'are' if len(names) > 1 else 'is'} computed from {PRIVATE}.",)
+    subject = f"{names[0]} is"
+    if len(names) > 1:
+        subject = f"{', '.join(names[:-1])} and {names[-1]} are"
+    return (Notice(NoticeCode.DATA_CONSTANTS, f"{subject} computed from {source}."),)

@@ -1,12 +1,13 @@
 """Files written whole or not at all, folders with one writer at a time, and arrays from anywhere."""
 
 import errno
+import hashlib
 import importlib.util
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,8 @@ more than 1 GiB, `numpy.savez` writes a file that is not packed.
 NPY = ".npy"
 PART = ".part"
 """Ends the name of a file that is being written."""
+DIGEST = "digest"
+"""The array of an .npz file that has the digest of all others."""
 
 
 def _no_link(path: str, flags: int, mode: int = 0o666) -> int:
@@ -286,6 +289,54 @@ def read_arrays(
             with archive.open(member) as content:
                 arrays[member.filename.removesuffix(NPY)] = _read_npy(content)
         return arrays
+
+
+def arrays_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the SHA-256 of arrays with their names, types and shapes.
+
+    Args:
+        arrays: by name, in any order.
+    """
+    total = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        header = f"{name} {array.dtype.str} {array.shape}".encode()
+        content = np.ascontiguousarray(array).tobytes()
+        for part in (header, content):
+            total.update(len(part).to_bytes(8, "little"))
+            total.update(part)
+    return total.hexdigest()
+
+
+def write_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays and their digest to an open file, in the format .npz.
+
+    Args:
+        file: open for writing.
+        arrays: by name; none of them is called `digest`.
+    """
+    content: dict[str, Any] = {**arrays, DIGEST: np.array(arrays_digest(arrays))}
+    np.savez(file, allow_pickle=False, **content)
+
+
+def read_verified_arrays(path: str | Path, *, key: str, allowed: str) -> dict[str, NDArray[Any]]:
+    """Read arrays that `write_arrays` has written, and compare their digest.
+
+    Args:
+        path: of the file.
+        key: the option that names the file, for errors.
+        allowed: what the file must be, as the end of the sentence "... must be ...".
+
+    Returns:
+        The arrays by name, without the digest.
+
+    Raises:
+        InputError: the file cannot be read, is damaged or has been changed.
+    """
+    arrays = read_arrays(path, key=key, allowed=allowed)
+    digest = arrays.pop(DIGEST, None)
+    if digest is None or str(digest) != arrays_digest(arrays):
+        raise InputError(key, str(path), f"{allowed} (it is damaged, or has been changed)")
+    return arrays
 
 
 def read_array(path: str | Path, *, key: str, allowed: str, limit: int | None = None) -> NDArray[Any]:

@@ -4,6 +4,7 @@ A `Target` is a plan at its worst, and what it claims for every device and round
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -92,16 +93,20 @@ def attack_target(
         raise InputError("device", device, f"between 0 and {devices - 1}")
     if csi_error is not None and not 0 <= csi_error < 1:
         raise InputError("csi_error", csi_error, "at least 0 and below 1")
-    strength = plan.uncertainty if csi_error is None else 1 / (1 - csi_error)
+    strength = plan.context.uncertainty if csi_error is None else 1 / (1 - csi_error)
     received = plan.received
     if strength > 1 or received is not None:
         received = np.maximum(strength, 0.0 if received is None else received) * np.ones_like(plan.weight)
     half = plan.privacy.half_change(plan.clip, plan.example_clip)
-    amplitude = plan.uncertainty * plan.weight / plan.scale[:, None]
+    amplitude = plan.context.uncertainty * plan.weight / plan.scale[:, None]
     largest = np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).max()
     empty = plan.privacy.unit == "record" and plan.privacy.adjacency == "add-remove"
     # What devices receive does not change what they may send; canaries do not depend on that noise.
-    attacked = plan.replace(received=received, downlink_noise=0.0)
+    attacked = replace(
+        plan,
+        rounds=replace(plan.rounds, received=received),
+        context=replace(plan.context, downlink_noise=0.0),
+    )
     signal, raw = plan.gain[:, None] * amplitude * half, RAW * largest * max(1.0, 1 / plan.gain.min())
     return Target(attacked, worst, loss, deltas, signal, float(min(raw, 1e15)), half if empty else np.zeros(devices))
 
@@ -117,7 +122,7 @@ def above_cap(plan: Plan, factor: float = 2.0) -> Plan:
     at_cap = plan.scale * np.sqrt(plan.dynamics.noise_step(plan.step_size) * plan.noise_power / 2)
     gain = np.maximum(plan.gain, factor * at_cap)
     rest = plan.langevin_noise - plan.noise_power * (plan.kick * plan.scale / gain) ** 2
-    return plan.replace(gain=gain, server_noise=rest)
+    return plan.with_rounds(gain=gain, server_noise=rest)
 
 
 def window(loss: Array, limit: float) -> Mask:
@@ -365,8 +370,16 @@ def _slow_plan(target: Target, dim: int, reach: float) -> Plan:
     strength = 1.0 if plan.received is None else plan.received.max()
     total = np.where(np.isfinite(plan.clip), plan.clip, plan.example_clip).sum()
     share = reach / float(np.sum(strength * total * plan.gain + 6 * np.sqrt(plan.noise_power)))
-    how: dict[str, Any] = {"burn_in": 0, "init": "zero", "dim": dim, "enforced": False, "dynamics": overdamped()}
-    return plan.replace(step_size=share * plan.gain / plan.scale, server_noise=np.zeros(len(plan.rounds)), **how)
+    slow = plan.with_rounds(step_size=share * plan.gain / plan.scale, server_noise=np.zeros(len(plan.rounds)))
+    context = replace(
+        plan.context,
+        burn_in=0,
+        init="zero",
+        dim=dim,
+        enforced=False,
+        dynamics=overdamped(),
+    )
+    return replace(slow, context=context)
 
 
 def _transcripts(key: jax.Array, posterior: Posterior, plan: Plan, first: int, count: int) -> tuple[Array, Array]:

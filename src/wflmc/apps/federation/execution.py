@@ -7,6 +7,7 @@ files of a finished run stand beside it, as those of `wflmc run` do.
 import re
 import shutil
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from wflmc.apps.federation.messages import DEVICE, SERVER
 from wflmc.apps.federation.server import LEDGER, LOG, Say, Server, open_server, read_log, trace_of
 from wflmc.evaluation import Evaluation, ExactLaw, evaluate, preload
 from wflmc.planning import Plan
+from wflmc.planning.advice import oracle_notice
 from wflmc.posterior.regression import Regression
 from wflmc.privacy import ACCOUNTANTS, Ledger
 from wflmc.runs.advice import diagnose_plan
@@ -30,11 +32,11 @@ from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import spent_before
 from wflmc.sampling.execution import ProgressCallback
 from wflmc.scenario import (
-    PRIVATE,
+    THESE_DATA,
     Inputs,
     Scenario,
     build,
-    data_warnings,
+    data_notices,
     load_scenario,
     plain,
     to_json,
@@ -43,6 +45,7 @@ from wflmc.scenario import (
 )
 from wflmc.support.errors import InputError, refuse
 from wflmc.support.keys import secret_key
+from wflmc.support.notices import Notice, NoticeCode, codes
 from wflmc.support.progress import ProgressBar
 from wflmc.support.storage import naming_file, write_text
 
@@ -51,13 +54,7 @@ Result = tuple[Scenario, dict[str, Any], Evaluation | None, list[Path]]
 
 RUNTIMES = ("simulation", "process", "deployment")
 STAND_IN = "data that stand in for the devices' own"
-NO_EXAMPLE = "classes have no example"
-ABOUT_DATA = {
-    PRIVATE: STAND_IN,
-    "for these data": f"for {STAND_IN}",
-    NO_EXAMPLE: f"{NO_EXAMPLE} in {STAND_IN}",
-}
-"""What warnings say of a scenario's data, and of data that only stand in for others."""
+"""What a scenario's data are where devices bring their own, in the words of notices."""
 WORDS = {"asked": "scenario", "real": "kind of devices (real or simulated)", "own_data": "source of data"}
 """What two federations differ in, where about.json has another name for it."""
 HOST_AND_PORT = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
@@ -124,7 +121,9 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Say) -
     """
     place = folder / "federation"
     scenario = load_scenario(options.scenario, options.overrides)
-    inputs, about = build(scenario), options.identity(scenario)
+    data_words = STAND_IN if options.own_data else THESE_DATA
+    inputs = build(scenario, data_words=data_words)
+    about = options.identity(scenario)
     if not isinstance(inputs.posterior, Regression) and (options.prepare or options.runtime != "process"):
         given, why = "--prepare" if options.prepare else options.runtime, "other processes do not have its functions"
         raise InputError("--runtime", given, f"process with a model of your own: {why}; see docs/numpyro.md")
@@ -142,7 +141,13 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Say) -
     if 0 < done < rounds:
         say(f"Going on with the federation in {place} after {done} rounds.")
     if options.prepare and done < rounds:
-        return scenario, {"folder": str(place), "rounds": done, "warnings": list(job.plan.warnings)}, None, []
+        prepared = {
+            "folder": str(place),
+            "rounds": done,
+            "warnings": list(job.plan.warnings),
+            "warning_codes": list(codes(job.plan.notices)),
+        }
+        return scenario, prepared, None, []
     if done < rounds:
         with bar("rounds", rounds) as advance:
             _run(server, inputs.posterior, place, options, lambda now, _: advance(now), say)
@@ -182,13 +187,13 @@ def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Options, a
     if ledger.exists() and not options.prepare and about["ledger"] != str(ledger.resolve()):
         raise InputError("--out", str(folder), f"without the ledger of another run; --ledger {ledger} spends from it")
     if options.own_data:  # data that stand in for others' are nobody's
-        warnings = (*inputs.warnings, *data_warnings(inputs.not_covered))
-        inputs = inputs._replace(not_covered=(), warnings=_about_stand_in(warnings))
+        notices = (*inputs.notices, *data_notices(inputs.not_covered, STAND_IN))
+        inputs = inputs._replace(not_covered=(), notices=notices)
     elif options.noise != "simulated":  # it cannot be drawn again
         beyond = (item for item in inputs.not_covered if item.name != "sampler.seed")
         inputs = inputs._replace(not_covered=tuple(beyond))
     job = _job(scenario, inputs, options, about["chains"])
-    settled = with_values(scenario, {"sampler.burn_in": job.plan.burn_in})
+    settled = with_values(scenario, {"sampler.burn_in": job.plan.burn_in, "sampler.chains": job.chains})
     law = ExactLaw(None, None) if options.own_data else None  # that of a stand-in is nobody's
     document = plan_document(settled, inputs, received_plan(job), time.perf_counter() - began, law)
     document["noise"] = options.noise
@@ -213,18 +218,19 @@ def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> J
     releases = chains if options.prepare else 1
     how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate, "releases": releases}
     plan = federated_plan(scenario, inputs, **how, paid=spent_before(options.ledger, inputs))
+    if options.own_data:
+        plan = plan.with_notices(_about_stand_in(plan.notices))
     key = secret_key() if options.prepare else jax.random.key(int(seed))
     return make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
 
 
-def _about_stand_in(warnings: tuple[str, ...]) -> tuple[str, ...]:
-    """Return warnings about a scenario's data as warnings about a stand-in."""
-    reworded = []
-    for warning in warnings:
-        for words, instead in ABOUT_DATA.items():
-            warning = warning.replace(words, instead)
-        reworded.append(warning)
-    return tuple(reworded)
+def _about_stand_in(notices: Iterable[Notice]) -> Iterator[Notice]:
+    """Yield the notices of a plan whose data stand in for those of the devices."""
+    for notice in notices:
+        if notice.code == NoticeCode.ORACLE:
+            yield oracle_notice(STAND_IN)
+        else:
+            yield notice
 
 
 def _open_ledger(plan: Plan, inputs: Inputs, folder: Path, about: dict[str, Any]) -> None:
@@ -253,7 +259,8 @@ def received_plan(job: Job) -> Plan:
         return plan
     noise = np.array([job.round_noise(at, plan.weight[at] > 0) for at in range(len(plan.rounds))])
     variance = noise * (plan.kick * plan.scale / plan.gain) ** 2
-    return plan.replace(server_noise=plan.server_noise + np.maximum(0.0, variance - plan.noise_variance))
+    excess = np.maximum(0.0, variance - plan.noise_variance)
+    return plan.with_rounds(server_noise=plan.server_noise + excess)
 
 
 def _costs(job: Job) -> dict[str, Any]:
@@ -283,14 +290,27 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     about = _account(server, "deployment" if options.prepare else options.runtime, options.own_data)
     alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own
     causes = diagnose_plan(scenario, inputs, plan, evaluation, changes=alike, own_data=options.own_data)
-    warnings = (*plan.warnings, *_notes(job, about["absences"], options.own_data))
-    seconds = sum(row["seconds"] for row in read_log(server.folder))
-    summary = summary_document(evaluation, document, warnings, causes, ledger_document(ledger, folder), seconds)
+    summary = summary_document(
+        evaluation,
+        document,
+        notices=(*plan.notices, *_notices(job, about["absences"], options.own_data)),
+        causes=causes,
+        ledger=ledger_document(ledger, folder),
+        seconds=sum(row["seconds"] for row in read_log(server.folder)),
+    )
     summary["epsilon_spent"] = about["epsilon_spent"]
     summary["federation"] = about
     shutil.copyfile(server.folder / LOG, folder / LOG)
     settled = with_values(scenario, {"sampler.burn_in": plan.burn_in, "sampler.chains": job.chains})
-    files = write_run(folder, settled, trace, document, summary, None if ledger is None else ledger.path)
+    files = write_run(
+        folder,
+        scenario=settled,
+        trace=trace,
+        plan=plan,
+        plan_document=document,
+        summary=summary,
+        ledger=None if ledger is None else ledger.path,
+    )
     return scenario, summary, evaluation, [*files, folder / LOG]
 
 
@@ -309,14 +329,26 @@ def _account(server: Server, runtime: str, own_data: bool) -> dict[str, Any]:
     }
 
 
-def _notes(job: Job, absences: int, own_data: bool) -> list[str]:
-    """Return what the numbers rest on, in sentences."""
+def _notices(job: Job, absences: int, own_data: bool) -> Iterator[Notice]:
+    """Yield what the numbers of a federation rest on.
+
+    Args:
+        job: what was run.
+        absences: how often a device was asked and did not send.
+        own_data: whether devices brought their own data, for which no law is known.
+    """
     planned = "the bound is that" if own_data else "bound and exact law are those"
     if job.noise == "devices":
-        notes = [ONE_BY_ONE.format(int(job.quorum.max())), *([LEFT] if absences else [])]
+        yield Notice(NoticeCode.DEVICE_NOISE, ONE_BY_ONE.format(int(job.quorum.max())))
+        if absences:
+            yield Notice(NoticeCode.LATE_MESSAGES, LEFT)
     else:
-        notes = [EMULATED, *([NO_PROTECTION] if job.lattice is None else [])]
+        yield Notice(NoticeCode.EMULATED_CHANNEL, EMULATED)
+        if job.lattice is None:
+            yield Notice(NoticeCode.NO_PROTECTION, NO_PROTECTION)
     if job.tolerate:
         excess = float(np.max(job.plan.active_devices / job.quorum))
-        notes.append(SPARE.format(job.tolerate, int(job.quorum.min()), excess))
-    return [*notes, *([ABSENT.format(absences, planned)] if absences else [])]
+        text = SPARE.format(job.tolerate, int(job.quorum.min()), excess)
+        yield Notice(NoticeCode.SPARE_NOISE, text)
+    if absences:
+        yield Notice(NoticeCode.ABSENT_DEVICES, ABSENT.format(absences, planned))

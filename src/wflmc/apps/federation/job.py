@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -15,18 +15,24 @@ from numpy.typing import NDArray
 
 from wflmc.apps.federation.messages import DEVICE, EARLIER, SERVER, Request, Terms
 from wflmc.channel import Link
-from wflmc.dynamics import Array, Dynamics, from_constants
-from wflmc.planning.plan import Plan
+from wflmc.dynamics import Array
+from wflmc.planning.plan import PLAN_FILE, Plan
 from wflmc.posterior import Posterior, SoftmaxPosterior
 from wflmc.posterior.regression import Regression
-from wflmc.privacy import Privacy
 from wflmc.privacy.lattice import Lattice
 from wflmc.runs.planning import make_plan
 from wflmc.sampling import Start, initial_states
-from wflmc.scenario import Inputs, Scenario, build_posterior, plain
+from wflmc.scenario import Inputs, Scenario, build_posterior
 from wflmc.support.errors import InputError, refuse, without_data
 from wflmc.support.keys import digest
-from wflmc.support.storage import private_folder, read_arrays, replacing, write_text
+from wflmc.support.storage import (
+    arrays_digest,
+    private_folder,
+    read_verified_arrays,
+    replacing,
+    write_arrays,
+    write_text,
+)
 
 SLACK = 1e-3
 """Relative rounding by which a clipped gradient of float32 may exceed its limit."""
@@ -34,7 +40,11 @@ TAIL = 8.0
 """Standard deviations of a device's own noise beyond what may be expected of it; more has a chance of 1e-14."""
 
 DIGEST = "digest"
-"""In job.json: the hash of everything else in it and in job.npz."""
+"""In job.json: the hash of everything else in it, in job.npz and in plan.npz."""
+ARRAYS = ("position", "velocity", "key", "known", "power")
+"""Fields of a job that job.npz holds."""
+OPTIONS = ("noise", "tolerate", "releases", "batch")
+"""Fields of a job that job.json holds."""
 NOISES = ("channel", "devices", "simulated")
 
 
@@ -154,49 +164,60 @@ class Job:
             noise_power=float(plan.noise_power),
             share=0.0 if lattice is None else lattice.variance,
             step=0.0 if lattice is None else lattice.step,
-            factor=self.releases * plan.uncertainty**2 * (int(self.quorum.max()) if self.noise == "devices" else 1),
+            factor=self.releases
+            * plan.context.uncertainty**2
+            * (int(self.quorum.max()) if self.noise == "devices" else 1),
             power=float(self.power[device]),
             simulated=self.lattice is None,
             promise=plan.privacy.of_device(device, plan.devices),
         )
 
     def save(self, folder: Path) -> None:
-        """Write it into a folder: arrays into job.npz, all else into job.json."""
-        plan, privacy = self.plan, self.plan.privacy
-        values = {f"plan.{name}": value for name, value in (vars(plan) | plan.dynamics.parameters).items()}
-        values |= {f"privacy.{field.name}": plain(getattr(privacy, field.name)) for field in fields(privacy)}
-        values |= {f"job.{field.name}": getattr(self, field.name) for field in fields(self)}
-        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-        parts = (np.ndarray, Plan, Privacy, Dynamics)
-        texts = {name: value for name, value in values.items() if not isinstance(value, parts)}
+        """Write it into a folder.
+
+        plan.npz has the plan, job.npz the other arrays, and job.json all else.
+        """
+        self.plan.save(folder / PLAN_FILE, mode=0o600)
+        arrays = {name: getattr(self, name) for name in ARRAYS}
         with replacing(folder / "job.npz", mode=0o600) as file:  # it has the key of the noise
-            np.savez(file, allow_pickle=False, **arrays)
-        write_text(folder / "job.json", json.dumps(texts | {DIGEST: _digest(texts, arrays)}, indent=1))
+            write_arrays(file, arrays)
+        options = {name: getattr(self, name) for name in OPTIONS}
+        whole = _job_digest(self.plan, arrays, options)
+        write_text(folder / "job.json", json.dumps({**options, DIGEST: whole}, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read it again."""
-        parts: dict[str, dict[str, Any]] = {"plan": {}, "job": {}, "privacy": {}}
-        arrays = read_arrays(folder / "job.npz", key="job", allowed=EARLIER)
+        """Read it again.
+
+        Args:
+            folder: that `save` has written to.
+
+        Raises:
+            InputError: a file is missing, is damaged or has been changed.
+        """
+        arrays = read_verified_arrays(folder / "job.npz", key="job", allowed=EARLIER)
+        plan = Plan.load(folder / PLAN_FILE, key="job")
         try:
-            texts = dict(json.loads((folder / "job.json").read_text(encoding="utf-8")))
-            if texts.pop(DIGEST, None) != _digest(texts, arrays):
-                raise ValueError("job.json and job.npz are not as they were written")
-            for name, value in {**texts, **arrays}.items():
-                owner, _, field = name.partition(".")
-                parts[owner][field] = value
-            dynamics, plan = from_constants(parts["plan"]), parts["plan"]
-            plan = {name: value for name, value in plan.items() if name in Plan.__dataclass_fields__}
-            plan |= {"warnings": tuple(plan["warnings"]), "privacy": Privacy(**parts["privacy"]), "dynamics": dynamics}
-            return cls(plan=Plan(**plan), **parts["job"])
+            options: dict[str, Any] = dict(json.loads((folder / "job.json").read_text(encoding="utf-8")))
+            if options.pop(DIGEST, None) != _job_digest(plan, arrays, options):
+                raise ValueError("its files are not as they were written")
+            return cls(
+                plan=plan,
+                position=arrays["position"],
+                velocity=arrays.get("velocity"),
+                key=arrays["key"],
+                known=arrays["known"],
+                power=arrays["power"],
+                **options,
+            )
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError("job", str(folder), f"{EARLIER} ({error})") from None
 
 
-def _digest(texts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return a hash of all that job.json and job.npz hold."""
-    named = (part for name, array in sorted(arrays.items()) for part in (name.encode(), array))
-    return digest(json.dumps(texts, sort_keys=True).encode(), *named)
+def _job_digest(plan: Plan, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> str:
+    """Return a hash of all that plan.npz, job.npz and job.json hold."""
+    text = json.dumps(options, sort_keys=True)
+    return digest(plan.checksum.encode(), arrays_digest(arrays).encode(), text.encode())
 
 
 def make_job(
@@ -274,7 +295,9 @@ def federated_plan(
     # All but a part of the budget counts as spent, and what the plan makes of that part is multiplied again.
     left = np.where(np.isfinite(budget), np.maximum(budget - spent, 0.0), 0.0)
     plan = make_plan(scenario, inputs, ledger=spent + left * (1 - 1 / factor))
-    return plan if factor == 1 else plan.replace(ledger=spent)
+    if factor == 1:
+        return plan
+    return replace(plan, context=replace(plan.context, ledger=spent))
 
 
 def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job, *, with_data: bool = True) -> None:
@@ -282,7 +305,8 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
 
     Each is all that one machine needs:
 
-        server/job.npz, job.json              the plan, the key of the noise, the channels
+        server/plan.npz                       the plan
+        server/job.npz, job.json              the key of the noise, the channels
         device-k/terms.json, model.json       what the device agrees to, and which model it computes
         device-k/data.npz                     X and y of this device alone
         device-k/secret                       salts the names of what it was asked

@@ -63,7 +63,7 @@ def plan_figure(plan: Plan) -> Figure:
     epsilon, how = plan.epsilon_spent, plan.privacy.adjacency
     privacy = f"ε = {epsilon:.4g} ({how}), worst device" if epsilon else "no privacy statement"
     names = {"exact": "W2²", "transcript": "noise V of all kept rounds"}
-    kind = names.get(plan.objective_name, f"bound on W2² ({plan.objective_name} after burn-in)")
+    kind = names.get(plan.certificate.objective_name, f"bound on W2² ({plan.certificate.objective_name} after burn-in)")
     goal = f"{kind} {plan.objective:.4g}, without clipping" if np.isfinite(plan.objective) else "no bound is known"
     caption = CAPTIONS["plan"].format(first=plan.burn_in + 1)
     across, title = Axis("round", range=(0.5, len(x) + 0.5)), f"{goal}; {privacy}"

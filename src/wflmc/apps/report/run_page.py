@@ -22,6 +22,7 @@ from wflmc.runs.documents import SIMULATED, PlanFile, SummaryFile
 from wflmc.runs.folder import Draws, Run, read_run
 from wflmc.scenario.coverage import OWNER_ONLY
 from wflmc.scenario.gains import split_variable
+from wflmc.support.notices import NoticeCode
 
 DRAWN, LISTED = 5, 12
 """Parameters whose marginals are drawn, and that are listed."""
@@ -61,8 +62,12 @@ def sentences(section: str, cases: Mapping[str, Any], **parts: object) -> Html:
 
 def answer_section(run: Run) -> Html:
     """Return sentences, boxes, verdicts, the diagnosis and warnings."""
-    warnings = run.plan.warnings if run.summary is None else run.summary.warnings
-    warnings = [warning for warning in warnings if not warning.startswith(SIMULATED.partition(".")[0])]
+    source = run.plan if run.summary is None else run.summary
+    warnings = [
+        warning
+        for code, warning in zip(source.warning_codes, source.warnings, strict=True)
+        if code != NoticeCode.SIMULATED
+    ]
     item = '<li class="{v.mark}"><b class="mark">{symbol}</b>{v.reason}</li>'
     judged = join(text(item, v=verdict, symbol=MARKS[verdict.mark]) for verdict in all_verdicts(run))
     parts = [_state(run), _boxes(run), Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')]
@@ -88,7 +93,13 @@ def _state(run: Run) -> Html:
     cases |= {"own_data": run.plan.own_data, "absences": absences > 0}
     cases |= {"stopped": run.stopped, "unknown": run.summary is None and not run.stopped}
     sent, asked = (0, 0) if federation is None else (sum(federation.sent), sum(federation.asked))
-    parts: dict[str, Any] = {"plan": run.plan, "run": run, "sent": sent, "asked": asked, "simulated": Html(SIMULATED)}
+    parts: dict[str, Any] = {
+        "plan": run.plan,
+        "run": run,
+        "sent": sent,
+        "asked": asked,
+        "simulated": Html(SIMULATED.text),
+    }
     parts |= {"kind": "simulated devices" if federation is None else "devices", "chains": run.scenario.sampler.chains}
     parts |= {"how": "over an ideal link" if run.ideal else "over the air", "federation": federation}
     return sentences("state", cases, **parts, recorded=0 if ledger is None else len(ledger.entries))
@@ -175,10 +186,10 @@ def _plan(run: Run, plan: PlanFile) -> Html:
     limits = ", ".join(f"{name} {blocks.percent(share)}" for name, share in plan.regime_share.items() if share)
     distance = run_figures.distance_figure(run)
     cases = {"ideal": run.ideal, "limits": not run.ideal, "gap": plan.gap is not None}
-    cases |= {"lost": run.rebuilt is None, "nothing": distance is None}
+    cases |= {"lost": run.saved_plan is None, "nothing": distance is None}
     parts = [sentences("plan", cases, plan=plan, run=run, limits=limits)]
-    if run.rebuilt is not None:
-        parts.append(draw("plan", run_figures.plan_figure(run.rebuilt.plan)))
+    if run.saved_plan is not None:
+        parts.append(draw("plan", run_figures.plan_figure(run.saved_plan)))
     if distance is not None:
         title = "Bound on the distance to the posterior" if plan.own_data else "Distance to the posterior"
         parts += [Html(f"<h3>{title}</h3>"), draw("distance", distance)]
@@ -200,8 +211,8 @@ def _samples(run: Run, draws: Draws) -> Html:
     assert compared is not None
     law, exact = compared.law, isinstance(run.posterior, HasLaw)
     own_data = run.plan.own_data
-    cases: dict[str, object] = {"own_data": own_data, "lost": run.rebuilt is None and not own_data}
-    cases["nothing"] = run.rebuilt and law is None and not own_data
+    cases: dict[str, object] = {"own_data": own_data, "lost": run.inputs is None and not own_data}
+    cases["nothing"] = run.inputs and law is None and not own_data
     cases |= {"exact": law and exact, "laplace": law and not exact, "thinned": draws.every > 1}
     order = list(range(compared.mean.size))
     if len(order) > LISTED and np.isfinite(compared.z).any():

@@ -249,7 +249,9 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
         ledger=np.full(facts.devices, facts.spent),
         initial_w2_sq=1.0,
     )
-    return made.replace(warnings=(), bound=None, objective=np.nan)  # which may look at the data
+    # Notices, bound and objective may look at the data.
+    certificate = replace(made.certificate, notices=(), bound=None, objective=np.nan)
+    return replace(made, certificate=certificate)
 
 
 @without_data
