@@ -13,7 +13,7 @@ from ..cli_tools import only_warnings, strict, with_set
 SMALL = with_set(["posterior.devices=4", "posterior.examples=40", "sampler.burn_in=9", "sampler.samples=1"])
 KEYS = {
     "claimed", "epsilon_lower", "epsilon_lower_counting", "ratio", "consistent", "confidence", "trials", "tests",
-    "sums", "warnings", "seconds",
+    "sums", "warnings", "warning_codes", "seconds",
 }  # fmt: skip
 TEST_KEYS = {
     "name", "device", "rounds", "trials", "false_positives", "false_negatives", "fpr_upper", "fnr_upper", "mu_claimed",

@@ -40,7 +40,8 @@ def test_a_run_within_little_memory(call, scenario, tmp_path):
     theta = [xr.open_datatree(tmp_path / name / "trace.nc")["posterior"]["theta"].values for name in ("easy", "tight")]
     np.testing.assert_allclose(theta[0], theta[1], rtol=1e-3, atol=1e-4)
     assert sorted(path.name for path in (tmp_path / "tight").iterdir()) == [
-        "digests.json", "ledger.jsonl", "ledger.jsonl.head", "plan.json", "plan.npz", "scenario.toml", "summary.json", "trace.nc",
+        "digests.json", "ledger.jsonl", "ledger.jsonl.head", "plan.json", "plan.npz", "scenario.toml", "summary.json",
+        "trace.nc",
     ]  # fmt: skip
 
 

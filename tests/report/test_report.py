@@ -363,15 +363,37 @@ def test_a_summary_of_another_run(copied):
 
 
 def test_a_run_that_was_resumed_or_made_from_a_plan(copied, runs, tmp_path):
-    """Their scenario.toml has step sizes as numbers, plan.json may have the formula."""
+    """A run of a plan has the plan's own scenario; of one with more rounds step sizes are numbers."""
     made = tmp_path / "from_plan"
     run_in(made, plan=str(runs["gaussian"] / "plan.json"), out=str(made))
-    assert "step_size = 0." in (made / "scenario.toml").read_text()
+    assert (made / "scenario.toml").read_text() == (runs["gaussian"] / "scenario.toml").read_text()
+    assert (made / "plan.npz").read_bytes() == (runs["gaussian"] / "plan.npz").read_bytes()
     render_folder(made)
-    folder = copied()
-    (folder / "scenario.toml").write_text((made / "scenario.toml").read_text())
-    (folder / "digests.json").unlink()  # as of earlier versions
+    folder = copied("kinetic")
+    assert "step_size = 0." not in (folder / "scenario.toml").read_text()
+    run_in(folder, resume=str(folder), more=2)
+    assert "step_size = 0." in (folder / "scenario.toml").read_text()
     render_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["plan.npz", "plan.json", "scenario.toml"])
+def test_a_page_needs_files_of_one_plan(copied, name):
+    """Each of them taken from a run of another plan, in a folder without digests."""
+    other = copied("kinetic")
+    folder = Path(shutil.copytree(other, other.with_name("folder")))
+    run_in(other, resume=str(other), more=2)
+    shutil.copy(other / name, folder / name)
+    (folder / "digests.json").unlink()
+    with pytest.raises(InputError, match=r"plan\.npz|scenario\.toml"):
+        render_folder(folder)
+
+
+def test_a_page_without_the_plan_file(copied):
+    folder = copied()
+    (folder / "plan.npz").unlink()
+    page = Page(render_folder(folder))
+    assert "plan.npz is missing" in page.text
+    assert "plan" not in page.drawings
 
 
 def test_data_are_never_replaced(copied):
@@ -530,7 +552,8 @@ def test_one_chain(copied):
 
 def test_bound_and_chains(runs, pages):
     run = read_run(runs["gaussian"])
-    above = run.summary.model_copy(update={"warnings": ["The chains are at W2² = 9, above the plan's bound of 8."]})
+    texts = ["The chains are at W2² = 9, above the plan's bound of 8."]
+    above = run.summary.model_copy(update={"warnings": texts, "warning_codes": ["above-bound"]})
     assert "above the plan&#x27;s bound of 8" in answer_section(dataclasses.replace(run, summary=above))
     _, layout = Page(pages["softmax"]).drawings["distance"]
     assert layout["yaxis"]["title"]["text"] == "bound on W2²"

@@ -54,6 +54,12 @@ def _check_causes(causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return causes
 
 
+def _check_warnings(warnings: list[str], codes: list[str]) -> None:
+    """Refuse warnings without a code for each of them."""
+    if len(warnings) != len(codes):
+        raise ValueError(f"{len(warnings)} warnings with {len(codes)} warning_codes")
+
+
 Bins = Annotated[dict[str, list[float | None]], AfterValidator(_check_bins)]
 """A reliability diagram: share of examples, confidence and accuracy by bin."""
 Causes = Annotated[list[dict[str, Any]], AfterValidator(_check_causes)]
@@ -167,7 +173,13 @@ class PlanFile(Document):
         for name, values, size in sizes:
             if values is not None and len(values) != size:
                 raise ValueError(f"{name} has {len(values)} numbers, not {size}")
+        _check_warnings(self.warnings, self.warning_codes)
         return self
+
+    @property
+    def notices(self) -> list[Notice]:
+        """The warnings with their codes."""
+        return list(map(Notice, self.warning_codes, self.warnings))
 
 
 class Distance(Document):
@@ -351,6 +363,17 @@ class SummaryFile(Document):
     seconds: float
     ledger: LedgerPart | None
     federation: Federation | None = None
+
+    @model_validator(mode="after")
+    def _check_codes(self) -> Self:
+        """Refuse warnings without a code for each of them."""
+        _check_warnings(self.warnings, self.warning_codes)
+        return self
+
+    @property
+    def notices(self) -> list[Notice]:
+        """The warnings with their codes."""
+        return list(map(Notice, self.warning_codes, self.warnings))
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -189,8 +189,7 @@ def plan_again(path: str | Path, option: str = "--plan") -> LoadedPlan:
     spent = document.privacy.spent_before
     ledger = None if spent is None else np.maximum(spent, inputs.spent)
     plan = make_plan(scenario, inputs, ledger=ledger)
-    if plan.checksum != document.plan_digest:
-        _check_same(plan, document, option)
+    _check_same(plan, document, option)
     return LoadedPlan(scenario, inputs, plan, document)
 
 

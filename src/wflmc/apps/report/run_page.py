@@ -62,12 +62,8 @@ def sentences(section: str, cases: Mapping[str, Any], **parts: object) -> Html:
 
 def answer_section(run: Run) -> Html:
     """Return sentences, boxes, verdicts, the diagnosis and warnings."""
-    source = run.plan if run.summary is None else run.summary
-    warnings = [
-        warning
-        for code, warning in zip(source.warning_codes, source.warnings, strict=True)
-        if code != NoticeCode.SIMULATED
-    ]
+    notices = run.plan.notices if run.summary is None else run.summary.notices
+    warnings = [notice.text for notice in notices if notice.code != NoticeCode.SIMULATED]
     item = '<li class="{v.mark}"><b class="mark">{symbol}</b>{v.reason}</li>'
     judged = join(text(item, v=verdict, symbol=MARKS[verdict.mark]) for verdict in all_verdicts(run))
     parts = [_state(run), _boxes(run), Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')]
