@@ -82,7 +82,9 @@ def plans(draw):
         step_size=step,
         burn_in=draw(st.integers(0, 5)),
         samples=draw(st.integers(1, 6)),
-        sampler=wflmc.Sampler(dynamics=dynamics, start=draw(st.integers(0, 2)), init=draw(st.sampled_from(["prior", "zero"]))),
+        sampler=wflmc.Sampler(
+            dynamics=dynamics, start=draw(st.integers(0, 2)), init=draw(st.sampled_from(["prior", "zero"]))
+        ),
         policy=wflmc.Policy(power=power, objective=objective),
         ledger=np.full(DEVICES, 0.01),
     )

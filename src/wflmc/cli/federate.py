@@ -62,20 +62,20 @@ def command(
     if evaluation is None:
         lines = [f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device."]
     else:
-        measured, causes = _lines(str(evaluation), summary["federation"]), text.diagnosis_lines(summary["diagnosis"])
+        # ε of the plan is not that of the ledger, and devices do not tell how often they clip.
+        measured = [*evaluation.lines_of_samples, *_federation_lines(summary["federation"])]
+        causes = text.diagnosis_lines(summary["diagnosis"])
         written = f"Written to {out}: {', '.join(path.name for path in files)}"
         lines = [summary["owner_only"], *measured, *causes, written]
     shared.print_result(summary, lines, as_json)
 
 
-def _lines(evaluation: str, federation: dict[str, Any]) -> list[str]:
-    """Return the lines of what was measured, and what the ledger says."""
-    # ε of the plan is not that of the ledger, and devices do not tell how often they clip.
-    lines = [line for line in evaluation.splitlines() if not line.startswith(("ε", "gradients clipped"))]
+def _federation_lines(federation: dict[str, Any]) -> list[str]:
+    """Return lines about messages, and about ε by the ledger."""
+    asked, sent, spent = federation["asked"], federation["sent"], federation["epsilon_spent"]
+    lines = [f"messages                 {sum(sent)} of {sum(asked)} in {len(sent)} rounds (absences: rounds.jsonl)"]
     if federation["own_data"]:
         lines.insert(0, UNCOMPARED)
-    asked, sent, spent = federation["asked"], federation["sent"], federation["epsilon_spent"]
-    lines.append(f"messages                 {sum(sent)} of {sum(asked)} in {len(sent)} rounds (absences: rounds.jsonl)")
     if spent is not None:
         lines.append(f"ε by the ledger          {spent:.4g} for the worst device ({federation['adjacency']})")
     return lines

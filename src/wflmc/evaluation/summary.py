@@ -164,32 +164,61 @@ class Evaluation(Shown):
         return {**facts, "adjacency": adjacency, **self.mean_scores, **counts}
 
     def __str__(self) -> str:
-        chains, draws = self.w2_sq, len(self.exact_w2_sq or ()) - self.burn_in
+        clip_rates = ("–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values())
+        clipping = _line("gradients clipped", "{} in burn-in, {} after", *clip_rates)
+        return "\n".join([*self._sample_lines(), *clipping, *self._example_lines(), *self._epsilon_lines()])
+
+    @property
+    def lines_of_samples(self) -> list[str]:
+        """Lines about the samples alone.
+
+        They leave out what `str` says of clipped gradients and of ε, which devices of a
+        federation do not tell and its ledger knows better.
+        """
+        return [*self._sample_lines(), *self._example_lines()]
+
+    def _sample_lines(self) -> Iterator[str]:
+        """Yield lines about distance, intervals, convergence, scores and noise."""
+        yield from _line("W2² worst after burn-in", FROM_CHAINS, self.w2_sq)
+        yield from _line("W2² worst after burn-in", "{:.3g} (exact, no clipping)", self.worst_exact)
+        draws = len(self.exact_w2_sq or ()) - self.burn_in
+        exact_ess = "{:.3g} of {} draws (exact, no clipping)"
+        yield from _line("ESS min of one chain", exact_ess, self.exact_ess_min, draws)
+        coverage = self.coverage or {}
+        yield from _line("90 % intervals hold", "{:.1%} (chain's own)", coverage.get("chain_90"))
+        yield from _line("90 % intervals hold", "{:.1%} (noise-aware)", coverage.get("noise_aware_90"))
+        yield from _line("R-hat max", "{:.4f}", self.rhat_max)
+        yield from _line("ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min)
+        for name, diagnostics in self.functions.items():
+            of_function = "R-hat {:.4f}, ESS {:.0f} bulk, {:.0f} tail"
+            yield from _line(f"of {name}"[:24], of_function, *diagnostics[:3])
         words = {"accuracy": "accuracy", "rmse": "RMSE", "ece": "ECE", "nll": "NLL", "brier": "Brier"}
         means = self.mean_scores
         scores = ", ".join(f"{word} {means[name]:.4f}" for name, word in words.items() if means[name] is not None)
-        rates = ("–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values())
-        held = {name: f"{share:.1%}" for name, share in (self.coverage or {}).items()}
-        noise, wider = self.noise_ratio if self.noise_ratio > 1.05 else None, self.noise_ratio**0.5
-        named = self.functions.items()
-        whose = f"for the worst device ({self.adjacency}){', earlier spending included' * self.spent_before}"
-        rows: list[tuple[Any, ...]] = [
-            ("W2² worst after burn-in", FROM_CHAINS, chains),
-            ("W2² worst after burn-in", "{:.3g} (exact, no clipping)", self.worst_exact),
-            ("ESS min of one chain", "{:.3g} of {} draws (exact, no clipping)", self.exact_ess_min, draws),
-            ("90 % intervals hold", "{} (chain's own)", held.get("chain_90")),
-            ("90 % intervals hold", "{} (noise-aware)", held.get("noise_aware_90")),
-            ("R-hat max", "{:.4f}", self.rhat_max),
-            ("ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min),
-            *((f"of {name}"[:24], "R-hat {:.4f}, ESS {:.0f} bulk, {:.0f} tail", *of[:3]) for name, of in named),
-            ("test set", "{} (mean over chains)", scores or None),
-            ("noise after burn-in", EXCESS, noise, wider),
-            ("gradients clipped", "{} in burn-in, {} after", *rates),
-            ("examples clipped", "{:.2%} at the last samples", self.example_clip_rate),
-            ("ε spent (per chain)", "{:.4g} {}", self.epsilon_spent, whose),
-            ("ε spent (per chain)", "{}", "none stated" if self.epsilon_spent is None else None),
-        ]
-        return "\n".join(f"{name:<25}{form.format(*values)}" for name, form, *values in rows if None not in values)
+        yield from _line("test set", "{} (mean over chains)", scores or None)
+        if self.noise_ratio > 1.05:
+            yield from _line("noise after burn-in", EXCESS, self.noise_ratio, self.noise_ratio**0.5)
+
+    def _example_lines(self) -> Iterator[str]:
+        """Yield a line about clipped examples."""
+        yield from _line("examples clipped", "{:.2%} at the last samples", self.example_clip_rate)
+
+    def _epsilon_lines(self) -> Iterator[str]:
+        """Yield a line about ε of one chain."""
+        label = "ε spent (per chain)"
+        if self.epsilon_spent is None:
+            yield from _line(label, "none stated")
+            return
+        whose = f"for the worst device ({self.adjacency})"
+        if self.spent_before:
+            whose += ", earlier spending included"
+        yield from _line(label, "{:.4g} {}", self.epsilon_spent, whose)
+
+
+def _line(label: str, form: str, *values: object) -> Iterator[str]:
+    """Yield a line with values in it; none where one of the values does not exist."""
+    if None not in values:
+        yield f"{label:<25}{form.format(*values)}"
 
 
 def evaluate(

@@ -370,6 +370,7 @@ def _write_checkpoint(folder: Path, task: Task, document: dict[str, Any], before
             file.write(np.asarray(jax.random.key_data(task.key)).tobytes())
     task.plan.save(folder / PLAN_FILE)
     write_text(folder / PLAN_DOCUMENT, to_json(document))
+    write_text(folder / SCENARIO_FILE, to_toml(task.scenario))
     if before is not None and before.velocity is not None:
         with replacing(folder / VELOCITY) as file:
             np.save(file, before.velocity)

@@ -1,0 +1,283 @@
+"""Runs of saved plans: nothing is planned again, and files that do not belong together are refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import arviz
+import numpy as np
+import pytest
+
+from wflmc.planning import build
+from wflmc.planning.plan import Plan
+from wflmc.runs import execution
+from wflmc.sampling import runner
+from wflmc.support.errors import InputError
+
+from ..cli_tools import listening, strict
+
+SCENARIO = """
+[posterior]
+devices = 6
+examples = 60
+dim = 3
+[link]
+snr_db = 20.0
+[privacy]
+epsilon = 60.0
+delta = 0.01
+[sampler]
+burn_in = 8
+samples = 6
+chains = 4
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Every plan that is made, but for those that advice tries."""
+    made, finish = [], build._Planning.finish
+
+    def counted(self, allocation):
+        made.append(self)
+        return finish(self, allocation)
+
+    monkeypatch.setattr(build._Planning, "finish", counted)
+    monkeypatch.setattr(execution, "diagnose_plan", lambda *_, **__: [])
+    return made
+
+
+def theta_of(folder):
+    return arviz.from_netcdf(folder / "trace.nc").posterior["theta"].values
+
+
+def one_sentence(result, *parts):
+    """Whether a command refused its input in one sentence that has these parts."""
+    code, out, err = result
+    assert (code, out) == (2, ""), err
+    assert err.count("\n") == 1
+    for part in parts:
+        assert part in err
+    return True
+
+
+def test_one_plan_for_a_run_and_all_that_comes_after(tmp_path, call, scenario, planned):
+    folder, again = tmp_path / "x", tmp_path / "y"
+    assert call("run", scenario, "--out", folder)[0] == 0
+    assert len(planned) == 1
+    assert call("report", folder)[0] == 0
+    for number, source in enumerate((folder, folder / "plan.npz", folder / "plan.json")):
+        assert call("run", "--plan", source, "--out", again / str(number))[0] == 0
+    assert len(planned) == 1
+    for number in range(3):
+        np.testing.assert_array_equal(theta_of(again / str(number)), theta_of(folder))
+        assert (again / str(number) / "plan.npz").read_bytes() == (folder / "plan.npz").read_bytes()
+    one, two = (strict((place / "plan.json").read_text()) for place in (folder, again / "0"))
+    assert one.pop("seconds") != two.pop("seconds")
+    assert one == two
+    assert one["gap"] is not None  # the certificate is that of the plan
+    assert one["plan_digest"] == Plan.load(folder / "plan.npz").checksum
+    assert call("run", "--resume", folder, "--more", "3")[0] == 0
+    assert len(planned) == 2  # the rounds that are added
+    assert call("report", folder)[0] == 0
+    assert len(planned) == 2
+    longer, first = Plan.load(folder / "plan.npz"), Plan.load(again / "0" / "plan.npz")
+    for name in ("gain", "weight", "server_noise", "bound"):
+        np.testing.assert_array_equal(getattr(longer, name)[:14], getattr(first, name))
+
+
+def test_plan_out(tmp_path, call, scenario, planned):
+    folder = tmp_path / "plan"
+    overrides = ("--set", "sampler.burn_in=auto", "--set", "sampler.max_burn_in=500")
+    code, out, _ = call("plan", scenario, "--out", folder, *overrides)
+    assert code == 0
+    assert "plan.npz, scenario.toml, plan.json" in out
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "plan.npz", "scenario.toml"]
+    planned.clear()
+    assert call("run", "--plan", folder, "--out", tmp_path / "a")[0] == 0
+    assert not planned
+    assert call("run", scenario, "--out", tmp_path / "b", *overrides)[0] == 0
+    np.testing.assert_array_equal(theta_of(tmp_path / "a"), theta_of(tmp_path / "b"))
+    assert one_sentence(call("plan", scenario, "--out", tmp_path / "b"), "--out", "the run in it has its own plan")
+    mine = tmp_path / "mine" / "scenario.toml"
+    mine.parent.mkdir()
+    mine.write_text(SCENARIO)
+    assert one_sentence(call("plan", mine, "--out", mine.parent), "--out", "replace your scenario.toml")
+
+
+def test_json_alone_is_planned_once(tmp_path, call, scenario, planned):
+    _, out, _ = call("plan", scenario, "--json")
+    saved = tmp_path / "plan.json"
+    saved.write_text(out)
+    planned.clear()
+    assert call("run", "--plan", saved, "--out", tmp_path / "a")[0] == 0
+    assert len(planned) == 1
+    assert Plan.load(tmp_path / "a" / "plan.npz").checksum == json.loads(out)["plan_digest"]
+
+
+@pytest.fixture
+def finished(tmp_path, call, scenario):
+    folder = tmp_path / "run"
+    assert call("run", scenario, "--out", folder)[0] == 0
+    return folder
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def other_plan(path):
+    plan = Plan.load(path)
+    plan.with_rounds(gain=plan.gain / 2).save(path)
+
+
+def edited(path, change):
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+HARMS = [
+    ("plan.npz", cut, "plan.npz"),
+    ("plan.npz", other_plan, "plan_digest"),
+    ("plan.json", cut, "plan.json"),
+    ("plan.json", lambda path: edited(path, lambda plan: plan["gain"].__setitem__(3, 1.0)), "gain"),
+    ("plan.json", lambda path: edited(path, lambda plan: plan["constants"].update(mu=1.0)), "constants.mu"),
+    ("plan.json", lambda path: edited(path, lambda plan: plan.update(plan_digest="0")), "plan_digest"),
+    ("plan.json", lambda path: edited(path, lambda plan: plan["scenario"]["link"].update(snr_db=3.0)), "link.snr_db"),
+    (
+        "scenario.toml",
+        lambda path: path.write_text(path.read_text().replace("snr_db = 20.0", "snr_db = 3.0")),
+        "snr_db",
+    ),
+    ("scenario.toml", lambda path: path.write_text("[link"), "scenario"),
+]
+
+
+@pytest.mark.parametrize(("name", "harm", "said"), HARMS)
+def test_files_that_do_not_belong_together(tmp_path, call, finished, name, harm, said):
+    harm(finished / name)
+    assert one_sentence(call("run", "--plan", finished, "--out", tmp_path / "again"), said)
+    assert not (tmp_path / "again").exists()
+    assert one_sentence(call("run", "--resume", finished, "--more", "3"), said)
+    assert one_sentence(call("report", finished), name, "digests.json")
+    (finished / "digests.json").unlink()
+    assert one_sentence(call("report", finished), said)
+
+
+def test_a_plan_for_other_data(tmp_path, call):
+    generator = np.random.default_rng(0)
+    X, y = generator.standard_normal((40, 2)), generator.standard_normal(40)
+    np.savez(tmp_path / "d.npz", X=X, y=y)
+    public = (
+        "[posterior]\ndevices = 4\ndata = 'd.npz'\nmu = 0.5\nL = 200.0\ninitial_w2_sq = 5.0\n[sampler]\nchains = 3\n"
+    )
+    (tmp_path / "s.toml").write_text(public)
+    assert call("plan", tmp_path / "s.toml", "--out", tmp_path / "plan")[0] == 0
+    np.savez(tmp_path / "d.npz", X=2 * X, y=y)  # of the same shape: nothing in the plan is from the data
+    assert call("run", "--plan", tmp_path / "plan", "--out", tmp_path / "a")[0] == 0
+    for rows in (X[:36], X[:, :1]):
+        np.savez(tmp_path / "d.npz", X=rows, y=y[: len(rows)])
+        assert one_sentence(call("run", "--plan", tmp_path / "plan"), "devices, parameters and examples")
+    (tmp_path / "s.toml").write_text(public.replace("mu = 0.5\nL = 200.0\n", ""))
+    np.savez(tmp_path / "d.npz", X=X, y=y)
+    assert call("plan", tmp_path / "s.toml", "--out", tmp_path / "private")[0] == 0
+    np.savez(tmp_path / "d.npz", X=2 * X, y=y)
+    assert one_sentence(call("run", "--plan", tmp_path / "private"), "constants.")
+
+
+def test_a_plan_for_another_promise(finished, tmp_path, call):
+    """Also where every digest was made again."""
+    from dataclasses import replace
+
+    from wflmc.privacy import Privacy
+
+    plan = Plan.load(finished / "plan.npz")
+    loose = replace(plan, context=replace(plan.context, privacy=Privacy(600.0, 0.01, 30.0)))
+    loose.save(finished / "plan.npz")
+    edited(finished / "plan.json", lambda document: document.update(plan_digest=loose.checksum))
+    assert one_sentence(call("run", "--plan", finished), "the promise")
+
+
+WAITING = """
+import sys
+from wflmc.sampling import runner
+runner.BLOCK_WORK = 1
+advance, left = runner._advance, [4]
+def counted(*arguments, **keywords):
+    left[0] -= 1
+    if left[0] == 0:
+        print("in the middle of a round", flush=True)
+        import time
+        time.sleep(60)
+    return advance(*arguments, **keywords)
+runner._advance = counted
+from wflmc.cli import main
+main()
+"""
+
+
+def test_a_run_stopped_by_sigint_goes_on_with_its_plan(tmp_path, call, scenario, planned, monkeypatch):
+    monkeypatch.setattr(runner, "BLOCK_WORK", 1)
+    assert call("run", scenario, "--out", tmp_path / "whole")[0] == 0
+    folder = tmp_path / "stopped"
+    with listening("-c", WAITING, "run", scenario, "--out", folder) as process:
+        assert process.stdout.readline() == "in the middle of a round\n", process.communicate()[1]
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert f"wflmc run --resume {folder}" in err
+    saved = folder / ".checkpoint" / "plan.npz"
+    content = saved.read_bytes()
+    assert content == (tmp_path / "whole" / "plan.npz").read_bytes()
+    for harm, said in ((cut, "plan.npz"), (other_plan, "plan_digest")):
+        harm(saved)
+        assert one_sentence(call("run", "--resume", folder), said)
+        assert one_sentence(call("report", folder), said)
+        saved.write_bytes(content)
+    settled = folder / ".checkpoint" / "scenario.toml"
+    text = settled.read_text()
+    settled.write_text(text.replace("snr_db = 20.0", "snr_db = 3.0"))
+    assert one_sentence(call("run", "--resume", folder), "link.snr_db")
+    settled.write_text(text)
+    planned.clear()
+    assert call("report", folder)[0] == 0
+    assert call("run", "--resume", folder)[0] == 0
+    assert not planned
+    np.testing.assert_array_equal(theta_of(folder), theta_of(tmp_path / "whole"))
+    assert (folder / "plan.npz").read_bytes() == content
+
+
+def test_a_folder_whose_secret_nobody_can_read(finished, tmp_path, call, scenario):
+    """The scenario is parsed: a text about a secret seed is none."""
+    written = finished / "scenario.toml"
+    written.write_text('# not seed = "secret"\n' + written.read_text())
+    assert call("run", scenario, "--out", finished)[0] == 0
+    written.write_text(written.read_text().replace('keep = "draws"\nseed = 0', 'keep = "draws"\nseed="secret"'))
+    assert one_sentence(call("run", scenario, "--out", finished), "samples of a secret seed")
+    written.write_text("[sampler")
+    assert one_sentence(call("run", scenario, "--out", finished), "scenario.toml of the run in it cannot be read")
+
+
+def test_warnings_have_codes(tmp_path, call, scenario):
+    plan = strict(call("plan", scenario, "--json")[1])
+    summary = strict(call("run", scenario, "--json")[1])
+    for document in (plan, summary):
+        assert len(document["warning_codes"]) == len(document["warnings"])
+    assert "data-constants" in plan["warning_codes"]
+    assert summary["warning_codes"][-1] == "simulated"
+
+
+def test_missing_files(tmp_path, call):
+    (tmp_path / "empty").mkdir()
+    for path in ("empty", "missing", "missing.npz", "missing.json"):
+        assert one_sentence(call("run", "--plan", tmp_path / path), "--plan", "No such file")
+    with pytest.raises(InputError, match="No such file"):
+        Plan.load(tmp_path / "missing.npz")
