@@ -78,6 +78,8 @@ def check_failed(code, out, err, folder):
 def test_a_run_that_meets_a_full_disk_goes_on_later(call, small, tmp_path):
     """Every file of a run in turn is the one that there is no room for."""
     whole = tmp_path / "whole"
+    # The ledger is to be longer than the plan, and the trace longer than the ledger.
+    small.write_text(small.read_text().replace("burn_in = 10", "burn_in = 60"))
     assert call("run", small, "--out", whole)[0] == 0
     wanted = strict((whole / "summary.json").read_text())
     failed = set()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,9 +50,13 @@ def test_the_package_says_that_it_is_typed():
     assert (PACKAGE / "py.typed").read_bytes() == b""
 
 
-def test_every_field_of_a_plan_has_a_type():
-    typed = {name for kind in wflmc.Plan.__mro__[1:] for name in vars(kind).get("__annotations__", ())}
-    assert typed == {field.name for field in fields(wflmc.Plan)}
+def test_every_property_of_a_plan_has_a_type():
+    assert {field.name for field in fields(wflmc.Plan)} == set(wflmc.Plan.__annotations__)
+    properties = {name: value for name, value in vars(wflmc.Plan).items() if isinstance(value, property)}
+    assert {"gain", "step_size", "scale", "noise_power", "loss", "clips_at", "epsilon_spent"} <= set(properties)
+    for name, value in properties.items():
+        assert value.fget.__annotations__["return"] is not Any, name
+        assert value.__doc__, name
 
 
 @pytest.mark.skipif(not FULL, reason="mypy takes half a minute: make test-full runs it")
