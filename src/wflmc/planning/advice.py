@@ -1,4 +1,4 @@
-"""Notices about a plan: what its numbers do not cover, and inputs that look like a mistake.
+"""Notices about a plan: what its numbers do not cover, and inputs that look wrong.
 
 `wflmc.evaluation.causes` says what would help.
 """
@@ -16,13 +16,13 @@ from wflmc.privacy import Privacy
 from wflmc.support.notices import Notice, NoticeCode
 
 UNSCALED = 30.0
-"""Size of a feature from which on it alone decides L, the step size and the clipping."""
+"""Size of a feature from which on it alone decides L, step size and clipping."""
 UNLIKE = 100.0
 """The same, over the median size of all features."""
 WIDE = 2.0
-"""Noise over what sampling needs, from which on samples say too little of the spread."""
+"""Noise over what sampling needs, from which on samples hide the spread."""
 PRIVATE_DATA = "the devices' private data, which epsilon does not cover"
-"""Where numbers come from that are computed from private data, as the end of a sentence."""
+"""The source of numbers from private data, as the end of a sentence."""
 
 
 def oracle_notice(source: str = PRIVATE_DATA) -> Notice:
@@ -113,7 +113,7 @@ def estimate_notices(posterior: Posterior) -> Iterator[Notice]:
 
 
 def start_notices(posterior: Posterior, options: Options) -> Iterator[Notice]:
-    """Yield a notice where the distance of the start, which a bound uses, is estimated."""
+    """Yield a notice where the start's distance, which a bound uses, is estimated."""
     if options.initial_w2_sq is None and posterior.start_is_estimate:
         text = "W2² of the start is a Laplace estimate, and a bound is no better."
         yield Notice(NoticeCode.ESTIMATED_START, text)

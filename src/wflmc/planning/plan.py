@@ -24,7 +24,7 @@ from wflmc.support.notices import Notice
 PLAN_FILE = "plan.npz"
 """The usual name of a file that `Plan.save` writes."""
 RoundValues = Any
-"""Arrays of NumPy in a plan, of JAX in the sampler, which has None where all are zero."""
+"""Arrays of NumPy in a plan, of JAX in the sampler, which has None for zeros."""
 WRITTEN = "a plan as wflmc wrote it"
 """What such a file must be, for errors."""
 
@@ -104,7 +104,7 @@ class Certificate:
     objective_name: str
     """worst, average, exact or transcript."""
     lower_bound: float | None
-    """What no plan within the same limits can be below; None where nothing is proven."""
+    """What no plan within the same limits can be below; None if nothing is proven."""
     regime: str | None
     """lmc-limited, power-limited, dp-limited or policy-limited.
 
@@ -155,7 +155,7 @@ class Context:
     uncertainty: float = 1.0
     """The largest |h/ĥ| that the devices' knowledge of their channels leaves open."""
     enforced: bool = True
-    """Whether the policy keeps to the budgets; the sampler then refuses what does not."""
+    """Whether the policy keeps to the budgets; the sampler then refuses all else."""
     dynamics: Dynamics = OVERDAMPED
     """Overdamped or kinetic."""
     downlink_noise: float = 0.0
@@ -169,7 +169,7 @@ class Context:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Shown):
-    """Gains and active devices of every round, with the bound and the privacy they imply.
+    """Gains and active devices of every round, and what they imply.
 
     `wflmc.plan` makes plans, and `wflmc.sample` runs them. The fields that are needed
     most often are properties: `plan.gain` is `plan.rounds.gain`.
@@ -215,7 +215,7 @@ class Plan(Shown):
 
     @property
     def weight(self) -> Array:
-        """Weight of each device's gradient in the update, [S, K]; 0 for a silent one."""
+        """Weight of each device's gradient in the update, [S, K], as `Rounds.weight`."""
         return self.rounds.weight
 
     @property
@@ -283,7 +283,7 @@ class Plan(Shown):
 
     @property
     def lower_bound(self) -> float | None:
-        """What no plan within the same limits can be below; None if nothing is proven."""
+        """What no plan within the same limits can be below, as in the certificate."""
         return self.certificate.lower_bound
 
     @property
@@ -630,7 +630,7 @@ def distinct(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def join_plans(first: Plan, added: Plan) -> Plan:
-    """Return the plan of all rounds of two plans, the second of which continues the first.
+    """Return the plan of all rounds of a plan and of one that continues it.
 
     Nothing is planned again. The bound continues, the objective is that of all kept
     rounds, and no lower bound is proven: rounds that are planned later could not be

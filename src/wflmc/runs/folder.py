@@ -1,4 +1,6 @@
-"""A run folder: written whole, and read again part by part; a file that is damaged or another run's is refused by name.
+"""A run folder: written whole, and read again part by part.
+
+A file that is damaged, or belongs to another run, is refused by name.
 
 Beside the files of the run, `digests.json` has the SHA-256 of each. It is for the owner of the data, as all of the
 folder is.
@@ -269,7 +271,7 @@ def _check_digests(folder: Path, stopped: bool) -> None:
 
 
 def _read_scenario(folder: Path, plan: PlanFile) -> tuple[Scenario, str | None]:
-    """Return the resolved scenario and its text; from the plan where the file is missing."""
+    """Return the resolved scenario and its text; from the plan if the file is missing."""
     path = folder / "scenario.toml"
     if path.exists():
         with _reading(path):

@@ -75,15 +75,31 @@ def make_plan(scenario: Scenario, inputs: Inputs, *, solver: str = "own", ledger
     return result.with_notices((*inputs.notices, *notices, *data_notices(inputs.not_covered)))
 
 
-def spent_before(path: str | None, inputs: Inputs, must_exist: bool = False) -> Any:
-    """Return what devices have spent by a ledger, and are about to spend on whitening, [K]; None of a new ledger."""
+def spent_before(
+    path: str | None,
+    inputs: Inputs,
+    *,
+    must_exist: bool = False,
+) -> Array | None:
+    """Return the privacy loss that devices have spent by a ledger, [K].
+
+    Args:
+        path: of the ledger; None where there is none.
+        inputs: of the scenario, whose whitening release is about to be spent as well.
+        must_exist: whether a ledger that is not there is refused.
+
+    Returns:
+        The loss of every device; None of a ledger that is yet to be begun.
+    """
     if path is None or not Path(path).exists():
         if path is not None and must_exist:
             raise InputError("--ledger", path, "a ledger that a run has written")
         return None
-    ledger = Ledger(inputs.privacy, inputs.posterior.devices, subject=inputs.posterior.digest, path=path)
-    paid = inputs.release is not None and ledger.rounds(inputs.release.name) > 0
-    return ledger.spent if paid else ledger.spent + inputs.spent
+    posterior = inputs.posterior
+    ledger = Ledger(inputs.privacy, posterior.devices, subject=posterior.digest, path=path)
+    release = inputs.release
+    is_paid = release is not None and ledger.rounds(release.name) > 0
+    return ledger.spent if is_paid else ledger.spent + inputs.spent
 
 
 def plan_keywords(
@@ -115,7 +131,7 @@ def plan_keywords(
 
 
 def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
-    """Replace burn_in = "auto" by the number of rounds that a noiseless pilot takes to forget its start."""
+    """Replace burn_in = "auto" by the rounds in which a noiseless pilot forgets its start."""
     section = scenario.sampler
     if section.burn_in != "auto":
         return scenario
@@ -205,7 +221,7 @@ def open_plan(path: str | Path, option: str = "--plan") -> LoadedPlan:
 
 
 def refuse_own_scenario(source: Path, folder: Path, scenario: Scenario) -> None:
-    """Refuse to write to the folder of the user's own scenario.toml, which would be lost.
+    """Refuse to replace a scenario.toml that the user has written.
 
     Args:
         source: the file that the scenario was read from.
@@ -274,7 +290,7 @@ def _same_value(first: object, second: object) -> bool:
 
 
 def _rebuild_inputs(document: PlanFile, *, key: jax.Array | None, view: Path, option: str) -> Inputs:
-    """Return posterior, link and privacy of a plan's scenario, from files as they were."""
+    """Return posterior, link and privacy of a plan's scenario."""
     scenario = validate(document.scenario, f"{option}: ")
     for name, digest in file_digests(scenario, {*PUBLIC_FILES, *document.files}).items():
         if document.files.get(name) != digest:
@@ -367,7 +383,7 @@ class ExtendedPlan:
 
 
 def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, *, more: int, spent: Array) -> ExtendedPlan:
-    """Return scenario and plan with more rounds, made from what is left of every budget.
+    """Return scenario and plan with more rounds, from what is left of every budget.
 
     The added rounds alone are planned, and joined with the plan as it is.
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class NoticeCode(StrEnum):
-    """The codes of all notices that this package gives; other packages may have more."""
+    """The codes of all notices of this package; other packages may have more."""
 
     ABOVE_BOUND = "above-bound"
     """Chains are measured above the bound of their plan."""
