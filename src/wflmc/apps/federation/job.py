@@ -42,7 +42,7 @@ TAIL = 8.0
 DIGEST = "digest"
 """In job.json: the hash of everything else in it, in job.npz and in plan.npz."""
 ARRAYS = ("position", "velocity", "key", "known", "power")
-"""Fields of a job that job.npz holds."""
+"""Fields of a job that job.npz holds, where they are not None."""
 OPTIONS = ("noise", "tolerate", "releases", "batch")
 """Fields of a job that job.json holds."""
 NOISES = ("channel", "devices", "simulated")
@@ -178,7 +178,8 @@ class Job:
         plan.npz has the plan, job.npz the other arrays, and job.json all else.
         """
         self.plan.save(folder / PLAN_FILE, mode=0o600)
-        arrays = {name: getattr(self, name) for name in ARRAYS}
+        fields = {name: getattr(self, name) for name in ARRAYS}
+        arrays = {name: array for name, array in fields.items() if array is not None}
         with replacing(folder / "job.npz", mode=0o600) as file:  # it has the key of the noise
             write_arrays(file, arrays)
         options = {name: getattr(self, name) for name in OPTIONS}
@@ -201,16 +202,9 @@ class Job:
             options: dict[str, Any] = dict(json.loads((folder / "job.json").read_text(encoding="utf-8")))
             if options.pop(DIGEST, None) != _job_digest(plan, arrays, options):
                 raise ValueError("its files are not as they were written")
-            return cls(
-                plan=plan,
-                position=arrays["position"],
-                velocity=arrays.get("velocity"),
-                key=arrays["key"],
-                known=arrays["known"],
-                power=arrays["power"],
-                **options,
-            )
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            fields: dict[str, Any] = {name: arrays.get(name) for name in ARRAYS}
+            return cls(plan=plan, **fields, **options)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise InputError("job", str(folder), f"{EARLIER} ({error})") from None
 
 
