@@ -18,10 +18,11 @@ from wflmc.version import __version__
 _HOMES = {
     "apps.adapters.modules": ("from_equinox", "from_flax"),
     "apps.adapters.programs": ("from_numpyro",),
+    "apps.diagnosis": ("advise",),
     "channel": ("Link",),
     "support.errors": ("InputError", "SamplingError"),
     "apps.tables.estimators": ("PrivateClassifier", "PrivateRegressor"),
-    "evaluation": ("Moments", "advise", "evaluate", "exact_w2_sq", "noise_aware"),
+    "evaluation": ("Moments", "evaluate", "exact_w2_sq", "noise_aware"),
     "planning": ("Plan", "Policy", "Sampler", "plan", "plan_many"),
     "posterior": ("gaussian_regression", "posterior_from", "softmax_regression"),
     "privacy.whitening": ("release_whitening",),

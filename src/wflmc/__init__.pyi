@@ -13,11 +13,11 @@ from wflmc.apps import baselines as baselines
 from wflmc.apps.adapters.modules import from_equinox as from_equinox
 from wflmc.apps.adapters.modules import from_flax as from_flax
 from wflmc.apps.adapters.programs import from_numpyro as from_numpyro
+from wflmc.apps.diagnosis import advise as advise
 from wflmc.apps.tables.estimators import PrivateClassifier as PrivateClassifier
 from wflmc.apps.tables.estimators import PrivateRegressor as PrivateRegressor
 from wflmc.channel import Link as Link
 from wflmc.evaluation import Moments as Moments
-from wflmc.evaluation import advise as advise
 from wflmc.evaluation import evaluate as evaluate
 from wflmc.evaluation import exact_w2_sq as exact_w2_sq
 from wflmc.evaluation import noise_aware as noise_aware

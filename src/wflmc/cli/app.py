@@ -22,7 +22,7 @@ from wflmc.cli.shared import flag, note
 from wflmc.support.errors import InputError, OverspendError, SamplingError, UnfinishedError
 from wflmc.version import __version__
 
-COMMANDS = "new plan run publish fit predict tune audit reproduce sweep federate report data doctor"
+COMMANDS = "new plan run advise publish fit predict tune audit reproduce sweep federate report data doctor"
 """Each is a module with a function `command`; the help has them in this order."""
 DONE, BAD_INPUT = 0, 2
 INTERRUPTED = 130

@@ -49,7 +49,7 @@ def command(
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     from wflmc.apps.federation.execution import Options, run_federation
-    from wflmc.apps.report import run_figures, text
+    from wflmc.apps.report import run_figures
 
     shared.cache_compilations()
     given = Options(scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address)
@@ -64,9 +64,8 @@ def command(
     else:
         # ε of the plan is not that of the ledger, and devices do not tell how often they clip.
         measured = [*evaluation.lines_of_samples, *_federation_lines(summary["federation"])]
-        causes = text.diagnosis_lines(summary["diagnosis"])
         written = f"Written to {out}: {', '.join(path.name for path in files)}"
-        lines = [summary["owner_only"], *measured, *causes, written]
+        lines = [summary["owner_only"], *measured, written]
     shared.print_result(summary, lines, as_json)
 
 

@@ -3,7 +3,7 @@
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,16 +13,9 @@ from wflmc.support.errors import Found, refuse
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder
 
-SIZES = "devices parameters rounds bandwidth power efficiency coherence"
-"""Options of --capacity."""
 SOLVE_FOR = "Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target."
-
-
 INSTALL = "used with it: pip install 'wflmc[dp]'"
-
-
-def _capacity(metavar: str, text: str) -> Any:
-    return option(metavar, f"With --capacity: {text}")
+NO_ADVICE = "Do not search for changes that would help: one plan is made."
 
 
 def command(
@@ -37,44 +30,35 @@ def command(
     metric: Annotated[str, option(None, "What must reach the target: bound, or exact (the true W2²).")] = "bound",
     ledger: Annotated[str | None, option("FILE", "Plan with the budget that this ledger of a run leaves.")] = None,
     compare: Annotated[bool | None, option(None, "Ask dp-accounting for ε too; by default with --json.")] = None,
-    capacity: Annotated[bool, flag("--capacity", "Show the costs: airtime, energy, operations, bytes.")] = False,
-    devices: Annotated[float | None, _capacity("K", "number of devices, such as 1e6.")] = None,
-    parameters: Annotated[float | None, _capacity("M", "number of parameters.")] = None,
-    rounds: Annotated[float | None, _capacity("S", "number of rounds, of which the same share is kept.")] = None,
-    bandwidth: Annotated[float | None, _capacity("HZ", "of the channel; 20e6 by default.")] = None,
-    power: Annotated[float | None, _capacity("WATT", "radiated at the power limit; 0.2 by default.")] = None,
-    efficiency: Annotated[float | None, _capacity("BIT/S/HZ", "of digital links; 1 by default.")] = None,
-    coherence: Annotated[float | None, _capacity("SECONDS", "of constant channels; 0.01 by default.")] = None,
+    no_advice: Annotated[bool, flag("--no-advice", NO_ADVICE)] = False,
 ) -> None:
     """Plan which devices transmit in every round and with which power, and bound the distance to the posterior.
 
     Exit code 1 if no value of the --solve-for key reaches the target.
 
-    --capacity adds the costs of the plan, for the scenario's own size or for that of --devices, --parameters and
-    --rounds, of which nothing is built.
+    The diagnosis names what keeps samples from the posterior and which setting would help; to find out, plans with one
+    setting changed are made.
 
     Other packages can add policies, fading laws and models, which a scenario names like the built-in ones: see
     docs/extending.md.
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
-    given, began = locals(), time.perf_counter()
+    began = time.perf_counter()
+    from wflmc.apps.diagnosis.advice import PlanSource, diagnose_plan
+    from wflmc.apps.diagnosis.inverse import solve_for
     from wflmc.apps.report import text
-    from wflmc.planning import capacity as capacities
-    from wflmc.runs import advice, documents, folder, planning
-    from wflmc.scenario import NotCovered, build, load_scenario, plain
+    from wflmc.runs import documents, folder, planning
+    from wflmc.scenario import NotCovered, build, load_scenario
 
-    sizes = {name: given[name] for name in SIZES.split() if given[name] is not None}
     solves, alone = unknown is not None, "left out without --solve-for KEY"
     refuse(
-        *((not capacity, f"--{name}", value, "left out without --capacity") for name, value in sizes.items()),
         (solves and target is None, "--target", None, "given with --solve-for"),
         (target is not None and not solves, "--target", target, alone),
         (metric != "bound" and not solves, "--metric", metric, alone),
         (ledger is not None and solves, "--ledger", ledger, "left out with --solve-for"),
         (compare and not find_spec("dp_accounting"), "--compare", Found("finds no dp-accounting"), INSTALL),
     )
-    capacities.check(sizes, "--")
     if plot is not None:
         from wflmc.apps.report import run_figures
 
@@ -82,20 +66,17 @@ def command(
     config, answer = load_scenario(scenario, overrides), None
     if unknown is not None and target is not None:
         with progress_bar("plans tried, at most", 330 if unknown == "sampler.burn_in" else 60) as advance:
-            config, answer = advice.solve_for(config, unknown, target, metric, solver, advance)
+            config, answer = solve_for(config, unknown, target, metric, solver, advance)
     if out is not None:
         planning.refuse_own_scenario(Path(scenario), Path(out), config)
         folder.refuse_run(Path(out).expanduser())
     inputs = build(config)
     spent = planning.spent_before(ledger, inputs, must_exist=True)
     plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
-    causes = advice.diagnose_plan(config, inputs, plan)
+    causes = None if no_advice else diagnose_plan(PlanSource(config, inputs), plan)
     asks = as_json if compare is None else compare
     document = documents.plan_document(config, inputs, plan, time.perf_counter() - began, compare=asks)
     document["diagnosis"] = causes
-    if capacity:
-        examples = float(inputs.posterior.sizes.mean())
-        document["capacity"] = plain(capacities.document(plan, inputs.link, examples, sizes))
     if answer is not None:
         document["solve_for"] = {**answer, "answer": text.answer_sentence(answer, plan.privacy.adjacency)}
         if metric == "exact" and document["not_covered"]:
@@ -111,8 +92,7 @@ def command(
         shared.warn(document["warnings"])
         shared.print_json(document)
     else:
-        for table in (text.plan_table(document), *(text.capacity_tables(document["capacity"]) if capacity else [])):
-            shared.show(table)
+        shared.show(text.plan_table(document))
         if plot is not None:
             print(f"Picture: {plot}")
         if files:

@@ -34,11 +34,12 @@ def command(
     SCENARIO may be a Python file whose function `build` returns the posterior of a model of your own. This executes the
     file, as does posterior.model = "FILE.py:FUNCTION" in a scenario.
 
-    A run with --out that is stopped loses nothing: the same command, or --resume DIR, goes on with it.
+    A run with --out that is stopped loses nothing: the same command, or --resume DIR, goes on with it. `wflmc advise
+    DIR` says which setting would make it better.
 
     Example: wflmc run scenario.toml --out results
     """
-    from wflmc.apps.report import run_figures, text
+    from wflmc.apps.report import run_figures
     from wflmc.runs.documents import SIMULATED
     from wflmc.runs.execution import Request, run_scenario
 
@@ -55,8 +56,7 @@ def command(
         pairs = zip(summary["warning_codes"], warnings, strict=True)
         warnings = [warning for code, warning in pairs if code != NoticeCode.SIMULATED]
     shared.warn(warnings)
-    causes = text.diagnosis_lines(summary["diagnosis"])
-    lines = [str(evaluation), *causes, SIMULATED.text, REPLICAS]
+    lines = [str(evaluation), SIMULATED.text, REPLICAS]
     if files:
         written = f"Written to {files[0].parent}: {', '.join(path.name for path in files)}"
         lines = [summary["owner_only"], *lines, written]

@@ -1,7 +1,6 @@
 """Evaluation of a trace: distance to the posterior, calibration, convergence diagnostics, privacy spent."""
 
 from wflmc.evaluation.burn_in import choose_burn_in
-from wflmc.evaluation.causes import Asked, Cause, Change, advise, find_causes
 from wflmc.evaluation.conditioning import Moments, NoiseAware, noise_aware
 from wflmc.evaluation.coverage import Coverage, simulated_coverage
 from wflmc.evaluation.diagnostics import diagnose, preload
@@ -10,8 +9,7 @@ from wflmc.evaluation.summary import Evaluation, evaluate
 from wflmc.evaluation.wasserstein import ExactLaw, estimate_w2_sq, exact_ess, exact_law, exact_w2_sq, floor_w2_sq
 
 __all__ = [
-    "Asked", "Calibration", "Cause", "Change", "Coverage", "Evaluation", "ExactLaw", "Moments", "NoiseAware", "advise",
-    "calibration", "choose_burn_in", "diagnose", "estimate_w2_sq", "evaluate", "exact_ess", "exact_law", "exact_w2_sq",
-    "find_causes", "floor_w2_sq", "noise_aware", "predictive_scores", "preload", "regression_scores", "reliability",
-    "simulated_coverage",
+    "Calibration", "Coverage", "Evaluation", "ExactLaw", "Moments", "NoiseAware", "calibration", "choose_burn_in",
+    "diagnose", "estimate_w2_sq", "evaluate", "exact_ess", "exact_law", "exact_w2_sq", "floor_w2_sq", "noise_aware",
+    "predictive_scores", "preload", "regression_scores", "reliability", "simulated_coverage",
 ]  # fmt: skip

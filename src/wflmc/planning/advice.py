@@ -1,6 +1,6 @@
 """Notices about a plan: what its numbers do not cover, and inputs that look wrong.
 
-`wflmc.evaluation.causes` says what would help.
+`wflmc.apps.diagnosis` says what would help.
 """
 
 from collections.abc import Iterator

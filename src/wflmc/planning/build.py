@@ -146,7 +146,7 @@ def _check_size(options: Options, devices: int) -> None:
         name = "samples" if options.samples >= options.burn_in else "burn_in"
         why = f"planning {rounds:,} rounds of {devices:,} devices takes about {needed / 1e9:,.0f} GB of memory"
         allowed = f"smaller: {why}, and {MEMORY / 1e9:.0f} GB is the limit. Plan fewer rounds or devices"
-        raise InputError(name, getattr(options, name), f"{allowed}; `wflmc plan --capacity` estimates such a plan")
+        raise InputError(name, getattr(options, name), f"{allowed}; docs/scale.md has formulas for larger ones")
 
 
 class _Planning:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 from wflmc.dynamics import Dynamics, from_constants
 from wflmc.evaluation import Calibration, Evaluation, ExactLaw, exact_law, reliability
 from wflmc.planning import Plan
+from wflmc.planning.resources import channel_uses, transmit_energy
 from wflmc.posterior.base import Predicts
 from wflmc.privacy.accountants import ACCOUNTANTS, epsilon_by_dp_accounting
 from wflmc.scenario import OWNER_ONLY, Inputs, NotCovered, Scenario, file_digests, plain
@@ -147,6 +148,8 @@ class PlanFile(Document):
     privacy: Spending
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
+    channel_uses: int | None = None
+    energy: list[float] | None = None
     diagnosis: Causes | None = None
     not_covered: list[NotCovered]
     warnings: list[str]
@@ -430,6 +433,8 @@ def plan_document(
             "budgets": budget,
         },
         **{f"exact_{name}": value for name, value in law._asdict().items()},
+        "channel_uses": channel_uses(plan),
+        "energy": transmit_energy(plan, inputs.link),
         "diagnosis": None,
         "not_covered": [vars(item) for item in inputs.not_covered],
         "seconds": seconds,

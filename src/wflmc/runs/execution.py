@@ -22,7 +22,6 @@ from wflmc.planning.plan import PLAN_FILE
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy.ledger import ForeignLedgerError, Ledger, move_ledger, noise_of_another_run
 from wflmc.runs import documents
-from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import SIMULATED, Document, PlanFile, SummaryFile, read_document
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import (
@@ -158,12 +157,11 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
             joined: Any = {name: np.concatenate(parts, axis=1) for name, parts in both.items()}
             trace = replace(before, **joined, plans=(task.plan,), velocity=trace.velocity, key=trace.key)
         evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test, law)
-        causes = diagnose_plan(task.scenario, task.inputs, task.plan, evaluation)
         summary = documents.summary_document(
             evaluation,
             document,
             notices=(*task.plan.notices, SIMULATED),
-            causes=causes,
+            causes=None,
             ledger=ledger_document(ledger, task.folder),
             seconds=time.perf_counter() - began,
         )

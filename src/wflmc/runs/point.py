@@ -8,13 +8,17 @@ from typing import Any, NamedTuple
 import jax
 
 from wflmc.evaluation import evaluate, exact_law
+from wflmc.planning.resources import channel_uses, transmit_energy
 from wflmc.runs.execution import sample_chains
 from wflmc.runs.planning import make_plan
 from wflmc.sampling import Execution
 from wflmc.scenario import Scenario, build, file_digests, plain
 from wflmc.support.errors import InputError
 
-PLANNED = ("exact_w2_sq", "objective", "gap", "exact_ess_min", "epsilon_spent", "adjacency", "regime", "burn_in")
+PLANNED = (
+    "exact_w2_sq", "objective", "gap", "exact_ess_min", "epsilon_spent", "adjacency", "regime", "burn_in",
+    "channel_uses", "energy",
+)  # fmt: skip
 """Columns of a plan."""
 SAMPLED = (
     "w2_sq", "w2_sq_se", "ess_min", "ess_tail_min", "rhat_max", "clip_rate_burn_in", "clip_rate_samples",
@@ -59,6 +63,9 @@ def measure(task: Task, progress: Callable[[float], None]) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(plan, name) for name in ("objective", "gap", "epsilon_spent", "regime")}
     row |= {"adjacency": plan.privacy.adjacency, "burn_in": plan.burn_in, "exact_ess_min": law.ess_min}
     row["exact_w2_sq"] = None if law.w2_sq is None else max(law.w2_sq[plan.burn_in :])
+    energy = transmit_energy(plan, inputs.link)
+    row["channel_uses"] = channel_uses(plan)
+    row["energy"] = None if energy is None else float(energy.sum())
     if not task.plan_only:
         assert task.scenario.sampler.seed != "secret"  # whoever makes points has refused it
         seeded = jax.random.key(task.scenario.sampler.seed)

@@ -26,7 +26,6 @@ from wflmc.planning import Plan
 from wflmc.planning.advice import oracle_notice
 from wflmc.posterior.regression import Regression
 from wflmc.privacy import ACCOUNTANTS, Ledger
-from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.documents import Document, PlanFile, plan_document, read_document, summary_document
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import spent_before
@@ -288,13 +287,11 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     trace = trace if scenario.sampler.transcript else replace(trace, transcript=None)
     evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
     about = _account(server, "deployment" if options.prepare else options.runtime, options.own_data)
-    alike = job.noise != "devices" and job.releases == 1  # else other plans cost more than the scenario's own
-    causes = diagnose_plan(scenario, inputs, plan, evaluation, changes=alike, own_data=options.own_data)
     summary = summary_document(
         evaluation,
         document,
         notices=(*plan.notices, *_notices(job, about["absences"], options.own_data)),
-        causes=causes,
+        causes=None,
         ledger=ledger_document(ledger, folder),
         seconds=sum(row["seconds"] for row in read_log(server.folder)),
     )

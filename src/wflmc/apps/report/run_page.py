@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from wflmc.apps.diagnosis.advice import read_advice
+from wflmc.apps.diagnosis.values import CAUSES_SHOWN
 from wflmc.apps.report import blocks, explorer, run_figures
 from wflmc.apps.report.blocks import Html, Section, data, fold, grid, join, missing, paragraph, table, text
 from wflmc.apps.report.plotly_figures import draw
 from wflmc.apps.report.verdicts import MARKS, all_verdicts, comparison, worst_exact
 from wflmc.evaluation import diagnose
-from wflmc.evaluation.causes import SHOWN
 from wflmc.evaluation.wasserstein import Comparison
 from wflmc.planning import policy_named
 from wflmc.posterior import HasLaw
@@ -67,9 +68,10 @@ def answer_section(run: Run) -> Html:
     item = '<li class="{v.mark}"><b class="mark">{symbol}</b>{v.reason}</li>'
     judged = join(text(item, v=verdict, symbol=MARKS[verdict.mark]) for verdict in all_verdicts(run))
     parts = [_state(run), _boxes(run), Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>')]
-    causes = None if run.summary is None else run.summary.diagnosis
-    if causes is not None:
-        shown = join(text("<li>{cause}</li>", cause=cause["text"]) for cause in causes[:SHOWN])
+    advice = read_advice(run.folder)
+    if advice is not None:
+        causes = advice.diagnosis[:CAUSES_SHOWN]
+        shown = join(text("<li>{cause}</li>", cause=cause["text"]) for cause in causes)
         note = "From the plan and the chains; test scores are not used, so that settings are not chosen by them."
         if run.plan.own_data:
             note = "From the chains and the plan, whose constants need not be those of the devices' data."

@@ -1,22 +1,20 @@
-"""Tables and sentences to read in a terminal or as Markdown: plans, claims, audits, capacity, the ablation."""
+"""Tables and sentences to read in a terminal or as Markdown: plans, claims, audits, the ablation."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Column, Table
 
+from wflmc.apps.diagnosis.values import CAUSES_SHOWN
 from wflmc.apps.report.blocks import asset
 from wflmc.apps.studies.study import Claim, Row
 from wflmc.dynamics import from_constants
-from wflmc.evaluation.causes import SHOWN
 from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import FitFile
 
 WORTH_SAYING = 0.001
 """Rounding of sums that a table shows."""
 CONTRADICTS = "the paper contradicts itself"
-LENGTHS = {"years": 365.25 * 86400, "days": 86400.0, "h": 3600.0, "min": 60.0}
 
 
 def _number(value: object, digits: int = 5) -> str:
@@ -36,7 +34,8 @@ def plan_table(document: dict[str, Any]) -> Table:
     """Return a plan's JSON document in words."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = [*_setting_rows(document), *_law_rows(document), *_privacy_rows(document["privacy"])]
-    diagnosis = (line.split(maxsplit=1) for line in diagnosis_lines(document["diagnosis"]))
+    causes = document["diagnosis"]
+    diagnosis = [] if causes is None else [line.split(maxsplit=1) for line in diagnosis_lines(causes)]
     for row in (*rows, *diagnosis, *(("[yellow]warning[/yellow]", warning) for warning in document["warnings"])):
         table.add_row(*row)
     return table
@@ -111,7 +110,7 @@ def _privacy_rows(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def diagnosis_lines(causes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the worst causes with the change that helps against each, in the columns of a summary."""
-    shown = [f"{rank}. {cause['text']}" for rank, cause in enumerate(causes[:SHOWN], 1)]
+    shown = [f"{rank}. {cause['text']}" for rank, cause in enumerate(causes[:CAUSES_SHOWN], 1)]
     return [f"{'diagnosis':<25}{words}" for words in shown or ["nothing stands out"]]
 
 
@@ -140,33 +139,6 @@ def audit_table(document: dict[str, Any]) -> Table:
         cells += [_number(test[f"epsilon_{kind}"], 4) for kind in ("gaussian", "counting", "claimed")]
         table.add_row(*cells, style="bold red" if test["flagged"] else None)
     return table
-
-
-def capacity_tables(document: dict[str, Any]) -> list[Table]:
-    """Return the costs of a capacity document, and its necessary conditions, with what helps where one fails."""
-    size = document["size"]
-    words = ", ".join(f"{size[name]:,} {name}" for name in ("devices", "parameters", "rounds"))
-    costs = Table(words, "one round", "all rounds", box=None)
-    for name, cost in document["costs"].items():
-        costs.add_row(name.replace("_", " "), *(_amount(cost[part], cost["unit"]) for part in ("round", "in_all")))
-    conditions = Table("necessary condition", "needs", "has", "needs/has", "what helps", box=None)
-    for each in document["conditions"]:
-        fails = each["ratio"] > 1 + 1e-9
-        has = "no limit" if each["has"] is None else _amount(each["has"], each["unit"])
-        row = (_amount(each["needs"], each["unit"]), has, f"{each['ratio']:.4g}", each["helps"] if fails else "")
-        conditions.add_row(each["name"], *row, style="bold red" if fails else None)
-    return [costs, conditions]
-
-
-def _amount(value: float | None, unit: str) -> str:
-    """Return a number with its unit: seconds in those that people use, bytes and joules with a prefix."""
-    if not value or unit not in ("s", "B", "J"):
-        return "none" if value is None else f"{value:.4g} {unit}" if unit else f"{value:,.6g}"
-    for name, length in LENGTHS.items():
-        if unit == "s" and value >= 2 * length:
-            return f"{value / length:.4g} {name}"
-    power = min(8, max(-5, math.floor(math.log10(value) / 3)))
-    return f"{value / 1000.0**power:.4g} {'fpnµm kMGTPEZY'[power + 5].strip()}{unit}"
 
 
 def verdict(holds: bool, contradiction: bool) -> str:

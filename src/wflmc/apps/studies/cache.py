@@ -22,11 +22,12 @@ from wflmc.support.keys import digest
 from wflmc.support.storage import replacing
 from wflmc.version import __version__
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
+"""The package, on whose sources results depend."""
 _SETTINGS = "enable_x64 default_prng_impl threefry_partitionable default_matmul_precision disable_jit"
 JAX_SETTINGS = tuple(f"jax_{name}" for name in _SETTINGS.split())
 LIBRARIES = ("jax", "jaxlib", "numpy", "scipy", "arviz")
-NOT_RESULTS = ("cli", "report")
+NOT_RESULTS = ("cli", "apps/report", "apps/diagnosis")
 """Parts of the package that do not change what a point computes."""
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 """Variables that set the number of BLAS threads; the first one takes precedence."""
@@ -45,8 +46,9 @@ def software() -> dict[str, str]:
     """Return what computes: versions, a digest of this package's sources, and the kind of processor."""
     total = hashlib.sha256()
     for path in sorted(ROOT.rglob("*.py")):
-        if path.relative_to(ROOT).parts[0] not in NOT_RESULTS:
-            total.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith(tuple(f"{part}/" for part in NOT_RESULTS)):
+            total.update(name.encode() + path.read_bytes())
     return {
         "wflmc": __version__,
         "sources": total.hexdigest(),

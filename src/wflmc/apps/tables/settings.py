@@ -254,6 +254,52 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
     return replace(made, certificate=certificate)
 
 
+class _PlanCase(NamedTuple):
+    """All that tells the plans of one call of `expect` apart.
+
+    Stand-ins have rows, features and devices in equal numbers, and no plan looks at the
+    rows: settings have one plan for all of them. Only a release that whitens may leave
+    each with a budget and a scale of its own.
+    """
+
+    settings: Settings
+    spent: float
+    """Loss before the first round of the chain."""
+    rounds_before: int
+    """Of the link."""
+    prior_power: float
+    """Mean square of a parameter under the prior, by which noise of the downlink scales."""
+
+
+class _SharedPlans:
+    """Plans of candidates over the stand-ins of one table, each made once."""
+
+    def __init__(self) -> None:
+        self._plans: dict[_PlanCase, Plan] = {}
+
+    def plan_of(self, facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
+        """Return the plan of settings on a stand-in.
+
+        Args:
+            facts: of the table, after the release that whitening took.
+            settings: of the candidate.
+            posterior: of the stand-in.
+
+        Returns:
+            The plan, the same object for all stand-ins that it serves.
+        """
+        case = _PlanCase(
+            settings=settings,
+            spent=facts.spent,
+            rounds_before=facts.rounds_before,
+            prior_power=float(posterior.prior_power),
+        )
+        if case not in self._plans:
+            suitable = suited(posterior, settings)
+            self._plans[case] = make_plan(facts, settings, suitable)
+        return self._plans[case]
+
+
 @without_data
 class StandIn(NamedTuple):
     """A public table that is drawn from a known law, and further rows of it."""
@@ -326,13 +372,14 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
     drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, most or DRAWN))
     strengths = STRENGTHS[facts.classes > 0] * drawn
     scores = np.zeros((len(strengths), len(asked), 3))
+    shared_plans = _SharedPlans()
     for seed, strength in enumerate(strengths):
         table, key = stand_in(facts, strength, seed), jax.random.key(seed)
         for done, chains in enumerate(groups.values()):
             first = next(iter(chains))
             plain = private_posterior(scaled, first, table.X, table.y)
             posterior, after, _ = whiten(named(key, "whitening"), scaled, first, plain)
-            plans = [make_plan(after, settings, suited(posterior, settings)) for settings in chains]
+            plans = [shared_plans.plan_of(after, settings, posterior) for settings in chains]
             start = np.tile(initial_parameters(facts), (len(plans), 1))
             theta = np.asarray(sample(key, posterior, plans, initial=start).theta)
             places = np.array([(number, row) for row, numbers in enumerate(chains.values()) for number in numbers])

@@ -1,17 +1,14 @@
-"""Advice by plans with other values: the diagnosis of a plan or run, and inverse questions.
-
-An inverse question asks for the smallest SNR, ε or number of burn-in rounds with which a plan reaches a target.
-"""
+"""Inverse questions: the smallest SNR, ε or burn-in with which a plan reaches a target."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
-from wflmc.evaluation import Asked, Evaluation, exact_w2_sq, find_causes
-from wflmc.planning import Plan, policy_named
+from wflmc.evaluation import exact_w2_sq
+from wflmc.planning import policy_named
 from wflmc.posterior.base import HasLaw
-from wflmc.runs.planning import make_plan, plan_keywords, settle_burn_in
-from wflmc.scenario import Inputs, Scenario, build, build_link, build_privacy, irrelevant, plain, with_values
+from wflmc.runs.planning import make_plan, settle_burn_in
+from wflmc.scenario import Inputs, Scenario, build, build_link, build_privacy, irrelevant, with_values
 from wflmc.support.errors import InputError, refuse
 
 METRICS = ("bound", "exact")
@@ -121,38 +118,3 @@ def _first_count(low: int, high: int, measure: Callable[[float], float], target:
     at = tried.index(best)
     around = range(tried[max(at - 1, 0)] + 1, tried[min(at + 1, len(tried) - 1)] + 1)
     return next((value for value in around if measure(value) <= target), min(around, key=measure, default=best))
-
-
-def diagnose_plan(
-    scenario: Scenario,
-    inputs: Inputs,
-    plan: Plan,
-    evaluation: Evaluation | None = None,
-    *,
-    changes: bool = True,
-    own_data: bool = False,
-) -> list[dict[str, Any]]:
-    """Return what keeps samples from the posterior, worst first; empty where they are expected to be good.
-
-    Where a promise is made and all that the plan takes from the data was given as public, data are not looked at here
-    either.
-
-    Args:
-        scenario: that was planned.
-        inputs: as `build` gives them.
-        plan: the plan that is judged.
-        evaluation: of a trace of the plan, where there is one.
-        changes: whether changes are tried, by plans with other values.
-        own_data: whether devices brought their own data. Those of the scenario only stand
-            in for them and are not looked at; and where the plan has taken constants from
-            the stand-in, no changes are tried.
-
-    Returns:
-        The causes as plain data, as `diagnosis` of plan.json and summary.json has them.
-    """
-    keywords = plan_keywords(with_values(scenario, {"sampler.burn_in": plan.burn_in}), inputs, ledger=plan.ledger)
-    tried = changes and (inputs.public or not own_data)
-    asked = Asked(inputs.posterior, inputs.link, inputs.privacy, keywords) if tried else None
-    posterior = None if inputs.public or own_data else inputs.posterior
-    causes = find_causes(plan, posterior, asked, evaluation)
-    return [plain(cause.document) for cause in causes]

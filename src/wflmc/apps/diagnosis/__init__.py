@@ -1,0 +1,11 @@
+"""Advice: what keeps samples from the posterior, and which setting would help.
+
+Advice is asked for: by `wflmc.advise`, `wflmc advise` and `wflmc plan`. It makes many
+plans, with one setting changed at a time, and nothing else in the package depends on it.
+"""
+
+from wflmc.apps.diagnosis.causes import advise, find_causes
+from wflmc.apps.diagnosis.request import PlanRequest
+from wflmc.apps.diagnosis.values import Cause, Change, Measured
+
+__all__ = ["Cause", "Change", "Measured", "PlanRequest", "advise", "find_causes"]

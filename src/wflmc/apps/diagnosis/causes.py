@@ -1,0 +1,281 @@
+"""Causes of error of a plan or a run, worst first.
+
+Causes are ranked by what each of them costs in a forecast of the chains
+(`wflmc.evaluation.clipped_law`); `wflmc.apps.diagnosis.search` finds the changes that
+help. A diagnosis uses the plan, the chains and their diagnostics, not test scores:
+settings chosen by these would be fitted to the test set.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from wflmc.apps.diagnosis.request import PlanRequest
+from wflmc.apps.diagnosis.search import (
+    GOOD_W2_SQ,
+    NO_CHANGES,
+    ChangeSearch,
+    Diagnosed,
+    rounded,
+)
+from wflmc.apps.diagnosis.values import (
+    CAUSES_SHOWN,
+    NOTHING_MEASURED,
+    TOO_FEW_DRAWS,
+    Cause,
+    Change,
+    Measured,
+)
+from wflmc.channel import Link
+from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
+from wflmc.evaluation.summary import Evaluation
+from wflmc.planning import Plan, Policy, Sampler
+from wflmc.planning.solvers.closed_form import LIMITS, POLICY, POWER
+from wflmc.posterior import GaussianPosterior, Posterior, SoftmaxPosterior
+from wflmc.privacy import Privacy
+
+MAX_INVERSE_ESS = 0.1
+"""1/ESS of one chain above which its draws are too few."""
+LEAST_SHARE_OF_ERROR = 0.1
+"""A cause is named if it accounts for at least this fraction of W2²."""
+NARROW_PRIOR = 3.0
+"""How much farther from 0 than the prior expects the data may put parameters."""
+MAX_FORECAST_PARAMETERS = 20_000
+"""Beyond this there is no forecast: the mode alone takes longer to find than most
+chains take to run."""
+NOISE_RATIO_OF_KEPT_ROUNDS = 1.05
+"""Noise over what sampling needs from which on it is too much after burn-in."""
+NAMES_BY_CHANGE = {
+    ("clipping", "privacy.clip", "up"): "clip too small",
+    ("clipping", "privacy.example_clip", "up"): "clip too small",
+    ("start", "sampler.step_size", "up"): "step size too small",
+    ("start", "sampler.burn_in", "up"): "burn-in too short",
+}
+"""Names of causes by their kind, the key that helps, and its direction."""
+
+
+class _Cost(NamedTuple):
+    """What a kind of cause costs: W2² in posterior variances, or 1/ESS of draws."""
+
+    kind: str
+    cost: float
+
+
+class _Evidence(NamedTuple):
+    """The usual name of a cause, and what shows it."""
+
+    name: str
+    text: str
+
+
+def advise(  # noqa: PLR0913 (the arguments of `plan`, and an evaluation)
+    posterior: Posterior,
+    link: Link,
+    privacy: Privacy,
+    *,
+    evaluation: Evaluation | None = None,
+    step_size: ArrayLike | None = None,
+    burn_in: int | None = None,
+    samples: int | None = None,
+    sampler: Sampler | None = None,
+    policy: Policy | None = None,
+    ledger: ArrayLike | None = None,
+    initial_w2_sq: float | None = None,
+) -> tuple[Cause, ...]:
+    """Say what keeps samples from the posterior, and which setting would help.
+
+    The plan is made, its chains are forecast, and for the two worst causes plans with
+    one setting changed are made and forecast too: some dozens of plans.
+
+    Args:
+        posterior: the model, its data split over devices.
+        link: the channels, and what devices may transmit.
+        privacy: the promise.
+        evaluation: of a trace of that plan, where there is one; it then provides the
+            evidence. Its test scores are not used.
+        step_size, burn_in, samples, sampler, policy, ledger, initial_w2_sq: those of
+            `wflmc.plan`.
+
+    Returns:
+        The causes, worst first; none where samples are expected to be good. Their keys
+        are those of scenario files, which are the arguments of `Link`, `Privacy`,
+        `Sampler`, `Policy` and `plan` behind the point. Clips are suggested by the size
+        of the devices' gradients: epsilon does not cover the advice.
+
+    Raises:
+        InputError: as `wflmc.plan` does.
+    """
+    request = PlanRequest(
+        posterior=posterior,
+        link=link,
+        privacy=privacy,
+        step_size=step_size,
+        burn_in=burn_in,
+        samples=samples,
+        sampler=sampler,
+        policy=policy,
+        ledger=ledger,
+        initial_w2_sq=initial_w2_sq,
+    )
+    measured = NOTHING_MEASURED
+    if evaluation is not None:
+        measured = Measured.from_evaluation(evaluation)
+    return find_causes(request.plan(), posterior, request, measured)
+
+
+def find_causes(
+    plan: Plan,
+    posterior: Posterior | None,
+    request: PlanRequest | None = None,
+    measured: Measured = NOTHING_MEASURED,
+) -> tuple[Cause, ...]:
+    """Return the causes of a plan that is made already, as `advise` does.
+
+    Args:
+        plan: to be judged.
+        posterior: None where the data are not to be looked at.
+        request: the arguments of the plan; None where no changes are to be tried.
+        measured: by chains of the plan.
+
+    Returns:
+        The causes, worst first.
+    """
+    if plan.dim > MAX_FORECAST_PARAMETERS:
+        evidence = (
+            f"no forecast is made for {plan.dim:,} parameters, which would take long"
+        )
+        return (Cause("not diagnosed", evidence, 0.0, None),)
+    model = model_of(plan, posterior)
+    now = forecast(plan, model)
+    diagnosed = Diagnosed(plan, posterior, model, now)
+    search = None if request is None else ChangeSearch(diagnosed, request)
+    # A warning about the data themselves, such as features of unlike scale, would come
+    # first here.
+    causes = _narrow_prior(model, posterior)
+    for kind, cost in _costs(diagnosed):
+        best = NO_CHANGES
+        if search is not None and len(causes) < CAUSES_SHOWN:
+            best = search.best(kind)
+        evidence_of_kind = _evidence(kind, cost, diagnosed, measured)
+        name = evidence_of_kind.name
+        if best.change is not None:
+            reason = (kind, best.change.key, best.change.direction)
+            name = NAMES_BY_CHANGE.get(reason, name)
+        cause = Cause(name, evidence_of_kind.text, cost, best.change, best.instead)
+        causes.append(cause)
+    return tuple(causes)
+
+
+def _costs(diagnosed: Diagnosed) -> list[_Cost]:
+    """Return what each cause costs, the largest first; too few draws come last."""
+    plan = diagnosed.plan
+    model = diagnosed.model
+    now = diagnosed.now
+    ideal = forecast(plan, model, clipping=False, excess=False, start=False)
+    costs: list[_Cost] = []
+    if now.alike >= GOOD_W2_SQ:
+        without = {
+            "noise": forecast(plan, model, excess=False),
+            "clipping": forecast(plan, model, clipping=False),
+            "start": forecast(plan, model, start=False),
+        }
+        for kind, other in without.items():
+            costs.append(_Cost(kind, _difference(now, other)))
+        costs.append(_Cost("step", ideal.alike))
+    least = LEAST_SHARE_OF_ERROR * now.alike
+    large = [item for item in costs if item.cost >= least]
+    large.sort(key=lambda item: -item.cost)
+    has_several_draws = len(plan.rounds) - plan.burn_in > 1
+    # Samples that are too bad are no reason to ask for more of them.
+    if has_several_draws and ideal.error > MAX_INVERSE_ESS and now.alike < 1:
+        large.append(_Cost("draws", ideal.error))
+    return large
+
+
+def _difference(now: Forecast, other: Forecast) -> float:
+    """Return how much larger W2² is than in another forecast; both may be infinite."""
+    return 0.0 if other.alike == now.alike else now.alike - other.alike
+
+
+def _evidence(
+    kind: str,
+    cost: float,
+    diagnosed: Diagnosed,
+    measured: Measured,
+) -> _Evidence:
+    """Return the usual name of a cause, and what shows it."""
+    plan = diagnosed.plan
+    rhat = "" if measured.rhat_max is None else f" (R-hat is {measured.rhat_max:.3g})"
+    if kind == "noise":
+        return _noise_evidence(plan)
+    if kind == "clipping":
+        at_posterior = forecast(plan, diagnosed.model, excess=False, start=False)
+        left = f"at the posterior {at_posterior.shortened:.0%} would be left"
+        clipped = _clipped(plan, diagnosed.now, measured)
+        return _Evidence("clipped gradients", f"{clipped}; {left}")
+    if kind == "start":
+        deviations = f"{cost**0.5:.2g} posterior standard deviations"
+        text = (
+            f"after {plan.burn_in} rounds chains are {deviations} "
+            f"from where they should be{rhat}"
+        )
+        return _Evidence("start not forgotten", text)
+    if kind == "step":
+        text = f"step_size = {plan.step_size[-1]:.3g} alone spreads samples too widely"
+        return _Evidence("step size too large", text)
+    draws = f"{len(plan.rounds) - plan.burn_in} draws of a chain"
+    text = f"{draws} are worth {1 / cost:.2g} independent ones{rhat}"
+    return _Evidence(TOO_FEW_DRAWS, text)
+
+
+def _noise_evidence(plan: Plan) -> _Evidence:
+    """Return the name of excess noise, and what keeps rounds from less of it."""
+    if plan.noise_ratio <= NOISE_RATIO_OF_KEPT_ROUNDS:
+        most = float((plan.noise_variance / plan.langevin_noise).max())
+        times = f"up to {most:.3g} times what Langevin sampling needs in early rounds"
+        return _Evidence("noise of burn-in", times)
+    times = f"{plan.noise_ratio:.3g} times what Langevin sampling needs after burn-in"
+    limit = plan.limit[plan.burn_in :]
+    if np.mean(limit == LIMITS.index(POWER)) > 0.5:
+        return _Evidence("channel noise", f"{times}, limited by power")
+    if np.mean(limit == LIMITS.index(POLICY)) > 0.5:
+        return _Evidence("channel noise", f"{times}, limited by the policy")
+    return _Evidence("privacy noise", f"{times}, limited by privacy")
+
+
+def _clipped(plan: Plan, now: Forecast, measured: Measured) -> str:
+    """Return how many gradients were clipped, or are expected to be."""
+    if np.isfinite(plan.example_clip).any():
+        if measured.example_clip_rate is None:
+            return "examples are clipped"
+        return f"{measured.example_clip_rate:.0%} of examples were clipped"
+    if measured.clip_rate is None:
+        return f"{now.clipped:.0%} of gradients are expected to be clipped"
+    return f"{measured.clip_rate:.0%} of gradients were clipped"
+
+
+def _narrow_prior(model: Model, posterior: Posterior | None) -> list[Cause]:
+    """Return the cause that the data contradict the prior, if they do.
+
+    The most likely parameters are m λ/(λ − p) for a mode m and a precision λ of the
+    posterior, and under a prior of precision p have a variance of 1/p + 1/(λ − p).
+    Another prior cannot be forecast, as the posterior changes with it.
+    """
+    if not isinstance(posterior, GaussianPosterior | SoftmaxPosterior):
+        return []
+    if posterior.coordinates is not None:
+        return []
+    precision = model.cost.precision
+    prior_std = posterior.prior_std
+    of_data = np.maximum(precision - prior_std**-2, 1e-6 * precision)  # λ − p
+    likely = model.cost.away * precision / of_data
+    away = float(np.sqrt(np.mean(likely**2 / (prior_std**2 + 1 / of_data))))
+    if away <= NARROW_PRIOR:
+        return []
+    wide_enough = rounded(np.sqrt(np.mean(likely**2)))
+    change = Change("posterior.prior_std", wide_enough, "up")
+    evidence = (
+        f"the data put parameters {away:.2g} times as far from 0 as the prior expects"
+    )
+    return [Cause("prior too narrow", evidence, away, change)]

@@ -1,0 +1,342 @@
+"""The search for changes that help: plans with one key changed, judged by a forecast.
+
+A change is accepted only after a plan with it was made and the forecast of its chains
+(`wflmc.evaluation.clipped_law`) was better.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflmc.apps.diagnosis.request import PlanRequest
+from wflmc.apps.diagnosis.values import Change, Expectation, SettingValue
+from wflmc.dynamics import Array
+from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
+from wflmc.planning import Plan, Policy
+from wflmc.posterior import Posterior
+from wflmc.support.errors import InputError
+
+GOOD_W2_SQ = 0.05
+"""W2² in posterior variances below which samples count as good."""
+LARGEST_FRACTION_LEFT = 0.8
+"""A change helps if it lowers the cost to at most this fraction."""
+LARGEST_FRACTION_FOR_A_PRICE = 0.3
+"""A change that costs privacy or power must lower the cost to this fraction of what
+any free change reaches."""
+SLACK_OF_VALUES = 1.25
+"""The smallest change of a key is taken whose cost is within this factor of the best."""
+SLACK_OF_KEYS = 2.0
+"""The first key is taken whose best change is within this factor of the best of all."""
+MAX_SUGGESTED_ROUNDS = 1000
+"""More rounds than these are only suggested up to twice as many as there are."""
+MAX_TRIAL_SIZE = 2**19
+"""Rounds times devices above which no other plans are made."""
+
+KEY_GROUP = {
+    "sampler.samples": "sampler.burn_in",
+    "privacy.example_clip": "privacy.clip",
+}
+"""Keys of which one diagnosis changes only one: it would not raise the one and lower
+the other."""
+AGAINST_NOISE = (
+    "privacy.clip",
+    "privacy.example_clip",
+    "policy.max_round_noise",
+    "sampler.step_size",
+    "sampler.burn_in",
+)
+FREE_KEYS = {
+    "noise": (*AGAINST_NOISE, "sampler.samples", "policy.power"),
+    "clipping": AGAINST_NOISE,
+    "start": (
+        "sampler.step_size",
+        "sampler.burn_in",
+        "sampler.init",
+        "privacy.clip",
+        "privacy.example_clip",
+    ),
+    "step": ("sampler.step_size",),
+    "draws": ("sampler.step_size", "sampler.samples"),
+}
+"""Keys that may help against each kind of cause and cost neither privacy nor power, the
+preferred ones first."""
+PAID_KEYS = {"noise": ("link.snr_db", "privacy.epsilon", "privacy.unit")}
+"""Keys that may help and do cost it."""
+QUICK_POLICY: Mapping[str, SettingValue] = {
+    "policy.objective": "worst",
+    "policy.csi": "full",
+}
+"""Settings of plans that are made in milliseconds."""
+
+STEP_FACTORS = 2.0 ** np.array([1, -1, 2, -2, 3, -3, 4, -4])
+CLIP_FACTORS = np.geomspace(0.5, 8, 9)
+EXAMPLE_CLIP_FACTORS = np.array([2.0, 3.0, 5.0])
+EPSILON_FACTORS = np.array([2.0, 4.0])
+SNR_STEPS_DB = (5, 10, 20, 30, 40)
+NOISE_LIMITS = (2.0, 1.0)
+
+
+class BestChanges(NamedTuple):
+    """The answer of a search."""
+
+    change: Change | None
+    """The change that helps most; None where none does."""
+    instead: Change | None
+    """Where that one costs privacy or power, the best that does not."""
+
+
+NO_CHANGES = BestChanges(change=None, instead=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosed:
+    """A plan, what it was made for, and the forecast of its chains."""
+
+    plan: Plan
+    posterior: Posterior | None
+    """None where the data are not to be looked at."""
+    model: Model
+    """What the forecast takes the posterior for."""
+    now: Forecast
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether other plans of its size would take too long."""
+        return len(self.plan.rounds) * self.plan.devices > MAX_TRIAL_SIZE
+
+
+class ChangeSearch:
+    """Tries one key at a time, on top of the changes that were accepted before.
+
+    Args:
+        diagnosed: the plan to improve.
+        request: the arguments that it was made with.
+    """
+
+    def __init__(self, diagnosed: Diagnosed, request: PlanRequest) -> None:
+        self.diagnosed = diagnosed
+        self.request = request.settled_by(diagnosed.plan)
+        self.base = diagnosed.now
+        """Forecast of the plan with all changes that were accepted."""
+        self.accepted: dict[str, SettingValue] = {}
+        self.named_groups: set[str] = set()
+        """Keys that causes before have named, by their group."""
+        policy = request.policy or Policy()
+        is_slow = policy.objective in ("exact", "transcript") or policy.csi == "causal"
+        self.trial_policy = QUICK_POLICY if is_slow else {}
+        if is_slow and not diagnosed.is_too_large:
+            self.base = self._forecast(QUICK_POLICY) or diagnosed.now
+
+    def best(self, kind: str) -> BestChanges:
+        """Search the change that helps most against a kind of cause, and accept it.
+
+        Keys that an earlier search has named are not tried again.
+
+        Args:
+            kind: of FREE_KEYS.
+        """
+        is_good_already = kind != "draws" and self.base.alike < GOOD_W2_SQ
+        if is_good_already or self.diagnosed.is_too_large:
+            return NO_CHANGES
+        best = self._best_of(kind)
+        if best.change is None:
+            return best
+        for change in (best.change, best.instead):
+            if change is not None:
+                self.named_groups.add(KEY_GROUP.get(change.key, change.key))
+        follows_another = bool(self.accepted)
+        self.accepted |= best.change.values
+        self.base = self._forecast({}) or self.base
+        return best._replace(
+            change=best.change._replace(follows_another=follows_another)
+        )
+
+    def _best_of(self, kind: str) -> BestChanges:
+        """Return the best free change, or one that costs where it brings far more."""
+        free = self._preferred(FREE_KEYS[kind], kind)
+        if free is not None and free.cost_after <= GOOD_W2_SQ:
+            return BestChanges(free, None)
+        paid = self._preferred(PAID_KEYS.get(kind, ()), kind)
+        if paid is None:
+            return BestChanges(free, None)
+        if free is None:
+            return BestChanges(paid, None)
+        if paid.cost_after < LARGEST_FRACTION_FOR_A_PRICE * free.cost_after:
+            return BestChanges(paid, free)
+        return BestChanges(free, None)
+
+    def _preferred(self, keys: Iterable[str], kind: str) -> Change | None:
+        """Return the first key's smallest change that is nearly as good as the best."""
+
+        def best_by_key() -> Iterator[Change]:
+            for key in keys:
+                if KEY_GROUP.get(key, key) in self.named_groups:
+                    continue
+                change = nearly_best(self._helpful(key, kind), SLACK_OF_VALUES)
+                if change is not None:
+                    yield change
+
+        return nearly_best(best_by_key(), SLACK_OF_KEYS)
+
+    def _helpful(self, key: str, kind: str) -> Iterator[Change]:
+        """Yield the changes of a key that help, the smallest first."""
+        now = self.base
+        for change in self._candidates(key):
+            then = self._forecast(change.values)
+            if then is None:
+                continue
+            if kind == "draws":
+                before = now.error
+                after = then.error
+                helps = then.alike < max(1.1 * now.alike, GOOD_W2_SQ / 2)
+            else:
+                before = now.alike
+                after = then.alike
+                total_before = now.w2_sq + now.error
+                total_after = then.w2_sq + then.error
+                helps = then.w2_sq < now.w2_sq and total_after < total_before
+            if helps and after < LARGEST_FRACTION_LEFT * before:
+                is_exact = now.exact and then.exact
+                yield change._replace(expected=Expectation(before, after, is_exact))
+
+    def _forecast(self, changes: Mapping[str, SettingValue]) -> Forecast | None:
+        """Return the forecast of the plan with further changes.
+
+        Returns:
+            None where there is no such plan.
+        """
+        diagnosed = self.diagnosed
+        settings = {**self.trial_policy, **self.accepted, **changes}
+        with suppress(InputError):
+            trial = self.request.changed(settings).plan()
+            model = diagnosed.model
+            if trial.init != diagnosed.plan.init:
+                model = model_of(trial, diagnosed.posterior)
+            return forecast(trial, model)
+        return None
+
+    def _candidates(self, key: str) -> Sequence[Change]:
+        """Return what to try for a key, the smallest changes first."""
+        section = key.partition(".")[0]
+        if section == "sampler":
+            return self._sampler_candidates(key)
+        if section == "privacy":
+            return self._privacy_candidates(key)
+        plan = self.diagnosed.plan
+        snr_db = self.request.link.snr_db
+        if key == "link.snr_db" and np.ndim(snr_db) == 0:
+            now = float(np.asarray(snr_db))
+            return [Change(key, now + step, "up") for step in SNR_STEPS_DB]
+        if key == "policy.max_round_noise" and plan.noise_limit == np.inf:
+            return [Change(key, limit, "down") for limit in NOISE_LIMITS]
+        if key == "policy.power":
+            return [Change(key, "optimized", "to")]
+        return []
+
+    def _sampler_candidates(self, key: str) -> Sequence[Change]:
+        plan = self.diagnosed.plan
+        if key == "sampler.step_size" and is_uniform(plan.step_size):
+            step_size = plan.step_size[0]
+            values = step_size * STEP_FACTORS
+            largest = plan.dynamics.largest_step(plan.mu, plan.L)
+            return changes_to(key, step_size, values[values < largest])
+        if key in ("sampler.burn_in", "sampler.samples"):
+            rounds = plan.burn_in
+            if key == "sampler.samples":
+                rounds = len(plan.rounds) - plan.burn_in
+            values = np.rint(max(rounds, 8) * STEP_FACTORS).astype(int)
+            most = max(MAX_SUGGESTED_ROUNDS, 2 * rounds)
+            return changes_to(key, rounds, values[(values >= 8) & (values <= most)])
+        if key == "sampler.init" and plan.init == "prior":
+            return [Change(key, "zero", "to")]
+        return []
+
+    def _privacy_candidates(self, key: str) -> Sequence[Change]:
+        plan = self.diagnosed.plan
+        epsilon = plan.privacy.epsilon
+        by_record = plan.privacy.unit == "record"
+        example_norms = self.diagnosed.model.examples
+        if key == "privacy.clip" and plan.clips and is_uniform(plan.clip):
+            norms_sq = (self.diagnosed.model.cost.pull**2).sum(-1)
+            typical = float(np.sqrt(norms_sq.mean()))
+            return changes_to(key, plan.clip[0], typical * CLIP_FACTORS)
+        if key == "privacy.epsilon" and epsilon is not None and np.ndim(epsilon) == 0:
+            now = float(np.asarray(epsilon))
+            return changes_to(key, now, now * EPSILON_FACTORS)
+        if example_norms is None:
+            return []
+        if key == "privacy.example_clip" and by_record and is_uniform(plan.example_clip):
+            values = example_clips(self.diagnosed.posterior, example_norms)
+            return changes_to(key, plan.example_clip[0], values)
+        if key == "privacy.unit" and not by_record and epsilon is not None:
+            clips = np.quantile(example_norms, [0.9, 0.75])
+            return [
+                Change(key, "record", "to", {"privacy.example_clip": rounded(clip)})
+                for clip in clips
+            ]
+        return []
+
+
+def example_clips(posterior: Posterior | None, norms: Array) -> Array:
+    """Return clipping thresholds of one example's gradient to try.
+
+    Args:
+        posterior: the model; None where the data are not to be looked at.
+        norms: of the examples' gradients at the posterior, [N].
+
+    Returns:
+        Multiples of the typical norm, which depends on no example, where the model
+        knows it; else quantiles of `norms`, which ε does not cover.
+    """
+    if posterior is not None:
+        with suppress(InputError):
+            typical_norm = float(np.max(posterior.typical_example_norm()))
+            return typical_norm * EXAMPLE_CLIP_FACTORS
+    return np.quantile(norms, [0.5, 0.75, 0.9, 0.99])
+
+
+def nearly_best(changes: Iterable[Change], slack: float) -> Change | None:
+    """Return the first change that brings nearly as much as the best.
+
+    Args:
+        changes: that help, in order of preference. One that is good enough ends the
+            search: those after it are not asked for.
+        slack: the factor on the best cost up to which another one is as good.
+    """
+    helpful: list[Change] = []
+    for change in changes:
+        helpful.append(change)
+        if change.cost_after <= GOOD_W2_SQ:
+            break
+    least = min((change.cost_after for change in helpful), default=0.0)
+    enough = max(GOOD_W2_SQ, slack * least)
+    return next((change for change in helpful if change.cost_after <= enough), None)
+
+
+def is_uniform(values: NDArray[Any]) -> bool:
+    """Return whether all numbers of an array are the same."""
+    return bool(np.all(values == values.flat[0]))
+
+
+def rounded(value: Any) -> float | int:
+    """Return a plain number of two digits; whole numbers as they are."""
+    if isinstance(value, int | np.integer):
+        return int(value)
+    return float(f"{value:.2g}")
+
+
+def changes_to(key: str, now: float, values: ArrayLike) -> list[Change]:
+    """Return changes of a key to numbers, the nearest to the present one first.
+
+    Args:
+        key: of a scenario.
+        now: its present value.
+        values: to try, [n]; they are rounded to two digits.
+    """
+    others = sorted({rounded(value) for value in np.asarray(values)} - {rounded(now)})
+    others.sort(key=lambda value: abs(np.log(value / max(now, 1e-9))))
+    return [Change(key, value, "up" if value > now else "down") for value in others]
