@@ -18,7 +18,7 @@ import wflmc
 from wflmc import channel
 from wflmc.cli import main
 from wflmc.data import sets as data
-from wflmc.evaluation import causes
+from wflmc.planning import build
 
 from . import CACHE, GPU
 from .cli_tools import STATIC, only_warnings, strict
@@ -46,7 +46,6 @@ NEEDED = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an accelerator; all other tests run on the CPU")
-    config.addinivalue_line("markers", "advice: searches for changes that help a plan; other tests leave that out")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,13 +79,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if CACHE is not None:
         shutil.rmtree(CACHE, ignore_errors=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_search_for_advice(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the dozens of plans that a diagnosis tries, which most commands here would make in vain."""
-    if request.node.get_closest_marker("advice") is None and not FULL:
-        monkeypatch.setattr(causes, "LARGEST_TRIAL", 0)
 
 
 def count(quick: int, full: int) -> int:
@@ -167,9 +159,23 @@ def call(capsys, monkeypatch):
 
 
 @pytest.fixture
+def plans_made(monkeypatch):
+    """Count the plans that are made from here on: call it for their number."""
+    finished = []
+    finish = build._Planning.finish
+
+    def counting(planning, *arguments, **keywords):
+        finished.append(planning)
+        return finish(planning, *arguments, **keywords)
+
+    monkeypatch.setattr(build._Planning, "finish", counting)
+    return lambda: len(finished)
+
+
+@pytest.fixture
 def plan_of(call):
     def run(*arguments):
-        code, out, err = call("plan", *arguments, "--json")
+        code, out, err = call("plan", *arguments, "--no-advice", "--json")
         assert code == 0, err
         assert only_warnings(err)
         document = strict(out)

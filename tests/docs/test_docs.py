@@ -22,14 +22,7 @@ DOCS = ROOT / "docs"
 NAMES = [page.name for page in PAGES]
 
 
-def _with_advice(page: Path) -> bool:
-    """Return whether a page shows a diagnosis."""
-    return re.search(r"^ *diagnosis +1\.|wflmc\.advise", page.read_text(encoding="utf-8"), re.M) is not None
-
-
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.advice] * _with_advice(page)) for page in PAGES]
-)
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_block_runs_and_prints_what_is_shown(page, call, tmp_path):
     reader = Reader(call, find_mnist_folder())
     with in_empty_folder(tmp_path):

@@ -38,8 +38,7 @@ AGAIN = pytest.mark.filterwarnings("ignore::wflmc.apps.tables.estimators.Privacy
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """Begin to count fits anew, and have few candidates to choose from unless there is time."""
-    monkeypatch.setattr(estimators, "_fits", 0)
+    """Have few candidates to choose from unless there is time."""
     monkeypatch.setattr(chosen, "_chosen", {})
     if not FULL:
         few = {
@@ -128,8 +127,13 @@ def test_every_further_fit_warns_that_it_spends_again():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.fit(X, y)
-    with pytest.warns(estimators.PrivacyWarning, match="fit number 2 of this process spends up to ε = 3 again"):
+    with pytest.warns(estimators.PrivacyWarning, match="fit number 2 of this estimator and its clones"):
         clone(model).fit(X, y)
+    with pytest.warns(estimators.PrivacyWarning, match="fit number 3 .* spends up to ε = 3 again"):
+        model.fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PrivateClassifier(settings=FEW, random_state=0).fit(X, y)  # an estimator of its own
 
 
 def test_a_large_delta_and_a_useless_model_are_said(monkeypatch):
@@ -467,3 +471,21 @@ def test_a_ledger_that_is_continued_leaves_less_for_the_next_fit(tmp_path):
     assert loss["earlier fits"] == pytest.approx(0.5 * budget)
     assert loss["scaling"] + loss["sampling"] <= 0.5 * budget * (1 + 1e-9)
     assert Ledger(PROMISE, 1, path=tmp_path / "ledger.jsonl").spent[0] == pytest.approx(sum(loss.values()))
+
+
+@AGAIN
+@pytest.mark.parametrize("whitened", [False, True])
+def test_candidates_have_one_plan_for_all_stand_ins(monkeypatch, plans_made, whitened):
+    """No plan looks at the rows of a stand-in: it would be the same for each of them."""
+    facts = Facts(rows=60, features=3, classes=2, devices=2, promise=PROMISE, spent=0.1 * PROMISE.budget(1)[0])
+    tried = [replace(FEW, whiten=whitened, clip=clip) for clip in (0.5, 1.0)]
+    shared = chosen.expect(facts, tried, most=2)
+    assert plans_made() == len(tried)
+
+    class PlanOfEach:
+        def plan_of(self, facts, settings, posterior):
+            return chosen.make_plan(facts, settings, chosen.suited(posterior, settings))
+
+    monkeypatch.setattr(chosen, "_SharedPlans", PlanOfEach)
+    assert chosen.expect(facts, tried, most=2) == shared
+    assert plans_made() == len(tried) * (1 + 2 * len(chosen.STRENGTHS[True]))

@@ -12,13 +12,14 @@ from scipy.special import log_softmax, logsumexp
 
 import wflmc
 from wflmc import channel
+from wflmc.apps.diagnosis import Cause, Measured, find_causes
+from wflmc.apps.diagnosis.advice import PlanSource, diagnose_plan
+from wflmc.apps.diagnosis.values import CAUSES_SHOWN, TOO_FEW_DRAWS
 from wflmc.apps.report.text import diagnosis_lines
-from wflmc.evaluation import Cause, Evaluation
-from wflmc.evaluation.causes import DRAWS, SHOWN, find_causes
+from wflmc.evaluation import Evaluation
 from wflmc.evaluation.clipped_law import forecast, model_of
 from wflmc.posterior import Gaussian, GaussianPosterior, w2_squared
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.runs.advice import diagnose_plan
 from wflmc.runs.planning import make_plan
 from wflmc.scenario import build, validate
 from wflmc.scenario.coverage import data_notices
@@ -26,8 +27,6 @@ from wflmc.scenario.schema import with_values
 
 from ..conftest import FULL
 from ..posterior.custom_tools import as_own
-
-pytestmark = pytest.mark.advice
 
 GAUSSIAN = {
     "posterior": {"devices": 6, "examples": 240, "dim": 3},
@@ -162,7 +161,7 @@ def followed():
         inputs = build(scenario)
         plan = make_plan(scenario, inputs)
         theta, rate = chains(inputs.posterior, plan)
-        causes = diagnose_plan(scenario, inputs, plan, measured(rate))
+        causes = diagnose_plan(PlanSource(scenario, inputs), plan, Measured.from_evaluation(measured(rate)))
         change = next((cause["change"] for cause in causes if cause["change"] is not None), None)
         after = None
         if change is not None:
@@ -218,7 +217,7 @@ def test_one_diagnosis_does_not_contradict_itself(followed):
             expected = None if cause["change"] is None else cause["change"]["expected"]
             assert expected is None or expected["after"] < expected["before"]
             assert "nan" not in cause["text"]
-        assert len(diagnosis_lines(causes)) == min(SHOWN, max(1, len(causes)))
+        assert len(diagnosis_lines(causes)) == min(CAUSES_SHOWN, max(1, len(causes)))
 
 
 def test_warnings_give_no_advice():
@@ -266,7 +265,7 @@ def test_good_settings_get_no_advice():
     scenario = of(GAUSSIAN, {"sampler.burn_in": 40, "sampler.samples": 300, "link.snr_db": 60.0,
                              "privacy.epsilon": 500.0})  # fmt: skip
     inputs = build(scenario)
-    assert diagnose_plan(scenario, inputs, make_plan(scenario, inputs)) == []
+    assert diagnose_plan(PlanSource(scenario, inputs), make_plan(scenario, inputs)) == []
     assert "nothing stands out" in diagnosis_lines([])[0]
 
 
@@ -275,7 +274,10 @@ def test_test_scores_are_not_looked_at():
     inputs = build(scenario)
     plan = make_plan(scenario, inputs)
     scored = [dataclasses.replace(measured(0.1), scores=scores) for scores in (None, "anything")]
-    assert find_causes(plan, inputs.posterior, None, scored[0]) == find_causes(plan, inputs.posterior, None, scored[1])
+    without, with_scores = (
+        find_causes(plan, inputs.posterior, measured=Measured.from_evaluation(evaluation)) for evaluation in scored
+    )
+    assert without == with_scores
 
 
 def test_data_are_not_looked_at_where_constants_are_public(monkeypatch):
@@ -283,7 +285,7 @@ def test_data_are_not_looked_at_where_constants_are_public(monkeypatch):
     scenario = of(GAUSSIAN, public)
     inputs = build(scenario)
     monkeypatch.setattr(GaussianPosterior, "quadratic", lambda *_: pytest.fail("data were looked at"))
-    first = diagnose_plan(scenario, inputs, make_plan(scenario, inputs))[0]
+    first = diagnose_plan(PlanSource(scenario, inputs), make_plan(scenario, inputs))[0]
     assert (first["change"]["key"], first["change"]["direction"]) == ("privacy.clip", "down")
 
 
@@ -302,7 +304,7 @@ def test_advice_from_python():
         )
         assert f"Try {first.change.key} = " in str(first)
     few = wflmc.advise(gaussian, wflmc.Link(channel.static(0.01), snr_db=60), privacy, **how)
-    assert [cause.cause for cause in few] == [DRAWS]
+    assert [cause.cause for cause in few] == [TOO_FEW_DRAWS]
     assert "draws of a chain are worth" in str(few[0])
 
 
@@ -342,7 +344,7 @@ def test_the_forecast_of_clipped_examples(posterior, example_clip):
 def test_chains_that_diverge_are_not_taken_for_good_ones():
     """A public L that is five times too small."""
     posterior = dataclasses.replace(wflmc.gaussian_regression(jax.random.key(0), 5, examples=100), mu=1.0, L=20.0)
-    how = {"step_size": 0.08, "burn_in": 100, "samples": 100, "power": "noiseless"}
+    how = {"step_size": 0.08, "burn_in": 100, "samples": 100, "policy": wflmc.Policy(power="noiseless")}
     first, *_ = wflmc.advise(posterior, wflmc.Link(channel.static()), wflmc.Privacy(clip=10), **how)
     assert (first.cause, first.change.key, first.change.direction) == (
         "step size too large",
@@ -358,7 +360,7 @@ def test_following_all_advice_is_no_worse_than_the_first(posterior, clip, times)
     how = {"step_size": times / (posterior.mu + posterior.L), "burn_in": 50, "samples": 50}
     causes = wflmc.advise(posterior, link, wflmc.Privacy(15, 0.01, clip), **how)
     changes = [cause.change for cause in causes if cause.change is not None]
-    assert [change.then for change in changes] == [False, True, True][: len(changes)]
+    assert [change.follows_another for change in changes] == [False, True, True][: len(changes)]
     reached = []
     given = {"clip": clip, **how}
     for change in changes:

@@ -17,16 +17,15 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 
 from flwr.app import Context, Message, RecordDict
 
+from wflmc.apps.diagnosis import advice, causes
 from wflmc.apps.federation import device as device_module
 from wflmc.apps.federation import server as serving
 from wflmc.apps.federation.deployment import why_stopped
 from wflmc.apps.federation.device import client_app, devices_in, open_device
 from wflmc.apps.federation.registration import DeploymentError, Node
 from wflmc.apps.federation.server import Transport, check_ready, meet, read_log, run_in_engine
-from wflmc.evaluation import causes
 from wflmc.planning import Plan
 from wflmc.posterior import Posterior
-from wflmc.runs import advice
 
 from ..cli_tools import strict
 from ..conftest import FULL
@@ -118,7 +117,9 @@ def test_samples_of_devices_own_data_are_not_judged_by_the_stand_in(own_data: Ow
     assert plan["own_data"] is True
     assert plan["exact_w2_sq"] is plan["exact_ess_min"] is None
     assert any("stand in for the devices' own" in warning for warning in summary["warnings"])
-    assert all(cause["change"] is None for cause in summary["diagnosis"])  # the plan's constants are the stand-in's
+    assert summary["diagnosis"] is None
+    diagnosis = strict(call("advise", own_data.folder, "--json")[1])["diagnosis"]
+    assert all(cause["change"] is None for cause in diagnosis)  # the plan's constants are the stand-in's
     assert call("report", own_data.folder)[0] == 0
     page = _words(own_data.folder / "report.html")
     by_the_stand_in = ("z =", "resemble", "by the exact law", "60 examples", "20 each", "distributed at random")
@@ -155,6 +156,8 @@ def test_the_diagnosis_of_own_data_does_not_look_at_the_stand_in(
         own_data.bring_data(k)
     own_data.run()
     own_data.federate()
+    assert looked_at == []
+    advice.advise_run(own_data.folder)
     assert looked_at == [None]
 
 

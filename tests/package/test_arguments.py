@@ -82,7 +82,6 @@ def test_keys_of_both_kinds_are_taken():
     assert jnp.all(jnp.isfinite(STATE.position))
 
 
-@pytest.mark.advice
 def test_noise_that_widens_samples_is_said():
     """Six decibels are four times the noise: where power limits, the ratio follows, and so does the spread."""
     quiet = wflmc.plan(POSTERIOR, LINK, NOTHING, **STEPS)
@@ -100,7 +99,9 @@ def test_noise_that_widens_samples_is_said():
     assert f"{plans[0].noise_ratio:.3g} times the noise" in warning
     assert not re.search("help|larger|smaller|higher", warning)  # advice is the diagnosis alone
     noisy = wflmc.Link(channel.static(1e-4), snr_db=18.0)
-    first = wflmc.advise(POSTERIOR, noisy, NOTHING, step_size=step, burn_in=400, samples=1, power="no-dp")[0]
+    first = wflmc.advise(
+        POSTERIOR, noisy, NOTHING, step_size=step, burn_in=400, samples=1, policy=wflmc.Policy(power="no-dp")
+    )[0]
     assert (first.cause, first.change.key) == ("channel noise", "link.snr_db")
     spread = [np.trace(POSTERIOR.chain(p.motion).law(p.noise_variance).covariance[-1]) for p in plans]
     assert spread[0] == pytest.approx(4 * spread[1], rel=1e-6)  # the start is forgotten

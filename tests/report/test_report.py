@@ -12,6 +12,7 @@ import h5netcdf
 import numpy as np
 import pytest
 
+from wflmc.apps.diagnosis.advice import advise_run, read_advice, write_advice
 from wflmc.apps.report import explorer
 from wflmc.apps.report.run_page import answer_section, scenario_rows
 from wflmc.apps.report.verdicts import (
@@ -486,15 +487,22 @@ def test_the_page_says_that_devices_were_simulated(runs, pages):
     assert "protects nobody" not in answer_section(dataclasses.replace(run, summary=summary))
 
 
-def test_the_page_has_the_diagnosis(runs, pages):
-    page, summary = Page(pages["gaussian"]), files_of(runs["gaussian"])["summary"]
-    assert summary["diagnosis"]
-    for cause in summary["diagnosis"][:2]:
+def test_the_page_has_the_advice_that_was_asked_for(pages, copied):
+    assert "What would help" not in Page(pages["gaussian"]).text
+    folder = copied()
+    advice = advise_run(folder)
+    write_advice(folder, advice)
+    page = Page(render_folder(folder))
+    assert advice.diagnosis
+    for cause in advice.diagnosis[:2]:
         assert cause["text"] in page.text
     assert "test scores are not used" in page.text
-    run = read_run(runs["gaussian"])
-    older = run.summary.model_copy(update={"diagnosis": None})
-    assert "What would help" not in answer_section(dataclasses.replace(run, summary=older))
+    plan = folder / "plan.json"
+    plan.write_text(plan.read_text() + "\n")  # another run's
+    assert "What would help" not in answer_section(dataclasses.replace(read_run(copied("bare")), folder=folder))
+    (folder / "advice.json").write_text("{")
+    with pytest.raises(InputError, match=r"advice\.json"):
+        read_advice(folder)
 
 
 def test_clipping_in_words(runs):

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from wflmc.dynamics import Array, Motion, Response, diagonal_response
+from wflmc.planning.solvers.path_following import follow_path
 from wflmc.planning.solvers.program import HEADROOM, Bools
 from wflmc.support.errors import InputError
 
@@ -132,7 +133,7 @@ class Limits(NamedTuple):
     """active cost/budget of the devices whose budget may bind, [K', S]."""
 
 
-class Solution(NamedTuple):
+class NoiseSolution(NamedTuple):
     """v[S], the worst W2² it gives, and what no noise within the limits can go below."""
 
     v: Array
@@ -142,7 +143,7 @@ class Solution(NamedTuple):
 
 def solve(
     response: Response, cost: Array, low: Array, high: Array, active: Bools, budget: Array, calm: Array
-) -> Solution:
+) -> NoiseSolution:
     """The noise with the smallest worst W2², to a certified relative gap of TOLERANCE or as near as rounding allows.
 
     Args:
@@ -157,7 +158,7 @@ def solve(
     use = active.T[binding] * (cost / (budget[binding] * (1 - HEADROOM))[:, None])
     token = use.max(0, initial=0.0) * cost.size / LEAST_POWER
     limits = Limits(low, np.maximum(low, np.minimum(high, np.where(token > 0, token, np.inf))), use)
-    best = _Best(distance, limits, start(limits, distance))
+    best = NoiseIncumbent(distance, limits, start(limits, distance))
     most = np.minimum(limits.high, np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v))
     if np.all(use @ (1 / calm) < 1) and np.any(calm < most):
         _improve(best, np.minimum(calm, most))
@@ -168,23 +169,20 @@ def solve(
         _improve(best, most, 2 * STEPS, care=0.3)
     if value - best.value <= max(AS_GOOD * best.value, best.rounding):  # as good as the best but for little
         best.v, best.value = calmer, value
-    return Solution(best.v, best.value, best.bound if best.gap > 0 else best.value)
+    lower_bound = best.bound if best.gap > 0 else best.value
+    return NoiseSolution(v=best.v, value=best.value, lower_bound=lower_bound)
 
 
-def _improve(best: "_Best", high: Array, steps: int = STEPS, care: float = 0.0) -> None:
+def _improve(best: "NoiseIncumbent", high: Array, steps: int = STEPS, care: float = 0.0) -> None:
     """Follow the path below `high` until the gap is small or the path has ended."""
     limits = best.limits
     # A little wider, so that there is an inside even where limits meet.
-    path = Path(best.distances, Limits(limits.low * (1 - 1e-11), high * (1 + 1e-11), limits.use), care)
-    for _ in range(steps):
-        moved = path.step()
-        best.offer(path.v)
-        best.prove(path)
-        if best.gap <= TOLERANCE or not moved or path.gap < 1e-5 * TOLERANCE * best.value:
-            break
+    wider = Limits(low=limits.low * (1 - 1e-11), high=high * (1 + 1e-11), use=limits.use)
+    path = NoisePath(best.distances, wider, care)
+    follow_path(path, best, TOLERANCE, steps)
 
 
-class _Best:
+class NoiseIncumbent:
     """The best noise and the best lower bound met so far."""
 
     def __init__(self, distances: Distances, limits: Limits, v: Array) -> None:
@@ -215,7 +213,20 @@ class _Best:
         if value < self.value:
             self.value, self.v = value, v
 
-    def prove(self, path: "Path") -> None:
+    def is_worth_updating(self, path: "NoisePath") -> bool:
+        """Return True: every point of the path is looked at."""
+        return True
+
+    def update(self, path: "NoisePath") -> None:
+        """Take the path's present point into account."""
+        self.offer(path.v)
+        self.prove(path)
+
+    def has_stalled(self, path: "NoisePath") -> bool:
+        """Return whether the path is nearer to the optimum than rounding lets a proof be."""
+        return path.gap < 1e-5 * TOLERANCE * self.value
+
+    def prove(self, path: "NoisePath") -> None:
         """Weights w[S_u] of sum 1 and prices lam[K'] bound all noise: the tangent at v, minimised in closed form."""
         w, lam = path.prices
         slope, price = w @ path.g, lam @ self.limits.use
@@ -240,7 +251,7 @@ def start(limits: Limits, distances: Distances) -> Array:
     return np.asarray(1 / (least + rise * min(1.0, 0.5 / float(np.max(need / room, initial=0.5)))))
 
 
-class Path:
+class NoisePath:
     """Primal-dual interior point with Mehrotra's corrector for min t, F(v) ≤ t, under the limits.
 
     All constraints have slacks x and prices z, stacked: F ≤ t, budgets, low, high. Slacks are unknowns of their own and

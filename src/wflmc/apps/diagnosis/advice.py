@@ -30,10 +30,7 @@ from wflmc.version import __version__
 
 ADVICE_FILE = "advice.json"
 """In a run folder."""
-RUN_FOLDER = (
-    "the folder of a run, as --out of `wflmc run` or `wflmc federate` named it, "
-    "or a scenario file"
-)
+RUN_FOLDER = "the folder of a run, as --out of `wflmc run` or `wflmc federate` named it, or a scenario file"
 LOOKS_AT_DATA = NotCovered(
     name="advice",
     text="The advice looks at the devices' data, which epsilon does not cover.",
@@ -86,9 +83,7 @@ class PlanSource(NamedTuple):
         return [LOOKS_AT_DATA] if is_promised and self.looks_at_data else []
 
 
-def diagnose_plan(
-    source: PlanSource, plan: Plan, measured: Measured = NOTHING_MEASURED
-) -> list[dict[str, Any]]:
+def diagnose_plan(source: PlanSource, plan: Plan, measured: Measured = NOTHING_MEASURED) -> list[dict[str, Any]]:
     """Return what keeps samples from the posterior, worst first, as plain data.
 
     Args:
@@ -165,8 +160,7 @@ def advise_run(folder: Path) -> AdviceFile:
     source = PlanSource(
         scenario=run.scenario,
         inputs=run.rebuilt.inputs,
-        can_try_changes=federation is None
-        or (federation.noise != "devices" and federation.releases == 1),
+        can_try_changes=federation is None or (federation.noise != "devices" and federation.releases == 1),
         own_data=run.plan.own_data,
     )
     plan = _received_plan(run, run.rebuilt.plan)
@@ -215,9 +209,7 @@ def read_advice(folder: Path) -> AdviceFile | None:
 
 def advice_lines(advice: AdviceFile) -> list[str]:
     """Return the advice in sentences, one line each."""
-    lines = [
-        f"{rank}. {cause['text']}" for rank, cause in enumerate(advice.diagnosis, start=1)
-    ]
+    lines = [f"{rank}. {cause['text']}" for rank, cause in enumerate(advice.diagnosis, start=1)]
     if not lines:
         lines = ["Nothing stands out: samples are expected to be good."]
     return [*lines, *(item.text for item in advice.not_covered)]

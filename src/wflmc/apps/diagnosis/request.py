@@ -62,9 +62,7 @@ class PlanRequest:
             step_size=float(step_size[0]) if is_constant else step_size,
             burn_in=made.burn_in,
             samples=len(made.rounds) - made.burn_in,
-            sampler=replace(
-                sampler, step_schedule="constant", dynamics=made.dynamics
-            ),
+            sampler=replace(sampler, step_schedule="constant", dynamics=made.dynamics),
             policy=self.policy or Policy(),
         )
 

@@ -151,9 +151,7 @@ class ChangeSearch:
         follows_another = bool(self.accepted)
         self.accepted |= best.change.values
         self.base = self._forecast({}) or self.base
-        return best._replace(
-            change=best.change._replace(follows_another=follows_another)
-        )
+        return best._replace(change=best.change._replace(follows_another=follows_another))
 
     def _best_of(self, kind: str) -> BestChanges:
         """Return the best free change, or one that costs where it brings far more."""
@@ -274,10 +272,7 @@ class ChangeSearch:
             return changes_to(key, plan.example_clip[0], values)
         if key == "privacy.unit" and not by_record and epsilon is not None:
             clips = np.quantile(example_norms, [0.9, 0.75])
-            return [
-                Change(key, "record", "to", {"privacy.example_clip": rounded(clip)})
-                for clip in clips
-            ]
+            return [Change(key, "record", "to", {"privacy.example_clip": rounded(clip)}) for clip in clips]
         return []
 
 

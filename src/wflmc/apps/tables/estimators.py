@@ -55,7 +55,6 @@ LARGE = 4.0
 """The most that a count of large residuals weighs over one of those of the size of their spread."""
 SIZES = 2.0 ** np.arange(-7, 3.5, 0.5)
 """Sizes of residuals that are told apart, in spreads of the target."""
-_fits = 0
 
 
 class PrivacyWarning(UserWarning):
@@ -88,6 +87,13 @@ class Spent:
         return f"ε = {self.epsilon:.4g} of {self.promised:g} at δ = {self.delta:g} ({hidden}): {parts}"
 
 
+@dataclass
+class FitCount:
+    """How often an estimator and its clones were fitted, all together."""
+
+    fits: int = 0
+
+
 @dataclass(eq=False, repr=False)
 class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     """What classifier and regressor share."""
@@ -103,6 +109,24 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     random_state: int | None = None
     progress = cast(Any, None)
     """Called with the share of the work that is done, where somebody waits."""
+    _fit_count = cast(FitCount | None, None)
+    """Shared with clones; None before the first fit or clone."""
+
+    def __sklearn_clone__(self) -> Self:
+        """Return a clone that counts its fits together with this estimator's.
+
+        Cross-validation and searches fit clones, and every one of them spends.
+        """
+        copy = cast(Self, super().__sklearn_clone__())
+        self._fit_count = self._fit_count or FitCount()
+        copy._fit_count = self._fit_count
+        return copy
+
+    def _count_fit(self) -> int:
+        """Return which fit of this estimator and its clones begins now, from 1."""
+        self._fit_count = self._fit_count or FitCount()
+        self._fit_count.fits += 1
+        return self._fit_count.fits
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -121,7 +145,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         ledger = Ledger(promise, count, path=path)
         before = float(ledger.spent.max())
         ranges, rows, groups = self._columns(X, outcomes, bool(classes))
-        _warn(self.epsilon, self.delta, units)
+        _warn(self.epsilon, self.delta, units=units, fit_number=self._count_fit())
         release = release_scaling(
             named(key, "scaling"), rows, owner, promise, link=self.link, ranges=ranges, groups=groups, exact=self._real
         )
@@ -402,13 +426,14 @@ def _owners(devices: ArrayLike | None, rows: int, unit: str) -> Owners:
     return np.asarray(np.unique(given, return_inverse=True)[1], dtype=np.intp).reshape(-1)
 
 
-def _warn(epsilon: float, delta: float, units: int) -> None:
+def _warn(epsilon: float, delta: float, *, units: int, fit_number: int) -> None:
     """Warn of a δ at which anybody may be shown in full, and of every further fit."""
-    global _fits
-    _fits += 1
     if delta > 1 / units:
         why = f"a method that shows one of {units} in full would keep the promise"
         warnings.warn(f"delta = {delta:g} is above 1/{units}: {why}", PrivacyWarning, stacklevel=4)
-    if _fits > 1:
-        text = f"fit number {_fits} of this process spends up to ε = {epsilon:g} again; of the same data, losses add up"
+    if fit_number > 1:
+        text = (
+            f"fit number {fit_number} of this estimator and its clones spends up to "
+            f"ε = {epsilon:g} again; of the same data, losses add up"
+        )
         warnings.warn(text, PrivacyWarning, stacklevel=4)

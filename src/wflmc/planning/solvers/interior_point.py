@@ -10,7 +10,7 @@ from wflmc.planning.solvers.program import Array, Program, Usage, price_of_round
 _max, _min = np.maximum.reduce, np.minimum.reduce  # the methods' wrappers cost more than the work on short arrays
 
 
-class CentralPath:
+class PowerPath:
     """Primal-dual interior point (Nesterov-Todd scaling, Mehrotra's corrector) made for this problem's structure.
 
     Primal: power a, noise v with a*v >= cost, level t >= base + L v, where L sums with decay rho[s]^2. Dual: a 2x2
@@ -22,6 +22,8 @@ class CentralPath:
 
     def __init__(self, p: Program, use: Usage, binding: NDArray[np.intp]) -> None:
         self.p, self.use, self.t, rounds = p, use, 0.0, p.cap.size
+        self.gap = np.inf
+        """Between primal and dual as if both were feasible, relative to the value."""
         self.r = p.decay[1:]  # from each round to the next, [S - 1]
         self.worst = p.objective == "worst"
         self.waiting = binding  # devices outside the working set
@@ -94,13 +96,13 @@ class CentralPath:
         self.x = np.insert(self.x, self.boxes + old, slack[keep])
         self.s = np.insert(self.s, self.boxes + old, self.mu / slack[keep])
 
-    def gap(self) -> float:
-        """The relative gap between primal and dual as if both were feasible; also refreshes mu."""
+    def _measure(self) -> None:
+        """Set `gap` and `mu` to those of the present point."""
         X, Z = self.M
         total = float(self.x @ self.s + np.vdot(X, Z) + X[2] @ Z[2])
         self.mu = total / (self.x.size + 2 * X.shape[1])
         value = self.t if self.worst else float(self.w @ (self.p.base + self._sum(X[1]))[self.p.burn_in :])
-        return total / abs(value)
+        self.gap = total / abs(value)
 
     def step(self) -> bool:
         """One predictor-corrector step; False when rounding leaves no way forward."""
@@ -144,6 +146,7 @@ class CentralPath:
         if self.worst:
             self.w = self.s[self.boxes + self.rows.size :]
         self.M[1, 1] = self._spread(self.w)
+        self._measure()
         return True
 
     def _scaling(self) -> tuple[Array, Array, Array, Array, Array, Array]:
