@@ -478,7 +478,6 @@ def summary_document(
     plan: Mapping[str, Any],
     *,
     notices: Sequence[Notice],
-    causes: list[dict[str, Any]],
     ledger: Mapping[str, Any] | None,
     seconds: float,
 ) -> dict[str, Any]:
@@ -488,7 +487,6 @@ def summary_document(
         evaluation: of the trace.
         plan: the content of plan.json.
         notices: of the plan, those that every run has last.
-        causes: the diagnosis.
         ledger: as `ledger_document` gives it.
         seconds: that the run took.
     """
@@ -502,7 +500,7 @@ def summary_document(
         "w2_sq": None if distance is None else _attributes(distance, *Distance.model_fields),
         "reliability": reliability(scores) if isinstance(scores, Calibration) else None,
         "functions": {name: found._asdict() for name, found in evaluation.functions.items()},
-        "diagnosis": causes,
+        "diagnosis": None,
         "not_covered": plan.get("not_covered", []),
         "warnings": texts(notices),
         "warning_codes": codes(notices),

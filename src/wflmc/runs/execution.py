@@ -161,7 +161,6 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
             evaluation,
             document,
             notices=(*task.plan.notices, SIMULATED),
-            causes=None,
             ledger=ledger_document(ledger, task.folder),
             seconds=time.perf_counter() - began,
         )

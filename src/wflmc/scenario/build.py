@@ -285,7 +285,8 @@ def _constant_notices(scenario: Scenario, posterior: Posterior, data_words: str)
     if isinstance(posterior, SoftmaxPosterior):
         empty = posterior.classes - np.unique(posterior.real_rows(posterior.labels)).size
         if empty:
-            yield Notice(NoticeCode.EMPTY_CLASSES, f"{empty} of {posterior.classes} classes have no example in {data_words}.")
+            text = f"{empty} of {posterior.classes} classes have no example in {data_words}."
+            yield Notice(NoticeCode.EMPTY_CLASSES, text)
     if mu > posterior.mu * (1 + 1e-12):
         text = f"posterior.mu = {mu:g} is too large for {data_words}: the bound may fail."
         yield Notice(NoticeCode.CONSTANT_TOO_LARGE, text)

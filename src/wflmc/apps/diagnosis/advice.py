@@ -12,7 +12,7 @@ from wflmc.apps.diagnosis.request import PlanRequest
 from wflmc.apps.diagnosis.values import NOTHING_MEASURED, Measured
 from wflmc.planning import Plan
 from wflmc.runs.documents import Causes, Document, SummaryFile
-from wflmc.runs.folder import Run, read_run
+from wflmc.runs.folder import read_run
 from wflmc.runs.planning import make_plan, plan_keywords
 from wflmc.scenario import (
     Inputs,
@@ -152,19 +152,18 @@ def advise_run(folder: Path) -> AdviceFile:
     plan_path = _plan_path(folder)
     with renamed_keys({"report": "RUN"}):
         run = read_run(folder)
-    if run.rebuilt is None:
-        reason = run.not_rebuilt.rstrip(".")
+    if run.inputs is None or run.saved_plan is None:
+        reason = run.no_inputs.rstrip(".")
         allowed = f"a run whose data can be read again, to try other plans ({reason})"
         raise InputError("RUN", str(folder), allowed)
     federation = None if run.summary is None else run.summary.federation
     source = PlanSource(
         scenario=run.scenario,
-        inputs=run.rebuilt.inputs,
+        inputs=run.inputs,
         can_try_changes=federation is None or (federation.noise != "devices" and federation.releases == 1),
         own_data=run.plan.own_data,
     )
-    plan = _received_plan(run, run.rebuilt.plan)
-    diagnosis = diagnose_plan(source, plan, _measured(run.summary))
+    diagnosis = diagnose_plan(source, run.saved_plan, _measured(run.summary))
     return AdviceFile(
         plan_sha256=_sha256(plan_path),
         finished=run.summary is not None,
@@ -237,18 +236,6 @@ def _measured(summary: SummaryFile | None) -> Measured:
         clip_rate=summary.clip_rate.samples,
         example_clip_rate=summary.example_clip_rate,
     )
-
-
-def _received_plan(run: Run, plan: Plan) -> Plan:
-    """Return the plan with the noise that sums have in a federation without absences."""
-    federation = None if run.summary is None else run.summary.federation
-    if federation is None or not federation.tolerate:
-        return plan
-    from wflmc.apps.federation.execution import received_plan
-    from wflmc.apps.federation.job import Job
-    from wflmc.apps.federation.messages import SERVER
-
-    return received_plan(Job.load(run.folder / "federation" / SERVER))
 
 
 def _sha256(path: Path) -> str:

@@ -229,7 +229,7 @@ class ChangeSearch:
         if key == "link.snr_db" and np.ndim(snr_db) == 0:
             now = float(np.asarray(snr_db))
             return [Change(key, now + step, "up") for step in SNR_STEPS_DB]
-        if key == "policy.max_round_noise" and plan.noise_limit == np.inf:
+        if key == "policy.max_round_noise" and plan.certificate.noise_limit == np.inf:
             return [Change(key, limit, "down") for limit in NOISE_LIMITS]
         if key == "policy.power":
             return [Change(key, "optimized", "to")]

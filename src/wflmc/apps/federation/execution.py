@@ -291,7 +291,6 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
         evaluation,
         document,
         notices=(*plan.notices, *_notices(job, about["absences"], options.own_data)),
-        causes=None,
         ledger=ledger_document(ledger, folder),
         seconds=sum(row["seconds"] for row in read_log(server.folder)),
     )
