@@ -1,8 +1,8 @@
 """The rounding bound: its terms add up to e, and none of them can be left out.
 
 Every term has an attack on the code that it is about: inputs whose error in float32,
-over s, is more than the other terms cover. Where other terms are always larger, the error
-is compared with the term alone.
+over s, is more than the other terms cover. Where other terms are always larger, the
+error is compared with the term alone.
 """
 
 from __future__ import annotations

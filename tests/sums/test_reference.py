@@ -1,0 +1,198 @@
+"""Every fast path of clipped sums against its plain float64 reference."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc.sums import reference
+
+CHAINS = 2
+DIM = 3
+CLASSES = 4
+TOLERANCE = 2e-4
+SIZES = {
+    "short devices": (5, 20),
+    "one block of records": (5, 100),
+    "more than 128 devices": (130, 1300),
+    "several blocks of records": (2, 1200),
+    "clipping in pairs": (2, 2400),
+    "a loop over blocks": (1, 5000),
+}
+"""Devices and records of all of them."""
+
+
+class GaussianCase:
+    """A linear regression."""
+
+    def __init__(self, devices, records):
+        self.posterior = wflmc.gaussian_regression(
+            jax.random.key(0),
+            devices,
+            examples=records,
+            dim=DIM,
+        )
+
+    def record_gradients(self, theta):
+        posterior = self.posterior
+        rows = zip(posterior.features, posterior.target, posterior.sizes, strict=True)
+        gradients = reference.gaussian_record_gradients
+        return [gradients(theta, u[:size], v[:size]) for u, v, size in rows]
+
+    def device_gradients(self, theta):
+        posterior = self.posterior
+        return reference.gaussian_device_gradients(
+            theta,
+            posterior.features,
+            posterior.target,
+            theta / posterior.devices,
+        )
+
+
+class SoftmaxCase:
+    """A softmax regression."""
+
+    def __init__(self, devices, records):
+        self.posterior = wflmc.softmax_regression(
+            jax.random.key(0),
+            devices,
+            examples=records,
+            dim=DIM,
+            classes=CLASSES,
+        )
+
+    def record_gradients(self, theta):
+        posterior = self.posterior
+        rows = zip(posterior.features, posterior.labels, posterior.sizes, strict=True)
+        gradients = reference.softmax_record_gradients
+        return [gradients(theta, u[:size], y[:size], CLASSES) for u, y, size in rows]
+
+    def device_gradients(self, theta):
+        posterior = self.posterior
+        return reference.softmax_device_gradients(
+            theta,
+            posterior.features,
+            posterior.labels,
+            classes=CLASSES,
+            prior_share=theta / posterior.devices,
+        )
+
+
+def log_likelihood(parameters, record):
+    return jnp.tanh(record @ parameters)
+
+
+def log_prior(parameters):
+    return -0.5 * jnp.sum(parameters**2)
+
+
+class CustomCase:
+    """A custom model whose gradients are known: −(1 − tanh²(xθ)) x."""
+
+    def __init__(self, devices, records):
+        generator = np.random.default_rng(3)
+        data = generator.standard_normal((records, DIM)).astype(np.float32)
+        self.posterior = wflmc.posterior_from(
+            log_likelihood,
+            log_prior,
+            data,
+            initial=np.zeros(DIM),
+            devices=devices,
+            mu=1.0,
+            L=10.0,
+        )
+
+    def record_gradients(self, theta):
+        posterior = self.posterior
+        gradients = []
+        for rows, size in zip(posterior.data, posterior.sizes, strict=True):
+            records = np.asarray(rows[:size], float)
+            slopes = 1 - np.tanh(records @ theta) ** 2
+            gradients.append(-slopes[:, None] * records)
+        return gradients
+
+    def device_gradients(self, theta):
+        share = theta / self.posterior.devices
+        return [records.sum(0) + share for records in self.record_gradients(theta)]
+
+
+MODELS = {"gaussian": GaussianCase, "softmax": SoftmaxCase, "custom": CustomCase}
+
+
+@pytest.fixture(scope="module")
+def case_named():
+    made = {}
+
+    def case(model, size):
+        if (model, size) not in made:
+            made[model, size] = MODELS[model](*SIZES[size])
+        return made[model, size]
+
+    return case
+
+
+def fast_sums(posterior, theta, weight, clip, example_clip):
+    """The sums of all chains by the fast path, [chain, m]."""
+    by_record = example_clip is not None
+    ready = posterior.on_accelerator(CHAINS, 2.0**30, by_record)
+
+    @jax.jit
+    def of_chains(model, places):
+        def of_chain(place):
+            return model.unrounded_sum(
+                place,
+                weight,
+                clip,
+                example_clip=example_clip,
+            ).total
+
+        return jax.vmap(of_chain)(places)
+
+    return of_chains(ready, theta.astype(np.float32)).double
+
+
+def inputs_of(case, seed):
+    """θ of some chains, weights with a zero, and a clip that half of the devices meet."""
+    posterior = case.posterior
+    generator = np.random.default_rng(seed)
+    theta = 0.5 * generator.standard_normal((CHAINS, posterior.dim))
+    weight = generator.uniform(0.2, 1, posterior.devices)
+    if posterior.devices > 1:
+        weight[0] = 0.0
+    norms = np.linalg.norm(case.device_gradients(theta[0]), axis=1)
+    return theta, weight, np.full(posterior.devices, float(np.median(norms)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("model", MODELS)
+def test_devices_are_clipped_as_by_definition(model, size, case_named):
+    case = case_named(model, size)
+    theta, weight, clip = inputs_of(case, seed=1)
+    found = fast_sums(case.posterior, theta, weight, clip, None)
+    for chain, place in enumerate(theta):
+        gradients = case.device_gradients(place)
+        wanted = reference.device_clipped_sum(gradients, weight, clip)
+        scale = float(weight @ clip)
+        np.testing.assert_allclose(found[chain], wanted, atol=TOLERANCE * scale)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("model", MODELS)
+def test_records_are_clipped_as_by_definition(model, size, case_named):
+    case = case_named(model, size)
+    theta, weight, clip = inputs_of(case, seed=2)
+    example_clip = np.full(case.posterior.devices, 0.6)
+    found = fast_sums(case.posterior, theta, weight, clip, example_clip)
+    for chain, place in enumerate(theta):
+        wanted = reference.record_clipped_sum(
+            case.record_gradients(place),
+            place / case.posterior.devices,
+            weight=weight,
+            clip=clip,
+            example_clip=example_clip,
+        )
+        scale = float(weight @ clip)
+        np.testing.assert_allclose(found[chain], wanted, atol=TOLERANCE * scale)
