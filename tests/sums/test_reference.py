@@ -155,7 +155,7 @@ def fast_sums(posterior, theta, weight, clip, example_clip):
 
 
 def inputs_of(case, seed):
-    """θ of some chains, weights with a zero, and a clip that half of the devices meet."""
+    """θ of some chains, weights with a zero, and a clip that half the devices meet."""
     posterior = case.posterior
     generator = np.random.default_rng(seed)
     theta = 0.5 * generator.standard_normal((CHAINS, posterior.dim))
@@ -196,3 +196,15 @@ def test_records_are_clipped_as_by_definition(model, size, case_named):
         )
         scale = float(weight @ clip)
         np.testing.assert_allclose(found[chain], wanted, atol=TOLERANCE * scale)
+
+
+@pytest.mark.parametrize("records", [3, 12])
+def test_devices_that_fill_no_whole_group(records):
+    """131 devices come one by one, and no group of up to 128 of them divides 131."""
+    case = SoftmaxCase(131, 131 * records)
+    theta, weight, clip = inputs_of(case, seed=3)
+    found = case.posterior.clipped_sum(theta[0].astype(np.float32), weight, clip)[0]
+    gradients = case.device_gradients(theta[0])
+    wanted = reference.device_clipped_sum(gradients, weight, clip)
+    scale = float(weight @ clip)
+    np.testing.assert_allclose(found, wanted, atol=TOLERANCE * scale)

@@ -194,13 +194,18 @@ def scan_groups(
     if group == count:
         total, numbers = add_group(start, scanned)
         return total, _by_device(numbers, inputs)
-    groups = jax.tree.map(
-        lambda values: values.reshape(-1, group, *values.shape[1:]),
-        scanned,
-    )
+    groups = jax.tree.map(lambda values: _grouped(values, group), scanned)
     total, numbers = jax.lax.scan(add_group, start, groups)
     flat = numbers.reshape(-1, *numbers.shape[2:])
     return total, _by_device(flat, inputs)
+
+
+def _grouped(values: jax.Array, group: int) -> jax.Array:
+    """Return values[blocks, ...] as [groups, group, ...], filled up with zeros."""
+    missing = -len(values) % group
+    if missing:
+        values = jnp.pad(values, [(0, missing), *[(0, 0)] * (values.ndim - 1)])
+    return values.reshape(-1, group, *values.shape[1:])
 
 
 def _scanned(blocks: Any, inputs: DeviceInputs) -> tuple[Any, DeviceInputs]:
