@@ -74,8 +74,8 @@ def test_gradients_of_logits_of_any_size(size, block):
         jnp.asarray(values.reshape(-1, block, *values.shape[1:])) for values in (posterior.features, y.reshape(3, -1))
     ]
     columns = softmax_sums.columns_of(jnp.asarray(theta), 4)
-    gradients = jax.jit(softmax_sums.likelihood_gradients)
-    found = np.concatenate([gradients(*data, columns) for data in zip(*held, strict=True)])
+    compiled = jax.jit(softmax_sums.likelihood_gradients)
+    found = np.concatenate([compiled(*data, columns) for data in zip(*held, strict=True)])
     rows = np.asarray(posterior.features, np.float64)
     labels = y.reshape(3, -1)
     logits = np.einsum("knd,dcx->kncx", rows, np.asarray(columns, np.float64))

@@ -1,17 +1,20 @@
 """Refuse a traced model in which one record could change the gradient of another.
 
-The gradients of many records are computed at once (`jax.vmap`) and then clipped one by one. The clip bounds what a
-record adds to the sum only if no record enters the gradient of another one, and if nothing is remembered from record to
-record. For the primitives that JAX itself batches this holds: `vmap` computes what a loop over records would compute.
-It need not hold for
+The gradients of many records are computed at once (`jax.vmap`) and then clipped one by
+one. The clipping threshold bounds what a record adds to the sum only if no record
+enters the gradient of another one, and if nothing is remembered from record to record.
+For the primitives that JAX itself batches this holds: `vmap` computes what a loop over
+records would compute. It need not hold for
 
-- operations whose batching, or whose code, somebody else has written: `jax.custom_batching.custom_vmap`, foreign
-  functions, Pallas kernels, primitives that a library or a person has added to JAX;
-- random bits of the `rbg` generators, which `vmap` draws for all records from the first record's key;
+- operations whose batching, or whose code, somebody else has written:
+  `jax.custom_batching.custom_vmap`, foreign functions, Pallas kernels, primitives that
+  a library or a person has added to JAX;
+- random bits of the `rbg` generators, which `vmap` draws for all records from the first
+  record's key;
 - effects: callbacks, prints, and references to arrays that change.
 
-A trace of the function alone does not show what the rules of `jax.custom_jvp` and `jax.custom_vjp` do, so the trace of
-the gradient is to be checked as well.
+A trace of the function alone does not show what the rules of `jax.custom_jvp` and
+`jax.custom_vjp` do, so the trace of the gradient is to be checked as well.
 """
 
 import sys
@@ -38,51 +41,80 @@ NOT_BATCHED_BY_JAX = (
     "shard_map",
     "pmap",
 )
-"""Parts of the names of JAX's primitives whose batching, or whose code, comes from elsewhere or cannot be read."""
+"""Parts of the names of JAX's primitives whose batching, or whose code, comes from
+elsewhere or cannot be read."""
 SHARED_RANDOM_BITS = ("rng_bit_generator", "rng_uniform")
-"""Primitives whose random bits for one record depend on the other records, or on the record's place among them."""
+"""Primitives whose random bits for one record depend on the other records, or on the
+record's place among them."""
 INDEPENDENT_GENERATORS = ("threefry2x32", "threefry4x32", "philox2x32", "philox4x32")
-"""Random generators of JAX for which `vmap` over keys draws what each key alone would draw."""
+"""Random generators of JAX for which `vmap` over keys draws what each key alone would
+draw."""
 
 
 def nested_jaxprs(jaxpr: Any) -> Iterator[Any]:
-    """Yield a jaxpr and all that its equations call; closed ones have the arrays that they have taken from around."""
+    """Yield a jaxpr and all that its equations call.
+
+    Closed ones have the arrays that they have taken from around.
+    """
     yield jaxpr
     for equation in jaxpr.eqns:
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
-            if hasattr(value, "eqns"):
+        values = list(equation.params.values())
+        for value in jax.tree.leaves(values, is_leaf=_is_jaxpr):
+            if _is_jaxpr(value):
                 yield from nested_jaxprs(value)
 
 
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(value, "eqns")
+
+
 def check_independence(key: str, *jaxprs: Any) -> None:
-    """Refuse traced functions of one record that might see other records when many are computed at once.
+    """Refuse traced functions of one record that might see other records.
 
     Args:
         key: the argument that the functions come from, such as `log_likelihood`.
-        jaxprs: traces of the function and of its gradient; of a gradient, the one that is run.
+        *jaxprs: traces of the function and of its gradient; of a gradient, the one that
+            is run.
 
     Raises:
-        InputError: where an operation is not batched by JAX's own rules, or has effects.
+        InputError: where an operation has effects or is not batched by JAX's rules.
     """
-    equations = [equation for traced in jaxprs for jaxpr in nested_jaxprs(traced) for equation in jaxpr.eqns]
+    nested = [inner for traced in jaxprs for inner in nested_jaxprs(traced)]
+    equations = [equation for jaxpr in nested for equation in jaxpr.eqns]
     primitives = {equation.primitive for equation in equations}
     names = sorted(primitive.name for primitive in primitives)
+    _check_effects(key, names, jaxprs)
+    _check_batching(key, names, primitives)
+    _check_random_bits(key, names, equations)
+
+
+def _check_effects(key: str, names: list[str], jaxprs: tuple[Any, ...]) -> None:
+    """Refuse callbacks and other effects."""
     if _any_contains(names, CALLBACKS):
-        raise InputError(key, Found("calls back to Python"), "written in JAX alone: no callbacks, no debug prints")
+        allowed = "written in JAX alone: no callbacks, no debug prints"
+        raise InputError(key, Found("calls back to Python"), allowed)
     if any(traced.effects for traced in jaxprs):
-        allowed = "a pure function: what it keeps in a reference would pass from one example to the next"
-        raise InputError(key, Found("has effects"), allowed)
-    foreign = _any_contains(names, NOT_BATCHED_BY_JAX)
-    foreign += sorted(primitive.name for primitive in primitives - _jax_primitives())
+        reason = "what it keeps in a reference would pass from one example to the next"
+        raise InputError(key, Found("has effects"), f"a pure function: {reason}")
+
+
+def _check_batching(key: str, names: list[str], primitives: set[Any]) -> None:
+    """Refuse operations that JAX does not batch by its own rules."""
+    unknown = sorted(primitive.name for primitive in primitives - _jax_primitives())
+    foreign = _any_contains(names, NOT_BATCHED_BY_JAX) + unknown
     if foreign:
-        allowed = (
-            "made of operations that JAX batches itself: another rule may let one example change another's gradient"
-        )
+        reason = "another rule may let one example change another's gradient"
+        allowed = f"made of operations that JAX batches itself: {reason}"
         raise InputError(key, Found(f"uses {foreign[0]}"), allowed)
+
+
+def _check_random_bits(key: str, names: list[str], equations: list[Any]) -> None:
+    """Refuse random bits that records share."""
     shared = _any_contains(names, SHARED_RANDOM_BITS) + _shared_keys(equations)
     if shared:
         instead = "jax.random.key(seed, impl='threefry2x32')"
-        allowed = f"written with keys of {instead}: of others, one example's key may decide the bits of all examples"
+        reason = "of others, one example's key may decide the bits of all examples"
+        allowed = f"written with keys of {instead}: {reason}"
         raise InputError(key, Found(f"uses {shared[0]}"), allowed)
 
 
@@ -96,31 +128,44 @@ def _jax_primitives() -> set[Any]:
 
     They are known by identity, as anybody may give a primitive any name.
     """
-    from jax.extend.core import Primitive  # brings Pallas along, which `wflmc plan` need not wait for
+    # This import brings Pallas along, which `wflmc plan` need not wait for.
+    from jax.extend.core import Primitive
 
-    modules = [module for name, module in sys.modules.items() if name.startswith("jax.")]
-    values = [value for module in modules for value in getattr(module, "__dict__", {}).values()]
-    return {value for value in values if isinstance(value, Primitive)}
+    primitives = set()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("jax."):
+            values = list(getattr(module, "__dict__", {}).values())
+            primitives |= {value for value in values if isinstance(value, Primitive)}
+    return primitives
 
 
 def _shared_keys(equations: Iterable[Any]) -> list[str]:
-    """Return the types of random keys among the equations' values whose generator is not an independent one."""
-    types = {getattr(value.aval, "dtype", None) for equation in equations for value in _variables(equation)}
-    keys = {dtype for dtype in types if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)}
-    return sorted(f"random keys of type {dtype}" for dtype in keys - _independent_keys()) if keys else []
+    """Return the types of random keys whose generator is not an independent one."""
+    types = set()
+    for equation in equations:
+        for variable in (*equation.invars, *equation.outvars):
+            types.add(getattr(variable.aval, "dtype", None))
+    keys = {dtype for dtype in types if _is_random_key(dtype)}
+    if not keys:
+        return []
+    shared = keys - _independent_keys()
+    return sorted(f"random keys of type {dtype}" for dtype in shared)
 
 
-def _variables(equation: Any) -> list[Any]:
-    return [*equation.invars, *equation.outvars]
+def _is_random_key(dtype: Any) -> bool:
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _independent_keys() -> set[Any]:
-    """Return the types of random keys of `INDEPENDENT_GENERATORS`, as far as this version of JAX has them."""
+    """Return the key types of `INDEPENDENT_GENERATORS` that this version of JAX has."""
     types = set()
     for generator in INDEPENDENT_GENERATORS:
+
+        def make_key(seed: Any, generator: str = generator) -> jax.Array:
+            return jax.random.key(seed, impl=generator)
+
         try:
-            key = jax.eval_shape(lambda seed, generator=generator: jax.random.key(seed, impl=generator), 0)
+            types.add(jax.eval_shape(make_key, 0).dtype)
         except (ValueError, TypeError, NotImplementedError):
             continue
-        types.add(key.dtype)
     return types
