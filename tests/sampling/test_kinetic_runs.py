@@ -103,6 +103,15 @@ def test_stopped_and_resumed_is_as_if_never_stopped(few, tmp_path, monkeypatch, 
     assert np.all(whole.velocity.std(0) > 0)
 
 
+def test_rounds_that_fill_up_the_last_block_move_no_chain(few, monkeypatch):
+    plan = make(few, "equal", burn_in=3, samples=10)
+    whole = wflmc.sample(jax.random.key(1), few, plan, 4)
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 5 * 4 * few.work())  # blocks of five, the last of three
+    parts = wflmc.sample(jax.random.key(1), few, plan, 4)
+    np.testing.assert_allclose(parts.velocity, whole.velocity, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-4, atol=1e-5)
+
+
 def test_the_rest_of_a_plan_goes_on_with_the_same_draws(few):
     plan = make(few, "equal", burn_in=3, samples=20)
     whole = wflmc.sample(jax.random.key(1), few, plan, 5)
