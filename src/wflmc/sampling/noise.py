@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wflmc.planning.plan import Rounds
 from wflmc.privacy.lattice import Lattice
 from wflmc.sampling.kernel import receive
-from wflmc.sampling.starts import round_keys
+from wflmc.sampling.starts import compiled_round_keys
 from wflmc.sums.devices import Sum
 from wflmc.support.keys import named
 
@@ -65,7 +65,7 @@ class ChannelNoise:
 
     def __call__(self, round_index: int, signal: Signal) -> jax.Array:
         """Return y = signal + z, z ~ N(0, N0 I)."""
-        keys = round_keys(self.keys, self.first_number + round_index)
+        keys = compiled_round_keys(self.keys, self.first_number + round_index)
         float32_signal = jnp.asarray(signal, jnp.float32)
         return _receive(keys, float32_signal, self.rounds[round_index])
 

@@ -79,6 +79,8 @@ def round_keys(keys: jax.Array, round_number: jax.Array | int) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (0, None))(keys, round_number)
 
 
+compiled_round_keys = jax.jit(round_keys)
+"""`round_keys` for rounds that run on the host."""
 _fold_in_chains = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))
 
 

@@ -56,7 +56,6 @@ from wflmc.sampling import (
     broadcast,
     chain_keys,
     kernel_rounds,
-    round_keys,
     update,
 )
 from wflmc.sampling.checkpoint import Checkpoint, Progress, allocate, flush
@@ -68,6 +67,7 @@ from wflmc.sampling.noise import (
     NoiseSource,
     noise_of_senders,
 )
+from wflmc.sampling.starts import compiled_round_keys
 from wflmc.sampling.transcript import (
     GradientEstimate,
     Transcript,
@@ -300,7 +300,7 @@ class _Session:
             reason = "the server was stopped while it stored the round"
             reception = _lost(job, scheduled, reason)
         else:
-            keys = round_keys(self.keys, number)
+            keys = compiled_round_keys(self.keys, number)
             theta = np.asarray(_broadcast(keys, state, now))
             requests = [*_requests(job, round_index, theta, keys, scheduled)]
             reception = self.exchange(requests)
@@ -351,7 +351,7 @@ class _Session:
         job = self.server.job
         weighting = rescale(job, round_index, signal.reception.sent)
         now = replace(self.rounds[round_index], server_noise=weighting.server_noise)
-        keys = round_keys(self.keys, job.plan.start + round_index)
+        keys = compiled_round_keys(self.keys, job.plan.start + round_index)
         received_sum = jnp.asarray(received, jnp.float32)
         return _update(keys, state, received_sum, jnp.float32(weighting.scale), now)
 
