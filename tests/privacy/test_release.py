@@ -15,6 +15,7 @@ from wflmc import InputError, channel
 from wflmc.privacy import releases
 from wflmc.privacy import whitening as preconditioning
 
+from ..plan_tools import with_context
 from ..posterior.whitening_tools import KEY, correlated, gaussian
 
 PROMISE = {"device": wflmc.Privacy(2, 0.1, 60), "record": wflmc.Privacy(2, 0.1, 60, unit="record", example_clip=3)}
@@ -194,7 +195,17 @@ def test_a_plan_cannot_forget_its_release(scenario, tmp_path, call):
     saved.write_text(json.dumps(document))
     code, _, err = call("run", "--plan", saved)
     assert code == 2
-    assert "privacy budget" in err
+    assert "gain" in err
+    folder = tmp_path / "p"
+    assert call("plan", scenario, "--out", folder)[0] == 0
+    plan = wflmc.Plan.load(folder / "plan.npz")
+    plan = with_context(plan, ledger=np.zeros(6))
+    plan.save(folder / "plan.npz")
+    document = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps(document | {"plan_digest": plan.checksum}))
+    code, _, err = call("run", "--plan", folder)
+    assert code == 2
+    assert "the release for whitening" in err
 
 
 def test_a_round_of_a_release_knows_only_the_rounds_before():

@@ -11,11 +11,13 @@ import pytest
 
 from wflmc.planning import build
 from wflmc.planning.plan import Plan
+from wflmc.privacy import Privacy
 from wflmc.runs import execution
 from wflmc.sampling import runner
 from wflmc.support.errors import InputError
 
 from ..cli_tools import listening, strict
+from ..plan_tools import with_context
 
 SCENARIO = """
 [posterior]
@@ -194,17 +196,23 @@ def test_a_plan_for_other_data(tmp_path, call):
     assert one_sentence(call("run", "--plan", tmp_path / "private"), "constants.")
 
 
-def test_a_plan_for_another_promise(finished, tmp_path, call):
+def saved_again(folder, plan):
+    """Put another plan into a folder, with all that plan.json says of it."""
+    plan.save(folder / "plan.npz")
+    changes = {"plan_digest": plan.checksum, "gain": plan.gain.tolist()}
+    edited(folder / "plan.json", lambda document: document.update(changes))
+
+
+def test_a_plan_that_does_not_keep_the_promise(finished, call):
     """Also where every digest was made again."""
-    from dataclasses import replace
-
-    from wflmc.privacy import Privacy
-
     plan = Plan.load(finished / "plan.npz")
-    loose = replace(plan, context=replace(plan.context, privacy=Privacy(600.0, 0.01, 30.0)))
-    loose.save(finished / "plan.npz")
-    edited(finished / "plan.json", lambda document: document.update(plan_digest=loose.checksum))
-    assert one_sentence(call("run", "--plan", finished), "the promise")
+    for changes in ({"privacy": Privacy(600.0, 0.01, 30.0)}, {"enforced": False}, {"noise_power": 2.0}):
+        saved_again(finished, with_context(plan, **changes))
+        assert one_sentence(call("run", "--plan", finished), "a plan for the promise")
+    saved_again(finished, plan.with_rounds(gain=10 * plan.gain))
+    assert one_sentence(call("run", "--plan", finished), "within every privacy budget")
+    saved_again(finished, plan)
+    assert call("run", "--plan", finished)[0] == 0
 
 
 WAITING = """

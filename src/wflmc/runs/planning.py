@@ -11,7 +11,7 @@ import numpy as np
 from wflmc import planning
 from wflmc.dynamics import Array
 from wflmc.evaluation import choose_burn_in
-from wflmc.planning import Plan, Policy, Sampler
+from wflmc.planning import Plan, Policy, Sampler, policy_named
 from wflmc.planning.plan import PLAN_FILE, join_plans
 from wflmc.privacy.ledger import Ledger
 from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
@@ -180,7 +180,9 @@ def plan_inputs(plan: Plan, document: PlanFile, *, key: jax.Array | None, view: 
         InputError: the data are missing, or have another shape or other constants.
     """
     inputs = _rebuild_inputs(document, key=key, view=view, option=option)
+    power = validate(document.scenario, f"{option}: ").policy.power
     _check_data(plan, inputs, view, option)
+    _check_promise(plan, inputs, power=power, view=view, option=option)
     return inputs
 
 
@@ -307,16 +309,20 @@ def _rebuild_inputs(document: PlanFile, *, key: jax.Array | None, view: Path, op
     return inputs._replace(not_covered=(*inputs.not_covered, *settled))
 
 
-def _check_data(plan: Plan, inputs: Inputs, file: Path, option: str) -> None:
-    """Refuse a plan for data of another shape, another promise or other constants."""
+def _check_data(plan: Plan, inputs: Inputs, view: Path, option: str) -> None:
+    """Refuse a plan for data of another shape, or with other constants.
+
+    Args:
+        plan: that was loaded.
+        inputs: of its scenario.
+        view: the path of its plan.json, for errors.
+        option: that names the file, for errors.
+    """
     posterior = inputs.posterior
     same_shape = (plan.devices, plan.dim) == (posterior.devices, posterior.dim)
     if not same_shape or not np.array_equal(plan.context.sizes, posterior.sizes):
         allowed = "a plan for data of the same numbers of devices, parameters and examples"
-        raise InputError(option, str(file), allowed)
-    if not _same_promise(plan, inputs) or plan.noise_power != inputs.link.noise_power:
-        allowed = "a plan for the promise and the noise power of its scenario"
-        raise InputError(option, str(file), allowed)
+        raise InputError(option, str(view), allowed)
     constants = {"mu": posterior.mu, "L": posterior.L}
     if posterior.curvature_is_loose:  # plans may then have a smaller L
         del constants["L"]
@@ -325,6 +331,34 @@ def _check_data(plan: Plan, inputs: Inputs, file: Path, option: str) -> None:
         if not math.isclose(planned, value, rel_tol=SAME - 1):
             allowed = f"{float(value)!r}, as the data and the scenario give now"
             raise InputError(f"{option}: constants.{name}", planned, allowed)
+
+
+def _check_promise(plan: Plan, inputs: Inputs, *, power: str, view: Path, option: str) -> None:
+    """Refuse a plan that does not keep the promise of its scenario.
+
+    Args:
+        plan: that was loaded.
+        inputs: of its scenario.
+        power: the policy of the scenario.
+        view: the path of its plan.json, for errors.
+        option: that names the file, for errors.
+    """
+    same_noise = plan.noise_power == inputs.link.noise_power
+    same_policy = plan.enforced == policy_named(power).private
+    forgets_release = np.any(plan.ledger < inputs.spent / SAME)
+    overspends = False
+    if plan.enforced and plan.clips:
+        budget = plan.privacy.budget(plan.devices)
+        overspends = bool(np.any(plan.spent + plan.ledger > budget * SAME))
+    allowed = ""
+    if not (same_noise and same_policy and _same_promise(plan, inputs)):
+        allowed = "a plan for the promise, the policy and the noise power of its scenario"
+    elif forgets_release:
+        allowed = "a plan that counts what the release for whitening has spent"
+    elif overspends:
+        allowed = "a plan within every privacy budget"
+    if allowed:
+        raise InputError(option, str(view), allowed)
 
 
 def _same_promise(plan: Plan, inputs: Inputs) -> bool:
