@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wflmc.apps.studies.engines import Engine, local, open_engine
-from wflmc.runs.point import Task, measure
+from wflmc.runs.point import PointTask, measure
 from wflmc.scenario import load_scenario
 
 SCENARIO = Path(__file__).parents[1] / "examples" / "fading.toml"
@@ -43,14 +43,14 @@ def _measure(engine: Engine, work: Any, tasks: Any) -> tuple[float, float, dict[
     return time.perf_counter() - began, _processor_seconds() - busy, found
 
 
-def _points(number: int, chains: int) -> list[Task]:
+def _points(number: int, chains: int) -> list[PointTask]:
     side = math.isqrt(number)
     overrides = [
         [f"link.snr_db={40 * i / side}", f"privacy.epsilon={5 + j}", f"sampler.chains={chains}"]
         for i in range(side)
         for j in range(-(-number // side))
     ]
-    return [Task(load_scenario(SCENARIO, given), {}, False, None) for given in overrides[:number]]
+    return [PointTask(load_scenario(SCENARIO, given), {}, False, None) for given in overrides[:number]]
 
 
 def main() -> None:

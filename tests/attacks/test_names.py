@@ -21,7 +21,7 @@ from wflmc.apps.federation.device import open_device
 from wflmc.apps.federation.job import make_job, write_federation
 from wflmc.apps.federation.server import open_server
 from wflmc.privacy import Ledger
-from wflmc.runs.execution import Request, run_scenario
+from wflmc.runs.execution import RunRequest, run_scenario
 from wflmc.runs.planning import load_plan
 from wflmc.sampling import run_name
 from wflmc.sampling.payment import noise_name
@@ -70,9 +70,9 @@ def setting(tmp_path_factory):
         data.write_bytes(content(label))
         guesses[label] = build(load_scenario(str(scenario))).posterior
     data.write_bytes(content(TRUE))
-    given = dict.fromkeys(Request._fields) | {"scenario": str(scenario), "out": str(out)}
+    given = dict.fromkeys(RunRequest._fields) | {"scenario": str(scenario), "out": str(out)}
     out.mkdir()
-    run_scenario(Request(**given), out, silent, lambda said: None)
+    run_scenario(RunRequest(**given), out, silent, lambda said: None)
     return home, guesses
 
 

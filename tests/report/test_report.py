@@ -27,7 +27,7 @@ from wflmc.apps.report.verdicts import (
 )
 from wflmc.cli.report import command, render_folder
 from wflmc.runs.documents import Federation
-from wflmc.runs.execution import Request, run_scenario
+from wflmc.runs.execution import RunRequest, run_scenario
 from wflmc.runs.folder import read_run
 from wflmc.support.errors import InputError
 
@@ -99,13 +99,13 @@ def silent(task, total):
 
 
 def run_in(folder, text=None, **others):
-    given = dict.fromkeys(Request._fields) | others
+    given = dict.fromkeys(RunRequest._fields) | others
     if text is not None:
         scenario = folder.with_suffix(".toml")
         scenario.write_text(text)
         given |= {"scenario": str(scenario), "out": str(folder)}
     folder.mkdir(exist_ok=True)
-    run_scenario(Request(**given), folder, silent, lambda said: None)
+    run_scenario(RunRequest(**given), folder, silent, lambda said: None)
     return folder
 
 

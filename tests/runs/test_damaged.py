@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wflmc.privacy import Ledger, Privacy
-from wflmc.runs.execution import CHECKPOINT, SECRET, Request, run_scenario
+from wflmc.runs.execution import CHECKPOINT, SECRET, RunRequest, run_scenario
 from wflmc.runs.folder import read_run
 from wflmc.runs.planning import load_plan, plan_again
 from wflmc.sampling import Start
@@ -159,7 +159,9 @@ def test_keys_and_samples_of_runs_that_go_on(folder, tmp_path):
     stopped = tmp_path / "stopped"
     stopped.mkdir()
     (tmp_path / "s.toml").write_text(SCENARIO)
-    request = Request(**dict.fromkeys(Request._fields) | {"scenario": str(tmp_path / "s.toml"), "out": str(stopped)})
+    request = RunRequest(
+        **dict.fromkeys(RunRequest._fields) | {"scenario": str(tmp_path / "s.toml"), "out": str(stopped)}
+    )
     with pytest.raises(StoppedError):
         run_scenario(request, stopped, stopping, lambda said: None)
     secret = stopped / CHECKPOINT / SECRET

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from wflmc.apps.studies.cache import key_of
 from wflmc.apps.studies.grids import Grid, parse_grid, points
-from wflmc.runs.point import Task, measure
+from wflmc.runs.point import PointTask, measure
 from wflmc.scenario import load_scenario
 from wflmc.scenario.coverage import SELECTED
 from wflmc.scenario.files import file_digests
@@ -254,7 +254,7 @@ def scenario_with(folder, data):
 
 
 def test_all_that_decides_a_row_is_in_its_name(small):
-    given = Task(load_scenario(small), {}, False, None)
+    given = PointTask(load_scenario(small), {}, False, None)
     other = load_scenario(small, ["sampler.seed=1"])
     found = [given, given._replace(plan_only=True), given._replace(memory=1e9), given._replace(scenario=other)]
     assert len({key_of(task.identity) for task in found}) == 4
@@ -272,7 +272,7 @@ def test_results_belong_to_the_content_of_files(sweep, tmp_path):
     os.rename(tmp_path / "d.npz", tmp_path / "moved.npz")
     assert sweep("--set", "posterior.data=moved.npz", *once)[1]["cached"] == 2
     there = load_scenario(scenario_with(tmp_path, "moved.npz"))
-    task = Task(there, file_digests(there), True, None)
+    task = PointTask(there, file_digests(there), True, None)
     write("moved.npz")
     assert sweep("--set", "posterior.data=moved.npz", *once)[1]["cached"] == 0
     # A worker that has another file does not compute with it.

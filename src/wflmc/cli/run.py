@@ -41,11 +41,11 @@ def command(
     """
     from wflmc.apps.report import run_figures
     from wflmc.runs.documents import SIMULATED
-    from wflmc.runs.execution import Request, run_scenario
+    from wflmc.runs.execution import RunRequest, run_scenario
 
     shared.cache_compilations()
     limit = shared.parse_bytes(memory)
-    request = Request(scenario, plan, out, overrides, limit, ledger, resume, more, keep_burn_in)
+    request = RunRequest(scenario, plan, out, overrides, limit, ledger, resume, more, keep_burn_in)
     name, key = (out, "--out") if resume is None else (resume, "--resume")
     writing: AbstractContextManager[Path | None] = nullcontext() if name is None else output_folder(name, key)
     with writing as folder:

@@ -76,14 +76,14 @@ def command(
 
 
 def _tasks(path: str, overrides: list[str], where: list[Values], plan_only: bool, memory: float | None) -> list[Any]:
-    """Return the `Task` of every point, validated before anything is computed."""
-    from wflmc.runs.point import Task
+    """Return the `PointTask` of every point, validated before anything is computed."""
+    from wflmc.runs.point import PointTask
     from wflmc.scenario import build_privacy, file_digests, load_scenario
 
     for text in overrides:
         if text.partition("=")[0].strip() in where[0]:
             raise conflict("--set", text, "where --grid gives this one its values")
-    tasks: list[Task] = []
+    tasks: list[PointTask] = []
     known: dict[Any, dict[str, str]] = {}
     for values in where:
         given = [f"{key}={value}" for key, value in values.items()]
@@ -95,7 +95,7 @@ def _tasks(path: str, overrides: list[str], where: list[Values], plan_only: bool
             names = (scenario.posterior.data, scenario.link.fading, scenario.link.gains)
             if names not in known:  # large files are read once
                 known[names] = file_digests(scenario)
-        tasks.append(Task(scenario, known[names], plan_only, memory))
+        tasks.append(PointTask(scenario, known[names], plan_only, memory))
     return tasks
 
 

@@ -4,7 +4,7 @@ A `Plan` has three parts: `Rounds`, what acts in every round; `Certificate`, wha
 known about it before anything is transmitted; and `Context`, what it was made for.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any, Self
@@ -25,6 +25,8 @@ PLAN_FILE = "plan.npz"
 """The usual name of a file that `Plan.save` writes."""
 RoundValues = Any
 """Arrays of NumPy in a plan, of JAX in the sampler, which has None for zeros."""
+RoundIndex = int | slice | NDArray[np.intp] | jax.Array
+"""One round, or several."""
 WRITTEN = "a plan as wflmc wrote it"
 """What such a file must be, for errors."""
 
@@ -66,7 +68,7 @@ class Rounds:
         """Return S."""
         return int(self.gain.shape[0])
 
-    def __getitem__(self, index: Any) -> "Rounds":
+    def __getitem__(self, index: RoundIndex) -> "Rounds":
         """Return one of the rounds, or a slice of them."""
         varying = replace(self, constants=None)
         selected: Rounds = jax.tree.map(lambda values: values[index], varying)
@@ -699,7 +701,7 @@ def _joined_objective(first: Plan, added: Plan) -> float:
             return float(np.maximum(first.objective, added.objective))
 
 
-def _plan_arrays(plan: Plan) -> dict[str, NDArray[Any]]:
+def _plan_arrays(plan: Plan) -> storage.Arrays:
     """Return all fields of a plan as arrays, by dotted names; None is left out."""
     certificate = vars(plan.certificate) | {
         "notices.code": np.array(notices.codes(plan.notices), dtype=str),
@@ -723,7 +725,7 @@ def _plan_arrays(plan: Plan) -> dict[str, NDArray[Any]]:
     }
 
 
-def _fields_in(arrays: Mapping[str, NDArray[Any]], part: str) -> dict[str, Any]:
+def _fields_in(arrays: storage.Arrays, part: str) -> dict[str, Any]:
     """Return the values of one part, by the names behind its own."""
     prefix = f"{part}."
     return {
@@ -733,7 +735,7 @@ def _fields_in(arrays: Mapping[str, NDArray[Any]], part: str) -> dict[str, Any]:
     }
 
 
-def _certificate_in(arrays: Mapping[str, NDArray[Any]]) -> Certificate:
+def _certificate_in(arrays: storage.Arrays) -> Certificate:
     optional: dict[str, Any] = {"bound": None, "lower_bound": None, "regime": None}
     values = optional | _fields_in(arrays, "certificate")
     codes = values.pop("notices.code").tolist()
@@ -742,7 +744,7 @@ def _certificate_in(arrays: Mapping[str, NDArray[Any]]) -> Certificate:
     return Certificate(**values, notices=given)
 
 
-def _context_in(arrays: Mapping[str, NDArray[Any]]) -> Context:
+def _context_in(arrays: storage.Arrays) -> Context:
     values = {
         name: value
         for name, value in _fields_in(arrays, "context").items()

@@ -19,6 +19,8 @@ from wflmc.support.errors import InputError
 from wflmc.support.notices import Notice, NoticeCode, codes, texts
 from wflmc.version import __version__
 
+JsonObject = dict[str, Any]
+"""Plain data with named values, as in JSON."""
 SIMULATED = Notice(
     NoticeCode.SIMULATED,
     "wflmc run simulates all devices in one process and protects nobody. Over a real radio the server receives only "
@@ -48,7 +50,7 @@ def _check_bins(bins: dict[str, list[float | None]]) -> dict[str, list[float | N
     return bins
 
 
-def _check_causes(causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _check_causes(causes: list[JsonObject]) -> list[JsonObject]:
     """Refuse causes without their sentence."""
     if not all(isinstance(cause.get("text"), str) for cause in causes):
         raise ValueError("a cause without text")
@@ -63,7 +65,7 @@ def _check_warnings(warnings: list[str], codes: list[str]) -> None:
 
 Bins = Annotated[dict[str, list[float | None]], AfterValidator(_check_bins)]
 """A reliability diagram: share of examples, confidence and accuracy by bin."""
-Causes = Annotated[list[dict[str, Any]], AfterValidator(_check_causes)]
+Causes = Annotated[list[JsonObject], AfterValidator(_check_causes)]
 """A diagnosis."""
 
 
@@ -144,7 +146,7 @@ class PlanFile(Document):
     max_round_noise: float | None = None
     classes: list[Any] | None = None
     coordinates: Literal["parameters", "whitened"]
-    whitening: dict[str, Any] | None
+    whitening: JsonObject | None
     privacy: Spending
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
@@ -157,7 +159,7 @@ class PlanFile(Document):
     """Of the warnings, in their order."""
     seconds: float
     version: str
-    scenario: dict[str, dict[str, Any]]
+    scenario: dict[str, JsonObject]
     files: dict[str, str]
     """SHA-256 of the files that the plan was made with, by key."""
     plan_digest: str
@@ -185,7 +187,7 @@ class PlanFile(Document):
         return list(map(Notice, self.warning_codes, self.warnings))
 
 
-class Distance(Document):
+class DistancePart(Document):
     """`w2_sq` of summary.json."""
 
     worst: float | None
@@ -339,7 +341,7 @@ class SummaryFile(Document):
     """summary.json, in the order of its keys."""
 
     owner_only: str = OWNER_ONLY
-    w2_sq: Distance | None
+    w2_sq: DistancePart | None
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
     rhat_max: float | None
@@ -357,7 +359,7 @@ class SummaryFile(Document):
     coverage: CoveragePart | None = None
     epsilon_spent: float | None
     adjacency: str = "replace"
-    functions: dict[str, dict[str, Any]] = {}
+    functions: dict[str, JsonObject] = {}
     diagnosis: Causes | None = None
     not_covered: list[NotCovered] = []
     warnings: list[str]
@@ -400,7 +402,7 @@ def read_document(path: Path, model: type[Model], key: str) -> Model:
 
 def plan_document(
     scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float, law: ExactLaw | None = None, compare: bool = False
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the content of plan.json, which `wflmc plan --json` prints: plain data.
 
     Args:
@@ -446,7 +448,7 @@ def plan_document(
     return PlanFile.model_validate(plain(document)).model_dump(exclude_unset=True)
 
 
-def _attributes(source: object, *names: str) -> dict[str, Any]:
+def _attributes(source: object, *names: str) -> JsonObject:
     return {name: getattr(source, name) for name in names}
 
 
@@ -465,9 +467,9 @@ def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
     return found
 
 
-def _json_scenario(scenario: Scenario) -> dict[str, Any]:
+def _json_scenario(scenario: Scenario) -> JsonObject:
     """Return the keys that were set; JSON cannot write infinity, and one key has a default that is not it."""
-    content: dict[str, dict[str, Any]] = scenario.model_dump(exclude_unset=True, exclude_none=True)
+    content: dict[str, JsonObject] = scenario.model_dump(exclude_unset=True, exclude_none=True)
     if scenario.policy.max_round_noise == math.inf:
         content["policy"]["max_round_noise"] = "inf"
     return {name: {key: value for key, value in keys.items() if value != math.inf} for name, keys in content.items()}
@@ -475,12 +477,12 @@ def _json_scenario(scenario: Scenario) -> dict[str, Any]:
 
 def summary_document(
     evaluation: Evaluation,
-    plan: Mapping[str, Any],
+    plan: Mapping[str, object],
     *,
     notices: Sequence[Notice],
-    ledger: Mapping[str, Any] | None,
+    ledger: Mapping[str, object] | None,
     seconds: float,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the content of summary.json, plain data.
 
     Args:
@@ -497,7 +499,7 @@ def summary_document(
         **_attributes(evaluation, "clip_rate", "example_clip_rate", "epsilon_spent", "adjacency", "coverage"),
         **evaluation.mean_scores,
         "owner_only": OWNER_ONLY,
-        "w2_sq": None if distance is None else _attributes(distance, *Distance.model_fields),
+        "w2_sq": None if distance is None else _attributes(distance, *DistancePart.model_fields),
         "reliability": reliability(scores) if isinstance(scores, Calibration) else None,
         "functions": {name: found._asdict() for name, found in evaluation.functions.items()},
         "diagnosis": None,

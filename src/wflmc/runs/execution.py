@@ -22,7 +22,7 @@ from wflmc.planning.plan import PLAN_FILE
 from wflmc.posterior import SoftmaxPosterior
 from wflmc.privacy.ledger import ForeignLedgerError, Ledger, move_ledger, noise_of_another_run
 from wflmc.runs import documents
-from wflmc.runs.documents import SIMULATED, Document, PlanFile, SummaryFile, read_document
+from wflmc.runs.documents import SIMULATED, Document, JsonObject, PlanFile, SummaryFile, read_document
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import (
     PLAN_DOCUMENT,
@@ -43,7 +43,7 @@ from wflmc.support.progress import ProgressBar
 from wflmc.support.storage import FULL, read_array, replacing, write_text
 
 Say = Callable[[str], None]
-Result = tuple[Scenario, dict[str, Any], Evaluation, list[Path]]
+Result = tuple[Scenario, JsonObject, Evaluation, list[Path]]
 """The scenario as settled, the content of summary.json, the evaluation, and the files that were written."""
 
 CHECKPOINT, SETTINGS = ".checkpoint", "about.json"
@@ -60,7 +60,7 @@ SECRET_BYTES = 8
 """Of such a key (see `secret_key`)."""
 
 
-class Request(NamedTuple):
+class RunRequest(NamedTuple):
     """The arguments of `wflmc run`."""
 
     scenario: str | None
@@ -74,7 +74,7 @@ class Request(NamedTuple):
     keep_burn_in: bool = False
 
 
-class Settings(Document):
+class RunSettings(Document):
     """about.json in a checkpoint: what the plan there does not say of the run."""
 
     start: int = 0
@@ -86,7 +86,7 @@ class Settings(Document):
 
 
 @errors.without_data
-class Task(NamedTuple):
+class RunTask(NamedTuple):
     """What is to be run: a plan, of which the first `start` rounds may have been run before."""
 
     scenario: Scenario
@@ -96,7 +96,7 @@ class Task(NamedTuple):
     ledger: Path | None
     key: jax.Array
     """Of starts and noise."""
-    settings: Settings
+    settings: RunSettings
     resumed: bool = False
     """Whether the folder holds samples of this run already."""
 
@@ -106,7 +106,7 @@ class Task(NamedTuple):
         return None if self.folder is None else self.folder / CHECKPOINT
 
 
-def run_scenario(request: Request, folder: Path | None, bar: ProgressBar, say: Say) -> Result:
+def run_scenario(request: RunRequest, folder: Path | None, bar: ProgressBar, say: Say) -> Result:
     """Run a scenario from its plan to its files.
 
     Args:
@@ -128,7 +128,7 @@ def run_scenario(request: Request, folder: Path | None, bar: ProgressBar, say: S
         raise
 
 
-def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
+def _run(task: RunTask, bar: ProgressBar, say: Say, began: float) -> Result:
     task = task._replace(scenario=with_values(task.scenario, {"sampler.burn_in": task.plan.burn_in}))
     law = exact_law(task.inputs.posterior, task.plan)
     if task.resumed and task.checkpoint is not None:
@@ -180,7 +180,7 @@ def _run(task: Task, bar: ProgressBar, say: Say, began: float) -> Result:
     return task.scenario, summary, evaluation, files
 
 
-def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
+def _new_task(request: RunRequest, folder: Path | None, say: Say) -> RunTask:
     """Plan a run, or go on with the very one that was stopped in its folder."""
     if (request.scenario is None) == (request.plan is None):
         raise InputError("scenario", request.scenario, "either a scenario file or --plan PATH, one of the two")
@@ -209,8 +209,8 @@ def _new_task(request: Request, folder: Path | None, say: Say) -> Task:
         path = folder / "ledger.jsonl"
     if request.keep_burn_in and scenario.sampler.keep == "predictions":
         raise conflict("--keep-burn-in", True, "with sampler.keep = 'predictions'")
-    settings = Settings(memory=request.memory, asked=to_toml(scenario), keep_burn_in=bool(request.keep_burn_in))
-    task = Task(scenario, inputs, plan, folder, path, key, settings)
+    settings = RunSettings(memory=request.memory, asked=to_toml(scenario), keep_burn_in=bool(request.keep_burn_in))
+    task = RunTask(scenario, inputs, plan, folder, path, key, settings)
     if folder is not None:
         _refuse_folder(folder, task, request.ledger is None, say)
     return task
@@ -222,7 +222,7 @@ def _new_key(scenario: Scenario) -> jax.Array:
     return secret_key() if seed == "secret" else seeded(seed)
 
 
-def _refuse_folder(folder: Path, task: Task, own_ledger: bool, say: Say) -> None:
+def _refuse_folder(folder: Path, task: RunTask, own_ledger: bool, say: Say) -> None:
     """Refuse a folder whose samples or noise must not be mixed with this run's; set another run's ledger aside."""
     if _is_finished_in_secret(folder):
         why = "samples of a secret seed cannot be drawn again, and their losses add up with those of another run"
@@ -254,7 +254,7 @@ def _is_finished_in_secret(folder: Path) -> bool:
         raise InputError("--out", str(folder), allowed) from None
 
 
-def _set_aside(task: Task, path: Path, name: str, say: Say) -> None:
+def _set_aside(task: RunTask, path: Path, name: str, say: Say) -> None:
     """Keep the ledger of another run that used this folder; the same run again sends nothing new."""
     with suppress(ForeignLedgerError):
         ledger, release = _ledger_at(task, path), task.inputs.release
@@ -266,7 +266,7 @@ def _set_aside(task: Task, path: Path, name: str, say: Say) -> None:
     say(f"{path.parent} has the ledger of another run, kept as {kept.name}; --ledger spends from one ledger.")
 
 
-def _resume_task(request: Request) -> Task:
+def _resume_task(request: RunRequest) -> RunTask:
     """Go on with the run in a folder: with one that was stopped, or with more rounds of one that is finished."""
     for name, value in request._replace(resume=None, more=None, memory=None)._asdict().items():
         if value:
@@ -287,21 +287,21 @@ def _resume_task(request: Request) -> Task:
         raise conflict("--more", request.more, "with sampler.keep = 'predictions': the last draws were not kept")
     kept = _summary(folder).ledger
     path = None if kept is None else folder / kept.file
-    settings = Settings(start=len(plan.rounds), memory=request.memory)
-    task = Task(scenario, inputs, plan, folder, path, _new_key(scenario), settings)
+    settings = RunSettings(start=len(plan.rounds), memory=request.memory)
+    task = RunTask(scenario, inputs, plan, folder, path, _new_key(scenario), settings)
     ledger = _open_ledger(task)
     spent = plan.ledger if ledger is None else ledger.spent
     longer = extend_plan(scenario, inputs, plan, more=request.more, spent=spent)
     return task._replace(scenario=longer.scenario, plan=longer.plan)
 
 
-def _settings(folder: Path) -> Settings | None:
+def _settings(folder: Path) -> RunSettings | None:
     """Return the settings of the run that was stopped in a folder; None where there is none."""
     path = folder / CHECKPOINT / SETTINGS
-    return read_document(path, Settings, "--resume") if path.exists() else None
+    return read_document(path, RunSettings, "--resume") if path.exists() else None
 
 
-def _is_stopped_here(folder: Path, scenario: Scenario, request: Request) -> bool:
+def _is_stopped_here(folder: Path, scenario: Scenario, request: RunRequest) -> bool:
     """Return whether the run that was stopped in a folder is the very one that is asked for."""
     settings = _settings(folder)
     if settings is None or settings.asked != to_toml(scenario):
@@ -311,9 +311,12 @@ def _is_stopped_here(folder: Path, scenario: Scenario, request: Request) -> bool
     return same_options and settings.ledger in (None, path)
 
 
-def _stopped_task(folder: Path, memory: float | None) -> Task:
+def _stopped_task(folder: Path, memory: float | None) -> RunTask:
     """Return the run that was stopped in a folder."""
-    settings, path = read_document(folder / CHECKPOINT / SETTINGS, Settings, "--resume"), folder / CHECKPOINT / SECRET
+    settings, path = (
+        read_document(folder / CHECKPOINT / SETTINGS, RunSettings, "--resume"),
+        folder / CHECKPOINT / SECRET,
+    )
     secret = _read_secret(path) if path.exists() else None
     loaded = load_plan(folder / CHECKPOINT, secret, "--resume")
     scenario = loaded.scenario
@@ -322,7 +325,7 @@ def _stopped_task(folder: Path, memory: float | None) -> Task:
     ledger = None if settings.ledger is None else folder / settings.ledger
     settings = settings.model_copy(update={"memory": memory or settings.memory})
     key = _new_key(scenario) if secret is None else secret
-    return Task(scenario, loaded.inputs, loaded.plan, folder, ledger, key, settings, resumed=True)
+    return RunTask(scenario, loaded.inputs, loaded.plan, folder, ledger, key, settings, resumed=True)
 
 
 def _read_secret(path: Path) -> jax.Array:
@@ -337,12 +340,12 @@ def _summary(folder: Path) -> SummaryFile:
     return read_document(folder / "summary.json", SummaryFile, "--resume")
 
 
-def _ledger_at(task: Task, path: Path) -> Ledger:
+def _ledger_at(task: RunTask, path: Path) -> Ledger:
     posterior, plan = task.inputs.posterior, task.plan
     return Ledger(plan.privacy, plan.devices, subject=posterior.digest, enforced=plan.enforced, path=path)
 
 
-def _open_ledger(task: Task) -> Ledger | None:
+def _open_ledger(task: RunTask) -> Ledger | None:
     """Return the ledger to charge; one that does not hold what this folder's earlier run has spent is refused."""
     if task.ledger is None:
         return None
@@ -357,7 +360,7 @@ def _open_ledger(task: Task) -> Ledger | None:
     return ledger
 
 
-def _write_checkpoint(folder: Path, task: Task, document: dict[str, Any], before: Trace | None) -> None:
+def _write_checkpoint(folder: Path, task: RunTask, document: JsonObject, before: Trace | None) -> None:
     """Write down what is about to be run, in place of another run that was stopped here."""
     if not task.resumed and folder.exists():
         shutil.rmtree(folder)
@@ -429,7 +432,7 @@ def sample_chains(
     )
 
 
-def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Path, bar: ProgressBar) -> Trace:
+def _sample(task: RunTask, before: Trace | None, ledger: Ledger | None, scratch: Path, bar: ProgressBar) -> Trace:
     plan = task.plan.rest(task.settings.start) if task.settings.start else task.plan
     initial = None
     if before is not None:  # where the chains were when they stopped
@@ -454,7 +457,7 @@ def _sample(task: Task, before: Trace | None, ledger: Ledger | None, scratch: Pa
         )
 
 
-def _stored_trace(task: Task) -> Trace:
+def _stored_trace(task: RunTask) -> Trace:
     """Return the samples that the folder holds already."""
     import h5netcdf
 

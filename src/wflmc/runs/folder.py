@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from wflmc.planning import Plan, policy_named
 from wflmc.planning.plan import PLAN_FILE
 from wflmc.posterior import Posterior
 from wflmc.privacy import Ledger
-from wflmc.runs.documents import PlanFile, SummaryFile, read_document
+from wflmc.runs.documents import JsonObject, PlanFile, SummaryFile, read_document
 from wflmc.runs.planning import (
     PLAN_DOCUMENT,
     SCENARIO_FILE,
@@ -46,8 +46,8 @@ def write_run(
     scenario: Scenario,
     trace: Trace,
     plan: Plan,
-    plan_document: Mapping[str, Any],
-    summary: Mapping[str, Any],
+    plan_document: Mapping[str, object],
+    summary: Mapping[str, object],
     ledger: Path | None,
 ) -> list[Path]:
     """Write the files of a run.
@@ -67,7 +67,7 @@ def write_run(
         The files, among them the ledger where it is in the folder.
     """
     texts = _plan_texts(scenario, plan_document) | {"summary.json": to_json(summary)}
-    attributes: dict[str, Any] = {"privacy": OWNER_ONLY, "scenario": texts[SCENARIO_FILE]}
+    attributes: JsonObject = {"privacy": OWNER_ONLY, "scenario": texts[SCENARIO_FILE]}
     if scenario.sampler.seed == "secret":
         trace = replace(trace, key=None)
     else:
@@ -84,7 +84,7 @@ def write_run(
     return files
 
 
-def write_plan(folder: Path, *, scenario: Scenario, plan: Plan, plan_document: Mapping[str, Any]) -> list[Path]:
+def write_plan(folder: Path, *, scenario: Scenario, plan: Plan, plan_document: Mapping[str, object]) -> list[Path]:
     """Write a plan that is yet to be run, as `wflmc plan --out` does.
 
     Args:
@@ -111,7 +111,7 @@ def refuse_run(folder: Path) -> None:
         raise InputError("--out", str(folder), "another folder: the run in it has its own plan")
 
 
-def _plan_texts(scenario: Scenario, plan_document: Mapping[str, Any]) -> dict[str, str]:
+def _plan_texts(scenario: Scenario, plan_document: Mapping[str, object]) -> dict[str, str]:
     """Return the text files of a plan, by name."""
     return {SCENARIO_FILE: to_toml(scenario), PLAN_DOCUMENT: to_json(plan_document)}
 
@@ -134,7 +134,7 @@ def _write_plan_and_texts(stack: ExitStack, folder: Path, plan: Plan, texts: Map
     return hashes
 
 
-def ledger_document(ledger: Ledger | None, folder: Path | None) -> dict[str, Any] | None:
+def ledger_document(ledger: Ledger | None, folder: Path | None) -> JsonObject | None:
     """Return `ledger` of summary.json: its file, relative to the run folder if it is inside, and what it counts."""
     if ledger is None or ledger.path is None:
         return None

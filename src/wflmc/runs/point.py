@@ -27,7 +27,7 @@ SAMPLED = (
 """Columns that chains add."""
 
 
-class Task(NamedTuple):
+class PointTask(NamedTuple):
     """All that decides the row of a point."""
 
     scenario: Scenario
@@ -51,7 +51,7 @@ def columns(plan_only: bool) -> tuple[str, ...]:
     return PLANNED if plan_only else PLANNED + SAMPLED
 
 
-def measure(task: Task, progress: Callable[[float], None]) -> dict[str, Any]:
+def measure(task: PointTask, progress: Callable[[float], None]) -> dict[str, Any]:
     """Return the row of a point, plain data: the numbers that `wflmc plan`, or `wflmc run`, would show."""
     digests = file_digests(task.scenario)
     for key, digest in task.files.items():

@@ -35,6 +35,8 @@ more than 1 GiB, `numpy.savez` writes a file that is not packed.
 NPY = ".npy"
 PART = ".part"
 """Ends the name of a file that is being written."""
+Arrays = Mapping[str, NDArray[Any]]
+"""Arrays by name."""
 DIGEST = "digest"
 """The array of an .npz file that has the digest of all others."""
 
@@ -291,7 +293,7 @@ def read_arrays(
         return arrays
 
 
-def arrays_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+def arrays_digest(arrays: Arrays) -> str:
     """Return the SHA-256 of arrays with their names, types and shapes.
 
     Args:
@@ -307,7 +309,7 @@ def arrays_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     return total.hexdigest()
 
 
-def write_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_arrays(file: IO[bytes], arrays: Arrays) -> None:
     """Write arrays and their digest to an open file, in the format .npz.
 
     Args:

@@ -26,6 +26,7 @@ from wflmc.scenario import Inputs, Scenario, build_posterior
 from wflmc.support.errors import InputError, refuse, without_data
 from wflmc.support.keys import digest
 from wflmc.support.storage import (
+    Arrays,
     arrays_digest,
     private_folder,
     read_verified_arrays,
@@ -208,7 +209,7 @@ class Job:
             raise InputError("job", str(folder), f"{EARLIER} ({error})") from None
 
 
-def _job_digest(plan: Plan, arrays: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> str:
+def _job_digest(plan: Plan, arrays: Arrays, options: Mapping[str, object]) -> str:
     """Return a hash of all that plan.npz, job.npz and job.json hold."""
     text = json.dumps(options, sort_keys=True)
     return digest(plan.checksum.encode(), arrays_digest(arrays).encode(), text.encode())
@@ -270,7 +271,12 @@ def make_job(
 
 
 def federated_plan(
-    scenario: Scenario, inputs: Inputs, noise: str = "simulated", tolerate: int = 0, releases: int = 1, paid: Any = None
+    scenario: Scenario,
+    inputs: Inputs,
+    noise: str = "simulated",
+    tolerate: int = 0,
+    releases: int = 1,
+    paid: Array | None = None,
 ) -> Plan:
     """Return the scenario's plan, from budgets that are left when every round costs as much as it does here.
 
