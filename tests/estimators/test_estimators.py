@@ -165,10 +165,7 @@ def test_plans_and_settings_do_not_depend_on_the_data():
             g = np.random.default_rng(seed)
             posterior = chosen.private_posterior(facts, FEW, scale * g.standard_normal((90, 3)), g.integers(0, 2, 90))
             plans.append(chosen.make_plan(facts, FEW, posterior))
-        other = vars(plans[1])
-        for name, value in vars(plans[0]).items():
-            number = isinstance(value, np.ndarray | float)
-            assert np.array_equal(value, other[name], equal_nan=True) if number else value == other[name], name
+        assert plans[0].checksum == plans[1].checksum  # of every field
         assert plans[0].warnings == plans[1].warnings == ()
         assert plans[0].spent.max() + 0.01 <= PROMISE.budget(1)[0] * (1 + 1e-9)
 
