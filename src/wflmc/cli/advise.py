@@ -1,4 +1,4 @@
-"""`wflmc advise`: what keeps samples from the posterior, and which setting would help."""
+"""`wflmc advise`: what keeps samples from the posterior, and what would help."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,11 +16,12 @@ def command(
     overrides: shared.Overrides = None,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Say what keeps the samples of a run from the posterior, worst first, and which setting would help.
+    """Say what keeps the samples of a run from the posterior, and what would help.
 
-    Changes are tried by making plans with one setting changed, and named only if a forecast of their chains is better.
-    The advice is written to RUN/advice.json, and `wflmc report RUN` shows it. Of a run that was stopped, and of a
-    scenario file, the plan alone is looked at; for a scenario file nothing is written.
+    Causes come worst first. Changes are tried by making plans with one setting changed,
+    and named only if a forecast of their chains is better. The advice is written to
+    RUN/advice.json, and `wflmc report RUN` shows it. Of a run that was stopped, and of
+    a scenario file, the plan alone is looked at; for the latter nothing is written.
 
     Advice may look at the devices' data, which ε does not cover: it is for their owner.
 
@@ -37,7 +38,8 @@ def command(
         shared.print_result(document, advising.advice_lines(advice), as_json)
         return
     if overrides:
-        raise conflict("--set", overrides[0], "with the folder of a run, whose settings are decided")
+        why = "with the folder of a run, whose settings are decided"
+        raise conflict("--set", overrides[0], why)
     advice = advising.advise_run(folder)
     path = advising.write_advice(folder, advice)
     document = advice.model_dump(mode="json") | {"file": str(path)}

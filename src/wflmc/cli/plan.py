@@ -46,7 +46,7 @@ def command(
     """
     began = time.perf_counter()
     from wflmc.apps.diagnosis.advice import PlanSource, diagnose_plan
-    from wflmc.apps.diagnosis.inverse import solve_for
+    from wflmc.apps.diagnosis.inverse import Question, solve_for
     from wflmc.apps.report import text
     from wflmc.runs import documents, folder, planning
     from wflmc.scenario import NotCovered, build, load_scenario
@@ -63,10 +63,14 @@ def command(
         from wflmc.apps.report import run_figures
 
         run_figures.check_picture(plot)
-    config, answer = load_scenario(scenario, overrides), None
+    config = load_scenario(scenario, overrides)
+    answer = None
     if unknown is not None and target is not None:
         with progress_bar("plans tried, at most", 330 if unknown == "sampler.burn_in" else 60) as advance:
-            config, answer = solve_for(config, unknown, target, metric, solver, advance)
+            question = Question(key=unknown, target=target, metric=metric, solver=solver)
+            solved = solve_for(config, question, advance)
+        config = solved.scenario
+        answer = solved.answer.document
     if out is not None:
         planning.refuse_own_scenario(Path(scenario), Path(out), config)
         folder.refuse_run(Path(out).expanduser())

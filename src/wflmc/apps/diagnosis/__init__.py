@@ -1,7 +1,7 @@
 """Advice: what keeps samples from the posterior, and which setting would help.
 
 Advice is asked for: by `wflmc.advise`, `wflmc advise` and `wflmc plan`. It makes many
-plans, with one setting changed at a time, and nothing else in the package depends on it.
+plans, with one setting changed at a time, and no other part of a run depends on it.
 """
 
 from wflmc.apps.diagnosis.causes import advise, find_causes

@@ -30,7 +30,7 @@ from wflmc.version import __version__
 
 ADVICE_FILE = "advice.json"
 """In a run folder."""
-RUN_FOLDER = "the folder of a run, as --out of `wflmc run` or `wflmc federate` named it, or a scenario file"
+RUN_FOLDER = "the folder of a run, as --out of `wflmc run` named it, or a scenario file"
 LOOKS_AT_DATA = NotCovered(
     name="advice",
     text="The advice looks at the devices' data, which epsilon does not cover.",
@@ -83,7 +83,11 @@ class PlanSource(NamedTuple):
         return [LOOKS_AT_DATA] if is_promised and self.looks_at_data else []
 
 
-def diagnose_plan(source: PlanSource, plan: Plan, measured: Measured = NOTHING_MEASURED) -> list[dict[str, Any]]:
+def diagnose_plan(
+    source: PlanSource,
+    plan: Plan,
+    measured: Measured = NOTHING_MEASURED,
+) -> list[dict[str, Any]]:
     """Return what keeps samples from the posterior, worst first, as plain data.
 
     Args:
@@ -156,11 +160,10 @@ def advise_run(folder: Path) -> AdviceFile:
         reason = run.no_inputs.rstrip(".")
         allowed = f"a run whose data can be read again, to try other plans ({reason})"
         raise InputError("RUN", str(folder), allowed)
-    federation = None if run.summary is None else run.summary.federation
     source = PlanSource(
         scenario=run.scenario,
         inputs=run.inputs,
-        can_try_changes=federation is None or (federation.noise != "devices" and federation.releases == 1),
+        can_try_changes=_costs_as_planned(run.summary),
         own_data=run.plan.own_data,
     )
     diagnosis = diagnose_plan(source, run.saved_plan, _measured(run.summary))
@@ -208,7 +211,9 @@ def read_advice(folder: Path) -> AdviceFile | None:
 
 def advice_lines(advice: AdviceFile) -> list[str]:
     """Return the advice in sentences, one line each."""
-    lines = [f"{rank}. {cause['text']}" for rank, cause in enumerate(advice.diagnosis, start=1)]
+    lines = []
+    for rank, cause in enumerate(advice.diagnosis, start=1):
+        lines.append(f"{rank}. {cause['text']}")
     if not lines:
         lines = ["Nothing stands out: samples are expected to be good."]
     return [*lines, *(item.text for item in advice.not_covered)]
@@ -236,6 +241,18 @@ def _measured(summary: SummaryFile | None) -> Measured:
         clip_rate=summary.clip_rate.samples,
         example_clip_rate=summary.example_clip_rate,
     )
+
+
+def _costs_as_planned(summary: SummaryFile | None) -> bool:
+    """Return whether rounds cost what plans of the scenario say they do.
+
+    In a federation they do not where devices add the noise, or where several chains of
+    the same devices are given away.
+    """
+    if summary is None or summary.federation is None:
+        return True
+    federation = summary.federation
+    return federation.noise != "devices" and federation.releases == 1
 
 
 def _sha256(path: Path) -> str:

@@ -142,7 +142,8 @@ def find_causes(
         The causes, worst first.
     """
     if plan.dim > MAX_FORECAST_PARAMETERS:
-        evidence = f"no forecast is made for {plan.dim:,} parameters, which would take long"
+        size = f"{plan.dim:,} parameters"
+        evidence = f"no forecast is made for {size}, which would take long"
         return (Cause("not diagnosed", evidence, 0.0, None),)
     model = model_of(plan, posterior)
     now = forecast(plan, model)
@@ -214,7 +215,8 @@ def _evidence(
         return _Evidence("clipped gradients", f"{clipped}; {left}")
     if kind == "start":
         deviations = f"{cost**0.5:.2g} posterior standard deviations"
-        text = f"after {plan.burn_in} rounds chains are {deviations} from where they should be{rhat}"
+        distance = f"chains are {deviations} from where they should be{rhat}"
+        text = f"after {plan.burn_in} rounds {distance}"
         return _Evidence("start not forgotten", text)
     if kind == "step":
         text = f"step_size = {plan.step_size[-1]:.3g} alone spreads samples too widely"
@@ -270,5 +272,6 @@ def _narrow_prior(model: Model, posterior: Posterior | None) -> list[Cause]:
         return []
     wide_enough = rounded(np.sqrt(np.mean(likely**2)))
     change = Change("posterior.prior_std", wide_enough, "up")
-    evidence = f"the data put parameters {away:.2g} times as far from 0 as the prior expects"
+    times = f"{away:.2g} times as far from 0 as the prior expects"
+    evidence = f"the data put parameters {times}"
     return [Cause("prior too narrow", evidence, away, change)]

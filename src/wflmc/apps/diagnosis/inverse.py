@@ -1,120 +1,264 @@
-"""Inverse questions: the smallest SNR, ε or burn-in with which a plan reaches a target."""
+"""Inverse questions: the smallest SNR, ε or burn-in whose plan reaches a target."""
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning import policy_named
 from wflmc.posterior.base import HasLaw
 from wflmc.runs.planning import make_plan, settle_burn_in
-from wflmc.scenario import Inputs, Scenario, build, build_link, build_privacy, irrelevant, with_values
+from wflmc.scenario import (
+    Inputs,
+    Scenario,
+    build,
+    build_link,
+    build_privacy,
+    irrelevant,
+    with_values,
+)
 from wflmc.support.errors import InputError, refuse
 
 METRICS = ("bound", "exact")
-RANGES = {"link.snr_db": (-100.0, 300.0), "privacy.epsilon": (1e-4, 1e6), "sampler.burn_in": (0, 5000)}
+SEARCH_RANGES = {
+    "link.snr_db": (-100.0, 300.0),
+    "privacy.epsilon": (1e-4, 1e6),
+    "sampler.burn_in": (0, 5000),
+}
 """Keys to solve for, and where to search."""
-TOLERANCE = 1e-6
+SEARCH_TOLERANCE = 1e-6
 """Relative, of an SNR or ε that was searched for."""
+MAX_ROUNDS_ONE_BY_ONE = 128
+"""Rounds of burn-in up to which every number is tried; beyond, in steps of 2 %."""
+KEYS_THAT_MAY_RULE_OUT = ("policy.max_round_noise", "link.gains")
+"""A noise limit or a table of gains may rule one value out, and not the next."""
+
+Metric = Callable[[float], float]
+"""W2² of the plan with a value of the key; infinite where there is no such plan."""
+
+
+class Question(NamedTuple):
+    """What is asked for."""
+
+    key: str
+    """Of SEARCH_RANGES."""
+    target: float
+    """W2² to reach after burn-in."""
+    metric: str
+    """bound, or exact for the true W2²."""
+    solver: str
+    """own or cvxpy."""
+
+
+class InverseAnswer(NamedTuple):
+    """The answer to an inverse question."""
+
+    key: str
+    metric: str
+    target: float
+    value: float | int | None
+    """The smallest value that reaches the target; None where none was found."""
+    reached: float
+    """The metric at `best_at`."""
+    best_at: float | int
+    """`value`, or the value that came nearest to the target."""
+    reachable: bool
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The content of `solve_for` in JSON, but for its sentence."""
+        return self._asdict()
+
+
+class Solved(NamedTuple):
+    """The scenario with the answer in it, and the answer."""
+
+    scenario: Scenario
+    answer: InverseAnswer
+
+
+class _PlanMetric:
+    """The metric of a scenario's plan as a function of one key, each value once."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        inputs: Inputs,
+        question: Question,
+        progress: Callable[[int], None],
+    ) -> None:
+        self.scenario = scenario
+        self.inputs = inputs
+        self.question = question
+        self.progress = progress
+        self.values: dict[float, float] = {}
+        self.errors: list[InputError] = []
+
+    def __call__(self, value: float) -> float:
+        if value not in self.values:
+            try:
+                self.values[value] = self._measure(value)
+            except InputError as error:
+                if error.key not in KEYS_THAT_MAY_RULE_OUT:
+                    raise
+                self.errors.append(error)
+                self.values[value] = math.inf
+            self.progress(len(self.values))
+        return self.values[value]
+
+    def _measure(self, value: float) -> float:
+        """Return the metric of the plan, over the kept rounds."""
+        key = self.question.key
+        scenario = with_values(self.scenario, {key: value})
+        inputs = self.inputs
+        # A release that whitens depends on SNR and ε.
+        if inputs.release is not None and key != "sampler.burn_in":
+            inputs = build(scenario)
+        link = build_link(scenario)
+        inputs = inputs._replace(link=link, privacy=build_privacy(scenario))
+        plan = make_plan(scenario, inputs, solver=self.question.solver)
+        by_bound = self.question.metric == "bound"
+        if by_bound and plan.certificate.objective_name in ("worst", "average"):
+            return plan.objective
+        rounds = plan.bound if by_bound else exact_w2_sq(inputs.posterior, plan)
+        assert rounds is not None  # kinetic dynamics alone have no bound
+        kept = rounds[plan.burn_in :]
+        return float(kept.mean() if plan.certificate.objective_name == "average" else kept.max())
+
+    def best_value(self) -> float:
+        """Return the value nearest to the target; raise if there is no plan at all."""
+        best = min(self.values, key=lambda value: (self.values[value], value))
+        if math.isinf(self.values[best]):
+            raise self.errors[0]
+        return best
 
 
 def solve_for(
-    scenario: Scenario, key: str, target: float, metric: str, solver: str, progress: Callable[[int], None]
-) -> tuple[Scenario, dict[str, Any]]:
-    """Search a key of the scenario for the smallest value whose plan is at least as good as the target.
+    scenario: Scenario,
+    question: Question,
+    progress: Callable[[int], None],
+) -> Solved:
+    """Search the smallest value of a key whose plan is as good as the target.
 
-    For SNR and ε more is never worse at fixed active sets, and bisection finds the edge to 1e-6 of the value. More
-    rounds help until privacy, spread over them, costs more than they gain, and each has its own channel: they are
-    tried one by one up to 128, then in steps of 2 %, and one by one again where the steps find or nearly find it.
+    For SNR and ε more is never worse at fixed active sets, and bisection finds the edge
+    to 1e-6 of the value. More rounds help until privacy, spread over them, costs more
+    than they gain, and each has its own channel: they are tried one by one up to 128,
+    then in steps of 2 %, and one by one again where the steps find or nearly find it.
 
     Args:
+        scenario: to plan.
+        question: the key, the target and how it is measured.
         progress: called with the number of plans made so far.
 
     Returns:
-        The scenario with the answer; and that as plain data: `value`, None where nothing reaches the target, `reached`,
-        the metric there or the best of all that were tried, and `best_at`, the value that gave it.
+        The scenario with the answer, or with the best value where nothing reaches the
+        target; and the answer.
+
+    Raises:
+        InputError: the key, the target or the metric is not one to ask for, or no value
+            has a plan.
     """
-    _check(scenario, key, target, metric)
+    _check(scenario, question)
+    key = question.key
+    target = question.target
     inputs = build(scenario)
-    if metric == "exact" and not isinstance(inputs.posterior, HasLaw):
-        raise InputError("--metric", metric, f"'bound' with posterior.model = {scenario.posterior.model!r}")
+    if question.metric == "exact" and not isinstance(inputs.posterior, HasLaw):
+        allowed = f"'bound' with posterior.model = {scenario.posterior.model!r}"
+        raise InputError("--metric", question.metric, allowed)
     if key != "sampler.burn_in":
         scenario = settle_burn_in(scenario, inputs)
-    values: dict[float, float] = {}
-    errors: list[InputError] = []
-
-    def measure(value: float) -> float:
-        if value not in values:
-            other = with_values(scenario, {key: value})
-            try:
-                released = inputs.release is not None and key != "sampler.burn_in"  # which depends on SNR and ε
-                given = build(other) if released else inputs
-                given = given._replace(link=build_link(other), privacy=build_privacy(other))
-                values[value] = _metric(other, given, metric, solver)
-            except InputError as error:
-                # A noise limit or a table of gains may rule this value out, and not the next.
-                if error.key not in ("policy.max_round_noise", "link.gains"):
-                    raise
-                errors.append(error)
-                values[value] = math.inf
-            progress(len(values))
-        return values[value]
-
-    low, high = RANGES[key]
-    if measure(low) <= target:
+    metric = _PlanMetric(scenario, inputs, question, progress)
+    low, high = SEARCH_RANGES[key]
+    best: float
+    if metric(low) <= target:
         best = low
     elif key == "sampler.burn_in":
-        best = _first_count(int(low), int(high), measure, target)
+        best = _first_count(int(low), int(high), metric=metric, target=target)
+    elif key == "privacy.epsilon":
+        best = _bisect_ratio(low, high, metric=metric, target=target)
     else:
-        best = _bisect(low, high, measure, target, logarithmic=key == "privacy.epsilon")
-    if measure(best) > target:
-        best = min(values, key=lambda value: (values[value], value))
-        if math.isinf(values[best]):
-            raise errors[0]
-    reachable, asked = measure(best) <= target, {"key": key, "metric": metric, "target": target}
-    found = {"value": best if reachable else None, "reached": measure(best), "best_at": best, "reachable": reachable}
-    return with_values(scenario, {key: best}), {**asked, **found}
+        best = _bisect(low, high, metric=metric, target=target)
+    if metric(best) > target:
+        best = metric.best_value()
+    is_reachable = metric(best) <= target
+    answer = InverseAnswer(
+        key=key,
+        metric=question.metric,
+        target=target,
+        value=best if is_reachable else None,
+        reached=metric(best),
+        best_at=best,
+        reachable=is_reachable,
+    )
+    return Solved(with_values(scenario, {key: best}), answer)
 
 
-def _check(scenario: Scenario, key: str, target: float, metric: str) -> None:
-    power, kinetic = scenario.policy.power, scenario.sampler.dynamics == "kinetic"
-    useless = key in irrelevant(scenario) or (key == "privacy.epsilon" and not policy_named(power).private)
+def _check(scenario: Scenario, question: Question) -> None:
+    """Refuse a question that has no answer."""
+    key = question.key
+    metric = question.metric
+    power = scenario.policy.power
+    is_kinetic = scenario.sampler.dynamics == "kinetic"
+    is_ignored = key == "privacy.epsilon" and not policy_named(power).private
+    is_useless = key in irrelevant(scenario) or is_ignored
+    matters = f"a key that matters with policy.power = {power!r}"
+    law_alone = "'exact' with kinetic dynamics, which have no bound"
+    is_positive = 0 < question.target < math.inf
+    known_keys = f"one of {', '.join(SEARCH_RANGES)}"
+    known_metrics = f"one of {', '.join(METRICS)}"
     refuse(
-        (key not in RANGES, "--solve-for", key, f"one of {', '.join(RANGES)}"),
-        (useless, "--solve-for", key, f"a key that matters with policy.power = {power!r}"),
-        (metric not in METRICS, "--metric", metric, f"one of {', '.join(METRICS)}"),
-        (metric == "bound" and kinetic, "--metric", metric, "'exact' with kinetic dynamics, which have no bound"),
-        (not 0 < target < math.inf, "--target", target, "a finite number above 0"),
+        (key not in SEARCH_RANGES, "--solve-for", key, known_keys),
+        (is_useless, "--solve-for", key, matters),
+        (metric not in METRICS, "--metric", metric, known_metrics),
+        (metric == "bound" and is_kinetic, "--metric", metric, law_alone),
+        (not is_positive, "--target", question.target, "a finite number above 0"),
     )
 
 
-def _metric(scenario: Scenario, inputs: Inputs, metric: str, solver: str) -> float:
-    """Return the metric of a scenario's plan, over the kept rounds."""
-    plan = make_plan(scenario, inputs, solver=solver)
-    if metric == "bound" and plan.certificate.objective_name in ("worst", "average"):
-        return plan.objective
-    rounds = exact_w2_sq(inputs.posterior, plan) if metric == "exact" else plan.bound
-    assert rounds is not None  # kinetic dynamics alone have no bound
-    kept = rounds[plan.burn_in :]
-    return float(kept.mean() if plan.certificate.objective_name == "average" else kept.max())
+def _bisect(low: float, high: float, *, metric: Metric, target: float) -> float:
+    """Return the smallest value that reaches the target, or `high`.
 
-
-def _bisect(low: float, high: float, measure: Callable[[float], float], target: float, *, logarithmic: bool) -> float:
-    """Return the smallest value up to `high` that reaches the target, or `high`; at `low` it is not reached."""
-    if measure(high) > target:
+    At `low` it is not reached.
+    """
+    if metric(high) > target:
         return high
-    while (high / low - 1 if logarithmic else (high - low) / max(1.0, abs(high))) >= TOLERANCE:
-        middle = (low * high) ** 0.5 if logarithmic else 0.5 * (low + high)
-        low, high = (low, middle) if measure(middle) <= target else (middle, high)
+    while (high - low) / max(1.0, abs(high)) >= SEARCH_TOLERANCE:
+        middle = 0.5 * (low + high)
+        if metric(middle) <= target:
+            high = middle
+        else:
+            low = middle
     return high
 
 
-def _first_count(low: int, high: int, measure: Callable[[float], float], target: float) -> int:
-    """Return the first whole number that reaches the target, or the best of those that were tried."""
+def _bisect_ratio(low: float, high: float, *, metric: Metric, target: float) -> float:
+    """Return the same as `_bisect`, halving the logarithm of the ratio."""
+    if metric(high) > target:
+        return high
+    while high / low - 1 >= SEARCH_TOLERANCE:
+        middle = (low * high) ** 0.5
+        if metric(middle) <= target:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _first_count(low: int, high: int, *, metric: Metric, target: float) -> int:
+    """Return the first number that reaches the target, or the best that was tried."""
     tried = [low]
-    while tried[-1] < high and measure(tried[-1]) > target:
-        tried.append(min(tried[-1] + max(1, tried[-1] // 50 if tried[-1] >= 128 else 1), high))
-    best = tried[-1] if measure(tried[-1]) <= target else min(tried, key=measure)
-    at = tried.index(best)
-    around = range(tried[max(at - 1, 0)] + 1, tried[min(at + 1, len(tried) - 1)] + 1)
-    return next((value for value in around if measure(value) <= target), min(around, key=measure, default=best))
+    while tried[-1] < high and metric(tried[-1]) > target:
+        last = tried[-1]
+        step = last // 50 if last >= MAX_ROUNDS_ONE_BY_ONE else 1
+        tried.append(min(last + step, high))
+    best = tried[-1]
+    if metric(best) > target:
+        best = min(tried, key=metric)
+    index = tried.index(best)
+    before = tried[max(index - 1, 0)]
+    after = tried[min(index + 1, len(tried) - 1)]
+    around = range(before + 1, after + 1)
+    for value in around:
+        if metric(value) <= target:
+            return value
+    return min(around, key=metric, default=best)

@@ -1,4 +1,4 @@
-"""The arguments that a plan was made with, to make it again with some of them changed."""
+"""The arguments of a plan, to make it again with some of them changed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -46,7 +46,7 @@ class PlanRequest:
         return plan(**arguments)
 
     def settled_by(self, made: Plan) -> "PlanRequest":
-        """Return the request with what its plan has chosen: step sizes, rounds, dynamics.
+        """Return the request with what its plan has chosen: steps, rounds, dynamics.
 
         Other plans then differ in the changed key alone. Step sizes that were planned
         are taken as they are, since planning them takes some seventy plans.

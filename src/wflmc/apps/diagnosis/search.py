@@ -28,7 +28,7 @@ LARGEST_FRACTION_FOR_A_PRICE = 0.3
 """A change that costs privacy or power must lower the cost to this fraction of what
 any free change reaches."""
 SLACK_OF_VALUES = 1.25
-"""The smallest change of a key is taken whose cost is within this factor of the best."""
+"""Of one key, the smallest change whose cost is within this factor of the best wins."""
 SLACK_OF_KEYS = 2.0
 """The first key is taken whose best change is within this factor of the best of all."""
 MAX_SUGGESTED_ROUNDS = 1000
@@ -145,13 +145,13 @@ class ChangeSearch:
         best = self._best_of(kind)
         if best.change is None:
             return best
-        for change in (best.change, best.instead):
-            if change is not None:
-                self.named_groups.add(KEY_GROUP.get(change.key, change.key))
-        follows_another = bool(self.accepted)
-        self.accepted |= best.change.values
+        for named in (best.change, best.instead):
+            if named is not None:
+                self.named_groups.add(KEY_GROUP.get(named.key, named.key))
+        change = best.change._replace(follows_another=bool(self.accepted))
+        self.accepted |= change.values
         self.base = self._forecast({}) or self.base
-        return best._replace(change=best.change._replace(follows_another=follows_another))
+        return best._replace(change=change)
 
     def _best_of(self, kind: str) -> BestChanges:
         """Return the best free change, or one that costs where it brings far more."""
@@ -267,12 +267,16 @@ class ChangeSearch:
             return changes_to(key, now, now * EPSILON_FACTORS)
         if example_norms is None:
             return []
-        if key == "privacy.example_clip" and by_record and is_uniform(plan.example_clip):
+        has_one_clip = is_uniform(plan.example_clip)
+        if key == "privacy.example_clip" and by_record and has_one_clip:
             values = example_clips(self.diagnosed.posterior, example_norms)
             return changes_to(key, plan.example_clip[0], values)
         if key == "privacy.unit" and not by_record and epsilon is not None:
-            clips = np.quantile(example_norms, [0.9, 0.75])
-            return [Change(key, "record", "to", {"privacy.example_clip": rounded(clip)}) for clip in clips]
+            changes = []
+            for clip in np.quantile(example_norms, [0.9, 0.75]):
+                others = {"privacy.example_clip": rounded(clip)}
+                changes.append(Change(key, "record", "to", others))
+            return changes
         return []
 
 
