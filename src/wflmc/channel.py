@@ -10,7 +10,7 @@ the mean E|h|², whatever the correlation over rounds.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import chndtr, ndtr
 
+from wflmc.support.declarations import Limits, NotInFiles, check_fields, documented
 from wflmc.support.errors import Found, InputError, Shown, wrong_length
 from wflmc.support.keys import host_generator, seeded
 from wflmc.support.notices import Notice, NoticeCode
@@ -85,16 +86,16 @@ def _amplitude(power: ArrayLike, devices: int) -> NDArray[np.float64]:
     """Return √E|h|² per device, from one mean power or one per device (path loss)."""
     values = np.asarray(power, dtype=float)
     if values.ndim > 1 or values.size not in (1, devices):
-        raise wrong_length("link.power", values.tolist(), devices)
+        raise wrong_length("power", values.tolist(), devices, section="link")
     if not np.all((values > 0) & np.isfinite(values)):
-        raise InputError("link.power", values.tolist(), "finite and above 0")
+        raise InputError("power", values.tolist(), "finite and above 0", section="link")
     return np.broadcast_to(np.sqrt(values).reshape(-1), (devices,))
 
 
 def _gauss_markov(name: str, law: GaussMarkov) -> Fading:
     """Return fading with g[s] = r g[s−1] + √(1−r²) w[s], w ~ CN(0, scatter), stationary from the start."""
     if not 0 <= law.correlation <= 1:
-        raise InputError("correlation", law.correlation, "between 0 and 1")
+        raise InputError("correlation", law.correlation, "between 0 and 1", section="link")
 
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         parts = generator.standard_normal((rounds, devices, 2)) / np.sqrt(2)
@@ -138,7 +139,7 @@ def rayleigh(power: ArrayLike = 1.0, correlation: float = 0.0) -> Fading:
 def rician(power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0.0) -> Fading:
     """Return a constant path and a scattered one whose powers are as rician_k : 1 and add up to `power`."""
     if not (rician_k >= 0 and np.isfinite(rician_k)):
-        raise InputError("rician_k", rician_k, "finite and at least 0")
+        raise InputError("rician_k", rician_k, "finite and at least 0", section="link")
     path, scatter = np.sqrt(rician_k / (rician_k + 1)), 1 / (rician_k + 1)
     return _gauss_markov("rician", GaussMarkov(power, float(path), scatter, correlation))
 
@@ -168,7 +169,8 @@ def from_array(gains: ArrayLike, *, source: str = "") -> Fading:
                 ", for a server with one antenna: with several, privacy loss follows the sum of |h|² over them; see "
                 "'Several antennas at the server' in docs/gains.md"
             )
-        raise InputError("gains", f"{table.dtype} array of shape {table.shape}{of_source}", allowed)
+        given = f"{table.dtype} array of shape {table.shape}{of_source}"
+        raise InputError("gains", given, allowed, section="link")
     wrong = ~((np.abs(table) > 1e-100) & (np.abs(table) < 1e100))
     if wrong.any():
         round_index, device = np.argwhere(wrong)[0]
@@ -176,14 +178,15 @@ def from_array(gains: ArrayLike, *, source: str = "") -> Fading:
         first = f"is {table[round_index, device]:g} {place}"
         others = f", the first of {wrong.sum()} such values" if wrong.sum() > 1 else ""
         allowed = "finite and non-zero, 1e-100 to 1e100 in magnitude; give a dead channel a tiny gain, such as 1e-9"
-        raise InputError("gains", Found(first + others), allowed)
+        raise InputError("gains", Found(first + others), allowed, section="link")
 
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         if table.shape[0] < rounds or table.shape[1] != devices:
             allowed = f"an array of at least {rounds} rounds × exactly {devices} devices"
             if table.shape[0] == devices and table.shape[1] >= rounds:
                 allowed += "; rows are rounds: is it transposed?"
-            raise InputError("gains", f"array of shape {table.shape}{of_source}", allowed)
+            given = f"array of shape {table.shape}{of_source}"
+            raise InputError("gains", given, allowed, section="link")
         return table[:rounds]
 
     return Fading("file", draw, notices=_decibels(table))
@@ -242,41 +245,59 @@ def _decibels(table: Gains) -> tuple[Notice, ...]:
     return (Notice(NoticeCode.GAINS_IN_DECIBELS, text),)
 
 
+@documented
 @dataclass(frozen=True, repr=False)
 class Link(Shown):
-    """The uplink that all devices share: fading, signal-to-noise ratio P/(m N0) in dB, and noise power N0.
+    """The uplink that all devices share: fading, signal-to-noise ratio and noise power.
 
-    The channel realisation is a function of `seed` alone; asking for more rounds begins with the same ones.
-
-    Args:
-        snr_db: one number, or one per device where their power limits P_k differ.
-        csi_error: e, the relative error of what devices know of their channels: |ĥ/h − 1| ≤ e. What they send is
-            made for ĥ and arrives h/ĥ times as strong, up to 1/(1 − e) times.
-        downlink_snr_db: of the server's broadcast, where a position of the prior's mean square has full power: every
-            device receives each coordinate with noise of its own, of the prior's variance over this ratio.
+    The channel realisation is a function of `seed` alone; asking for more rounds begins
+    with the same ones.
     """
 
-    fading: Fading
-    snr_db: ArrayLike = 20.0
-    noise_power: float = 1.0
-    seed: int = 0
-    csi_error: float = 0.0
-    downlink_snr_db: float = np.inf
+    fading: Annotated[
+        Fading,
+        NotInFiles(),
+        "The law of the gains, such as `wflmc.channel.rayleigh(power=0.01)`.",
+    ]
+    snr_db: Annotated[
+        ArrayLike,
+        Limits(minimum=-300, maximum=300, per_device=True),
+        "P/(m N0) in dB: one number, or one per device where their power limits P_k differ.",
+    ] = 20.0
+    noise_power: Annotated[
+        float,
+        Limits(minimum=1e-30, maximum=1e30),  # chains are float32
+        "N0, the variance of the receiver's noise in every coordinate.",
+    ] = 1.0
+    seed: Annotated[
+        int,
+        Limits(minimum=0, maximum=2**32 - 1),  # JAX keys hold no more
+        "Of the channel realisation.",
+    ] = 0
+    csi_error: Annotated[
+        float,
+        Limits(minimum=0, below=1),
+        "e, the relative error of what devices know of their channels: |ĥ/h − 1| ≤ e. "
+        "What they send is made for ĥ and arrives h/ĥ times as strong, up to 1/(1 − e) "
+        "times.",
+    ] = 0.0
+    downlink_snr_db: Annotated[
+        float,
+        Limits(minimum=-300),
+        "Of the server's broadcast, where a position of the prior's mean square has full "
+        "power: every device receives each coordinate with noise of its own, of the "
+        "prior's variance over this ratio; inf where there is no noise.",
+    ] = np.inf
 
     def __post_init__(self) -> None:
         if not isinstance(self.fading, Fading):
-            raise InputError("fading", self.fading, "a fading law, such as wflmc.channel.rayleigh(power=0.01)")
-        if not isinstance(self.seed, int | np.integer) or not 0 <= self.seed < 2**32:  # JAX keys hold no more
-            raise InputError("seed", self.seed, "a whole number between 0 and 2**32 - 1")
-        levels = np.asarray(self.snr_db, dtype=float)
-        if levels.ndim > 1 or levels.size == 0 or not np.all((levels >= -300) & (levels <= 300)):
-            raise InputError("snr_db", self.snr_db, "between -300 and 300 dB, one number or one per device")
-        if not 0 <= self.csi_error < 1:
-            raise InputError("csi_error", self.csi_error, "at least 0 and below 1")
-        if not self.downlink_snr_db >= -300:
-            raise InputError("downlink_snr_db", self.downlink_snr_db, "at least -300 dB; inf where there is no noise")
-        if not 1e-30 <= self.noise_power <= 1e30:  # chains are float32
-            raise InputError("noise_power", self.noise_power, "between 1e-30 and 1e30")
+            raise InputError(
+                "fading",
+                self.fading,
+                "a fading law, such as wflmc.channel.rayleigh(power=0.01)",
+                section="link",
+            )
+        check_fields(self)
 
     def _facts(self) -> dict[str, Any]:
         law, usual = self.fading.law, {"csi_error": 0.0, "downlink_snr_db": np.inf, "noise_power": 1.0}
@@ -288,7 +309,7 @@ class Link(Shown):
         """Return P_k/(m N0) as a ratio, for every device."""
         levels = np.asarray(self.snr_db, dtype=float).reshape(-1)
         if levels.size not in (1, devices):
-            raise wrong_length("snr_db", levels.tolist(), devices)
+            raise wrong_length("snr_db", levels.tolist(), devices, section="link")
         return np.broadcast_to(10 ** (levels / 10), (devices,))
 
     @property

@@ -230,7 +230,7 @@ class Kinetic(Overdamped):
         h = np.asarray(step_size, dtype=float)
         _check_steps(h, (h > 0) & (h < 2 / L**0.5), f"above 0 and below 2/√L = {2 / L**0.5:.6g}")
         if not 0 < self.friction < np.inf:
-            raise InputError("friction", self.friction, "finite and above 0")
+            raise InputError("friction", self.friction, "finite and above 0", section="sampler")
         decay = np.exp(-self.friction * h)
         half_trace = 0.5 * (1 + decay) * (1 - 0.5 * h**2 * np.array([[mu], [L]]))
         root = np.sqrt((half_trace**2 - decay).astype(complex))
@@ -310,7 +310,7 @@ def overdamped() -> Dynamics:
 def kinetic(friction: float = 2.0) -> Dynamics:
     """Langevin steps with a velocity and friction γ_f: fewer rounds where μ and L are far apart."""
     if not isinstance(friction, int | float):
-        raise InputError("friction", friction, "a number")
+        raise InputError("friction", friction, "a number", section="sampler")
     return Kinetic(friction)
 
 
@@ -320,7 +320,7 @@ def by_name(name: str | Dynamics, friction: float) -> Dynamics:
         return name
     known = {"overdamped": OVERDAMPED, "kinetic": kinetic(friction)}  # a bad friction is refused in any case
     if name not in known:
-        raise unknown("dynamics", name, known)
+        raise unknown("dynamics", name, known, section="sampler")
     return known[name]
 
 
@@ -341,7 +341,7 @@ def _check_steps(step_size: Array, holds: NDArray[np.bool_], allowed: str) -> No
     if not np.all(holds):
         at = int(np.argmin(np.ravel(holds)))
         where = "" if np.all(step_size == step_size.flat[0]) else f" in every round, also in round {at + 1}"
-        raise InputError("step_size", float(step_size.flat[at]), allowed + where)
+        raise InputError("step_size", float(step_size.flat[at]), allowed + where, section="sampler")
 
 
 class Motion(NamedTuple):
@@ -408,7 +408,8 @@ def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array
 def _no_effects(burn_in: int, rounds: int, *shape: int) -> Array:
     """Return zeros[S_u, S, ...], if there is memory for them."""
     if (rounds - burn_in) * rounds * int(np.prod(shape)) > MOST_NUMBERS:
-        raise InputError("objective", "exact", "worst or average for so many rounds or parameters: memory")
+        allowed = "worst or average for so many rounds or parameters: memory"
+        raise InputError("objective", "exact", allowed, section="policy")
     return np.zeros((rounds - burn_in, rounds, *shape))
 
 
@@ -421,7 +422,7 @@ def diagonal_response(precision: Array, mean_sq: Array, start: ArrayLike, motion
     """
     if motion.dynamics.has_velocity:
         allowed = "worst with power = 'equal' for kinetic dynamics of this model, whose law is not known"
-        raise InputError("objective", "exact", allowed)
+        raise InputError("objective", "exact", allowed, section="policy")
     eta, weight = np.asarray(motion.step_size, dtype=float), np.asarray(motion.weight, dtype=float)
     precision, mean_sq, begun, times = _merged(precision, mean_sq, np.broadcast_to(start, precision.shape))
     share = eta * weight.mean(-1)

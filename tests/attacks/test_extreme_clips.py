@@ -242,7 +242,7 @@ def test_clips_outside_of_that_range_are_refused(key, value):
 
 
 def test_the_range_is_the_one_that_was_tried():
-    assert (CLIPS_TRIED[0], CLIPS_TRIED[-1]) == pytest.approx((CLIPS["above"], CLIPS["below"]), rel=0.02)
+    assert (CLIPS_TRIED[0], CLIPS_TRIED[-1]) == pytest.approx((CLIPS.above, CLIPS.below), rel=0.02)
 
 
 def test_records_whose_sum_may_have_no_norm_are_refused():

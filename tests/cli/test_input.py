@@ -143,7 +143,7 @@ BAD = [
 
 def test_limits_are_short_and_names_of_others_are_whole(call, scenario, monkeypatch):
     monkeypatch.setattr(plugins, "names", lambda group: ["indoor-2024.11.17.001", "site-20241117093000"])
-    for value, says in (("privacy.clip=1e60", "equal to 1e+50."), ("policy.max_round_noise=0", "equal to 1e-09")):
+    for value, says in (("privacy.clip=1e60", "less than 1e+15."), ("policy.max_round_noise=0", "equal to 1e-09")):
         assert says in call("plan", scenario, "--set", value)[2]
     err = call("plan", scenario, "--set", "link.fading=foo")[2]
     assert "'indoor-2024.11.17.001', 'site-20241117093000' or a name that " in err

@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Link
-from wflmc.planning import Allocation, Plan, Policy, Problem, Sampler, plan
+from wflmc.planning import Allocation, Plan, PlanRequest, Policy, Problem, Sampler, plan_from
 from wflmc.planning.advice import estimate_notices, input_notices
-from wflmc.planning.options import Options
 from wflmc.planning.policies import equal_parts
 from wflmc.planning.solvers.closed_form import DP, LIMITS, POWER
 from wflmc.posterior import Posterior
+from wflmc.posterior.base import check_posterior
 from wflmc.privacy import Privacy
 from wflmc.support.errors import InputError, SamplingError, unknown
 from wflmc.support.keys import check_key, named
@@ -67,9 +67,19 @@ def gradient_descent(
     for name, value, most in (("rounds", rounds, np.inf), ("average", average, rounds)):
         if not isinstance(value, int | np.integer) or not 1 <= value <= most:
             raise InputError(name, value, f"a whole number from 1 to {most}")
-    sampler, policy = Sampler(init=init), Policy(loudest, schedule)
-    options = Options(step_size, rounds - average, average, sampler, policy, ledger, initial_w2_sq=0.0)
-    planned = plan(posterior, link, privacy, **vars(options))
+    check_posterior(posterior)
+    request = PlanRequest(
+        link=link,
+        privacy=privacy,
+        step_size=step_size,
+        burn_in=rounds - average,
+        samples=average,
+        sampler=Sampler(init=init),
+        policy=Policy(loudest, schedule),
+        ledger=ledger,
+        initial_w2_sq=0.0,
+    )
+    planned = plan_from(posterior, request)
     at_power = planned.power_share >= 1 - 1e-9
     # Bound, objective and most warnings of a plan are about sampling: here nothing is sampled.
     certificate = replace(

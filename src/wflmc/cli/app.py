@@ -76,7 +76,7 @@ def exit_code(command: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except InputError as error:
-        return _failed(BAD_INPUT, str(error))
+        return _failed(BAD_INPUT, error.in_scenario)
     except click.UsageError as error:
         return _failed(BAD_INPUT, f"{error.format_message()} Try --help.")
     except (SamplingError, OverspendError, UnfinishedError) as error:

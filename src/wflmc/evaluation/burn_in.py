@@ -7,7 +7,6 @@ remembered start can cause, is compared with the variance inside the groups.
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ import numpy as np
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.dynamics import OVERDAMPED, Dynamics
-from wflmc.planning import Policy, Rounds, Sampler, plan
+from wflmc.planning import PlanRequest, Policy, Rounds, Sampler, plan_from
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.sampling import CHAIN_AXES, State, default_memory, initial_states, kernel_rounds, round_keys, step
@@ -61,13 +60,21 @@ def choose_burn_in(
         limit: the largest number of pilot rounds.
         dynamics: overdamped by default. Groups share their first velocity too where there is one.
     """
-    how: dict[str, Any] = {"sampler": Sampler(dynamics=dynamics), "policy": Policy("noiseless")}
-    link, privacy = Link(channel.static()), Privacy()
-    ideal = plan(posterior, link, privacy, step_size=step_size, burn_in=0, samples=1, **how)
+    request = PlanRequest(
+        link=Link(channel.static()),
+        privacy=Privacy(),
+        step_size=step_size,
+        burn_in=0,
+        samples=1,
+        sampler=Sampler(dynamics=dynamics),
+        policy=Policy("noiseless"),
+    )
+    ideal = plan_from(posterior, request)
     needed = dynamics.rounds_to_forget(step_size, posterior.mu, ideal.gamma)
     if needed > limit:
         why = f"which a step of {step_size:.3g} with mu = {posterior.mu:.3g} takes to forget the start"
-        raise InputError("max_burn_in", limit, f"at least {needed:.3g}, {why} (or give burn_in)")
+        allowed = f"at least {needed:.3g}, {why} (or give burn_in)"
+        raise InputError("max_burn_in", limit, allowed, section="sampler")
     now = jax.device_put(kernel_rounds(ideal)[0])
     posterior = posterior.on_accelerator(GROUPS * MEMBERS, default_memory() / 4)
     key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
@@ -84,4 +91,4 @@ def choose_burn_in(
         if 2 * settled + BLOCK // 2 <= rhat.size or (rhat.size == limit and 2 * settled <= limit):
             return settled
     allowed = f"larger: R-hat over the chains has not settled below {RHAT_LIMIT} (or give burn_in)"
-    raise InputError("max_burn_in", limit, allowed)
+    raise InputError("max_burn_in", limit, allowed, section="sampler")

@@ -9,7 +9,7 @@ import numpy as np
 
 from wflmc.channel import Link
 from wflmc.planning.bound import Problem
-from wflmc.planning.options import Options
+from wflmc.planning.options import PlanRequest
 from wflmc.planning.plan import Plan
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
@@ -112,7 +112,7 @@ def estimate_notices(posterior: Posterior) -> Iterator[Notice]:
         )
 
 
-def start_notices(posterior: Posterior, options: Options) -> Iterator[Notice]:
+def start_notices(posterior: Posterior, options: PlanRequest) -> Iterator[Notice]:
     """Yield a notice where the start's distance, which a bound uses, is estimated."""
     if options.initial_w2_sq is None and posterior.start_is_estimate:
         text = "W2² of the start is a Laplace estimate, and a bound is no better."
@@ -131,7 +131,7 @@ def _expands(posterior: Posterior, plan: Plan) -> bool:
     return partial and posterior.expansion(step.max(), weight) > 1
 
 
-def plan_notices(posterior: Posterior, plan: Plan, problem: Problem, options: Options) -> Iterator[Notice]:
+def plan_notices(posterior: Posterior, plan: Plan, problem: Problem, options: PlanRequest) -> Iterator[Notice]:
     """Yield all notices about a plan; those that every plan like it has come last.
 
     Args:

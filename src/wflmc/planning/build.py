@@ -3,17 +3,17 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Gains, Link
-from wflmc.dynamics import Array, Motion, Response, continued
+from wflmc.dynamics import Array, Contraction, Dynamics, Motion, Response, continued
 from wflmc.planning import advice, causal, exact, schedule
 from wflmc.planning.bound import Allocation, Problem, discretization_error
-from wflmc.planning.defaults import example_clip_notice, fill_in, fill_in_example_clip
-from wflmc.planning.options import Options, Policy, Sampler, checked_options
+from wflmc.planning.defaults import example_clip_notice, fill_in_chain, fill_in_example_clip
+from wflmc.planning.options import DEFAULT_POLICY, DEFAULT_SAMPLER, PlanRequest, Policy, Sampler, check_kinds
 from wflmc.planning.plan import Certificate, Context, Plan, Rounds
 from wflmc.planning.policies import PowerPolicy, equal_parts, policy_named
 from wflmc.planning.solvers.closed_form import DP, LIMITS, LMC, POLICY, POWER, is_static, regime, tightest
@@ -37,8 +37,6 @@ USUAL_LIMIT = 2.0
 """The limit on a round's noise for plans by the exact law, which would else make early rounds as loud as they like."""
 TRANSCRIPT_PART = 0.5
 """The largest part of a budget that a limit on the noise of rounds may take in plans for transcripts."""
-DEFAULT_SAMPLER = Sampler()
-DEFAULT_POLICY = Policy()
 
 
 def plan(
@@ -53,7 +51,6 @@ def plan(
     policy: Policy = DEFAULT_POLICY,
     ledger: ArrayLike | None = None,
     initial_w2_sq: float | None = None,
-    **deprecated: Any,
 ) -> Plan:
     """Decide which devices transmit and how strongly in every round.
 
@@ -78,7 +75,6 @@ def plan(
         policy: who transmits, and how strongly.
         ledger: loss that each device has spent before, [K]; the plan makes do with what is left.
         initial_w2_sq: W2² between start and posterior, where a public value is known; else computed.
-        **deprecated: the fields of `sampler` and `policy` as keywords, as in version 0.1.
 
     Returns:
         The plan, which is all that `wflmc.sample` needs.
@@ -93,109 +89,278 @@ def plan(
         >>> wflmc.plan(posterior).regime
         'lmc-limited'
     """
+    request = complete_request(
+        posterior,
+        link,
+        privacy,
+        step_size=step_size,
+        burn_in=burn_in,
+        samples=samples,
+        sampler=sampler,
+        policy=policy,
+        ledger=ledger,
+        initial_w2_sq=initial_w2_sq,
+    )
+    return plan_from(posterior, request)
+
+
+def complete_request(
+    posterior: Posterior,
+    link: Link | None,
+    privacy: Privacy | None,
+    *,
+    step_size: ArrayLike | None = None,
+    burn_in: int | None = None,
+    samples: int | None = None,
+    sampler: Sampler = DEFAULT_SAMPLER,
+    policy: Policy = DEFAULT_POLICY,
+    ledger: ArrayLike | None = None,
+    initial_w2_sq: float | None = None,
+) -> PlanRequest:
+    """Return the request that the arguments of `plan` stand for, with what they leave out.
+
+    Args:
+        posterior: the model.
+        link: as of `plan`.
+        privacy: as of `plan`.
+        step_size: as of `plan`.
+        burn_in: as of `plan`.
+        samples: as of `plan`.
+        sampler: as of `plan`.
+        policy: as of `plan`.
+        ledger: as of `plan`.
+        initial_w2_sq: as of `plan`.
+
+    Returns:
+        The request; `plan_from` makes the plan of it.
+
+    Raises:
+        InputError: as of `plan`.
+    """
     check_posterior(posterior)
     if link is None and privacy is None and policy is DEFAULT_POLICY:
         policy = Policy(power="noiseless")
     link = ideal_link() if link is None else link
     privacy = Privacy() if privacy is None else privacy
-    for name, value, kind in (("link", link, Link), ("privacy", privacy, Privacy)):
-        if not isinstance(value, kind):
-            raise InputError(name, type(value).__name__, f"a wflmc.{kind.__name__}")
-    asked = privacy
-    privacy = fill_in_example_clip(posterior, asked)
-    given = {"step_size": step_size, "burn_in": burn_in, "samples": samples, "sampler": sampler, "policy": policy}
-    if step_size is None or burn_in is None or samples is None:
-        given = fill_in(posterior, privacy, given, sampler is not DEFAULT_SAMPLER or bool(deprecated))
-    options = checked_options(given | {"ledger": ledger, "initial_w2_sq": initial_w2_sq} | deprecated)
-    result = _prepare(posterior, link, privacy, options).plan()
-    if privacy is asked:
-        return result
+    check_kinds(link=link, privacy=privacy, sampler=sampler, policy=policy)
+    chain = fill_in_chain(
+        posterior,
+        privacy,
+        step_size=step_size,
+        burn_in=burn_in,
+        samples=samples,
+        sampler=sampler,
+        may_be_kinetic=sampler is DEFAULT_SAMPLER,
+    )
+    return PlanRequest(
+        link=link,
+        privacy=privacy,
+        step_size=chain.step_size,
+        burn_in=chain.burn_in,
+        samples=chain.samples,
+        sampler=chain.sampler,
+        policy=policy,
+        ledger=ledger,
+        initial_w2_sq=initial_w2_sq,
+    )
+
+
+def plan_from(posterior: Posterior, request: PlanRequest) -> Plan:
+    """Make the plan of a request; a clip of examples that it lacks is chosen, and a warning says so.
+
+    Args:
+        posterior: the model, its data split over devices.
+        request: all other arguments of `plan`.
+
+    Returns:
+        The plan, as `plan` returns it.
+
+    Raises:
+        InputError: the request does not suit the posterior, or its limits contradict
+            each other.
+    """
+    privacy = fill_in_example_clip(posterior, request.privacy)
+    if privacy is request.privacy:
+        return _prepare(posterior, request).plan()
+    result = _prepare(posterior, dataclasses.replace(request, privacy=privacy)).plan()
     return result.with_notices((*result.notices, example_clip_notice(privacy)))
 
 
-def plan_many(posterior: Posterior, links: Sequence[Link], privacy: Privacy, **keywords: Any) -> list[Plan]:
-    """Make one plan for each link, as a study needs them by the hundred; `keywords` are those of `plan`."""
-    options = checked_options(keywords)
-    return [_prepare(posterior, link, privacy, options).plan() for link in links]
+def plan_many(
+    posterior: Posterior,
+    links: Sequence[Link],
+    privacy: Privacy,
+    *,
+    step_size: ArrayLike,
+    burn_in: int,
+    samples: int,
+    sampler: Sampler = DEFAULT_SAMPLER,
+    policy: Policy = DEFAULT_POLICY,
+    ledger: ArrayLike | None = None,
+    initial_w2_sq: float | None = None,
+) -> list[Plan]:
+    """Make one plan for each link, as a study needs them by the hundred.
+
+    Args:
+        posterior: the model, its data split over devices.
+        links: of the plans.
+        privacy: the promise, the same for all.
+        step_size: η, a number, or one for each round.
+        burn_in: S_b, rounds that are discarded.
+        samples: S_u, rounds that are kept.
+        sampler: the chain, beyond that.
+        policy: who transmits, and how strongly.
+        ledger: loss that each device has spent before, [K].
+        initial_w2_sq: W2² between start and posterior, where a public value is known.
+
+    Returns:
+        The plans, in the order of the links.
+
+    Raises:
+        InputError: as of `plan`.
+    """
+    requests = [
+        PlanRequest(
+            link=link,
+            privacy=privacy,
+            step_size=step_size,
+            burn_in=burn_in,
+            samples=samples,
+            sampler=sampler,
+            policy=policy,
+            ledger=ledger,
+            initial_w2_sq=initial_w2_sq,
+        )
+        for link in links
+    ]
+    return [plan_from(posterior, request) for request in requests]
 
 
-def _prepare(posterior: Posterior, link: Link, privacy: Privacy, options: Options) -> "_Planning":
+def _prepare(posterior: Posterior, request: PlanRequest) -> "_Planning":
     """Return everything up to the power of the rounds, with the step sizes of burn-in if they are to be planned."""
-    _check_size(options, posterior.devices)
-    if options.sampler.step_schedule == "constant":
-        return _Planning(posterior, link, privacy, options)
-    kept = float(np.asarray(options.step_size))
-    constant = dataclasses.replace(options.sampler, step_schedule="constant")
+    _check_size(request, posterior.devices)
+    if request.sampler.step_schedule == "constant":
+        return _Planning(posterior, request)
+    kept_step = float(np.asarray(request.step_size))
+    constant = dataclasses.replace(request.sampler, step_schedule="constant")
 
     def with_steps(steps: Array, *notes: Notice) -> "_Planning":
-        given = dataclasses.replace(options, step_size=steps, sampler=constant)
-        return _Planning(posterior, link, privacy, given, kept * (1 + 1e-9), *notes)
+        with_these = dataclasses.replace(request, step_size=steps, sampler=constant)
+        return _Planning(posterior, with_these, kept_step * (1 + 1e-9), *notes)
 
-    steps = plan_steps(lambda steps: with_steps(steps).plan(), kept, options.burn_in, options.samples)
-    if np.ptp(steps) > 0 or options.burn_in == 0:
+    steps = plan_steps(
+        lambda steps: with_steps(steps).plan(),
+        kept_step,
+        request.burn_in,
+        request.samples,
+    )
+    if np.ptp(steps) > 0 or request.burn_in == 0:
         return with_steps(steps)
     text = "No other step sizes of burn-in were found better: step_schedule = 'planned' has kept the constant one."
     return with_steps(steps, Notice(NoticeCode.STEPS_NOT_IMPROVED, text))
 
 
-def _check_size(options: Options, devices: int) -> None:
+def _check_size(request: PlanRequest, devices: int) -> None:
     """Refuse a plan that does not fit into a usual memory, before anything of its size is made."""
-    rounds = options.sampler.start + options.burn_in + options.samples
+    rounds = request.sampler.start + request.rounds
     needed = PAIR_BYTES * rounds * max(devices, 3)  # there are some numbers for every round alone
     if needed > MEMORY:
-        name = "samples" if options.samples >= options.burn_in else "burn_in"
+        name = "samples" if request.samples >= request.burn_in else "burn_in"
         why = f"planning {rounds:,} rounds of {devices:,} devices takes about {needed / 1e9:,.0f} GB of memory"
         allowed = f"smaller: {why}, and {MEMORY / 1e9:.0f} GB is the limit. Plan fewer rounds or devices"
-        raise InputError(name, getattr(options, name), f"{allowed}; docs/scale.md has formulas for larger ones")
+        allowed = f"{allowed}; docs/scale.md has formulas for larger ones"
+        raise InputError(name, getattr(request, name), allowed, section="sampler")
+
+
+class Curvature(NamedTuple):
+    """The constants that a plan takes for the posterior's, and how its rounds contract by them."""
+
+    mu: float
+    """μ, the smallest curvature."""
+    L: float
+    """The largest curvature; less than the posterior's bound where `contracts` is false."""
+    contracts: bool
+    """Whether L is a bound. A bound that is loose everywhere is no reason to refuse
+    steps that are stable along a chain: these are then taken to be stable."""
+    contraction: Contraction
+    """Of every round."""
+
+
+class Channels(NamedTuple):
+    """The link as devices know it."""
+
+    known: Gains
+    """Gains that devices know, from round 0 on, [start + S, K]."""
+    received: Array | None
+    """|h/ĥ| of the plan's rounds, [S, K]; None where devices know their channels."""
+    uncertainty: float
+    """The largest |h/ĥ| that the link allows."""
+    downlink_noise: float
+    """Variance of the noise of what devices receive."""
+
+
+class Participation(NamedTuple):
+    """Who transmits in every round."""
+
+    rule: schedule.Rule
+    schedule: schedule.Schedule
+    """Active devices and thresholds."""
+    scale: Array
+    """K over the number of active devices, [S]."""
+    weight: Array
+    """`scale` of active devices, 0 of others, [S, K]."""
 
 
 class _Planning:
     """Participation, budgets and the power problem of a plan; `finish` makes the plan of its solution.
 
     Args:
-        usual: rounds with a larger step size than this may not be noisier than clipped gradients can undo.
+        posterior: the model.
+        options: what the plan is made for.
+        usual_step: rounds with a larger step size than this may not be noisier than
+            clipped gradients can undo.
         notes: notices of the plan beside those about its numbers.
     """
 
     def __init__(
         self,
         posterior: Posterior,
-        link: Link,
-        privacy: Privacy,
-        options: Options,
-        usual: float = np.inf,
+        options: PlanRequest,
+        usual_step: float = np.inf,
         *notes: Notice,
     ) -> None:
-        self.posterior, self.link, self.privacy, self.options, self.notes = posterior, link, privacy, options, notes
-        devices, power, first = posterior.devices, options.policy.power, options.sampler.start
-        named = policy_named(power) if isinstance(power, str) else power
-        self.scheme = named if isinstance(named, PowerPolicy) else PowerPolicy(named)
-        self.step_size = np.asarray(options.step_size, dtype=float) * np.ones(options.burn_in + options.samples)
-        self.clip, self.example_clip = privacy.clips(devices), privacy.example_clips(devices)
+        self.posterior = posterior
+        self.options = options
+        self.link = options.link
+        self.privacy = options.privacy
+        self.notes = notes
+        self.scheme = policy_named(options.policy.power)
+        self.step_size = np.asarray(options.step_size, dtype=float) * np.ones(options.rounds)
+        self.clip = self.privacy.clips(posterior.devices)
+        self.example_clip = self.privacy.example_clips(posterior.devices)
         self.rounding = self._rounding() if self.scheme.clips else 0.0
-        self.mu, self.L = float(posterior.mu), float(posterior.L)
-        if not 0 < self.mu <= self.L:
-            raise InputError("mu", self.mu, f"above 0 and at most L = {self.L:g}")
-        # A bound on the curvature that is loose everywhere is no reason to refuse steps that are stable along a chain.
-        stable = 1 / float(options.sampler.motion.stretching_step(self.step_size).max())
-        self.contracts = not (posterior.curvature_is_loose and self.mu <= stable <= self.L / 2)
-        if not self.contracts:
-            self.L = stable
-        self.contraction = options.sampler.motion.contraction(self.step_size, self.mu, self.L)
-        known, self.received = link.gains(first + self.step_size.size, devices), None
-        self.uncertainty, self.downlink_noise = 1.0, 0.0
-        if self.scheme.wireless:
-            self.uncertainty, self.downlink_noise = link.uncertainty, link.downlink_noise * posterior.prior_power
-            received = link.mismatch(*known.shape)
-            if received is not None:  # plans are made of what devices know
-                known, self.received = known / received, received[first:]
-        self.known, self.gains = known[first:], np.abs(known[first:]).astype(float)
-        self.rule, self.schedule = self._participation(known)
-        active = self.schedule.active
-        self.scale = devices / active.sum(-1)
-        self.weight = active * self.scale[:, None]
+
+        curvature = _curvature(posterior, options.sampler.motion, self.step_size)
+        self.mu = curvature.mu
+        self.L = curvature.L
+        self.contracts = curvature.contracts
+        self.contraction = curvature.contraction
+
+        channels = _channels(self.link, posterior, options, self.scheme)
+        self.received = channels.received
+        self.uncertainty = channels.uncertainty
+        self.downlink_noise = channels.downlink_noise
+        self.known = channels.known[options.sampler.start :]
+        self.gains = np.abs(self.known).astype(float)
+
+        participation = self._participation(channels.known)
+        self.rule = participation.rule
+        self.schedule = participation.schedule
+        self.scale = participation.scale
+        self.weight = participation.weight
+
         self.ledger = self._spent_before()
-        self.problem = self._problem(usual)
+        self.problem = self._problem(usual_step)
 
     def plan(self) -> Plan:
         """Solve it."""
@@ -204,32 +369,57 @@ class _Planning:
     def _rounding(self) -> float:
         """Return e of `Plan.rounding`; where float32 would blur more than a little, the plan is refused."""
         # What rounding may add to a change is the same for all neighbours, which may differ by less than 2 min(c, ℓ).
-        smaller = np.minimum(self.clip, self.example_clip)
-        less = float(np.max(smaller / self.privacy.sensitivity(self.posterior.devices)))
-        found = less * self.posterior.rounding(self.clip, self.example_clip).total
-        if found > LARGEST_ROUNDING:
+        smaller_clip = np.minimum(self.clip, self.example_clip)
+        sensitivity = self.privacy.sensitivity(self.posterior.devices)
+        largest_ratio = float(np.max(smaller_clip / sensitivity))
+        rounding = largest_ratio * self.posterior.rounding(self.clip, self.example_clip).total
+        if rounding > LARGEST_ROUNDING:
             name = "example_clip" if np.isfinite(self.example_clip).any() else "clip"
-            why = f"a float32 sum hides a change of {smaller.min():.3g} only to within {found:.0%}"
-            raise InputError(name, np.unique(getattr(self, name)).tolist(), f"nearer to one another and to clip: {why}")
-        return found
+            why = f"a float32 sum hides a change of {smaller_clip.min():.3g} only to within {rounding:.0%}"
+            raise InputError(
+                name,
+                np.unique(getattr(self, name)).tolist(),
+                f"nearer to one another and to clip: {why}",
+                section="privacy",
+            )
+        return rounding
 
-    def _participation(self, known: Gains) -> tuple[schedule.Rule, schedule.Schedule]:
-        """Choose the active devices of every round, given the gains from round 0 on."""
-        link, policy, dim = self.link, self.options.policy, self.posterior.dim
-        name, reach = policy.schedule if self.scheme.wireless else "all", dim * link.snr(self.clip.size) / self.clip**2
-        worth = self.options.sampler.motion.noise_step(self.step_size)
-        # The paper prints β̃ where E‖√β̃ Δ‖² = m β̃ (Lemma 1).
-        excess = float(dim) if policy.bound == "corrected" else 1.0
-        rule = schedule.Rule(name, self.clip, reach, worth, excess, self.uncertainty)
+    def _participation(self, known: Gains) -> Participation:
+        """Choose the active devices of every round.
+
+        Args:
+            known: gains from round 0 on, [start + S, K].
+        """
+        rule, chosen = self._rule_and_schedule(known)
+        scale = self.posterior.devices / chosen.active.sum(-1)
+        weight = chosen.active * scale[:, None]
+        return Participation(rule=rule, schedule=chosen, scale=scale, weight=weight)
+
+    def _rule_and_schedule(self, known: Gains) -> tuple[schedule.Rule, schedule.Schedule]:
+        """Return the rule of participation, and what it decides for these gains."""
+        link = self.link
+        policy = self.options.policy
+        dim = self.posterior.dim
+        rule = schedule.Rule(
+            policy.schedule if self.scheme.wireless else "all",
+            self.clip,
+            dim * link.snr(self.clip.size) / self.clip**2,
+            self.options.sampler.motion.noise_step(self.step_size),
+            # The paper prints β̃ where E‖√β̃ Δ‖² = m β̃ (Lemma 1).
+            float(dim) if policy.bound == "corrected" else 1.0,
+            self.uncertainty,
+        )
         if rule.name != "unbiased":
             return rule, rule(self.gains)
         rule = dataclasses.replace(rule, senders=causal.choose_senders(policy.senders, link, rule))
         quality, lots = link.quality(known)
-        return rule, schedule.by_quality(quality[-len(self.gains) :], lots[-len(self.gains) :], rule.senders)
+        rounds = len(self.gains)
+        return rule, schedule.by_quality(quality[-rounds:], lots[-rounds:], rule.senders)
 
     def _spent_before(self) -> Array:
         """Return the loss spent before, [K]."""
-        ledger, devices = self.options.ledger, self.posterior.devices
+        ledger = self.options.ledger
+        devices = self.posterior.devices
         spent = np.zeros(devices) if ledger is None else np.asarray(ledger, dtype=float)
         if spent.shape != (devices,) or not np.all((spent >= 0) & np.isfinite(spent)):
             raise InputError("ledger", ledger, f"{devices} finite losses of at least 0, one per device")
@@ -237,71 +427,112 @@ class _Planning:
 
     def _budget(self) -> Array:
         """Return B_k = (R_k − ledger_k)/(2 sensitivity_k²), [K], over the square of the channels' uncertainty."""
-        whole = self.privacy.budget(self.posterior.devices)
+        devices = self.posterior.devices
+        if not self.scheme.private:
+            return np.full(devices, np.inf)
+        whole = self.privacy.budget(devices)
         left = whole - self.ledger
         empty = np.flatnonzero(left <= NOTHING * np.where(np.isfinite(whole), whole, 0.0))
         if empty.size:
-            given = f"a loss of {self.ledger[empty[0]]:.6g} for device {empty[0]}"
-            raise InputError("ledger", given, f"below its budget of {whole[empty[0]]:.6g}: nothing is left to spend")
-        return left / (2 * self.privacy.sensitivity(self.posterior.devices) ** 2) / self.uncertainty**2
+            first = empty[0]
+            spent = f"a loss of {self.ledger[first]:.6g} for device {first}"
+            allowed = f"below its budget of {whole[first]:.6g}: nothing is left to spend"
+            raise InputError("ledger", spent, allowed)
+        return left / (2 * self.privacy.sensitivity(devices) ** 2) / self.uncertainty**2
 
     def _problem(self, usual_step: float) -> Problem:
         """State the power problem."""
-        posterior, options, step_size, active = self.posterior, self.options, self.step_size, self.schedule.active
-        policy, by_law = options.policy, options.policy.objective == "exact"
-        budget = self._budget() if self.scheme.private else np.full(posterior.devices, np.inf)
-        power_cap = self.rule.power_cap(self.gains, active) if self.scheme.wireless else np.full(step_size.size, np.inf)
-
-        def least(limit: ArrayLike) -> Array:
-            """a at which a round's noise is `limit` times what all clipped gradients can undo, [S]."""
-            return np.asarray(posterior.dim * (self.scale / (np.asarray(limit) * self.clip.sum())) ** 2)
-
-        noise_limit = np.inf if policy.max_round_noise is None else policy.max_round_noise
-        if policy.max_round_noise is None and by_law and self.scheme.optimal:
-            floor = least(USUAL_LIMIT)
-            if np.all(floor <= power_cap) and np.all(floor @ active <= budget):
-                noise_limit = USUAL_LIMIT
-        if policy.max_round_noise is None and policy.objective == "transcript" and self.scheme.optimal:
-            needs = (least(1.0) / power_cap).max(), (least(1.0) @ active / budget).max() / TRANSCRIPT_PART
-            noise_limit = max(1.0, float(np.max(needs)) ** 0.5 * (1 + 1e-9))
+        posterior = self.posterior
+        policy = self.options.policy
+        step_size = self.step_size
+        active = self.schedule.active
+        by_law = policy.objective == "exact"
+        budget = self._budget()
+        power_cap = np.full(step_size.size, np.inf)
+        if self.scheme.wireless:
+            power_cap = self.rule.power_cap(self.gains, active)
+        noise_limit = self._noise_limit(power_cap, budget)
         limit = np.where(step_size > usual_step, np.minimum(noise_limit, 1.0), noise_limit)
         error = self.rule.error(active)
         if self.downlink_noise:  # what noise in the received θ adds to a gradient, on average
             error = error + self.downlink_noise * posterior.downlink_error(self.weight)
-        start = options.initial_w2_sq
-        if start is None:  # without a bound nobody asks how far away it is
-            start = posterior.initial_w2_sq(options.sampler.init) if self.contracts else np.nan
         return Problem(
-            **{name: getattr(self, name) for name in ("contraction", "step_size", "scale", "contracts")},
-            burn_in=options.burn_in,
+            contraction=self.contraction,
+            step_size=step_size,
+            scale=self.scale,
+            contracts=self.contracts,
+            burn_in=self.options.burn_in,
             objective=policy.objective,
-            start=start,
+            start=self._initial_w2_sq(),
             error=discretization_error(step_size, self.L, posterior.dim) + step_size**2 * error,
             noise_weight=self.rule.weight,
             active=active,
             budget=budget,
             power_cap=power_cap,
-            floor=least(limit),
+            floor=self._floor(limit),
             noise_limit=noise_limit,
             solver=policy.solver,
-            dynamics=options.sampler.motion,
+            dynamics=self.options.sampler.motion,
             response=self._response() if by_law else None,
             fills_up=not by_law or not self.scheme.optimal,
         )
 
+    def _floor(self, limit: ArrayLike) -> Array:
+        """Return a at which a round's noise is `limit` times what all clipped gradients can undo, [S]."""
+        return np.asarray(self.posterior.dim * (self.scale / (np.asarray(limit) * self.clip.sum())) ** 2)
+
+    def _noise_limit(self, power_cap: Array, budget: Array) -> float:
+        """Return M, the limit on the noise of a round: as the policy has it, or what suits its objective.
+
+        Args:
+            power_cap: the largest a of every round, [S].
+            budget: B_k, [K].
+        """
+        policy = self.options.policy
+        active = self.schedule.active
+        if policy.max_round_noise is not None:
+            return policy.max_round_noise
+        if not self.scheme.optimal:
+            return np.inf
+        if policy.objective == "exact":
+            floor = self._floor(USUAL_LIMIT)
+            affordable = np.all(floor <= power_cap) and np.all(floor @ active <= budget)
+            return USUAL_LIMIT if affordable else np.inf
+        if policy.objective == "transcript":
+            floor = self._floor(1.0)
+            of_power = (floor / power_cap).max()
+            of_budget = (floor @ active / budget).max() / TRANSCRIPT_PART
+            return max(1.0, float(np.max((of_power, of_budget))) ** 0.5 * (1 + 1e-9))
+        return np.inf
+
+    def _initial_w2_sq(self) -> float:
+        """Return W2² between start and posterior; nan without a bound, where nobody asks how far away it is."""
+        if self.options.initial_w2_sq is not None:
+            return self.options.initial_w2_sq
+        if not self.contracts:
+            return np.nan
+        return self.posterior.initial_w2_sq(self.options.sampler.init)
+
     def _response(self) -> Response:
         """Return how the kept rounds' law answers to this plan's noise, by the proxy or the posterior itself."""
-        proxy, sampler, burn_in = self.options.policy.proxy, self.options.sampler, self.options.burn_in
-        step_size, weight, before = self.step_size, self.weight, sampler.before
+        proxy = self.options.policy.proxy
+        sampler = self.options.sampler
+        burn_in = self.options.burn_in
+        step_size = self.step_size
+        weight = self.weight
+        before = sampler.before
         if before is not None:
-            step_size, weight = np.append(before.step_size, step_size), np.concatenate([before.weight, weight])
+            step_size = np.append(before.step_size, step_size)
+            weight = np.concatenate([before.weight, weight])
             burn_in += len(before.rounds)
         motion = Motion(step_size, weight, sampler.init, sampler.motion, self.downlink_noise)
         respond = self.posterior.response if proxy is None else partial(proxy.response, self.posterior.dim)
-        by: Response = respond(motion, burn_in)
-        if not all(np.all(np.abs(part) < 1e100) for part in (by.effect, by.covariance, by.shift)):
-            raise InputError("objective", "exact", "worst or average here: the chain diverges and its law overflows")
-        return by if before is None else continued(by, before.noise_variance)
+        response: Response = respond(motion, burn_in)
+        parts = (response.effect, response.covariance, response.shift)
+        if not all(np.all(np.abs(part) < 1e100) for part in parts):
+            allowed = "worst or average here: the chain diverges and its law overflows"
+            raise InputError("objective", "exact", allowed, section="policy")
+        return response if before is None else continued(response, before.noise_variance)
 
     @property
     def allocate(self) -> Callable[[Problem], Allocation]:
@@ -384,6 +615,49 @@ class _Planning:
             downlink_noise=self.downlink_noise,
             rounding=self.rounding,
         )
+
+
+def _curvature(posterior: Posterior, motion: Dynamics, step_size: Array) -> Curvature:
+    """Return the constants of a posterior, and how rounds of these step sizes contract.
+
+    Args:
+        posterior: the model.
+        motion: the dynamics.
+        step_size: of every round, [S].
+
+    Raises:
+        InputError: μ and L contradict each other, or a step is too long.
+    """
+    mu = float(posterior.mu)
+    L = float(posterior.L)
+    if not 0 < mu <= L:
+        raise InputError("mu", mu, f"above 0 and at most L = {L:g}", section="posterior")
+    stable = 1 / float(motion.stretching_step(step_size).max())
+    contracts = not (posterior.curvature_is_loose and mu <= stable <= L / 2)
+    if not contracts:
+        L = stable
+    return Curvature(mu, L, contracts, motion.contraction(step_size, mu, L))
+
+
+def _channels(link: Link, posterior: Posterior, request: PlanRequest, scheme: PowerPolicy) -> Channels:
+    """Return the link's gains as devices know them, of which plans are made.
+
+    Args:
+        link: the link.
+        posterior: whose devices transmit.
+        request: of which rounds.
+        scheme: the policy; on an ideal link channels are known and the broadcast has
+            no noise.
+    """
+    first = request.sampler.start
+    gains = link.gains(first + request.rounds, posterior.devices)
+    if not scheme.wireless:
+        return Channels(gains, received=None, uncertainty=1.0, downlink_noise=0.0)
+    downlink_noise = link.downlink_noise * posterior.prior_power
+    mismatch = link.mismatch(*gains.shape)
+    if mismatch is None:
+        return Channels(gains, None, link.uncertainty, downlink_noise)
+    return Channels(gains / mismatch, mismatch[first:], link.uncertainty, downlink_noise)
 
 
 def _regime(

@@ -45,7 +45,8 @@ def choose_senders(given: int, link: Link, rule: Rule) -> int:
     """The number of devices that send in every round: the one given, or the best by the fading law."""
     devices, law = rule.clip.size, link.fading.law
     if not 0 <= given <= devices or (given == 0 and law is None):
-        raise InputError("senders", given, f"between 1 and {devices}, or 0 where the fading law is known")
+        allowed = f"between 1 and {devices}, or 0 where the fading law is known"
+        raise InputError("senders", given, allowed, section="policy")
     if given or law is None:
         return given
     gains, ranking = simulated(law, rule)
@@ -151,7 +152,7 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
         raise InputError("solver", problem.solver, "own with csi = 'causal', which has no reference")
     if not problem.has_bound:
         allowed = "overdamped, and step_size below 2/L, with csi = 'causal', which needs a bound"
-        raise InputError("dynamics", problem.dynamics.name, allowed)
+        raise InputError("dynamics", problem.dynamics.name, allowed, section="sampler")
     check_floor(problem)
     a, left, start = problem.cap.copy(), problem.budget * (1 - HEADROOM), problem.start
     made, rest, planned = 0, problem, problem.cap  # the plan that serves: its first round, its problem, its power
@@ -159,7 +160,8 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
         short = problem.floor[s] * problem.active[s] > left * (1 - HEADROOM)
         if short.any():
             why = f"too little is left to device {np.argmax(short)} in round {s + 1}, which could not be foreseen"
-            raise InputError("max_round_noise", problem.noise_limit, f"larger with csi = 'causal': {why}")
+            allowed = f"larger with csi = 'causal': {why}"
+            raise InputError("max_round_noise", problem.noise_limit, allowed, section="policy")
         j = s - made  # power goes as the root of the cost, that is as K/K_a
         a[s] = np.clip(planned[j] * problem.scale[s] / rest.scale[j], problem.floor[s], problem.cap[s])
         if s == 0 or j >= (problem.rounds - s) / REPLANS or np.any(a[s] * problem.active[s] > left / 8):

@@ -7,10 +7,12 @@ With one, diffusion time is what a budget buys: at the noise that Langevin sampl
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from wflmc.planning.options import Sampler
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.support.notices import Notice, NoticeCode
@@ -68,22 +70,72 @@ def example_clip_notice(privacy: Privacy) -> Notice:
     )
 
 
-def fill_in(posterior: Posterior, privacy: Privacy, given: dict[str, Any], sampler_given: bool) -> dict[str, Any]:
-    """Return the arguments of `plan` with those that are None replaced by usual values."""
-    mu, L, sampler = float(posterior.mu), float(posterior.L), given["sampler"]
-    if given["step_size"] is None and privacy.epsilon is None and not sampler_given:
+class ChainSettings(NamedTuple):
+    """Step size, numbers of rounds, and the chain beyond that."""
+
+    step_size: ArrayLike
+    burn_in: int
+    samples: int
+    sampler: Sampler
+
+
+def fill_in_chain(
+    posterior: Posterior,
+    privacy: Privacy,
+    *,
+    step_size: ArrayLike | None,
+    burn_in: int | None,
+    samples: int | None,
+    sampler: Sampler,
+    may_be_kinetic: bool,
+) -> ChainSettings:
+    """Return the settings of a chain, those that are None replaced by usual values.
+
+    Args:
+        posterior: the model.
+        privacy: the promise, whose budget limits the number of rounds.
+        step_size: η, or None.
+        burn_in: S_b, or None.
+        samples: S_u, or None.
+        sampler: the chain, beyond that.
+        may_be_kinetic: whether kinetic dynamics may be chosen, where nothing is
+            promised and the step size is left out too.
+
+    Returns:
+        The settings, all of them given.
+    """
+    if step_size is not None and burn_in is not None and samples is not None:
+        return ChainSettings(step_size, burn_in, samples, sampler)
+    mu = float(posterior.mu)
+    L = float(posterior.L)
+    if step_size is None and privacy.epsilon is None and may_be_kinetic:
         sampler = replace(sampler, dynamics="kinetic", friction=2 * mu**0.5)
+    longest_step = 0.0 if step_size is None else float(np.max(np.asarray(step_size)))
     if sampler.motion.has_velocity:
-        step = given["step_size"] or SAFE * min(1.0, FEW / posterior.dim) ** 0.25 / L**0.5
+        usual_step = SAFE * min(1.0, FEW / posterior.dim) ** 0.25 / L**0.5
+        step = longest_step or usual_step
         memory = 8 / (step * mu**0.5)  # rounds in which a direction is forgotten, also of a cost that is not quadratic
     else:
-        step = given["step_size"] or OVERDAMPED_STEP / (mu + L)
+        usual_step = OVERDAMPED_STEP / (mu + L)
+        step = longest_step or usual_step
         memory = 1 / (step * mu)
-    burn_in, samples = (min(MOST, max(LEAST, math.ceil(count * memory))) for count in (BURN_IN, SAMPLES))
+    usual_burn_in = _rounds_of(BURN_IN * memory)
+    usual_samples = _rounds_of(SAMPLES * memory)
     if privacy.epsilon is not None:
-        loss = step * float((privacy.sensitivity(posterior.devices) ** 2 / privacy.budget(posterior.devices)).max())
-        rounds = min(burn_in + samples, max(LEAST, int(1 / loss)))
-        burn_in = min(burn_in, rounds // 2)
-        samples = rounds - burn_in
-    usual = {"step_size": step, "burn_in": burn_in, "samples": samples}
-    return given | {name: value for name, value in usual.items() if given[name] is None} | {"sampler": sampler}
+        privacy = fill_in_example_clip(posterior, privacy)
+        sensitivity = privacy.sensitivity(posterior.devices)
+        loss = step * float((sensitivity**2 / privacy.budget(posterior.devices)).max())
+        rounds = min(usual_burn_in + usual_samples, max(LEAST, int(1 / loss)))
+        usual_burn_in = min(usual_burn_in, rounds // 2)
+        usual_samples = rounds - usual_burn_in
+    return ChainSettings(
+        step_size=usual_step if step_size is None else step_size,
+        burn_in=usual_burn_in if burn_in is None else burn_in,
+        samples=usual_samples if samples is None else samples,
+        sampler=sampler,
+    )
+
+
+def _rounds_of(count: float) -> int:
+    """Return a number of rounds within what is usual."""
+    return min(MOST, max(LEAST, math.ceil(count)))

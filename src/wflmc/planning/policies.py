@@ -49,7 +49,7 @@ def optimal(problem: Problem) -> Allocation:
         return equal(problem)
     if not problem.has_bound and not np.all(np.isinf(problem.budget)):
         allowed = "'exact' with dynamics = 'kinetic', for which no bound is known; or power = 'equal'"
-        raise InputError("objective", problem.objective, allowed)
+        raise InputError("objective", problem.objective, allowed, section="policy")
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
         return Allocation(problem.within_budget(a))
@@ -85,7 +85,8 @@ def check_floor(problem: Problem) -> None:
     if needs[cause] > 1:
         # The floor goes with the inverse square of the limit; the margin is more than printing rounds away.
         limit = problem.noise_limit * np.sqrt(needs[cause]) * (1 + 1e-5)
-        raise InputError("max_round_noise", problem.noise_limit, f"at least {limit:.6g}: {cause} allows no less noise")
+        allowed = f"at least {limit:.6g}: {cause} allows no less noise"
+        raise InputError("max_round_noise", problem.noise_limit, allowed, section="policy")
 
 
 def equal(problem: Problem) -> Allocation:
@@ -119,7 +120,15 @@ POLICIES: dict[str, PowerPolicy] = {
 }
 
 
-def policy_named(name: str) -> PowerPolicy:
-    """The policy registered under a name; of a plain function, with the usual flags."""
-    policy = load("policies", name, "power", POLICIES)
+def policy_named(power: str | PowerPolicy | Callable[[Problem], Allocation]) -> PowerPolicy:
+    """Return the policy that `Policy.power` stands for.
+
+    Args:
+        power: a registered name; or a policy; or a plain function, which becomes one
+            with the usual flags.
+
+    Raises:
+        InputError: no policy has that name.
+    """
+    policy = load("policies", power, "power", POLICIES, section="policy") if isinstance(power, str) else power
     return policy if isinstance(policy, PowerPolicy) else PowerPolicy(policy)

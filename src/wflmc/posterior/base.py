@@ -160,7 +160,7 @@ class Posterior(SumsGradients, Protocol):
         Raises:
             InputError: where nothing is known of these norms, as of most models.
         """
-        raise missing("example_clip", "with unit = 'record'")
+        raise missing("example_clip", "with unit = 'record'", section="privacy")
 
     @property
     def feature_scales(self) -> Array | None:
@@ -205,7 +205,8 @@ class Posterior(SumsGradients, Protocol):
 
     def response(self, motion: Motion, burn_in: int) -> Response:
         """Return how the law of the rounds after burn-in depends on the noise of every round."""
-        raise InputError("objective", "exact", "worst or average, or given with a proxy: this model knows no law")
+        allowed = "worst or average, or given with a proxy: this model knows no law"
+        raise InputError("objective", "exact", allowed, section="policy")
 
     def quadratic(self, init: str = "prior") -> Quadratic:
         """Return the cost as a quadratic around its mode."""

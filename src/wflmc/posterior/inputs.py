@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.support.errors import InputError
+from wflmc.support.errors import InputError, unknown
 
 Array = NDArray[np.float64]
 
@@ -19,7 +19,7 @@ MOST = 1000
 def check_init(init: str) -> None:
     """Refuse a start that is not known."""
     if init not in INITS:
-        raise InputError("init", init, f"one of {', '.join(INITS)}")
+        raise unknown("init", init, INITS, section="sampler")
 
 
 def check_positive(numbers: Mapping[str, Any], or_zero: bool = False) -> None:

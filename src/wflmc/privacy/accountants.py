@@ -121,7 +121,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
 def accountant_named(name: str) -> Accountant:
     """Return an accountant by its name."""
     if name not in ACCOUNTANTS:
-        raise unknown("accountant", name, ACCOUNTANTS)
+        raise unknown("accountant", name, ACCOUNTANTS, section="privacy")
     return ACCOUNTANTS[name]
 
 

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.privacy.accountants import ACCOUNTANTS, Array, budget, epsilon_spent, positive
-from wflmc.support.errors import InputError, Shown, missing, unknown, wrong_length
+from wflmc.privacy.accountants import ACCOUNTANTS, Array, budget, epsilon_spent
+from wflmc.support.declarations import Choices, Limits, check_fields, documented
+from wflmc.support.errors import InputError, Shown, missing, wrong_length
 
 UNITS = ("device", "record")
 ADJACENCIES = ("replace", "add-remove")
@@ -19,7 +20,7 @@ HIDDEN = {
     ("record", "add-remove"): "whether an example is there or an empty one in its place",
 }
 """What is hidden, by unit and adjacency, in words."""
-CLIPS = {"above": 1e-15, "below": 1e15}
+CLIPS = Limits(above=1e-15, below=1e15, per_device=True)
 """The clipping thresholds ℓ and c for which float32 keeps clipped gradients within them, whatever the data.
 
 Norms are roots of sums of squares. Float32 holds squares from 2⁻¹²⁶ to 2¹²⁸; smaller ones may be flushed to zero.
@@ -57,51 +58,69 @@ def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, no
     return np.where(send > 0, 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power, 0.0)
 
 
+@documented
 @dataclass(frozen=True, repr=False)
 class Privacy(Shown):
     """What every device is promised, and the clipping that makes it true.
 
-    Every value is a number, or one per device.
-
-    Args:
-        epsilon, delta: the promise; both None for no constraint.
-        clip: ℓ, the largest norm of a device's gradient: it bounds the transmit power and, with unit = "device", how
-            much a change of the device's data can change what it sends.
-        accountant: `exact` or `paper`, see `wflmc.privacy.accountants`.
-        unit: whose change is hidden: that of `device`, all of a device's data; or of `record`, one example.
-        example_clip: c, the largest norm of one example's gradient, with unit = "record". Where it is left out, `plan`
-            chooses one for posteriors that have a `typical_example_norm`, and refuses all others.
-        adjacency: what the change is: `replace`, by any other data; or `add-remove`, a device that is silent, or an
-            example that is empty, in its place: it adds nothing, and K and N_k stay as they are.
+    Every number may be one for all devices, or one for each.
 
     Examples:
         >>> Privacy(epsilon=8, delta=0.01, clip=30, accountant="paper").budget(devices=2).round(6).tolist()
         [2.341635, 2.341635]
     """
 
-    epsilon: ArrayLike | None = None
-    delta: ArrayLike | None = None
-    clip: ArrayLike = 30.0
-    accountant: str = "exact"
-    unit: str = "device"
-    example_clip: ArrayLike | None = None
-    adjacency: str = "replace"
+    epsilon: Annotated[
+        ArrayLike | None,
+        Limits(minimum=1e-50, maximum=1e50, per_device=True),
+        "ε of the promise; None, together with `delta`, for no constraint.",
+    ] = None
+    delta: Annotated[
+        ArrayLike | None,
+        Limits(above=0, below=1, per_device=True),
+        "δ of the promise; None, together with `epsilon`, for no constraint.",
+    ] = None
+    clip: Annotated[
+        ArrayLike,
+        CLIPS,
+        "ℓ, the largest norm of a device's gradient: it bounds the transmit power and, "
+        'with unit = "device", how much a change of the device\'s data can change what it '
+        "sends.",
+    ] = 30.0
+    accountant: Annotated[
+        str,
+        Choices(tuple(ACCOUNTANTS)),
+        "`exact` or `paper`, see `wflmc.privacy.accountants`.",
+    ] = "exact"
+    unit: Annotated[
+        str,
+        Choices(UNITS),
+        "Whose change is hidden: that of `device`, all of a device's data; or of `record`, one example.",
+    ] = "device"
+    example_clip: Annotated[
+        ArrayLike | None,
+        CLIPS,
+        'c, the largest norm of one example\'s gradient, with unit = "record". Where it is '
+        "left out, `plan` chooses one for posteriors that have a `typical_example_norm`, "
+        "and refuses all others.",
+    ] = None
+    adjacency: Annotated[
+        str,
+        Choices(ADJACENCIES),
+        "What the change is: `replace`, by any other data; or `add-remove`, a device that "
+        "is silent, or an example that is empty, in its place: it adds nothing, and K and "
+        "N_k stay as they are.",
+    ] = "replace"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.epsilon is None) != (self.delta is None):
-            missing, present = ("epsilon", "delta") if self.epsilon is None else ("delta", "epsilon")
-            raise InputError(missing, None, f"given together with {present} (or leave out both)")
-        if self.epsilon is not None and self.delta is not None:
-            positive("epsilon", self.epsilon)
-            positive("delta", self.delta, 1)
-        positive("clip", self.clip, **CLIPS)
-        for name, known in (("unit", UNITS), ("adjacency", ADJACENCIES), ("accountant", ACCOUNTANTS)):
-            if getattr(self, name) not in known:
-                raise unknown(name, getattr(self, name), known)
+            absent, present = ("epsilon", "delta") if self.epsilon is None else ("delta", "epsilon")
+            reason = f"together with {present} (or leave out both)"
+            raise missing(absent, reason, section="privacy")
         if self.unit == "device" and self.example_clip is not None:
-            raise InputError("example_clip", self.example_clip, "given with unit = 'record', else left out")
-        if self.example_clip is not None:
-            positive("example_clip", self.example_clip, **CLIPS)
+            allowed = "given with unit = 'record', else left out"
+            raise InputError("example_clip", self.example_clip, allowed, section="privacy")
 
     def _facts(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -109,7 +128,7 @@ class Privacy(Shown):
     def _per_device(self, name: str, devices: int) -> Array:
         values = np.asarray(getattr(self, name), dtype=float)
         if values.ndim > 1 or values.size not in (1, devices):
-            raise wrong_length(name, values.tolist(), devices)
+            raise wrong_length(name, values.tolist(), devices, section="privacy")
         return np.broadcast_to(values.reshape(-1), (devices,))
 
     def of_device(self, device: int, devices: int) -> Self:
@@ -131,7 +150,7 @@ class Privacy(Shown):
         if self.unit == "device":
             return np.full(devices, np.inf)
         if self.example_clip is None:
-            raise missing("example_clip", "with unit = 'record'")
+            raise missing("example_clip", "with unit = 'record'", section="privacy")
         return self._per_device("example_clip", devices)
 
     def sensitivity(self, devices: int) -> Array:

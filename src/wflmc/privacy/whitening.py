@@ -86,16 +86,16 @@ def release_whitening(
     """
     check_key(key)
     if not 0 < share < 1:
-        raise InputError("whiten_share", share, "above 0 and below 1")
+        raise InputError("whiten_share", share, "above 0 and below 1", section="posterior")
     if rounds < 3:
-        raise InputError("whiten_rounds", rounds, "at least 3")
+        raise InputError("whiten_rounds", rounds, "at least 3", section="posterior")
     if posterior.coordinates is not None:
-        raise InputError("preconditioner", "a posterior in other coordinates", "one in its own")
+        raise InputError("preconditioner", "a posterior in other coordinates", "one in its own", section="posterior")
     rows = posterior.features[..., :-1] if posterior.intercept else posterior.features
     size = rows.shape[-1]
     radius = size**0.5 if clip is None else clip
     if not 0 < radius < np.inf:
-        raise InputError("whiten_clip", radius, "finite and above 0")
+        raise InputError("whiten_clip", radius, "finite and above 0", section="posterior")
     real = np.arange(rows.shape[1]) < posterior.sizes[:, None]
     first = max(1, round(MEAN_PART * rounds)) if posterior.intercept else 0
     settings = np.array([radius, share, posterior.intercept])

@@ -3,15 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from wflmc import planning
 from wflmc.dynamics import Array
 from wflmc.evaluation import choose_burn_in
-from wflmc.planning import Plan, Policy, Sampler, policy_named
+from wflmc.planning import Plan, PowerPolicy, plan_from, policy_named
 from wflmc.planning.plan import PLAN_FILE, join_plans
 from wflmc.privacy.ledger import Ledger
 from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
@@ -21,8 +19,7 @@ from wflmc.scenario import (
     build,
     data_notices,
     load_scenario,
-    scenario_keys,
-    step_sizes,
+    plan_request,
     validate,
     with_values,
 )
@@ -66,9 +63,9 @@ def make_plan(scenario: Scenario, inputs: Inputs, *, solver: str = "own", ledger
             whitening took included; by default that release alone.
     """
     scenario = settle_burn_in(scenario, inputs)
-    with scenario_keys():
-        keywords = plan_keywords(scenario, inputs, solver=solver, ledger=ledger)
-        result = planning.plan(inputs.posterior, inputs.link, inputs.privacy, **keywords)
+    request = plan_request(scenario, inputs, ledger)
+    request = replace(request, policy=replace(request.policy, solver=solver))
+    result = plan_from(inputs.posterior, request)
     notices = result.notices
     if inputs.public:  # a plan then says nothing about the data
         notices = tuple(notice for notice in notices if notice.code != NoticeCode.FEATURES_NOT_SCALED)
@@ -102,42 +99,13 @@ def spent_before(
     return ledger.spent if is_paid else ledger.spent + inputs.spent
 
 
-def plan_keywords(
-    scenario: Scenario, inputs: Inputs, *, solver: str = "own", ledger: Array | None = None
-) -> dict[str, Any]:
-    """Return the keywords of `wflmc.plan` for a scenario whose burn-in is settled.
-
-    Args:
-        scenario, inputs, solver, ledger: as of `make_plan`.
-    """
-    section = scenario.sampler
-    policy = scenario.policy
-    limit = np.inf if policy.max_round_noise == "inf" else policy.max_round_noise
-    sampler = Sampler(
-        step_schedule=section.step_schedule,
-        init=section.init,
-        dynamics=inputs.dynamics,
-        start=0 if inputs.release is None else len(inputs.release.loss),
-    )
-    return {
-        "step_size": step_sizes(scenario, inputs.posterior),
-        "burn_in": int(section.burn_in),
-        "samples": section.samples,
-        "sampler": sampler,
-        "policy": Policy(**policy.model_dump() | {"max_round_noise": limit, "solver": solver}),
-        "ledger": inputs.spent if ledger is None else ledger,
-        "initial_w2_sq": scenario.posterior.initial_w2_sq or None,
-    }
-
-
 def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
     """Replace burn_in = "auto" by the rounds in which a noiseless pilot forgets its start."""
     section = scenario.sampler
     if section.burn_in != "auto":
         return scenario
-    with scenario_keys():
-        key = jax.random.key(0 if section.seed == "secret" else section.seed)  # of the pilot, which protects nobody
-        burn_in = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.dynamics)
+    key = jax.random.key(0 if section.seed == "secret" else section.seed)  # of the pilot, which protects nobody
+    burn_in = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.dynamics)
     return with_values(scenario, {"sampler.burn_in": burn_in})
 
 
@@ -180,9 +148,9 @@ def plan_inputs(plan: Plan, document: PlanFile, *, key: jax.Array | None, view: 
         InputError: the data are missing, or have another shape or other constants.
     """
     inputs = _rebuild_inputs(document, key=key, view=view, option=option)
-    power = validate(document.scenario, f"{option}: ").policy.power
+    policy = policy_named(validate(document.scenario, f"{option}: ").policy.power)
     _check_data(plan, inputs, view, option)
-    _check_promise(plan, inputs, power=power, view=view, option=option)
+    _check_promise(plan, inputs, policy=policy, view=view, option=option)
     return inputs
 
 
@@ -333,18 +301,18 @@ def _check_data(plan: Plan, inputs: Inputs, view: Path, option: str) -> None:
             raise InputError(f"{option}: constants.{name}", planned, allowed)
 
 
-def _check_promise(plan: Plan, inputs: Inputs, *, power: str, view: Path, option: str) -> None:
+def _check_promise(plan: Plan, inputs: Inputs, *, policy: PowerPolicy, view: Path, option: str) -> None:
     """Refuse a plan that does not keep the promise of its scenario.
 
     Args:
         plan: that was loaded.
         inputs: of its scenario.
-        power: the policy of the scenario.
+        policy: that of the scenario.
         view: the path of its plan.json, for errors.
         option: that names the file, for errors.
     """
     same_noise = plan.noise_power == inputs.link.noise_power
-    same_policy = plan.enforced == policy_named(power).private
+    same_policy = plan.enforced == policy.private
     forgets_release = np.any(plan.ledger < inputs.spent / SAME)
     overspends = False
     if plan.enforced and plan.clips:
@@ -444,13 +412,12 @@ def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, *, more: int, sp
         "sampler.samples": more,
         "sampler.step_size": last_step,
     }
-    keywords = plan_keywords(with_values(scenario, only_added), inputs, ledger=before + by_plan)
+    request = plan_request(with_values(scenario, only_added), inputs, before + by_plan)
     start = plan.start + len(plan.rounds)
-    keywords["sampler"] = replace(keywords["sampler"], start=start, before=plan)
+    request = replace(request, sampler=replace(request.sampler, start=start, before=plan))
     if plan.bound is not None:
-        keywords["initial_w2_sq"] = float(plan.bound[-1])
-    with scenario_keys():
-        added = planning.plan(inputs.posterior, inputs.link, inputs.privacy, **keywords)
+        request = replace(request, initial_w2_sq=float(plan.bound[-1]))
+    added = plan_from(inputs.posterior, request)
     whole = join_plans(plan, added)
     whole = replace(whole, context=replace(whole.context, ledger=before))
     steps = {

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.data.images import image_features, public_whitening
 from wflmc.data.sets import DATA_SETS, Features, draw_images, load, mnist_features
 from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
+from wflmc.planning.options import PlanRequest, Policy, Sampler
 from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.base import check_posterior
 from wflmc.posterior.inputs import checked
@@ -26,7 +27,8 @@ from wflmc.privacy.whitening import Release, release_whitening
 from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
 from wflmc.scenario.files import Labels, is_data_path, load_data
 from wflmc.scenario.gains import load_gains, split_variable
-from wflmc.scenario.schema import PosteriorSection, Scenario, irrelevant, scenario_keys
+from wflmc.scenario.schema import LinkSection, PosteriorSection, Scenario, irrelevant
+from wflmc.scenario.sections import core_value
 from wflmc.support import plugins
 from wflmc.support.errors import InputError, without_data
 from wflmc.support.keys import host_generator, secret_key, seeded
@@ -98,8 +100,7 @@ def build(scenario: Scenario, key: jax.Array | None = None, data_words: str = TH
     ]
     link, privacy = build_link(scenario), build_privacy(scenario)
     posterior, test = build_posterior(scenario)
-    with scenario_keys():
-        posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
+    posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
     notices += _constant_notices(scenario, posterior, data_words)
     constants: dict[str, Any] = {"mu": scenario.posterior.mu or posterior.mu, "L": scenario.posterior.L or posterior.L}
     posterior = dataclasses.replace(posterior, **constants)
@@ -108,8 +109,7 @@ def build(scenario: Scenario, key: jax.Array | None = None, data_words: str = TH
     if isinstance(friction, str):  # which nothing reads of other dynamics
         kinetic = scenario.sampler.dynamics == "kinetic"
         friction = float(evaluate_expression("sampler.friction", friction, constants)) if kinetic else 2.0
-    with scenario_keys():
-        dynamics = by_name(scenario.sampler.dynamics, friction)
+    dynamics = by_name(scenario.sampler.dynamics, friction)
     if release is not None and release.hidden > 0.5:
         text = (
             f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
@@ -172,23 +172,38 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Valu
 
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
-    """Return the model with its data spread over the devices, and the test set where there is one."""
+    """Return the model with its data spread over the devices, and the test set where there is one.
+
+    Args:
+        scenario: of which the section `posterior` is used.
+
+    Raises:
+        InputError: names the key of that section.
+    """
     if scenario.posterior.model not in MODELS:
         return _own_model(scenario.posterior), None
-    section, key = scenario.posterior, seeded(scenario.posterior.seed)
-    with scenario_keys():
-        data, columns = _load(scenario, key)
-        common = section.model_dump(include={"examples", "dim", "partition", "prior_std"})
-        common["intercept"] = section.adds_ones
-        if data is not None:
-            common |= {"X": data.X, "y": data.y}
-        if section.model == "gaussian":
-            posterior: Posterior = gaussian_regression(key, section.devices, **common)
-        else:
-            # The ten classes of images are no secret; of other data the labels are, unless they are declared.
-            classes = 10 if section.data in DATA_SETS and section.classes is None else section.classes
-            posterior = softmax_regression(key, section.devices, classes=classes, **common)
-        test = _test_set(section, key, posterior, data)
+    try:
+        return _regression(scenario)
+    except InputError as error:  # about an argument, which has the name of the key
+        raise error.of_section("posterior", PosteriorSection.model_fields) from None
+
+
+def _regression(scenario: Scenario) -> tuple[Posterior, Test | None]:
+    """Return one of our own models, and the test set where there is one."""
+    section = scenario.posterior
+    key = seeded(section.seed)
+    data, columns = _load(scenario, key)
+    common = section.model_dump(include={"examples", "dim", "partition", "prior_std"})
+    common["intercept"] = section.adds_ones
+    if data is not None:
+        common |= {"X": data.X, "y": data.y}
+    if section.model == "gaussian":
+        posterior: Posterior = gaussian_regression(key, section.devices, **common)
+    else:
+        # The ten classes of images are no secret; of other data the labels are, unless they are declared.
+        classes = 10 if section.data in DATA_SETS and section.classes is None else section.classes
+        posterior = softmax_regression(key, section.devices, classes=classes, **common)
+    test = _test_set(section, key, posterior, data)
     return dataclasses.replace(posterior, columns=columns), test
 
 
@@ -254,7 +269,8 @@ def _test_set(section: PosteriorSection, key: jax.Array, posterior: Posterior, d
         features, _ = checked(data.X_test, target)
         posterior.design_matrix(features)
     except InputError as error:
-        raise InputError(error.key, f"a test set (X_test, y_test) with {error.given}", error.allowed) from None
+        given = f"a test set (X_test, y_test) with {error.given}"
+        raise InputError(error.key, given, error.allowed, error.section) from None
     return features, data.y_test
 
 
@@ -298,24 +314,82 @@ def _constant_notices(scenario: Scenario, posterior: Posterior, data_words: str)
 def build_privacy(scenario: Scenario) -> Privacy:
     """Return the promise of a scenario."""
     section = scenario.privacy
+    # With unit = "device" the key has no effect, and a warning says so.
     example_clip = section.example_clip if section.unit == "record" else None
-    with scenario_keys():
-        return Privacy(**section.model_dump() | {"example_clip": example_clip})
+    return core_value(Privacy, section, example_clip=example_clip)
 
 
 def build_link(scenario: Scenario) -> Link:
     """Return the channel of a scenario."""
-    section = scenario.link
-    with scenario_keys():
-        laws = {
-            "file": lambda: _gains_from_file(section.gains),
-            "static": lambda: channel.static(section.power),
-            "rayleigh": lambda: channel.rayleigh(section.power, section.correlation),
-            "rician": lambda: channel.rician(section.power, section.rician_k, section.correlation),
-        }
-        how = section.snr_db, section.noise_power, section.seed, section.csi_error, section.downlink_snr_db
-        law = plugins.load("fading", section.fading, "fading", laws)
-        return Link(law() if section.fading in laws else law(section.power), *how)
+    return core_value(Link, scenario.link, fading=_fading(scenario.link))
+
+
+def build_sampler(scenario: Scenario, inputs: Inputs) -> Sampler:
+    """Return the chain of a scenario.
+
+    Args:
+        scenario: of which the section `sampler` is used.
+        inputs: as `build` returns them; what a release has sent comes before the chain.
+    """
+    return core_value(
+        Sampler,
+        scenario.sampler,
+        dynamics=inputs.dynamics,
+        friction=Sampler.friction,  # which the dynamics have already
+        start=0 if inputs.release is None else len(inputs.release.loss),
+    )
+
+
+def build_policy(scenario: Scenario) -> Policy:
+    """Return the policy of a scenario."""
+    section = scenario.policy
+    limit = np.inf if section.max_round_noise == "inf" else section.max_round_noise
+    return core_value(Policy, section, max_round_noise=limit)
+
+
+def plan_request(scenario: Scenario, inputs: Inputs, ledger: ArrayLike | None = None) -> PlanRequest:
+    """Return what the plan of a scenario is made for.
+
+    Args:
+        scenario: whose burn-in is a number.
+        inputs: as `build` returns them.
+        ledger: what devices have spent before, [K], a release that whitening took
+            included; None for that release alone.
+
+    Returns:
+        The request, of which `wflmc.planning.plan_from` makes the plan.
+
+    Raises:
+        InputError: keys contradict each other.
+    """
+    section = scenario.sampler
+    return PlanRequest(
+        link=inputs.link,
+        privacy=inputs.privacy,
+        step_size=step_sizes(scenario, inputs.posterior),
+        burn_in=int(section.burn_in),
+        samples=section.samples,
+        sampler=build_sampler(scenario, inputs),
+        policy=build_policy(scenario),
+        ledger=inputs.spent if ledger is None else ledger,
+        initial_w2_sq=scenario.posterior.initial_w2_sq or None,
+    )
+
+
+def _fading(section: LinkSection) -> channel.Fading:
+    """Return the fading law that a section names: one of ours, or of another package."""
+    power = section.power
+    match section.fading:
+        case "file":
+            return _gains_from_file(section.gains)
+        case "static":
+            return channel.static(power)
+        case "rayleigh":
+            return channel.rayleigh(power, section.correlation)
+        case "rician":
+            return channel.rician(power, section.rician_k, section.correlation)
+    law: channel.Fading = plugins.load("fading", section.fading, "fading", {}, section="link")(power)
+    return law
 
 
 def _gains_from_file(gains: str) -> channel.Fading:

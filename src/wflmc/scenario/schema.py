@@ -1,50 +1,49 @@
-"""The scenario file's keys, types, defaults and limits, and one clear sentence for each way to get them wrong."""
+"""The scenario file's keys, types, defaults and limits, and one clear sentence for each way to get them wrong.
+
+Keys that are fields of `Link`, `Privacy`, `Sampler` and `Policy` are declared there;
+here are those that only a file has.
+"""
 
 import difflib
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationError
 
+from wflmc.channel import Link
 from wflmc.data.sets import DATA_SETS
-from wflmc.support.errors import InputError, renamed_keys
-from wflmc.support.plugins import is_own_model, known_names, names
+from wflmc.planning.options import Policy, Sampler
+from wflmc.privacy import Privacy
+from wflmc.scenario.sections import Section, key_type, registered_name, section_of
+from wflmc.support.errors import InputError
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
 Positive = Annotated[float, Field(ge=1e-50, le=1e50, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e50, allow_inf_nan=False)]
 OneOrEach = Positive | Annotated[list[Positive], Field(min_length=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
-Level = Annotated[float, Field(ge=-300, le=300)]
 Count = Annotated[int, Field(ge=1, le=10**7)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 LONG = r"(?<=[no] )(0\.00000\d*|\d{12,})"
 """A limit that is better read with an exponent, behind "greater than" or "equal to"."""
 
-
-def _one_of(group: str, *builtin: str) -> Any:
-    """Return the type of a name: one of ours, or one that another package has registered."""
-
-    def check(name: str) -> str:
-        if name not in builtin and name not in names(group) and not (group == "models" and is_own_model(name)):
-            own = ("FILE.py:FUNCTION",) if group == "models" else ()
-            raise PydanticCustomError("unknown_name", f"Input should be {known_names(group, (*builtin, *own))}")
-        return name
-
-    return Annotated[str, AfterValidator(check)]
-
-
-class _Section(BaseModel, strict=True, extra="forbid", frozen=True):
-    """What all sections share."""
+if TYPE_CHECKING:
+    LinkKeys = Link
+    PrivacyKeys = Privacy
+    SamplerKeys = Sampler
+    PolicyKeys = Policy
+else:
+    LinkKeys = section_of(Link)
+    PrivacyKeys = section_of(Privacy)
+    SamplerKeys = section_of(Sampler)
+    PolicyKeys = section_of(Policy)
 
 
-class PosteriorSection(_Section):
+class PosteriorSection(Section):
     """What is sampled, from which data, and which device holds them."""
 
-    model: _one_of("models", "gaussian", "softmax") = "gaussian"  # type: ignore[valid-type]
+    model: registered_name("models", "gaussian", "softmax") = "gaussian"  # type: ignore[valid-type]
     devices: Count = 30
     data: str = "synthetic"
     features: Literal["principal", "scattering"] = "principal"
@@ -72,63 +71,43 @@ class PosteriorSection(_Section):
         return self.intercept and self.features != "scattering" and not self.whiten_from
 
 
-class LinkSection(_Section):
-    """The channel."""
+class LinkSection(LinkKeys, Section):
+    """The channel: a fading law by its name and constants, and the fields of `Link`."""
 
-    fading: _one_of("fading", "static", "rayleigh", "rician", "file") = "rayleigh"  # type: ignore[valid-type]
+    fading: registered_name("fading", "static", "rayleigh", "rician", "file") = "rayleigh"  # type: ignore[valid-type]
     power: OneOrEach = 0.01
     rician_k: NotNegative = 3.0
     correlation: Annotated[float, Field(ge=0, le=1)] = 0.0
-    csi_error: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    downlink_snr_db: Annotated[float, Field(ge=-300)] = float("inf")
-    gains: str = ""
-    snr_db: Level | Annotated[list[Level], Field(min_length=1)] = 20.0
-    noise_power: Annotated[float, Field(ge=1e-30, le=1e30)] = 1.0
-    seed: Seed = 0
+    gains: str = ""  # type: ignore[assignment]
 
 
-class PrivacySection(_Section):
-    """What each device is promised."""
-
-    epsilon: OneOrEach | None = None
-    delta: Probability | Annotated[list[Probability], Field(min_length=1)] | None = None
-    clip: OneOrEach = 30.0
-    unit: Literal["device", "record"] = "device"
-    adjacency: Literal["replace", "add-remove"] = "replace"
-    example_clip: OneOrEach | None = None
-    accountant: Literal["exact", "paper"] = "exact"
+class PrivacySection(PrivacyKeys, Section):
+    """What each device is promised: the fields of `Privacy`."""
 
 
-class SamplerSection(_Section):
-    """The chain."""
+class SamplerSection(SamplerKeys, Section):
+    """The chain: the fields of `Sampler`, its rounds, and how it is run."""
 
     step_size: OneOrEach | str = "0.4/(mu+L)"
-    step_schedule: Literal["constant", "planned"] = "constant"
     burn_in: Annotated[int, Field(ge=0, le=10**7)] | Literal["auto"] = 50
     max_burn_in: Annotated[int, Field(ge=8, le=10**6)] = 5000
     samples: Count = 50
     chains: Count = 100
-    init: Literal["prior", "zero"] = "prior"
-    dynamics: Literal["overdamped", "kinetic"] = "overdamped"
-    friction: Positive | str = 2.0
+    friction: key_type(Sampler, "friction", str) = Sampler.friction  # type: ignore[valid-type]
+    """A number, or an expression of μ and L."""
     keep: Literal["draws", "predictions"] = "draws"
     seed: Seed | Literal["secret"] = 0
     transcript: bool = False
 
 
-class PolicySection(_Section):
-    """Who transmits, and with what power."""
+class PolicySection(PolicyKeys, Section):
+    """Who transmits, and with what power: the fields of `Policy`."""
 
-    power: _one_of("policies", "optimized", "equal", "no-dp", "noiseless-dp", "noiseless") = "optimized"  # type: ignore[valid-type]
-    schedule: Literal["threshold", "all", "unbiased"] = "threshold"
-    objective: Literal["worst", "average", "exact", "transcript"] = "worst"
-    senders: Annotated[int, Field(ge=0, le=10**7)] = 0
-    csi: Literal["full", "causal"] = "full"
-    bound: Literal["corrected", "paper"] = "corrected"
-    max_round_noise: Annotated[float, Field(ge=1e-9)] | Literal["inf"] | None = None
+    max_round_noise: key_type(Policy, "max_round_noise", Literal["inf"]) = Policy.max_round_noise  # type: ignore[valid-type]
+    """JSON has no number for infinity."""
 
 
-class Scenario(_Section):
+class Scenario(Section):
     """A whole scenario; every key has a default."""
 
     posterior: PosteriorSection = PosteriorSection()
@@ -144,26 +123,12 @@ class Scenario(_Section):
 
 
 SECTIONS = {name: type(field.default) for name, field in Scenario.model_fields.items()}
-KEYS = {name: f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields}
-KEYS |= {name: f"--{name}" for name in ("solver", "ledger")}
-"""Scenario keys, or options, by the argument that they become; of `power` and `seed` those of policy and sampler."""
 KINETIC_STEP = "1/L**0.5"
 """Half of where kinetic steps become unstable."""
 PAPER_IMAGES = {"posterior.examples": 12_000, "posterior.dim": 30}
 """The paper's images of MNIST, and principal directions that they are projected on."""
 ALL_IMAGES = {"posterior.examples": 60_000, "posterior.dim": 3969}
 """All images, and their scattering coefficients."""
-
-
-def scenario_keys() -> AbstractContextManager[None]:
-    """Let errors about an argument of the library name the scenario's key, which has the same name in a section.
-
-    >>> with scenario_keys():
-    ...     raise InputError("snr_db", "x", "a number")
-    Traceback (most recent call last):
-    wflmc.support.errors.InputError: link.snr_db = 'x' was given, but it must be a number.
-    """
-    return renamed_keys(KEYS)
 
 
 def validate(content: dict[str, Any], place: str = "") -> Scenario:

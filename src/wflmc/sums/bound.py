@@ -307,7 +307,7 @@ def check_record_sums(settings: SumSettings) -> None:
         most = LONGEST_RECORD_SUM / size
         allowed = f"at most {most:.3g}, for devices of {size} examples"
         largest = float(np.max(example_clip[example_clip < clip]))
-        raise InputError("example_clip", largest, allowed)
+        raise InputError("example_clip", largest, allowed, section="privacy")
 
 
 # Relative rounding of norms.

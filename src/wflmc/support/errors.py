@@ -1,7 +1,7 @@
 """What people are told, in errors and by values that show themselves: sizes and settings, never private data."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from html import escape
 from numbers import Number
@@ -99,33 +99,80 @@ def without_data(kind: type[T]) -> type[T]:
 class InputError(ValueError):
     """Bad input, said in one sentence; `missing`, `unknown`, `wrong_length` and `conflict` make those of their kinds.
 
+    `str(error)` names the argument as the Python API does. A command that reads a
+    scenario file shows `error.in_scenario` instead, which names the file's key.
+
     Args:
-        key: the argument or scenario key at fault, such as `link.snr_db`.
+        key: the argument at fault, such as `snr_db`, or an option of a command.
         given: what was given, of which data are not shown or kept; or, as `Found`, what is wrong with it.
         allowed: what is allowed, as the end of the sentence "... must be ...".
+        section: of a scenario in which the argument is a key, such as `link`; empty
+            where scenarios have no such key.
+
+    Examples:
+        >>> error = InputError("snr_db", 400.0, "at most 300", section="link")
+        >>> print(error)
+        snr_db = 400.0 was given, but it must be at most 300.
+        >>> print(error.in_scenario)
+        link.snr_db = 400.0 was given, but it must be at most 300.
     """
 
-    def __init__(self, key: str, given: object, allowed: str) -> None:
-        self.key, self.given, self.allowed = key, in_words(given), allowed
-        super().__init__(key, self.given, allowed)  # by which it crosses process borders
+    def __init__(self, key: str, given: object, allowed: str, section: str = "") -> None:
+        self.key = key
+        self.given = in_words(given)
+        self.allowed = allowed
+        self.section = section
+        super().__init__(key, self.given, allowed, section)  # by which it crosses process borders
+
+    @property
+    def scenario_key(self) -> str:
+        """The key as a scenario file has it, such as `link.snr_db`."""
+        return f"{self.section}.{self.key}" if self.section else self.key
+
+    @property
+    def in_scenario(self) -> str:
+        """The sentence, about the key of a scenario file."""
+        return self._sentence(self.scenario_key)
 
     def __str__(self) -> str:
+        return self._sentence(self.key)
+
+    def of_section(self, section: str, names: Collection[str]) -> "InputError":
+        """Return the error as one about a key of a section, if that has one of this name.
+
+        Args:
+            section: such as `posterior`.
+            names: of its keys.
+
+        Returns:
+            The error with that section; itself where it has one already, or where
+            `names` lack it.
+        """
+        if self.section or self.key not in names:
+            return self
+        return InputError(self.key, self.given, self.allowed, section)
+
+    def _sentence(self, key: str) -> str:
+        """Return the sentence, with a name for the argument."""
         given = self.given
         shown = "missing" if given is None else str(given) if isinstance(given, Found) else repr(given)
         shown = shown if len(shown) <= 200 else shown[:197] + "..."
-        start = f"{self.key} = {shown} was given"
+        start = f"{key} = {shown} was given"
         if given is None or isinstance(given, Found | Words):
-            start = f"{self.key} {shown}" if isinstance(given, Found) else f"{self.key} is {shown}"
+            start = f"{key} {shown}" if isinstance(given, Found) else f"{key} is {shown}"
         return f"{start}, but it must be {self.allowed}{'' if self.allowed.endswith('?') else '.'}"
 
 
 @contextmanager
 def renamed_keys(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors about arguments of functions name the options, or the keys of a scenario, that gave them."""
+    """Let errors about arguments of functions name the options of a command that gave them."""
     try:
         yield
     except InputError as error:
-        raise InputError(names.get(error.key, error.key), error.given, error.allowed) from None
+        option = names.get(error.key) or names.get(error.scenario_key)
+        if option is None:
+            raise
+        raise InputError(option, error.given, error.allowed) from None
 
 
 def refuse(*cases: tuple[object, str, object, str]) -> None:
@@ -135,19 +182,19 @@ def refuse(*cases: tuple[object, str, object, str]) -> None:
             raise InputError(key, given, allowed)
 
 
-def missing(key: str, reason: str) -> InputError:
+def missing(key: str, reason: str, section: str = "") -> InputError:
     """Return the error for something that has to be given, `reason` saying when."""
-    return InputError(key, None, f"given {reason}")
+    return InputError(key, None, f"given {reason}", section)
 
 
-def unknown(key: str, given: object, known: Iterable[str]) -> InputError:
+def unknown(key: str, given: object, known: Iterable[str], section: str = "") -> InputError:
     """Return the error for a name that is none of those that are known."""
-    return InputError(key, given, f"one of {', '.join(known)}")
+    return InputError(key, given, f"one of {', '.join(known)}", section)
 
 
-def wrong_length(key: str, given: object, devices: int) -> InputError:
+def wrong_length(key: str, given: object, devices: int, section: str = "") -> InputError:
     """Return the error for a list that has neither one value nor one for each device."""
-    return InputError(key, given, f"one number, or one for each of the {devices} devices")
+    return InputError(key, given, f"one number, or one for each of the {devices} devices", section)
 
 
 def conflict(key: str, given: object, reason: str) -> InputError:

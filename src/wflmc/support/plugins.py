@@ -20,7 +20,7 @@ def names(group: str) -> list[str]:
     return sorted(entry_points(group=f"wflmc.{group}").names)
 
 
-def load(group: str, name: str, key: str, builtin: Mapping[str, Any]) -> Any:
+def load(group: str, name: str, key: str, builtin: Mapping[str, Any], section: str = "") -> Any:
     """Return what a name stands for: one of our own, or that of a package.
 
     Args:
@@ -28,6 +28,7 @@ def load(group: str, name: str, key: str, builtin: Mapping[str, Any]) -> Any:
         name: to look up.
         key: the argument or scenario key that has the name, for errors.
         builtin: our own, by name.
+        section: of a scenario that has the key, for errors.
 
     Returns:
         The value that the name stands for; that of a package is imported.
@@ -38,7 +39,7 @@ def load(group: str, name: str, key: str, builtin: Mapping[str, Any]) -> Any:
     if name in builtin:
         return builtin[name]
     if name not in names(group):
-        raise InputError(key, name, known_names(group, builtin))
+        raise InputError(key, name, known_names(group, builtin), section)
     return entry_points(group=f"wflmc.{group}")[name].load()
 
 

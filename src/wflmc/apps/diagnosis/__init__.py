@@ -5,7 +5,7 @@ plans, with one setting changed at a time, and no other part of a run depends on
 """
 
 from wflmc.apps.diagnosis.causes import advise, find_causes
-from wflmc.apps.diagnosis.request import PlanRequest
+from wflmc.apps.diagnosis.replanning import Replanner
 from wflmc.apps.diagnosis.values import Cause, Change, Measured
 
-__all__ = ["Cause", "Change", "Measured", "PlanRequest", "advise", "find_causes"]
+__all__ = ["Cause", "Change", "Measured", "Replanner", "advise", "find_causes"]

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from wflmc.apps.diagnosis.causes import find_causes
-from wflmc.apps.diagnosis.request import PlanRequest
+from wflmc.apps.diagnosis.replanning import Replanner
 from wflmc.apps.diagnosis.values import NOTHING_MEASURED, Measured
 from wflmc.planning import Plan
 from wflmc.runs.documents import Causes, Document, SummaryFile
 from wflmc.runs.folder import read_run
-from wflmc.runs.planning import make_plan, plan_keywords
+from wflmc.runs.planning import make_plan
 from wflmc.scenario import (
     Inputs,
     NotCovered,
@@ -21,6 +21,7 @@ from wflmc.scenario import (
     build,
     load_scenario,
     plain,
+    plan_request,
     to_json,
     with_values,
 )
@@ -101,16 +102,12 @@ def diagnose_plan(
     """
     scenario = with_values(source.scenario, {"sampler.burn_in": plan.burn_in})
     inputs = source.inputs
-    request = None
+    replanner = None
     if source.can_try_changes and (inputs.public or not source.own_data):
-        request = PlanRequest(
-            posterior=inputs.posterior,
-            link=inputs.link,
-            privacy=inputs.privacy,
-            **plan_keywords(scenario, inputs, ledger=plan.ledger),
-        )
+        request = plan_request(scenario, inputs, plan.ledger)
+        replanner = Replanner(inputs.posterior, request)
     posterior = inputs.posterior if source.looks_at_data else None
-    causes = find_causes(plan, posterior, request, measured)
+    causes = find_causes(plan, posterior, replanner, measured)
     return [plain(cause.document) for cause in causes]
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.apps.diagnosis.request import PlanRequest
+from wflmc.apps.diagnosis.replanning import Replanner
 from wflmc.apps.diagnosis.search import (
     GOOD_W2_SQ,
     NO_CHANGES,
@@ -31,6 +31,8 @@ from wflmc.channel import Link
 from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
 from wflmc.evaluation.summary import Evaluation
 from wflmc.planning import Plan, Policy, Sampler
+from wflmc.planning.build import complete_request
+from wflmc.planning.options import DEFAULT_POLICY, DEFAULT_SAMPLER
 from wflmc.planning.solvers.closed_form import LIMITS, POLICY, POWER
 from wflmc.posterior import GaussianPosterior, Posterior, SoftmaxPosterior
 from wflmc.privacy import Privacy
@@ -78,8 +80,8 @@ def advise(  # noqa: PLR0913 (the arguments of `plan`, and an evaluation)
     step_size: ArrayLike | None = None,
     burn_in: int | None = None,
     samples: int | None = None,
-    sampler: Sampler | None = None,
-    policy: Policy | None = None,
+    sampler: Sampler = DEFAULT_SAMPLER,
+    policy: Policy = DEFAULT_POLICY,
     ledger: ArrayLike | None = None,
     initial_w2_sq: float | None = None,
 ) -> tuple[Cause, ...]:
@@ -106,10 +108,10 @@ def advise(  # noqa: PLR0913 (the arguments of `plan`, and an evaluation)
     Raises:
         InputError: as `wflmc.plan` does.
     """
-    request = PlanRequest(
-        posterior=posterior,
-        link=link,
-        privacy=privacy,
+    request = complete_request(
+        posterior,
+        link,
+        privacy,
         step_size=step_size,
         burn_in=burn_in,
         samples=samples,
@@ -121,13 +123,14 @@ def advise(  # noqa: PLR0913 (the arguments of `plan`, and an evaluation)
     measured = NOTHING_MEASURED
     if evaluation is not None:
         measured = Measured.from_evaluation(evaluation)
-    return find_causes(request.plan(), posterior, request, measured)
+    replanner = Replanner(posterior, request)
+    return find_causes(replanner.plan({}), posterior, replanner, measured)
 
 
 def find_causes(
     plan: Plan,
     posterior: Posterior | None,
-    request: PlanRequest | None = None,
+    replanner: Replanner | None = None,
     measured: Measured = NOTHING_MEASURED,
 ) -> tuple[Cause, ...]:
     """Return the causes of a plan that is made already, as `advise` does.
@@ -135,7 +138,7 @@ def find_causes(
     Args:
         plan: to be judged.
         posterior: None where the data are not to be looked at.
-        request: the arguments of the plan; None where no changes are to be tried.
+        replanner: makes the plan again; None where no changes are to be tried.
         measured: by chains of the plan.
 
     Returns:
@@ -148,7 +151,7 @@ def find_causes(
     model = model_of(plan, posterior)
     now = forecast(plan, model)
     diagnosed = Diagnosed(plan, posterior, model, now)
-    search = None if request is None else ChangeSearch(diagnosed, request)
+    search = None if replanner is None else ChangeSearch(diagnosed, replanner)
     # A warning about the data themselves, such as features of unlike scale, would come
     # first here.
     causes = _narrow_prior(model, posterior)

@@ -99,7 +99,7 @@ class _PlanMetric:
             try:
                 self.values[value] = self._measure(value)
             except InputError as error:
-                if error.key not in KEYS_THAT_MAY_RULE_OUT:
+                if error.scenario_key not in KEYS_THAT_MAY_RULE_OUT:
                     raise
                 self.errors.append(error)
                 self.values[value] = math.inf

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.apps.diagnosis.request import PlanRequest
+from wflmc.apps.diagnosis.replanning import Replanner
 from wflmc.apps.diagnosis.values import Change, Expectation, SettingValue
 from wflmc.dynamics import Array
 from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
-from wflmc.planning import Plan, Policy
+from wflmc.planning import Plan
 from wflmc.posterior import Posterior
 from wflmc.support.errors import InputError
 
@@ -114,18 +114,18 @@ class ChangeSearch:
 
     Args:
         diagnosed: the plan to improve.
-        request: the arguments that it was made with.
+        replanner: makes it again.
     """
 
-    def __init__(self, diagnosed: Diagnosed, request: PlanRequest) -> None:
+    def __init__(self, diagnosed: Diagnosed, replanner: Replanner) -> None:
         self.diagnosed = diagnosed
-        self.request = request.settled_by(diagnosed.plan)
+        self.replanner = replanner.settled_by(diagnosed.plan)
         self.base = diagnosed.now
         """Forecast of the plan with all changes that were accepted."""
         self.accepted: dict[str, SettingValue] = {}
         self.named_groups: set[str] = set()
         """Keys that causes before have named, by their group."""
-        policy = request.policy or Policy()
+        policy = replanner.request.policy
         is_slow = policy.objective in ("exact", "transcript") or policy.csi == "causal"
         self.trial_policy = QUICK_POLICY if is_slow else {}
         if is_slow and not diagnosed.is_too_large:
@@ -210,7 +210,7 @@ class ChangeSearch:
         diagnosed = self.diagnosed
         settings = {**self.trial_policy, **self.accepted, **changes}
         with suppress(InputError):
-            trial = self.request.changed(settings).plan()
+            trial = self.replanner.plan(settings)
             model = diagnosed.model
             if trial.init != diagnosed.plan.init:
                 model = model_of(trial, diagnosed.posterior)
@@ -225,7 +225,7 @@ class ChangeSearch:
         if section == "privacy":
             return self._privacy_candidates(key)
         plan = self.diagnosed.plan
-        snr_db = self.request.link.snr_db
+        snr_db = self.replanner.request.link.snr_db
         if key == "link.snr_db" and np.ndim(snr_db) == 0:
             now = float(np.asarray(snr_db))
             return [Change(key, now + step, "up") for step in SNR_STEPS_DB]

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import Plan, Privacy, sample
+from wflmc import Plan, Policy, Privacy, sample
 from wflmc.apps.studies.cache import identity_of
 from wflmc.apps.studies.engines import Progress
-from wflmc.apps.studies.paper.common import SNR_GRID
+from wflmc.apps.studies.paper.common import SNR_GRID, plans_of
 from wflmc.apps.studies.paper.fig6_fig7 import MultiSample
 from wflmc.apps.studies.paper.fig8 import Mnist, recipes_study
 from wflmc.apps.studies.study import Point, Row, Study, Tables, mean_row
@@ -29,10 +29,27 @@ def _promises(setting: MultiSample, epsilon: float) -> tuple[Privacy, Privacy, P
     return Privacy(*given, "paper"), Privacy(*given), Privacy(*given, unit="record", example_clip=EXAMPLE_CLIP)
 
 
-def _plans(setting: MultiSample, snr_db: float, privacy: Privacy, **options: Any) -> list[Plan]:
-    """Return one plan for each channel, with figure 6's rounds and step size unless the options give others."""
-    power, bound = options.pop("power", "optimized"), options.pop("bound", "corrected")
-    return setting.plans(power, snr_db, setting.rounds // 2, privacy, bound=bound, **options)
+class Scheme(NamedTuple):
+    """What a curve is planned with, beside figure 6's rounds and channels."""
+
+    privacy: Privacy
+    power: str = "optimized"
+    policy: Policy = Policy()
+    """Its power is `power`."""
+    step_size: float | None = None
+    """η; None for figure 6's."""
+
+
+def _plans(setting: MultiSample, snr_db: float, scheme: Scheme) -> list[Plan]:
+    """Return one plan of a scheme for each channel."""
+    paper = setting.request(snr_db, setting.rounds // 2)
+    request = replace(
+        paper,
+        privacy=scheme.privacy,
+        policy=scheme.policy,
+        step_size=paper.step_size if scheme.step_size is None else scheme.step_size,
+    )
+    return plans_of(scheme.power, setting.posterior, setting.links(snr_db), request)
 
 
 def _worst(posterior: GaussianPosterior, plans: Sequence[Plan]) -> NDArray[np.float64]:
@@ -40,20 +57,23 @@ def _worst(posterior: GaussianPosterior, plans: Sequence[Plan]) -> NDArray[np.fl
     return np.array([exact_w2_sq(posterior, plan)[plan.burn_in :].max() for plan in plans])
 
 
-def schemes_of(setting: MultiSample) -> dict[str, tuple[Privacy, dict[str, Any]]]:
-    """Return privacy and options of each scheme; those with a + add to the one before. The exact law is an oracle."""
+def schemes_of(setting: MultiSample) -> dict[str, Scheme]:
+    """Return the schemes by name; those with a + add to the one before. The exact law is an oracle."""
     paper, exact, record = _promises(setting, setting.epsilon)
     step_size = 0.3 / (setting.posterior.mu + setting.posterior.L)
-    small = {"objective": "exact", "step_size": step_size, "max_round_noise": 1.0}
+    by_paper = Policy(bound="paper")
+    by_law = Policy(objective="exact")
+    limited = Policy(objective="exact", max_round_noise=1.0)
+    nothing = Privacy(None, None, setting.clip)
     return {
-        "equal (the paper's)": (paper, {"power": "equal", "bound": "paper"}),
-        "optimized (the paper's)": (paper, {"bound": "paper"}),
-        "+ corrected bound": (paper, {}),
-        "+ exact accountant": (exact, {}),
-        "+ exact law as objective": (exact, {"objective": "exact"}),
-        "+ step 0.3/(mu+L), noise limit 1": (exact, small),
-        "+ one example hidden, not a device": (record, small),
-        "noiseless, unclipped": (Privacy(None, None, setting.clip), {"power": "noiseless"}),
+        "equal (the paper's)": Scheme(paper, power="equal", policy=by_paper),
+        "optimized (the paper's)": Scheme(paper, policy=by_paper),
+        "+ corrected bound": Scheme(paper),
+        "+ exact accountant": Scheme(exact),
+        "+ exact law as objective": Scheme(exact, policy=by_law),
+        "+ step 0.3/(mu+L), noise limit 1": Scheme(exact, policy=limited, step_size=step_size),
+        "+ one example hidden, not a device": Scheme(record, policy=limited, step_size=step_size),
+        "noiseless, unclipped": Scheme(nothing, power="noiseless"),
     }
 
 
@@ -67,8 +87,8 @@ def beyond_gaussian(setting: MultiSample, chains: int = 2000) -> Study:
     def measure(point: Point, progress: Progress) -> Tables:
         x = float(point.x or 0)
         tables: Tables = {"beyond_w2": [], "beyond_ess": [], "beyond_chains": []}
-        for index, (name, (privacy, options)) in enumerate(schemes.items()):
-            plans = _plans(setting, x, privacy, **options)
+        for index, (name, scheme) in enumerate(schemes.items()):
+            plans = _plans(setting, x, scheme)
             ess = np.array([exact_ess(posterior, plan).min() for plan in plans])
             trace = sample(jax.random.key(0), posterior, plans[0], chains)
             distance = estimate_w2_sq(trace.theta, posterior.exact)
@@ -95,7 +115,7 @@ def record_study(setting: MultiSample) -> Study:
         epsilon = float(point.x or 0)
         tables: Tables = {"record": [], "record_budget": []}
         for name, privacy in zip(names, _promises(setting, epsilon), strict=True):
-            worst = _worst(setting.posterior, _plans(setting, RECORD_SNR, privacy))
+            worst = _worst(setting.posterior, _plans(setting, RECORD_SNR, Scheme(privacy)))
             tables["record"].append(mean_row("record", name, epsilon, worst))
             budget = privacy.budget(devices)[0] * (setting.clip / privacy.sensitivity(devices)[0]) ** 2
             tables["record_budget"].append(Row("record_budget", name, epsilon, float(budget)))

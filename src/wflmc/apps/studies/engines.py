@@ -51,7 +51,9 @@ def attempt(work: Work, task: Any, progress: Progress) -> Any:
     """Return the result of a task, or its failure."""
     try:
         return work(task, progress)
-    except (InputError, SamplingError, OverspendError) as error:
+    except InputError as error:
+        return Failure(error.in_scenario)
+    except (SamplingError, OverspendError) as error:
         return Failure(str(error))
     except Exception as error:
         return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())

@@ -104,12 +104,27 @@ def league_plan(
     posterior: SoftmaxPosterior, settings: Settings, epsilon: float | None, adjacency: str, link: Link
 ) -> Plan:
     """Return the plan of a row; without an ε the same clips, steps and channel."""
-    clips = {"clip": CLIP, "unit": "record", "example_clip": settings.example_clip, "adjacency": adjacency}
-    privacy = Privacy(epsilon, None if epsilon is None else DELTA, **clips)  # type: ignore[arg-type]
+    privacy = Privacy(
+        epsilon=epsilon,
+        delta=None if epsilon is None else DELTA,
+        clip=CLIP,
+        unit="record",
+        example_clip=settings.example_clip,
+        adjacency=adjacency,
+    )
     step_size, sampler = settings.sampler(int(posterior.sizes.sum()))
     policy = Policy("equal" if epsilon is not None else "no-dp", objective="average")
-    lengths = {"burn_in": ROUNDS - KEPT, "samples": KEPT, "initial_w2_sq": 0.0}
-    return plan(posterior, link, privacy, step_size=step_size, sampler=sampler, policy=policy, **lengths)  # type: ignore[arg-type]
+    return plan(
+        posterior,
+        link,
+        privacy,
+        step_size=step_size,
+        burn_in=ROUNDS - KEPT,
+        samples=KEPT,
+        sampler=sampler,
+        policy=policy,
+        initial_w2_sq=0.0,
+    )
 
 
 def descent_plan(posterior: SoftmaxPosterior, settings: Settings, epsilon: float, link: Link) -> Plan:
@@ -231,8 +246,17 @@ def _unclipped(name: str, features: Features, posterior: SoftmaxPosterior, execu
     size, kept = LONG[name]
     step = (size / int(posterior.sizes.sum())) ** 0.5
     sampler = Sampler(init="zero", dynamics=MOVING, friction=LONG_FRICTION)
-    long = {"burn_in": LONG_BURN_IN, "samples": kept, "initial_w2_sq": 0.0}
-    ideal = plan(posterior, link_of(0), Privacy(), step_size=step, sampler=sampler, policy=Policy("noiseless"), **long)  # type: ignore[arg-type]
+    ideal = plan(
+        posterior,
+        link_of(0),
+        Privacy(),
+        step_size=step,
+        burn_in=LONG_BURN_IN,
+        samples=kept,
+        sampler=sampler,
+        policy=Policy("noiseless"),
+        initial_w2_sq=0.0,
+    )
     trace = sample(jax.random.key(2), posterior, ideal, CHAINS, predictions=features.X_test, execution=execution)
     assert trace.predictions is not None
     scores = scores_of(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)

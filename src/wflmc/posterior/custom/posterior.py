@@ -282,7 +282,7 @@ class CustomPosterior(Shown, Posterior):
             norm = (self.dim / self.coordinates_by) ** 0.5
         else:
             allowed = "with unit = 'record': for typical norms, see posterior.typical_example_norm(public)"
-            raise missing("example_clip", allowed)
+            raise missing("example_clip", allowed, section="privacy")
         return norm if self.batch is None else norm * np.maximum(self.sizes / self.batch, 1.0)
 
     def gradients(self, theta: jax.Array) -> jax.Array:
@@ -369,7 +369,7 @@ class CustomPosterior(Shown, Posterior):
         (centre, std), (mode, values) = self._initial(init), self.laplace
         if not np.all(values > 0):
             wanted = "given to plan, as the cost is not convex at the mode that was found"
-            raise InputError("initial_w2_sq", Found("cannot be estimated"), wanted)
+            raise InputError("initial_w2_sq", Found("cannot be estimated"), wanted, section="posterior")
         spread = (values**-0.5 - std) ** 2
         apart = spread.sum() if values.size == self.dim else self.dim * spread.max()
         return float(np.sum((mode - centre) ** 2) + apart)

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import Link, Plan, Privacy, Trace, plan_many, sample
+from wflmc import Link, Plan, Trace, sample
 from wflmc.apps.studies.engines import Progress
 from wflmc.apps.studies.study import Row
-from wflmc.planning import POLICIES, plan_arguments
+from wflmc.planning import POLICIES, PlanRequest, plan_from, policy_named
 from wflmc.posterior import Posterior
 from wflmc.sampling import Execution
 
@@ -50,9 +50,20 @@ def sample_schemes(
     return {name: replace(trace, theta=theta, clip_rate=clip_rate) for name, theta, clip_rate in parts}
 
 
-def plans_of(scheme: str, posterior: Posterior, links: Sequence[Link], privacy: Privacy, **options: Any) -> list[Plan]:
-    """Return one plan of a scheme for each link."""
-    wireless = POLICIES[scheme].wireless  # on an ideal link all experiments have the same plan
-    seen = links if wireless else links[:1]
-    plans = plan_many(posterior, seen, privacy, **plan_arguments({"power": scheme, **options}))
-    return plans if wireless else plans * len(links)
+def plans_of(scheme: str, posterior: Posterior, links: Sequence[Link], request: PlanRequest) -> list[Plan]:
+    """Return one plan of a scheme for each link.
+
+    Args:
+        scheme: the name of a power policy.
+        posterior: the model.
+        links: of the experiments.
+        request: what the plans share; its link and its policy's power are replaced.
+
+    Returns:
+        The plans, in the order of the links; on an ideal link all experiments have the
+        same one.
+    """
+    policy = replace(request.policy, power=scheme)
+    if not policy_named(scheme).wireless:
+        return [plan_from(posterior, replace(request, policy=policy))] * len(links)
+    return [plan_from(posterior, replace(request, policy=policy, link=link)) for link in links]

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from wflmc import InputError, Link, Plan, Privacy, channel
+from wflmc import InputError, Link, Plan, Policy, Privacy, channel
 from wflmc.apps.studies.cache import identity_of
 from wflmc.apps.studies.engines import Progress, part_of
 from wflmc.apps.studies.paper.common import SCHEMES, SNR_GRID, Curves, plans_of, sample_schemes
 from wflmc.apps.studies.study import Claim, Point, Row, Study, Tables
 from wflmc.evaluation import estimate_w2_sq, exact_w2_sq, floor_w2_sq
+from wflmc.planning import PlanRequest
 from wflmc.posterior import GaussianPosterior
 
 BURN_IN_GRID = tuple(float(x) for x in range(10, 100, 10))
@@ -38,18 +38,34 @@ class MultiSample:
         """η = 0.4/(μ + L)."""
         return float(self.step_factor / (self.posterior.mu + self.posterior.L))
 
-    def plans(
-        self, scheme: str, snr_db: float, burn_in: int, privacy: Privacy | None = None, **options: Any
-    ) -> list[Plan]:
-        """Return one plan per experiment, by the paper's bound and accountant unless told otherwise.
+    def plans(self, scheme: str, snr_db: float, burn_in: int) -> list[Plan]:
+        """Return one plan per experiment, by the paper's bound and accountant.
 
         Each experiment has a channel of its own.
+
+        Args:
+            scheme: the name of a power policy.
+            snr_db: of the links.
+            burn_in: S_b.
         """
-        fading, seeds = channel.rayleigh(self.gain_power), range(self.seed, self.seed + self.experiments)
-        privacy = privacy or Privacy(self.epsilon, self.delta, self.clip, "paper")
-        rounds = {"burn_in": burn_in, "samples": self.rounds - burn_in, "step_size": self.step_size, "bound": "paper"}
-        links = [Link(fading, snr_db, seed=seed) for seed in seeds]
-        return plans_of(scheme, self.posterior, links, privacy, **{**rounds, **options})
+        return plans_of(scheme, self.posterior, self.links(snr_db), self.request(snr_db, burn_in))
+
+    def links(self, snr_db: float) -> list[Link]:
+        """Return the channels of the experiments."""
+        fading = channel.rayleigh(self.gain_power)
+        seeds = range(self.seed, self.seed + self.experiments)
+        return [Link(fading, snr_db, seed=seed) for seed in seeds]
+
+    def request(self, snr_db: float, burn_in: int) -> PlanRequest:
+        """Return what the paper's plans have in common."""
+        return PlanRequest(
+            link=self.links(snr_db)[0],
+            privacy=Privacy(self.epsilon, self.delta, self.clip, "paper"),
+            step_size=self.step_size,
+            burn_in=burn_in,
+            samples=self.rounds - burn_in,
+            policy=Policy(bound="paper"),
+        )
 
 
 def multi_sample_study(name: str, setting: MultiSample) -> Study:

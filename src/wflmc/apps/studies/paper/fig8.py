@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import Link, Plan, Privacy, channel, release_whitening, softmax_regression
+from wflmc import Link, Plan, Policy, Privacy, Sampler, channel, release_whitening, softmax_regression
 from wflmc.apps import baselines
 from wflmc.apps.studies.cache import identity_of
 from wflmc.apps.studies.engines import Progress, part_of
@@ -17,8 +17,9 @@ from wflmc.apps.studies.paper.common import SCHEMES, SNR_GRID, Curves, plans_of,
 from wflmc.apps.studies.study import Claim, Point, Study, Tables, mean_row
 from wflmc.data.sets import Features
 from wflmc.evaluation import predictive_scores
-from wflmc.planning import POLICIES
+from wflmc.planning import POLICIES, PlanRequest
 from wflmc.posterior import SoftmaxPosterior
+from wflmc.privacy.whitening import Release
 
 IDEAL = tuple(name for name, policy in POLICIES.items() if not policy.wireless)
 """Schemes on an ideal link: the same at every SNR."""
@@ -83,12 +84,33 @@ class Mnist:
         fading = channel.rayleigh(self.gain_power)
         return [Link(fading, self.snr_db, seed=self.seed + number) for number in numbers]
 
-    def plans(self, posterior: SoftmaxPosterior, scheme: str, links: Sequence[Link], **options: Any) -> list[Plan]:
-        """Return one plan for each link, for the average over the kept rounds."""
-        options |= {"burn_in": self.burn_in, "samples": self.samples, "bound": self.bound, "init": self.init}
-        options |= {"objective": "average", "initial_w2_sq": 0.0}  # W2² of the start adds the same to every plan's
-        step_size = self.step_factor / (posterior.mu + posterior.L)
-        return plans_of(scheme, posterior, links, self.privacy, step_size=step_size, **options)
+    def plans(
+        self,
+        posterior: SoftmaxPosterior,
+        scheme: str,
+        links: Sequence[Link],
+        release: Release | None = None,
+    ) -> list[Plan]:
+        """Return one plan for each link, for the average over the kept rounds.
+
+        Args:
+            posterior: the model.
+            scheme: the name of a power policy.
+            links: of the experiments.
+            release: that has paid for the posterior's coordinates, before the first round.
+        """
+        request = PlanRequest(
+            link=links[0],
+            privacy=self.privacy,
+            step_size=self.step_factor / (posterior.mu + posterior.L),
+            burn_in=self.burn_in,
+            samples=self.samples,
+            sampler=Sampler(init=self.init, start=0 if release is None else len(release.loss)),
+            policy=Policy(objective="average", bound=self.bound),
+            ledger=None if release is None else release.spent,
+            initial_w2_sq=0.0,  # which adds the same to the bound of every plan
+        )
+        return plans_of(scheme, posterior, links, request)
 
 
 def mnist_study(setting: Mnist) -> Study:
@@ -161,7 +183,12 @@ def _batches(setting: Mnist, posterior: SoftmaxPosterior, schemes: Sequence[str]
 
 
 def experiments(
-    setting: Mnist, posterior: SoftmaxPosterior, schemes: Sequence[str], numbers: range, progress: Progress, **paid: Any
+    setting: Mnist,
+    posterior: SoftmaxPosterior,
+    schemes: Sequence[str],
+    numbers: range,
+    progress: Progress,
+    release: Release | None = None,
 ) -> Scores:
     """Return scores of some experiments: the same channels, starts and noise for all schemes.
 
@@ -170,18 +197,17 @@ def experiments(
         schemes: names of policies, and `sbfl`.
         numbers: of the experiments, which decide their channels and noise.
         progress: called with the share that is done.
-        paid: ledger and start of plans whose private coordinates are released. Without any these are released first.
+        release: of the posterior's private coordinates; without one these are released first.
     """
     key, links, count = jax.random.key(setting.seed), setting.links(numbers), len(numbers)
-    if setting.whiten == "private" and not paid:
+    if setting.whiten == "private" and release is None:
         parts = []
         for index, (number, link) in enumerate(zip(numbers, links, strict=True)):  # each has coordinates of its own
-            release = release_whitening(jax.random.fold_in(key, number), posterior, link, setting.privacy)
-            whitened, share = posterior.whitened(release.matrix), part_of(progress, index / count, 1 / count)
-            after = {"ledger": release.spent, "start": len(release.loss)}
-            parts.append(experiments(setting, whitened, schemes, range(number, number + 1), share, **after))
+            paid = release_whitening(jax.random.fold_in(key, number), posterior, link, setting.privacy)
+            whitened, share = posterior.whitened(paid.matrix), part_of(progress, index / count, 1 / count)
+            parts.append(experiments(setting, whitened, schemes, range(number, number + 1), share, paid))
         return _joined(parts)
-    plans = {name: setting.plans(posterior, name, links, **paid) for name in schemes if name in POLICIES}
+    plans = {name: setting.plans(posterior, name, links, release) for name in schemes if name in POLICIES}
     drawn = sample_schemes(setting, posterior, plans, numbers, part_of(progress, 0, 0.9))
     thetas = {name: trace.theta for name, trace in drawn.items()}
     if "sbfl" in schemes:

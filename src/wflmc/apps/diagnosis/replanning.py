@@ -1,0 +1,61 @@
+"""Making a plan again with some of its settings changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from wflmc.apps.diagnosis.values import SettingValue
+from wflmc.planning import Plan, PlanRequest, plan_from
+from wflmc.posterior import Posterior
+
+
+@dataclass(frozen=True, eq=False)
+class Replanner:
+    """A posterior, and what its plan was made for."""
+
+    posterior: Posterior
+    """The model, whose data planning may look at."""
+    request: PlanRequest
+    """All other arguments of `wflmc.plan`."""
+
+    def plan(self, changes: Mapping[str, SettingValue]) -> Plan:
+        """Make the plan with other values of some scenario keys.
+
+        Args:
+            changes: new values by key, such as `privacy.clip`, of the sections `link`,
+                `privacy`, `sampler` and `policy`.
+
+        Returns:
+            The plan.
+
+        Raises:
+            InputError: a value is out of range, or limits contradict each other.
+        """
+        return plan_from(self.posterior, self.request.with_values(changes))
+
+    def settled_by(self, made: Plan) -> "Replanner":
+        """Return the same with what a plan has chosen: step sizes, rounds, dynamics.
+
+        Other plans then differ in the changed key alone. Step sizes that were planned
+        are taken as they are, since planning them takes some seventy plans.
+
+        Args:
+            made: the plan of the request.
+
+        Returns:
+            The settled replanner.
+        """
+        step_size = made.step_size
+        is_constant = bool(np.all(step_size == step_size[0]))
+        sampler = replace(
+            self.request.sampler, step_schedule="constant", dynamics=made.dynamics
+        )
+        request = replace(
+            self.request,
+            step_size=float(step_size[0]) if is_constant else step_size,
+            burn_in=made.burn_in,
+            samples=len(made.rounds) - made.burn_in,
+            sampler=sampler,
+        )
+        return replace(self, request=request)

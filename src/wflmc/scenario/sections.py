@@ -1,0 +1,113 @@
+"""Sections of a scenario file, made from the dataclasses of the core that they become.
+
+A field of `Link`, `Privacy`, `Sampler` or `Policy` is a key of the section of the same
+name, with the default and the limits that its annotation declares
+(`wflmc.support.declarations`). What only a file has is declared in
+`wflmc.scenario.schema`.
+"""
+
+from collections.abc import Callable
+from dataclasses import MISSING
+from typing import Annotated, Any, Literal, Optional, TypeVar
+
+from pydantic import AfterValidator, BaseModel, Field, create_model
+from pydantic_core import PydanticCustomError
+
+from wflmc.support.declarations import Choices, DeclaredField, Limits, declared_fields
+from wflmc.support.plugins import is_own_model, known_names, names
+
+T = TypeVar("T")
+
+
+class Section(BaseModel, strict=True, extra="forbid", frozen=True):
+    """What all sections share."""
+
+
+def section_of(core: type) -> type[Section]:
+    """Return the section that has a key for every field of a dataclass that files may give.
+
+    Args:
+        core: a dataclass whose fields are declared with `Limits` or `Choices`.
+    """
+    keys: dict[str, Any] = {}
+    for field in declared_fields(core):
+        if field.in_files:
+            default = ... if field.default is MISSING else field.default
+            keys[field.name] = (_type_of(field), Field(default, description=field.description))
+    return create_model(f"{core.__name__}Keys", __base__=Section, **keys)
+
+
+def core_value(core: Callable[..., T], section: BaseModel, **values: object) -> T:
+    """Return the value of the core that a section stands for.
+
+    Args:
+        core: the dataclass.
+        section: the section that was made from it; keys that only files have are left out.
+        values: of fields that files give otherwise, or not at all.
+
+    Returns:
+        The value, which has been checked a second time only where `values` are new.
+
+    Raises:
+        InputError: fields contradict each other.
+    """
+    assert isinstance(core, type)
+    fields = [field.name for field in declared_fields(core) if field.in_files]
+    return core(**{name: getattr(section, name) for name in fields} | values)
+
+
+def key_type(core: type, name: str, text: Any) -> Any:
+    """Return the type of a key for which files also have a text, such as an expression.
+
+    Args:
+        core: the dataclass that declares the field.
+        name: of the field.
+        text: the type of the text.
+    """
+    (field,) = (field for field in declared_fields(core) if field.name == name)
+    return _type_of(field) | text
+
+
+def _type_of(field: DeclaredField) -> Any:
+    """Return the type that pydantic checks a key by."""
+    kind = field.kind
+    if field.choices is not None:
+        kind = _name_type(field.choices)
+    elif field.limits is not None:
+        kind = number_type(float if field.kind is not int else int, field.limits)
+    return Optional[kind] if field.optional else kind  # noqa: UP045
+
+
+def number_type(kind: type, limits: Limits) -> Any:
+    """Return the type of a number within limits, or of a list of them where devices may differ."""
+    number = Annotated[
+        kind,  # type: ignore[valid-type]
+        Field(ge=limits.minimum, le=limits.maximum, gt=limits.above, lt=limits.below),
+    ]
+    if not limits.per_device:
+        return number
+    return number | Annotated[list[number], Field(min_length=1)]
+
+
+def registered_name(group: str, *builtin: str) -> Any:
+    """Return the type of a name: one of ours, or one that another package has registered.
+
+    Args:
+        group: of entry points, `wflmc.<group>`.
+        builtin: our own names.
+    """
+
+    def check(name: str) -> str:
+        if name not in builtin and name not in names(group) and not (group == "models" and is_own_model(name)):
+            own = ("FILE.py:FUNCTION",) if group == "models" else ()
+            raise PydanticCustomError("unknown_name", f"Input should be {known_names(group, (*builtin, *own))}")
+        return name
+
+    return Annotated[str, AfterValidator(check)]
+
+
+def _name_type(choices: Choices) -> Any:
+    """Return the type of one of several names."""
+    if choices.group:
+        return registered_name(choices.group, *choices.names)
+    return Literal[choices.names]
