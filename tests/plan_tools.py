@@ -1,8 +1,8 @@
-"""Plans with other values of some fields."""
+"""What tests of plans share."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import wflmc
@@ -11,3 +11,15 @@ import wflmc
 def with_context(plan: wflmc.Plan, **changes: Any) -> wflmc.Plan:
     """Return a plan with other values of some fields of its context."""
     return replace(plan, context=replace(plan.context, **changes))
+
+
+def grouped(**settings):
+    """Return arguments of `wflmc.plan`: settings that are fields of its sampler or its policy become one of these.
+
+    Tests that try many settings name them alone.
+    """
+    for name, kind in (("sampler", wflmc.Sampler), ("policy", wflmc.Policy)):
+        own = {field.name: settings.pop(field.name) for field in fields(kind) if field.name in settings}
+        if own:
+            settings[name] = kind(**own)
+    return settings

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from docs.draw.style import BLUE, GREY, new_figure, save
 
 import wflmc
-from wflmc.planning.options import plan_arguments
 
-POLICIES: dict[str, dict[str, Any]] = {
-    "optimized": {},
-    "equal": {"power": "equal"},
-    "no-dp": {"power": "no-dp"},
-    "noiseless-dp": {"power": "noiseless-dp"},
-    "noiseless": {"power": "noiseless"},
-    "all": {"schedule": "all"},
-    "unbiased": {"schedule": "unbiased"},
-    "average": {"objective": "average"},
-    "exact": {"objective": "exact"},
-    "causal": {"csi": "causal"},
-    "paper-accountant": {"accountant": "paper"},
-    "max-round-noise": {"max_round_noise": 1},
-    "planned-steps": {"step_schedule": "planned"},
+
+class Entry(NamedTuple):
+    """What a plan of the gallery is made with, beside the common setting."""
+
+    policy: wflmc.Policy = wflmc.Policy()
+    sampler: wflmc.Sampler = wflmc.Sampler()
+    accountant: str = "exact"
+
+
+POLICIES: dict[str, Entry] = {
+    "optimized": Entry(),
+    "equal": Entry(wflmc.Policy(power="equal")),
+    "no-dp": Entry(wflmc.Policy(power="no-dp")),
+    "noiseless-dp": Entry(wflmc.Policy(power="noiseless-dp")),
+    "noiseless": Entry(wflmc.Policy(power="noiseless")),
+    "all": Entry(wflmc.Policy(schedule="all")),
+    "unbiased": Entry(wflmc.Policy(schedule="unbiased")),
+    "average": Entry(wflmc.Policy(objective="average")),
+    "exact": Entry(wflmc.Policy(objective="exact")),
+    "causal": Entry(wflmc.Policy(csi="causal")),
+    "paper-accountant": Entry(accountant="paper"),
+    "max-round-noise": Entry(wflmc.Policy(max_round_noise=1)),
+    "planned-steps": Entry(sampler=wflmc.Sampler(step_schedule="planned")),
 }
 
 
@@ -38,10 +46,17 @@ def setting() -> tuple[Any, Any]:
 def plan_of(name: str) -> Any:
     """Return the plan of a policy in the common setting."""
     posterior, link = setting()
-    keywords = dict(POLICIES[name])
-    privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30, accountant=keywords.pop("accountant", "exact"))
-    step = 0.4 / (posterior.mu + posterior.L)
-    return wflmc.plan(posterior, link, privacy, step_size=step, burn_in=50, samples=50, **plan_arguments(keywords))
+    entry = POLICIES[name]
+    return wflmc.plan(
+        posterior,
+        link,
+        wflmc.Privacy(epsilon=15, delta=0.01, clip=30, accountant=entry.accountant),
+        step_size=0.4 / (posterior.mu + posterior.L),
+        burn_in=50,
+        samples=50,
+        sampler=entry.sampler,
+        policy=entry.policy,
+    )
 
 
 def table(names: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 
 from ..conftest import FULL
@@ -18,7 +19,7 @@ def planned(posterior, privacy=None, rounds=20, **keywords):
     promise = privacy or wflmc.Privacy(8, 0.01, 30)
     step_size = 0.4 / (posterior.mu + posterior.L)
     return wflmc.plan(
-        posterior, link, promise, step_size=step_size, burn_in=rounds // 2, samples=rounds // 2, **keywords
+        posterior, link, promise, **grouped(step_size=step_size, burn_in=rounds // 2, samples=rounds // 2, **keywords)
     )
 
 

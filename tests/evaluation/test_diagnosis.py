@@ -11,6 +11,7 @@ import pytest
 from scipy.special import log_softmax, logsumexp
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.apps.diagnosis import Cause, Measured, find_causes
 from wflmc.apps.diagnosis.advice import PlanSource, diagnose_plan
@@ -240,7 +241,9 @@ def test_the_forecast_is_the_exact_law_where_nothing_is_clipped(name, small):
         how = {"step_size": fair.L**-0.5, "dynamics": "kinetic", "friction": 2 * fair.mu**0.5, "power": "equal"}
     link = wflmc.Link(channel.static(0.01), snr_db=20)
     for posterior in (fair, small):
-        plan = wflmc.plan(posterior, link, wflmc.Privacy(8, 0.01, 30), burn_in=9, samples=7, schedule="all", **how)
+        plan = wflmc.plan(
+            posterior, link, wflmc.Privacy(8, 0.01, 30), **grouped(burn_in=9, samples=7, schedule="all", **how)
+        )
         found = forecast(plan, model_of(plan, posterior), clipping=False)
         size = np.trace(posterior.exact.covariance)
         assert found.w2_sq * size == pytest.approx(wflmc.exact_w2_sq(posterior, plan)[9:].max(), rel=1e-9)
@@ -296,14 +299,14 @@ def test_advice_from_python():
     link, privacy = wflmc.Link(channel.static(0.01), snr_db=10), wflmc.Privacy(clip=60)
     how = {"step_size": 0.4 / (gaussian.mu + gaussian.L), "burn_in": 20, "samples": 20}
     for given in (posterior, gaussian):
-        first = wflmc.advise(given, link, privacy, **how)[0]
+        first = wflmc.advise(given, link, privacy, **grouped(**how))[0]
         assert isinstance(first, Cause)
         assert (first.cause, first.change.direction) == (
             "channel noise",
             {"privacy.clip": "down"}.get(first.change.key, "up"),
         )
         assert f"Try {first.change.key} = " in str(first)
-    few = wflmc.advise(gaussian, wflmc.Link(channel.static(0.01), snr_db=60), privacy, **how)
+    few = wflmc.advise(gaussian, wflmc.Link(channel.static(0.01), snr_db=60), privacy, **grouped(**how))
     assert [cause.cause for cause in few] == [TOO_FEW_DRAWS]
     assert "draws of a chain are worth" in str(few[0])
 

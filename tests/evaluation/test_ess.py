@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.evaluation import exact_ess, exact_w2_sq
 
@@ -20,9 +21,13 @@ def varied(posterior, rounds=24, power="optimized", **keywords):
     steps = np.random.default_rng(0).uniform(0.1, 1.2, rounds) / (posterior.mu + posterior.L)
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=15)
     return wflmc.plan(
-        posterior, link, wflmc.Privacy(8, 0.01, 30), power=power,
-        **({"step_size": steps, "burn_in": rounds // 2, "samples": rounds - rounds // 2} | keywords),
-    )  # fmt: skip
+        posterior,
+        link,
+        wflmc.Privacy(8, 0.01, 30),
+        **grouped(
+            power=power, **{"step_size": steps, "burn_in": rounds // 2, "samples": rounds - rounds // 2} | keywords
+        ),
+    )
 
 
 def all_pairs(posterior, plan):
@@ -59,7 +64,7 @@ def test_ar1():
     eta, n = 0.2 / posterior.L, 60
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.static()), wflmc.Privacy(), step_size=eta, burn_in=400, samples=n,
-        power="noiseless",
+        policy=wflmc.Policy(power="noiseless"),
     )  # fmt: skip
     phi, k = 1 - eta * posterior.L, np.arange(1, n)
     variance = 2 * eta / (1 - phi**2) / n * (1 + 2 * np.sum((1 - k / n) * phi**k))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.evaluation import burn_in, choose_burn_in, diagnose, estimate_w2_sq, exact_w2_sq
 from wflmc.evaluation.wasserstein import FLOOR_REPLICAS, with_floor
@@ -56,7 +57,7 @@ def test_exact_law_agrees_with_the_estimate(posterior):
         step_size=0.4 / (posterior.mu + posterior.L),
         burn_in=20,
         samples=3,
-        power="no-dp",
+        policy=wflmc.Policy(power="no-dp"),
     )
     assert plan.active_devices.max() < 30
     plan = with_context(plan, clip=np.full(30, np.inf))
@@ -76,7 +77,7 @@ def test_exact_law_over_several_channels_is_that_of_the_mixture(posterior):
             step_size=1e-4,
             burn_in=0,
             samples=5,
-            power="no-dp",
+            policy=wflmc.Policy(power="no-dp"),
         )
         for seed in range(3)
     ]
@@ -123,7 +124,9 @@ def test_parameters_that_never_move_have_not_converged(frozen, everywhere):
 
 def test_frozen_parameters_are_warned_of(posterior):
     link = wflmc.Link(channel.static(0.1), snr_db=20)
-    plan = wflmc.plan(posterior, link, wflmc.Privacy(), step_size=1e-4, burn_in=0, samples=6, power="noiseless")
+    plan = wflmc.plan(
+        posterior, link, wflmc.Privacy(), step_size=1e-4, burn_in=0, samples=6, policy=wflmc.Policy(power="noiseless")
+    )
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=3)
     theta = np.array(trace.theta)
     theta[1, :, 3] = theta[1, 0, 3]
@@ -157,7 +160,10 @@ def test_two_chains_are_not_said_to_be_kept_away_by_clipping(posterior):
 
     def warned(clip, chains, runs, **others):
         plan = wflmc.plan(
-            posterior, link, wflmc.Privacy(15, 0.01, clip), step_size=step_size, burn_in=50, samples=50, **others
+            posterior,
+            link,
+            wflmc.Privacy(15, 0.01, clip),
+            **grouped(step_size=step_size, burn_in=50, samples=50, **others),
         )
         said = []
         for seed in range(runs):
@@ -221,7 +227,7 @@ def test_evaluation_reads_well(posterior):
         step_size=1e-4,
         burn_in=10,
         samples=10,
-        power="equal",
+        policy=wflmc.Policy(power="equal"),
     )
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=20)
     result = wflmc.evaluate(trace, posterior)
@@ -237,7 +243,7 @@ def test_evaluation_reads_well(posterior):
         step_size=1e-4,
         burn_in=0,
         samples=5,
-        power="noiseless",
+        policy=wflmc.Policy(power="noiseless"),
     )
     bare = wflmc.evaluate(wflmc.sample(jax.random.key(0), posterior, noiseless, chains=1), posterior)
     assert bare.w2_sq is None

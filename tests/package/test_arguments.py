@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.support.errors import InputError
 
@@ -69,9 +70,9 @@ def test_refused(call, says):
 def test_plans_beyond_any_memory_are_refused_before_anything_is_made_of_their_size(name, how):
     sizes = r"rounds of 4 devices takes about 400 GB of memory, and 64 GB is the limit. Plan fewer rounds or devices"
     with pytest.raises(InputError, match=rf"^{name} = 1000000000 was given.*{sizes}"):
-        wflmc.plan(POSTERIOR, LINK, NOTHING, **STEPS | {name: 10**9} | how)
+        wflmc.plan(POSTERIOR, LINK, NOTHING, **grouped(**STEPS | {name: 10**9} | how))
     with pytest.raises(InputError, match="is the limit"):
-        wflmc.plan_many(POSTERIOR, [LINK], NOTHING, **STEPS | {name: 10**9} | how)
+        wflmc.plan_many(POSTERIOR, [LINK], NOTHING, **grouped(**STEPS | {name: 10**9} | how))
 
 
 def test_keys_of_both_kinds_are_taken():
@@ -90,7 +91,7 @@ def test_noise_that_widens_samples_is_said():
     step = 0.3 / POSTERIOR.L
     plans = [
         wflmc.plan(POSTERIOR, wflmc.Link(channel.static(1e-4), snr_db=snr_db), NOTHING, step_size=step, burn_in=400,
-                   samples=1, power="no-dp")
+                   samples=1, policy=wflmc.Policy(power="no-dp"))
         for snr_db in (18.0, 18.0 + 10 * np.log10(4))
     ]  # fmt: skip
     assert plans[0].noise_ratio == pytest.approx(4 * plans[1].noise_ratio, rel=1e-9)
@@ -109,7 +110,9 @@ def test_noise_that_widens_samples_is_said():
 
 def test_evaluation_says_it_too():
     link = wflmc.Link(channel.static(1e-4), snr_db=18)
-    plan = wflmc.plan(POSTERIOR, link, NOTHING, step_size=0.3 / POSTERIOR.L, burn_in=5, samples=5, power="no-dp")
+    plan = wflmc.plan(
+        POSTERIOR, link, NOTHING, step_size=0.3 / POSTERIOR.L, burn_in=5, samples=5, policy=wflmc.Policy(power="no-dp")
+    )
     found = wflmc.evaluate(wflmc.sample(KEY, POSTERIOR, plan, chains=3), POSTERIOR)
     assert found.noise_ratio == pytest.approx(plan.noise_ratio)
     assert f"{plan.noise_ratio:.3g} times what sampling needs" in str(found)

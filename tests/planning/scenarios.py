@@ -9,8 +9,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
-from wflmc.planning.options import plan_arguments
 from wflmc.posterior.base import Posterior
 
 
@@ -43,7 +43,7 @@ def make(target, h, snr_db=20.0, epsilon=8.0, delta=0.01, clip=30.0, **keywords)
     defaults = {"step_size": 0.4 / (target.mu + target.L), "burn_in": len(h) - 1, "samples": 1, "schedule": "all"}
     link = wflmc.Link(channel.from_array(np.asarray(h)), snr_db, noise_power=keywords.pop("noise_power", 1.0))
     promise = wflmc.Privacy(epsilon, delta, clip, keywords.pop("accountant", "exact"))
-    return wflmc.plan(target, link, promise, **plan_arguments({**defaults, **keywords}))
+    return wflmc.plan(target, link, promise, **grouped(**{**defaults, **keywords}))
 
 
 @st.composite

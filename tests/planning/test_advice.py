@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.apps.baselines import gradient_descent
 
@@ -23,7 +24,7 @@ SMALL = wflmc.gaussian_regression(KEY, 4, examples=40, dim=3)
 def warnings_of(posterior=SMALL, link=LINK, privacy=None, **keywords):
     step = 0.4 / (posterior.mu + posterior.L)
     promise = wflmc.Privacy(8, 0.01, 30) if privacy is None else privacy
-    return wflmc.plan(posterior, link, promise, step_size=step, burn_in=2, samples=2, **keywords).warnings
+    return wflmc.plan(posterior, link, promise, **grouped(step_size=step, burn_in=2, samples=2, **keywords)).warnings
 
 
 def about(part, **given):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.planning import POLICIES
 from wflmc.planning.solvers import closed_form
@@ -81,7 +82,9 @@ def test_whole_plans_agree_with_the_reference(posterior):
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ours, theirs = (wflmc.plan(posterior, link, promise, solver=name, **keywords) for name in ("own", "cvxpy"))
+            ours, theirs = (
+                wflmc.plan(posterior, link, promise, **grouped(solver=name, **keywords)) for name in ("own", "cvxpy")
+            )
         assert ours.objective <= theirs.objective * (1 + 1e-6)
         assert 0 <= ours.gap <= 1e-6
         assert np.all(ours.spent <= promise.budget(30))
@@ -102,7 +105,7 @@ def test_the_papers_study_is_certified(posterior, objective, snr_db):
     """100 rounds, 30 devices."""
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.rayleigh(0.01), snr_db), wflmc.Privacy(15, 0.01, 30, "paper"),
-        step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50, objective=objective,
+        step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50, policy=wflmc.Policy(objective=objective),
     )  # fmt: skip
     assert 0 <= plan.gap <= 1e-9
 
@@ -153,8 +156,8 @@ def test_reduces_to_theorem_1(posterior):
                 "schedule": "all",
             }
             promise = wflmc.Privacy(8, 0.01, 30)
-            one = wflmc.plan(posterior, link, promise, **keywords)
-            two = wflmc.plan(posterior, link, promise, power=general, **keywords)
+            one = wflmc.plan(posterior, link, promise, **grouped(**keywords))
+            two = wflmc.plan(posterior, link, promise, **grouped(power=general, **keywords))
             assert two.objective == pytest.approx(one.objective, rel=1e-9)
 
 
@@ -265,7 +268,7 @@ def test_extreme_budgets_through_the_planner(posterior, budget, objective):
     gains = np.random.default_rng(0).permuted(np.logspace(-6, 2, 60 * 30)).reshape(60, 30)
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.from_array(gains), snr_db=30), wflmc.Privacy(epsilon, 1e-5, 30), step_size=1e-4,
-        burn_in=30, samples=30, objective=objective,
+        burn_in=30, samples=30, policy=wflmc.Policy(objective=objective),
     )  # fmt: skip
     assert plan.gap <= 1e-6
     assert np.all(np.isfinite(plan.bound))
@@ -298,7 +301,9 @@ def test_closed_form_is_used_where_there_is_one(posterior, monkeypatch):
     keywords = {"step_size": 1e-4, "burn_in": 50, "schedule": "all"}
     for samples in (1, 2):
         link = wflmc.Link(channel.static(1e-4), snr_db=30)
-        assert wflmc.plan(posterior, link, wflmc.Privacy(4, 0.01, 30), samples=samples, **keywords).gap <= 1e-9
+        assert (
+            wflmc.plan(posterior, link, wflmc.Privacy(4, 0.01, 30), **grouped(samples=samples, **keywords)).gap <= 1e-9
+        )
     assert called == [1]
 
 
@@ -314,4 +319,4 @@ def test_many_plans_are_the_same_plans(posterior):
         assert one.gap == two.gap
     assert wflmc.plan_many(posterior, [], promise, **keywords) == []
     with pytest.raises(wflmc.InputError, match="max_round_noise"):
-        wflmc.plan_many(posterior, links, promise, max_round_noise=1e-9, **keywords)
+        wflmc.plan_many(posterior, links, promise, policy=wflmc.Policy(max_round_noise=1e-9), **keywords)

@@ -123,8 +123,7 @@ def printed_and_corrected(post):
             step_size=2 / (post.mu + post.L),
             burn_in=50,
             samples=1,
-            schedule="all",
-            bound=which,
+            policy=wflmc.Policy(schedule="all", bound=which),
         )
         for which in ("paper", "corrected")
     }
@@ -155,8 +154,7 @@ def test_corrected_bound_lies_above_the_exact_law(posterior, power, snr_db, fact
         step_size=factor / (posterior.mu + posterior.L),
         burn_in=50,
         samples=1,
-        power=power,
-        schedule="all",
+        policy=wflmc.Policy(power=power, schedule="all"),
     )
     assert np.all(wflmc.exact_w2_sq(posterior, plan) <= plan.bound * (1 + 1e-9))
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.support.errors import InputError
 
@@ -24,7 +25,9 @@ def figure_6(posterior, fading, snr_db, seed=0, **keywords):
     """The setting of the paper's figure 6."""
     step = 0.4 / (posterior.mu + posterior.L)
     link = wflmc.Link(fading, snr_db=snr_db, seed=seed)
-    return wflmc.plan(posterior, link, PROMISE, **{"step_size": step, "burn_in": 50, "samples": 50} | keywords)
+    return wflmc.plan(
+        posterior, link, PROMISE, **grouped(**{"step_size": step, "burn_in": 50, "samples": 50} | keywords)
+    )
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9, 0.99] if FULL else [0.9])
@@ -75,10 +78,17 @@ def test_later_channels_change_no_earlier_power(fading, schedule, objective):
         link = wflmc.Link(told, snr_db=18, csi_error=0.05)
         plans.append(
             wflmc.plan(
-                target, link, wflmc.Privacy(5, 0.01, 30), step_size=0.4 / 2507, burn_in=10, samples=14, csi="causal",
-                schedule=schedule, objective=objective, senders=4 if schedule == "unbiased" else 0,
+                target,
+                link,
+                wflmc.Privacy(5, 0.01, 30),
+                step_size=0.4 / 2507,
+                burn_in=10,
+                samples=14,
+                policy=wflmc.Policy(
+                    csi="causal", schedule=schedule, objective=objective, senders=4 if schedule == "unbiased" else 0
+                ),
             )
-        )  # fmt: skip
+        )
     for name in ("gain", "weight", "bound"):
         first, second = (getattr(plan, name) for plan in plans)
         np.testing.assert_array_equal(first[:seen], second[:seen])
@@ -103,11 +113,19 @@ def test_never_overspends_in_short_runs():
         promise = wflmc.Privacy(list(10 ** generator.uniform(-1, 1.5, devices)), 0.01, 2.0)
         fading = channel.rayleigh(list(10 ** generator.uniform(-3, 0, devices)), generator.choice([0.0, 0.7, 1.0]))
         made = wflmc.plan(
-            target, wflmc.Link(fading, snr_db=generator.uniform(0, 40), seed=seed), promise, csi="causal",
-            step_size=0.02, burn_in=int(rounds) - 1, samples=int(generator.integers(1, 4)),
-            schedule=str(generator.choice(["threshold", "all", "unbiased"])),
-            objective=str(generator.choice(["worst", "average"])), ledger=0.3 * promise.budget(int(devices)),
-        )  # fmt: skip
+            target,
+            wflmc.Link(fading, snr_db=generator.uniform(0, 40), seed=seed),
+            promise,
+            policy=wflmc.Policy(
+                csi="causal",
+                schedule=str(generator.choice(["threshold", "all", "unbiased"])),
+                objective=str(generator.choice(["worst", "average"])),
+            ),
+            step_size=0.02,
+            burn_in=int(rounds) - 1,
+            samples=int(generator.integers(1, 4)),
+            ledger=0.3 * promise.budget(int(devices)),
+        )
         assert np.all(made.spent + made.ledger <= promise.budget(int(devices)))
         assert np.all(made.power_share <= 1 + 1e-12)
 

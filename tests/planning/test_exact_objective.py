@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.dynamics import Motion, continued
 from wflmc.evaluation import exact_w2_sq
@@ -30,7 +31,7 @@ PRIVACY = wflmc.Privacy(15, 0.01, 30)
 def planned(posterior, link=LINK, privacy=PRIVACY, burn_in=50, samples=50, factor=0.4, **keywords):
     step = factor / (posterior.mu + posterior.L)
     keywords = {"objective": "exact", **keywords}
-    return wflmc.plan(posterior, link, privacy, step_size=step, burn_in=burn_in, samples=samples, **keywords)
+    return wflmc.plan(posterior, link, privacy, **grouped(step_size=step, burn_in=burn_in, samples=samples, **keywords))
 
 
 def worst(posterior, plan):
@@ -225,7 +226,7 @@ def test_going_on_from_a_plan(few):
 def test_plans_by_the_hundred_are_the_same(few):
     links = [replace(LINK, seed=seed) for seed in range(3)]
     step = 0.4 / (few.mu + few.L)
-    many = plan_many(few, links, PRIVACY, step_size=step, burn_in=9, samples=6, objective="exact")
+    many = plan_many(few, links, PRIVACY, step_size=step, burn_in=9, samples=6, policy=wflmc.Policy(objective="exact"))
     for link, made in zip(links, many, strict=True):
         assert np.array_equal(made.gain, planned(few, link, burn_in=9, samples=6).gain)
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel, privacy
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning import POLICIES
@@ -48,7 +49,7 @@ def unlike_devices(draw):
 @given(unlike_devices(), st.sampled_from(["optimized", "equal", "no-dp", "noiseless-dp"]))
 def test_no_device_overspends_its_own_limits(case, power):
     posterior, link, promise, options = case
-    plan = wflmc.plan(posterior, link, promise, power=power, **options)
+    plan = wflmc.plan(posterior, link, promise, **grouped(power=power, **options))
     K, S = plan.devices, len(plan.rounds)
     sending = plan.weight > 0
     reach = np.minimum(promise.clips(K), promise.example_clips(K))
@@ -84,7 +85,7 @@ def test_renaming_devices_changes_nothing(case, random):
             promise.accountant, promise.unit,
             None if promise.example_clip is None else np.asarray(promise.example_clip)[names],
         )  # fmt: skip
-        return wflmc.plan(posterior, fixed, own, **options)
+        return wflmc.plan(posterior, fixed, own, **grouped(**options))
 
     straight, mixed = planned(list(range(K))), planned(order)
     assert mixed.objective == pytest.approx(straight.objective, rel=1e-6)
@@ -98,7 +99,15 @@ def test_thresholds_weigh_each_devices_own_clip():
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=K, examples=60)
     clip, snr_db = rng.uniform(5, 60, K), rng.uniform(0, 25, K)
     link = wflmc.Link(channel.rayleigh(0.01), snr_db)
-    plan = wflmc.plan(posterior, link, wflmc.Privacy(clip=clip), step_size=eta, burn_in=0, samples=S, power="no-dp")
+    plan = wflmc.plan(
+        posterior,
+        link,
+        wflmc.Privacy(clip=clip),
+        step_size=eta,
+        burn_in=0,
+        samples=S,
+        policy=wflmc.Policy(power="no-dp"),
+    )
     h, m = np.abs(link.gains(S, K)), posterior.dim
     partial = 0
     for s in range(S):
@@ -171,7 +180,7 @@ def test_exact_budgets_buy_what_is_claimed(posterior):
                 step_size=step,
                 burn_in=50,
                 samples=50,
-                bound="paper",
+                policy=wflmc.Policy(bound="paper"),
             )
             for name in ("exact", "paper")
         }
@@ -187,8 +196,8 @@ def test_channels_known_badly_are_paid_for(posterior):
     promise, step = wflmc.Privacy(8, 0.01, 30), 0.4 / (posterior.mu + posterior.L)
     options = {"step_size": step, "burn_in": 20, "samples": 20}
     off = wflmc.Link(channel.rayleigh(0.01), 30, csi_error=0.1)
-    naive = wflmc.plan(posterior, wflmc.Link(channel.rayleigh(0.01), 30), promise, **options)
-    robust = wflmc.plan(posterior, off, promise, **options)
+    naive = wflmc.plan(posterior, wflmc.Link(channel.rayleigh(0.01), 30), promise, **grouped(**options))
+    robust = wflmc.plan(posterior, off, promise, **grouped(**options))
     ratio = off.mismatch(40, 30)
     assert 1 / 1.1 <= ratio.min() < 0.92
     assert 1.1 < ratio.max() <= 1 / 0.9
@@ -207,7 +216,15 @@ def test_what_arrives_is_what_the_law_says(posterior):
     """Simulated at a large error against the exact law with the weights that really arrived."""
     link = wflmc.Link(channel.static(1.0), 160, csi_error=0.5)
     step = 0.4 / (posterior.mu + posterior.L)
-    plan = wflmc.plan(posterior, link, wflmc.Privacy(clip=1e6), step_size=step, burn_in=3, samples=1, init="zero")
+    plan = wflmc.plan(
+        posterior,
+        link,
+        wflmc.Privacy(clip=1e6),
+        step_size=step,
+        burn_in=3,
+        samples=1,
+        sampler=wflmc.Sampler(init="zero"),
+    )
     law = posterior.law(plan.step_size, plan.weight_received, plan.noise_variance, "zero")
     chains = 4000
     theta = wflmc.sample(jax.random.key(0), posterior, plan, chains).theta[:, 0].astype(float)

@@ -143,7 +143,7 @@ def test_unequal_budgets_and_clips():
     link = wflmc.Link(channel.static(1.0), snr_db=60)
     promise = wflmc.Privacy(epsilon=[1.0, 2.0, 4.0], delta=1e-5, clip=[1.0, 5.0, 20.0])
     for power in ("optimized", "equal"):
-        plan = wflmc.plan(target, link, promise, step_size=0.3, burn_in=9, samples=1, power=power)
+        plan = wflmc.plan(target, link, promise, step_size=0.3, burn_in=9, samples=1, policy=wflmc.Policy(power=power))
         budget = promise.budget(3)
         assert np.all(plan.spent <= budget)
         tightest = np.argmin(budget / np.array([1.0, 5.0, 20.0]) ** 2)
@@ -164,7 +164,9 @@ def test_ledger_leaves_only_what_is_left():
     assert plan.epsilon_spent == pytest.approx(8.0, rel=1e-9)
     uneven = wflmc.plan(target, link, promise, ledger=before * [1, 2, 3, 1], **keywords)
     assert uneven.spent.max() == pytest.approx(0.25 * promise.budget(4)[0], rel=1e-9)
-    careless = wflmc.plan(target, link, promise, ledger=0.9 * promise.budget(4), power="no-dp", **keywords)
+    careless = wflmc.plan(
+        target, link, promise, ledger=0.9 * promise.budget(4), policy=wflmc.Policy(power="no-dp"), **keywords
+    )
     assert any("more than the privacy budget" in warning for warning in careless.warnings)
     for bad in (-before, before[:3], np.full(4, np.nan)):
         with pytest.raises(wflmc.InputError, match="one per device"):
@@ -178,7 +180,7 @@ def test_without_a_promise_privacy_costs_nothing(posterior):
     keywords = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": 10, "samples": 5}
     free = wflmc.plan(posterior, link, wflmc.Privacy(), **keywords)
     np.testing.assert_array_equal(
-        free.gain, wflmc.plan(posterior, link, wflmc.Privacy(), power="no-dp", **keywords).gain
+        free.gain, wflmc.plan(posterior, link, wflmc.Privacy(), policy=wflmc.Policy(power="no-dp"), **keywords).gain
     )
     assert free.gap <= 1e-15
     assert free.epsilon_spent is None
@@ -196,7 +198,9 @@ def test_early_noise_is_warned_of(posterior):
     # The edge itself: √m σ against η Σ ℓ, one round at a time.
     count_loud = np.sum(np.sqrt(5 * loud.noise_variance) > loud.step_size * 30 * 30)
     assert f"In {count_loud} of 100 rounds" in loud.warnings[0]
-    careless = wflmc.plan(posterior, link, wflmc.Privacy(1, 1e-5, 30), step_size=1 / total, power="no-dp", **keywords)
+    careless = wflmc.plan(
+        posterior, link, wflmc.Privacy(1, 1e-5, 30), step_size=1 / total, policy=wflmc.Policy(power="no-dp"), **keywords
+    )
     assert any("more than the privacy budget" in warning for warning in careless.warnings)
 
 
@@ -225,8 +229,8 @@ def test_a_policy_of_ones_own(posterior):
     half = POLICIES["no-dp"]._replace(allocate=lambda problem: wflmc.planning.Allocation(problem.cap / 2))
     link = wflmc.Link(channel.static(1e-4), snr_db=20)
     keywords = {"step_size": 1e-4, "burn_in": 3, "samples": 2}
-    plan = wflmc.plan(posterior, link, wflmc.Privacy(), power=half, **keywords)
-    full = wflmc.plan(posterior, link, wflmc.Privacy(), power="no-dp", **keywords)
+    plan = wflmc.plan(posterior, link, wflmc.Privacy(), policy=wflmc.Policy(power=half), **keywords)
+    full = wflmc.plan(posterior, link, wflmc.Privacy(), policy=wflmc.Policy(power="no-dp"), **keywords)
     np.testing.assert_allclose(plan.gain, full.gain / np.sqrt(2))
 
 
@@ -335,12 +339,9 @@ def test_plans_do_not_need_jax_arrays(posterior):
         assert value.dtype == np.float64, name
 
 
-def test_keywords_of_version_0_1_still_work():
+def test_settings_of_the_chain_and_the_policy_are_values_and_no_keywords():
     target, link = Target(1.0, 2.0, 3, 2), wflmc.Link(wflmc.channel.static(0.01), snr_db=20)
     rounds = {"step_size": 0.1, "burn_in": 3, "samples": 2}
-    with pytest.warns(DeprecationWarning, match=r"plan\(power=…, init=…\) is deprecated: .* policy=wflmc.Policy"):
-        old = wflmc.plan(target, link, wflmc.Privacy(5, 0.01, 3), **rounds, power="equal", init="zero")
-    values = {"sampler": wflmc.Sampler(init="zero"), "policy": wflmc.Policy(power="equal")}
-    assert old.digest == wflmc.plan(target, link, wflmc.Privacy(5, 0.01, 3), **rounds, **values).digest
-    with pytest.raises(TypeError, match="unexpected keyword argument 'strength'"):
-        wflmc.plan(target, link, wflmc.Privacy(5, 0.01, 3), **rounds, strength=2)
+    for name, value in (("power", "equal"), ("init", "zero"), ("strength", 2)):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            wflmc.plan(target, link, wflmc.Privacy(5, 0.01, 3), **rounds, **{name: value})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 
 from ..conftest import count
@@ -19,7 +20,7 @@ def test_guarded_plan_does_not_blow_up(posterior):
     keywords = {"step_size": 1 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 50}
     worst = {}
     for limit in (np.inf, 1.0):
-        plan = wflmc.plan(posterior, link, promise, max_round_noise=limit, **keywords)
+        plan = wflmc.plan(posterior, link, promise, **grouped(max_round_noise=limit, **keywords))
         trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=100)
         worst[limit] = wflmc.evaluate(trace, posterior).w2_sq.worst
         assert plan.gap <= 1e-6
@@ -33,12 +34,12 @@ def test_a_guard_that_cannot_be_kept_names_one_that_can(posterior):
     promise = wflmc.Privacy(1, 0.01, 30)
     keywords = {"step_size": 1 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 50}
     with pytest.raises(wflmc.InputError, match="at least") as caught:
-        wflmc.plan(posterior, link, promise, max_round_noise=0.1, **keywords)
+        wflmc.plan(posterior, link, promise, **grouped(max_round_noise=0.1, **keywords))
     feasible = float(caught.value.allowed.split()[2].rstrip(":"))
-    plan = wflmc.plan(posterior, link, promise, max_round_noise=feasible, **keywords)
+    plan = wflmc.plan(posterior, link, promise, **grouped(max_round_noise=feasible, **keywords))
     assert np.all(plan.spent <= promise.budget(30) * (1 + 1e-9))
     with pytest.raises(wflmc.InputError):
-        wflmc.plan(posterior, link, promise, max_round_noise=feasible * 0.999, **keywords)
+        wflmc.plan(posterior, link, promise, **grouped(max_round_noise=feasible * 0.999, **keywords))
 
 
 @pytest.mark.parametrize("objective", ["worst", "average"])
@@ -54,9 +55,9 @@ def test_guards_close_to_their_limit_are_certified(posterior, objective):
             "objective": objective,
         }
         with pytest.raises(wflmc.InputError, match="at least") as caught:
-            wflmc.plan(posterior, link, promise, max_round_noise=1e-3, **keywords)
+            wflmc.plan(posterior, link, promise, **grouped(max_round_noise=1e-3, **keywords))
         limit = float(caught.value.allowed.split()[2].rstrip(":"))
-        plan = wflmc.plan(posterior, link, promise, max_round_noise=limit, **keywords)
+        plan = wflmc.plan(posterior, link, promise, **grouped(max_round_noise=limit, **keywords))
         assert plan.gap <= 1e-6
         assert not any("noise of one round" in warning for warning in plan.warnings)
         reach = plan.step_size * sum(10 + k for k in range(30))
@@ -69,7 +70,9 @@ def test_the_guard_holds_on_static_channels_too(posterior):
     keywords = {"step_size": 1 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 1, "schedule": "all"}
     link = wflmc.Link(channel.static(1e-4), snr_db=30)
     promise = wflmc.Privacy(15, 0.01, 30)
-    free, guarded = (wflmc.plan(posterior, link, promise, max_round_noise=m, **keywords) for m in (np.inf, 0.5))
+    free, guarded = (
+        wflmc.plan(posterior, link, promise, **grouped(max_round_noise=m, **keywords)) for m in (np.inf, 0.5)
+    )
     reach = guarded.step_size * 30 * 30
     assert np.any(np.sqrt(5 * free.noise_variance) > 0.5 * reach)
     assert np.all(np.sqrt(5 * guarded.noise_variance) <= 0.5 * reach * (1 + 1e-9))
@@ -82,7 +85,7 @@ def test_a_guard_that_power_rules_out(posterior):
     keywords = {"step_size": 1e-4, "burn_in": 5, "samples": 5, "schedule": "all"}
     link = wflmc.Link(channel.static(1e-4), snr_db=-20)
     with pytest.raises(wflmc.InputError, match="at least") as caught:
-        wflmc.plan(posterior, link, wflmc.Privacy(), max_round_noise=1.0, **keywords)
+        wflmc.plan(posterior, link, wflmc.Privacy(), **grouped(max_round_noise=1.0, **keywords))
     feasible = float(caught.value.allowed.split()[2].rstrip(":"))
     assert feasible > 1
-    assert wflmc.plan(posterior, link, wflmc.Privacy(), max_round_noise=feasible, **keywords).gap <= 1e-15
+    assert wflmc.plan(posterior, link, wflmc.Privacy(), **grouped(max_round_noise=feasible, **keywords)).gap <= 1e-15

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.evaluation import estimate_w2_sq, exact_w2_sq
 from wflmc.planning.schedule import threshold_schedule
@@ -144,7 +145,9 @@ def test_whole_plans_with_varying_steps_agree_with_the_reference(posterior):
             "step_size": rng.uniform(0.05, 1.5, 60) / (posterior.mu + posterior.L), "burn_in": 35, "samples": 25,
             "objective": str(rng.choice(["worst", "average"])),
         }  # fmt: skip
-        ours, theirs = (wflmc.plan(posterior, link, promise, solver=name, **keywords) for name in ("own", "cvxpy"))
+        ours, theirs = (
+            wflmc.plan(posterior, link, promise, **grouped(solver=name, **keywords)) for name in ("own", "cvxpy")
+        )
         assert ours.objective <= theirs.objective * (1 + 1e-6)
         assert ours.gap <= 1e-6
         assert np.all(ours.spent <= promise.budget(30))
@@ -217,7 +220,7 @@ def figure_6(posterior, epsilon, **keywords):
         posterior,
         link,
         wflmc.Privacy(epsilon, 0.01, 30),
-        **({"step_size": step, "burn_in": 50, "samples": 50} | keywords),
+        **grouped(**{"step_size": step, "burn_in": 50, "samples": 50} | keywords),
     )
 
 
@@ -279,8 +282,14 @@ def test_the_simple_law_is_the_exact_one_without_clipping():
     steps = np.random.default_rng(0).uniform(0.1, 0.9, 80) / posterior.L
     link = wflmc.Link(channel.static())
     plan = wflmc.plan(
-        posterior, link, wflmc.Privacy(), step_size=steps, burn_in=60, samples=20, power="noiseless"
-    )  # fmt: skip
+        posterior,
+        link,
+        wflmc.Privacy(),
+        step_size=steps,
+        burn_in=60,
+        samples=20,
+        policy=wflmc.Policy(power="noiseless"),
+    )
     np.testing.assert_allclose(clipped_law(plan)[60:], exact_w2_sq(posterior, plan)[60:], rtol=1e-6)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning.schedule import best_senders, by_quality, sampling_variance
@@ -34,7 +35,9 @@ def unlike():
 def plan(posterior, fading, snr_db=30, seed=0, **keywords):
     step = 0.4 / (posterior.mu + posterior.L)
     link = wflmc.Link(fading, snr_db=snr_db, seed=seed)
-    return wflmc.plan(posterior, link, PROMISE, **{"step_size": step, "burn_in": 50, "samples": 50} | keywords)
+    return wflmc.plan(
+        posterior, link, PROMISE, **grouped(**{"step_size": step, "burn_in": 50, "samples": 50} | keywords)
+    )
 
 
 @pytest.mark.parametrize("devices", [1, 2, 5, 7])
@@ -77,7 +80,7 @@ def test_every_device_has_weight_one_on_average(fading):
             law = channel.from_array(generator.gamma([1, 2, 3, 4, 5], [5, 4, 3, 2, 1], (rounds, 5)))
         made = wflmc.plan(
             target, wflmc.Link(law, seed=seed), wflmc.Privacy(clip=1.0), step_size=0.02, burn_in=rounds - 1, samples=1,
-            schedule="unbiased", senders=q,
+            policy=wflmc.Policy(schedule="unbiased", senders=q),
         )  # fmt: skip
         assert np.all(made.active_devices == q)
         active.append(made.weight > 0)
@@ -129,8 +132,11 @@ def test_thresholds_silence_the_same_devices_on_a_static_channel(unlike):
     q = int(threshold.active_devices[0])
     assert q == 28
     assert np.all(threshold.weight[0] == threshold.weight)
-    fair = [plan(unlike, channel.static(LOSSES), seed=s, schedule="unbiased", senders=q) for s in range(count(8, 40))]
-    everyone = plan(unlike, channel.static(LOSSES), schedule="all")
+    fair = [
+        plan(unlike, channel.static(LOSSES), seed=s, policy=wflmc.Policy(schedule="unbiased", senders=q))
+        for s in range(count(8, 40))
+    ]
+    everyone = plan(unlike, channel.static(LOSSES), policy=wflmc.Policy(schedule="all"))
     worst = [exact_w2_sq(unlike, p)[50:].max() for p in (threshold, *fair, everyone)]
     assert worst[0] > 5 * np.mean(worst[1:-1])
     assert worst[-1] < np.mean(worst[1:-1])
@@ -139,7 +145,10 @@ def test_thresholds_silence_the_same_devices_on_a_static_channel(unlike):
 
 def test_the_bound_holds_over_schedules(unlike):
     """B[s] bounds W2² of the law averaged over schedules; here against its exact first two moments."""
-    plans = [plan(unlike, channel.rayleigh(LOSSES), seed=s, schedule="unbiased") for s in range(count(6, 30))]
+    plans = [
+        plan(unlike, channel.rayleigh(LOSSES), seed=s, policy=wflmc.Policy(schedule="unbiased"))
+        for s in range(count(6, 30))
+    ]
     assert np.all(exact_w2_sq(unlike, plans) <= np.max([p.bound for p in plans], axis=0))
 
 
@@ -157,7 +166,7 @@ def test_limits_hold_and_permuting_devices_permutes_the_plan(seed, power, csi):
     link = wflmc.Link(channel.rayleigh(list(10 ** generator.uniform(-3, 0, devices))), snr_db=15.0, seed=seed)
     made = wflmc.plan(
         Target(3.0, 20.0, 2, devices), link, wflmc.Privacy(2.0, 0.01, 3.0), step_size=0.02, burn_in=rounds - 1,
-        samples=1, schedule="unbiased", senders=q, power=power, csi=csi,
+        samples=1, policy=wflmc.Policy(schedule="unbiased", senders=q, power=power, csi=csi),
     )  # fmt: skip
     check_limits(made, link.gains(rounds, devices), 15.0, 3.0)
     assert np.all(made.active_devices == q)
@@ -175,28 +184,36 @@ def test_the_number_of_senders_is_the_best_one():
     assert best_senders(u, lots, clip, cap, 0.5, 5.0) == 1 + np.argmin(errors)
     target = Target(1147.0, 1360.0, 5, 30)
     chosen = {
-        int(plan(target, channel.rayleigh(LOSSES), seed=s, schedule="unbiased").active_devices[0]) for s in range(5)
+        int(plan(target, channel.rayleigh(LOSSES), seed=s, policy=wflmc.Policy(schedule="unbiased")).active_devices[0])
+        for s in range(5)
     }
     assert len(chosen) == 1
 
 
 def test_more_rounds_begin_with_the_same_schedule(unlike):
     for fading in (channel.static(LOSSES), channel.rayleigh(LOSSES, 0.5)):
-        short = plan(unlike, fading, schedule="unbiased", senders=10)
-        longer = plan(unlike, fading, schedule="unbiased", senders=10, samples=70)
-        later = plan(unlike, fading, schedule="unbiased", senders=10, burn_in=0, samples=20, start=100)
+        short = plan(unlike, fading, policy=wflmc.Policy(schedule="unbiased", senders=10))
+        longer = plan(unlike, fading, policy=wflmc.Policy(schedule="unbiased", senders=10), samples=70)
+        later = plan(
+            unlike,
+            fading,
+            policy=wflmc.Policy(schedule="unbiased", senders=10),
+            burn_in=0,
+            samples=20,
+            sampler=wflmc.Sampler(start=100),
+        )
         np.testing.assert_array_equal(longer.weight, np.concatenate([short.weight, later.weight]))
 
 
 def test_what_is_refused(unlike):
     for senders in (-1, 31):
         with pytest.raises(InputError, match="senders"):
-            plan(unlike, channel.rayleigh(0.01), schedule="unbiased", senders=senders)
+            plan(unlike, channel.rayleigh(0.01), policy=wflmc.Policy(schedule="unbiased", senders=senders))
     table = channel.rayleigh(0.01).draw(np.random.default_rng(0), 100, 30)
     with pytest.raises(InputError, match="law is known"):
-        plan(unlike, channel.from_array(table), schedule="unbiased")
+        plan(unlike, channel.from_array(table), policy=wflmc.Policy(schedule="unbiased"))
     with pytest.raises(InputError, match="threshold, all, unbiased"):
-        plan(unlike, channel.rayleigh(0.01), schedule="some")
+        plan(unlike, channel.rayleigh(0.01), policy=wflmc.Policy(schedule="some"))
 
 
 def test_command(tmp_path, plan_of, call):

@@ -145,7 +145,9 @@ def test_sampling_has_the_exact_gaussian_law(batch):
     chains = 2000
     own = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L, batch=batch)
     step = 0.2 / (own.mu + own.L)
-    plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e5), step_size=step, burn_in=20, samples=1, init="zero")
+    plan = wflmc.plan(
+        own, LINK, wflmc.Privacy(clip=1e5), step_size=step, burn_in=20, samples=1, sampler=wflmc.Sampler(init="zero")
+    )
     trace = wflmc.sample(jax.random.key(5), own, plan, chains=chains)
     assert trace.clip_rate.max() == 0
     law = GAUSSIAN.law(plan.step_size, plan.weight, plan.noise_variance, "zero")

@@ -204,7 +204,7 @@ def test_chains_reach_the_posterior():
     covariance = (grid - mean).T @ ((grid - mean) * density[:, None])
     plan = wflmc.plan(
         posterior, wflmc.Link(wflmc.channel.static()), wflmc.Privacy(), step_size=0.01, burn_in=800, samples=1,
-        power="noiseless", initial_w2_sq=1.0,
+        policy=wflmc.Policy(power="noiseless"), initial_w2_sq=1.0,
     )  # fmt: skip
     chains = count(4000, 8000)
     theta = wflmc.sample(jax.random.key(3), posterior, plan, chains=chains).theta[:, 0]

@@ -88,7 +88,14 @@ def test_chains_in_whitened_coordinates_reach_the_posterior_of_the_parameters():
     other = own.whitened()
     link, step = wflmc.Link(channel.static(), snr_db=60), 0.1 / (other.mu + other.L)
     plan = wflmc.plan(
-        other, link, wflmc.Privacy(), step_size=step, burn_in=300, samples=20, power="noiseless", init="zero"
+        other,
+        link,
+        wflmc.Privacy(),
+        step_size=step,
+        burn_in=300,
+        samples=20,
+        policy=wflmc.Policy(power="noiseless"),
+        sampler=wflmc.Sampler(init="zero"),
     )
     trace = wflmc.sample(KEY, other, plan, 2000)
     exact = wflmc.exact_w2_sq(other, plan)

@@ -160,8 +160,14 @@ def test_a_spent_budget_stops_the_sampler_before_it_sends(paid_setting, monkeypa
         wflmc.sample(jax.random.key(2), posterior, plan, 2, ledger=ledger)
     np.testing.assert_allclose(ledger.spent, plan.spent)
     greedy = wflmc.plan(
-        posterior, link, PROMISE, step_size=plan.step_size[0], burn_in=13, samples=20, power="no-dp"
-    )  # fmt: skip
+        posterior,
+        link,
+        PROMISE,
+        step_size=plan.step_size[0],
+        burn_in=13,
+        samples=20,
+        policy=wflmc.Policy(power="no-dp"),
+    )
     with pytest.raises(OverspendError):
         wflmc.sample(jax.random.key(2), posterior, with_context(greedy, enforced=True), 2)
 

@@ -232,7 +232,7 @@ def test_warnings_compare_like_with_like():
     step = 0.4 / (posterior.mu + posterior.L)
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.static()), wflmc.Privacy(), step_size=step, burn_in=40, samples=5,
-        power="noiseless", objective="exact",
+        policy=wflmc.Policy(power="noiseless", objective="exact"),
     )  # fmt: skip
     assert not any("farther" in text for text in plan.warnings)
     evaluation = wflmc.evaluate(wflmc.sample(KEY, posterior, plan, 200), posterior)

@@ -104,9 +104,16 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(paid_setting):
         np.testing.assert_array_equal(trace.theta, whole.theta[:, max(0, start - 13) :])
         np.testing.assert_allclose(rest.ledger + rest.spent, plan.spent, rtol=1e-12)
         again = wflmc.plan(
-            posterior, link, PROMISE, step_size=plan.step_size[0], burn_in=rest.burn_in,
-            samples=len(rest.rounds) - rest.burn_in, ledger=rest.ledger, start=start, initial_w2_sq=rest.initial_w2_sq,
-        )  # fmt: skip
+            posterior,
+            link,
+            PROMISE,
+            step_size=plan.step_size[0],
+            burn_in=rest.burn_in,
+            samples=len(rest.rounds) - rest.burn_in,
+            ledger=rest.ledger,
+            sampler=wflmc.Sampler(start=start),
+            initial_w2_sq=rest.initial_w2_sq,
+        )
         np.testing.assert_array_equal(again.weight, rest.weight)
         np.testing.assert_allclose(
             again.gain, rest.gain, rtol=1e-4

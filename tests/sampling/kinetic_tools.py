@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.planning import POLICIES, Allocation
-from wflmc.planning.options import plan_arguments
 
 CHAINS = 20_000
 
@@ -22,7 +22,7 @@ def make(posterior, power="no-dp", *, factor=None, step=0.8, friction=2.0, csi_e
     defaults = {"burn_in": 11, "samples": 1, "step_size": step / posterior.L**0.5, "dynamics": "kinetic"}
     promise = keywords.pop("privacy", wflmc.Privacy(15, 0.01, 300))
     chosen = {"power": power, "friction": friction * posterior.mu**0.5, **defaults, **keywords}
-    return wflmc.plan(posterior, link, promise, **plan_arguments(chosen))
+    return wflmc.plan(posterior, link, promise, **grouped(**chosen))
 
 
 def ill_conditioned():

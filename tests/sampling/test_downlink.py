@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import InputError, channel
 from wflmc.apps import audit
 from wflmc.posterior import w2_squared
@@ -35,7 +36,7 @@ def labelled(examples):
 def planned(posterior, snr_db=np.inf, **keywords):
     link = wflmc.Link(channel.static(1.0), snr_db=60, downlink_snr_db=snr_db)
     settings = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": 25, "samples": 2, **keywords}
-    return wflmc.plan(posterior, link, settings.pop("privacy", wflmc.Privacy(None, None, 1e4)), **settings)
+    return wflmc.plan(posterior, link, settings.pop("privacy", wflmc.Privacy(None, None, 1e4)), **grouped(**settings))
 
 
 def test_every_device_hears_noise_of_its_own():

@@ -8,6 +8,7 @@ import pytest
 from scipy import linalg
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.apps import audit
 from wflmc.dynamics import kinetic
@@ -145,12 +146,14 @@ def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
     link, nothing = wflmc.Link(channel.static()), wflmc.Privacy()
     common = {"power": "noiseless", "samples": 1}
     both = [
-        wflmc.plan(posterior, link, nothing, step_size=eta, burn_in=slow[eta] - 1, **common),
+        wflmc.plan(posterior, link, nothing, **grouped(step_size=eta, burn_in=slow[eta] - 1, **common)),
         wflmc.plan(
-            posterior, link, nothing, step_size=h, friction=friction, dynamics="kinetic",
-            burn_in=fast[h, friction] - 1, **common,
+            posterior,
+            link,
+            nothing,
+            **grouped(step_size=h, friction=friction, dynamics="kinetic", burn_in=fast[h, friction] - 1, **common),
         ),
-    ]  # fmt: skip
+    ]
     for plan in both:
         assert wflmc.exact_w2_sq(posterior, plan)[-1] <= target
         law = law_of(posterior, plan)

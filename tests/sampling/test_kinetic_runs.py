@@ -68,7 +68,13 @@ def test_plans_in_a_batch_are_plans_on_their_own(small):
     np.testing.assert_allclose(wflmc.exact_w2_sq(small, plans[1]), wflmc.exact_w2_sq(small, [plans[1]] * 2))
     assert len({plan.digest for plan in plans}) == 3
     overdamped = wflmc.plan(
-        small, wflmc.Link(channel.static()), wflmc.Privacy(), step_size=0.01, burn_in=11, samples=4, power="equal"
+        small,
+        wflmc.Link(channel.static()),
+        wflmc.Privacy(),
+        step_size=0.01,
+        burn_in=11,
+        samples=4,
+        policy=wflmc.Policy(power="equal"),
     )
     with pytest.raises(InputError, match="start and dynamics"):
         wflmc.sample(jax.random.key(1), small, [plans[0], overdamped])
@@ -142,9 +148,15 @@ def test_every_round_costs_what_an_overdamped_one_of_this_gain_does(few, power, 
     privacy = wflmc.Privacy(3.0, 1e-3, clip=20.0, unit=unit, example_clip=2.0 if unit == "record" else None)
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=70, csi_error=0.1)
     plan = wflmc.plan(
-        few, link, privacy, step_size=1 / few.L**0.5, friction=2 * few.mu**0.5, dynamics="kinetic", burn_in=20,
-        samples=20, power=power,
-    )  # fmt: skip
+        few,
+        link,
+        privacy,
+        step_size=1 / few.L**0.5,
+        sampler=wflmc.Sampler(friction=2 * few.mu**0.5, dynamics="kinetic"),
+        burn_in=20,
+        samples=20,
+        policy=wflmc.Policy(power=power),
+    )
     sensitivity = 20.0 if unit == "device" else 2.0
     strength = np.maximum(plan.context.uncertainty, 1.0 if plan.received is None else plan.received)
     expected = 2 * (plan.gain[:, None] * strength * sensitivity) ** 2 / plan.noise_power * (plan.weight > 0)

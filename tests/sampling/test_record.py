@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.posterior import softmax
 from wflmc.support.errors import InputError
@@ -129,7 +130,7 @@ def record_plan(posterior, c, **keywords):
     privacy = wflmc.Privacy(4, 1e-3, 30, unit="record", example_clip=c)
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
     step = 0.4 / (posterior.mu + posterior.L)
-    return wflmc.plan(posterior, link, privacy, step_size=step, burn_in=30, samples=20, **keywords)
+    return wflmc.plan(posterior, link, privacy, **grouped(step_size=step, burn_in=30, samples=20, **keywords))
 
 
 def test_a_smaller_record_buys_gain_until_another_limit_holds(posterior):

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 import wflmc
+from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.planning import POLICIES
 from wflmc.sampling import Execution, chunks, kernel, kernel_rounds
@@ -32,7 +33,10 @@ def make_plan(posterior, power, schedule, noise_power=1.0, **keywords):
     link = wflmc.Link(channel.static(path_loss), snr_db=20, noise_power=noise_power)
     defaults = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": ROUNDS - 1, "samples": 1}
     return wflmc.plan(
-        posterior, link, wflmc.Privacy(15, 0.01, 30), power=power, schedule=schedule, **{**defaults, **keywords}
+        posterior,
+        link,
+        wflmc.Privacy(15, 0.01, 30),
+        **grouped(power=power, schedule=schedule, **{**defaults, **keywords}),
     )
 
 
@@ -102,7 +106,9 @@ def test_server_noise_makes_up_for_too_strong_a_signal(posterior):
 def test_update_written_out(small):
     """One round by hand from the received signal: θ − η K/(α K_a) y, with clipping."""
     link = wflmc.Link(channel.static([1.0, 1.0, 1.0, 1e-8, 1e-8]), snr_db=0)
-    plan = wflmc.plan(small, link, wflmc.Privacy(clip=5.0), step_size=0.01, burn_in=0, samples=3, power="no-dp")
+    plan = wflmc.plan(
+        small, link, wflmc.Privacy(clip=5.0), step_size=0.01, burn_in=0, samples=3, policy=wflmc.Policy(power="no-dp")
+    )
     assert plan.active_devices.tolist() == [3, 3, 3]
     run = kernel(small, plan)
     state = run.init(jax.random.key(4))
@@ -137,7 +143,7 @@ def test_runner_is_the_kernel_in_a_loop(small):
         step_size=0.01,
         burn_in=4,
         samples=6,
-        power="equal",
+        policy=wflmc.Policy(power="equal"),
     )
     key = jax.random.key(9)
     trace = wflmc.sample(key, small, plan, chains=3)
@@ -159,11 +165,9 @@ def short_plans(posterior, power, rounds=20, **keywords):
         posterior,
         link,
         wflmc.Privacy(15, 0.01, 30),
-        step_size=0.4 / (posterior.mu + posterior.L),
-        burn_in=10,
-        samples=rounds - 10,
-        power=power,
-        **keywords,
+        **grouped(
+            step_size=0.4 / (posterior.mu + posterior.L), burn_in=10, samples=rounds - 10, power=power, **keywords
+        ),
     )
 
 
@@ -202,8 +206,7 @@ def test_schemes_share_starts_and_noise(posterior):
             step_size=1e-4,
             burn_in=0,
             samples=1,
-            power=power,
-            schedule="all",
+            policy=wflmc.Policy(power=power, schedule="all"),
         )
         traces[power] = (plan, wflmc.sample(key, posterior, plan, 5).theta[:, 0].astype(float))
     starts = np.stack(
@@ -233,7 +236,13 @@ def test_one_compilation_serves_all_policies_channels_and_data(posterior, monkey
     for power, seed, post in itertools.product(["equal", "no-dp", "noiseless"], range(2), (posterior, other)):
         link = wflmc.Link(channel.rayleigh(0.01), snr_db=20 + seed, seed=seed)
         plan = wflmc.plan(
-            post, link, wflmc.Privacy(15, 0.01, 30), step_size=1e-4, burn_in=5 + seed, samples=6 - seed, power=power
+            post,
+            link,
+            wflmc.Privacy(15, 0.01, 30),
+            step_size=1e-4,
+            burn_in=5 + seed,
+            samples=6 - seed,
+            policy=wflmc.Policy(power=power),
         )
         wflmc.sample(jax.random.key(seed), post, with_context(plan, burn_in=5), 4)
     assert len(compilations) == 1
@@ -272,7 +281,9 @@ def test_only_what_is_kept_is_kept(posterior):
 def test_clip_rates_by_hand(small):
     """Of the devices that send, round by round: recomputed from the kept samples, burn-in included."""
     link = wflmc.Link(channel.rayleigh(1.0), snr_db=0)
-    plan = wflmc.plan(small, link, wflmc.Privacy(clip=6.0), step_size=0.02, burn_in=5, samples=6, power="no-dp")
+    plan = wflmc.plan(
+        small, link, wflmc.Privacy(clip=6.0), step_size=0.02, burn_in=5, samples=6, policy=wflmc.Policy(power="no-dp")
+    )
     assert plan.active_devices.min() < 5
     trace = wflmc.sample(jax.random.key(3), small, plan, chains=50, keep_burn_in=True)
     theta = np.concatenate([trace.warmup, trace.theta], axis=1).astype(float)

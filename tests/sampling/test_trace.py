@@ -382,7 +382,9 @@ def test_loo_is_that_of_the_exact_posterior():
     posterior = wflmc.gaussian_regression(KEY, devices=4, examples=60, dim=2)
     step = 0.05 / posterior.L  # the law of the chain has a variance that is at most 2.6 % too large
     link = wflmc.Link(channel.static(1e-2), snr_db=30)
-    plan = wflmc.plan(posterior, link, wflmc.Privacy(), step_size=step, burn_in=300, samples=8, power="noiseless")
+    plan = wflmc.plan(
+        posterior, link, wflmc.Privacy(), step_size=step, burn_in=300, samples=8, policy=wflmc.Policy(power="noiseless")
+    )
     found = wflmc.sample(jax.random.key(2), posterior, plan, 250).to_arviz(posterior, log_likelihood=True)
     kept = found["log_likelihood"]
     assert kept["y"].shape == (250, 4, 60)

@@ -79,11 +79,11 @@ def test_figure_6_past_the_paper():
     links = [wflmc.Link(channel.rayleigh(0.01), snr_db=30, seed=seed) for seed in range(5)]
     given = {"burn_in": 50, "samples": 50}
     paper = wflmc.plan_many(
-        posterior, links, wflmc.Privacy(15, 0.01, 30, "paper"), bound="paper",
+        posterior, links, wflmc.Privacy(15, 0.01, 30, "paper"), policy=wflmc.Policy(bound="paper"),
         step_size=0.4 / (posterior.mu + posterior.L), **given,
     )  # fmt: skip
     ours = wflmc.plan_many(
-        posterior, links, wflmc.Privacy(15, 0.01, 30), objective="exact", max_round_noise=1,
+        posterior, links, wflmc.Privacy(15, 0.01, 30), policy=wflmc.Policy(objective="exact", max_round_noise=1),
         step_size=0.3 / (posterior.mu + posterior.L), **given,
     )  # fmt: skip
     worst = [np.mean([wflmc.exact_w2_sq(posterior, plan)[50:].max() for plan in plans]) for plans in (paper, ours)]

@@ -133,9 +133,14 @@ def test_a_scheme_alone_scores_as_in_the_figure(labelled):
     rows = run(fig8.mnist_study(setting), None)["fig8_accuracy"]
     posterior = setting.posterior()
     plan = wflmc.plan(
-        posterior, wflmc.Link(wflmc.channel.rayleigh(1.0), snr_db=20), wflmc.Privacy(50, 0.1, 30, "paper"),
-        step_size=2 / (posterior.mu + posterior.L), burn_in=20, samples=5, objective="average", bound="paper",
-    )  # fmt: skip
+        posterior,
+        wflmc.Link(wflmc.channel.rayleigh(1.0), snr_db=20),
+        wflmc.Privacy(50, 0.1, 30, "paper"),
+        step_size=2 / (posterior.mu + posterior.L),
+        burn_in=20,
+        samples=5,
+        policy=wflmc.Policy(objective="average", bound="paper"),
+    )
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=1)
     scores = wflmc.evaluate(trace, posterior, (labelled.X_test, labelled.y_test)).scores
     (row,) = [row for row in rows if (row.scheme, row.x) == ("optimized", 20.0)]
@@ -236,7 +241,13 @@ def test_plans_are_made_as_in_the_paper(point, labelled):
     step = 0.4 / (posterior.mu + posterior.L)
     link = wflmc.Link(wflmc.channel.rayleigh(0.01), 20.0, seed=0)
     by_hand = wflmc.plan(
-        posterior, link, wflmc.Privacy(15, 0.01, 30, "paper"), step_size=step, burn_in=50, samples=50, bound="paper"
+        posterior,
+        link,
+        wflmc.Privacy(15, 0.01, 30, "paper"),
+        step_size=step,
+        burn_in=50,
+        samples=50,
+        policy=wflmc.Policy(bound="paper"),
     )
     np.testing.assert_array_equal(plan.gain, by_hand.gain)
     np.testing.assert_array_equal(plan.bound, by_hand.bound)
@@ -252,7 +263,14 @@ def test_plans_are_made_as_in_the_paper(point, labelled):
     excess = np.maximum(made[0].noise_variance - 2 * made[0].step_size, 0)
     promise, step = wflmc.Privacy(50, 0.1, 30, "paper"), float(made[0].step_size[0])
     corrected = wflmc.plan(
-        own, links[0], promise, step_size=step, burn_in=20, samples=5, objective="average", initial_w2_sq=0.0
+        own,
+        links[0],
+        promise,
+        step_size=step,
+        burn_in=20,
+        samples=5,
+        policy=wflmc.Policy(objective="average"),
+        initial_w2_sq=0.0,
     )
     assert excess.max() > 0
     assert corrected.objective > 1.5 * made[0].objective

@@ -206,7 +206,7 @@ def test_a_plan_says_how_much_less_it_clips():
         posterior,
         link,
         wflmc.Privacy(clip=30.0),
-        power="noiseless",
+        policy=wflmc.Policy(power="noiseless"),
         **keywords,
     )
     assert ignored.rounding == 0
