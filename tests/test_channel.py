@@ -114,8 +114,8 @@ def test_a_dead_channel_is_named(kind):
     [
         (lambda: channel.rayleigh(correlation=1.5), "correlation"),
         (lambda: channel.rician(rician_k=-1), "rician_k"),
-        (lambda: gains(channel.static([1.0, 2.0, 3.0]), devices=2), "link.power"),
-        (lambda: gains(channel.static(-1.0)), "link.power"),
+        (lambda: gains(channel.static([1.0, 2.0, 3.0]), devices=2), "power"),
+        (lambda: gains(channel.static(-1.0)), "power"),
         (lambda: wflmc.Link(channel.static(), snr_db=np.inf), "snr_db"),
         (lambda: wflmc.Link(channel.static(), noise_power=0), "noise_power"),
     ],

@@ -163,7 +163,7 @@ def test_a_quotation_ends_with_its_line(tmp_path):
     path.write_text('1.0,2.0,a\n3.0,4.0,"b\n5.0,6.0,a\n7.0,8.0,b\n')
     with pytest.raises(InputError) as caught:
         build_posterior(scenario_of(path, model="softmax"))
-    assert caught.value.key == "posterior.data"
+    assert caught.value.scenario_key == "posterior.data"
 
 
 def test_declared_labels_are_read_by_their_declaration(tmp_path):

@@ -302,7 +302,7 @@ def test_bad_files_are_refused_by_name(call, scenario, tmp_path, name):
 def test_files_of_one_array_have_no_variables(tmp_path, name):
     with pytest.raises(InputError) as refused:
         load_gains(str(tmp_path / name))
-    assert refused.value.key == "gains"
+    assert refused.value.key == "link.gains"
 
 
 def test_a_packed_file_that_unpacks_to_too_much_is_not_read(tmp_path, monkeypatch):

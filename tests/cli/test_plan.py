@@ -62,7 +62,7 @@ def test_plan_equals_the_python_interface(plan_of, scenario):
         step_size=0.4 / (posterior.mu + posterior.L),
         burn_in=50,
         samples=1,
-        schedule="all",
+        policy=wflmc.Policy(schedule="all"),
     )
     np.testing.assert_array_equal(document["gain"], plan.gain)
     np.testing.assert_array_equal(document["bound"], plan.bound)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
-from wflmc.support.errors import InputError
+from wflmc.support.errors import InputError, renamed_keys
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder
 
@@ -54,7 +54,7 @@ def command(
     shared.cache_compilations()
     given = Options(scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address)
     given.check()
-    with output_folder(out) as folder:
+    with output_folder(out) as folder, renamed_keys({"ledger": "--ledger"} if ledger else {}):
         asked, summary, evaluation, files = run_federation(given, folder, progress_bar, shared.note)
         if evaluation is not None:
             files += run_figures.draw_scores(evaluation, asked, folder)

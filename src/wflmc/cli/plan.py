@@ -9,10 +9,12 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
-from wflmc.support.errors import Found, refuse
+from wflmc.support.errors import Found, refuse, renamed_keys
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder
 
+OPTIONS = {"solver": "--solver", "ledger": "--ledger"}
+"""Options by the argument of the library that they become."""
 SOLVE_FOR = "Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target."
 INSTALL = "used with it: pip install 'wflmc[dp]'"
 NO_ADVICE = "Do not search for changes that would help: one plan is made."
@@ -66,8 +68,9 @@ def command(
     config = load_scenario(scenario, overrides)
     answer = None
     if unknown is not None and target is not None:
-        with progress_bar("plans tried, at most", 330 if unknown == "sampler.burn_in" else 60) as advance:
-            question = Question(key=unknown, target=target, metric=metric, solver=solver)
+        most = 330 if unknown == "sampler.burn_in" else 60
+        question = Question(key=unknown, target=target, metric=metric, solver=solver)
+        with progress_bar("plans tried, at most", most) as advance, renamed_keys(OPTIONS):
             solved = solve_for(config, question, advance)
         config = solved.scenario
         answer = solved.answer.document
@@ -76,7 +79,8 @@ def command(
         folder.refuse_run(Path(out).expanduser())
     inputs = build(config)
     spent = planning.spent_before(ledger, inputs, must_exist=True)
-    plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
+    with renamed_keys(OPTIONS):
+        plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
     causes = None if no_advice else diagnose_plan(PlanSource(config, inputs), plan)
     asks = as_json if compare is None else compare
     document = documents.plan_document(config, inputs, plan, time.perf_counter() - began, compare=asks)

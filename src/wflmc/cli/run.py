@@ -8,6 +8,7 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
+from wflmc.support.errors import renamed_keys
 from wflmc.support.notices import NoticeCode
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder
@@ -48,7 +49,7 @@ def command(
     request = RunRequest(scenario, plan, out, overrides, limit, ledger, resume, more, keep_burn_in)
     name, key = (out, "--out") if resume is None else (resume, "--resume")
     writing: AbstractContextManager[Path | None] = nullcontext() if name is None else output_folder(name, key)
-    with writing as folder:
+    with writing as folder, renamed_keys({"ledger": "--ledger"} if ledger else {}):
         settled, summary, evaluation, files = run_scenario(request, folder, progress_bar, shared.note)
         files += run_figures.draw_scores(evaluation, settled, folder)
     warnings = summary["warnings"]

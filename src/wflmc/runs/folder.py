@@ -285,7 +285,9 @@ def _rebuild(view: Path, document: PlanFile, plan: Plan | None, ledger: Ledger |
         return None, f"{PLAN_FILE} is missing."
     try:
         inputs = plan_inputs(plan, document, key=None, view=view, option="report")
-    except (InputError, OSError) as error:
+    except InputError as error:  # the data have gone or changed
+        return None, error.in_scenario
+    except OSError as error:
         return None, str(error)
     if ledger is not None and not ledger.is_about(inputs.posterior.digest):
         return None, "The data have changed since: they are not those that the ledger is about."

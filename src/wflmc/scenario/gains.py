@@ -25,8 +25,8 @@ from wflmc.support.storage import NPY, expansion_limit, read_array, read_arrays,
 
 Array = NDArray[Any]
 
-KEY = "gains"
-"""The key that names the file, for errors."""
+KEY = "link.gains"
+"""The key of a scenario that names the file, for errors."""
 FORMATS = ".npy, .npz, .csv, .mat, .h5 or .hdf5"
 WITH_VARIABLE = re.compile(r"(?P<path>.+\.(?:npy|npz|csv|mat|h5|hdf5)):(?P<variable>.*)", re.I | re.S)
 MAX_NAMES_SHOWN = 10
