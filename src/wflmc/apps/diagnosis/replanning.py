@@ -48,9 +48,7 @@ class Replanner:
         """
         step_size = made.step_size
         is_constant = bool(np.all(step_size == step_size[0]))
-        sampler = replace(
-            self.request.sampler, step_schedule="constant", dynamics=made.dynamics
-        )
+        sampler = replace(self.request.sampler, step_schedule="constant", dynamics=made.dynamics)
         request = replace(
             self.request,
             step_size=float(step_size[0]) if is_constant else step_size,
