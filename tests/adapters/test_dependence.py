@@ -46,5 +46,5 @@ def test_sources_are_the_inputs_and_constants_of_the_equations():
 
 
 def test_sources_of_several_results_are_united():
-    assert all_sources(sources_of(lambda inputs: [inputs["x"], {"b": inputs["flag"]}], INPUTS)) == {"x", "flag"}
+    assert all_sources(sources_of(lambda inputs: {"a": [inputs["x"]], "b": inputs["flag"]}, INPUTS)) == {"x", "flag"}
     assert all_sources([]) == set()

@@ -7,14 +7,17 @@ the geometry changes. With W whitening the features, all directions that the dat
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.support.errors import InputError, without_data
 
 Array = NDArray[np.float64]
+Points = TypeVar("Points", jax.Array, np.ndarray)
+"""Points θ or φ[..., m], arrays of JAX or of NumPy; what is returned is of the same kind."""
 
 PRIORS = ("parameters", "whitened")
 SMALLEST = 1e-10
@@ -25,24 +28,24 @@ SMALLEST = 1e-10
 class Coordinates(NamedTuple):
     """The coordinates φ of a chain: θ = Wᵀφ for the parameters that belong to one set of features (one class)."""
 
-    matrix: Any
+    matrix: Array
     """W[d, d]."""
-    inverse: Any
+    inverse: Array
     """W⁻¹, so that φ = W⁻ᵀθ."""
-    spread: Any
+    spread: Array
     """R[d, d] with φ ~ N(0, R Rᵀ) under the prior."""
-    precision: Any
+    precision: Array
     """(R Rᵀ)⁻¹, the prior's curvature."""
 
-    def parameters(self, phi: Any) -> Any:
+    def parameters(self, phi: Points) -> Points:
         """Return θ[..., m] of φ[..., m]."""
         return _apply(phi, self.matrix)
 
-    def linear(self, phi: Any) -> Any:
+    def linear(self, phi: Points) -> Points:
         """Return the linear part of `parameters`, Wᵀφ, for φ[..., m]: all of it, as θ = 0 where φ = 0."""
         return self.parameters(phi)
 
-    def of(self, theta: Any) -> Any:
+    def of(self, theta: Points) -> Points:
         """Return φ[..., m] of θ[..., m]."""
         return _apply(theta, self.inverse)
 
@@ -55,26 +58,26 @@ class Coordinates(NamedTuple):
 class Affine(NamedTuple):
     """The coordinates φ of a chain on a model of one's own: θ = centre + W φ."""
 
-    centre: Any
+    centre: Array
     """[m]."""
-    matrix: Any
+    matrix: Array
     """W[m, m], or the diagonal of one, [m]."""
 
-    def parameters(self, phi: Any) -> Any:
+    def parameters(self, phi: Points) -> Points:
         """Return θ[..., m] of φ[..., m]."""
-        return self.centre + self.linear(phi)
+        return self.linear(phi) + self.centre
 
-    def linear(self, phi: Any) -> Any:
+    def linear(self, phi: Points) -> Points:
         """Return the linear part of `parameters`, W φ, for φ[..., m]: by it differences and covariances are mapped."""
         return phi * self.matrix if self.matrix.ndim == 1 else phi @ self.matrix.T
 
-    def of(self, theta: Any) -> Any:
+    def of(self, theta: Points) -> Points:
         """Return φ[..., m] of θ[..., m]."""
         away = theta - self.centre
         return away / self.matrix if self.matrix.ndim == 1 else away @ np.linalg.inv(self.matrix).T
 
 
-def _apply(values: Any, matrix: Any) -> Any:
+def _apply(values: Points, matrix: Array) -> Points:
     """Return values[..., m] times the matrix, in pieces of its size."""
     pieces = values.shape[-1] // len(matrix)
     return (values.reshape(*values.shape[:-1], pieces, len(matrix)) @ matrix).reshape(values.shape)

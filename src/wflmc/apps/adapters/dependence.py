@@ -5,14 +5,24 @@ placeholder would make it look independent, and one record could decide. The equ
 same for all data of the same shapes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from wflmc.sums.independence import nested_jaxprs
+from wflmc.support.trees import ArrayTree
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+Inputs = TypeVar("Inputs")
+"""A dictionary of pytrees by name, such as the function takes."""
+Name = TypeVar("Name", bound=str | tuple[str, ...])
+"""Of a result."""
 
 CALLS = (
     "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
@@ -34,22 +44,27 @@ class Constant:
 
 Sources = frozenset[str | Constant]
 """Names of inputs, and constants."""
+SourceTree: TypeAlias = Sources | Mapping[str, "SourceTree"] | Sequence["SourceTree"] | None
+"""A pytree of results, with `Sources` in place of its arrays."""
 NOTHING: Sources = frozenset()
 
 
-def sources_of(function: Callable[[Any], Any], inputs: Mapping[str, Any]) -> Any:
+def sources_of(
+    function: Callable[[Inputs], Mapping[Name, ArrayTree]],
+    inputs: Mapping[str, ArrayTree],
+) -> dict[Name, SourceTree]:
     """Return what every result of a JAX function is computed from.
 
     The function is traced, and no value of an input is looked at. An input that only lends its shape is no source.
     Loops and conditions count as if each of their results were computed from all of their inputs.
 
     Args:
-        function: of one dictionary, to any pytree of arrays.
-        inputs: a pytree of arrays by name.
+        function: of one dictionary, to pytrees of arrays by name.
+        inputs: the dictionary, a pytree of arrays by name.
 
     Returns:
-        The pytree of results with `Sources` in place of arrays: the names in `inputs`, and a `Constant` for every
-        array that the function takes from elsewhere.
+        The results with `Sources` in place of arrays: the names in `inputs`, and a `Constant` for every array that
+        the function takes from elsewhere.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(dict(inputs))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(dict(inputs))]
@@ -57,19 +72,19 @@ def sources_of(function: Callable[[Any], Any], inputs: Mapping[str, Any]) -> Any
     return jax.tree.unflatten(jax.tree.structure(shapes), _propagate(traced, names))
 
 
-def all_sources(tree: Any) -> Sources:
+def all_sources(tree: SourceTree) -> Sources:
     """Return the union of all sources in a pytree of them."""
     return NOTHING.union(*jax.tree.leaves(tree))
 
 
-def _propagate(traced: Any, inputs: list[Sources]) -> list[Sources]:
+def _propagate(traced: "Jaxpr | ClosedJaxpr", inputs: list[Sources]) -> list[Sources]:
     """Return the sources of every output of a jaxpr, given those of its inputs."""
-    jaxpr = getattr(traced, "jaxpr", traced)
+    jaxpr = _open(traced)
     constants = [_constant(value) for value in getattr(traced, "consts", ())]
     known = dict(zip(map(id, jaxpr.invars), inputs, strict=True))
-    known |= zip(map(id, getattr(jaxpr, "constvars", ())), constants, strict=False)
+    known |= zip(map(id, jaxpr.constvars), constants, strict=False)
 
-    def sources(variable: Any) -> Sources:
+    def sources(variable: "Var | Literal") -> Sources:
         if hasattr(variable, "val"):
             return _constant(variable.val)
         return known.get(id(variable), NOTHING)
@@ -86,31 +101,36 @@ def _propagate(traced: Any, inputs: list[Sources]) -> list[Sources]:
     return [sources(variable) for variable in jaxpr.outvars]
 
 
-def _called_function(equation: Any) -> Any:
+def _open(traced: "Jaxpr | ClosedJaxpr") -> "Jaxpr":
+    """Return the equations of a traced function, without its constants."""
+    return traced.jaxpr if hasattr(traced, "jaxpr") else traced
+
+
+def _called_function(equation: "JaxprEqn") -> "Jaxpr | ClosedJaxpr | None":
     """Return the function that an equation does nothing but call; None for all other equations."""
     if equation.primitive.name not in CALLS:
         return None
-    called: Any = next((equation.params[name] for name in INNER if name in equation.params), None)
-    jaxpr: Any = getattr(called, "jaxpr", called)
-    if not hasattr(jaxpr, "eqns"):
+    called = next((equation.params[name] for name in INNER if name in equation.params), None)
+    if called is None or not hasattr(called, "eqns"):
         return None
+    jaxpr = _open(called)
     same_inputs = len(jaxpr.invars) == len(equation.invars)
     same_outputs = len(jaxpr.outvars) == len(equation.outvars)
     return called if same_inputs and same_outputs else None
 
 
-def _inner_constants(equation: Any) -> Sources:
+def _inner_constants(equation: "JaxprEqn") -> Sources:
     """Return the constants of all functions among the parameters of an equation, and of what these call."""
     values = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns"))
     functions = [value for value in values if hasattr(value, "eqns")]
     constants = NOTHING
-    for jaxpr in (inner for function in functions for inner in nested_jaxprs(function)):
-        literals = [variable.val for one in jaxpr.eqns for variable in one.invars if hasattr(variable, "val")]
+    for jaxpr in (jaxpr for function in functions for jaxpr in nested_jaxprs(function)):
+        literals = [variable.val for inner in jaxpr.eqns for variable in inner.invars if hasattr(variable, "val")]
         constants = constants.union(*map(_constant, (*getattr(jaxpr, "consts", ()), *literals)))
     return constants
 
 
-def _constant(value: Any) -> Sources:
+def _constant(value: ArrayLike) -> Sources:
     """Return the source that a captured value is: none for a single number or a random key."""
     shape = tuple(np.shape(value))
     dtype = getattr(value, "dtype", None)

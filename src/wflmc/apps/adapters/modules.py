@@ -1,7 +1,8 @@
 """Neural networks of Flax and Equinox as posteriors: trained parameters apart from everything that stays as it is."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,31 @@ from wflmc.apps.adapters.dependence import all_sources, sources_of
 from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.custom.model import Sites
 from wflmc.support.errors import Found, InputError
+from wflmc.support.trees import ArrayTree
 
-Data = tuple[Any, Any]
+Data = tuple[ArrayTree, ArrayTree]
+"""Inputs and targets, pytrees of arrays [N, ...]."""
 Devices = int | ArrayLike | Sequence[ArrayLike]
+Parameters = TypeVar("Parameters")
+"""The trained arrays of a module, as the library nests them: a pytree."""
+LogLikelihood = Callable[..., jax.Array]
+"""Of a network's output and a target, both as the network and the data have them."""
+Prior = ArrayTree | Callable[..., jax.Array]
+"""Standard deviations, or a log-density of the parameters."""
+if TYPE_CHECKING:
+    import equinox
+    from flax import linen, nnx
 
 
 def from_flax(
-    module: Any, log_likelihood: Any, data: Data, *, devices: Devices, prior: Any = 1.0, key: Any = None, **options: Any
+    module: "nnx.Module | linen.Module",
+    log_likelihood: LogLikelihood,
+    data: Data,
+    *,
+    devices: Devices,
+    prior: Prior = 1.0,
+    key: jax.Array | None = None,
+    **options: Any,
 ) -> CustomPosterior:
     """Return the posterior of the parameters of a Flax module, of NNX or of Linen.
 
@@ -40,38 +59,65 @@ def from_flax(
     """
     from flax import linen, nnx
 
-    known = {"log_likelihood": log_likelihood, "data": data, "prior": prior, "devices": devices, **options}
+    network = partial(_network, log_likelihood=log_likelihood, data=data, prior=prior)
     if isinstance(module, linen.Module):
         _check_data(data)
         collections = _initialise(module, jax.random.key(0) if key is None else key, data[0])
         start = collections.pop("params", {})
-        return _network(start, lambda p, x: module.apply({"params": p, **collections}, x), **known)
+
+        def apply(parameters: ArrayTree, value: ArrayTree) -> ArrayTree:
+            variables: dict[str, Any] = {"params": parameters, **collections}
+            return module.apply(variables, value)
+
+        return network(start, apply, devices=devices, **options)
     if not isinstance(module, nnx.Module):
         raise InputError("module", type(module).__name__, "a module of flax.nnx or flax.linen")
-    graph, start, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
-    return _network(start, lambda p, given: nnx.merge(graph, p, rest)(given), **known)
+    graph, trained, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
+    merge = partial(nnx.merge, graph)
+    return network(trained, lambda p, x: merge(p, rest)(x), devices=devices, **options)
 
 
 def from_equinox(
-    module: Any, log_likelihood: Any, data: Data, *, devices: Devices, prior: Any = 1.0, **options: Any
+    module: "equinox.Module",
+    log_likelihood: LogLikelihood,
+    data: Data,
+    *,
+    devices: Devices,
+    prior: Prior = 1.0,
+    **options: Any,
 ) -> CustomPosterior:
     """Return the posterior of the floating-point arrays of an Equinox module; arguments as of `from_flax`."""
     import equinox as eqx
 
     start, static = eqx.partition(module, eqx.is_inexact_array)
-    known = {"log_likelihood": log_likelihood, "data": data, "prior": prior, "devices": devices, **options}
-    return _network(start, lambda p, given: eqx.combine(p, static)(given), **known)
+    return _network(
+        start,
+        lambda p, x: eqx.combine(p, static)(x),
+        log_likelihood=log_likelihood,
+        data=data,
+        prior=prior,
+        devices=devices,
+        **options,
+    )
 
 
-def _initialise(module: Any, key: Any, inputs: Any) -> dict[str, Any]:
+def _initialise(
+    module: "linen.Module",
+    key: jax.Array,
+    inputs: ArrayTree,
+) -> dict[str, ArrayTree]:
     """Return the collections of a Linen module, initialised on zeros; refuse one whose input decides them.
 
     Args:
         inputs: a pytree of arrays [N, ...], of which only the shapes and types are used.
     """
     zeros = jax.tree.map(lambda values: jnp.zeros_like(jnp.asarray(values[0])), inputs)
+
+    def collections(inputs: Mapping[str, ArrayTree]) -> dict[str, ArrayTree]:
+        return dict(module.init(key, inputs["input"]))
+
     try:
-        sources = sources_of(lambda traced: dict(module.init(key, traced["input"])), {"input": zeros})
+        sources = sources_of(collections, {"input": zeros})
         by_input = "input" in all_sources(sources)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # a value of the input is asked for
         by_input = True
@@ -81,25 +127,35 @@ def _initialise(module: Any, key: Any, inputs: Any) -> dict[str, Any]:
     return dict(module.init(key, zeros))
 
 
-def _check_data(data: Any) -> None:
+def _check_data(data: object) -> None:
     """Refuse what is no tuple of inputs and targets."""
     if not isinstance(data, tuple) or len(data) != 2:
         raise InputError("data", data, "a tuple of inputs and targets")
 
 
-def _network(start: Any, apply: Any, log_likelihood: Any, data: Any, prior: Any, **options: Any) -> CustomPosterior:
+def _network(
+    start: Parameters,
+    apply: Callable[[Parameters, ArrayTree], ArrayTree],
+    *,
+    log_likelihood: LogLikelihood,
+    data: Data,
+    prior: Prior,
+    **options: Any,
+) -> CustomPosterior:
     """Return the posterior of parameters that `apply` takes with one input."""
     _check_data(data)
     scale = jax.tree.broadcast(1.0 if callable(prior) else prior, start)
 
-    def of_example(parameters: Any, example: Any) -> Any:
+    def of_example(parameters: Parameters, example: Data) -> jax.Array:
         return log_likelihood(apply(parameters, example[0]), example[1])
 
-    def gaussian(parameters: Any) -> Any:
-        return -0.5 * sum(jax.tree.leaves(jax.tree.map(lambda p, s: jnp.sum((p / s) ** 2), parameters, scale)))
+    def gaussian(parameters: Parameters) -> jax.Array | float:
+        squares = jax.tree.map(lambda p, s: jnp.sum((p / s) ** 2), parameters, scale)
+        return -0.5 * sum(jax.tree.leaves(squares))
 
     symmetric = sum(np.ndim(leaf) > 1 for leaf in jax.tree.leaves(start)) > 1
     if isinstance(options.get("preconditioner", "none"), str):
         options.setdefault("mu", float(max(map(np.max, jax.tree.leaves(scale)))) ** -2)
-    sites, log_prior = Sites(apply=apply, symmetric=symmetric), prior if callable(prior) else gaussian
+    sites = Sites(apply=apply, symmetric=symmetric)
+    log_prior = prior if callable(prior) else gaussian
     return posterior_from(of_example, log_prior, data, initial=start, sites=sites, **options)

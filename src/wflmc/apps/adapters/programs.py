@@ -14,12 +14,12 @@ is listed in `not_covered` of the posterior, and observations of such data are r
 import inspect
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,34 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.apps.adapters.dependence import NOTHING, Constant, Sources, all_sources, sources_of
+from wflmc.apps.adapters.numpyro_types import (
+    Arrays,
+    Model,
+    Site,
+    bijection,
+    constrain,
+    library,
+    location_and_scale,
+    seeded,
+    values_of,
+    visit,
+    visit_at,
+)
 from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.custom.geometry import GeometryError
 from wflmc.posterior.custom.model import INDEX, Sites
 from wflmc.posterior.custom.precision import in_float64
 from wflmc.support.errors import Found, InputError, without_data
+from wflmc.support.trees import ArrayTree, Values
+
+Path: TypeAlias = tuple[Hashable, ...]
+"""Of a leaf in a pytree, as JAX names it."""
+Leaf: TypeAlias = jax.typing.ArrayLike
+"""Of an argument; NumPy takes what is no number for an array without axes."""
+ArgumentLeaves: TypeAlias = Mapping[str, Leaf]
+"""Leaves of the arguments of a model, by path."""
+Chosen: TypeAlias = Mapping[str, jax.Array | np.integer]
+"""One value of every discrete latent site, by name."""
 
 FEW = 64
 """Up to so many examples, latent variables of every example are kept as parameters without being asked to."""
@@ -54,16 +77,16 @@ ARGUMENT, DECLARED = "argument", "declared"
 
 
 def from_numpyro(
-    model: Any,
-    data: Any,
+    model: Model,
+    data: object,
     *,
     devices: int | ArrayLike | Sequence[ArrayLike],
     example_axis: int = 0,
     shared: Sequence[str] = (),
     keep: Sequence[str] = (),
-    initial: Mapping[str, Any] | None = None,
-    preconditioner: Any = "pilot",
-    coords: Mapping[str, Any] | None = None,
+    initial: Mapping[str, ArrayLike] | None = None,
+    preconditioner: str | ArrayLike | CustomPosterior = "pilot",
+    coords: Mapping[str, Sequence[object]] | None = None,
     **options: Any,
 ) -> CustomPosterior:
     """Return the posterior of a NumPyro model whose observations are independent over examples given the parameters.
@@ -93,41 +116,28 @@ def from_numpyro(
         InputError: in one sentence that names the site, for a model that cannot be split over devices, or whose prior
             would depend on data.
     """
-    reading = {"data": data, "axis": example_axis, "shared": shared, "keep": keep}
-    made = {"coords": coords, "devices": devices, "preconditioner": preconditioner, **options}
-    program = _read(model, initial=initial or {}, **reading)
+    read = partial(_read, data=data, axis=example_axis, shared=shared, keep=keep)
+    options |= {"devices": devices, "preconditioner": preconditioner}
+    program = read(model, initial=initial or {})
     try:
-        return program.posterior(**made)
+        return program.posterior(coords, **options)
     except InputError as error:  # a model without a mode may have one if it is written with offsets
         if not isinstance(error.__cause__, GeometryError) or not program.is_centred:
             raise
         try:
-            return _read(_with_offsets(model, program.location_scale), initial={}, **reading).posterior(**made)
+            with_offsets = _with_offsets(model, program.location_scale)
+            return read(with_offsets, initial={}).posterior(coords, **options)
         except InputError as error_with_offsets:
             if isinstance(error_with_offsets.__cause__, GeometryError):
                 raise  # to be told to write offsets would not help
         raise
 
 
-def _library() -> Any:
-    """Return NumPyro, which is imported when a model needs it."""
-    import numpyro
-
-    return numpyro
-
-
-def _with_offsets(model: Any, names: list[str]) -> Any:
+def _with_offsets(model: Model, names: list[str]) -> Model:
     """Return the model with some sites written as location + scale * offset."""
-    config = {name: _library().infer.reparam.LocScaleReparam(0) for name in names}
-    return wraps(model)(_library().handlers.reparam(model, config=config))
-
-
-def _location_and_scale(fn: Any) -> tuple[Any, Any] | None:
-    """Return the location and the scale of a law that has both; None for all other laws."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    has_both = hasattr(fn, "loc") and hasattr(fn, "scale") and "Real" in type(fn.support).__name__
-    return (fn.loc, fn.scale) if has_both else None
+    numpyro = library()
+    config = {name: numpyro.infer.reparam.LocScaleReparam(0) for name in names}
+    return wraps(model)(numpyro.handlers.reparam(model, config=config))
 
 
 @without_data
@@ -135,8 +145,8 @@ def _location_and_scale(fn: Any) -> tuple[Any, Any] | None:
 class _Program:
     """A model with its data; how it is cut to some examples, and what its sites turned out to be."""
 
-    model: Any
-    arguments: dict[str, Any]
+    model: Model
+    arguments: dict[str, object]
     """By name; each a pytree."""
     shared: tuple[str, ...] = ()
     """Names of arguments that are declared public."""
@@ -148,15 +158,15 @@ class _Program:
     """Of the leaves that are examples, by path: the axis that counts them."""
     count: int = 0
     """N. Plates of this size, and whole numbers among the arguments, are cut as examples are."""
-    full: dict[str, Any] = field(default_factory=dict)
+    full: dict[str, Site] = field(default_factory=dict)
     """The sites on as many placeholders as there are examples, at the start."""
-    observations: dict[str, Any] = field(default_factory=dict)
+    observations: dict[str, np.ndarray] = field(default_factory=dict)
     """Values of the observed sites."""
-    start: dict[str, Any] = field(default_factory=dict)
+    start: dict[str, np.ndarray] = field(default_factory=dict)
     """Unconstrained values of the latent sites that are parameters."""
-    supports: dict[str, Any] = field(default_factory=dict)
+    supports: dict[str, np.ndarray] = field(default_factory=dict)
     """Values of the discrete latent sites, which are summed over."""
-    likelihood: dict[str, Any] = field(default_factory=dict)
+    likelihood: dict[str, int | None] = field(default_factory=dict)
     """Sample sites of the example: the axis of their log-densities that counts examples, if there is one."""
     prior_sites: tuple[str, ...] = ()
     """All other sample sites."""
@@ -168,20 +178,20 @@ class _Program:
     """What every device knows whole and ε does not cover: a sentence by name."""
 
     @property
-    def examples(self) -> dict[str, Any]:
+    def examples(self) -> dict[str, np.ndarray]:
         """The data of examples by path, [N, ...], and their numbers."""
         leaves = _leaves(self.arguments)
         arrays = {path: np.moveaxis(np.asarray(leaves[path]), axis, 0) for path, axis in self.axes.items()}
         return arrays | {INDEX: np.arange(self.count, dtype=np.int32)}
 
     @property
-    def other_arguments(self) -> dict[str, Any]:
+    def other_arguments(self) -> dict[str, Leaf]:
         """Arguments that are numbers and no examples, by path."""
         leaves = {path: leaf for path, leaf in _leaves(self.arguments).items() if path not in self.axes}
         return {path: leaf for path, leaf in leaves.items() if _kind(leaf) in REAL_KINDS}
 
     @property
-    def opaque_arguments(self) -> dict[str, Any]:
+    def opaque_arguments(self) -> dict[str, Leaf]:
         """Arguments that are objects of any kind but functions, by path: numbers in them cannot be traced."""
         objects = {path: leaf for path, leaf in _leaves(self.arguments).items() if _kind(leaf) == "O"}
         return {path: leaf for path, leaf in objects.items() if not callable(leaf)}
@@ -190,7 +200,7 @@ class _Program:
         """Return whether an argument is named in `shared`."""
         return path.split(".")[0] in self.shared
 
-    def placeholders(self, rows: int) -> dict[str, Any]:
+    def placeholders(self, rows: int) -> dict[str, np.ndarray]:
         """Return examples of ones, [rows, ...] by path, with their numbers: all that the prior sees of examples."""
         examples = {path: values for path, values in self.examples.items() if path != INDEX}
         ones = {path: np.ones((rows, *values.shape[1:]), values.dtype) for path, values in examples.items()}
@@ -205,10 +215,10 @@ class _Program:
     @property
     def location_scale(self) -> list[str]:
         """Latent sites that can be written as location + scale * offset."""
-        return [name for name in self.start if _location_and_scale(self.full[name]["fn"]) is not None]
+        return [name for name in self.start if location_and_scale(self.full[name]["fn"]) is not None]
 
     @property
-    def observed(self) -> dict[str, Any]:
+    def observed(self) -> dict[str, np.ndarray]:
         """What was observed, by site, [N, ...]."""
         values = {name: value for name, value in self.observations.items() if name in self.likelihood}
         counted = {name: value for name, value in values.items() if self.count in value.shape}
@@ -230,9 +240,13 @@ class _Program:
         """Return whether a site is in a plate over examples."""
         return any(frame.size == self.count for frame in self.full[name]["cond_indep_stack"])
 
-    def posterior(self, coords: Mapping[str, Any] | None, **options: Any) -> CustomPosterior:
+    def posterior(
+        self,
+        coords: Mapping[str, Sequence[object]] | None,
+        **options: Any,
+    ) -> CustomPosterior:
         """Return the posterior of the model as it is cut."""
-        low = {name: _bijection(self.full[name])(-start - 50) for name, start in self.start.items()}
+        low = {name: bijection(self.full[name])(-start - 50) for name, start in self.start.items()}
         scales = [name for name, value in low.items() if np.all(np.asarray(value) >= 0)]
         together = None if None in self.likelihood.values() else self.log_likelihoods
         sites = Sites(
@@ -248,7 +262,11 @@ class _Program:
         known = {"initial": self.start, "sites": sites, **options}
         return posterior_from(self.log_likelihood, self.log_prior, self.examples, **known)
 
-    def cut_to(self, examples: Any, replaced: Mapping[str, Any] | None = None) -> Any:
+    def cut_to(
+        self,
+        examples: Values,
+        replaced: ArgumentLeaves | None = None,
+    ) -> Model:
         """Return the model, without arguments, on some examples.
 
         Args:
@@ -258,7 +276,7 @@ class _Program:
         rows = examples[INDEX].shape[0]
         replaced = replaced or {}
 
-        def leaf(path: Any, value: Any) -> Any:
+        def leaf(path: Path, value: Leaf) -> Leaf:
             name = _name(path)
             if name in self.axes:
                 return jnp.moveaxis(examples[name], 0, self.axes[name])
@@ -266,14 +284,14 @@ class _Program:
                 return replaced[name]
             return rows if isinstance(value, int | np.integer) and value == self.count else value
 
-        def plate(site: Any) -> Any:
+        def plate(site: Site) -> jax.Array | None:
             return jnp.arange(rows) if site["type"] == "plate" and site["args"][0] == self.count else None
 
         arguments = jax.tree_util.tree_map_with_path(leaf, self.arguments)
-        handlers = _library().handlers
-        return handlers.seed(handlers.substitute(lambda: self.model(**arguments), substitute_fn=plate), 0)
+        substitute = library().handlers.substitute
+        return seeded(substitute(lambda: self.model(**arguments), substitute_fn=plate))
 
-    def trace(self, model: Any, parameters: Any, chosen: Any) -> dict[str, Any]:
+    def trace(self, model: Model, parameters: Values, chosen: Values) -> dict[str, Site]:
         """Return the sites of a cut model.
 
         Args:
@@ -281,16 +299,19 @@ class _Program:
             parameters: unconstrained values of its latent sites.
             chosen: values of its discrete sites.
         """
-        handlers = _library().handlers
-        values = _library().infer.util.constrain_fn(model, (), {}, parameters) | chosen
-        return dict(handlers.trace(handlers.substitute(model, values)).get_trace())
+        return visit_at(model, {**constrain(model, parameters), **chosen})
 
-    def densities(self, model: Any, parameters: Any, chosen: Any) -> dict[str, Any]:
+    @property
+    def first_values(self) -> Chosen:
+        """The first value of every discrete latent site."""
+        return {name: values[0] for name, values in self.supports.items()}
+
+    def densities(self, model: Model, parameters: Values, chosen: Values) -> Arrays:
         """Return the log-densities of the sample sites of a cut model, and the values of deterministic ones.
 
         They lack what NumPyro multiplies densities by to make up for plates that are cut.
         """
-        results = {}
+        results: Arrays = {}
         for name, site in self.trace(model, parameters, chosen).items():
             if site["type"] == "sample":
                 scale = self.full[name]["scale"]
@@ -300,39 +321,47 @@ class _Program:
                 results[name] = site["value"]
         return results
 
-    def parameters_of(self, parameters: Any, index: Any) -> Any:
+    def parameters_of(self, parameters: Values, index: jax.Array | np.ndarray) -> Values:
         """Return parameters of which those with a value for every example are cut to some examples."""
         local = {name: jnp.take(parameters[name], index, axis) for name, axis in self.local.items()}
-        return parameters | local
+        return {**parameters, **local}
 
-    def discrete_values(self, chosen: Any, rows: int) -> dict[str, Any]:
+    def discrete_values(self, chosen: Chosen, rows: int) -> Arrays:
         """Return values of discrete sites, the same for so many examples."""
         shapes = {name: self.full[name]["value"].shape for name in chosen}
         cut = {name: [rows if size == self.count else size for size in shape] for name, shape in shapes.items()}
         return {name: jnp.full(cut[name], value) for name, value in chosen.items()}
 
-    def of_examples(self, parameters: Any, examples: Any, chosen: Any) -> dict[str, Any]:
+    def of_examples(
+        self,
+        parameters: Values,
+        examples: Values,
+        chosen: Chosen,
+    ) -> Arrays:
         """Return `densities` on some examples, whose discrete sites all have the values `chosen`."""
         cut = self.parameters_of(parameters, examples[INDEX])
         return self.densities(self.cut_to(examples), cut, self.discrete_values(chosen, examples[INDEX].size))
 
-    def log_likelihoods(self, parameters: Any, examples: Any) -> Any:
+    def log_likelihoods(self, parameters: Values, examples: Values) -> jax.Array:
         """Return log p(example|θ) of examples, [rows], summed over their discrete latent variables."""
         rows = examples[INDEX].shape[0]
 
-        def given(chosen: Any) -> Any:
-            made, total = self.of_examples(parameters, examples, chosen), jnp.zeros(rows)
+        def conditional(chosen: Chosen) -> jax.Array:
+            densities = self.of_examples(parameters, examples, chosen)
+            total = jnp.zeros(rows)
             for name, axis in self.likelihood.items():
-                value = made[name] if rows == 1 else jnp.moveaxis(made[name], axis, 0)
-                total = total + value.reshape(rows, -1).sum(1)
+                density = densities[name]
+                if rows != 1 and axis is not None:
+                    density = jnp.moveaxis(density, axis, 0)
+                total = total + density.reshape(rows, -1).sum(1)
             return total
 
         if not self.supports:
-            return given({})
+            return conditional({})
         values = jnp.asarray(np.array(list(product(*self.supports.values()))).T)
-        return jax.nn.logsumexp(jax.vmap(given)(dict(zip(self.supports, values, strict=True))), axis=0)
+        return jax.nn.logsumexp(jax.vmap(conditional)(dict(zip(self.supports, values, strict=True))), axis=0)
 
-    def log_likelihood(self, parameters: Any, example: Any) -> Any:
+    def log_likelihood(self, parameters: Values, example: Values) -> jax.Array:
         """Return log p(example|θ)."""
         return self.log_likelihoods(parameters, _as_row(example))[0]
 
@@ -341,69 +370,76 @@ class _Program:
         """Placeholders that the prior is computed with: one, or N where parameters have a value for every example."""
         return self.count if self.local else 1
 
-    def prior_densities(self, parameters: Any) -> dict[str, Any]:
+    def prior_densities(self, parameters: Values) -> Arrays:
         """Return `densities` on placeholders, of which `prior_sites` and `public_values` hold for any data."""
-        first = {name: values[0] for name, values in self.supports.items()}
-        chosen = self.discrete_values(first, self.prior_rows)
+        chosen = self.discrete_values(self.first_values, self.prior_rows)
         return self.densities(self.cut_to(self.placeholders(self.prior_rows)), parameters, chosen)
 
-    def log_prior(self, parameters: Any) -> Any:
+    def log_prior(self, parameters: Values) -> jax.Array:
         """Return the log-density of all that is not an example's, log-Jacobians included."""
         densities = self.prior_densities(parameters)
         return sum((jnp.sum(densities[name]) for name in self.prior_sites), start=jnp.zeros(()))
 
-    def values(self, parameters: Any) -> dict[str, Any]:
+    def values(self, parameters: Values) -> Arrays:
         """Return the values of latent sites, and of deterministic ones that do not depend on the data."""
         model = self.cut_to(self.placeholders(self.prior_rows))
-        values = _library().infer.util.constrain_fn(model, (), {}, parameters, return_deterministic=True)
+        values = constrain(model, parameters, deterministic=True)
         return {name: value for name, value in values.items() if name in self.start or name in self.public_values}
 
-    def simulate(self, key: Any, values: Any, example: Any) -> dict[str, Any]:
+    def simulate(self, key: jax.Array, values: Values, example: Values) -> Arrays:
         """Draw the observed sites of one example by NumPyro's Predictive, given values by site."""
-        held = {name: values[name] for name in self.start}
-        held |= {name: jnp.take(held[name], example[INDEX][None], axis) for name, axis in self.local.items()}
+        latent = {name: jnp.asarray(values[name]) for name in self.start}
+        index = example[INDEX][None]
+        latent |= {name: jnp.take(latent[name], index, axis) for name, axis in self.local.items()}
         shapes = {name: value.shape[1:] for name, value in self.observed.items()}
-        model = _library().handlers.uncondition(self.cut_to(_as_row(example)))
-        made = _library().infer.Predictive(model, held, return_sites=[*shapes], batch_ndims=0)(key)
-        return {name: jnp.reshape(made[name], shape) for name, shape in shapes.items()}
+        model = library().handlers.uncondition(self.cut_to(_as_row(example)))
+        predictive = library().infer.Predictive(model, latent, return_sites=[*shapes], batch_ndims=0)
+        draws = predictive(key)
+        return {name: jnp.reshape(draws[name], shape) for name, shape in shapes.items()}
 
 
-def _name(path: Any) -> str:
+def _name(path: Path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _leaves(tree: Any) -> dict[str, Any]:
+def _leaves(tree: Mapping[str, object]) -> dict[str, Leaf]:
     """Return the leaves of a pytree by path."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _kind(leaf: Any) -> str:
+def _kind(leaf: Leaf) -> str:
     """Return the kind of an argument's numbers, as NumPy names kinds; an empty text for a random key."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
     return getattr(dtype, "kind", "")
 
 
-def _as_row(example: Any) -> Any:
+def _as_row(example: Values) -> Arrays:
     """Return one example as several examples are given, [1, ...]."""
-    return jax.tree.map(lambda value: jnp.asarray(value)[None], example)
+    return {name: jnp.asarray(value)[None] for name, value in example.items()}
 
 
-def _bijection(site: Any) -> Any:
-    return _library().distributions.biject_to(site["fn"].support)
-
-
-def _log_density(site: Any, parameters: Any) -> Any:
+def _log_density(site: Site, parameters: Values) -> jax.Array:
     """Return the unscaled log-density of a sample site, and of a latent one the log-Jacobian with it."""
-    name, fn, value = site["name"], site["fn"], site["value"]
+    name = site["name"]
+    fn = site["fn"]
+    value = site["value"]
     density = fn.log_prob(value)
     if name not in parameters:
         return density
-    log_det = _bijection(site).log_abs_det_jacobian(parameters[name], value)
+    log_det = bijection(site).log_abs_det_jacobian(parameters[name], value)
     event_axes = range(jnp.ndim(value) - len(fn.event_shape), jnp.ndim(log_det))
     return density + jnp.sum(log_det, tuple(event_axes))
 
 
-def _read(model: Any, data: Any, axis: int, shared: Sequence[str], keep: Sequence[str], initial: Any) -> _Program:
+def _read(
+    model: Model,
+    *,
+    data: object,
+    axis: int,
+    shared: Sequence[str],
+    keep: Sequence[str],
+    initial: Mapping[str, ArrayLike],
+) -> _Program:
     """Return the model, cut such that the sum over examples is the model on all data; refuse one that cannot be."""
     names = [name for name, one in inspect.signature(model).parameters.items() if one.kind is not one.VAR_KEYWORD]
     if isinstance(data, Mapping) and set(names) & set(data):
@@ -424,7 +460,7 @@ def _read(model: Any, data: Any, axis: int, shared: Sequence[str], keep: Sequenc
     return program
 
 
-def _check_paths(arguments: Mapping[str, Any]) -> None:
+def _check_paths(arguments: Mapping[str, object]) -> None:
     """Refuse arguments of which two have the same path, or one that of the numbers of examples."""
     paths = [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(arguments)]
     ambiguous = sorted(path for path in {*paths} if path == INDEX or paths.count(path) > 1)
@@ -439,7 +475,7 @@ def _run_on_blanks(program: _Program) -> None:
     A mean kept from the first call would otherwise pass from all records into the prior, as a number like any other.
     """
 
-    def blank(path: Any, leaf: Any) -> Any:
+    def blank(path: Path, leaf: Leaf) -> Leaf:
         is_private = np.ndim(leaf) > 0 and _kind(leaf) in REAL_KINDS and not program.is_declared(_name(path))
         return np.ones_like(leaf) if is_private else leaf
 
@@ -447,7 +483,7 @@ def _run_on_blanks(program: _Program) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            _find_sites(_library().handlers.seed(lambda: program.model(**arguments), 0), {})
+            _find_sites(seeded(lambda: program.model(**arguments)), {})
         except Exception:  # what the model cannot do with ones, it may do with data; `_not_covered` lists it
             program.runs_on_ones = False
 
@@ -477,45 +513,50 @@ def _naming_site(program: _Program) -> Iterator[None]:
 class _Reading(NamedTuple):
     """The sites of a model where its latent ones have the values to start from."""
 
-    sites: dict[str, Any]
-    start: dict[str, Any]
+    sites: dict[str, Site]
+    start: dict[str, np.ndarray]
     """Unconstrained values of the continuous latent sites."""
-    supports: dict[str, Any]
+    supports: dict[str, np.ndarray]
     """All values of the discrete ones."""
 
 
-def _find_sites(model: Any, initial: Any) -> _Reading:
+def _find_sites(model: Model, initial: Mapping[str, ArrayLike]) -> _Reading:
     """Run a model without arguments at the start.
 
     Args:
         initial: values of latent sites by name; others are 0 in unconstrained space.
     """
-    handlers = _library().handlers
     reading = _Reading({}, {}, {})
 
-    def value_of(site: Any) -> Any:
+    def value_of(site: Site) -> jax.Array | None:
         if site["type"] != "sample" or site["is_observed"]:
             return None
-        name, fn = site["name"], site["fn"]
+        name = site["name"]
+        fn = site["fn"]
         if fn.support.is_discrete:
             if not fn.has_enumerate_support:
                 raise InputError(f"site {name}", Found("is discrete without end"), "continuous, or summed over by hand")
-            reading.supports[name] = np.asarray(fn.enumerate_support(expand=False), dtype=np.int32).ravel()
+            reading.supports[name] = values_of(fn)
             return jnp.broadcast_to(reading.supports[name][0], fn.shape())
-        bijection = _bijection(site)
-        shape = bijection.inverse_shape(fn.shape())
-        value = bijection.inv(jnp.asarray(initial[name], float)) if name in initial else jnp.zeros(shape)
+        to_support = bijection(site)
+        shape = to_support.inverse_shape(fn.shape())
+        value = jnp.zeros(shape)
+        if name in initial:
+            value = to_support.inv(jnp.asarray(initial[name], float))
         reading.start[name] = np.asarray(jnp.broadcast_to(value, shape))
-        return bijection(jnp.asarray(reading.start[name]))  # a NumPy array could not be indexed inside a loop of JAX
+        return to_support(jnp.asarray(reading.start[name]))  # a NumPy array could not be indexed inside a loop of JAX
 
-    reading.sites.update(handlers.trace(handlers.substitute(model, substitute_fn=value_of)).get_trace())
+    reading.sites.update(visit(model, value_of))
     return reading
 
 
-def _find_examples(program: _Program, axis: int, initial: Any) -> None:
+def _find_examples(
+    program: _Program,
+    axis: int,
+    initial: Mapping[str, ArrayLike],
+) -> None:
     """Find which data are examples, those as long as what is observed, and the sites on placeholders for them."""
-    handlers = _library().handlers
-    on_data = _find_sites(handlers.seed(lambda: program.model(**program.arguments), 0), initial)
+    on_data = _find_sites(seeded(lambda: program.model(**program.arguments)), initial)
     program.full = on_data.sites  # names of sites, for errors; what is kept is read off placeholders below
     _check_plates(on_data.sites)
     observed = {name: np.asarray(site["value"]) for name, site in on_data.sites.items() if site.get("is_observed")}
@@ -536,7 +577,7 @@ def _find_examples(program: _Program, axis: int, initial: Any) -> None:
     program.full, program.start, program.supports = on_placeholders
 
 
-def _check_plates(sites: Mapping[str, Any]) -> None:
+def _check_plates(sites: Mapping[str, Site]) -> None:
     """Refuse plates that draw mini-batches: their densities are scaled, and which examples are drawn is random."""
     for name, site in sites.items():
         if site["type"] != "plate":
@@ -586,7 +627,7 @@ class _SiteSources(NamedTuple):
     """Of the location and the scale of its law, where it has both."""
 
 
-def _site_sources(program: _Program, others: Mapping[str, Any]) -> dict[str, _SiteSources]:
+def _site_sources(program: _Program, others: ArgumentLeaves) -> dict[str, _SiteSources]:
     """Return what every site of a model on as many placeholders as examples is computed from.
 
     Args:
@@ -597,37 +638,42 @@ def _site_sources(program: _Program, others: Mapping[str, Any]) -> dict[str, _Si
     examples = program.placeholders(program.count)
     index = examples.pop(INDEX)
 
-    def quantities(inputs: Any) -> dict[str, Any]:
+    def quantities(inputs: dict[str, Any]) -> dict[tuple[str, str], ArrayTree]:
         model = program.cut_to(inputs[EXAMPLES] | {INDEX: inputs[INDEX]}, inputs[ARGUMENT] | inputs[DECLARED])
         parameters = program.parameters_of(inputs[PARAMETERS], inputs[INDEX])
         chosen = program.discrete_values(inputs[CHOSEN], program.count)
-        results: dict[str, Any] = {}
+        results: dict[tuple[str, str], ArrayTree] = {}
         for name, site in program.trace(model, parameters, chosen).items():
             if site["type"] == "sample":
                 scale = 1.0 if site["scale"] is None else site["scale"]
-                density = _log_density(site, parameters), scale
-                law = _location_and_scale(site["fn"])
-                results[name] = {"value": site["value"], "density": density, "scale": scale, "law": law}
+                results[name, "value"] = site["value"]
+                results[name, "density"] = (_log_density(site, parameters), scale)
+                results[name, "scale"] = scale
+                results[name, "law"] = location_and_scale(site["fn"])
             elif site["type"] in ("deterministic", "param", "mutable"):
-                results[name] = {"value": site["value"]}
+                results[name, "value"] = site["value"]
         return results
 
-    inputs = {
+    inputs: dict[str, ArrayTree] = {
         EXAMPLES: examples,
         INDEX: index,
         PARAMETERS: program.start,
-        CHOSEN: {name: values[0] for name, values in program.supports.items()},
+        CHOSEN: program.first_values,
         **groups,
     }
-    traced = sources_of(quantities, inputs)
-    by_quantity = {name: {key: all_sources(part) for key, part in parts.items()} for name, parts in traced.items()}
-    return {name: _SiteSources(**parts) for name, parts in by_quantity.items()}
+    by_site: dict[str, dict[str, Sources]] = {}
+    for (name, quantity), sources in sources_of(quantities, inputs).items():
+        by_site.setdefault(name, {})[quantity] = all_sources(sources)
+    return {name: _SiteSources(**sources) for name, sources in by_site.items()}
 
 
-def _traceable(program: _Program, others: Mapping[str, Any]) -> dict[str, Any]:
+def _traceable(
+    program: _Program,
+    others: ArgumentLeaves,
+) -> dict[str, Leaf]:
     """Return those of the other arguments that a model takes as arrays, and not as numbers known beforehand."""
 
-    def is_traceable(candidates: Mapping[str, Any]) -> bool:
+    def is_traceable(candidates: ArgumentLeaves) -> bool:
         try:
             _site_sources(program, candidates)
         except Exception:  # whatever a person's model may raise: it may call NumPy, or loop as often as a number says
@@ -731,7 +777,11 @@ def _data_like(program: _Program, sources: Sources) -> set[Constant]:
     return {constant for constant in constants if constant.kind == "f" or program.count in constant.shape}
 
 
-def _not_covered(program: _Program, known: Mapping[str, Any], sources: Sources) -> dict[str, str]:
+def _not_covered(
+    program: _Program,
+    known: ArgumentLeaves,
+    sources: Sources,
+) -> dict[str, str]:
     """Return sentences, by name, on what every device knows of a model beside the examples."""
     undeclared = ", ".join(path for path in known if not program.is_declared(path))
     declared = ", ".join(path for path in _leaves(program.arguments) if program.is_declared(path))
@@ -762,7 +812,7 @@ def _not_covered(program: _Program, known: Mapping[str, Any], sources: Sources) 
     return {name: text for name, (listed, text) in texts.items() if listed}
 
 
-def _near(program: _Program) -> dict[str, Any]:
+def _near(program: _Program) -> dict[str, np.ndarray]:
     """Return parameters close to the start, where densities that differ are not equal by accident."""
     generator = np.random.default_rng(0)
     return {name: value + 0.1 * generator.standard_normal(value.shape) for name, value in program.start.items()}
@@ -771,10 +821,10 @@ def _near(program: _Program) -> dict[str, Any]:
 def _check_prior(program: _Program) -> None:
     """Refuse a prior that depends on how many examples there are, or that is not finite; on placeholders alone."""
     near = _near(program)
-    chosen = {name: values[0] for name, values in program.supports.items()}
+    chosen = program.first_values
 
     @jax.jit
-    def both(parameters: Any) -> tuple[Any, Any]:
+    def both(parameters: Values) -> tuple[Arrays, Arrays]:
         placeholders = jax.tree.map(jnp.asarray, program.placeholders(program.count))
         return program.of_examples(parameters, placeholders, chosen), program.prior_densities(parameters)
 
@@ -801,21 +851,25 @@ def _check_prior(program: _Program) -> None:
 class _Sums(NamedTuple):
     """Log-densities of a site of examples, added up."""
 
-    whole: Any
+    whole: jax.Array
     """Of the model on all data."""
-    size: Any
+    size: jax.Array
     """The same of absolute values."""
-    by_example: Any
+    by_example: jax.Array
     """Of the model on every example alone."""
 
 
 def _check_sums(program: _Program) -> None:
     """Refuse a model whose examples are not independent, or that has no finite density and gradient at the start."""
-    chosen = {name: values[0] for name, values in program.supports.items()}
+    chosen = program.first_values
 
     @jax.jit
-    def sums_and_slopes(start: Any, near: Any, examples: Any) -> tuple[dict[str, _Sums], dict[str, Any]]:
-        def totals(parameters: Any) -> dict[str, Any]:
+    def sums_and_slopes(
+        start: Arrays,
+        near: Values,
+        examples: Values,
+    ) -> tuple[dict[str, _Sums], dict[str, Arrays]]:
+        def totals(parameters: Values) -> Arrays:
             alone = jax.vmap(lambda example: program.of_examples(parameters, _as_row(example), chosen))(examples)
             return {name: jnp.sum(alone[name]) for name in program.likelihood}
 

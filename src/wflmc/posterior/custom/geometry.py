@@ -7,10 +7,9 @@ differ by a factor of a million leave float32 no digits. All of it looks at the 
 that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,10 @@ from wflmc.dynamics import Kinetic, PhasePoint
 from wflmc.posterior.coordinates import Affine
 
 Array = NDArray[np.float64]
-Cost = Callable[[Any], Any]
+Cost = Callable[[jax.Array], jax.Array]
+"""−log p of θ[m], a function of JAX."""
+State = tuple[jax.Array, jax.Array]
+"""Positions and velocities of pilot chains, both [chain, m]."""
 
 DENSE = 256
 """Up to so many parameters all eigenvalues are worked out."""
@@ -188,17 +190,23 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
     at_mode = affine
 
     @jax.jit
-    def run(affine: Affine, phi: Any, h: Any, std: Any, key: Any) -> Any:
+    def run(
+        affine: Affine,
+        phi: jax.Array,
+        h: float,
+        std: float,
+        key: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
         slope = jax.grad(lambda at: cost(affine.parameters(at)))
 
-        def body(state: Any, key: Any) -> Any:
+        def body(state: PhasePoint[jax.Array], key: jax.Array) -> tuple[PhasePoint[jax.Array], jax.Array]:
             gradient = jax.vmap(slope)(motion.gradient_position(state, h))
             noise = std * jax.random.normal(key, phi.shape)
             moved = motion.step(state, gradient, noise=noise, step_size=h, scale=1.0, gain=1.0)
             return moved, moved.position
 
-        def largest(at: Any, vector: Any) -> Any:
-            def turned(_: Any, v: Any) -> Any:
+        def largest(at: jax.Array, vector: jax.Array) -> jax.Array:
+            def turned(_: int, v: jax.Array) -> jax.Array:
                 return jax.jvp(slope, (at,), (v / jnp.linalg.norm(v),))[1]
 
             return jnp.linalg.norm(jax.lax.fori_loop(0, 16, turned, vector))
@@ -208,7 +216,7 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
         draws = jax.lax.scan(body, PhasePoint(phi, start), jnp.stack(rest))[1][ROUNDS // 2 :]
         return draws, jnp.max(jax.vmap(largest)(draws[-1], start))
 
-    def simulate(affine: Affine, phi: Array, curvature: float, keys: Any) -> tuple[Array, float]:
+    def simulate(affine: Affine, phi: Array, curvature: float, keys: Iterable[jax.Array]) -> tuple[Array, float]:
         """Return draws of runs that follow one another, [draw, chain, m], and the largest curvature that they met."""
         h = STEP / curvature**0.5
         noise_std = motion.langevin_noise(h) ** 0.5
@@ -288,7 +296,12 @@ def eigenvalues(product: Callable[[Array], Array], dim: int) -> Array:
     return ends
 
 
-def find_mode(cost: Cost, product: Callable[..., Array], start: Array, steps: int = 500) -> tuple[Array, str]:
+def find_mode(
+    cost: Callable[[Array], tuple[float, Array]],
+    product: Callable[[Array, Array], Array],
+    start: Array,
+    steps: int = 500,
+) -> tuple[Array, str]:
     """Return where a cost is least, from `start`: [m]; and, where none was found, why.
 
     Args:

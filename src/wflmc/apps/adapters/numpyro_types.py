@@ -1,0 +1,179 @@
+"""The parts of NumPyro that this package uses, as types: NumPyro itself declares none.
+
+`library` is the one place where its untyped modules come in.
+"""
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Protocol, TypeAlias, TypedDict
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from wflmc.support.trees import Values
+
+Model: TypeAlias = Callable[..., object]
+"""A NumPyro model: a function that visits sites. What it returns is not used."""
+Arrays: TypeAlias = dict[str, jax.Array]
+"""Arrays by the names of sites, or of examples by their paths."""
+
+
+class Support(Protocol):
+    """The set of values that a distribution can have."""
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether its values can be counted."""
+
+
+class Distribution(Protocol):
+    """The law of a sample site."""
+
+    @property
+    def support(self) -> Support:
+        """The values that it can have."""
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        """Shape of one draw of one independent variable."""
+
+    @property
+    def has_enumerate_support(self) -> bool:
+        """Whether `enumerate_support` can list its values."""
+
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of a draw, [batch..., event...]."""
+
+    def log_prob(self, value: ArrayLike) -> jax.Array:
+        """Return the log-densities of draws, [batch...]."""
+
+    def enumerate_support(self, expand: bool) -> jax.Array:
+        """Return all values of a discrete law, along a first axis."""
+
+
+class Bijection(Protocol):
+    """A map from unconstrained space to the support of a law."""
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Return the value of the site for unconstrained x."""
+
+    def inv(self, y: ArrayLike) -> jax.Array:
+        """Return the unconstrained value for y of the support."""
+
+    def inverse_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the unconstrained shape for a shape of the support."""
+
+    def log_abs_det_jacobian(self, x: ArrayLike, y: ArrayLike) -> jax.Array:
+        """Return log |det dy/dx|."""
+
+
+class PlateFrame(Protocol):
+    """A plate that a site is in."""
+
+    @property
+    def name(self) -> str:
+        """Of the plate."""
+
+    @property
+    def dim(self) -> int:
+        """Its batch axis, counted from the last: -1, -2, ..."""
+
+    @property
+    def size(self) -> int:
+        """How many independent variables it holds."""
+
+
+class Site(TypedDict, total=False):
+    """One entry of a trace; which keys there are depends on `type`."""
+
+    name: str
+    type: str
+    value: jax.Array
+    fn: Distribution
+    scale: jax.Array | float | None
+    """By which `numpyro.handlers.scale`, or a plate, multiplies the log-density."""
+    is_observed: bool
+    cond_indep_stack: Sequence[PlateFrame]
+    args: tuple[int, int | None]
+    """Of a plate: its size, and the size of its mini-batches."""
+
+
+def library() -> ModuleType:
+    """Import NumPyro, when a model needs it.
+
+    Returns:
+        The module `numpyro`, whose attributes have no types.
+    """
+    import numpyro
+
+    return numpyro
+
+
+def bijection(site: Site) -> Bijection:
+    """Return the map from unconstrained space to the support of a sample site."""
+    return library().distributions.biject_to(site["fn"].support)
+
+
+def visit(model: Model, values: Callable[[Site], ArrayLike | None]) -> dict[str, Site]:
+    """Run a model without arguments and return its sites by name.
+
+    Args:
+        model: seeded, so that it needs no random key.
+        values: the value that a site is to have; None for its own.
+    """
+    handlers = library().handlers
+    substituted = handlers.substitute(model, substitute_fn=values)
+    return dict(handlers.trace(substituted).get_trace())
+
+
+def visit_at(model: Model, values: Values) -> dict[str, Site]:
+    """Run a model without arguments where its sites have some values.
+
+    Args:
+        model: seeded, so that it needs no random key.
+        values: constrained, by site.
+
+    Returns:
+        The sites by name.
+    """
+    handlers = library().handlers
+    return dict(handlers.trace(handlers.substitute(model, values)).get_trace())
+
+
+def constrain(
+    model: Model,
+    parameters: Values,
+    deterministic: bool = False,
+) -> Arrays:
+    """Return the values of the latent sites of a model without arguments.
+
+    Args:
+        model: seeded.
+        parameters: unconstrained values by site.
+        deterministic: whether deterministic sites are returned as well.
+    """
+    constrain_fn = library().infer.util.constrain_fn
+    return dict(constrain_fn(model, (), {}, parameters, return_deterministic=deterministic))
+
+
+def seeded(model: Model) -> Model:
+    """Return a model that draws with a fixed random key."""
+    return library().handlers.seed(model, 0)
+
+
+def location_and_scale(law: Distribution) -> tuple[jax.Array, jax.Array] | None:
+    """Return the location and the scale of a law that has both; None for all others."""
+    base = law
+    while hasattr(base, "base_dist"):
+        base = base.base_dist
+    if not hasattr(base, "loc") or not hasattr(base, "scale"):
+        return None
+    is_real = "Real" in type(base.support).__name__
+    return (base.loc, base.scale) if is_real else None
+
+
+def values_of(law: Distribution) -> np.ndarray:
+    """Return all values of a discrete law, [values], of type int32."""
+    values = law.enumerate_support(expand=False)
+    return np.asarray(values, dtype=np.int32).ravel()
