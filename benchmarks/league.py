@@ -17,7 +17,7 @@ from wflmc.apps.studies.league import (
     MOVING,
     OTHER,
     PLAIN,
-    Settings,
+    LeagueSettings,
     descent_plan,
     league_features,
     league_plan,
@@ -31,7 +31,7 @@ from wflmc.data.sets import Features, load
 
 HELD_OUT = 5000
 CANDIDATES = tuple(
-    Settings(dynamics, step, clip)
+    LeagueSettings(dynamics, step, clip)
     for dynamics, steps in (("overdamped", (200, 350, 500, 700, 1000)), ("kinetic", (15, 30, 60, 100)))
     for step in steps
     for clip in (0.15, 0.3, 0.4, 0.5, 0.65, 0.8, 1.2)
@@ -45,7 +45,7 @@ def public_features(name: str) -> Features:
     return Features(image_whitening(name)(cached_features(images.train_images), True), images.train_labels.astype(int))
 
 
-def choose(features: Features, epsilon: float, descent: bool = False) -> list[tuple[float, Settings]]:
+def choose(features: Features, epsilon: float, descent: bool = False) -> list[tuple[float, LeagueSettings]]:
     """Return candidates with their NLL on held-out training images, best first; the test set is not looked at.
 
     Args:

@@ -58,7 +58,7 @@ def gained(features, settings, epsilon):
 def test_a_canary_image_costs_no_more_than_is_promised(kind, monkeypatch):
     monkeypatch.setattr(league, "ROUNDS", 30)
     monkeypatch.setattr(league, "KEPT", 10)
-    settings = league.Settings(kind, 100, 0.3)
+    settings = league.LeagueSettings(kind, 100, 0.3)
     found, share = gained(synthetic(3000, 40), settings, 1.0)
     assert found <= 1.0
     assert 0.97 < share <= 1  # the attack is as strong as one can be: clips act a little below the promise

@@ -25,7 +25,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 
 from wflmc.apps.federation.device import Device
 from wflmc.apps.federation.job import Job
-from wflmc.apps.federation.messages import Reception, Request
+from wflmc.apps.federation.messages import Reception, RoundRequest
 from wflmc.apps.federation.server import open_server, serve
 from wflmc.privacy import lattice
 
@@ -83,7 +83,7 @@ def received_of_a_round(job: Job, folder: Path) -> Any:
     """y[chain, m]."""
     server = open_server(job, folder)
 
-    def one(asks: list[Request]) -> Reception:
+    def one(asks: list[RoundRequest]) -> Reception:
         if asks[0].round:
             raise KeyboardInterrupt
         return Reception(np.tile(SIGNAL, (CHAINS, 1)), np.ones(5, bool), {})
@@ -112,7 +112,7 @@ def test_noise_of_a_device_excludes_nobody(tmp_path: Path) -> None:
     changes = {"policy.power": "noiseless-dp", "privacy.epsilon": 300.0, "sampler.chains": 40}
     made = federation(tmp_path, changes, noise="devices")
     job, far = made.job, np.full((40, 5), 1e6, np.float32)
-    ask = Request(0, 0, far, float(job.plan.gain[0]), 1.0)
+    ask = RoundRequest(0, 0, far, float(job.plan.gain[0]), 1.0)
     signal = Device(made.inputs.posterior.device(0), replace(job.terms(0), share=0.0)).answer(ask)
     sent = made.devices()[0].answer(ask)
     assert 0.1 < np.abs(signal).max() / np.sqrt(job.terms(0).share) < 100

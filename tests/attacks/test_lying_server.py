@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
-from wflmc.apps.federation.messages import Request
+from wflmc.apps.federation.messages import RoundRequest
 from wflmc.support.errors import InputError, OverspendError
 
 from ..federation_tools import Federation, federation
@@ -34,28 +34,28 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return federation(tmp_path_factory.mktemp("lied-to"), changes)
 
 
-def tiny(limit: float, ask: Request) -> Request:
+def tiny(limit: float, ask: RoundRequest) -> RoundRequest:
     """A tiny gain and a tiny |ĥ|, which make the device transmit at its power limit."""
     return ask._replace(gain=1e-9, known=1e-9 / limit)
 
 
-def scaled(limit: float, ask: Request) -> Request:
+def scaled(limit: float, ask: RoundRequest) -> RoundRequest:
     """Both a millionth of what was agreed, so that the device transmits as agreed, and pays a trillionth."""
     return ask._replace(gain=1e-6 * ask.gain, known=1e-6 * ask.known)
 
 
-def faded(limit: float, ask: Request) -> Request:
+def faded(limit: float, ask: RoundRequest) -> RoundRequest:
     """The agreed gain, for a channel said to be worse than it is."""
     return ask._replace(known=max(0.5 * ask.known, ask.gain / limit))
 
 
-def louder(limit: float, ask: Request) -> Request:
+def louder(limit: float, ask: RoundRequest) -> RoundRequest:
     """More than was agreed, over the channel as it is."""
     return ask._replace(gain=limit * ask.known)
 
 
 @pytest.mark.parametrize("lie", [tiny, scaled, faded, louder], ids=lambda lie: str(lie.__name__))
-def test_a_device_pays_for_what_arrives(made: Federation, lie: Callable[[float, Request], Request]) -> None:
+def test_a_device_pays_for_what_arrives(made: Federation, lie: Callable[[float, RoundRequest], RoundRequest]) -> None:
     job = made.job
     far = np.full((1, job.plan.dim), 1e6, np.float32)  # where every gradient is clipped
     worst = 0.0
@@ -64,7 +64,7 @@ def test_a_device_pays_for_what_arrives(made: Federation, lie: Callable[[float, 
         limit, arrived = float(np.sqrt(job.power[k]) / job.plan.clip[k]), 0.0
         for at in range(ROUNDS):
             gain = float(job.plan.gain[at] * job.plan.weight[at, k] / job.plan.scale[at])
-            ask = Request(k, at, far, gain or 1e-3, float(job.known[at, k]))
+            ask = RoundRequest(k, at, far, gain or 1e-3, float(job.known[at, k]))
             try:
                 sent = float(np.linalg.norm(device.answer(lie(0.999 * limit, ask))))
             except (InputError, OverspendError):
@@ -79,7 +79,7 @@ def test_the_schedule_itself_is_answered(made: Federation) -> None:
     for k, device in enumerate(made.devices()):
         for at in np.flatnonzero(made.job.plan.weight[:, k]):
             theta = np.zeros((1, made.job.plan.dim), np.float32)
-            device.answer(Request(k, int(at), theta, float(made.job.gain[at, k]), float(made.job.known[at, k])))
+            device.answer(RoundRequest(k, int(at), theta, float(made.job.gain[at, k]), float(made.job.known[at, k])))
         assert device.ledger is not None
         assert device.ledger.spent[0] == pytest.approx(made.job.plan.spent[k])
 
@@ -90,7 +90,7 @@ def test_a_refused_request_does_not_take_the_place_of_an_answer(tmp_path: Path) 
     terms = device.terms
     at = next(number for number, gain in enumerate(terms.gain) if gain > 0)
     here = np.zeros((terms.chains, terms.dim), np.float32)
-    ask = Request(0, at, here, terms.gain[at], terms.known[at])
+    ask = RoundRequest(0, at, here, terms.gain[at], terms.known[at])
     sent, spent = device.answer(ask), device.ledger and device.ledger.spent.copy()
     with pytest.raises(InputError, match="with the same noise"):
         device.answer(ask._replace(theta=here + 1))

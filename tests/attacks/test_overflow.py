@@ -15,7 +15,7 @@ import wflmc
 from wflmc import channel
 from wflmc.apps.federation.device import Device
 from wflmc.apps.federation.job import make_job
-from wflmc.apps.federation.messages import Request
+from wflmc.apps.federation.messages import RoundRequest
 from wflmc.support.errors import InputError, SamplingError
 
 
@@ -62,7 +62,7 @@ def test_a_device_answers_for_no_theta_that_may_overflow():
     plan = wflmc.plan(posterior, link, privacy, step_size=1e-3, burn_in=1, samples=1)
     job = make_job(jax.random.key(1), posterior, link, plan)
     device = Device(posterior.device(0), job.terms(0))
-    ask = Request(0, 0, np.full((1, 2), 1e9, np.float32), float(job.gain[0, 0]), float(job.known[0, 0]))
+    ask = RoundRequest(0, 0, np.full((1, 2), 1e9, np.float32), float(job.gain[0, 0]), float(job.known[0, 0]))
     assert np.all(np.isfinite(device.answer(ask)))
     for theta in (1e37, -2e9, np.nan):
         with pytest.raises(InputError, match="at most 1e"):

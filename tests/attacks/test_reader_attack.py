@@ -18,7 +18,7 @@ from wflmc import InputError
 from wflmc.apps.tables import folder
 from wflmc.apps.tables import settings as chosen
 from wflmc.apps.tables.cells import NameIndex
-from wflmc.apps.tables.folder import Request, fit_table
+from wflmc.apps.tables.folder import FitRequest, fit_table
 from wflmc.apps.tables.tables import as_frame, encode, make_schema, outcomes
 from wflmc.posterior.inputs import as_classes
 from wflmc.scenario import load_data
@@ -387,7 +387,7 @@ DECLARED = {
 
 @pytest.mark.parametrize("devices", [{"device": "clinic"}, {"devices": 5}, {}])
 def test_no_row_decides_who_holds_another_or_whether_it_is_held_out(devices):
-    request = Request(patients(), target="state", epsilon=3.0, delta=1e-5, missing="indicator", **devices)
+    request = FitRequest(patients(), target="state", epsilon=3.0, delta=1e-5, missing="indicator", **devices)
     if "device" not in devices:
         request = request._replace(table=request.table.drop(columns="clinic"))
     request = request._replace(declared=DECLARED)
@@ -412,7 +412,9 @@ def test_all_that_a_fit_reads_off_the_data_is_listed(tmp_path, monkeypatch):
     small = {"CLIPS": (0.4,), "TRAVELS": (0.25,), "PRIORS": (4.0,), "ROUNDS": (20,), "DRAWN": 1, "LARGEST_MOMENTS": 0}
     for name, values in small.items():
         monkeypatch.setattr(chosen, name, values)
-    request = Request(patients(), target="state", epsilon=3.0, delta=1e-5, device="clinic", missing="indicator", seed=0)
+    request = FitRequest(
+        patients(), target="state", epsilon=3.0, delta=1e-5, device="clinic", missing="indicator", seed=0
+    )
     fit = fit_table(request, tmp_path / "fit")
     listed = " ".join(item.text for item in fit.not_covered)
     for words in ("task", "classes", "kinds of columns: age, sex, smokes", "categories of sex", "range of smokes"):

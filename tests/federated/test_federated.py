@@ -22,7 +22,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 import wflmc
 from wflmc.apps.federation.device import Device, devices_in, open_device
 from wflmc.apps.federation.job import Job, make_job, write_federation
-from wflmc.apps.federation.messages import Reception, Request, Terms
+from wflmc.apps.federation.messages import Reception, RoundRequest, Terms
 from wflmc.apps.federation.server import Server, open_server, read_log, rescale, serve, trace_of
 from wflmc.privacy import lattice
 from wflmc.sampling.checkpoint import Checkpoint
@@ -116,7 +116,7 @@ def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
 def absent_in(pattern: np.ndarray, devices: list[Device]) -> Any:
     """An exchange in which pattern[round, device] says who sends."""
 
-    def exchange(asks: list[Request]) -> Reception:
+    def exchange(asks: list[RoundRequest]) -> Reception:
         first = asks[0] if asks else None
         shape = (2, 5) if first is None else first.theta.shape
         total, sent, absent = np.zeros(shape, np.float32), np.zeros(pattern.shape[1], bool), {}
@@ -246,7 +246,7 @@ def test_noise_of_the_channel_is_as_wide_as_planned_and_paid_for_once(
     plan, totals, server = made.job.plan, [], made.server()
     devices, states = made.devices(), [made.job.position]
 
-    def exchange(asks: list[Request]) -> Reception:
+    def exchange(asks: list[RoundRequest]) -> Reception:
         states.append(np.asarray(asks[0].theta))
         heard = absent_in(np.ones((7, 5), bool), devices)(asks)
         totals.append(heard.total)
@@ -305,7 +305,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     made = federation(tmp_path)
     server, refused = made.server(), []
 
-    def exchange(asks: list[Request]) -> Reception:
+    def exchange(asks: list[RoundRequest]) -> Reception:
         with pytest.raises(InputError, match="no other process"):
             serve(made.server(), exchange)
         refused.append(len(asks))
@@ -433,9 +433,9 @@ def test_devices_know_their_channels_as_badly_as_the_plan_says(tmp_path: Path) -
     assert plan.received is not None
     assert np.abs(plan.received - 1).max() > 0.05
     np.testing.assert_allclose(made.job.known * plan.received, truth, rtol=1e-6)
-    asks: list[Request] = []
+    asks: list[RoundRequest] = []
 
-    def exchange(found: list[Request]) -> Reception:
+    def exchange(found: list[RoundRequest]) -> Reception:
         asks.extend(found)
         return Reception(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
 

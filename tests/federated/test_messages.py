@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 import flwr.app as flwr
 
 from wflmc.apps.federation.device import Device, client_app, open_device
-from wflmc.apps.federation.messages import Request, read_request, short, write_request
+from wflmc.apps.federation.messages import RoundRequest, read_request, short, write_request
 from wflmc.apps.federation.server import Server, Transport, meet, read_log, serve, trace_of
 from wflmc.privacy import Ledger
 from wflmc.support.errors import InputError, OverspendError
@@ -182,7 +182,7 @@ def test_a_bad_reply_counts_as_absent(made: Federation, without: Server, name: s
 def test_a_device_that_fails_is_absent_and_tells_nothing(
     made: Federation, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(ask: Request) -> Any:
+    def fail(ask: RoundRequest) -> Any:
         raise ArithmeticError("a secret of the data: 42")
 
     devices = made.devices()
@@ -254,7 +254,7 @@ def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
 
 
 @pytest.fixture
-def device(tmp_path: Path, made: Federation) -> tuple[Device, Request]:
+def device(tmp_path: Path, made: Federation) -> tuple[Device, RoundRequest]:
     """A device with a fresh ledger, and a request that it answers."""
     shutil.copytree(made.folder / "device-0", tmp_path / "device-0")
     plan = made.job.plan
@@ -262,12 +262,12 @@ def device(tmp_path: Path, made: Federation) -> tuple[Device, Request]:
     return open_device(tmp_path / "device-0"), asked(made, at)
 
 
-def asked(made: Federation, at: int) -> Request:
+def asked(made: Federation, at: int) -> RoundRequest:
     """What the plan asks of device 0 in a round."""
-    return Request(0, at, made.job.position, float(made.job.gain[at, 0]), float(made.job.known[at, 0]))
+    return RoundRequest(0, at, made.job.position, float(made.job.gain[at, 0]), float(made.job.known[at, 0]))
 
 
-def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, Request]) -> None:
+def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, RoundRequest]) -> None:
     alone, ask = device
     assert np.linalg.norm(alone.answer(ask), axis=1).max() <= ask.precoder * alone.terms.clip * (1 + 1e-5)
     assert alone.ledger is not None
@@ -295,7 +295,7 @@ def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(tmp_path: Pat
     """Nothing fades on an ideal link: α r/|ĥ| with a small |ĥ| would drown the device's own noise."""
     made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
     alone = open_device(tmp_path / "device-0")
-    ask = Request(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
+    ask = RoundRequest(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
     for known in (1e-8, 0.999, 1e8):
         with pytest.raises(InputError, match=r"known .* itself knows of its channel"):
             alone.answer(ask._replace(known=known))
@@ -317,7 +317,7 @@ def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
     terms = made.job.terms(0)
     one = open_device(tmp_path / "device-0")
     other = Device(made.inputs.posterior.device(1), terms, one.ledger, one.secret)
-    ask = Request(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
+    ask = RoundRequest(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
     # So do another secret and another run, for which the same round asks the same.
     guess = Device(made.inputs.posterior.device(0), terms, None, b"a guess")
     later = Device(made.inputs.posterior.device(0), replace(terms, run="another"), one.ledger, one.secret)
@@ -336,7 +336,7 @@ def test_texts_of_others_are_no_commands_to_a_terminal() -> None:
 
 
 def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing(
-    made: Federation, device: tuple[Device, Request]
+    made: Federation, device: tuple[Device, RoundRequest]
 ) -> None:
     alone, ask = device
     first = alone.answer(ask)
@@ -355,7 +355,7 @@ def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing
     assert book.spent[0] <= book.budget[0] * (1 + 1e-9)
 
 
-def test_a_round_with_the_noise_of_the_channel_is_answered_once(device: tuple[Device, Request]) -> None:
+def test_a_round_with_the_noise_of_the_channel_is_answered_once(device: tuple[Device, RoundRequest]) -> None:
     """A server that was set back to a copy of its folder would hide two questions by the same noise."""
     alone, ask = device
     alone.answer(ask)
@@ -367,7 +367,7 @@ def test_a_round_with_the_noise_of_the_channel_is_answered_once(device: tuple[De
 
 
 def test_processes_that_are_asked_at_the_same_time_answer_one_question(
-    made: Federation, device: tuple[Device, Request]
+    made: Federation, device: tuple[Device, RoundRequest]
 ) -> None:
     """Two runs at the same SuperNode are two processes with one ledger."""
     alone, ask = device
@@ -436,7 +436,7 @@ def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
     total, clean = np.zeros((400, 5)), np.zeros((400, 5))
     for k in range(4):
         own = open_device(tmp_path / f"device-{k}")
-        ask = Request(k, 0, job.position, float(job.plan.gain[0]), 1.0)
+        ask = RoundRequest(k, 0, job.position, float(job.plan.gain[0]), 1.0)
         sent = own.answer(ask)
         np.testing.assert_array_equal(sent, own.answer(ask))
         other = own.answer(ask._replace(gain=ask.gain * 0.999))

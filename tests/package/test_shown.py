@@ -112,13 +112,13 @@ def test_nothing_of_a_federation_shows_data_or_keys(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
     from wflmc.apps.federation.device import Device
     from wflmc.apps.federation.job import make_job
-    from wflmc.apps.federation.messages import Reception, Request
+    from wflmc.apps.federation.messages import Reception, RoundRequest
     from wflmc.apps.federation.server import open_server
 
     job = make_job(KEY, GAUSSIAN, LINK, PLAN)
     assert SEED in job.key
     device = Device(GAUSSIAN.device(1), job.terms(1), secret=b"4242")
-    ask = Request(0, 0, X, 1.0, 1.0, batch=job.key)
+    ask = RoundRequest(0, 0, X, 1.0, 1.0, batch=job.key)
     for value in (job, open_server(job, tmp_path), device, job.terms(1), ask, Reception(X, LABELS > 0, {})):
         unmarked(repr(value) + str(value) + str(vars(device).get("_posterior")))
 

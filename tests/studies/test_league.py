@@ -8,7 +8,7 @@ from benchmarks import league as choosing
 
 from wflmc.apps.report.study_page import study_figure
 from wflmc.apps.studies import league
-from wflmc.apps.studies.league import CHOSEN, EPSILONS, OTHER, League, Settings, league_study
+from wflmc.apps.studies.league import CHOSEN, EPSILONS, OTHER, League, LeagueSettings, league_study
 from wflmc.apps.studies.study import run_study
 from wflmc.data.sets import Features
 
@@ -60,13 +60,15 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
 
 
 def test_choosing_looks_at_no_test_image(small, monkeypatch):
-    monkeypatch.setattr(choosing, "CANDIDATES", (Settings("overdamped", 20, 0.5), Settings("kinetic", 5, 0.5)))
+    monkeypatch.setattr(
+        choosing, "CANDIDATES", (LeagueSettings("overdamped", 20, 0.5), LeagueSettings("kinetic", 5, 0.5))
+    )
     blind = Features(small.X, small.y, None, None)
     found = choosing.choose(blind, 10.0)
     assert sorted(found) == found
     assert {settings for _, settings in found} == set(choosing.CANDIDATES)
     (nll, settings), *rest = choosing.choose(blind, 10.0, descent=True)
-    assert (settings, rest) == (Settings("overdamped", 20, 0.5), [])
+    assert (settings, rest) == (LeagueSettings("overdamped", 20, 0.5), [])
     assert np.isfinite(nll)
 
 

@@ -48,11 +48,13 @@ def command(
         raise InputError("--runtime", runtime, allowed)
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-    from wflmc.apps.federation.execution import Options, run_federation
+    from wflmc.apps.federation.execution import FederationOptions, run_federation
     from wflmc.apps.report import run_figures
 
     shared.cache_compilations()
-    given = Options(scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address)
+    given = FederationOptions(
+        scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address
+    )
     given.check()
     with output_folder(out) as folder, renamed_keys({"ledger": "--ledger"} if ledger else {}):
         asked, summary, evaluation, files = run_federation(given, folder, progress_bar, shared.note)

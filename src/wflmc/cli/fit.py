@@ -35,7 +35,7 @@ def make_request(
 ) -> Any:
     """Return the request of the options that `fit` and `tune` have in common, files read."""
     given = dict(locals())
-    from wflmc.apps.tables.folder import Request
+    from wflmc.apps.tables.folder import FitRequest
     from wflmc.apps.tables.schema import read_declarations
     from wflmc.scenario import build_link, load_scenario
 
@@ -43,7 +43,7 @@ def make_request(
         given["declared"] = read_declarations(schema, "--schema")
     given["link"] = None if link is None else build_link(load_scenario(link))
     del given["schema"]
-    return Request(**given)
+    return FitRequest(**given)
 
 
 def about_a_table(command: Callable[..., None]) -> Callable[..., None]:

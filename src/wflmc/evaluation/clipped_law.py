@@ -23,7 +23,7 @@ QUANTILES = (np.arange(64) + 0.5) / 64
 """Of the norms of examples that are all clipped alike: enough of them for a forecast, and sooner done than all."""
 
 
-class Forecast(NamedTuple):
+class ChainForecast(NamedTuple):
     """A forecast of the kept rounds; squares are in units of the posterior's variance."""
 
     w2_sq: float
@@ -42,7 +42,7 @@ class Forecast(NamedTuple):
 
 
 @without_data
-class Model(NamedTuple):
+class ForecastModel(NamedTuple):
     """What a forecast takes a posterior for."""
 
     cost: Quadratic
@@ -52,12 +52,12 @@ class Model(NamedTuple):
     """Norm of every example's gradient at the mode, [N]; None where it is not known."""
 
 
-def model_of(plan: Plan, posterior: Posterior | None) -> Model:
+def model_of(plan: Plan, posterior: Posterior | None) -> ForecastModel:
     """Return the quadratic model of a posterior; without one, a model of the plan's μ, L and distance at the start."""
     if posterior is not None and posterior.devices * posterior.dim <= MOST:
         with suppress(InputError):  # a cost in which no mode was found
             cost = posterior.quadratic(plan.init)
-            return Model(cost, posterior.sizes / posterior.sizes.sum(), posterior.example_norms(cost.mode))
+            return ForecastModel(cost, posterior.sizes / posterior.sizes.sum(), posterior.example_norms(cost.mode))
     dim, devices = min(plan.dim, 64), plan.devices
     precision = np.repeat([plan.mu, plan.L], [dim - dim // 2, dim // 2])
     begun = plan.initial_w2_sq if np.isfinite(plan.initial_w2_sq) else 0.0  # of a start that nobody knows
@@ -65,10 +65,12 @@ def model_of(plan: Plan, posterior: Posterior | None) -> Model:
     # Of data that the model describes well, a device's gradient at the mode varies by its share of the curvature.
     signs = np.where((np.arange(devices)[:, None] + np.arange(dim)) % 2, 1.0, -1.0)
     pull = signs * np.sqrt(precision * plan.dim / (dim * devices))
-    return Model(Quadratic(precision, apart, 1 / precision, pull, apart), np.full(devices, 1 / devices))
+    return ForecastModel(Quadratic(precision, apart, 1 / precision, pull, apart), np.full(devices, 1 / devices))
 
 
-def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = True, start: bool = True) -> Forecast:
+def forecast(
+    plan: Plan, model: ForecastModel, *, clipping: bool = True, excess: bool = True, start: bool = True
+) -> ChainForecast:
     """Forecast the kept rounds of a plan.
 
     Args:
@@ -125,7 +127,7 @@ def forecast(plan: Plan, model: Model, *, clipping: bool = True, excess: bool = 
     summary = np.mean if plan.certificate.objective_name == "average" else np.max
     error = float(np.nan_to_num(total.sum(), nan=np.inf)) / draws**2 / variance
     means = float(clipped.mean()), float(shortened.mean())
-    return Forecast(float(summary(far)) / variance, float(summary(alike)) / size, error, *means, least > 0.99)
+    return ChainForecast(float(summary(far)) / variance, float(summary(alike)) / size, error, *means, least > 0.99)
 
 
 def _slope(examples: Array, limits: Array, moved: float) -> float:

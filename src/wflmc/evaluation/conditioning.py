@@ -28,7 +28,7 @@ from wflmc.posterior.custom.model import TracedModel
 from wflmc.posterior.regression import Regression
 from wflmc.sampling import Trace, Transcript
 from wflmc.sampling.trace import NamedDraws, in_arviz, name_draws
-from wflmc.support.errors import Found, InputError, Shown, without_data
+from wflmc.support.errors import Found, InputError, Shown, ShownValues, without_data
 
 LARGEST_SHARE = 0.3
 """Rounds in which a larger share of the gradients is expected to be clipped are left out."""
@@ -50,21 +50,21 @@ PRIVATE = "noise_aware has taken the curvature from private data, which epsilon 
 class Moments(NamedTuple):
     """What is known of the data without looking at them, in the coordinates that chains move in."""
 
-    gram: Any
+    gram: Array
     """G = Σ u uᵀ, the curvature of the data, [m, m]; where the model is not linear, at every chain's mean,
     [chain, m, m]."""
-    prior: Any
+    prior: Array
     """Λ, the precision of the prior, [m, m]; or that at every chain's mean, [chain, m, m]."""
-    examples: Any
+    examples: int | NDArray[np.integer]
     """N; or N_k of every device, [K]."""
-    deviation: Any = None
+    deviation: float | Array | None = None
     """Standard deviation of every entry of `gram`, one number or [m, m]; None where G is known."""
     coordinates: Coordinates | Affine | None = None
     """The map to parameters, where chains move in other coordinates."""
-    prior_linear: Any = 0.0
+    prior_linear: float | Array = 0.0
     """λ, the prior's precision times its mean, [m] or [chain, m]; 0 for a prior around 0."""
 
-    def parameters(self, phi: Any) -> Any:
+    def parameters(self, phi: Array) -> Array:
         """Return θ[..., m] of the coordinates φ[..., m]."""
         return phi if self.coordinates is None else self.coordinates.parameters(phi)
 
@@ -77,13 +77,13 @@ class Moments(NamedTuple):
         return (theta + theta.swapaxes(1, 2)) / 2  # rounding leaves the two halves unequal
 
 
-def central_interval(draws: NDArray[Any], level: float) -> tuple[Array, Array]:
+def central_interval(draws: NDArray[np.floating], level: float) -> tuple[Array, Array]:
     """Return the central interval of every chain's draws[chain, draw, m], each end [chain, m]."""
     lower, upper = np.quantile(np.asarray(draws, dtype=float), [(1 - level) / 2, (1 + level) / 2], axis=1)
     return lower, upper
 
 
-def exchangeable_interval(draws: NDArray[Any], level: float) -> tuple[Array, Array]:
+def exchangeable_interval(draws: NDArray[np.floating], level: float) -> tuple[Array, Array]:
     """Return central intervals that hold one more draw of the same law with probability `level`.
 
     Of n draws, the j-th and the k-th smallest hold one more with probability (k − j)/(n + 1), whatever the law. The
@@ -147,7 +147,7 @@ class NoiseAware(Shown):
     """What epsilon does not cover."""
 
     @property
-    def sites(self) -> dict[str, NDArray[Any]]:
+    def sites(self) -> dict[str, np.ndarray]:
         """The draws by the names of the model's sites, each [chain, draw, ...]; of other models all as theta."""
         return {name: draws for name, (_, draws) in self.named_draws.variables.items()}
 
@@ -197,7 +197,7 @@ class NoiseAware(Shown):
         """
         return in_arviz(self.named_draws, {"method": self.method, "not_covered": " ".join(self.not_covered)})
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> ShownValues:
         sizes = dict(zip(("chains", "draws", "parameters"), self.draws.shape, strict=True))
         return {**sizes, "method": self.method, "noise": self.noise, "bias": self.bias, "used": self.used.mean()}
 
@@ -271,7 +271,8 @@ class _Estimate(NamedTuple):
         covariance = np.linalg.inv(moments.prior + gram @ pull)
         of_data = pull.swapaxes(1, 2) @ (self.linear - moments.prior_linear)[..., None]
         information = of_data[..., 0] + moments.prior_linear
-        return Gaussian((covariance @ information[..., None])[..., 0], covariance)
+        mean = (covariance @ information[..., None])[..., 0]
+        return Gaussian(mean, np.asarray(covariance, dtype=float))
 
 
 def noise_aware(
@@ -382,7 +383,8 @@ def _prior_quadratic(posterior: Posterior, middle: Array) -> tuple[Array, Array]
         return precision, (precision @ middle[..., None])[..., 0] - gradient
     precision = np.eye(posterior.dim) / posterior.prior_power
     if isinstance(posterior, Regression):
-        precision = np.kron(np.eye(max(1, posterior.classes)), posterior.prior_precision)
+        by_class = np.eye(max(1, posterior.classes))
+        precision = np.asarray(np.kron(by_class, posterior.prior_precision), dtype=float)
     return precision, np.zeros(posterior.dim)
 
 
@@ -421,7 +423,7 @@ def _gradient_sums(posterior: Posterior, points: jax.Array, example_clip: Maybe)
 def _reception(told: Transcript, plans: tuple[Plan, ...], moments: Moments) -> _Reception:
     parts = (told.position, told.gradient, 1 / told.noise)
     position, gradient, precision = (np.asarray(values, dtype=float).swapaxes(0, 1) for values in parts)
-    weight: Any = np.stack([told.share(plan.weight_received) for plan in plans])
+    weight = np.stack([told.share(plan.weight_received) for plan in plans], dtype=float)
     sizes = np.broadcast_to(np.asarray(moments.examples, dtype=float), (plans[0].devices,))
     clip = np.minimum(plans[0].clips_at[0], 1e75)
     return _Reception(position, gradient, precision, weight, clip, sizes / sizes.sum())

@@ -4,9 +4,10 @@ import importlib.util
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 from unittest.mock import patch
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.posterior.custom.model import shape_of
+from wflmc.support.trees import ArrayTree, DrawFunction
 
 CHUNK_BYTES = 2**27
 _IMPORTING = threading.Lock()
@@ -30,7 +32,7 @@ class Diagnostics(NamedTuple):
     """Parameters that never move in at least one chain, for which ArviZ would count all draws as effective."""
 
 
-def _arviz() -> Any:
+def _arviz() -> ModuleType | None:
     """ArviZ, or None where it is missing."""
     if importlib.util.find_spec("arviz") is None:
         return None
@@ -49,7 +51,10 @@ def preload() -> None:
     threading.Thread(target=_arviz, daemon=True).start()
 
 
-def diagnose_functions(draws: Any, functions: Mapping[str, Callable[[Any], Any]]) -> dict[str, Diagnostics]:
+def diagnose_functions(
+    draws: ArrayTree,
+    functions: Mapping[str, DrawFunction],
+) -> dict[str, Diagnostics]:
     """Return diagnostics of functions of the parameters, by name: the worst of all numbers that each returns.
 
     Args:
@@ -66,7 +71,7 @@ def diagnose_functions(draws: Any, functions: Mapping[str, Callable[[Any], Any]]
     return found
 
 
-def diagnose(theta: NDArray[Any]) -> Diagnostics:
+def diagnose(theta: NDArray[np.floating]) -> Diagnostics:
     """Return diagnostics of theta[chain, draw, m]; None where ArviZ is missing or draws (R-hat: chains) are too few."""
     chains, draws, dim = theta.shape
     if draws < 4:

@@ -1,6 +1,6 @@
 """How good predictions are: scores of predicted probabilities, and of predicted numbers, on test data."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -66,7 +66,7 @@ def expected_calibration(predicted: Array, truth: Array, bins: int = BINS) -> Ca
     )
 
 
-def _binned(p: Array, *, hit: NDArray[Any], of_label: Array, nll: Array, bins: int) -> Calibration:
+def _binned(p: Array, *, hit: np.ndarray, of_label: Array, nll: Array, bins: int) -> Calibration:
     """Return the scores of probabilities p[..., n, C].
 
     Args:
@@ -81,7 +81,7 @@ def _binned(p: Array, *, hit: NDArray[Any], of_label: Array, nll: Array, bins: i
     bin_of = np.clip(np.searchsorted(np.arange(bins + 1) / bins, top, side="left") - 1, 0, bins - 1)
     place = bin_of.reshape(-1, count) + bins * np.arange(top.size // count)[:, None]
 
-    def per_bin(values: NDArray[Any]) -> Array:
+    def per_bin(values: np.ndarray) -> Array:
         total = np.bincount(place.ravel(), values.ravel().astype(float), bins * len(place)).astype(float)
         return np.asarray(total.reshape(*front, bins))
 
@@ -98,7 +98,7 @@ def _binned(p: Array, *, hit: NDArray[Any], of_label: Array, nll: Array, bins: i
         )
 
 
-def mean_probabilities(theta: NDArray[Any], rows: Array, classes: int) -> Array:
+def mean_probabilities(theta: np.ndarray, rows: Array, classes: int) -> Array:
     """Return p(class|u) of a softmax model, averaged over draws: theta[draw, m], rows u[n, d] -> [n, C]."""
     total = np.zeros((len(rows), classes))
     for one in theta:
@@ -106,7 +106,7 @@ def mean_probabilities(theta: NDArray[Any], rows: Array, classes: int) -> Array:
     return total / len(theta)
 
 
-def _check(p: Array, truth: NDArray[Any], bins: int) -> None:
+def _check(p: Array, truth: np.ndarray, bins: int) -> None:
     """Refuse all but a table of probabilities with a label for each row."""
     if p.ndim < 2 or truth.shape != p.shape[-2:-1] or not truth.size:
         raise InputError("labels", f"shape {truth.shape}", f"one label for each row of probabilities {p.shape}")
@@ -129,7 +129,7 @@ def reliability(scores: Calibration) -> dict[str, Array]:
     return {**found, "share": held / len(share)}
 
 
-def predictive_scores(posterior: Predicts, theta: NDArray[Any], features: ArrayLike, labels: ArrayLike) -> Calibration:
+def predictive_scores(posterior: Predicts, theta: np.ndarray, features: ArrayLike, labels: ArrayLike) -> Calibration:
     """Return scores of each chain's mean prediction over its draws, theta[chain, draw, m], on test data.
 
     Labels are as in the training data. Predictions are float32: a probability that underflows counts as the smallest
@@ -145,7 +145,7 @@ def predictive_scores(posterior: Predicts, theta: NDArray[Any], features: ArrayL
     return Calibration(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
-class Regression(NamedTuple):
+class RegressionScores(NamedTuple):
     """Scores of predicted targets, one of each for every chain."""
 
     rmse: Array
@@ -156,7 +156,7 @@ class Regression(NamedTuple):
 
 def regression_scores(
     posterior: GaussianPosterior, theta: NDArray[np.floating], features: ArrayLike, target: ArrayLike
-) -> Regression:
+) -> RegressionScores:
     """Return scores of each chain's predictions N(θᵀu, 1), averaged over its draws theta[chain, draw, m]."""
     rows, observed = checked(features, target)
     rows = posterior.design_matrix(rows)
@@ -169,4 +169,4 @@ def regression_scores(
             squares[c] += np.sum((mean.mean(0) - v) ** 2)
             densities[c] += np.sum(logsumexp(-0.5 * (mean - v) ** 2, axis=0))
     rmse, log_density = np.sqrt(squares / len(rows)), densities / len(rows) - np.log(draws * np.sqrt(2 * np.pi))
-    return Regression(rmse, -log_density)
+    return RegressionScores(rmse, -log_density)

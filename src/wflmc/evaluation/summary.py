@@ -1,8 +1,8 @@
 """One look at a trace: everything `summary.json` says, as a value."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,12 +10,20 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.evaluation.conditioning import central_interval, noise_aware
 from wflmc.evaluation.coverage import LEVELS, held
 from wflmc.evaluation.diagnostics import Diagnostics, diagnose, diagnose_functions
-from wflmc.evaluation.scores import TINY, Calibration, Regression, calibration, predictive_scores, regression_scores
-from wflmc.evaluation.wasserstein import Distance, ExactLaw, estimate_w2_sq, exact_law, with_floor
+from wflmc.evaluation.scores import (
+    TINY,
+    Calibration,
+    RegressionScores,
+    calibration,
+    predictive_scores,
+    regression_scores,
+)
+from wflmc.evaluation.wasserstein import DistanceEstimate, ExactLaw, estimate_w2_sq, exact_law, with_floor
 from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
 from wflmc.sampling import Trace
-from wflmc.support.errors import InputError, Shown
+from wflmc.support.errors import InputError, Shown, ShownValues
 from wflmc.support.notices import Notice, NoticeCode, texts
+from wflmc.support.trees import DrawFunction
 
 FORGETTING = "the chains have not forgotten their start, or are too short to tell."
 SYMMETRIC = (
@@ -30,16 +38,16 @@ RHAT_CONCERN = 1.2
 FROM_CHAINS = "{0.worst:.3g} ± {0.worst_se:.1g} (from chains); as many perfect ones show {0.floor:.2g}"
 EXCESS = "{:.3g} times what sampling needs: samples spread some {:.2g} times too wide"
 TestSet = tuple[ArrayLike, ArrayLike]
-UNKNOWN = Distance(np.zeros(0), np.nan, np.nan)
+UNKNOWN = DistanceEstimate(np.zeros(0), np.nan, np.nan)
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Shown):
     """Results of `evaluate`; None where a quantity does not exist."""
 
-    w2_sq: Distance | None
+    w2_sq: DistanceEstimate | None
     """Estimated from the chains against the exact posterior."""
-    moving_w2_sq: Distance | None
+    moving_w2_sq: DistanceEstimate | None
     """The same in the coordinates that chains move in, which the bound is about; None where they are the parameters."""
     exact_w2_sq: tuple[float, ...] | None
     """Exact for every round 1..S while nothing is clipped."""
@@ -59,7 +67,7 @@ class Evaluation(Shown):
     """Share of the gradients that were clipped, in `burn_in` and in `samples`."""
     example_clip_rate: float | None
     """Share of the examples that are clipped one by one at the last samples; None where none are to be."""
-    scores: Calibration | Regression | None
+    scores: Calibration | RegressionScores | None
     """Of each chain's predictions on test data, where there are some: of labels, or of numbers."""
     epsilon_spent: float | None
     """ε of one chain for the worst device."""
@@ -156,7 +164,7 @@ class Evaluation(Shown):
                 f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {bound:.3g}.",
             )
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> ShownValues:
         facts = {"w2_sq": None if self.w2_sq is None else self.w2_sq.worst, "exact_w2_sq": self.worst_exact}
         facts |= {name: getattr(self, name) for name in ("bound", "rhat_max", "ess_min", "epsilon_spent")}
         adjacency = None if self.epsilon_spent is None else self.adjacency
@@ -226,7 +234,7 @@ def evaluate(
     posterior: Posterior | None,
     test: TestSet | None = None,
     law: ExactLaw | None = None,
-    functions: Mapping[str, Callable[[Any], Any]] | None = None,
+    functions: Mapping[str, DrawFunction] | None = None,
 ) -> Evaluation:
     """Return distance to the posterior (where it is known), R-hat, ESS, clip rate, test scores and privacy spent.
 
@@ -276,7 +284,7 @@ def evaluate(
     )
 
 
-def _distance(theta: NDArray[Any], exact: Gaussian) -> Distance:
+def _distance(theta: NDArray[np.floating], exact: Gaussian) -> DistanceEstimate:
     return with_floor(estimate_w2_sq(theta, exact), theta, exact)
 
 
@@ -289,12 +297,12 @@ def _coverage(trace: Trace, posterior: Posterior | None, exact: Gaussian) -> dic
     return found
 
 
-def _mean(rates: NDArray[Any]) -> float | None:
+def _mean(rates: NDArray[np.floating]) -> float | None:
     """Return the mean; None where there are no rates, or where devices do not report them (nan)."""
     return None if not rates.size or np.isnan(rates).any() else float(rates.mean())
 
 
-def _scores(trace: Trace, posterior: object, test: TestSet) -> Calibration | Regression:
+def _scores(trace: Trace, posterior: object, test: TestSet) -> Calibration | RegressionScores:
     if len(test) != 2:
         raise InputError("test", f"{len(test)} values", "two: features[n, d] and targets or labels[n]")
     try:

@@ -1,7 +1,7 @@
 """Samples beside the law they should have: W2² per round with its standard error, moments, autocorrelation."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ FLOOR_REPLICAS, FLOOR_CHAINS = 20, 50
 """Perfect experiments that a floor is the mean of, and chains of the trace that say how correlated draws are."""
 
 
-class Distance(NamedTuple):
+class DistanceEstimate(NamedTuple):
     """W2² (not its root) to the posterior of each kept round, and of the worst of them."""
 
     per_round: Array
@@ -114,7 +114,9 @@ def _moments(theta: Array, counts: Array) -> Gaussian:
     return Gaussian(mean, covariance)
 
 
-def estimate_w2_sq(theta: NDArray[Any], exact: Gaussian, *, resamples: int = 100, seed: int = 0) -> Distance:
+def estimate_w2_sq(
+    theta: NDArray[np.floating], exact: Gaussian, *, resamples: int = 100, seed: int = 0
+) -> DistanceEstimate:
     """Return the plug-in W2² of chains: theta[chain, draw, m] against the exact posterior.
 
     The estimate is biased upwards (a floor near 1e-4 for 100 chains of the paper's study), and so is its
@@ -123,7 +125,7 @@ def estimate_w2_sq(theta: NDArray[Any], exact: Gaussian, *, resamples: int = 100
     target = Gaussian(np.zeros_like(exact.mean), exact.covariance)
     chains, draws, dim = theta.shape
 
-    def centred(rounds: Any) -> Array:
+    def centred(rounds: slice | NDArray[np.intp]) -> Array:
         """Some rounds in float64, without the posterior's mean: second moments stay free of cancellation."""
         return np.asarray(theta[:, rounds], dtype=float) - exact.mean
 
@@ -134,10 +136,10 @@ def estimate_w2_sq(theta: NDArray[Any], exact: Gaussian, *, resamples: int = 100
     generator, alike = np.random.default_rng(seed), np.full(chains, 1 / chains)
     often = (generator.multinomial(chains, alike, size=1).astype(float) for _ in range(resamples))
     worst = [w2_squared(_moments(candidates, counts), target)[0].max() for counts in often]
-    return Distance(per_round, float(per_round.max()), float(np.std(worst, ddof=1)))
+    return DistanceEstimate(per_round, float(per_round.max()), float(np.std(worst, ddof=1)))
 
 
-def with_floor(distance: Distance, theta: NDArray[Any], exact: Gaussian) -> Distance:
+def with_floor(distance: DistanceEstimate, theta: NDArray[np.floating], exact: Gaussian) -> DistanceEstimate:
     """Add the floor of an estimate: what theta[chain, draw, m] would give if its law were exactly the posterior.
 
     Perfect samples with a correlation r between successive draws change by 2 (1 − r) times the posterior's variance

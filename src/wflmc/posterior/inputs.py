@@ -1,7 +1,6 @@
 """Checks of what all models are given: data, labels, prior and start."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +21,7 @@ def check_init(init: str) -> None:
         raise unknown("init", init, INITS, section="sampler")
 
 
-def check_positive(numbers: Mapping[str, Any], or_zero: bool = False) -> None:
+def check_positive(numbers: Mapping[str, float], or_zero: bool = False) -> None:
     """Refuse what is not one finite number above 0, or 0 where that is welcome; `numbers` are by name."""
     for name, value in numbers.items():
         one = np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
@@ -59,17 +58,17 @@ def with_intercept(features: Array) -> Array:
 def class_names(y: ArrayLike, classes: int | Sequence[int] | Sequence[str] | None) -> Names:
     """Return the label of every class: 0 to C − 1 for a number C, names as given, else the sorted labels that y has."""
     if isinstance(classes, int | np.integer):
-        names: list[Any] = list(range(classes))
+        names: Names = tuple(range(classes))
     elif classes is not None:
-        names = _values(classes).tolist()
+        names = tuple(_values(classes).tolist())
     else:
-        names = np.unique(_values(y)).tolist()
+        names = tuple(np.unique(_values(y)).tolist())
         if not 2 <= len(names) <= MOST:
             given = "labels y of one class only" if len(names) < 2 else f"labels y of {len(names)} different values"
             raise InputError("data", given, f"labelled by whole numbers or text, of 2 to {MOST} classes")
     if len(names) < 2 or len(set(names)) < len(names):
         raise InputError("classes", classes, "at least 2, or the names of at least two classes, each given once")
-    return tuple(names)
+    return names
 
 
 def as_classes(y: ArrayLike, names: Names) -> NDArray[np.intp]:
@@ -82,7 +81,7 @@ def as_classes(y: ArrayLike, names: Names) -> NDArray[np.intp]:
     return found
 
 
-def _values(y: Any) -> NDArray[Any]:
+def _values(y: ArrayLike) -> np.ndarray:
     """Return labels as an array of whole numbers or of text."""
     values = np.asarray(y)
     if values.dtype.kind == "O" and all(isinstance(value, str) for value in values.flat):  # as tables hold text

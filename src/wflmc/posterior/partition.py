@@ -1,20 +1,26 @@
 """Who holds which example: splitting a data set over devices."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc.support.errors import InputError
 from wflmc.support.keys import check_key, host_generator, seeded
 
+Rule: TypeAlias = str | NDArray[np.integer]
+"""How examples are spread over devices: by a rule's name, or the device of each, [N]."""
 ROWS_AT_ONCE = 4096
 """Rows that are copied at a time."""
 
 
 def assign(
-    rule: str | NDArray[Any], labels: NDArray[np.float64], devices: int, generator: np.random.Generator
+    rule: Rule,
+    labels: NDArray[np.float64],
+    devices: int,
+    generator: np.random.Generator,
 ) -> NDArray[np.intp]:
     """Return the device of every example, [N]; every device gets at least one.
 
@@ -48,8 +54,13 @@ def assign(
 
 
 def spread_over_devices(
-    key: jax.Array, features: NDArray[np.float64], outcomes: NDArray[Any], devices: int, intercept: bool, rule: Any
-) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[np.intp]]:
+    key: jax.Array,
+    features: NDArray[np.float64],
+    outcomes: np.ndarray,
+    devices: int,
+    intercept: bool,
+    rule: Rule,
+) -> tuple[NDArray[np.float64], np.ndarray, NDArray[np.intp]]:
     """Return features[K, n, d] and outcomes[K, n] of every device in their order, and the devices' sizes [K].
 
     Devices of unlike size are filled up with zeros. An intercept adds a column of ones to the real rows.
@@ -60,7 +71,7 @@ def spread_over_devices(
 
     places = np.flatnonzero(real)
 
-    def by_device(values: NDArray[Any], ones: int = 0) -> NDArray[Any]:
+    def by_device(values: np.ndarray, ones: int = 0) -> np.ndarray:
         """Return values[N, ...] as [K, n, ...], and columns of ones beside them."""
         rest = (values.shape[1] + ones,) if values.ndim > 1 else ()
         held = np.zeros((real.size, *rest), values.dtype)
@@ -103,7 +114,12 @@ def _dirichlet(
     return owner
 
 
-def by_device(devices: Any, count: int, partition: str = "iid", key: Any = None) -> list[NDArray[np.intp]]:
+def by_device(
+    devices: int | ArrayLike | Sequence[ArrayLike],
+    count: int,
+    partition: str = "iid",
+    key: jax.Array | None = None,
+) -> list[NDArray[np.intp]]:
     """Return the examples of every device, by their numbers in 0..count − 1."""
     key = seeded(0) if key is None else key
     check_key(key)

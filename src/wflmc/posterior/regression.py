@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.posterior.base import STATIC, Posterior, check_device
 from wflmc.posterior.coordinates import Coordinates, coordinates, whitening
 from wflmc.posterior.inputs import Names, check_counts, check_init, check_positive, with_intercept
-from wflmc.support.errors import InputError, Shown
+from wflmc.support.errors import InputError, Shown, ShownValues
 from wflmc.support.keys import digest
 
 Array = NDArray[np.float64]
@@ -44,36 +44,41 @@ class Regression(Shown, Posterior):
     curvature = 1.0
     """The most by which an example with features u can curve the cost, over ‖u‖²."""
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> ShownValues:
         facts = {"devices": self.devices, "examples": int(np.sum(self.sizes)), "parameters": self.dim}
         return {**facts, "classes": self.classes or None, "mu": self.mu, "L": self.L}
 
     @property
-    def outcomes(self) -> NDArray[Any]:
+    def outcomes(self) -> np.ndarray:
         """What the devices have observed, targets or labels, [K, n]."""
         return self._data[1]
 
     @property
     @abstractmethod
-    def _data(self) -> tuple[Array, NDArray[Any]]:
+    def _data(self) -> tuple[Array, np.ndarray]:
         """Features, and outcomes as the model holds them."""
 
     @abstractmethod
     def _with_data(
-        self, features: Array, outcomes: Any, sizes: NDArray[np.intp], prior_std: float, space: Coordinates | None
+        self,
+        features: Array,
+        outcomes: np.ndarray,
+        sizes: NDArray[np.intp],
+        prior_std: float,
+        space: Coordinates | None,
     ) -> Self:
         """Return the same model of other data."""
 
     @abstractmethod
-    def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> NDArray[Any]:
+    def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> np.ndarray:
         """Draw outcomes for rows of features in the coordinates of theta[draw, m], [draw, n]."""
 
     @abstractmethod
-    def _log_likelihood(self, theta: Array, rows: Array, outcomes: NDArray[Any]) -> Array:
+    def _log_likelihood(self, theta: Array, rows: Array, outcomes: np.ndarray) -> Array:
         """Return log p of the outcomes[n] of rows of features in the coordinates of theta[draw, m], [draw, n]."""
 
     @property
-    def prior_precision(self) -> Any:
+    def prior_precision(self) -> Array:
         """The prior's curvature for the parameters of one set of features, [d, d]."""
         if self.coordinates is None:
             return np.eye(self.features.shape[-1]) / self.prior_std**2
@@ -154,12 +159,12 @@ class Regression(Shown, Posterior):
         total = np.einsum("knd,knd->d", self.features, self.features)  # rows that fill up are zero
         return np.sqrt(total[: total.size - self.intercept] / self.sizes.sum())
 
-    def real_rows(self, values: NDArray[Any]) -> NDArray[Any]:
+    def real_rows(self, values: np.ndarray) -> np.ndarray:
         """Return the rows of values[K, n, ...] that do not only fill up, device after device, [N, ...]."""
         return values[np.arange(values.shape[1]) < self.sizes[:, None]]
 
     @property
-    def observed(self) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    def observed(self) -> tuple[np.ndarray, NDArray[np.intp]]:
         """Targets or labels, device after device, [N], and which device holds each, [N]."""
         return self.real_rows(self.outcomes), np.repeat(np.arange(self.sizes.size), self.sizes)
 
@@ -170,7 +175,12 @@ class Regression(Shown, Posterior):
         given = rows if self.coordinates is None else rows @ self.coordinates.inverse.T
         return given[:, : given.shape[1] - self.intercept]
 
-    def simulate(self, generator: np.random.Generator, theta: ArrayLike, features: ArrayLike | None = None) -> Any:
+    def simulate(
+        self,
+        generator: np.random.Generator,
+        theta: ArrayLike,
+        features: ArrayLike | None = None,
+    ) -> np.ndarray:
         """Draw outcomes from the model itself: theta[draw, m] -> [draw, n].
 
         Args:
@@ -198,7 +208,13 @@ class Regression(Shown, Posterior):
         return with_intercept(given) if self.intercept else given
 
 
-def check_regression(devices: int, prior_std: float, X: Any, y: Any, **synthetic: int) -> None:
+def check_regression(
+    devices: int,
+    prior_std: float,
+    X: ArrayLike | None,
+    y: ArrayLike | None,
+    **synthetic: int,
+) -> None:
     """Refuse what no regression can have; `synthetic` are the sizes of data that are drawn."""
     check_positive({"prior_std": prior_std})
     check_counts(devices=devices, **synthetic)

@@ -6,11 +6,15 @@ from contextlib import contextmanager, suppress
 from html import escape
 from numbers import Number
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 T = TypeVar("T")
+ShownValue: TypeAlias = ArrayLike | None
+"""A text, a number or an array that a value may show; None is left out."""
+ShownValues: TypeAlias = Mapping[str, ShownValue]
 
 FEW = 3
 """Values that a list may have to be shown; a longer one may be data."""
@@ -27,7 +31,15 @@ class Words(str):
     __repr__ = str.__str__
 
 
-def in_words(value: Any) -> Any:
+@runtime_checkable
+class _HasItem(Protocol):
+    """An array of NumPy, JAX or another library."""
+
+    def item(self) -> object:
+        """Return the only number as one of Python's."""
+
+
+def in_words(value: object) -> object:
     """Return a value that may be shown, or words for one that may hold data: the shape of an array, else the type.
 
     >>> in_words(0.5), in_words(np.zeros((4, 2))), in_words([1.5] * 9)
@@ -36,7 +48,7 @@ def in_words(value: Any) -> Any:
     if value is None or isinstance(value, Number | str | PurePath | Shown):
         return value.item() if isinstance(value, np.generic) else value
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape == ():
+    if shape == () and isinstance(value, _HasItem):
         with suppress(Exception):  # a key, or a number that is only being traced
             return in_words(value.item())
     if shape is not None and dtype is not None:
@@ -52,7 +64,7 @@ def in_words(value: Any) -> Any:
 class Shown:
     """A value that shows itself in one line, and in notebooks as a small table, by `_facts` alone."""
 
-    def _facts(self) -> Mapping[str, Any]:
+    def _facts(self) -> ShownValues:
         """Return what is shown: texts, numbers, arrays by their range; None is left out, a plural name counts."""
         return {}
 
@@ -75,7 +87,7 @@ def _counted(names: str, count: str) -> str:
     return f"{count} {names.removesuffix('s') if count == '1' else names}"
 
 
-def _text(value: Any) -> str:
+def _text(value: ShownValue) -> str:
     """Return a number, text or range in a few characters."""
     if isinstance(value, str | int):
         return str(value)
@@ -84,10 +96,14 @@ def _text(value: Any) -> str:
     return low if low == high else f"{low}…{high}"
 
 
-def fields_in_words(self: Any) -> str:
+def fields_in_words(self: object) -> str:
     """Return the fields of a named tuple or dataclass, those that may hold data in words."""
-    names = getattr(self, "_fields", None) or [field.name for field in dataclasses.fields(self)]
-    return f"{type(self).__name__}({', '.join(f'{name}={in_words(getattr(self, name))!r}' for name in names)})"
+    if dataclasses.is_dataclass(self):
+        names = [field.name for field in dataclasses.fields(self)]
+    else:
+        names = getattr(self, "_fields", [])
+    shown = ", ".join(f"{name}={in_words(getattr(self, name))!r}" for name in names)
+    return f"{type(self).__name__}({shown})"
 
 
 def without_data(kind: type[T]) -> type[T]:

@@ -9,7 +9,6 @@ import operator
 import secrets
 import zlib
 from functools import reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +54,9 @@ def named(key: jax.Array, name: str) -> jax.Array:
 
 
 def _key(words: list[int]) -> jax.Array:
-    data: Any = np.array(words, np.uint32)  # as an array of JAX it would compile something
-    return jax.random.wrap_key_data(data, impl="threefry2x32")
+    # An array of JAX, as the signature asks for, would compile something.
+    data = np.array(words, np.uint32)
+    return jax.random.wrap_key_data(data, impl="threefry2x32")  # type: ignore[arg-type]
 
 
 def seeded(seed: int) -> jax.Array:

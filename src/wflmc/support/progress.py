@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[float], None]]]
 """From a name and a number of steps to a bar, as `progress_bar` is."""
 
 
 @contextmanager
-def progress_bar(task: str, total: int) -> Iterator[Any]:
+def progress_bar(task: str, total: int) -> Iterator[Callable[[float], None]]:
     """Show a bar with the time left on a terminal, nothing elsewhere; yield a function that sets what is done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

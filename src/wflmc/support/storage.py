@@ -11,14 +11,16 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from types import ModuleType
+from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wflmc.support.errors import InputError
 
-fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
+fcntl: ModuleType | None = None
+if importlib.util.find_spec("fcntl"):
+    fcntl = importlib.import_module("fcntl")
 """None on Windows, which has a lock of its own."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -171,13 +173,13 @@ def sole_writer(folder: Path, option: str = "--out") -> Iterator[None]:
             return
 
 
-def _lock(file: IO[Any]) -> bool:
+def _lock(file: IO[bytes]) -> bool:
     """Lock a file until it is closed; whether that was possible."""
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         else:
-            windows: Any = importlib.import_module("msvcrt")
+            windows = importlib.import_module("msvcrt")
             os.lseek(file.fileno(), 2**30, os.SEEK_SET)  # behind the number, which others must be able to read
             windows.locking(file.fileno(), windows.LK_NBLCK, 1)
     except OSError as error:
@@ -185,7 +187,7 @@ def _lock(file: IO[Any]) -> bool:
     return True
 
 
-def _is_at(file: IO[Any], path: Path) -> bool:
+def _is_at(file: IO[bytes], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -254,7 +256,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 def read_arrays(
     path: str | Path, *, key: str, allowed: str, names: Collection[str] | None = None, limit: int | None = None
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, np.ndarray]:
     """Read arrays from an .npz file of any origin, after a check of their sizes.
 
     The sizes that the archive and the header of every array declare are compared with
@@ -320,7 +322,7 @@ def write_arrays(file: IO[bytes], arrays: Arrays) -> None:
     np.savez(file, allow_pickle=False, **content)
 
 
-def read_verified_arrays(path: str | Path, *, key: str, allowed: str) -> dict[str, NDArray[Any]]:
+def read_verified_arrays(path: str | Path, *, key: str, allowed: str) -> dict[str, np.ndarray]:
     """Read arrays that `write_arrays` has written, and compare their digest.
 
     Args:
@@ -341,7 +343,7 @@ def read_verified_arrays(path: str | Path, *, key: str, allowed: str) -> dict[st
     return arrays
 
 
-def read_array(path: str | Path, *, key: str, allowed: str, limit: int | None = None) -> NDArray[Any]:
+def read_array(path: str | Path, *, key: str, allowed: str, limit: int | None = None) -> np.ndarray:
     """Read the array of an .npy file of any origin, as `read_arrays` does of .npz files."""
     with _refusing_damage(path, key, allowed), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -403,5 +405,5 @@ def _check_header(file: IO[bytes], size: int) -> None:
         raise ValueError("an array of another size than it declares")
 
 
-def _read_npy(file: IO[bytes]) -> NDArray[Any]:
+def _read_npy(file: IO[bytes]) -> np.ndarray:
     return np.asarray(np.lib.format.read_array(file, allow_pickle=False))

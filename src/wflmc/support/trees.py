@@ -1,6 +1,6 @@
 """Types of nested values: pytrees of arrays, and documents as JSON writes them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import jax
@@ -22,3 +22,6 @@ JsonValue: TypeAlias = str | int | float | bool | list["JsonValue"] | dict[str, 
 
 Document: TypeAlias = dict[str, JsonValue]
 """A JSON object."""
+
+DrawFunction: TypeAlias = Callable[..., jax.Array]
+"""A function of the parameters of one draw, in the pytree that its model has."""

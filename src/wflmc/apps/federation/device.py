@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from wflmc.apps.federation.messages import DEVICE, Request, Terms, read_request, write_reply
+from wflmc.apps.federation.messages import DEVICE, RoundRequest, Terms, read_request, write_reply
 from wflmc.data.sets import Features, check_shapes
 from wflmc.posterior import GaussianPosterior, Posterior, Regression, gaussian_regression, softmax_regression
 from wflmc.privacy import Ledger, round_loss
@@ -84,7 +84,7 @@ class Device:
         self._clip, self._example_clip = (np.float32(clip / (1 + rounding)) for clip in clips)
         self._posterior = posterior.on_accelerator(terms.chains, default_memory() / 4, self._by_example)
 
-    def answer(self, request: Request) -> NDArray[np.float32]:
+    def answer(self, request: RoundRequest) -> NDArray[np.float32]:
         """Return x = (α r/|ĥ|) clip(g) of every chain, with its share of the noise where it adds one, [chain, m].
 
         An answer is stored before it is paid for and sent: the same request again is answered with the same numbers,
@@ -128,7 +128,7 @@ class Device:
             with replacing(self._path, mode=0o600) as file:
                 np.savez(file, allow_pickle=False, **answer._asdict())
 
-    def _draw(self, request: Request) -> NDArray[np.float32]:
+    def _draw(self, request: RoundRequest) -> NDArray[np.float32]:
         """Compute a new answer."""
         limit = self._example_clip if self._by_example else None
         keys = None if request.batch is None else jax.random.wrap_key_data(jnp.asarray(request.batch))
@@ -137,11 +137,11 @@ class Device:
         signal = self._precoder(request) * np.where(np.isfinite(gradient), gradient, 0.0)
         return (self.terms.lattice.noisy(signal) if self.terms.share else signal).astype(np.float32)
 
-    def _precoder(self, request: Request) -> float:
+    def _precoder(self, request: RoundRequest) -> float:
         """Return α r/|ĥ|, by what the device itself knows of its channel."""
         return request.gain / self.terms.known[request.round - self.terms.start]
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: RoundRequest) -> None:
         """Refuse a request that goes beyond the terms."""
         terms, theta, at = self.terms, request.theta, request.round - self.terms.start
         if request.device != terms.device or not 0 <= at < len(terms.gain):
@@ -158,7 +158,7 @@ class Device:
         if terms.power < np.inf and (self._precoder(request) * terms.clip) ** 2 > terms.power * (1 + SLACK):
             raise InputError("gain", request.gain, "within the transmit power of the device")
 
-    def _pay(self, request: Request, name: str) -> None:
+    def _pay(self, request: RoundRequest, name: str) -> None:
         """Charge an answer, by what is sent and by what the device knows of its channel.
 
         Another one for the same round is refused where the server draws the noise, which may be the same again.
@@ -170,7 +170,7 @@ class Device:
         loss = self.terms.factor * round_loss(gain, np.ones((1, 1)), sensitivity, self.terms.noise_power)
         self.ledger.charge(name, request.round, loss, "" if self.terms.share else self.terms.run)
 
-    def _name(self, request: Request) -> str:
+    def _name(self, request: RoundRequest) -> str:
         """Return a name for a request to this device: other data give another, with other noise, that costs again."""
         keys = () if request.batch is None else (request.batch,)
         about = np.array([request.round, request.gain, request.known])

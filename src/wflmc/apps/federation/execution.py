@@ -66,7 +66,7 @@ SPARE = "For {} absences every device adds 1/{} of the noise: with all there, su
 ABSENT = "{} times a device was asked and did not send; {} of the plan, in which all do."
 
 
-class Options(NamedTuple):
+class FederationOptions(NamedTuple):
     """What the command was asked for."""
 
     scenario: str
@@ -109,7 +109,7 @@ class Options(NamedTuple):
         return {"asked": to_toml(scenario), "real": self.prepare, "chains": chains, "ledger": ledger, **same}
 
 
-def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Say) -> Result:
+def run_federation(options: FederationOptions, folder: Path, bar: ProgressBar, say: Say) -> Result:
     """Run what is asked for, from its plan to its files, or go on with it.
 
     Args:
@@ -154,7 +154,9 @@ def run_federation(options: Options, folder: Path, bar: ProgressBar, say: Say) -
     return _finish(folder, scenario, inputs, server, options)
 
 
-def _run(server: Server, posterior: Any, place: Path, options: Options, progress: ProgressCallback, say: Say) -> None:
+def _run(
+    server: Server, posterior: Any, place: Path, options: FederationOptions, progress: ProgressCallback, say: Say
+) -> None:
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":
@@ -180,7 +182,7 @@ def _refuse_other(folder: Path, about: dict[str, Any]) -> None:
         raise InputError("--out", str(folder), f"another folder: the federation in it has another {other[0]}")
 
 
-def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Options, about: dict[str, Any]) -> None:
+def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: FederationOptions, about: dict[str, Any]) -> None:
     """Plan a federation and write its folders, all of them or none."""
     began, part, ledger = time.perf_counter(), folder / "federation.part", folder / "ledger.jsonl"
     if ledger.exists() and not options.prepare and about["ledger"] != str(ledger.resolve()):
@@ -209,7 +211,7 @@ def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Options, a
     part.rename(folder / "federation")
 
 
-def _job(scenario: Scenario, inputs: Inputs, options: Options, chains: int) -> Job:
+def _job(scenario: Scenario, inputs: Inputs, options: FederationOptions, chains: int) -> Job:
     """Plan the rounds; real devices get a key that nobody knows, as anybody may know the scenario's seed."""
     seed = scenario.sampler.seed
     if seed == "secret" and not options.prepare:
@@ -272,7 +274,7 @@ def _costs(job: Job) -> dict[str, Any]:
     return dict(plain({**costs, "epsilon_spent": promise.epsilon_spent(total)}))
 
 
-def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, options: Options) -> Result:
+def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, options: FederationOptions) -> Result:
     """Evaluate the samples and write the files of a run.
 
     Where devices brought their own data, the posterior of the scenario is that of a

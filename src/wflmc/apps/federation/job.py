@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.apps.federation.messages import DEVICE, EARLIER, SERVER, Request, Terms
+from wflmc.apps.federation.messages import DEVICE, EARLIER, SERVER, RoundRequest, Terms
 from wflmc.channel import Link
 from wflmc.dynamics import Array
 from wflmc.planning.plan import PLAN_FILE, Plan
@@ -131,7 +131,7 @@ class Job:
         """Return the variance of the noise in the sum of those who sent."""
         return float(self.share[at]) * int(sent.sum()) if self.noise == "devices" else float(self.plan.noise_power)
 
-    def largest_norm(self, request: Request) -> float:
+    def largest_norm(self, request: RoundRequest) -> float:
         """Return the most that a clipped, precoded gradient can measure, with the noise that its device adds."""
         clipped = request.precoder * float(self.plan.clip[request.device])
         noise = self.lattice.variance**0.5 if self.noise == "devices" and self.lattice else 0.0

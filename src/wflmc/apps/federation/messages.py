@@ -101,7 +101,7 @@ class Terms:
 
 
 @without_data
-class Request(NamedTuple):
+class RoundRequest(NamedTuple):
     """What a device is asked in a round."""
 
     device: int
@@ -139,7 +139,7 @@ class RejectedError(Exception):
     """A reply that is none to what was asked; its device counts as absent."""
 
 
-def write_request(request: Request, run: str, nonce: str) -> RecordDict:
+def write_request(request: RoundRequest, run: str, nonce: str) -> RecordDict:
     """Return what is sent to a device."""
     content = _subject(request, run, nonce)
     content["gain"], content["known"] = request.gain, request.known
@@ -148,14 +148,14 @@ def write_request(request: Request, run: str, nonce: str) -> RecordDict:
     return RecordDict({"theta": ArrayRecord([np.ascontiguousarray(request.theta)]), "ask": content})
 
 
-def read_request(content: RecordDict, run: str) -> tuple[Request, str]:
+def read_request(content: RecordDict, run: str) -> tuple[RoundRequest, str]:
     """Return what a device is asked, and the nonce to answer with; a request of another run is refused."""
     try:
         asked, (theta,) = content.config_records["ask"], content.array_records["theta"].to_numpy_ndarrays()
         words: Any = asked.get("batch")
         batch = None if words is None else np.array(words, np.uint32).reshape(len(theta), -1)
         device, number, gain, known = (asked[name] for name in ("device", "round", "gain", "known"))
-        request = Request(int(device), int(number), theta, float(gain), float(known), batch=batch)
+        request = RoundRequest(int(device), int(number), theta, float(gain), float(known), batch=batch)
         given, nonce = asked["run"], str(asked["nonce"])
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         raise InputError("request", "something else", "a request of a wflmc server") from None
@@ -164,18 +164,20 @@ def read_request(content: RecordDict, run: str) -> tuple[Request, str]:
     return request, nonce
 
 
-def write_reply(message: Message, signal: NDArray[np.float32], request: Request, run: str, nonce: str) -> Message:
+def write_reply(message: Message, signal: NDArray[np.float32], request: RoundRequest, run: str, nonce: str) -> Message:
     """Return what a device answers to a message."""
     content = {"signal": ArrayRecord([signal]), "about": _subject(request, run, nonce)}
     return Message(RecordDict(content), reply_to=message)
 
 
-def _subject(request: Request, run: str, nonce: str) -> ConfigRecord:
+def _subject(request: RoundRequest, run: str, nonce: str) -> ConfigRecord:
     """Return what says which request a message is about."""
     return ConfigRecord({"run": run, "round": request.round, "device": request.device, "nonce": nonce})
 
 
-def read_reply(message: Message | None, request: Request, run: str, nonce: str, limit: float) -> NDArray[np.float32]:
+def read_reply(
+    message: Message | None, request: RoundRequest, run: str, nonce: str, limit: float
+) -> NDArray[np.float32]:
     """Return x_k[chain, m] of a reply.
 
     Args:

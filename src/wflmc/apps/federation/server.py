@@ -42,7 +42,15 @@ from pydantic import ValidationError
 
 from wflmc.apps.federation.device import NOT_READY, Device
 from wflmc.apps.federation.job import Job
-from wflmc.apps.federation.messages import DEVICE, Reception, RejectedError, Request, read_reply, short, write_request
+from wflmc.apps.federation.messages import (
+    DEVICE,
+    Reception,
+    RejectedError,
+    RoundRequest,
+    read_reply,
+    short,
+    write_request,
+)
 from wflmc.apps.federation.registration import DeploymentError, read_nodes
 from wflmc.planning.plan import Rounds
 from wflmc.posterior.base import Posterior
@@ -78,7 +86,7 @@ from wflmc.support.errors import InputError, OverspendError, without_data
 from wflmc.support.keys import named
 from wflmc.support.storage import PART, append_text, sole_writer, sync_folder
 
-Exchange = Callable[[list[Request]], Reception]
+Exchange = Callable[[list[RoundRequest]], Reception]
 """From what is asked to what is received; the transport, with the superposition at the server's end of it."""
 
 Say = Callable[[str], None]
@@ -510,7 +518,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return [rows[number] for number in sorted(rows)]
 
 
-def _requests(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]) -> Iterator[Request]:
+def _requests(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]) -> Iterator[RoundRequest]:
     """Yield what is asked of every scheduled device; theta[chain, m], or [chain, K, m] with noisy downlinks."""
     plan = job.plan
     received = np.ones(plan.devices) if plan.received is None else plan.received[at]
@@ -518,10 +526,10 @@ def _requests(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray
     for k in np.flatnonzero(scheduled):
         place, known = theta if theta.ndim == 2 else theta[:, k], float(job.known[at, k])
         gain, arrives = float(job.gain[at, k]), float(job.known[at, k] * received[k])
-        yield Request(int(k), plan.start + at, place, gain, known, arrives, batch)
+        yield RoundRequest(int(k), plan.start + at, place, gain, known, arrives, batch)
 
 
-def superpose(job: Job, requests: list[Request], signals: Mapping[int, Any], absent: dict[int, str]) -> Reception:
+def superpose(job: Job, requests: list[RoundRequest], signals: Mapping[int, Any], absent: dict[int, str]) -> Reception:
     """Return what the server receives where these devices send these signals[chain, m], superposed as by the air."""
     total = np.zeros((job.chains, job.plan.dim))
     for request in requests:  # in the order of the devices, so that the sum does not depend on who was first
@@ -648,7 +656,7 @@ def run_in_process(
         progress: called with (rounds done, rounds in all).
     """
 
-    def exchange(requests: list[Request]) -> Reception:
+    def exchange(requests: list[RoundRequest]) -> Reception:
         signals, absent = {}, {}
         for request in requests:
             try:
@@ -687,7 +695,7 @@ class Transport:
         self.node = {device: node for node, device in nodes.items()}
         self._one_by_one = False
 
-    def __call__(self, requests: list[Request]) -> Reception:
+    def __call__(self, requests: list[RoundRequest]) -> Reception:
         """Send the requests of a round, wait until the deadline, and add up what came."""
         job, signals, late = self.job, {}, f"late: no answer within {self.deadline:g} s"
         here = set(self.grid.get_node_ids())
@@ -839,7 +847,7 @@ def patient(exchange: Exchange, wait: float, pause: float = 5.0) -> Exchange:
     Devices answer the same request with the same numbers, so that nothing is paid twice.
     """
 
-    def repeated(requests: list[Request]) -> Reception:
+    def repeated(requests: list[RoundRequest]) -> Reception:
         end = time.monotonic() + wait
         while True:
             reception = exchange(requests)

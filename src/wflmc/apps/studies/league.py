@@ -43,7 +43,7 @@ CHAINS = 4
 SCORES = ("accuracy", "ece", "nll")
 
 
-class Settings(NamedTuple):
+class LeagueSettings(NamedTuple):
     """What is chosen for a data set and an ε."""
 
     dynamics: str
@@ -68,7 +68,7 @@ _TABLE: dict[tuple[str, str], dict[float, tuple[str, float, float]]] = {
     ("descent", "mnist"): {0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 200, 0.4), 3: (PLAIN, 350, 0.65), 10: (PLAIN, 500, 1.2)},
     ("descent", FASHION): {0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 500, 0.15), 3: (PLAIN, 500, 0.5), 10: (PLAIN, 700, 0.8)},
 }  # fmt: skip
-CHOSEN = {(*key, epsilon): Settings(*row) for key, rows in _TABLE.items() for epsilon, row in rows.items()}
+CHOSEN = {(*key, epsilon): LeagueSettings(*row) for key, rows in _TABLE.items() for epsilon, row in rows.items()}
 """By where they were chosen and for which private data set: on the `other` data set, on `training` images, and those of
 `descent`, the rival, on the other data set; and by ε. `python -m benchmarks.league` chooses."""
 
@@ -101,7 +101,11 @@ def link_of(seed: int) -> Link:
 
 
 def league_plan(
-    posterior: SoftmaxPosterior, settings: Settings, epsilon: float | None, adjacency: str, link: Link
+    posterior: SoftmaxPosterior,
+    settings: LeagueSettings,
+    epsilon: float | None,
+    adjacency: str,
+    link: Link,
 ) -> Plan:
     """Return the plan of a row; without an ε the same clips, steps and channel."""
     privacy = Privacy(
@@ -127,7 +131,7 @@ def league_plan(
     )
 
 
-def descent_plan(posterior: SoftmaxPosterior, settings: Settings, epsilon: float, link: Link) -> Plan:
+def descent_plan(posterior: SoftmaxPosterior, settings: LeagueSettings, epsilon: float, link: Link) -> Plan:
     """Return descent over the air, whose estimate is the mean of as many last iterates as a chain keeps."""
     privacy = Privacy(epsilon, DELTA, CLIP, unit="record", example_clip=settings.example_clip, adjacency="add-remove")
     size = settings.step / int(posterior.sizes.sum())

@@ -14,7 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from wflmc.apps.tables import selection
-from wflmc.apps.tables.model import Model
+from wflmc.apps.tables.model import FittedModel
 from wflmc.apps.tables.protected import protected_chain
 from wflmc.apps.tables.scaling import (
     LIMIT,
@@ -185,7 +185,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         if held:
             noise, loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
             noise *= spread
-        self.model_ = Model(np.asarray(self.trace_.theta[0]), scaling, len(classes), center, spread, noise)
+        self.model_ = FittedModel(np.asarray(self.trace_.theta[0]), scaling, len(classes), center, spread, noise)
         # Tuning is by Rényi differential privacy, which has no one loss.
         epsilon = self.epsilon if "tuning" in loss else cast(float, promise.epsilon_spent(ledger.spent))
         kind = {name: getattr(promise, name) for name in ("unit", "adjacency", "accountant")}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from wflmc.apps.tables.cells import parse_number
 from wflmc.apps.tables.estimators import PrivacyWarning, PrivateClassifier, PrivateRegressor
-from wflmc.apps.tables.model import Model
+from wflmc.apps.tables.model import FittedModel
 from wflmc.apps.tables.scaling import share_for
 from wflmc.apps.tables.schema import Schema, read_schema
 from wflmc.apps.tables.settings import Facts, promise_of, worth
@@ -48,7 +48,7 @@ RESAMPLED_OF_CLASS = 40
 
 
 @without_data
-class Request(NamedTuple):
+class FitRequest(NamedTuple):
     """The arguments of `wflmc fit` and `wflmc tune`."""
 
     table: Any
@@ -83,7 +83,7 @@ class Held(NamedTuple):
     """Of the devices."""
 
 
-def _read(request: Request) -> tuple[Schema, NDArray[np.float64], Held, Held]:
+def _read(request: FitRequest) -> tuple[Schema, NDArray[np.float64], Held, Held]:
     """Return the schema of a table, public ranges[d, 2], and its rows as numbers: to fit, and held out."""
     if not 0 <= request.test < 1:
         raise InputError("--test", request.test, "a share from 0 to below 1")
@@ -103,7 +103,7 @@ def _read(request: Request) -> tuple[Schema, NDArray[np.float64], Held, Held]:
     return schema, ranges, fitted, held_out
 
 
-def facts_of(request: Request) -> Facts:
+def facts_of(request: FitRequest) -> Facts:
     """Return what is public of a table, for `wflmc tune`."""
     schema, ranges, fitted, _ = _read(request)
     promise, (rows, features), devices = promise_of(request), fitted.X.shape, int(fitted.owner.max()) + 1
@@ -112,7 +112,7 @@ def facts_of(request: Request) -> Facts:
     return Facts(rows, features, len(schema.classes or []), devices, promise, spent, 3, request.link)
 
 
-def fit_table(request: Request, out: Path, progress: Callable[[int, int], None] | None = None) -> FitFile:
+def fit_table(request: FitRequest, out: Path, progress: Callable[[int, int], None] | None = None) -> FitFile:
     """Fit a table, a file of `wflmc fit` or a frame of pandas or polars, and write the folder of it.
 
     Raises:
@@ -188,7 +188,7 @@ def useless(fit: FitFile) -> list[str]:
     return off
 
 
-def _scores(model: Model, held_out: Held, classes: list[Any] | None) -> dict[str, Any]:
+def _scores(model: FittedModel, held_out: Held, classes: list[Any] | None) -> dict[str, Any]:
     """Return scores on rows that were held out, of classes or of numbers."""
     X, y = held_out.X, held_out.y
     if classes is None:
@@ -245,13 +245,13 @@ def _by_device(held_out: Held, values: dict[str, NDArray[np.float64]]) -> Iterat
         yield {"device": held_out.names[device], "rows": int(held[device]), **means}
 
 
-def read_fit(folder: Path, option: str = "DIR") -> tuple[FitFile, Schema, Model]:
+def read_fit(folder: Path, option: str = "DIR") -> tuple[FitFile, Schema, FittedModel]:
     """Return what the folder of a fit holds."""
     if not (folder / FIT).is_file():
         raise InputError(option, str(folder), "a folder that `wflmc fit --out` has written")
     document = read_document(folder / FIT, FitFile, option)
     schema = read_schema(folder / SCHEMA, option)
-    model = Model.load(folder / MODEL)
+    model = FittedModel.load(folder / MODEL)
     features = sum(len(column.features) for column in schema.columns)
     if model.features != features or model.classes != len(schema.classes or []):
         raise InputError(option, str(folder), "a folder whose model and schema are those of one fit")

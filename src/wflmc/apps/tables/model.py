@@ -16,7 +16,7 @@ from wflmc.support.storage import read_arrays, replacing
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class FittedModel:
     """A fitted model, for rows of features as they were given."""
 
     theta: NDArray[Any]
@@ -59,7 +59,7 @@ class Model:
             np.savez(file, **numbers, **{f"scaling_{name}": part for name, part in self.scaling._asdict().items()})
 
     @classmethod
-    def load(cls, path: Path) -> "Model":
+    def load(cls, path: Path) -> "FittedModel":
         """Read it again.
 
         Raises:

@@ -23,8 +23,6 @@ from wflmc.posterior.coordinates import Affine
 Array = NDArray[np.float64]
 Cost = Callable[[jax.Array], jax.Array]
 """−log p of θ[m], a function of JAX."""
-State = tuple[jax.Array, jax.Array]
-"""Positions and velocities of pilot chains, both [chain, m]."""
 
 DENSE = 256
 """Up to so many parameters all eigenvalues are worked out."""

@@ -37,7 +37,7 @@ class Setting:
         return plan(self.posterior, link, privacy, step_size=step_size, burn_in=self.burn_in, samples=1, policy=policy)
 
 
-class Figure(NamedTuple):
+class BoundFigure(NamedTuple):
     """A curve per scheme: how to label it, what varies, and what is fixed."""
 
     title: str
@@ -47,12 +47,12 @@ class Figure(NamedTuple):
     step_factor: float = 0.4
 
 
-FIGURES: dict[str, Figure] = {
-    "fig3a": Figure("Bound against SNR, η = 0.4/(μ+L)", "SNR (dB)", "snr_db"),
-    "fig3b": Figure("Bound against SNR, η = 0.13/(μ+L)", "SNR (dB)", "snr_db", step_factor=0.13),
-    "fig4a": Figure("Bound against step size, 18 dB", "step size η", "step_size", snr_db=18.0),
-    "fig4b": Figure("Bound against step size, 30 dB", "step size η", "step_size", snr_db=30.0),
-    "fig5": Figure("Bound against privacy level, 20 dB", "ε (δ = 0.01, replace)", "epsilon"),
+FIGURES: dict[str, BoundFigure] = {
+    "fig3a": BoundFigure("Bound against SNR, η = 0.4/(μ+L)", "SNR (dB)", "snr_db"),
+    "fig3b": BoundFigure("Bound against SNR, η = 0.13/(μ+L)", "SNR (dB)", "snr_db", step_factor=0.13),
+    "fig4a": BoundFigure("Bound against step size, 18 dB", "step size η", "step_size", snr_db=18.0),
+    "fig4b": BoundFigure("Bound against step size, 30 dB", "step size η", "step_size", snr_db=30.0),
+    "fig5": BoundFigure("Bound against privacy level, 20 dB", "ε (δ = 0.01, replace)", "epsilon"),
 }
 NAMES = ("fig2", *FIGURES)
 STEP_FACTORS = np.linspace(0.1, 2.0, 96)
