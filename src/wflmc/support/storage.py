@@ -37,7 +37,7 @@ more than 1 GiB, `numpy.savez` writes a file that is not packed.
 NPY = ".npy"
 PART = ".part"
 """Ends the name of a file that is being written."""
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, np.ndarray]
 """Arrays by name."""
 DIGEST = "digest"
 """The array of an .npz file that has the digest of all others."""
@@ -318,7 +318,7 @@ def write_arrays(file: IO[bytes], arrays: Arrays) -> None:
         file: open for writing.
         arrays: by name; none of them is called `digest`.
     """
-    content: dict[str, Any] = {**arrays, DIGEST: np.array(arrays_digest(arrays))}
+    content: dict[str, np.ndarray] = {**arrays, DIGEST: np.array(arrays_digest(arrays))}
     np.savez(file, allow_pickle=False, **content)
 
 

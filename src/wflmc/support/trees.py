@@ -14,7 +14,10 @@ Registered containers, such as the modules of Flax and Equinox, are pytrees as w
 no Python type tells them from other objects: a function that takes these takes `object`.
 """
 
-Values: TypeAlias = Mapping[str, jax.Array | np.ndarray]
+NumericArray: TypeAlias = jax.Array | np.ndarray
+"""An array of JAX or of NumPy, where either will do."""
+
+Values: TypeAlias = Mapping[str, NumericArray]
 """Arrays by name, such as the values of a model's parameters by site."""
 
 JsonValue: TypeAlias = str | int | float | bool | list["JsonValue"] | dict[str, "JsonValue"] | None

@@ -6,7 +6,7 @@ A `Target` is a plan at its worst, and what it claims for every device and round
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator, named
 
 Mask = NDArray[np.bool_]
-Statistics = NDArray[Any]
+Statistics = NDArray[np.floating]
 Run = Callable[[jax.Array, int, int], tuple[Statistics, Statistics]]
 
 MAIN_SHARE = 14.0
@@ -234,7 +234,13 @@ def _question(
 
 @partial(jax.jit, static_argnames=("count",))
 def _filtered(
-    key: jax.Array, canary: Canary, rounds: Rounds, signs: jax.Array, weight: jax.Array, first: Any, count: int
+    key: jax.Array,
+    canary: Canary,
+    rounds: Rounds,
+    signs: jax.Array,
+    weight: jax.Array,
+    first: int,
+    count: int,
 ) -> jax.Array:
     """Return Σ_s weight[s] y[s] of `count` transcripts by the kernel, round by round.
 
@@ -264,7 +270,12 @@ def _filtered(
 
 
 def _by_kernel(
-    target: Target, tests: Tests, trials: int, signs: Array | None = None, others: Any = None, chunks: int = 1
+    target: Target,
+    tests: Tests,
+    trials: int,
+    signs: Array | None = None,
+    others: tuple[float, float] | None = None,
+    chunks: int = 1,
 ) -> Attack:
     """Return attacks with a raw canary on one device, along the first of two coordinates; others send nothing.
 

@@ -5,16 +5,18 @@ They clip by the code that all models clip by, and go through the sampler's own 
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from wflmc.posterior import GaussianPosterior, Posterior, Regression, gaussian_regression, softmax_regression
+from wflmc.posterior.coordinates import Points
 from wflmc.sums.clipping import clip_factor
 from wflmc.sums.constants import MAX_ROWS_OF_SHORT_DEVICE
 from wflmc.sums.devices import ClippedSum, Sum
+from wflmc.support.trees import NumericArray
 
 Pair = tuple[Posterior, Posterior]
 """Of neighbouring data sets."""
@@ -23,9 +25,9 @@ Pair = tuple[Posterior, Posterior]
 class Canary(NamedTuple):
     """Each device's gradient is a part that the server knows and one example that it wants to know."""
 
-    example: Any
+    example: NumericArray
     """[K, m]; or [K], where every device sends in a coordinate of its own, m = K."""
-    base: Any
+    base: NumericArray
     """What the server knows, as `example`."""
 
     @property
@@ -33,7 +35,12 @@ class Canary(NamedTuple):
         """Canaries draw no mini-batches."""
 
     def unrounded_sum(
-        self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: jax.Array | None = None,
+        example_clip: jax.Array | None = None,
     ) -> ClippedSum:
         """Return Σ_k weight_k clip(base_k + clip(example_k)), and the norms before the device's clip."""
         example = self.example
@@ -47,7 +54,7 @@ class Canary(NamedTuple):
         return ClippedSum(Sum(total), norm)
 
 
-def _lengths(gradient: jax.Array) -> jax.Array:
+def _lengths(gradient: NumericArray) -> jax.Array:
     """Return the norms [K] of gradients [K, m] or [K]."""
     return jnp.abs(gradient) if gradient.ndim == 1 else jnp.linalg.norm(gradient, axis=1)
 
@@ -60,11 +67,11 @@ class TurningCanary(Posterior):
     It sends in the first of two parameters; the second one, all noise, turns it.
     """
 
-    example: Any
+    example: NumericArray
     """[K]."""
-    base: Any
+    base: NumericArray
     """[K]."""
-    turn: Any
+    turn: NumericArray | np.floating
     """The canary changes its sign whenever the second parameter goes on by this much."""
 
     # No chain asks for these.
@@ -94,7 +101,12 @@ class TurningCanary(Posterior):
         return jnp.zeros(2)
 
     def unrounded_sum(
-        self, theta: Any, weight: Any, clip: Any, key: Any = None, example_clip: Any = None
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: jax.Array | None = None,
+        example_clip: jax.Array | None = None,
     ) -> ClippedSum:
         """Return the sum and the norms, as `Canary` does."""
         total, norm = Canary(self.example, self.base).unrounded_sum(theta, weight, clip, key, example_clip)
@@ -102,7 +114,7 @@ class TurningCanary(Posterior):
         return ClippedSum(Sum(jnp.stack([first, jnp.zeros(())])), norm)
 
 
-def direction(theta: Any, turn: Any) -> Any:
+def direction(theta: Points, turn: NumericArray | np.floating) -> Points:
     """Return which way a `TurningCanary` points at θ[..., 2]: 1 or −1; for arrays of JAX and of NumPy."""
     return 1 - 2 * (theta[..., 1] / turn // 1 % 2)
 
@@ -131,6 +143,11 @@ def canary_pair(posterior: Regression, device: int, size: float, neighbour: floa
         y[0, at] = 1
     X[:, at - 1 : at + 1] = np.outer(sizes, np.full(3, 3**-0.5))
     X[1, at] *= neighbour != 0
-    kind: Any = gaussian_regression if gaussian else partial(softmax_regression, classes=2)
-    make = partial(kind, jax.random.key(0), devices, partition="blocks", prior_std=1e3)
-    return make(X=X[0], y=y[0]), make(X=X[1], y=y[1])
+    key = jax.random.key(0)
+
+    def make(X: np.ndarray, y: np.ndarray) -> Regression:
+        if gaussian:
+            return gaussian_regression(key, devices, X=X, y=y, partition="blocks", prior_std=1e3)
+        return softmax_regression(key, devices, X=X, y=y, partition="blocks", prior_std=1e3, classes=2)
+
+    return make(X[0], y[0]), make(X[1], y[1])

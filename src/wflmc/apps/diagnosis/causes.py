@@ -28,7 +28,7 @@ from wflmc.apps.diagnosis.values import (
     Measured,
 )
 from wflmc.channel import Link
-from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
+from wflmc.evaluation.clipped_law import ChainForecast, ForecastModel, forecast, model_of
 from wflmc.evaluation.summary import Evaluation
 from wflmc.planning import Plan, Policy, Sampler
 from wflmc.planning.build import complete_request
@@ -195,7 +195,7 @@ def _costs(diagnosed: Diagnosed) -> list[_Cost]:
     return large
 
 
-def _difference(now: Forecast, other: Forecast) -> float:
+def _difference(now: ChainForecast, other: ChainForecast) -> float:
     """Return how much larger W2² is than in another forecast; both may be infinite."""
     return 0.0 if other.alike == now.alike else now.alike - other.alike
 
@@ -244,7 +244,7 @@ def _noise_evidence(plan: Plan) -> _Evidence:
     return _Evidence("privacy noise", f"{times}, limited by privacy")
 
 
-def _clipped(plan: Plan, now: Forecast, measured: Measured) -> str:
+def _clipped(plan: Plan, now: ChainForecast, measured: Measured) -> str:
     """Return how many gradients were clipped, or are expected to be."""
     if np.isfinite(plan.example_clip).any():
         if measured.example_clip_rate is None:
@@ -255,7 +255,7 @@ def _clipped(plan: Plan, now: Forecast, measured: Measured) -> str:
     return f"{measured.clip_rate:.0%} of gradients were clipped"
 
 
-def _narrow_prior(model: Model, posterior: Posterior | None) -> list[Cause]:
+def _narrow_prior(model: ForecastModel, posterior: Posterior | None) -> list[Cause]:
     """Return the cause that the data contradict the prior, if they do.
 
     The most likely parameters are m λ/(λ − p) for a mode m and a precision λ of the

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.apps.diagnosis.replanning import Replanner
 from wflmc.apps.diagnosis.values import Change, Expectation, SettingValue
 from wflmc.dynamics import Array
-from wflmc.evaluation.clipped_law import Forecast, Model, forecast, model_of
+from wflmc.evaluation.clipped_law import ChainForecast, ForecastModel, forecast, model_of
 from wflmc.planning import Plan
 from wflmc.posterior import Posterior
 from wflmc.support.errors import InputError
@@ -99,9 +99,9 @@ class Diagnosed:
     plan: Plan
     posterior: Posterior | None
     """None where the data are not to be looked at."""
-    model: Model
+    model: ForecastModel
     """What the forecast takes the posterior for."""
-    now: Forecast
+    now: ChainForecast
 
     @property
     def is_too_large(self) -> bool:
@@ -121,7 +121,7 @@ class ChangeSearch:
         self.diagnosed = diagnosed
         self.replanner = replanner.settled_by(diagnosed.plan)
         self.base = diagnosed.now
-        """Forecast of the plan with all changes that were accepted."""
+        """ChainForecast of the plan with all changes that were accepted."""
         self.accepted: dict[str, SettingValue] = {}
         self.named_groups: set[str] = set()
         """Keys that causes before have named, by their group."""
@@ -201,7 +201,7 @@ class ChangeSearch:
                 is_exact = now.exact and then.exact
                 yield change._replace(expected=Expectation(before, after, is_exact))
 
-    def _forecast(self, changes: Mapping[str, SettingValue]) -> Forecast | None:
+    def _forecast(self, changes: Mapping[str, SettingValue]) -> ChainForecast | None:
         """Return the forecast of the plan with further changes.
 
         Returns:

@@ -32,11 +32,13 @@ NOT_RESULTS = ("cli", "apps/report", "apps/diagnosis")
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 """Variables that set the number of BLAS threads; the first one takes precedence."""
 
+Identity = dict[str, object]
+"""Everything that decides a result: plain data that JSON can hold, by name."""
 Warn = Callable[[str], None]
 """Called with a sentence for the user."""
 
 
-def identity_of(setting: Any, data: str) -> dict[str, Any]:
+def identity_of(setting: object, data: str) -> Identity:
     """Return everything that decides a study's results, as plain values: its fields, of which `data` is digested."""
     return {**vars(setting), data: digest(*jax.tree.leaves(getattr(setting, data)))}
 
@@ -68,7 +70,7 @@ def _blas_threads() -> str:
     return next((os.environ[name] for name in THREADS if os.environ.get(name)), str(cores))
 
 
-def key_of(content: dict[str, Any]) -> str:
+def key_of(content: Identity) -> str:
     """Return the name of a result: a digest of its content, plain data, and of the software."""
     text = json.dumps({**content, "software": software()}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -87,7 +89,7 @@ def load(folder: Path, key: str, warn: Warn) -> Any | None:
     return None
 
 
-def save(folder: Path, key: str, result: Any, warn: Warn) -> None:
+def save(folder: Path, key: str, result: object, warn: Warn) -> None:
     """Store a result: the whole file or none, whatever interrupts the process and whoever writes the same file."""
     path = _path(folder, key)
     try:
@@ -102,5 +104,5 @@ def _path(folder: Path, key: str) -> Path:
     return folder / key[:2] / f"{key}.json"
 
 
-def _check(key: str, result: Any) -> str:
+def _check(key: str, result: object) -> str:
     return hashlib.sha256((key + json.dumps(result, sort_keys=True)).encode()).hexdigest()

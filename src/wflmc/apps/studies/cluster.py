@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from multiprocessing import resource_tracker
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol, Self
 
 import jax
 
 from wflmc.apps.studies.cache import Warn
-from wflmc.apps.studies.engines import Engine, Failure, Progress, StudyError, Work, order
+from wflmc.apps.studies.engines import Engine, Failure, Progress, ResultT, StudyError, TaskT, Work, order
 from wflmc.support.errors import InputError
 
-cloudpickle: Any
-dask: Any
-distributed: Any
+cloudpickle: ModuleType
+dask: ModuleType
+distributed: ModuleType
 try:
     cloudpickle, dask, distributed = (import_module(name) for name in ("cloudpickle", "dask", "distributed"))
 except ImportError:
@@ -37,6 +38,53 @@ SETTINGS = {
 WAIT = 60.0
 """Seconds for a scheduler to write its file, when both are started at the same time."""
 RESUME = "Finished points are kept: the same command goes on."
+
+
+class _Future(Protocol):
+    """What this module uses of a future of Dask."""
+
+    @property
+    def key(self) -> str:
+        """The name of its task."""
+
+    @property
+    def status(self) -> str:
+        """Such as finished or error."""
+
+    def done(self) -> bool:
+        """Return whether there is a result or an error."""
+
+    def result(self) -> object:
+        """Return the result."""
+
+    def exception(self) -> Exception:
+        """Return the error."""
+
+    def release(self) -> None:
+        """Let the cluster forget the result."""
+
+
+class _Client(Protocol):
+    """What this module uses of a client of Dask."""
+
+    def __enter__(self) -> Self:
+        """Return the client, which is closed at the end of the block."""
+
+    def __exit__(self, *error: object) -> None:
+        """Close the client."""
+
+    def map(
+        self,
+        function: Callable[[bytes], object],
+        tasks: list[bytes],
+        *,
+        key: list[str],
+        pure: bool,
+    ) -> list[_Future]:
+        """Send tasks to workers."""
+
+    def cancel(self, futures: list[_Future]) -> None:
+        """Give tasks up."""
 
 
 @contextmanager
@@ -54,12 +102,16 @@ def open_cluster(address: str | None, workers: int | None, warn: Warn) -> Iterat
     with ExitStack() as stack:
 
         @functools.cache
-        def open_client() -> Any:
+        def open_client() -> _Client:
             stack.enter_context(dask.config.set(SETTINGS))
             stack.enter_context(distributed.utils.silence_logging_cmgr(logging.CRITICAL))  # we report it ourselves
             return stack.enter_context(_start(stack, workers) if address is None else _connect(address, warn))
 
-        def compute(work: Work, tasks: Sequence[Any], progress: Progress) -> Iterator[tuple[int, Any]]:
+        def compute(
+            work: Work[TaskT, ResultT],
+            tasks: Sequence[TaskT],
+            progress: Progress,
+        ) -> Iterator[tuple[int, ResultT | Failure]]:
             """Workers do not report parts of points."""
             if not tasks:
                 return
@@ -80,7 +132,7 @@ def open_cluster(address: str | None, workers: int | None, warn: Warn) -> Iterat
         yield compute
 
 
-def _start(stack: ExitStack, workers: int | None) -> Any:
+def _start(stack: ExitStack, workers: int | None) -> _Client:
     """Return a client of workers on this machine, which end with the stack."""
     # Workers share compiled code with this process.
     shared = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
@@ -102,7 +154,7 @@ def _start(stack: ExitStack, workers: int | None) -> Any:
     return distributed.Client(cluster)
 
 
-def _connect(address: str, warn: Warn) -> Any:
+def _connect(address: str, warn: Warn) -> _Client:
     """Return a client of the scheduler at an address, or of the one that writes a JSON file."""
     where = {"address": address}
     if address.endswith(".json"):
@@ -147,11 +199,11 @@ def _interrupts_deferred() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _pickled_by_value(work: Work) -> Callable[[bytes], Any]:
+def _pickled_by_value(work: Work[TaskT, ResultT]) -> Callable[[bytes], object]:
     """Return a function that a scheduler can hold without importing this package: it belongs to no module."""
     payload = order(cloudpickle.dumps(work))
 
-    def call(task: bytes) -> Any:
+    def call(task: bytes) -> object:
         from distributed import get_worker
 
         try:
@@ -164,7 +216,7 @@ def _pickled_by_value(work: Work) -> Callable[[bytes], Any]:
     return call
 
 
-def _result(future: Any) -> Any:
+def _result(future: _Future) -> Any:
     """Return the result of a task, or its failure."""
     if future.status != "error":
         return future.result()

@@ -8,7 +8,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypedDict, TypeVar
 
 import jax
 
@@ -17,7 +17,9 @@ from wflmc.support.errors import InputError, OverspendError, SamplingError, Unfi
 
 Progress = Callable[[float], None]
 """Called with how much of the work is done."""
-Work = Callable[[Any, Progress], Any]
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
+Work = Callable[[TaskT, Progress], ResultT]
 """From a task, and a function that takes the share of it that is done, to plain data."""
 
 
@@ -32,11 +34,34 @@ class StudyError(UnfinishedError):
     """Points of a study failed, or the workers are gone; the sentence says what to do."""
 
 
-Engine = Callable[[Work, Sequence[Any], Progress], Iterator[tuple[int, Any]]]
-"""Computes tasks: yields their indices with their results, or failures, in the order of completion."""
+class Engine(Protocol):
+    """A function that computes tasks."""
+
+    def __call__(
+        self,
+        work: Work[TaskT, ResultT],
+        tasks: Sequence[TaskT],
+        progress: Progress,
+    ) -> Iterator[tuple[int, ResultT | Failure]]:
+        """Yield the indices of tasks with their results, or failures, in the order of completion."""
 
 
-def local(work: Work, tasks: Sequence[Any], progress: Progress) -> Iterator[tuple[int, Any]]:
+class WorkOrder(TypedDict):
+    """What a worker is sent once for all tasks: plain data, which it can read whatever its version is."""
+
+    work: bytes
+    """Pickled."""
+    settings: dict[str, object]
+    """Of JAX, which decide results."""
+    software: dict[str, str]
+    """Versions, by name."""
+
+
+def local(
+    work: Work[TaskT, ResultT],
+    tasks: Sequence[TaskT],
+    progress: Progress,
+) -> Iterator[tuple[int, ResultT | Failure]]:
     """Compute all tasks in this process, in order."""
     for index, task in enumerate(tasks):
         yield index, attempt(work, task, part_of(progress, index, 1))
@@ -47,7 +72,11 @@ def part_of(progress: Progress, start: float, size: float) -> Progress:
     return lambda share: progress(start + size * share)
 
 
-def attempt(work: Work, task: Any, progress: Progress) -> Any:
+def attempt(
+    work: Work[TaskT, ResultT],
+    task: TaskT,
+    progress: Progress,
+) -> ResultT | Failure:
     """Return the result of a task, or its failure."""
     try:
         return work(task, progress)
@@ -83,25 +112,24 @@ def open_engine(name: str, workers: int | None, warn: Warn) -> Iterator[Engine]:
         yield engine
 
 
-def order(work: bytes) -> dict[str, Any]:
-    """Return what a worker is sent once for all tasks: work, pickled, and the settings that decide its results.
-
-    It is plain data, which a worker can read whatever its version is.
-    """
+def order(work: bytes) -> WorkOrder:
+    """Return pickled work with the settings of this process that decide its results."""
     settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
     return {"work": work, "settings": settings, "software": software()}
 
 
-def perform(order: dict[str, Any], task: bytes) -> Any:
+def perform(order: WorkOrder, task: bytes) -> object:
     """Compute a pickled task on a worker.
+
+    Returns:
+        The result of the task, or its `Failure`.
 
     Raises:
         StudyError: the worker's software or settings would give other results.
     """
-    config: Any = jax.config
     for name, value in order["settings"].items():
-        if getattr(config, name) != value:
-            config.update(name, value)
+        if getattr(jax.config, name) != value:
+            jax.config.update(name, value)  # type: ignore[no-untyped-call]
             software.cache_clear()
     here, wanted = software(), order["software"]
     differences = [

@@ -4,15 +4,15 @@ An interrupted study continues where it stopped, and a finished one is read back
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.apps.studies.cache import Warn, key_of, load, save
-from wflmc.apps.studies.engines import Engine, Failure, Progress, StudyError, Work, local, part_of
+from wflmc.apps.studies.cache import Identity, Warn, key_of, load, save
+from wflmc.apps.studies.engines import Engine, Failure, Progress, ResultT, StudyError, TaskT, Work, local, part_of
 
 
 class Row(NamedTuple):
@@ -69,7 +69,7 @@ class Study(NamedTuple):
     points: tuple[Point, ...]
     order: tuple[str, ...]
     """Schemes in the order of the tables."""
-    identity: dict[str, Any]
+    identity: Identity
     """All settings and data that decide the results, as plain values; empty where points take no time and no cache."""
     measure: Callable[[Point, Progress], Tables]
 
@@ -104,8 +104,14 @@ def run_study(study: Study, cache: Path | None, progress: Progress, warn: Warn, 
 
 
 def run_tasks(
-    work: Work, tasks: list[Any], keys: list[str], cache: Path | None, progress: Progress, warn: Warn, engine: Engine
-) -> Iterator[tuple[int, Any, bool]]:
+    work: Work[TaskT, ResultT],
+    tasks: Sequence[TaskT],
+    keys: list[str],
+    cache: Path | None,
+    progress: Progress,
+    warn: Warn,
+    engine: Engine,
+) -> Iterator[tuple[int, ResultT | Failure, bool]]:
     """Yield results in the order of completion: index of the task, plain data or a `Failure`, whether it was cached.
 
     Args:
@@ -128,7 +134,7 @@ def run_tasks(
         yield index, result, False
 
 
-def _assemble(study: Study, results: list[dict[str, list[Any]]]) -> Tables:
+def _assemble(study: Study, results: list[Tables]) -> Tables:
     """Return one list of rows per table; a result that holds at every x is repeated at every x."""
     xs = sorted({x for point in study.points for x in point.xs or (point.x,) if x is not None})
     tables: Tables = defaultdict(list)
