@@ -1,7 +1,7 @@
 """`wflmc audit`: attacks on a scenario's plan, and what they prove of its ε."""
 
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -48,12 +48,20 @@ def command(
     if not plan.clips:
         given = config.policy.power
         raise InputError("policy.power", given, f"a scheme that clips: {given} does not, so nothing is promised")
-    options: dict[str, Any] = {"trials": trials, "confidence": confidence, "delta": delta, "device": device}
-    with progress_bar("attacking", trials) as advance, renamed_keys({name: f"--{name}" for name in options}):
-        options["progress"] = lambda done, work: advance(trials * done / work)
+    names = {name: f"--{name}" for name in ("trials", "confidence", "delta", "device")}
+    with progress_bar("attacking", trials) as advance, renamed_keys(names):
         # Of a model of one's own no canary is known: the plan is attacked, and `audit_pair` attacks the model.
         known = inputs.posterior if isinstance(inputs.posterior, Regression) else None
-        result = audit.audit(jax.random.key(seed), plan, known, **options)
+        result = audit.audit(
+            jax.random.key(seed),
+            plan,
+            known,
+            trials=trials,
+            confidence=confidence,
+            delta=delta,
+            device=device,
+            progress=lambda done, work: advance(trials * done / work),
+        )
     document = {
         **result.as_dict(),
         "warnings": list(plan.warnings),

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import typer
 
@@ -38,6 +38,51 @@ MODULES = {"dp-accounting": "dp_accounting", "scikit-learn": "sklearn"}
 """Modules that are not named like their package."""
 
 
+class JaxReport(TypedDict):
+    """What JAX computes on."""
+
+    backend: str | None
+    devices: list[str]
+    note: str | None
+
+
+class FeatureReport(TypedDict):
+    """A feature, the versions of its packages, and how to install those that are missing."""
+
+    name: str
+    packages: dict[str, str | None]
+    install: str | None
+
+
+class DataReport(TypedDict):
+    """Where MNIST is, or how to get it."""
+
+    folder: str | None
+    found: bool
+    get: str | None
+
+
+class CacheReport(TypedDict):
+    """Where results are cached."""
+
+    folder: str | None
+    writable: bool
+
+
+class Report(TypedDict):
+    """Everything that there is to say of an installation."""
+
+    works: bool
+    problems: list[str]
+    python: dict[str, str]
+    wflmc: dict[str, str]
+    core: dict[str, str | None]
+    jax: JaxReport
+    features: list[FeatureReport]
+    mnist: DataReport
+    cache: CacheReport
+
+
 def command(as_json: AsJson = False) -> None:
     """Say what is installed, what works, and what to install for the rest.
 
@@ -45,20 +90,21 @@ def command(as_json: AsJson = False) -> None:
 
     Example: wflmc doctor
     """
-    found = examine()
-    print(json.dumps(found, allow_nan=False) if as_json else as_text(found))
-    if not found["works"]:
+    report = examine()
+    print(json.dumps(report, allow_nan=False) if as_json else as_text(report))
+    if not report["works"]:
         raise typer.Exit(1)
 
 
-def examine() -> dict[str, Any]:
+def examine() -> Report:
     """Return everything that there is to say, as plain data."""
-    jax: dict[str, Any] = {"backend": None, "devices": [], "note": None}
+    jax: JaxReport = {"backend": None, "devices": [], "note": None}
     problems = []
     try:
         _try_core(jax)
     except Exception as error:  # drivers and libraries fail in many ways
         problems.append(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
+    mnist, cache = _folders()
     return {
         "works": not problems,
         "problems": problems,
@@ -67,21 +113,22 @@ def examine() -> dict[str, Any]:
         "core": {package: _version(package) for package in CORE},
         "jax": jax,
         "features": [_feature(name, *needs) for name, needs in FEATURES.items()],
-        **_folders(),
+        "mnist": mnist,
+        "cache": cache,
     }
 
 
-def _try_core(found: dict[str, Any]) -> None:
-    """Make a small plan; say in `found` what JAX computes on."""
+def _try_core(report: JaxReport) -> None:
+    """Make a small plan; say in `report` what JAX computes on."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # take no GPU memory from other processes
     import jax
 
     import wflmc
 
-    found["backend"] = jax.default_backend()
-    found["devices"] = [f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices()]
-    if found["backend"] == "cpu" and shutil.which("nvidia-smi"):
-        found["note"] = "There is a GPU that JAX does not see: pip install 'jax[cuda12]' (or cuda13)."
+    report["backend"] = jax.default_backend()
+    report["devices"] = [f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices()]
+    if report["backend"] == "cpu" and shutil.which("nvidia-smi"):
+        report["note"] = "There is a GPU that JAX does not see: pip install 'jax[cuda12]' (or cuda13)."
     if float(jax.numpy.arange(4.0).sum()) != 6:
         raise ArithmeticError("JAX computes wrongly")
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
@@ -100,14 +147,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _feature(name: str, extra: str | None, packages: Sequence[str]) -> dict[str, Any]:
+def _feature(name: str, extra: str | None, packages: Sequence[str]) -> FeatureReport:
     versions = {package: _version(package) for package in packages}
     missing = [package for package, version in versions.items() if version is None]
     wanted = " ".join(missing) if extra is None else f"'wflmc[{extra}]'"
     return {"name": name, "packages": versions, "install": f"pip install {wanted}" if missing else None}
 
 
-def _folders() -> dict[str, Any]:
+def _folders() -> tuple[DataReport, CacheReport]:
     """Return where MNIST is or how to get it, and whether the cache can be written; no folder is created."""
     from wflmc.data.sets import VARIABLE, cache_folder, find
 
@@ -115,27 +162,30 @@ def _folders() -> dict[str, Any]:
         cache, (mnist, missing) = cache_folder(), find("mnist")
     except RuntimeError:  # a user without a home
         get = f"let {VARIABLE} name a folder of its idx files"
-        return {"mnist": {"folder": None, "found": False, "get": get}, "cache": {"folder": None, "writable": False}}
+        return {"folder": None, "found": False, "get": get}, {"folder": None, "writable": False}
     get = f"a folder with {', '.join(missing)}, named by {VARIABLE}" if os.environ.get(VARIABLE) else "wflmc data mnist"
     nearest = next(path for path in (cache, *cache.parents) if path.exists())
     writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
-    images = {"folder": str(mnist), "found": not missing, "get": get if missing else None}
-    return {"mnist": images, "cache": {"folder": str(cache), "writable": writable}}
+    images: DataReport = {"folder": str(mnist), "found": not missing, "get": get if missing else None}
+    return images, {"folder": str(cache), "writable": writable}
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(report: Report) -> str:
     """Return the same for people."""
-    mnist, cache = found["mnist"], found["cache"]
-    rows = [(name, ", ".join(found[name.lower()].values())) for name in ("Python", "wflmc")]
-    rows.append(("JAX computes on", ", ".join(found["jax"]["devices"]) or "no device"))
-    for each in ({"name": "core", "packages": found["core"], "install": None}, *found["features"]):
-        versions = ", ".join(f"{name} {version or 'missing'}" for name, version in each["packages"].items())
-        rows.append((each["name"], f"{versions}: {each['install']}" if each["install"] else versions))
+    mnist = report["mnist"]
+    cache = report["cache"]
+    core: FeatureReport = {"name": "core", "packages": report["core"], "install": None}
+    rows = [("Python", ", ".join(report["python"].values()))]
+    rows.append(("wflmc", ", ".join(report["wflmc"].values())))
+    rows.append(("JAX computes on", ", ".join(report["jax"]["devices"]) or "no device"))
+    for feature in (core, *report["features"]):
+        versions = ", ".join(f"{name} {version or 'missing'}" for name, version in feature["packages"].items())
+        rows.append((feature["name"], f"{versions}: {feature['install']}" if feature["install"] else versions))
     rows += [
-        ("MNIST", mnist["folder"] if mnist["found"] else f"not in {mnist['folder']}: {mnist['get']}"),
+        ("MNIST", str(mnist["folder"]) if mnist["found"] else f"not in {mnist['folder']}: {mnist['get']}"),
         ("cache", f"{cache['folder']}{'' if cache['writable'] else ': cannot be written, nothing is cached'}"),
-        *(("note", note) for note in (found["jax"]["note"], *found["problems"]) if note),
+        *(("note", note) for note in (report["jax"]["note"], *report["problems"]) if note),
     ]
     width = max(len(name) for name, _ in rows)
-    verdict = "The core works." if found["works"] else "The core does not work."
+    verdict = "The core works." if report["works"] else "The core does not work."
     return "\n".join([*(f"{name:<{width}}  {text}" for name, text in rows), verdict])

@@ -3,13 +3,16 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import AsJson, flag, option
 from wflmc.support.errors import InputError, renamed_keys
+
+if TYPE_CHECKING:
+    from wflmc.apps.tables.folder import FitRequest
 
 KIND = "classification or regression; by the target's values by default."
 SELECT = "Choose among the best settings by private selection, paid from ε."
@@ -32,7 +35,7 @@ def make_request(
     missing: Annotated[str | None, option("HOW", HOW)] = None,
     test: Annotated[float, option("SHARE", "Share of the rows that is held out to score predictions.")] = 0.25,
     private: Annotated[bool, flag("--select", SELECT)] = False,
-) -> Any:
+) -> "FitRequest":
     """Return the request of the options that `fit` and `tune` have in common, files read."""
     given = dict(locals())
     from wflmc.apps.tables.folder import FitRequest
@@ -65,7 +68,7 @@ def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
 
 @about_a_table
 def command(
-    request: Any,
+    request: "FitRequest",
     out: Annotated[str, option("DIR", "New folder for model.npz, schema.json, fit.json and ledger.jsonl.")],
     seed: Annotated[str, option("N", "secret (the operating system's entropy), or a number: a simulation.")] = "secret",
     as_json: AsJson = False,

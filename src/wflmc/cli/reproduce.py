@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from wflmc.cli.shared import note, option
 from wflmc.support.errors import InputError, renamed_keys, unknown
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder, write_text
+from wflmc.support.trees import Document
 
 FIGURES = (
     "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond, league, "
@@ -94,13 +95,14 @@ def _wanted(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(figure for name in names for figure in (PAPER_FIGURES if name == "all" else (name,))))
 
 
-def _write_claims(path: Path, claims: list[dict[str, Any]], sources: str) -> None:
+def _write_claims(path: Path, claims: list[Document], sources: str) -> None:
     """Write the claims; those of other figures that an earlier command has left in the file stay."""
     from wflmc.scenario import to_json
 
     try:
-        kept: list[Any] = json.loads(path.read_text(encoding="utf-8"))["claims"]
-        kept = [claim for claim in kept if claim["figure"] not in {new["figure"] for new in claims}]
+        written: list[Document] = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        figures = [claim["figure"] for claim in claims]
+        others = [claim for claim in written if claim["figure"] not in figures]
     except (OSError, ValueError, KeyError, TypeError):
-        kept = []
-    write_text(path, to_json({"data": sources, "claims": [*kept, *claims]}))
+        others = []
+    write_text(path, to_json({"data": sources, "claims": [*others, *claims]}))

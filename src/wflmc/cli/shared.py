@@ -7,20 +7,21 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from wflmc.support.errors import InputError
 from wflmc.support.storage import writable_folder
 
 
-def option(metavar: str | None, text: str, *names: str) -> Any:
+def option(metavar: str | None, text: str, *names: str) -> OptionInfo:
     """Return an option for a command's signature; without names it is called like its parameter."""
     return typer.Option(*names, metavar=metavar, help=text, show_envvar=False)  # there is none for typer to name
 
 
-def flag(name: str, text: str) -> Any:
+def flag(name: str, text: str) -> OptionInfo:
     """Return an option without a value."""
     return option(None, text, name)
 
@@ -105,10 +106,10 @@ def cache_compilations() -> None:
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     with suppress(OSError, RuntimeError):
-        settings: Any = jax.config
         folder = cache_folder() / "jax"
         folder.mkdir(parents=True, exist_ok=True)
-        settings.update("jax_compilation_cache_dir", str(folder))
+        update = jax.config.update
+        update("jax_compilation_cache_dir", str(folder))  # type: ignore[no-untyped-call]
         warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")  # a full disk, say
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            settings.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+            update("jax_persistent_cache_min_compile_time_secs", 0.2)  # type: ignore[no-untyped-call]

@@ -1,17 +1,20 @@
 """`wflmc tune`: which settings a fit would choose, what each is expected to reach, and what choosing costs."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from wflmc.cli import shared
 from wflmc.cli.fit import about_a_table
 from wflmc.cli.shared import AsJson
+
+if TYPE_CHECKING:
+    from wflmc.apps.tables.folder import FitRequest
 
 FREE = "Candidates were run on public stand-ins of the same size; choosing among them costs no privacy."
 PAID = "Private selection pays for a geometric number of runs on the data: each may spend a loss of {:.3g} of {:.3g}."
 
 
 @about_a_table
-def command(request: Any, as_json: AsJson = False) -> None:
+def command(request: "FitRequest", as_json: AsJson = False) -> None:
     """Show the settings that `wflmc fit` would choose from, and what more ε, rows or rounds would be worth.
 
     Of the table only its size, its columns and its classes are looked at.

@@ -12,12 +12,12 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.support.errors import InputError, unknown, without_data
+from wflmc.support.errors import Found, InputError, unknown, without_data
 from wflmc.support.storage import replacing
 
 Array = NDArray[np.float64]
@@ -57,10 +57,21 @@ class Images(NamedTuple):
 class Features(NamedTuple):
     """X[N, features] and y[N], targets or labels, and a test set where there is one."""
 
-    X: NDArray[Any]
-    y: NDArray[Any]
-    X_test: Any = None
-    y_test: Any = None
+    X: NDArray[np.number]
+    y: NDArray[np.number]
+    X_test: NDArray[np.number] | None = None
+    y_test: NDArray[np.number] | None = None
+
+    @property
+    def test_set(self) -> tuple[NDArray[np.number], NDArray[np.number]]:
+        """X[n, features] and y[n] of the test set.
+
+        Raises:
+            InputError: there is none.
+        """
+        if self.X_test is None or self.y_test is None:
+            raise InputError("data", Found("has no test set"), "a data set with one")
+        return self.X_test, self.y_test
 
 
 def check_shapes(data: Features, key: str) -> None:
@@ -239,8 +250,8 @@ def _read_folder(name: str, folder: Path) -> dict[str, bytes]:
             allowed = f"a folder with the four idx files of {data_set.title}, plain or gz; {file} is missing: {instead}"
             raise InputError("data", str(folder), allowed)
         try:
-            opener: Any = gzip.open if path.suffix == ".gz" else open
-            with opener(path, "rb") as content:
+            packed = path.suffix == ".gz"
+            with gzip.open(path) if packed else path.open("rb") as content:
                 files[file] = content.read(MAX_IDX_BYTES + 1)  # its hash tells whether this was all
         except (OSError, EOFError, zlib.error) as error:
             raise InputError("data", str(path), f"a readable idx file ({error})") from None

@@ -13,7 +13,7 @@ from wflmc.apps.studies.cache import identity_of
 from wflmc.apps.studies.engines import Progress
 from wflmc.apps.studies.paper.common import SNR_GRID, plans_of
 from wflmc.apps.studies.paper.fig6_fig7 import MultiSample
-from wflmc.apps.studies.paper.fig8 import Mnist, recipes_study
+from wflmc.apps.studies.paper.fig8 import Mnist, Recipe, recipes_study
 from wflmc.apps.studies.study import Point, Row, Study, Tables, mean_row
 from wflmc.evaluation import estimate_w2_sq, exact_ess, exact_w2_sq
 from wflmc.posterior import GaussianPosterior
@@ -125,21 +125,21 @@ def record_study(setting: MultiSample) -> Study:
     return Study("record", points, names, identity_of(setting, "posterior"), measure)
 
 
-IMAGE_PROMISE = {"epsilon": 1.25, "clip": 30.0, "example_clip": 3.0, "accountant": "exact"}
-SAMPLER = {"bound": "corrected", "step_factor": 0.6, "init": "zero", "intercept": True, "whiten": "public"}
-OURS: dict[str, Any] = {**IMAGE_PROMISE, **SAMPLER}
+IMAGE_PROMISE: Recipe = {"epsilon": 1.25, "clip": 30.0, "example_clip": 3.0, "accountant": "exact"}
+SAMPLER: Recipe = {"bound": "corrected", "step_factor": 0.6, "init": "zero", "intercept": True, "whiten": "public"}
+OURS: Recipe = {**IMAGE_PROMISE, **SAMPLER}
 """What differs from the paper's setting of figure 8."""
-PAID = {**OURS, "clip": 60.0, "whiten": "private"}
-LONG = {**OURS, "clip": 60.0, "example_clip": 1.5, "step_factor": 0.4, "burn_in": 200, "samples": 400}
-RECIPES: dict[str, dict[str, Any]] = {
+PAID: Recipe = {**OURS, "clip": 60.0, "whiten": "private"}
+LONG: Recipe = {**OURS, "clip": 60.0, "example_clip": 1.5, "step_factor": 0.4, "burn_in": 200, "samples": 400}
+RECIPES: dict[str, Recipe] = {
     "the paper's optimum, a device (50, 0.1)": {},
     "ours, an image (1.25, 0.1)": OURS,
     "ours, whitening paid for, an image (2, 0.1)": {**PAID, "epsilon": 2.0},
     "ours, an image (5, 1e-5)": {**OURS, "epsilon": 5.0, "delta": 1e-5},
     "ours, an image (1, 1e-5)": {**LONG, "epsilon": 1.0, "delta": 1e-5},
 }
-PAPER_RECORD = {"epsilon": 1.25, "example_clip": 10.0, "accountant": "exact"}
-ABLATION: dict[str, dict[str, Any]] = {
+PAPER_RECORD: Recipe = {"epsilon": 1.25, "example_clip": 10.0, "accountant": "exact"}
+ABLATION: dict[str, Recipe] = {
     "ours": OURS,
     "without whitening": {**OURS, "whiten": "none"},
     "without an intercept": {**OURS, "intercept": False},

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc import Link, Plan, Policy, Privacy, Sampler, Trace, channel, plan, sample
 from wflmc.apps import baselines
@@ -227,7 +227,7 @@ def _scored(rows: Sequence[Entry], features: Features, posterior: SoftmaxPosteri
         jax.random.key(1), posterior, plans, numbers=numbers, predictions=features.X_test, execution=execution
     )
     point = [row.scheme.endswith("descent") for row in rows for _ in row.plans]
-    scores = scores_of(trace, posterior, features.X_test, features.y_test, point)
+    scores = scores_of(trace, posterior, *features.test_set, point)
     tables: Tables = {}
     for at, row in enumerate(rows):
         mine = slice(at * len(row.plans), (at + 1) * len(row.plans))
@@ -263,7 +263,7 @@ def _unclipped(name: str, features: Features, posterior: SoftmaxPosterior, execu
     )
     trace = sample(jax.random.key(2), posterior, ideal, CHAINS, predictions=features.X_test, execution=execution)
     assert trace.predictions is not None
-    scores = scores_of(trace, posterior, features.X_test, features.y_test, [False] * CHAINS)
+    scores = scores_of(trace, posterior, *features.test_set, [False] * CHAINS)
     tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"
     _add(tables, Entry(scheme, 0.0, []), {score: getattr(scores, score) for score in SCORES})
     tables["league_rhat"] = [Row("league", scheme, 0.0, diagnose(trace.predictions.logits).rhat_max)]
@@ -271,7 +271,11 @@ def _unclipped(name: str, features: Features, posterior: SoftmaxPosterior, execu
 
 
 def scores_of(
-    trace: Trace, posterior: SoftmaxPosterior, rows: NDArray[Any], labels: Any, point: Sequence[bool]
+    trace: Trace,
+    posterior: SoftmaxPosterior,
+    rows: ArrayLike,
+    labels: ArrayLike,
+    point: Sequence[bool],
 ) -> Calibration:
     """Return scores of every chain; of point estimates those of the mean of their iterates, not mean predictions."""
     assert trace.predictions is not None

@@ -1,9 +1,9 @@
 """Figure 8 of the paper (MNIST, calibration against SNR), and what it leaves open: unlike devices and clipping."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import jax
 import numpy as np
@@ -113,6 +113,25 @@ class Mnist:
         return plans_of(scheme, posterior, links, request)
 
 
+class Recipe(TypedDict, total=False):
+    """What differs from the setting of figure 8."""
+
+    snr_db: float
+    epsilon: float | None
+    delta: float | None
+    clip: float
+    example_clip: float | None
+    accountant: str
+    bound: str
+    burn_in: int
+    samples: int
+    partition: str
+    intercept: bool
+    whiten: str
+    step_factor: float
+    init: str
+
+
 def mnist_study(setting: Mnist) -> Study:
     """Return figure 8: calibration error, accuracy, log-likelihood and Brier score on the test set against SNR."""
     posterior = setting.posterior()
@@ -133,12 +152,17 @@ def mnist_study(setting: Mnist) -> Study:
 
 def heterogeneity_study(setting: Mnist) -> Study:
     """Return test scores at 30 dB against the clipping threshold, for devices alike and unlike."""
-    recipes = {partition: {"partition": partition, "snr_db": 30.0} for partition in PARTITIONS}
+    recipes: dict[str, Recipe] = {partition: {"partition": partition, "snr_db": 30.0} for partition in PARTITIONS}
     return recipes_study("heterogeneity", setting, recipes, "clip", CLIPS, "clip_rate")
 
 
 def recipes_study(
-    name: str, setting: Mnist, recipes: dict[str, dict[str, Any]], varies: str, grid: Sequence[float], score: str
+    name: str,
+    setting: Mnist,
+    recipes: Mapping[str, Recipe],
+    varies: Literal["snr_db", "clip"],
+    grid: Sequence[float],
+    score: str,
 ) -> Study:
     """Return test scores of the optimised scheme, a curve for every recipe.
 
@@ -147,11 +171,14 @@ def recipes_study(
         varies: the field of the setting that is x.
         score: what is tabulated beside `SCORES`.
     """
-    posteriors: dict[tuple[Any, ...], SoftmaxPosterior] = {}
+    posteriors: dict[tuple[str, bool, str], SoftmaxPosterior] = {}
 
     def measure(point: Point, progress: Progress) -> Tables:
-        (scheme,), x = point.schemes, float(point.x or 0)
-        changed = dataclasses.replace(setting, **{**recipes[scheme], varies: x})
+        (scheme,) = point.schemes
+        x = float(point.x or 0)
+        at_x: Recipe = {"clip": x} if varies == "clip" else {"snr_db": x}
+        changed = dataclasses.replace(setting, **recipes[scheme])
+        changed = dataclasses.replace(changed, **at_x)
         kind = changed.partition, changed.intercept, changed.whiten
         if kind not in posteriors:
             posteriors[kind] = changed.posterior()
@@ -217,7 +244,7 @@ def experiments(
         thetas["sbfl"] = estimates[:, None]
     result = {}
     for scheme, theta in thetas.items():
-        scores = predictive_scores(posterior, theta, setting.features.X_test, setting.features.y_test)
+        scores = predictive_scores(posterior, theta, *setting.features.test_set)
         result[scheme] = {name: getattr(scores, name) for name in SCORES}
         if scheme in plans:
             result[scheme]["clip_rate"] = drawn[scheme].clip_rate.mean(1).astype(float)
